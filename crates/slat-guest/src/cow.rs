@@ -37,10 +37,10 @@ pub trait Frames {
     fn zero(&self, frame: u32);
 
     /// A fault found no frame, and by now there is one, or the page that it was for is shared no
-    /// more. Who has vCPUs that sleep until they are told says so
-    /// ([`Guest::arrived`](crate::Guest::arrived), of the memory of each guest that shares); those
+    /// more. A VMM whose vCPUs sleep until they are told calls
+    /// [`Guest::arrived`](crate::Guest::arrived) for the memory of each guest that shares; vCPUs
     /// that just try again need nothing. Called by the thread that gave the frame back, also inside
-    /// a fault: it waits for no fault.
+    /// a fault: it must not wait for faults.
     fn freed(&self) {}
 }
 
@@ -74,7 +74,7 @@ impl<M: Frames> SharedFrames<M> {
         &self.memory
     }
 
-    /// A frame; if there is none, that is known to who gives one back after this.
+    /// A frame. If there is none, the thread that gives the next one back finds `short` set.
     fn take(&self) -> Option<u32> {
         let mut free = self.free.lock();
         let Some(frame) = free.pop() else {

@@ -10,7 +10,7 @@ use std::fs;
 use std::io::ErrorKind;
 
 /// A kernel's own thread in a process (`PF_USER_WORKER`, `PF_IO_WORKER` of `/proc/PID/stat`): it
-/// shows registers of whoever started it, and runs no vCPU.
+/// shows the registers of the thread that started it, and runs no vCPU.
 const WORKER: u64 = 0x4010;
 
 /// `KVM_RUN`, as `/proc/PID/task/TID/syscall` shows an argument.

@@ -296,7 +296,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
-    /// A change of the slot begins, goes on by a piece, or is left to whoever asks for it.
+    /// A change of the slot begins, goes on by a piece, or is left for a later call.
     pub fn pause(&mut self) {
         let Some((work, to)) = self.work.take() else {
             let other = if self.logs { slot(BYTES) } else { logged(BYTES) };

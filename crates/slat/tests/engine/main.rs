@@ -32,6 +32,7 @@ mod owned;
 mod promises;
 mod protect;
 mod refusals;
+mod replaced;
 mod reservations;
 mod software;
 mod steps;

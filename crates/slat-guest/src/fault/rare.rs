@@ -1,0 +1,110 @@
+//! What most faults never come to: further attempts, pages that are not there, reasons.
+
+use super::{ATTEMPTS, Fault, Step};
+use crate::backing::{Backing, HvaRange, NoPage, Page};
+use crate::budget::NoPages;
+use crate::guest::Guest;
+use crate::host::Host;
+use crate::invalidations::Invalidation;
+use crate::outcome::{Outcome, Refused, Retry};
+use crate::private::MemoryKind;
+use crate::vcpu::Vcpu;
+use slat::{Access, Format, Gpa, MapError, Memory};
+
+impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
+    /// Goes on after a first attempt that ended with `step`.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn answer_at_length(
+        &mut self,
+        gpa: Gpa,
+        access: Access,
+        wanted: Option<MemoryKind>,
+        mut step: Step,
+    ) -> Outcome {
+        let guest = self.worker.guest;
+        let mut left = false;
+        let mut replacing: Option<(HvaRange, Invalidation<'_>)> = None;
+        for attempts in 1..=ATTEMPTS {
+            match step {
+                Step::Done(outcome) => return outcome,
+                Step::Again => {}
+                Step::Replaces(host) => {
+                    let tables = guest.space(self.view);
+                    replacing = Some((host, self.worker.empty_elsewhere((tables, gpa), host)));
+                }
+                Step::NotYet(slot, host) => {
+                    let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
+                    if let Ok(outcome) = self.wait_for(slot, page, host) {
+                        return outcome;
+                    }
+                }
+                // Nothing is at hand, and what there was went into the path.
+                Step::Dry => match self.worker.top_up(1) {
+                    Ok(()) => {}
+                    // What its view has comes back page by page, as it is used.
+                    Err(NoPages::Limit(_)) if self.view.is_some() && !left => {
+                        left = true;
+                        self.leave_for_room();
+                    }
+                    Err(NoPages::Limit(limit)) => {
+                        return Outcome::Refused(Refused::TableLimit(limit));
+                    }
+                    Err(NoPages::Frames(_)) => return Outcome::Refused(Refused::OutOfFrames),
+                },
+            }
+            if attempts == ATTEMPTS {
+                break;
+            }
+            let alone = replacing.as_ref().map(|(host, _)| *host);
+            step = self.attempt(gpa, access, wanted, false, alone);
+        }
+        Outcome::Retry(Retry::Contended)
+    }
+}
+
+impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
+    /// What is not asked for in the usual way: private memory, and what is at hand.
+    #[inline(never)]
+    pub(super) fn page_otherwise(&self, fault: &Fault<'_>, at: u64) -> Result<Page, NoPage> {
+        let (backing, spec) = (&self.backing, &fault.slot.spec);
+        match (fault.kind, fault.ahead) {
+            (MemoryKind::Shared, false) => backing.page(spec.host_of(at), fault.access),
+            (MemoryKind::Shared, true) => backing.at_hand(spec.host_of(at)).ok_or(NoPage::NotYet),
+            (MemoryKind::Private, false) => {
+                backing.private_page(spec.private_of(at)).map(|page| Page {
+                    hpa: page.hpa,
+                    block: page.block,
+                    write: true,
+                    execute: true,
+                    memory: Memory::Normal,
+                })
+            }
+            // Nobody asks for private memory but the guest.
+            (MemoryKind::Private, true) => Err(NoPage::NotYet),
+        }
+    }
+}
+
+/// Nothing was reserved.
+#[cold]
+pub(super) fn not_reserved(why: MapError) -> Step {
+    match why {
+        MapError::Occupied { .. } => Step::Again,
+        MapError::CacheEmpty => Step::Dry,
+        MapError::Contended => Outcome::Retry(Retry::Contended).into(),
+        why => Outcome::Refused(Refused::Page(why)).into(),
+    }
+}
+
+/// The backing has no page at guest address `at`.
+#[cold]
+pub(super) fn no_page(why: NoPage, fault: &Fault<'_>, at: u64) -> Step {
+    let spec = &fault.slot.spec;
+    match (why, fault.kind) {
+        // Arrivals are told by the addresses of shared memory.
+        (NoPage::NotYet, MemoryKind::Private) => Outcome::Retry(Retry::NotYet(None)).into(),
+        (NoPage::NotYet, MemoryKind::Shared) => Step::NotYet(spec.id, spec.host_of(at)),
+        (NoPage::Never, _) => Outcome::Refused(Refused::NoPage).into(),
+    }
+}

@@ -1,0 +1,181 @@
+//! What an unmap took out, until the guest cannot reach it any more.
+
+use crate::addr::{Gpa, Hpa, PageSize};
+use crate::format::{Attributes, Format};
+use crate::platform::Platform;
+use crate::retired::Chain;
+use crate::shootdown::Owed;
+use crate::tables::Tables;
+use crate::walk::Entry;
+
+/// Neighbouring leaves of one size and one set of attributes that were taken out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Removed {
+    /// Where they stood.
+    pub gpa: Gpa,
+    /// Bytes of all of them.
+    pub bytes: u64,
+    /// The size of each.
+    pub size: PageSize,
+    /// The memory behind them: the guest cannot reach it any more.
+    pub hpa: Hpa,
+    /// Rights (those of the leaves, whatever tables above withheld), memory type and state at the
+    /// moment they were taken out. A page that was writable
+    /// may have been written until the invalidation completed, if it was dirty already.
+    ///
+    /// Not dirty is a page that was not written since the last [`Guard::clean`] or
+    /// [`Guard::harvest`] that has completed: while one is under way, a page whose dirty state it
+    /// may have taken is dirty here as well, as the guest may write it through a TLB entry that
+    /// marks nothing. Of tables with [consumers](crate::Consumer), [`crate::Consumer::is_dirty`]
+    /// says it for each: its mark is among the software bits.
+    pub attributes: Attributes,
+}
+
+/// Room for leaves in [`Removals`]; what is in it only they know.
+#[derive(Debug)]
+pub struct Place(Option<Removed>);
+
+impl Place {
+    /// Nothing in it.
+    pub const EMPTY: Self = Self(None);
+}
+
+/// What was unmapped, kept back until the guest cannot reach it any more.
+///
+/// The storage is the caller's; one place holds neighbours of one kind. The memory behind the
+/// leaves is known to [`Removals::complete`] only, which invalidates first.
+///
+/// Dropped, it hands over to the guest what it owes, and the memory is leaked. Forgotten, it stays
+/// under way for ever: each later removal invalidates all of the guest, and each mapping of an
+/// emptied slot that slot, where the CPU demands a break.
+#[derive(Debug)]
+#[must_use = "the memory behind what was unmapped is in it"]
+pub struct Removals<'s, 't, F: Format, P: Platform> {
+    pub(super) tables: &'t Tables<'t, F, P>,
+    storage: &'s mut [Place],
+    len: usize,
+    /// Whether what no longer fits is forgotten, to make room.
+    forgets: bool,
+    pub(super) owed: Owed,
+    /// Whether the guest counts these removals among those that are under way.
+    pub(super) counted: bool,
+    /// Tables that were unlinked: the invalidation that the removals owe is theirs, too.
+    pub(super) unlinked: Chain<F>,
+}
+
+impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
+    /// Nothing yet, in the caller's storage, whose content is overwritten.
+    pub fn new(tables: &'t Tables<'t, F, P>, storage: &'s mut [Place]) -> Self {
+        let (owed, unlinked) = (Owed::NOTHING, Chain::EMPTY);
+        Self { tables, storage, len: 0, forgets: false, owed, counted: false, unlinked }
+    }
+
+    /// Removals that are never [full](super::UnmapError::Full): what has no room takes the place of what
+    /// was removed before it, which [`Removals::complete`] does not hand out. For a caller who
+    /// knows the memory behind the range: one place, and one invalidation, serve a range of any
+    /// size, whatever lies in it.
+    pub const fn forgetting(mut self) -> Self {
+        self.forgets = true;
+        self
+    }
+
+    /// Invalidates, then hands out what was removed, in the order in which it was.
+    ///
+    /// Afterwards nothing in the ranges is reachable, whoever unmapped it: while other removals are
+    /// under way, all of the guest is invalidated.
+    ///
+    /// What the iterator is not asked for is leaked.
+    #[inline]
+    pub fn complete(&mut self) -> impl Iterator<Item = Removed> {
+        let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
+        // What somebody else has taken out, and not invalidated yet, was found empty here.
+        if self.tables.pending.removals.count() > u64::from(self.counted) {
+            self.tables.complete_all();
+        } else {
+            self.tables.complete(owed);
+        }
+        if core::mem::replace(&mut self.counted, false) {
+            self.tables.pending.removals.end(1);
+        }
+        self.tables.retired.invalidated(self.tables.platform, &self.unlinked.take());
+        let len = core::mem::replace(&mut self.len, 0);
+        self.storage[..len].iter_mut().filter_map(|place| place.0.take())
+    }
+
+    /// Whether there is no room for a leaf that does not continue the last one.
+    pub fn is_full(&self) -> bool {
+        !self.forgets && self.len == self.storage.len()
+    }
+
+    /// The last leaves, if `new` continues them.
+    #[inline]
+    pub(super) fn continued(&mut self, new: &Removed) -> Option<&mut Removed> {
+        let last = self.storage[..self.len].last_mut()?.0.as_mut()?;
+        let continues = last.gpa.0 + last.bytes == new.gpa.0
+            && last.hpa.0 + last.bytes == new.hpa.0
+            && (last.size, last.attributes) == (new.size, new.attributes);
+        continues.then_some(last)
+    }
+
+    /// Whether memory at `hpa` follows what was removed last.
+    #[inline(always)]
+    pub(super) fn follows(&self, hpa: Hpa) -> bool {
+        let last = self.storage[..self.len].last().and_then(|place| place.0.as_ref());
+        last.is_some_and(|last| last.hpa.0 + last.bytes == hpa.0)
+    }
+
+    /// Adds a leaf that continues what was removed last.
+    #[inline(always)]
+    pub(super) fn extend(&mut self, entry: &Entry<'_>, size: PageSize) {
+        self.owed.leaves(entry.start, entry.end, size);
+        if let Some(last) = self.storage[..self.len].last_mut().and_then(|place| place.0.as_mut()) {
+            last.bytes += entry.end - entry.start;
+        }
+    }
+
+    /// What was removed last counts as dirty, all of the run.
+    #[cold]
+    pub(super) fn dirty_last(&mut self) {
+        if let Some(last) = self.storage[..self.len].last_mut().and_then(|place| place.0.as_mut()) {
+            last.attributes.dirty = true;
+        }
+    }
+
+    /// Keeps what fits, and what it owes: whatever happens to the walk.
+    #[inline]
+    pub(super) fn push(&mut self, new: Removed) {
+        match self.continued(&new) {
+            Some(last) => {
+                last.bytes += new.bytes;
+                self.owed.leaves(new.gpa.0, new.gpa.0 + new.bytes, new.size);
+            }
+            None => self.put(new),
+        }
+    }
+
+    /// [`Removals::push`] of what continues nothing.
+    #[inline(always)]
+    pub(super) fn put(&mut self, new: Removed) {
+        self.owed.leaves(new.gpa.0, new.gpa.0 + new.bytes, new.size);
+        if self.forgets && self.len == self.storage.len() {
+            self.len = 0;
+        }
+        if let Some(place) = self.storage.get_mut(self.len) {
+            *place = Place(Some(new));
+            self.len += 1;
+        }
+    }
+}
+
+impl<F: Format, P: Platform> Drop for Removals<'_, '_, F, P> {
+    #[inline]
+    fn drop(&mut self) {
+        self.tables.retired.unlinked(self.tables.platform, &self.unlinked.take());
+        if self.counted {
+            match self.owed.is_nothing() {
+                true => self.tables.pending.removals.end(1),
+                false => self.tables.pending.drop_removals(),
+            }
+        }
+    }
+}
