@@ -170,16 +170,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
             return None;
         }
-        let mut replace = Replace {
-            tables,
-            start: gpa,
-            from,
-            to,
-            attributes,
-            done: Done::NOTHING,
-            sizes: &mut self.sums.sizes,
-            why: ReplaceError::Contended,
-        };
+        let mut replace = Replace::of(tables, &range, (from, to, attributes), &mut self.sums.sizes);
         let new = replace.plan(0, raw, gpa).ok()??;
         if !new.breaks {
             return None;
@@ -213,16 +204,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if let Err(why) = tables.check_replace(&range, to, attributes) {
             return Self::halted(range.start(), why);
         }
-        let mut visitor = Replace {
-            tables,
-            start: range.start().0,
-            from,
-            to,
-            attributes,
-            done: Done::NOTHING,
-            sizes: &mut self.sums.sizes,
-            why: ReplaceError::Contended,
-        };
+        let mut visitor = Replace::of(tables, &range, (from, to, attributes), &mut self.sums.sizes);
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let Replace { done, why, .. } = visitor;
@@ -277,7 +259,18 @@ struct New {
     retyped: bool,
 }
 
-impl<F: Format, P: Platform> Replace<'_, '_, F, P> {
+impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
+    #[inline(always)]
+    fn of(
+        tables: &'t Tables<'t, F, P>,
+        range: &GpaRange,
+        (from, to, attributes): (Hpa, Hpa, Attributes),
+        sizes: &'g mut Sizes,
+    ) -> Self {
+        let (start, done, why) = (range.start().0, Done::NOTHING, ReplaceError::Contended);
+        Self { tables, start, from, to, attributes, done, sizes, why }
+    }
+
     /// Where the memory that is to be mapped at `gpa` begins.
     fn target(&self, gpa: u64) -> Hpa {
         Hpa(self.to.0.wrapping_add(gpa - self.start))
