@@ -11,6 +11,8 @@
 mod bed;
 #[path = "loom/convert.rs"]
 mod convert;
+#[path = "loom/frames.rs"]
+mod frames;
 #[path = "loom/hold.rs"]
 mod hold;
 #[path = "loom/invalidation.rs"]
