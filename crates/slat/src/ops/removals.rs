@@ -20,14 +20,17 @@ pub struct Removed {
     /// The memory behind them: the guest cannot reach it any more.
     pub hpa: Hpa,
     /// Rights (those of the leaves, whatever tables above withheld), memory type and state at the
-    /// moment they were taken out. A page that was writable
-    /// may have been written until the invalidation completed, if it was dirty already.
+    /// moment they were taken out. A page that was writable may have been written until the
+    /// invalidation completed, if it was dirty already.
     ///
     /// Not dirty is a page that was not written since the last [`Guard::clean`] or
     /// [`Guard::harvest`] that has completed: while one is under way, a page whose dirty state it
     /// may have taken is dirty here as well, as the guest may write it through a TLB entry that
     /// marks nothing. Of tables with [consumers](crate::Consumer), [`crate::Consumer::is_dirty`]
     /// says it for each: its mark is among the software bits.
+    ///
+    /// [`Guard::clean`]: crate::Guard::clean
+    /// [`Guard::harvest`]: crate::Guard::harvest
     pub attributes: Attributes,
 }
 
