@@ -12,8 +12,8 @@ use crate::common::stage::{CLEAN, K, M, RAM, range, refused, says};
 use crate::common::world::{CacheOf, GuardOf, TablesOf, cache};
 use crate::common::{TestPlatform, destroy};
 use slat::{
-    Access, AddressSpace, Attributes, BreakBeforeMake, ChangeError, Consumer, ConsumerError,
-    Format, Gpa, GpaRange, Halted, Hpa, PageSize, Pages, Place, Removals, Software, Vmid,
+    Access, AddressSpace, Attributes, BreakBeforeMake, ChangeError, Consumer, ConsumerError, Gpa,
+    GpaRange, Halted, Hpa, PageSize, Pages, Place, Removals, Software, Vmid,
 };
 use std::collections::BTreeSet;
 

@@ -2,12 +2,9 @@
 //! place, empty tables that are given back, VMIDs that change, on whichever format, beside a map of
 //! pages.
 
-use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
-use crate::common::stage::{M, RAM, host, on_stage, range, refused, says};
-use crate::common::world::GuardOf;
-use crate::common::{Event, Moment, TestPlatform, destroy, unmap};
+use crate::common::stage::{M, RAM, on_stage, range};
+use crate::common::{Event, TestPlatform, destroy, unmap};
 use proptest::prelude::*;
 use slat::format::arm64::{Arm64K4, Arm64K16};
 use slat::format::ept::Ept1G;
@@ -16,10 +13,9 @@ use slat::format::power::PowerK4;
 use slat::format::riscv::RiscV;
 use slat::{
     Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, Halted, Hpa, MapError, Memory,
-    Owner, OwnerError, PageSize, ReplaceError, Software, TableCache, Tables, Vmid,
+    Owner, OwnerError, PageSize, ReplaceError, TableCache, Tables, Vmid,
 };
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const PAGE_4K: u64 = PAGE.bytes();

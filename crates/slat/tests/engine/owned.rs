@@ -418,7 +418,7 @@ fn a_page_that_is_mapped_beside_the_last_one_is_young_to_who_ages_by_tables() {
     map_page(&mut space, 0);
     let all = range(0, 2 * M);
     let (clear, skip) = (true, Skip::Hint);
-    let mut young_pages = |space: &AddressSpace<'_, Ept1G, _>| {
+    let young_pages = |space: &AddressSpace<'_, Ept1G, _>| {
         let (mut young, mut unanswered) = ([0; 8], [0; 8]);
         let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
         space.guard().age(all, &mut ages, Ageing { clear, skip, fresh: true }).unwrap();
