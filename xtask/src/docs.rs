@@ -10,6 +10,8 @@ mod kept;
 #[cfg(test)]
 mod kernels;
 #[cfg(test)]
+mod links;
+#[cfg(test)]
 mod parse;
 pub mod run;
 #[cfg(test)]
