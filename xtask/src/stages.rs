@@ -121,7 +121,7 @@ pub const PUBLISHED: [&str; 4] = ["slat", "slat-guest", "slat-sim", "slat-reclai
 
 /// The tests that are programs.
 fn tests() -> Command {
-    let mut tests = cargo(&["test", "--lib", "--bins", "--tests"]);
+    let mut tests = cargo(&["test", "--tests"]);
     tests.args(TESTED);
     tests
 }
