@@ -103,6 +103,8 @@ fn a_guest_has_no_more_of_swap_than_its_quota_and_leaves_the_rest_to_others() {
         assert_eq!(bring(hog, 0..4096), Err(PageError::NoRoom { why: quota }));
         let paged = *hog.guest().backing();
         assert_eq!((paged.resident(), paged.swapped(), paged.places().away), (200, 100, 100));
+        let refused = |thread: &Thread<'_, '_, Flaky>| thread.guest().backing().stats().over_quota;
+        assert_eq!((refused(hog), refused(other)), (1, 0));
         // Nothing leaves it that would have to come back at once, and nobody walks in vain.
         let before = (paged.stats(), hog.guest().stats().totals.invalidations);
         assert_eq!(Pager::new(hog).reclaim(64), Err(quota));
