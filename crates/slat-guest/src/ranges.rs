@@ -4,7 +4,11 @@ use crate::host::Host;
 use slat::{Contended, Format, Gpa, GpaRange, Guard, PageSize};
 
 /// What is worked on inside the tables at a time: unlinked tables of the guest wait for it.
+#[cfg(not(loom))]
 const PIECE: u64 = 1 << 30;
+/// No larger than a leaf: of guests that models can explore.
+#[cfg(loom)]
+const PIECE: u64 = 1 << 12;
 
 /// `range` in pieces that end at multiples of [`PIECE`], or of `block` if that is larger.
 pub(crate) fn pieces(range: GpaRange, block: PageSize) -> impl Iterator<Item = GpaRange> {

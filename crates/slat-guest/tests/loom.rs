@@ -21,5 +21,7 @@ mod invalidation;
 mod late;
 #[path = "loom/log.rs"]
 mod log;
+#[path = "loom/paused.rs"]
+mod paused;
 #[path = "loom/replacing.rs"]
 mod replacing;

@@ -153,7 +153,8 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
         while !self.stop.load(Ordering::Relaxed) {
             let page = rng.u64(..PAGES);
             let count = rng.u64(1..=32).min(PAGES - page);
-            match rng.u8(..8) {
+            match rng.u8(..9) {
+                8 => change_another_slot(&mut worker, &mut rng),
                 0 | 1 => self.move_pages(&mut worker, page, count),
                 2 => _ = worker.recover_huge_pages(),
                 3 => {
@@ -188,6 +189,21 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
         }
         drop(asks);
         drop(invalidation);
+    }
+}
+
+/// Another slot, of two pieces, comes, logs, moves and goes, and may rest between the two for as
+/// long as nobody asks for another change of it.
+fn change_another_slot<F: Format, H: Host, B: Backing>(
+    worker: &mut Worker<'_, F, H, B>,
+    rng: &mut fastrand::Rng,
+) {
+    let gpa = Gpa([BASE, BASE + (8 << 30)][rng.usize(..2)] + (1 << 30) - M2);
+    let (id, host, bytes) = (SlotId(1), Hva(2 * HOST), [0, 2 * M2][usize::from(rng.u8(..4) != 0)]);
+    let to = SlotSpec { id, gpa, host, bytes, ..spec(rng.bool()) };
+    match worker.begin_slot(to) {
+        Ok(work) => _ = work.run(worker, rng.u64(..3)).unwrap(),
+        Err(error) => assert_eq!(error, SlotError::Missing { id }),
     }
 }
 

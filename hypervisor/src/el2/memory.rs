@@ -1,11 +1,10 @@
 //! The machine's memory: the hypervisor's own, and what is behind the guest.
 
-use super::guest::PAGE_SIZE;
+use super::guest::{PAGE_SIZE, the};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::{String, ToString};
 use buddy_system_allocator::LockedHeap;
-use core::alloc::Layout;
 use core::sync::atomic::{AtomicU64, Ordering};
 use slat::{Access, Hpa, Memory, PageSize};
 use slat_guest::{
@@ -166,12 +165,12 @@ impl Backing for Machine {
 
 /// The guest's memory as frames that it shares with forks: those of its own region, where the
 /// machine has loaded what it boots from, and as many in the other.
+///
+/// All of guest and fork, and none besides: where both copy their last common page at once, one of
+/// them finds no frame, and waits until the other has parted from it.
 #[derive(Debug)]
 pub struct Regions {
     bytes: u64,
-    /// One more: where guest and fork copy their last common page both at once, there are three of
-    /// it for a moment.
-    spare: Hpa,
 }
 
 impl Frames for Regions {
@@ -179,8 +178,7 @@ impl Frames for Regions {
         let offset = u64::from(frame) * PAGE_SIZE.bytes();
         match offset / self.bytes {
             0 => Hpa(HOME + offset),
-            1 => Hpa(away(self.bytes) + offset - self.bytes),
-            _ => self.spare,
+            _ => Hpa(away(self.bytes) + offset - self.bytes),
         }
     }
 
@@ -196,6 +194,11 @@ impl Frames for Regions {
 
     /// Asked for each page of the guest's, and before it runs: it holds what was loaded there.
     fn zero(&self, _frame: u32) {}
+
+    /// The fork has no vCPUs: who copies its pages asks again.
+    fn freed(&self) {
+        the().memory.arrived(HvaRange { start: GUEST, bytes: self.bytes });
+    }
 }
 
 /// What is behind a guest that is forked.
@@ -211,15 +214,8 @@ impl Forkable {
     /// All of the guest's memory, where the machine has loaded it.
     fn new(ram: HvaRange) -> Result<Self, String> {
         let (bytes, page) = (ram.bytes, PAGE_SIZE.bytes());
-        let layout = Layout::from_size_align(page as usize, page as usize);
-        let layout = layout.map_err(|error| error.to_string())?;
-        // SAFETY: a page is not empty.
-        let spare = Hpa(unsafe { alloc::alloc::alloc_zeroed(layout) } as u64);
-        if spare.0 == 0 {
-            return Err("no memory for a page".into());
-        }
-        let regions = Regions { bytes, spare };
-        let count = u32::try_from(2 * (bytes / page) + 1).map_err(|_| "too much to be forked")?;
+        let regions = Regions { bytes };
+        let count = u32::try_from(2 * (bytes / page)).map_err(|_| "too much to be forked")?;
         let frames = Box::leak(Box::new(SharedFrames::new(regions, PAGE_SIZE, count)));
         let memory = Cow::new(frames, ram).map_err(|error| error.to_string())?;
         for offset in (0..bytes).step_by(page as usize) {

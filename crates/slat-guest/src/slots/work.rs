@@ -10,6 +10,7 @@
 //! - A slot has one unfinished change at most, and nothing else changes what the slot is: who asks
 //!   for more completes that one first. So an end finds the slot as the beginning left it, but for
 //!   what every change of the guest's touches ([`switches`](crate::switches)), which looks here.
+//!   A piece that is done is not looked at again: what is in it stays as the next points have it.
 //! - Until the end the addresses of a slot that goes, and those that it comes to, are no other
 //!   slot's.
 //! - No fault maps anything in a slot that goes, in whichever tables: a piece that was emptied
@@ -20,6 +21,13 @@
 //!   beginning takes from leaves are of before for all who read it.
 //! - Where a log has ended each leaf is right by itself at every moment: no log is read, and what
 //!   may be written without one a fault gives back.
+//!
+//! Who does not wait for his turn (faults, readers of logs, invalidations, whoever holds writes)
+//! meets a change in three places. The list of slots: a beginning waits for all who were inside the
+//! tables with the list of before. The leaves: a piece completes its invalidations before it is
+//! done. What is kept of pages, and the log: marks of leaves that a piece takes out are on their
+//! way, as [`Moves`](crate::bits::Moves) says, until they are there, and there before who waits for
+//! the piece looks. `tests/loom/paused.rs` has a model of each.
 
 use crate::outcome::SplitReport;
 use crate::ranges::pieces;

@@ -25,12 +25,19 @@ pub struct World {
     bbm: BreakBeforeMake,
     /// Private bytes that were told as mapped, and not as removed.
     pub assigned: Cell<u64>,
+    given_back: Cell<usize>,
 }
 
 impl World {
     pub fn new(bbm: BreakBeforeMake) -> &'static Self {
         let grace = Grace::new([Seat::new(), Seat::new(), Seat::new()]);
-        Box::leak(Box::new(Self { grace, pages: RefCell::default(), bbm, assigned: Cell::new(0) }))
+        let (pages, assigned, given_back) = Default::default();
+        Box::leak(Box::new(Self { grace, pages, bbm, assigned, given_back }))
+    }
+
+    /// Frames that somebody has.
+    pub fn frames(&self) -> usize {
+        self.pages.borrow().len() - self.given_back.get()
     }
 }
 
@@ -43,7 +50,9 @@ unsafe impl Platform for World {
         unsafe { Frame::from_hpa(Hpa(pages.len() as u64 * PAGE)) }
     }
 
-    unsafe fn free(&self, _frame: Frame, _bytes: usize) {}
+    unsafe fn free(&self, _frame: Frame, _bytes: usize) {
+        self.given_back.set(self.given_back.get() + 1);
+    }
 
     fn slots(&self, table: Hpa) -> NonNull<Slot> {
         NonNull::from(&self.pages.borrow()[(table.0 / PAGE) as usize - 1][0])
@@ -170,6 +179,11 @@ pub fn guest(world: &'static World, ram: &'static Ram, config: Config) -> &'stat
     Box::leak(Box::new(guest))
 }
 
+/// A guest of three levels, whose slots are worked on in two pieces.
+pub fn wide(world: &'static World, ram: &'static Ram, config: Config) -> &'static TheGuest {
+    Box::leak(Box::new(Guest::new(tiny(), Vmid(1), BITS + 1, world, ram, config).unwrap()))
+}
+
 pub fn slot(log_dirty: bool) -> SlotSpec {
     SlotSpec { log_dirty, ..SlotSpec::new(SlotId(0), Gpa(0), 2 * BLOCK, Hva(HOST)) }
 }
@@ -199,6 +213,12 @@ pub fn marked(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
 /// A guest whose vCPUs begin on views of their own.
 pub fn uncached(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
     let guest = Guest::new(Tiny::default(), Vmid(1), BITS, world, ram, config()).unwrap();
+    Box::leak(Box::new(guest))
+}
+
+/// The same of three levels.
+pub fn wide_uncached(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
+    let guest = Guest::new(Tiny::default(), Vmid(1), BITS + 1, world, ram, config()).unwrap();
     Box::leak(Box::new(guest))
 }
 

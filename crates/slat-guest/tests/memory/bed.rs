@@ -6,7 +6,10 @@ use slat::format::arm64::{Arm64, Arm64K4};
 use slat::format::ept::Ept1G;
 #[cfg(feature = "every-format")]
 use slat::format::{npt::Npt1G, power::PowerK4, riscv::RiscV as GStage};
-use slat::{BreakBeforeMake, Format, Frame, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
+use slat::{
+    BreakBeforeMake, Format, Frame, Gpa, GpaRange, Hpa, Invalidation, Memory, PageSize, Platform,
+    Vmid,
+};
 use slat_guest::*;
 use slat_sim::{Arch, Arm, Ept, Machine};
 #[cfg(feature = "every-format")]
@@ -360,6 +363,7 @@ case!(
     ArmLpa2: Arm64Lpa2K4, Arm;
     Arm64 { hardware_dirty: true, forced_write_back: true, ..Arm64::default() }, FORCED.with_lpa2();
     const FIRST_HPA: u64 = (1 << 50) - 2 * M2;
+    const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
 );
 #[cfg(feature = "every-format")]
 case!(Amd: Npt1G, Npt; Npt1G { output_bits: Npt::default().physical_bits, ..Default::default() }, Npt::default());
@@ -471,6 +475,29 @@ pub fn attempt<C: Case>(
         }
     }
     panic!("no progress at {gpa:#x}: {outcomes:?}")
+}
+
+/// CPUs know the guest by another VMID, which none has had, and forget what they held under the old
+/// one, which is returned.
+pub fn renew<'w, 'v, C: Case>(
+    machine: &Machine<C::A>,
+    guest: &TheGuest<'_, C>,
+    vcpus: impl Iterator<Item = &'v TheVcpu<'w, C>> + Clone,
+    to: Vmid,
+) -> Vmid
+where
+    'w: 'v,
+    C::F: 'v,
+    C::A: 'v,
+{
+    let cpu = |vcpu: &TheVcpu<'w, C>| machine.cpu(usize::from(vcpu.id()));
+    vcpus.clone().for_each(|vcpu| cpu(vcpu).unload());
+    // SAFETY: no CPU has a root of the guest's loaded, nor holds anything under `to`; no other
+    // guest gets the old VMID before the invalidation of all that is held under it.
+    let old = unsafe { guest.renew(to) };
+    machine.invalidate(&Invalidation { vmid: old, range: None, leaf: None, tables: true });
+    vcpus.for_each(|vcpu| cpu(vcpu).load(to, vcpu.root()));
+    old
 }
 
 /// Runs a test's body on every format.

@@ -110,6 +110,12 @@ fn a_log_of_arms_has_exactly_the_pages_that_were_written() {
     }
 }
 
+#[cfg(feature = "every-format")]
+#[test]
+fn so_has_one_of_arms_with_feat_lpa2() {
+    slat_seed::seeds(2).for_each(|seed| exact::<ArmLpa2>(64, take_hdbss::<ArmLpa2>, seed));
+}
+
 #[test]
 fn addresses_that_no_slot_has_are_passed_over() {
     let machine = Intel::machine(1);

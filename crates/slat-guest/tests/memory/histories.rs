@@ -3,7 +3,7 @@
 //! and memory are equal.
 
 use crate::bed::*;
-use slat::{Access, Ageing, Gpa, Hpa, Maintenance, PageSize, Platform, Skip};
+use slat::{Access, Ageing, Gpa, Hpa, Maintenance, PageSize, Platform, Skip, Vmid};
 use slat_guest::*;
 use slat_sim::Machine;
 use std::collections::HashMap;
@@ -45,7 +45,7 @@ impl Content {
 pub struct History<'h, 'p, C: Case> {
     pub machine: &'p Machine<C::A>,
     ram: &'h Ram,
-    guest: &'h TheGuest<'p, C>,
+    pub guest: &'h TheGuest<'p, C>,
     pub vcpus: Vec<TheVcpu<'h, C>>,
     pub rng: fastrand::Rng,
     content: Arc<Mutex<Content>>,
@@ -272,7 +272,9 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
             _ if self.guest.config().devices => {
                 for gpa in (some.start().0..some.end().0).step_by(K4 as usize) {
                     let write = self.rng.bool();
-                    if let Some(hpa) = self.machine.device_access(VMID, Gpa(gpa), write) {
+                    if let Some(hpa) =
+                        self.machine.device_access(self.guest.tables().vmid(), Gpa(gpa), write)
+                    {
                         if write {
                             self.content.lock().unwrap().write(hpa);
                             // The guest fetches nothing from there before its driver did this.
@@ -292,7 +294,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     fn claim_followed(&self) {
         let own = self.vcpus.iter().any(|vcpu| vcpu.root() != self.vcpus[0].root());
         if self.guest.config().devices && !self.hides && !own {
-            self.machine.claim_followed(VMID);
+            self.machine.claim_followed(self.guest.tables().vmid());
         }
     }
 
@@ -389,7 +391,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         let some = range(at(&other, page), self.rng.u64(1..=40).min(PAGES - page) * K4);
         let to = [MemoryKind::Shared, MemoryKind::Private][usize::from(self.rng.bool())];
         self.vcpus[0].worker().convert(some, to, |_| {}).unwrap();
-        self.machine.claim_kind(VMID, some, to);
+        self.machine.claim_kind(self.guest.tables().vmid(), some, to);
         for _ in 0..4 {
             let (cpu, page) = (self.rng.usize(..self.vcpus.len()), self.page());
             let vcpu = &mut self.vcpus[cpu];
@@ -422,6 +424,8 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         let to = EXECUTE_HUGE[self.rng.usize(..4)];
         let eager = [None, Some(PageSize::SIZE_4K)][self.rng.usize(..2)];
         self.guest.set_eager_split(eager).unwrap();
+        let vmid = Vmid(self.guest.tables().vmid().0 + 1);
+        renew::<C>(self.machine, self.guest, self.vcpus.iter(), vmid);
         let worker = self.vcpus[0].worker();
         worker.set_execute_huge(to).unwrap();
         if to == ExecuteHuge::Allowed {

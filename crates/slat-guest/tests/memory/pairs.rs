@@ -90,10 +90,10 @@ fn switch(history: &mut History<'_, '_, ArmUncached>) {
     let vcpu = &mut history.vcpus[1];
     let on = !vcpu.is_cached();
     if vcpu.set_caches(on).root_changed {
-        let machine = history.machine;
+        let (machine, vmid) = (history.machine, history.guest.tables().vmid());
         machine.here(1);
-        machine.cpu(1).load(VMID, vcpu.root());
-        machine.vttbr(VMID);
+        machine.cpu(1).load(vmid, vcpu.root());
+        machine.vttbr(vmid);
         machine.tlbi(Tlbi::Vmalls12e1, 0);
         machine.dsb(Barrier::Nsh);
         machine.isb();

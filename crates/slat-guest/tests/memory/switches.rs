@@ -2,7 +2,7 @@
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Execute, Gpa, PageSize};
+use slat::{Access, Execute, Gpa, Hpa, PageSize, Vmid};
 use slat_guest::*;
 
 /// Blocks that may be executed, among those of the first `bytes`.
@@ -16,7 +16,54 @@ fn executable_blocks<C: Case>(worker: &mut TheWorker<'_, C>, bytes: u64) -> u64 
     blocks.count() as u64
 }
 
+/// A page stays mapped, and is out of reach when it was taken, under whichever VMID.
+fn goes_on_by_another_vmid<C: Case>(config: Config)
+where
+    C::A: 'static,
+{
+    let mut others = room();
+    with_guest!(C, config, slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    let mut second = Vcpu::new(&guest, 1, &mut others).unwrap();
+    machine.cpu(1).load(VMID, second.root());
+    let page = |page: u64| BASE + page * K4;
+    for vcpu in [&mut vcpu, &mut second] {
+        attempt::<C>(&machine, vcpu, page(0), Access::Write).unwrap();
+        attempt::<C>(&machine, vcpu, page(1), Access::Write).unwrap();
+    }
+    let mut before = VMID;
+    for (to, gone) in [(Vmid(8), 0), (Vmid(9), 1)] {
+        assert_eq!(renew::<C>(&machine, &guest, [&vcpu, &second].into_iter(), to), before);
+        for vcpu in [&mut vcpu, &mut second] {
+            let (_, outcomes) = attempt::<C>(&machine, vcpu, page(gone), Access::Write).unwrap();
+            assert_eq!(outcomes, [], "it is there");
+        }
+        let memory = ram.get(HOST + gone * K4).unwrap().hpa;
+        let invalidation = vcpu.worker().invalidate(host_range(HOST + gone * K4, K4), |_| {});
+        machine.take_back(Hpa(memory), K4);
+        for vcpu in [&mut vcpu, &mut second] {
+            let held = attempt::<C>(&machine, vcpu, page(gone), Access::Read);
+            assert_eq!(held, Err(Outcome::Retry(Retry::Invalidated)));
+        }
+        drop(invalidation);
+        ram.remove(HOST + gone * K4);
+        before = to;
+    }
+    // Changes of slots wait for nobody but who is inside.
+    let gone = SlotSpec { bytes: 0, ..slot(M2) };
+    assert_eq!(vcpu.worker().set_slot(gone), Ok(SlotChange::Deleted));
+    assert_eq!(machine.finish().iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
+}
+
+#[test]
+fn so_do_vcpus_on_views_of_their_own() {
+    goes_on_by_another_vmid::<ArmUncached>(Config { caches: CachePolicy::Exact, ..config() });
+}
+
 on_all! {
+    fn a_guest_that_is_known_by_another_vmid_goes_on<C: Case>() {
+        goes_on_by_another_vmid::<C>(config());
+    }
+
     fn huge_pages_lose_and_regain_execution_while_the_guest_runs<C: Case>() {
         with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let fetch = |vcpu: &mut TheVcpu<'_, C>, page: u64| {

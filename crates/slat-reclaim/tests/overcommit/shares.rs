@@ -86,6 +86,8 @@ fn a_guest_that_fills_swap_stops_nobody_once_it_has_given_it_back() {
         bring(other, 0..190).unwrap();
         assert_eq!(bring(hog, 0..4096), Err(PageError::NoRoom { why: FULL }));
         assert_eq!((pool.swapped(), pool.trouble()), (256, None));
+        let refused = |thread: &Thread<'_, '_, Flaky>| thread.guest().backing().stats().no_room;
+        assert_eq!((refused(hog), refused(other)), (1, 0));
         assert_eq!(bring(other, 190..300), Err(PageError::NoRoom { why: FULL }));
         Pager::new(hog).discard(pages(0, 4096));
         assert_eq!((pool.swapped(), pool.trouble()), (0, None));
@@ -103,6 +105,8 @@ fn a_guest_has_no_more_of_swap_than_its_quota_and_leaves_the_rest_to_others() {
         assert_eq!(bring(hog, 0..4096), Err(PageError::NoRoom { why: quota }));
         let paged = *hog.guest().backing();
         assert_eq!((paged.resident(), paged.swapped(), paged.places().away), (200, 100, 100));
+        let refused = |thread: &Thread<'_, '_, Flaky>| thread.guest().backing().stats().over_quota;
+        assert_eq!((refused(hog), refused(other)), (1, 0));
         // Nothing leaves it that would have to come back at once, and nobody walks in vain.
         let before = (paged.stats(), hog.guest().stats().totals.invalidations);
         assert_eq!(Pager::new(hog).reclaim(64), Err(quota));

@@ -1,0 +1,387 @@
+//! Changes of slots that rest between pieces, against what faults, logs and the host do meanwhile.
+//!
+//! Pieces of two-slot tables end at multiples of 16k; the slot has a page on each side of one.
+
+use crate::bed::*;
+use loom::thread::spawn;
+use slat::{Access, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Platform, Slot};
+use slat_guest::*;
+
+const FIRST: u64 = 2 * BLOCK - PAGE;
+const SECOND: u64 = 2 * BLOCK;
+const ID: SlotId = SlotId(0);
+
+fn is() -> SlotSpec {
+    SlotSpec::new(ID, Gpa(FIRST), 2 * PAGE, Hva(HOST))
+}
+
+fn logs() -> SlotSpec {
+    SlotSpec { log_dirty: true, ..is() }
+}
+
+fn gone() -> SlotSpec {
+    SlotSpec { bytes: 0, ..is() }
+}
+
+fn moved(spec: SlotSpec) -> SlotSpec {
+    SlotSpec { gpa: Gpa(0), ..spec }
+}
+
+/// A guest whose slot is `spec`.
+struct Bed {
+    world: &'static World,
+    ram: &'static Ram,
+    guest: &'static TheGuest,
+}
+
+impl Bed {
+    fn new(logging: Logging, spec: SlotSpec) -> (Self, TheWorker) {
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+        let page = PageSize::from_bytes(PAGE).unwrap();
+        let guest = wide(world, ram, Config { logging, largest: page, ..config() });
+        let mut worker = worker(guest);
+        worker.set_slot(spec).unwrap();
+        // Pages beside the slot keep the tables that its pages are in: to retire tables is the
+        // engine's, which has models of it.
+        for (id, gpa) in [(8, FIRST - PAGE), (9, SECOND + PAGE)] {
+            let host = Hva(HOST + u64::from(id) * PAGE);
+            worker.set_slot(SlotSpec::new(SlotId(id), Gpa(gpa), PAGE, host)).unwrap();
+            while at(&mut worker, gpa).is_none() {
+                worker.prefault(GpaRange::new(Gpa(gpa), PAGE).unwrap(), Access::Read, || false);
+            }
+        }
+        (Self { world, ram, guest }, worker)
+    }
+
+    /// A vCPU that will write these values to these addresses, in a thread of its own.
+    fn writer(&self, values: &'static [(u64, u64)]) -> impl FnOnce() -> Sent<TheVcpu> + use<> {
+        let (world, ram, vcpu) = (self.world, self.ram, Sent(vcpu(self.guest)));
+        move || {
+            let mut vcpu = vcpu.get();
+            for &(gpa, value) in values {
+                store(world, ram, &mut vcpu, gpa, value);
+            }
+            Sent(vcpu)
+        }
+    }
+
+    fn content(&self) -> [u64; 4] {
+        *self.ram.content.lock().unwrap()
+    }
+}
+
+/// The vCPU writes, and has its faults answered, until it is told that there is no memory any more.
+fn store(world: &World, ram: &Ram, vcpu: &mut TheVcpu, gpa: u64, value: u64) {
+    for _ in 0..4 {
+        if hardware(world, ram, vcpu, gpa, value) {
+            return;
+        }
+        if let Outcome::Mmio | Outcome::Retry(Retry::SlotGoing) =
+            vcpu.fault(Gpa(gpa), Access::Write)
+        {
+            return;
+        }
+    }
+}
+
+/// A CPU with FEAT_HAFDBS: marks the leaf, and stores while it stands.
+fn hardware(world: &World, ram: &Ram, vcpu: &TheVcpu, gpa: u64, value: u64) -> bool {
+    let mut content = ram.content.lock().unwrap();
+    loop {
+        let (mut table, mut level) = (vcpu.root(), 2);
+        let (slot, raw) = loop {
+            let index = (gpa >> (12 + level)) as usize & 1;
+            // SAFETY: every table of the format has two slots, which stay until the model ends.
+            let slot: &Slot = unsafe { world.slots(table).add(index).as_ref() };
+            let raw = slot.load();
+            let address = raw & 0xffff_f000;
+            if level == 0 || raw & 0b11 != 0b11 {
+                break (slot, raw);
+            }
+            (table, level) = (Hpa(address), level - 1);
+        };
+        if raw & 1 == 0 || raw & (1 << 7 | 1 << 51) == 0 {
+            return false;
+        }
+        if slot.exchange(raw, raw | 1 << 7 | 1 << 10).is_ok() {
+            assert_eq!(level, 0, "the slot fits no block");
+            content[((raw & 0xffff_f000) - OLD) as usize / PAGE as usize] = value;
+            return true;
+        }
+    }
+}
+
+/// Runs one of two pieces, and the other.
+fn first(work: &SlotWork, worker: &mut TheWorker) {
+    assert_eq!(work.run(worker, 1), Ok(None));
+}
+
+fn second(work: &SlotWork, worker: &mut TheWorker) -> SlotChange {
+    work.run(worker, 1).unwrap().expect("the last piece")
+}
+
+/// The host's memory as it was copied, kept up by the log.
+fn follow(bed: &Bed, worker: &mut TheWorker, copy: &mut [u64; 4]) {
+    let mut bits = [0];
+    worker.read_log(ID, &mut bits).unwrap();
+    worker.clear_log(ID, 0, 2, &bits).unwrap();
+    let content = bed.content();
+    for page in (0..2).filter(|page| bits[0] >> page & 1 == 1) {
+        copy[page] = content[page];
+    }
+}
+
+/// The slot goes, or moves, beside a vCPU that writes `values`; `mapped`: it did so before.
+fn written_as_it_goes(to: SlotSpec, mapped: bool, values: &'static [(u64, u64)]) {
+    let (bed, mut worker) = Bed::new(Logging::Protect, is());
+    if mapped {
+        bed.writer(values)();
+    }
+    let thread = spawn(bed.writer(values));
+    let work = worker.begin_slot(to).unwrap();
+    first(&work, &mut worker);
+    // The host does with the memory as it likes.
+    let half = bed.content()[0];
+    second(&work, &mut worker);
+    let all = bed.content();
+    drop(thread.join().unwrap());
+    assert_eq!(half, all[0], "written behind its piece");
+    assert_eq!(all, bed.content(), "written behind the change");
+    for gpa in [FIRST, SECOND] {
+        assert_eq!(at(&mut worker, gpa), None);
+    }
+}
+
+#[test]
+fn a_piece_of_a_slot_that_goes_stays_empty() {
+    for (name, to) in [("is deleted", gone()), ("moves", moved(is()))] {
+        bounded(&format!("writes || a slot that {name} in pieces"), 3, move || {
+            written_as_it_goes(to, false, &[(FIRST, 1), (SECOND, 2)]);
+        });
+    }
+    bounded("writes to what is there || a piece that is emptied, then rest", 3, || {
+        written_as_it_goes(gone(), true, &[(FIRST, 1)]);
+    });
+    bounded("writes to what is there || rest, then a piece that is emptied", 3, || {
+        written_as_it_goes(gone(), true, &[(SECOND, 1)]);
+    });
+}
+
+#[test]
+fn nor_does_a_view_keep_what_has_gone_in_pieces() {
+    bounded("write in a view || a slot that is deleted in pieces", 1, || {
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+        let guest = wide_uncached(world, ram);
+        let mut worker = worker(guest);
+        worker.set_slot(is()).unwrap();
+        let bed = Bed { world, ram, guest };
+        let thread = spawn(bed.writer(&[(FIRST, 1)]));
+        let work = worker.begin_slot(gone()).unwrap();
+        first(&work, &mut worker);
+        let half = bed.content();
+        let mut vcpu = thread.join().unwrap().get();
+        assert_eq!(vcpu.translate(Gpa(FIRST)), None);
+        assert_eq!(bed.content(), half);
+    });
+}
+
+/// Who reads the log as soon as it lets him has all that is written from there on.
+fn log_begins(logging: Logging) {
+    let (bed, mut worker) = Bed::new(logging, is());
+    bed.writer(&[(SECOND, 7)])();
+    // What is behind the position is what counts; where faults log, so does what is before it.
+    let thread = spawn(bed.writer(match logging {
+        Logging::Protect => &[(FIRST, 1), (SECOND, 2)],
+        Logging::Hardware => &[(SECOND, 2)],
+    }));
+    let work = worker.begin_slot(logs()).unwrap();
+    let mut copy = None;
+    for last in [false, true] {
+        assert_eq!(work.run(&mut worker, 1).unwrap().is_some(), last);
+        if copy.is_none() && worker.read_log(ID, &mut [0]).is_ok() {
+            copy = Some(bed.content());
+        }
+    }
+    let mut copy = copy.expect("it has begun");
+    follow(&bed, &mut worker, &mut copy);
+    drop(thread.join().unwrap());
+    follow(&bed, &mut worker, &mut copy);
+    assert_eq!(copy, bed.content());
+}
+
+#[test]
+fn a_log_that_begins_in_pieces_loses_no_write() {
+    bounded("writes || log on, in pieces, by protection", 3, || log_begins(Logging::Protect));
+    bounded("writes || log on, in pieces, by marks", 3, || log_begins(Logging::Hardware));
+}
+
+/// What was written before is in the log that comes along, whoever reads it meanwhile.
+#[test]
+fn a_log_that_moves_in_pieces_keeps_what_leaves_knew() {
+    bounded("read of a log || its slot moves in pieces", 3, || {
+        let (bed, mut worker) = Bed::new(Logging::Hardware, logs());
+        bed.writer(&[(FIRST, 1), (SECOND, 2)])();
+        let reader = Sent(crate::bed::worker(bed.guest));
+        let thread = spawn(move || {
+            let mut reader = reader.get();
+            let mut bits = [0];
+            match reader.read_log(ID, &mut bits) {
+                Ok(pages) => assert_eq!((pages, bits), (2, [0b11])),
+                Err(error) => assert_eq!(error, LogError::Missing { id: ID }),
+            }
+        });
+        let work = worker.begin_slot(moved(logs())).unwrap();
+        first(&work, &mut worker);
+        second(&work, &mut worker);
+        let mut bits = [0];
+        assert_eq!(worker.read_log(ID, &mut bits), Ok(2), "{bits:?}");
+        thread.join().unwrap();
+    });
+}
+
+/// And who takes a page is told that it was written, wherever its mark is.
+#[test]
+fn a_mark_on_its_way_from_a_slot_that_moves_is_not_lost_to_the_taker_of_the_page() {
+    for (name, page) in [("first", 0), ("second", 1)] {
+        bounded(
+            &format!("invalidation of the {name} page || its slot moves in pieces"),
+            3,
+            move || {
+                let (bed, mut worker) = Bed::new(Logging::Protect, is());
+                bed.writer(if page == 0 { &[(FIRST, 1)] } else { &[(SECOND, 2)] })();
+                let taker = Sent(crate::bed::worker(bed.guest));
+                let thread = spawn(move || {
+                    let mut taker = taker.get();
+                    let host = HvaRange { start: Hva(HOST + page * PAGE), bytes: PAGE };
+                    let mut dirty = false;
+                    drop(taker.invalidate(host, |part| dirty |= part.dirty));
+                    assert!(dirty, "a page that was written");
+                });
+                let work = worker.begin_slot(moved(is())).unwrap();
+                first(&work, &mut worker);
+                second(&work, &mut worker);
+                thread.join().unwrap();
+            },
+        );
+    }
+}
+
+#[test]
+fn what_is_not_emptied_yet_is_not_written_while_writes_are_held() {
+    bounded("writes held || a slot that is deleted in pieces", 3, || {
+        let (bed, mut worker) = Bed::new(Logging::Protect, is());
+        bed.writer(&[(FIRST, 1), (SECOND, 2)])();
+        let holder = Sent(crate::bed::worker(bed.guest));
+        let thread = spawn(move || {
+            let mut holder = holder.get();
+            let held = holder.hold_writes(HvaRange { start: Hva(HOST), bytes: 2 * PAGE });
+            for gpa in [FIRST, SECOND] {
+                assert!(!writable(&mut holder, gpa), "{gpa:x} while they are held");
+            }
+            drop(held);
+        });
+        let work = worker.begin_slot(gone()).unwrap();
+        first(&work, &mut worker);
+        second(&work, &mut worker);
+        thread.join().unwrap();
+    });
+}
+
+/// Another slot comes to the addresses, which shows other memory, while the first is on its way out
+/// and nobody runs that: all of the first is gone then, and nothing of the other.
+#[test]
+fn who_comes_to_addresses_that_a_slot_leaves_finds_them_empty() {
+    bounded("a slot that goes, run half and dropped || another at its place", 3, || {
+        let (bed, mut worker) = Bed::new(Logging::Protect, is());
+        bed.writer(&[(FIRST, 1), (SECOND, 2)])();
+        let next = SlotSpec { id: SlotId(1), host: Hva(HOST + 2 * PAGE), ..is() };
+        let right = |worker: &mut TheWorker, what: &str| {
+            for (gpa, page) in [(FIRST, 2), (SECOND, 3)] {
+                let there = at(worker, gpa).map(|leaf| leaf.hpa.0);
+                assert!(there.is_none_or(|hpa| hpa == OLD + page * PAGE), "{what}: {there:x?}");
+            }
+        };
+        let comes = Sent(crate::bed::worker(bed.guest));
+        let thread = spawn(move || {
+            let mut worker = comes.get();
+            match worker.set_slot(next) {
+                Ok(_) => {
+                    right(&mut worker, "as it comes");
+                    let range = GpaRange::new(Gpa(FIRST), 2 * PAGE).unwrap();
+                    let report = worker.prefault(range, Access::Write, || false);
+                    assert_eq!(report.mapped, 2 * PAGE, "{report:?}");
+                }
+                Err(error) => assert_eq!(error, SlotError::Overlaps { id: ID }),
+            }
+        });
+        let work = worker.begin_slot(gone()).unwrap();
+        let change = work.run(&mut worker, 1).unwrap();
+        drop(work);
+        thread.join().unwrap();
+        let came = worker.set_slot(next).unwrap();
+        assert!(change.is_none() || came == SlotChange::Same, "who came first has completed it");
+        assert_eq!(worker.slots()[1], next);
+        right(&mut worker, "in the end");
+    });
+}
+
+/// A log that ends rests when another begins: which completes the end first, or what the end gives
+/// back later would be written and not logged.
+#[test]
+fn a_log_that_begins_while_another_ends_in_pieces_loses_no_write() {
+    bounded("writes || log off, half, then on", 2, || {
+        let (bed, mut worker) = Bed::new(Logging::Protect, logs());
+        bed.writer(&[(FIRST, 7), (SECOND, 7)])();
+        worker.clear_log(ID, 0, 2, &[0b11]).unwrap();
+        let thread = spawn(bed.writer(&[(FIRST, 1), (SECOND, 2)]));
+        let ends = worker.begin_slot(is()).unwrap();
+        first(&ends, &mut worker);
+        assert!(matches!(worker.set_slot(logs()), Ok(SlotChange::LogOn(_))));
+        let mut copy = bed.content();
+        assert!(matches!(ends.run(&mut worker, 1), Ok(Some(SlotChange::LogOff { .. }))));
+        drop(thread.join().unwrap());
+        follow(&bed, &mut worker, &mut copy);
+        assert_eq!(copy, bed.content());
+        assert!(!writable(&mut worker, FIRST) && !writable(&mut worker, SECOND));
+    });
+}
+
+#[test]
+fn two_who_run_one_change_do_each_piece_once() {
+    bounded("a piece of a change || the other", 3, || {
+        let (bed, mut worker) = Bed::new(Logging::Protect, is());
+        bed.writer(&[(FIRST, 1), (SECOND, 2)])();
+        let work = std::sync::Arc::new(worker.begin_slot(gone()).unwrap());
+        let (theirs, other) = (work.clone(), Sent(crate::bed::worker(bed.guest)));
+        let thread = spawn(move || {
+            let mut worker = other.get();
+            theirs.run(&mut worker, 1).unwrap()
+        });
+        // Who finds it over finds it done.
+        if work.change().is_some() {
+            assert_eq!(work.done(), work.bytes());
+        }
+        let mine = work.run(&mut worker, 1).unwrap();
+        let theirs = thread.join().unwrap();
+        assert_eq!([mine, theirs].iter().flatten().count(), 1, "{mine:?}, {theirs:?}");
+        assert_eq!((work.change(), work.done()), (Some(SlotChange::Deleted), 2 * PAGE));
+        assert_eq!(at(&mut worker, FIRST).or(at(&mut worker, SECOND)), None);
+    });
+}
+
+#[test]
+fn a_guest_that_goes_with_a_change_half_done_gives_back_every_table() {
+    bounded("write || a piece of a slot that is deleted, then the guest goes", 3, || {
+        let (bed, mut worker) = Bed::new(Logging::Protect, is());
+        bed.writer(&[(FIRST, 1)])();
+        let thread = spawn(bed.writer(&[(SECOND, 2)]));
+        let work = worker.begin_slot(gone()).unwrap();
+        first(&work, &mut worker);
+        drop((thread.join().unwrap(), worker));
+        let guest = core::ptr::from_ref(bed.guest).cast_mut();
+        // SAFETY: it was leaked from a box, and what borrowed it is gone: the vCPUs, the worker.
+        drop(unsafe { Box::from_raw(guest) });
+        assert_eq!((work.done(), work.change()), (PAGE, None));
+        assert_eq!(bed.world.frames(), 0, "frames that are not given back");
+    });
+}
