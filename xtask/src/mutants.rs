@@ -2,18 +2,23 @@
 //! to notice, or an argument to excuse.
 
 mod excused;
+mod judge;
+mod list;
 mod table;
+mod together;
+mod tree;
 
 use crate::stages::Outcome;
 use crate::{in_ci, root, setup, target};
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use clap::Args;
 use excused::Excused;
-use serde_json::Value;
-use std::collections::BTreeMap;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use judge::Judge;
+use list::Mutant;
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use table::Row;
+use tree::Tree;
 
 /// What to mutate.
 #[derive(Debug, Args)]
@@ -79,16 +84,6 @@ const FEWER: [(&str, &str); 5] = [
 /// What the stage of the tests mutates: minutes.
 const STAGE: [&str; 1] = ["crates/slat-reclaim/src/page.rs"];
 
-/// One change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mutant {
-    pub file: String,
-    /// As cargo-mutants calls it in this tree, with line and column.
-    id: String,
-    /// What changes, wherever it stands; of several alike in a file, all but the first are numbered.
-    pub change: String,
-}
-
 /// How one went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -103,7 +98,7 @@ pub enum Fate {
 /// Mutates what the arguments name.
 pub fn run(args: &MutantsArgs) -> anyhow::Result<()> {
     setup::cargo_mutants()?;
-    let listed = listed()?;
+    let listed = list::all()?;
     for file in &args.files {
         let known = listed.iter().any(|mutant| mutant.file == *file);
         ensure!(known, "{file} is no file with mutants: name one like `{}`", STAGE[0]);
@@ -123,7 +118,7 @@ pub fn check() -> anyhow::Result<Outcome> {
         Err(error) if in_ci() => return Err(error),
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
     }
-    mutate(&listed()?, |mutant| STAGE.contains(&mutant.file.as_str()))?;
+    mutate(&list::all()?, |mutant| STAGE.contains(&mutant.file.as_str()))?;
     Ok(Outcome::Ran(Vec::new()))
 }
 
@@ -132,18 +127,16 @@ pub fn check() -> anyhow::Result<Outcome> {
 fn mutate(listed: &[Mutant], chosen: impl Fn(&Mutant) -> bool) -> anyhow::Result<Vec<Row>> {
     let excused = Excused::read(&root().join("docs/mutants.txt"))?;
     let mut wrong = excused.without_mutant(listed);
-    let mut fates = BTreeMap::new();
+    let mut tested: Vec<(&Mutant, Fate)> = Vec::new();
     for library in &LIBRARIES {
         let folder = format!("crates/{}/src/", library.name);
-        let mut files: Vec<&str> = listed.iter().filter(|m| chosen(m)).map(|m| &*m.file).collect();
-        files.retain(|file| file.starts_with(&folder));
-        files.dedup();
-        if !files.is_empty() {
-            fates.extend(library.test(&files)?);
+        let of = |mutant: &Mutant| chosen(mutant) && mutant.file.starts_with(&folder);
+        let of: Vec<(u32, &Mutant)> = (0..).zip(listed).filter(|(_, mutant)| of(mutant)).collect();
+        if !of.is_empty() {
+            let fates = library.test(&of)?;
+            tested.extend(fates.iter().map(|&(id, fate)| (&listed[id as usize], fate)));
         }
     }
-    let tested = listed.iter().filter_map(|mutant| Some((mutant, *fates.get(&mutant.id)?)));
-    let tested: Vec<_> = tested.collect();
     wrong.extend(excused.wrong(&tested));
     let rows = table::rows(&tested, &excused);
     print!("{}", table::text(&rows));
@@ -153,124 +146,45 @@ fn mutate(listed: &[Mutant], chosen: impl Fn(&Mutant) -> bool) -> anyhow::Result
     Ok(rows)
 }
 
-/// All mutants of the libraries.
-fn listed() -> anyhow::Result<Vec<Mutant>> {
-    let mut list = tool();
-    list.args(["--list", "--json"]);
-    LIBRARIES.iter().for_each(|library| _ = list.args(["--package", library.name]));
-    let output = list.stderr(Stdio::inherit()).output().context("cannot start cargo-mutants")?;
-    ensure!(output.status.success(), "{list:?} failed: {}", output.status);
-    let list: Value = serde_json::from_slice(&output.stdout).context("the list of mutants")?;
-    numbered(list.as_array().context("the list of mutants is none")?)
-}
-
-/// The mutants of cargo-mutants' list, those alike in a file told apart.
-fn numbered(list: &[Value]) -> anyhow::Result<Vec<Mutant>> {
-    let mut seen: BTreeMap<(String, String), u32> = BTreeMap::new();
-    let mutant = |value: &Value| {
-        let text = |key: &str| value[key].as_str().with_context(|| format!("a mutant's {key}"));
-        let (file, id) = (text("file")?.to_owned(), text("name")?.to_owned());
-        let change = id.splitn(4, ':').nth(3).context("a mutant's name has no place")?.trim();
-        let alike = seen.entry((file.clone(), change.to_owned())).or_default();
-        *alike += 1;
-        let change = match *alike {
-            1 => change.to_owned(),
-            n => format!("{change} #{n}"),
-        };
-        Ok(Mutant { file, id, change })
-    };
-    list.iter().map(mutant).collect()
-}
-
 impl Library {
-    /// Arguments of a test program that leave out what is slow.
-    fn skips(&self) -> impl Iterator<Item = String> {
-        self.slow.iter().map(|filter| format!("--skip={filter}"))
-    }
-
-    /// How the mutants of these files went, by their names.
-    fn test(&self, files: &[&str]) -> anyhow::Result<BTreeMap<String, Fate>> {
-        let folder = target().join("mutants").join(self.name);
-        _ = std::fs::remove_dir_all(&folder);
-        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-        let mut fates = self.pass(&folder, files, false)?;
-        if !self.slow.is_empty() && fates.values().any(|&fate| fate == Fate::Missed) {
-            fates.extend(self.pass(&folder, files, true)?);
+    /// How the chosen mutants of this library went. Those that no program can have beside others
+    /// are built one at a time.
+    fn test(&self, mutants: &[(u32, &Mutant)]) -> anyhow::Result<Vec<(u32, Fate)>> {
+        let tree = root();
+        let tree = Tree::new(tree, target().join("mutants").join(self.name), self)?;
+        let (programs, woven) = tree.together(mutants)?;
+        // The next build takes the names of these.
+        let kept = programs.kept()?;
+        let judge = Judge::new(self, &kept)?;
+        let done = AtomicUsize::new(0);
+        let tell = |id: u32, fate| {
+            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+            if std::io::stderr().is_terminal() {
+                eprint!("\r{done} of {} ", mutants.len());
+            }
+            let found = mutants.iter().find(|(other, _)| *other == id);
+            if let (Fate::Missed, Some((_, mutant))) = (fate, found) {
+                println!("{}: {}: no test notices", mutant.file, mutant.change);
+            }
+        };
+        let ids: Vec<u32> = woven.iter().copied().collect();
+        let mut fates = judge.fates(&ids, tell)?;
+        tree.restore(mutants)?;
+        for &(id, mutant) in mutants.iter().filter(|(id, _)| !woven.contains(id)) {
+            let fate = match tree.alone(mutant)? {
+                Some(programs) => judge.of(&programs).fate(None)?,
+                None => Fate::Unviable,
+            };
+            tell(id, fate);
+            fates.push((id, fate));
         }
         Ok(fates)
     }
-
-    /// By the quick tests; or, of those that came through these, by all.
-    fn pass(
-        &self,
-        folder: &Path,
-        files: &[&str],
-        all: bool,
-    ) -> anyhow::Result<BTreeMap<String, Fate>> {
-        let mut test = tool();
-        test.args(["--package", self.name, "--profile", "mutants", "--no-shuffle"]);
-        test.args(["--colors", "never", "--output"]).arg(folder);
-        files.iter().for_each(|file| _ = test.args(["--file", file]));
-        // For the build as well: arguments after `--` would have all test programs compiled.
-        let tests = ["--lib", "--test", self.program];
-        tests.iter().for_each(|argument| _ = test.arg(format!("--cargo-arg={argument}")));
-        match all {
-            true => _ = test.arg("--iterate"),
-            false => _ = test.args(["--", "--"]).args(self.skips()),
-        }
-        test.envs(FEWER).env("CARGO_TARGET_DIR", target().join("mutants/build"));
-        let status = test.status().with_context(|| format!("cannot start {test:?}"))?;
-        // 2 and 3: mutants came through, or a test did not end.
-        let done = matches!(status.code(), Some(0 | 2 | 3));
-        ensure!(done, "{test:?} failed: {status}");
-        let outcomes = folder.join("mutants.out/outcomes.json");
-        let text =
-            std::fs::read(&outcomes).with_context(|| format!("no {}", outcomes.display()))?;
-        fates(&serde_json::from_slice(&text).context("the outcomes of mutants")?)
-    }
-}
-
-fn fates(outcomes: &Value) -> anyhow::Result<BTreeMap<String, Fate>> {
-    let outcomes = outcomes["outcomes"].as_array().context("no outcomes of mutants")?;
-    let mutants = outcomes.iter().filter(|outcome| !outcome["scenario"]["Mutant"].is_null());
-    let fate = |outcome: &Value| {
-        let name = outcome["scenario"]["Mutant"]["name"].as_str().context("a mutant's name")?;
-        let fate = match outcome["summary"].as_str() {
-            Some("CaughtMutant") => Fate::Caught,
-            Some("MissedMutant") => Fate::Missed,
-            Some("Unviable") => Fate::Unviable,
-            Some("Timeout") => Fate::Timeout,
-            other => bail!("{name}: an outcome of {other:?}"),
-        };
-        Ok((name.to_owned(), fate))
-    };
-    mutants.map(fate).collect()
-}
-
-/// cargo-mutants, in the workspace.
-fn tool() -> Command {
-    let mut tool = Command::new(setup::mutants_program());
-    tool.args(["mutants", "--no-config"]).current_dir(root());
-    tool
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn changes_alike_in_a_file_are_numbered() {
-        let list = [
-            json!({ "file": "a.rs", "name": "a.rs:1:2: replace > with < in f::g" }),
-            json!({ "file": "a.rs", "name": "a.rs:3:2: replace > with < in f::g" }),
-            json!({ "file": "b.rs", "name": "b.rs:1:2: replace > with < in f::g" }),
-        ];
-        let changes = numbered(&list).unwrap();
-        let changes: Vec<_> = changes.iter().map(|mutant| mutant.change.as_str()).collect();
-        let change = "replace > with < in f::g";
-        assert_eq!(changes, [change, "replace > with < in f::g #2", change]);
-    }
 
     #[test]
     fn what_is_left_out_at_first_is_in_the_program_still() {
@@ -294,21 +208,5 @@ mod tests {
                 assert!(there, "no test of {} is called {filter}", library.name);
             }
         }
-    }
-
-    #[test]
-    fn outcomes_are_read_without_the_baseline() {
-        let outcomes = json!({ "outcomes": [
-            { "scenario": "Baseline", "summary": "Success" },
-            { "scenario": { "Mutant": { "name": "one" } }, "summary": "CaughtMutant" },
-            { "scenario": { "Mutant": { "name": "two" } }, "summary": "MissedMutant" },
-        ] });
-        let expected = [("one", Fate::Caught), ("two", Fate::Missed)];
-        let expected = expected.map(|(name, fate)| (name.to_owned(), fate));
-        assert_eq!(fates(&outcomes).unwrap(), BTreeMap::from(expected));
-        let odd = json!({ "outcomes": [
-            { "scenario": { "Mutant": { "name": "one" } }, "summary": "Failure" },
-        ] });
-        assert!(fates(&odd).is_err());
     }
 }

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     fn mutant(change: &str) -> Mutant {
-        Mutant { file: "a.rs".to_owned(), id: change.to_owned(), change: change.to_owned() }
+        Mutant::named("a.rs", change)
     }
 
     const LIST: &str = "# A comment.\n\na.rs: replace a with b\n    Both are\n    the same.\n";
