@@ -176,7 +176,8 @@ impl Stage {
             Self::Api => api::check(),
             Self::Stack => msrv::needs(setup::target(setup::BARE), size::check_stacks),
             Self::Fences => msrv::needs(setup::target(fences::TRIPLE), fences::check),
-            Self::Build => ran(tests().arg("--no-run")),
+            // `target/cargo-timings` has what took how long.
+            Self::Build => ran(tests().args(["--no-run", "--timings"])),
             Self::Tests => {
                 // Patches are held against what `git am` makes of them.
                 setup::package("git", "git")?;
