@@ -218,6 +218,25 @@ mod tests {
     }
 
     #[test]
+    fn what_both_owe_is_owed_once_and_the_cleans_of_both_are_counted() {
+        let owed = || {
+            let mut owed = Owed::NOTHING;
+            owed.table(0, 0x20_0000);
+            owed.take();
+            owed.clean();
+            owed
+        };
+        let mut both = owed();
+        both.merge(owed());
+        both.merge(owed());
+        assert_eq!(both.cleans(), 3);
+        assert!(both.unlinks() && both.is_taken());
+        let mut one = Owed::NOTHING;
+        one.merge(both);
+        assert_eq!(one, both);
+    }
+
+    #[test]
     fn merging_nothing_owes_nothing() {
         let mut none = Owed::NOTHING;
         none.merge(Owed::NOTHING);

@@ -100,3 +100,18 @@ impl AddAssign for Sizes {
         self.members.iter_mut().zip(other.members).for_each(add);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_came_and_went_again_is_none() {
+        let mut sizes = Sizes::NONE;
+        assert!(sizes.is_none());
+        sizes.add(1, 2);
+        assert!(!sizes.is_none());
+        sizes.add(1, -2);
+        assert!(sizes.is_none());
+    }
+}

@@ -182,6 +182,7 @@ impl<F: Format> World<'_, '_, F> {
             }
             Op::Prune { at, units } => {
                 let range = range(at, bytes(units));
+                self.reclaim(guard);
                 let frames = self.platform.live();
                 self.platform.take_events();
                 let retired = guard.prune(range).unwrap();
@@ -191,7 +192,7 @@ impl<F: Format> World<'_, '_, F> {
                 });
                 assert_eq!(told, retired != 0, "of walk caches");
                 self.reclaim(guard);
-                assert!(self.platform.live() <= frames - retired);
+                assert_eq!(self.platform.live(), frames - retired);
                 assert_eq!(guard.prune(range), Ok(0), "once is enough");
             }
             Op::Renew(vmid) => {
