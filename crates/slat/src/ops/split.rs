@@ -323,9 +323,9 @@ impl Waiting<'_> {
         ((base - self.start) >> F::shift(self.level)) as usize
     }
 
-    /// Places from the first to the last in use.
-    const fn len(&self) -> usize {
-        (u32::BITS - self.places.leading_zeros()) as usize
+    /// Whether a place from this one on is in use.
+    const fn reaches(&self, place: usize) -> bool {
+        self.places >> place != 0
     }
 
     /// Whether a block may wait with these, at most `together` of them. A walk that began anew may
@@ -335,7 +335,8 @@ impl Waiting<'_> {
         level == self.level
             && start <= base
             && (start ^ base) >> F::shift(level + 1) == 0
-            && (self.len()..together).contains(&self.place::<F>(base))
+            && self.place::<F>(base) < together
+            && !self.reaches(self.place::<F>(base))
     }
 }
 
@@ -436,7 +437,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             self.link_waiting();
         }
         let flow = self.block::<SMALL>(level, entry);
-        if self.waiting.as_ref().is_some_and(|it| it.len() >= together) {
+        if self.waiting.as_ref().is_some_and(|it| it.reaches(together - 1)) {
             self.link_waiting();
         }
         flow
@@ -489,7 +490,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         } else {
             let (slot, raw) = (entry.slot, entry.raw);
             // What waits is known by its table.
-            if plan.page_bits == bits && F::leaf(bits, level, F::leaf_address(raw, level)) == raw {
+            if plan.page_bits == bits {
                 self.wait(slot, raw, frame, level, base);
             } else {
                 self.link_alone(slot, raw, frame, level, base);
