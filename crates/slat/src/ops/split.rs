@@ -314,6 +314,8 @@ struct Waiting<'t> {
     start: u64,
     /// A bit for each place in use: they came in their order.
     places: u32,
+    /// How many that are.
+    count: u8,
     level: u8,
 }
 
@@ -531,9 +533,10 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             raw,
             "not its own"
         );
-        let first = Waiting { first: slot, start: base, places: 0, level };
+        let first = Waiting { first: slot, start: base, places: 0, count: 0, level };
         let waiting = self.waiting.get_or_insert(first);
-        self.cache.keep(waiting.places.count_ones() as usize, table);
+        self.cache.keep(waiting.count.into(), table);
+        waiting.count += 1;
         waiting.places |= 1 << waiting.place::<F>(base);
     }
 
@@ -602,8 +605,9 @@ fn link<F: Format, P: Platform>(
     lost: &mut u64,
     waiting: &Waiting<'_>,
 ) {
-    let Waiting { first, start, places, level } = *waiting;
-    let slots = if places == 1 {
+    let Waiting { first, start, places, count, level } = *waiting;
+    let count = usize::from(count);
+    let slots = if count == 1 {
         core::slice::from_ref(first)
     } else {
         // The slots of a table that took the place of theirs meanwhile serve as well; where there
@@ -616,7 +620,6 @@ fn link<F: Format, P: Platform>(
     let mut frozen = 0u32;
     let size = F::size(level);
     let base = |place: u32| start + (u64::from(place) << F::shift(level));
-    let count = places.count_ones() as usize;
     for (place, table) in ones(places).zip(cache.kept(count)) {
         let (Some(table), base) = (table, base(place)) else { continue };
         let raw = block_of::<F>(tables.platform, table, level);
