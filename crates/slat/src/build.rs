@@ -173,8 +173,10 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
     #[inline(never)]
     fn fill_tables(&mut self, frame: &mut Frame, level: u8, base: u64, plan: &Plan) {
         let slots = frame.slots_mut::<F>(self.platform, level);
-        let shift = F::shift(level);
-        for (slot, at) in slots.iter_mut().zip((base..).step_by(1 << shift)) {
+        let mut next = base;
+        for slot in slots {
+            let at = next;
+            next += 1 << F::shift(level);
             slot.set(match plan.slot::<F>(level, at) {
                 // Nothing is done behind the address where the cache ran dry.
                 _ if self.dry.is_some() => plan.outside::<F>(level, at),

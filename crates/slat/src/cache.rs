@@ -61,6 +61,30 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
         self.storage[self.len].take()
     }
 
+    /// Keeps a table that is not linked yet, by a number of the caller's, counted from 0: where the
+    /// storage is free of pages since the table was one of them. Lower numbers are in use, or were
+    /// linked: so the pages at hand never reach a place. Kept tables are let go of before the
+    /// operation ends, the highest number first.
+    #[inline]
+    pub(crate) fn keep(&mut self, number: usize, table: Frame) {
+        let place = self.storage.len() - 1 - number;
+        debug_assert!(place >= self.len, "a page of another cache's is kept");
+        self.storage[place] = Some(table);
+    }
+
+    /// The tables from 0 on that are kept, or were, so many of them.
+    #[inline]
+    pub(crate) fn kept(&mut self, count: usize) -> impl Iterator<Item = &mut Option<Frame>> {
+        let first = self.storage.len() - count;
+        self.storage[first..].iter_mut().rev()
+    }
+
+    /// Lets go of a kept table.
+    pub(crate) fn let_go(&mut self, number: usize) -> Option<Frame> {
+        let place = self.storage.len() - 1 - number;
+        self.storage[place].take()
+    }
+
     /// Keeps a page, or gives it back where the storage is full.
     #[inline]
     pub(crate) fn put(&mut self, frame: Frame) {

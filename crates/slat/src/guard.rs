@@ -1,6 +1,6 @@
 //! A thread inside the tables: operations are its methods.
 
-use crate::addr::{GpaRange, RangeError};
+use crate::addr::{Gpa, GpaRange, RangeError};
 use crate::counts::Counts;
 use crate::format::{Format, Geometry};
 use crate::grace::Inside;
@@ -35,16 +35,34 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
     /// What is left of [`Guard::limit`].
     pub(crate) budget: Budget,
     pub(crate) sums: Sums,
-    pub(crate) owed: Owed,
 }
 
-/// What operations did since their guard was made: behind one pointer, for a [`Reservation`].
+/// What operations did since their guard was made, and what they owe: behind one pointer, for a
+/// [`Reservation`] and for visitors, which add to it where it is: what an operation did takes no
+/// stack.
 ///
 /// [`Reservation`]: crate::Reservation
 #[derive(Debug)]
 pub(crate) struct Sums {
     pub counts: Counts,
     pub sizes: Sizes,
+    pub owed: Owed,
+}
+
+impl Sums {
+    /// Adds what a walk did to the slots of one table; `stale` if translations changed.
+    #[inline]
+    pub fn settle<F: Format>(&mut self, level: u8, tally: &Tally, stale: bool) {
+        self.counts.slots_read += tally.read;
+        if tally.changed != 0 {
+            self.counts.slots_written += tally.changed;
+            self.counts.bytes_changed += tally.changed << F::shift(level);
+            if stale {
+                self.owed.leaves(tally.start, tally.end, F::size(level));
+                self.owed.take();
+            }
+        }
+    }
 }
 
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
@@ -55,8 +73,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         live: bool,
     ) -> Self {
         let budget = Budget::unbounded();
-        let sums = Sums { counts: Counts::NONE, sizes: Sizes::NONE };
-        Self { tables, inside, live, budget, sums, owed: Owed::NOTHING }
+        let sums = Sums { counts: Counts::NONE, sizes: Sizes::NONE, owed: Owed::NOTHING };
+        Self { tables, inside, live, budget, sums }
     }
 
     /// What to leave in a slot that is reserved or emptied: no other slot ever holds the same.
@@ -116,11 +134,17 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.budget = Budget::of(slots);
     }
 
-    /// Keeps what is left after a walk; `why` it ended early, if it did.
+    /// Keeps what is left after a walk; whether it ended early because nothing is.
     #[inline]
-    pub(crate) fn spend<E: Early>(&mut self, budget: Budget, why: E) -> E {
+    pub(crate) fn keep(&mut self, budget: Budget) -> bool {
         self.budget = budget;
-        if core::mem::take(&mut self.budget.spent) { E::PAUSED } else { why }
+        core::mem::take(&mut self.budget.spent)
+    }
+
+    /// An early end, for want of budget or else as said.
+    #[cold]
+    pub(crate) fn ended<T, E: Early>(at: Gpa, paused: bool, why: E) -> Result<T, Halted<E>> {
+        Self::halted(at, if paused { E::PAUSED } else { why })
     }
 
     /// Exact costs of what the guard's operations did since it was made.
@@ -136,7 +160,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 
     /// The invalidation that the guard's operations owe; `None` if they left nothing stale.
     pub fn owed(&self) -> Option<Invalidation> {
-        if self.live { self.tables.invalidation(&self.owed) } else { None }
+        if self.live { self.tables.invalidation(&self.sums.owed) } else { None }
     }
 
     /// Owes the invalidation of leaves in `range`, whether or not anything was changed here: what
@@ -146,8 +170,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// [`RangeError`]; nothing is owed.
     pub fn owe(&mut self, range: GpaRange) -> Result<(), RangeError> {
         self.tables.check(&range)?;
-        self.owed.any(range.start().0, range.end().0);
-        self.owed.take();
+        self.sums.owed.any(range.start().0, range.end().0);
+        self.sums.owed.take();
         Ok(())
     }
 
@@ -155,7 +179,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// CPUs.
     #[inline]
     pub fn complete(&mut self) {
-        let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
+        let owed = core::mem::replace(&mut self.sums.owed, Owed::NOTHING);
         if self.live {
             self.tables.complete(owed);
         }
@@ -163,21 +187,21 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 
     /// Takes what is owed, to be merged with that of other threads or completed later.
     pub fn shootdown(&mut self) -> Shootdown<'t, 'p, F, P> {
-        Shootdown::new(self.tables, core::mem::replace(&mut self.owed, Owed::NOTHING))
+        Shootdown::new(self.tables, core::mem::replace(&mut self.sums.owed, Owed::NOTHING))
     }
 
     /// Before dirty state is cleared: until that is invalidated, an unmap takes a page that is not
     /// dirty for one that may be (`Pending::cleans`).
     pub(crate) fn begin_clean(&mut self) {
-        if self.live && self.owed.cleans() == 0 {
+        if self.live && self.sums.owed.cleans() == 0 {
             self.tables.pending.cleans.begin();
-            self.owed.clean();
+            self.sums.owed.clean();
         }
     }
 
     /// A refusal before anything was done, or an early end.
     #[cold]
-    pub(crate) fn halted<T, E>(at: crate::addr::Gpa, why: E) -> Result<T, Halted<E>> {
+    pub(crate) fn halted<T, E>(at: Gpa, why: E) -> Result<T, Halted<E>> {
         Err(Halted { at, why })
     }
 }
@@ -185,52 +209,9 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.live && !self.owed.is_untouched() {
-            self.owed.let_go(self.tables);
+        if self.live && !self.sums.owed.is_untouched() {
+            self.sums.owed.let_go(self.tables);
         }
-    }
-}
-
-/// What one operation did, to be added to the guard at its end.
-#[derive(Clone, Copy)]
-pub(crate) struct Done {
-    /// Bytes of guest memory whose leaves changed.
-    pub bytes: u64,
-    pub counts: Counts,
-    pub owed: Owed,
-}
-
-impl Done {
-    pub const NOTHING: Self = Self { bytes: 0, counts: Counts::NONE, owed: Owed::NOTHING };
-
-    /// Adds what a walk did to the slots of one table; `stale` if translations changed.
-    #[inline]
-    pub fn settle<F: Format>(&mut self, level: u8, tally: &Tally, stale: bool) {
-        self.counts.slots_read += tally.read;
-        if tally.changed != 0 {
-            self.counts.slots_written += tally.changed;
-            self.bytes += tally.changed << F::shift(level);
-            if stale {
-                self.owed.leaves(tally.start, tally.end, F::size(level));
-                self.owed.take();
-            }
-        }
-    }
-
-    #[inline]
-    pub fn merge(&mut self, other: Self) {
-        self.bytes += other.bytes;
-        self.counts += other.counts;
-        self.owed.merge(other.owed);
-    }
-
-    /// Hands it to the guard; returns the bytes.
-    #[inline]
-    pub fn add_to<F: Format, P: Platform>(&self, guard: &mut Guard<'_, '_, F, P>) -> u64 {
-        guard.sums.counts += self.counts;
-        guard.sums.counts.bytes_changed += self.bytes;
-        guard.owed.merge(self.owed);
-        self.bytes
     }
 }
 

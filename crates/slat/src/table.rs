@@ -156,6 +156,7 @@ impl Frame {
     }
 
     /// The slots of an unlinked table at `level`.
+    #[inline(always)]
     pub(crate) fn slots_mut<F: Format>(
         &mut self,
         platform: &impl Platform,

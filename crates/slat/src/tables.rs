@@ -13,7 +13,7 @@ use crate::shootdown::{Invalidation, Owed, Shootdown, Vmid};
 use crate::sync::{AtomicU64, Ordering, acquired, agreed};
 use crate::table::{self, Frame, Slot, slot};
 use crate::underway::Pending;
-use crate::walk::{Budget, Outcome, PATIENCE, Visitor, touch_all, walk};
+use crate::walk::{Budget, Outcome, PATIENCE, Visitor, touch_each, walk};
 use core::fmt;
 
 /// The second-stage tables of one guest, live: CPUs may have them loaded.
@@ -228,7 +228,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         if !core::ptr::eq(guard.tables, self) {
             return Err(Foreign);
         }
-        Ok(Shootdown::new(self, core::mem::replace(&mut guard.owed, Owed::NOTHING)))
+        Ok(Shootdown::new(self, core::mem::replace(&mut guard.sums.owed, Owed::NOTHING)))
     }
 
     /// The address of the root, for VTTBR_EL2 and its like. Who loads it answers for what is
@@ -436,16 +436,9 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         agreed();
         let (_, common) = self.table_at(gpa, level);
         if common & F::TABLE_ACCESSED != F::TABLE_ACCESSED {
-            self.touch_each(gpa, level);
+            let levels = (self.geometry().root_level, level);
+            touch_each::<F, P>(self.platform, self.root_slots(), levels, gpa);
         }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn touch_each(&self, gpa: u64, level: u8) {
-        let mut above = [const { None }; 4];
-        self.descend(gpa, level, |at, link| above[at as usize - 1] = Some((link.slot, link.raw)));
-        touch_all::<F>(&above);
     }
 
     #[inline(always)]

@@ -84,6 +84,9 @@ pub(crate) enum Flow {
     Wait,
     /// Ends here, for a reason that the visitor keeps.
     Stop,
+    /// Leaves all tables, and has the visitor do what takes more stack than may come on top of the
+    /// walk's ([`Visitor::aside`]).
+    Aside,
 }
 
 /// Whether a walk came to its end, or else where it stopped: at the visitor's will, or because
@@ -113,21 +116,61 @@ impl Budget {
         self.left < u64::MAX / 2
     }
 
+    /// Counts so many slots of a table that is not done with.
+    #[inline(always)]
+    fn count(&mut self, slots: u64) {
+        self.left = self.left.saturating_sub(slots);
+    }
+
+    /// After a part of a table, of which so many slots were read: at its `end`, if all is well.
+    #[inline(always)]
+    fn end(&mut self, result: End, slots: u64, end: u64) -> End {
+        if !result.is_done() {
+            self.count(slots);
+        } else if self.spend(slots) {
+            return End::stopped(end);
+        }
+        result
+    }
+
     /// Whether nothing is left after so many slots.
     #[inline(always)]
     fn spend(&mut self, slots: u64) -> bool {
-        self.left = self.left.saturating_sub(slots);
+        self.count(slots);
         self.spent = self.left == 0;
         self.spent
     }
 }
 
-/// Why a walk of one tree ended early. Small, so that it travels in registers.
+/// How a walk of one tree ended. Two words, which travel in registers.
 #[derive(Clone, Copy)]
 struct End {
+    /// Where, if it ended early.
     at: u64,
+    why: u8,
+}
+
+impl End {
+    /// All of it is done with.
+    const DONE: Self = Self { at: 0, why: 0 };
+    /// The visitor stopped it, somebody else held a slot for too long, or the budget is spent.
+    const STOPPED: u8 = 1;
     /// The table that it was in was retired; `at` is where it began.
-    retired: bool,
+    const RETIRED: u8 = 2;
+    /// A climb goes on below, to `at`.
+    const BELOW: u8 = 3;
+    /// The visitor is asked to do something at `at`: this and the level of the slot there.
+    const ASIDE: u8 = 4;
+
+    #[inline(always)]
+    const fn stopped(at: u64) -> Self {
+        Self { at, why: Self::STOPPED }
+    }
+
+    #[inline(always)]
+    const fn is_done(self) -> bool {
+        self.why == 0
+    }
 }
 
 /// What a walk did to the slots of one table: kept apart from the visitor, so that it stays in
@@ -224,7 +267,14 @@ pub(crate) trait Visitor<'t, F: Format> {
     #[inline(always)]
     fn leave(&mut self, _level: u8, _entry: Entry<'t>, _children: &'t [Slot]) {}
 
-    /// Adds what was done to the slots of one table at `level`.
+    /// What it asked for by [`Flow::Aside`], at a slot at `level` of `gpa`; returns what a visit
+    /// does. What the walk is to do to tables around a slot that is done with, it does not do.
+    #[inline(always)]
+    fn aside(&mut self, _level: u8, _gpa: u64) -> Flow {
+        Flow::Stop
+    }
+
+    /// Adds what was done to slots of one table at `level`.
     fn settle(&mut self, level: u8, tally: Tally);
 }
 
@@ -293,17 +343,37 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     budget: &mut Budget,
 ) -> Outcome {
     let mut from = start;
+    let mut patience = PATIENCE;
     budget.spent = false;
-    for _ in 0..PATIENCE {
-        match tree::<F, P, V>(platform, slots, level, (from, end), visitor, budget) {
-            Ok(()) => return Ok(()),
-            // Spent in the last table.
-            Err(End { at, .. }) if at == end => return Ok(()),
-            Err(End { at, retired: true }) => {
-                from = at.max(start);
-                visitor.again();
+    while patience > 0 {
+        let End { at, why } =
+            tree::<F, P, V>(platform, slots, level, (start, from, end), visitor, budget);
+        // Also where the budget was spent in the last table.
+        if why == 0 || at == end {
+            return Ok(());
+        }
+        if why == End::STOPPED {
+            return Err(Gpa(at));
+        }
+        // What was gone on with is no try.
+        patience = if at > from { PATIENCE } else { patience - 1 };
+        from = at.max(start);
+        if why == End::RETIRED {
+            visitor.again();
+        } else {
+            match visitor.aside(why - End::ASIDE, at) {
+                Flow::Next => {
+                    let shift = F::shift(why - End::ASIDE);
+                    from = ((at >> shift) + 1) << shift;
+                    if from >= end {
+                        return Ok(());
+                    }
+                    continue;
+                }
+                Flow::Again => continue,
+                Flow::Wait => {}
+                Flow::Stop | Flow::Aside => return Err(Gpa(at)),
             }
-            Err(End { at, .. }) => return Err(Gpa(at)),
         }
         relax();
     }
@@ -311,53 +381,58 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
 }
 
 /// A range inside one slot, and smaller than it, begins in the table below: short calls skip the
-/// loops of the levels above.
-#[inline]
+/// loops of the levels above. What lies before `from` is done with.
+#[inline(always)]
 fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
-    mut slots: &'t [Slot],
+    root: &'t [Slot],
     mut level: u8,
-    (start, end): (u64, u64),
+    (start, from, end): (u64, u64, u64),
     visitor: &mut V,
     budget: &mut Budget,
-) -> Result<(), End> {
-    let mut above = [const { None }; 4];
-    let mut tally = Tally::NONE;
-    while V::LEVELS.any_below(level) && (start ^ (end - 1)) >> F::shift(level) == 0 {
-        let slot = table::slot::<F>(slots, start, level);
+) -> End {
+    let (mut slots, top) = (root, level);
+    let mut read = 0;
+    while V::LEVELS.any_below(level) && (from ^ (end - 1)) >> F::shift(level) == 0 {
+        let slot = table::slot::<F>(slots, from, level);
         let raw = slot.load();
         if F::kind(raw, level) != Kind::Table
-            || end - start == 1 << F::shift(level)
+            || end - from == 1 << F::shift(level)
             || !visitor.passes(raw)
         {
             break;
         }
-        tally.read += 1;
-        if V::TOUCHES && F::TABLE_ACCESSED != 0 {
-            above[level as usize - 1] = Some((slot, raw));
-        }
+        read += 1;
         level -= 1;
         // SAFETY: as in `one` below.
         slots = unsafe { table::slots(platform, F::table_address(raw), F::slots(level)) };
     }
     // A page's walk is settled once.
-    let is_page = level == 0 && end - start == 1 << F::PAGE_SHIFT;
+    let is_page = level == 0 && end - from == 1 << F::PAGE_SHIFT;
     if !is_page {
-        visitor.settle(level, core::mem::replace(&mut tally, Tally::NONE));
+        visitor.settle(level, Tally { read, ..Tally::NONE });
     }
     let result = match level {
-        0 if is_page => page::<F, P, V>(platform, slots, start, visitor, tally),
-        0 => table::<F, P, V, 0>(platform, slots, start, end, visitor, budget),
-        1 => table::<F, P, V, 1>(platform, slots, start, end, visitor, budget),
-        2 => table::<F, P, V, 2>(platform, slots, start, end, visitor, budget),
-        3 => table::<F, P, V, 3>(platform, slots, start, end, visitor, budget),
-        _ => table::<F, P, V, 4>(platform, slots, start, end, visitor, budget),
+        0 if is_page => page::<F, P, V>(platform, slots, from, visitor, read),
+        0 => pages::<F, P, V>(platform, slots, from, end, visitor, budget),
+        1 => parents::<F, P, V>(platform, slots, start, from, end, visitor, budget),
+        _ => {
+            let mut climb = Climb { top: level, level, start, at: from, end, raws: [0; 3] };
+            let mut below = End::DONE;
+            loop {
+                let step = climb.on::<F, P, V>(platform, slots, below, visitor, budget);
+                if step.why != End::BELOW {
+                    break step;
+                }
+                let table = climb.linked::<F, P>(platform, 1);
+                below =
+                    parents::<F, P, V>(platform, table, start, climb.at, step.at, visitor, budget);
+            }
+        }
     };
-    if !is_page {
-        acquired();
-    }
-    if V::TOUCHES && F::TABLE_ACCESSED != 0 {
-        touch_all::<F>(&above);
+    acquired();
+    if V::TOUCHES && F::TABLE_ACCESSED != 0 && level < top {
+        touch_path::<F, P>(platform, root, (top, level), from);
     }
     result
 }
@@ -375,11 +450,62 @@ fn touch<F: Format>(slot: &Slot, level: u8, table: u64) {
     });
 }
 
-/// [`touch`] of the tables on a path, by their level less one.
-pub(crate) fn touch_all<F: Format>(above: &[Option<(&Slot, u64)>; 4]) {
+/// [`touch`] of the tables on the way to `gpa` from `root`, from one level down to another, if they
+/// are not marked.
+#[inline(always)]
+fn touch_path<F: Format, P: Platform>(
+    platform: &P,
+    root: &[Slot],
+    (top, level): (u8, u8),
+    gpa: u64,
+) {
     agreed();
+    let mut common = F::TABLE_ACCESSED;
+    descend::<F, P>(platform, root, (top, level), gpa, |_, _, raw| common &= raw);
+    if common != F::TABLE_ACCESSED {
+        touch_each::<F, P>(platform, root, (top, level), gpa);
+    }
+}
+
+/// [`touch_path`], where one is not.
+#[cold]
+#[inline(never)]
+pub(crate) fn touch_each<F: Format, P: Platform>(
+    platform: &P,
+    root: &[Slot],
+    levels: (u8, u8),
+    gpa: u64,
+) {
+    let mut above = [const { None }; 4];
+    descend::<F, P>(platform, root, levels, gpa, |at, slot, raw| {
+        above[at as usize - 1] = Some((slot, raw));
+    });
     for (below, table) in above.iter().enumerate() {
         table.inspect(|&(slot, raw)| touch::<F>(slot, below as u8 + 1, raw));
+    }
+}
+
+/// Shows the links on the way to `gpa` from `root`, from one level down to another, and their slots
+/// and levels.
+#[inline(always)]
+fn descend<'t, F: Format, P: Platform>(
+    platform: &'t P,
+    root: &'t [Slot],
+    (mut level, down): (u8, u8),
+    gpa: u64,
+    mut link: impl FnMut(u8, &'t Slot, u64),
+) {
+    let mut slots = root;
+    while level > down {
+        let slot = table::slot::<F>(slots, gpa, level);
+        let raw = slot.load();
+        if F::kind(raw, level) != Kind::Table {
+            break;
+        }
+        link(level, slot, raw);
+        level -= 1;
+        // SAFETY: as in `one` below.
+        slots = unsafe { table::slots(platform, F::table_address(raw), F::slots(level)) };
     }
 }
 
@@ -389,78 +515,274 @@ pub(crate) fn links<F: Format>(raw: u64, level: u8, table: u64) -> bool {
     F::kind(raw, level) == Kind::Table && F::table_address(raw) == F::table_address(table)
 }
 
-/// One page of a table, as a fault concerns; `tally` has what was read above it.
-#[inline(always)]
+/// One page of a table; so many slots were `read` above it. Not inlined, as operations that faults
+/// call have a way of their own to a page whose table is there.
+#[inline(never)]
 fn page<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
     slots: &'t [Slot],
     start: u64,
     visitor: &mut V,
-    mut tally: Tally,
-) -> Result<(), End> {
+    read: u64,
+) -> End {
+    let mut tally = Tally { read, ..Tally::NONE };
     let slot = table::slot::<F>(slots, start, 0);
     let end = start + (1 << F::PAGE_SHIFT);
-    let budget = &mut Budget::unbounded();
-    let result = one::<F, P, V, 0, true>(platform, slot, start, end, visitor, &mut tally, budget);
+    let met = one::<F, P, V, 0, true>(platform, slot, start, end, visitor, &mut tally);
     visitor.settle(0, tally);
-    result
+    met.done()
 }
 
-#[inline]
-fn table<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
+/// A range of a table of pages. Apart, so that its loop has all registers.
+#[inline(never)]
+fn pages<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
     slots: &'t [Slot],
     start: u64,
     end: u64,
     visitor: &mut V,
     budget: &mut Budget,
-) -> Result<(), End> {
-    let shift = F::shift(LEVEL);
-    let mask = slots.len() - 1;
-    let first = (start >> shift) as usize & mask;
-    let last = ((end - 1) >> shift) as usize & mask;
-    let mut slots = &slots[first..=last];
+) -> End {
+    let shift = F::PAGE_SHIFT;
+    let mut slots = part_of::<F>(slots, 0, start, end);
     let mut at = start;
     let mut tally = Tally::NONE;
-    let mut result = Ok(());
     // Most tables in which nothing needs a visit show it from the start. Apart from the runs that
     // are looked into, whose values take registers.
-    if LEVEL == 0
-        && let Some(wanted) = V::QUIET
-    {
+    if let Some(wanted) = V::QUIET {
+        let all = slots.len();
         while let Some((run, rest)) = slots.split_first_chunk::<RUN>()
             && table::any(run) & (wanted | F::MARK) == 0
         {
-            tally.read += RUN as u64;
-            at += (RUN as u64) << shift;
             slots = rest;
         }
+        tally.read = (all - slots.len()) as u64;
+        at += tally.read << shift;
     }
-    loop {
+    let result = loop {
         if let Some(run) = slots.first_chunk::<RUN>() {
-            let passed = pass_run::<F, V, LEVEL>(run, at, visitor, &mut tally);
+            let passed = pass_run::<F, V, 0>(run, at, visitor, &mut tally);
+            at += (passed as u64) << shift;
+            slots = &slots[passed..];
+            if passed == RUN {
+                continue;
+            }
+        }
+        let Some((slot, rest)) = slots.split_first() else { break End::DONE };
+        let next = at + (1 << shift);
+        let met = one::<F, P, V, 0, false>(platform, slot, at, next, visitor, &mut tally).done();
+        if !met.is_done() {
+            break met;
+        }
+        (slots, at) = (rest, next);
+    };
+    let result = budget.end(result, tally.read, end);
+    visitor.settle(0, tally);
+    result
+}
+
+/// The slots of a table at `level` that a range which it covers concerns.
+#[inline(always)]
+fn part_of<F: Format>(slots: &[Slot], level: u8, start: u64, end: u64) -> &[Slot] {
+    let (shift, mask) = (F::shift(level), slots.len() - 1);
+    &slots[(start >> shift) as usize & mask..=((end - 1) >> shift) as usize & mask]
+}
+
+/// A range of a table above those of pages, and these. What lies before `from`, from `start` on, is
+/// done with.
+#[inline(never)]
+#[allow(clippy::too_many_arguments, reason = "as many as registers take")]
+fn parents<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
+    platform: &'t P,
+    slots: &'t [Slot],
+    start: u64,
+    from: u64,
+    end: u64,
+    visitor: &mut V,
+    budget: &mut Budget,
+) -> End {
+    let shift = F::shift(1);
+    let mut slots = part_of::<F>(slots, 1, from, end);
+    let mut at = from;
+    let mut tally = Tally::NONE;
+    let result = loop {
+        if let Some(run) = slots.first_chunk::<RUN>() {
+            let passed = pass_run::<F, V, 1>(run, at, visitor, &mut tally);
             at = if passed == 0 { at } else { ((at >> shift) + passed as u64) << shift };
             slots = &slots[passed..];
             if passed == RUN {
                 continue;
             }
         }
-        let Some((slot, rest)) = slots.split_first() else { break };
+        let Some((slot, rest)) = slots.split_first() else { break End::DONE };
         let next = (((at >> shift) + 1) << shift).min(end);
-        result =
-            one::<F, P, V, LEVEL, false>(platform, slot, at, next, visitor, &mut tally, budget);
-        if V::TABLES && result.is_ok() && budget.spent {
-            result = Err(End { at: next, retired: false });
-        }
-        if result.is_err() {
-            break;
+        let result = match one::<F, P, V, 1, false>(platform, slot, at, next, visitor, &mut tally) {
+            Met::Done(result) => result,
+            Met::Table { children, raw } => {
+                let below = if V::LEVELS.any_below(1) {
+                    pages::<F, P, V>(platform, children, at, next, visitor, budget)
+                } else {
+                    End::DONE
+                };
+                let entry = Entry { slot, raw, start: at, end: next };
+                left::<F, V>(1, start, entry, children, below, visitor, budget)
+            }
+        };
+        if !result.is_done() {
+            break result;
         }
         (slots, at) = (rest, next);
+    };
+    let result = budget.end(result, tally.read, end);
+    visitor.settle(1, tally);
+    result
+}
+
+/// Where a walk is in the tables at level 2 and above. A table of these covers a GiB at least, and
+/// what is done in one of them is not on the stack when the tables below it are walked.
+struct Climb {
+    /// The level of the table that the walk is of.
+    top: u8,
+    /// That of the table that it is in.
+    level: u8,
+    /// What lies before `at`, from `start` on, is done with. Of what lies behind it, what a table
+    /// below covers may be, and nothing else.
+    start: u64,
+    at: u64,
+    end: u64,
+    /// The values of the slots that link the tables on the way, by their level less two; 0 at those
+    /// that it is not below.
+    raws: [u64; 3],
+}
+
+impl Climb {
+    /// The table at `level` that it is in, below its top.
+    #[inline(always)]
+    fn linked<'t, F: Format, P: Platform>(&self, platform: &'t P, level: u8) -> &'t [Slot] {
+        let table = F::table_address(self.raws[level as usize - 1]);
+        // SAFETY: as in `one`.
+        unsafe { table::slots(platform, table, F::slots(level)) }
     }
-    if result.is_ok() && budget.spend(tally.read) {
-        result = Err(End { at: end, retired: false });
+
+    /// Goes on to the next table at level 1, or to the end of the walk, of a table that has these
+    /// `slots`; `below` is what came of the last such table.
+    #[inline(never)]
+    fn on<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
+        &mut self,
+        platform: &'t P,
+        slots: &'t [Slot],
+        mut below: End,
+        visitor: &mut V,
+        budget: &mut Budget,
+    ) -> End {
+        loop {
+            let level = self.level;
+            let table =
+                if level == self.top { slots } else { self.linked::<F, P>(platform, level) };
+            let bytes = (table.len() as u64) << F::shift(level);
+            let end = self.end.min((self.at & !(bytes - 1)) + bytes);
+            let result = match level {
+                2 => self.part::<F, P, V, 2>(platform, table, end, below, visitor, budget),
+                3 => self.part::<F, P, V, 3>(platform, table, end, below, visitor, budget),
+                _ => self.part::<F, P, V, 4>(platform, table, end, below, visitor, budget),
+            };
+            if result.why == End::BELOW {
+                if level == 2 {
+                    return result;
+                }
+                self.level -= 1;
+            } else if level == self.top {
+                return result;
+            } else {
+                self.level += 1;
+                below = result;
+            }
+        }
     }
-    visitor.settle(LEVEL, tally);
+
+    /// Goes on in a table, up to `end` or to a table that is to be descended into. `below` is what
+    /// came of the table that the slot at its place links, where the walk comes up from there.
+    #[inline(always)]
+    fn part<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
+        &mut self,
+        platform: &'t P,
+        table: &'t [Slot],
+        end: u64,
+        below: End,
+        visitor: &mut V,
+        budget: &mut Budget,
+    ) -> End {
+        let shift = F::shift(LEVEL);
+        let mut tally = Tally::NONE;
+        let mut result = End::DONE;
+        let mut at = self.at;
+        while at < end {
+            let slot = table::slot::<F>(table, at, LEVEL);
+            let next = (((at >> shift) + 1) << shift).min(end);
+            let mut raw = core::mem::take(&mut self.raws[LEVEL as usize - 2]);
+            let mut came = Some(below).filter(|_| raw != 0);
+            if came.is_none() {
+                match one::<F, P, V, LEVEL, false>(platform, slot, at, next, visitor, &mut tally) {
+                    Met::Done(done) => result = done,
+                    Met::Table { raw: link, .. } => {
+                        raw = link;
+                        if V::LEVELS.any_below(LEVEL) {
+                            self.raws[LEVEL as usize - 2] = raw;
+                            self.at = at;
+                            budget.count(tally.read);
+                            visitor.settle(LEVEL, tally);
+                            return End { at: next, why: End::BELOW };
+                        }
+                        came = Some(End::DONE);
+                    }
+                }
+            }
+            if let Some(below) = came {
+                // SAFETY: as in `one`.
+                let children =
+                    unsafe { table::slots(platform, F::table_address(raw), F::slots(LEVEL - 1)) };
+                let entry = Entry { slot, raw, start: at, end: next };
+                result = left::<F, V>(LEVEL, self.start, entry, children, below, visitor, budget);
+            }
+            if !result.is_done() {
+                break;
+            }
+            at = next;
+        }
+        let result = budget.end(result, tally.read, end);
+        visitor.settle(LEVEL, tally);
+        result
+    }
+}
+
+/// After a table, of the slots `children`, and what is below it; `result` is what came of it.
+#[inline(always)]
+fn left<'t, F: Format, V: Visitor<'t, F>>(
+    level: u8,
+    start: u64,
+    entry: Entry<'t>,
+    children: &'t [Slot],
+    mut result: End,
+    visitor: &mut V,
+    budget: &mut Budget,
+) -> End {
+    let next = entry.end;
+    if V::TOUCHES && F::TABLE_ACCESSED != 0 {
+        agreed();
+        touch::<F>(entry.slot, level, entry.raw);
+    }
+    // Also where the budget was spent in the last table below.
+    if result.is_done() || result.at == next {
+        // Of what the walk has done, also before it began anew.
+        let start = start.max(entry.base::<F>(level));
+        visitor.leave(level, Entry { start, ..entry }, children);
+        if V::TABLES {
+            budget.spend(children.len() as u64);
+        }
+    }
+    if V::TABLES && result.is_done() && budget.spent {
+        result = End::stopped(next);
+    }
     result
 }
 
@@ -507,8 +829,29 @@ fn pass_run<'t, F: Format, V: Visitor<'t, F>, const LEVEL: u8>(
     passed
 }
 
-/// Visits one slot until it is done with, and everything below it. `ALONE`: no fence follows, so
-/// each load acquires.
+/// What a slot was.
+enum Met<'t> {
+    Done(End),
+    /// The link of a table that is to be descended into.
+    Table {
+        children: &'t [Slot],
+        raw: u64,
+    },
+}
+
+impl Met<'_> {
+    /// Of a page.
+    #[inline(always)]
+    fn done(self) -> End {
+        match self {
+            Met::Done(result) => result,
+            Met::Table { .. } => End::DONE,
+        }
+    }
+}
+
+/// Visits one slot until it is done with, or links a table that is to be descended into. `ALONE`:
+/// no fence follows, so each load acquires.
 #[inline(always)]
 fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALONE: bool>(
     platform: &'t P,
@@ -517,8 +860,7 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
     end: u64,
     visitor: &mut V,
     tally: &mut Tally,
-    budget: &mut Budget,
-) -> Result<(), End> {
+) -> Met<'t> {
     for _ in 0..PATIENCE {
         let raw = if ALONE { slot.load() } else { slot.peek() };
         tally.read += 1;
@@ -526,7 +868,7 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
         let flow = match F::kind(raw, LEVEL) {
             Kind::Table if LEVEL > 0 => {
                 if !V::LEVELS.any_below(LEVEL) && !V::TABLES {
-                    return Ok(());
+                    return Met::Done(End::DONE);
                 }
                 if !ALONE {
                     acquired();
@@ -538,61 +880,24 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
                     unsafe { table::slots(platform, F::table_address(raw), F::slots(LEVEL - 1)) };
                 match visitor.enter(LEVEL, &entry, children) {
                     Some(flow) => flow,
-                    None => {
-                        let result = descend::<F, P, V, LEVEL>(
-                            platform, children, start, end, visitor, budget,
-                        );
-                        if V::TOUCHES && F::TABLE_ACCESSED != 0 {
-                            agreed();
-                            touch::<F>(slot, LEVEL, raw);
-                        }
-                        // Also where the budget was spent in the last table below.
-                        if result.as_ref().map_or_else(|early| early.at == end, |()| true) {
-                            visitor.leave(LEVEL, entry, children);
-                            if V::TABLES {
-                                budget.spend(children.len() as u64);
-                            }
-                        }
-                        return result;
-                    }
+                    None => return Met::Table { children, raw },
                 }
             }
             Kind::Retired => {
                 let above = F::shift(LEVEL + 1);
-                return Err(End { at: start >> above << above, retired: true });
+                return Met::Done(End { at: start >> above << above, why: End::RETIRED });
             }
-            _ if !V::LEVELS.contains(LEVEL) => return Ok(()),
+            _ if !V::LEVELS.contains(LEVEL) => return Met::Done(End::DONE),
             Kind::Frozen | Kind::Sealed => visitor.held(LEVEL, &entry),
             kind => visitor.visit(LEVEL, kind, entry, tally),
         };
         match flow {
-            Flow::Next => return Ok(()),
+            Flow::Next => return Met::Done(End::DONE),
             Flow::Again => {}
             Flow::Wait => relax(),
             Flow::Stop => break,
+            Flow::Aside => return Met::Done(End { at: start, why: End::ASIDE + LEVEL }),
         }
     }
-    Err(End { at: start, retired: false })
-}
-
-/// `LEVEL - 1`, which constant generics cannot say; all arms but one vanish.
-#[inline(always)]
-fn descend<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
-    platform: &'t P,
-    slots: &'t [Slot],
-    start: u64,
-    end: u64,
-    visitor: &mut V,
-    budget: &mut Budget,
-) -> Result<(), End> {
-    if !V::LEVELS.any_below(LEVEL) {
-        return Ok(());
-    }
-    match LEVEL {
-        4 => table::<F, P, V, 3>(platform, slots, start, end, visitor, budget),
-        3 => table::<F, P, V, 2>(platform, slots, start, end, visitor, budget),
-        2 => table::<F, P, V, 1>(platform, slots, start, end, visitor, budget),
-        1 => table::<F, P, V, 0>(platform, slots, start, end, visitor, budget),
-        _ => Ok(()),
-    }
+    Met::Done(End::stopped(start))
 }

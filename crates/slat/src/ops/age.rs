@@ -25,7 +25,7 @@ use super::pages::{or_bits, set_bits};
 use super::unfold::{Group, folded};
 use crate::addr::{Gpa, GpaRange, Levels};
 use crate::format::{Format, Kind, RUN};
-use crate::guard::{Done, Guard};
+use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
 use crate::sync::{AtomicU64, Ordering, Turn, agreed};
@@ -182,8 +182,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ) -> Result<Aged, Halted<ChangeError>> {
         let tables = self.tables;
         let ages = Ages { young: ages.young, unanswered: ages.unanswered };
-        let mut scan =
-            Scan { range, ages, aged: Aged::default(), answered: 0, done: Done::NOTHING };
+        let sums = &mut self.sums;
+        let mut scan = Scan { range, ages, aged: Aged::default(), answered: 0, sums };
         let skip = if F::TABLE_ACCESSED == 0 { Skip::Nothing } else { how.skip };
         match (how.clear, skip) {
             (false, Skip::Nothing) => scan.run::<F, P, false, ALL>(tables),
@@ -208,15 +208,14 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
                 tables.scans.turn.end();
             }
         }
-        let Scan { aged, mut done, .. } = scan;
+        let Scan { aged, sums, .. } = scan;
         if how.fresh && how.clear {
             let mut stale = Owed::NOTHING;
             stale.leaves(range.start().0, range.end().0, F::size(0));
             stale.leaves(range.start().0, range.end().0, F::size(1));
             tables.complete(stale);
-            done.counts.invalidations += 1;
+            sums.counts.invalidations += 1;
         }
-        done.add_to(self);
         Ok(aged)
     }
 }
@@ -244,11 +243,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if !tables.format.records_accessed() {
             return Self::halted(gpa, ChangeError::NotRecorded);
         }
-        let mut visitor =
-            One { tables, clear, young: false, found: None, held: false, done: Done::NOTHING };
+        let sums = &mut self.sums;
+        let mut visitor = One { tables, clear, young: false, found: None, held: false, sums };
         let result = tables.walk(start, start + (1 << F::PAGE_SHIFT), &mut visitor);
-        let One { young, found, held, done, .. } = visitor;
-        done.add_to(self);
+        let One { young, found, held, .. } = visitor;
         match found {
             Some((start, end)) => Ok(Some((GpaRange::from_bounds(start, end), young))),
             None if held || result.is_err() => Self::halted(gpa, ChangeError::Contended),
@@ -258,17 +256,17 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 /// Reads, and clears, the accessed state of the one leaf around an address.
-struct One<'t, F: Format, P: Platform> {
+struct One<'t, 'g, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     clear: bool,
     /// Kept from one attempt to the next: what was cleared is told.
     young: bool,
     found: Option<(u64, u64)>,
     held: bool,
-    done: Done,
+    sums: &'g mut Sums,
 }
 
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, F, P> {
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
@@ -278,7 +276,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, F, P> {
         }
         if folded::<F>(entry.raw) {
             let Some(group) = self.tables.group(entry.start, level) else { return Flow::Again };
-            let (used, whole) = age_group::<F>(&group, level, self.clear, &mut self.done);
+            let (used, whole) = age_group::<F>(&group, level, self.clear, self.sums);
             self.young |= used;
             if used || whole {
                 // What was cleared is told, whatever comes of the rest.
@@ -291,8 +289,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, F, P> {
                 if entry.slot.exchange(entry.raw, entry.raw & !F::ACCESSED).is_err() {
                     return Flow::Again;
                 }
-                self.done.counts.slots_written += 1;
-                self.done.bytes += F::size(level).bytes();
+                self.sums.counts.slots_written += 1;
+                self.sums.counts.bytes_changed += F::size(level).bytes();
             }
             self.young = true;
         }
@@ -309,7 +307,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, F, P> {
 
     #[inline]
     fn settle(&mut self, _level: u8, tally: Tally) {
-        self.done.counts.slots_read += tally.read;
+        self.sums.counts.slots_read += tally.read;
     }
 }
 
@@ -319,7 +317,7 @@ fn age_group<F: Format>(
     group: &Group<'_, F>,
     level: u8,
     clear: bool,
-    done: &mut Done,
+    sums: &mut Sums,
 ) -> (bool, bool) {
     let (mut used, mut cleared) = (false, 0);
     let whole = group.slots.iter().all(|slot| {
@@ -332,9 +330,9 @@ fn age_group<F: Format>(
         used |= member(raw) && raw & F::ACCESSED != 0;
         member(raw)
     });
-    done.counts.slots_read += group.slots.len() as u64;
-    done.counts.slots_written += cleared;
-    done.bytes += cleared << F::shift(level);
+    sums.counts.slots_read += group.slots.len() as u64;
+    sums.counts.slots_written += cleared;
+    sums.counts.bytes_changed += cleared << F::shift(level);
     (used, whole)
 }
 
@@ -351,7 +349,7 @@ struct Scan<'a> {
     aged: Aged,
     /// The end of the last group, which is answered for.
     answered: u64,
-    done: Done,
+    sums: &'a mut Sums,
 }
 
 impl Scan<'_> {
@@ -380,14 +378,13 @@ impl Scan<'_> {
         let (start, end) = (self.range.start().0, self.range.end().0);
         let all = start == 0 && end >> tables.geometry().address_bits != 0;
         let doubt = tables.scans.hinted();
-        let mut note = Note { doubt, noted: false, done: Done::NOTHING };
+        let mut note = Note { doubt, noted: false, sums: self.sums };
         let result = tables.walk(start, end, &mut note);
-        self.done.merge(note.done);
         if note.noted {
             let mut stale = Owed::NOTHING;
             stale.table(start, end);
             tables.complete(stale);
-            self.done.counts.invalidations += 1;
+            self.sums.counts.invalidations += 1;
         }
         // The tables' marks, then the leaves: `walk::touch` goes the other way.
         agreed();
@@ -502,7 +499,7 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
 
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
-        self.scan.done.settle::<F>(level, &tally, false);
+        self.scan.sums.settle::<F>(level, &tally, false);
     }
 }
 
@@ -520,7 +517,7 @@ impl<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>
         let range = &self.scan.range;
         let clear = CLEAR && group.inside(range.start().0, range.end().0);
         let (start, end) = (entry.start, group.end.min(range.end().0));
-        let (used, whole) = age_group::<F>(&group, level, clear, &mut self.scan.done);
+        let (used, whole) = age_group::<F>(&group, level, clear, self.scan.sums);
         if used {
             self.scan.young::<F>(start, end);
         } else if !whole {
@@ -532,14 +529,14 @@ impl<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>
 }
 
 /// Clears the tables that are marked accessed, and notes them.
-struct Note {
+struct Note<'a> {
     /// Unmarked tables prove nothing.
     doubt: bool,
     noted: bool,
-    done: Done,
+    sums: &'a mut Sums,
 }
 
-impl<'t, F: Format> Visitor<'t, F> for Note {
+impl<'t, F: Format> Visitor<'t, F> for Note<'_> {
     const LEVELS: Levels = Levels::above(0);
     const TABLES: bool = true;
     const TABLES_QUIET: Option<u64> = Some(F::TABLE_ACCESSED | F::AGEING);
@@ -573,7 +570,7 @@ impl<'t, F: Format> Visitor<'t, F> for Note {
             if entry.slot.exchange(raw, noted).is_err() {
                 return Some(Flow::Again);
             }
-            self.done.counts.slots_written += 1;
+            self.sums.counts.slots_written += 1;
         }
         self.noted = true;
         None
@@ -581,6 +578,6 @@ impl<'t, F: Format> Visitor<'t, F> for Note {
 
     #[inline]
     fn settle(&mut self, _level: u8, tally: Tally) {
-        self.done.counts.slots_read += tally.read;
+        self.sums.counts.slots_read += tally.read;
     }
 }

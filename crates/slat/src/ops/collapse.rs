@@ -18,11 +18,10 @@
 
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Attributes, Format, Kind};
-use crate::guard::{Done, Guard};
+use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::shootdown::Owed;
-use crate::sizes::Sizes;
 use crate::sync::relax;
 use crate::table::Slot;
 use crate::tables::{Halted, Tables};
@@ -77,18 +76,19 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Ok(to) => to,
             Err(why) => return Self::halted(range.start(), why),
         };
-        let (done, sizes) = (Done::NOTHING, &mut self.sums.sizes);
-        let mut visitor = Collapse { tables, to, fits, done, sizes, contended: None };
+        let before = self.sums.counts.bytes_changed;
+        let sums = &mut self.sums;
+        let mut visitor = Collapse { tables, to, fits, sums, contended: None };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let Collapse { done, contended, .. } = visitor;
-        let why = self.spend(budget, SplitError::Contended);
-        let bytes = done.add_to(self);
+        let contended = visitor.contended;
+        let paused = self.keep(budget);
+        let bytes = self.sums.counts.bytes_changed - before;
         match (contended, result) {
             (Some(at), Ok(())) => Self::halted(Gpa(at), SplitError::Contended),
             // What is behind it is not done either.
-            (Some(at), Err(_)) => Self::halted(Gpa(at), why),
-            (None, Err(at)) => Self::halted(at, why),
+            (Some(at), Err(_)) => Self::ended(Gpa(at), paused, SplitError::Contended),
+            (None, Err(at)) => Self::ended(at, paused, SplitError::Contended),
             (None, Ok(())) => Ok(bytes),
         }
     }
@@ -99,8 +99,7 @@ struct Collapse<'t, 'g, F: Format, P: Platform, W> {
     to: u8,
     /// Which leaves may become a block.
     fits: W,
-    done: Done,
-    sizes: &'g mut Sizes,
+    sums: &'g mut Sums,
     /// The first table that could not be looked at.
     contended: Option<u64>,
 }
@@ -137,7 +136,7 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
 
     #[inline]
     fn settle(&mut self, _level: u8, tally: Tally) {
-        self.done.counts.slots_read += tally.read;
+        self.sums.counts.slots_read += tally.read;
     }
 }
 
@@ -145,7 +144,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
     fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Slot]) -> Result<(), Unfit> {
         // Looked at first without touching: most tables that do not fit show it at once.
         let (first, state) = (children[0].load(), self.tables.state());
-        self.done.counts.slots_read += 1;
+        self.sums.counts.slots_read += 1;
         if F::kind(first, level - 1) != Kind::Leaf || !continues::<F>(first, first, state, level, 0)
         {
             return Err(Unfit::Differs);
@@ -163,11 +162,11 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
                     Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Retired | Kind::Table
                 )
             {
-                self.done.counts.slots_read += index as u64;
+                self.sums.counts.slots_read += index as u64;
                 return Err(Unfit::Differs);
             }
         }
-        self.done.counts.slots_read += children.len() as u64 - 1;
+        self.sums.counts.slots_read += children.len() as u64 - 1;
         let mut attributes = self.tables.format.decode(first, level - 1);
         attributes.software = attributes.software.without(self.tables.consumers());
         if !(self.fits)(&attributes) {
@@ -212,7 +211,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
             status |= raw & state;
             members += i64::from(folded::<F>(raw));
         }
-        self.done.counts.slots_written += 2 * children.len() as u64 + 2;
+        self.sums.counts.slots_written += 2 * children.len() as u64 + 2;
         let table = F::table_address(entry.raw);
         let breaks = self.tables.platform.break_before_make().breaks_size_change();
         let block = |status: u64| {
@@ -239,8 +238,8 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
         if let Some(what) = self.tables.invalidation(&stale) {
             self.tables.platform.invalidate(&what);
         }
-        self.done.counts.invalidations += 1;
-        self.done.counts.broken += u64::from(breaks);
+        self.sums.counts.invalidations += 1;
+        self.sums.counts.broken += u64::from(breaks);
         let retired = F::retired(Hpa(0));
         let status = children.iter().fold(0, |status, child| {
             // Never refused: no other software changes a sealed leaf.
@@ -263,10 +262,10 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
         let mut chain = Chain::<F>::EMPTY;
         chain.add(table, &children[0]);
         self.tables.retired.invalidated(self.tables.platform, &chain);
-        self.done.bytes += entry.end - entry.start;
-        self.sizes.add(level, 1);
-        self.sizes.add(level - 1, members - children.len() as i64);
-        self.sizes.add_members(level - 1, -members);
+        self.sums.counts.bytes_changed += entry.end - entry.start;
+        self.sums.sizes.add(level, 1);
+        self.sums.sizes.add(level - 1, members - children.len() as i64);
+        self.sums.sizes.add_members(level - 1, -members);
         Ok(())
     }
 }

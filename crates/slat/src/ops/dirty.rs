@@ -9,11 +9,10 @@ use super::consumer::{Consumer, Take};
 use super::pages::{or_bits, set_bits};
 use super::rules::Rule;
 use super::{Atomically, ChangeError, Pages, folded};
-use crate::addr::{Gpa, GpaRange, Levels};
+use crate::addr::{GpaRange, Levels};
 use crate::format::{Format, Kind, RUN, software_bits};
-use crate::guard::{Done, Guard};
+use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
-use crate::sizes::Sizes;
 use crate::table::Slot;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, change_run};
@@ -95,22 +94,19 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             start: range.start().0,
             bitmap,
             pages: 0,
-            done: Done::NOTHING,
-            sizes: &mut self.sums.sizes,
+            sums: &mut self.sums,
             why: ChangeError::Contended,
         };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let Harvest { pages, mut done, why, .. } = visitor;
-        let why = self.spend(budget, why);
-        let stale = !done.owed.is_nothing() || !self.owed.is_nothing();
-        done.counts.invalidations += u64::from(stale);
-        done.add_to(self);
+        let Harvest { pages, why, .. } = visitor;
+        let paused = self.keep(budget);
+        self.sums.counts.invalidations += u64::from(!self.sums.owed.is_nothing());
         // Also what was cleaned before: a page that is not reported has to be one.
         self.complete();
         match result {
             Ok(()) => Ok(pages),
-            Err(Gpa(at)) => Self::halted(Gpa(at), why),
+            Err(at) => Self::ended(at, paused, why),
         }
     }
 
@@ -182,8 +178,7 @@ struct Harvest<'t, 'b, F: Format, P: Platform, const NAMED: bool> {
     start: u64,
     bitmap: &'b mut [u64],
     pages: u64,
-    done: Done,
-    sizes: &'b mut Sizes,
+    sums: &'b mut Sums,
     why: ChangeError,
 }
 
@@ -197,7 +192,7 @@ impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         // Who harvests wants pages: a group would be dirty as a whole each time.
         if kind == Kind::Leaf && folded::<F>(entry.raw) {
-            return self.tables.unfold(entry.start, level, &mut self.done.counts, self.sizes);
+            return Flow::Aside;
         }
         if kind != Kind::Leaf || !self.finds(entry.raw) {
             return Flow::Next;
@@ -236,9 +231,14 @@ impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
         passed
     }
 
+    #[inline(always)]
+    fn aside(&mut self, level: u8, gpa: u64) -> Flow {
+        self.tables.unfold(gpa, level, self.sums)
+    }
+
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
-        self.done.settle::<F>(level, &tally, true);
+        self.sums.settle::<F>(level, &tally, true);
     }
 }
 

@@ -8,9 +8,8 @@ use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
 use crate::counts::Counts;
 use crate::format::{AttributeError, Attributes, Execute, Format, Kind, Memory};
-use crate::guard::{Done, Guard};
+use crate::guard::{Guard, Sums};
 use crate::platform::{Maintenance, Platform};
-use crate::sizes::Sizes;
 use crate::sync::agreed;
 use crate::table::{Slot, slot};
 use crate::tables::{Halted, Tables};
@@ -172,25 +171,50 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             self.sums.sizes.add(0, 1);
             return Ok(1 << F::PAGE_SHIFT);
         }
-        self.map_rest::<C>(plan, attributes, cache)
+        self.map_walk::<C>(range, (hpa, contiguous), attributes, largest, cache)
     }
 
-    /// Apart, and with the plan by value: what fills one page keeps all in registers.
+    /// Apart, and with nothing by reference: its frame takes the caller's place.
     #[inline(never)]
-    fn map_rest<C: Change>(
+    fn map_walk<C: Change>(
         &mut self,
-        mut plan: Plan,
+        range: GpaRange,
+        (hpa, contiguous): (Hpa, bool),
         attributes: Attributes,
+        largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
     ) -> Result<u64, Halted<MapError>> {
+        let tables = self.tables;
+        let mut plan = match tables.plan_map(&range, hpa, attributes, largest, cache) {
+            Ok(plan) => Plan { contiguous, ..plan },
+            Err(why) => return Self::halted(range.start(), why),
+        };
         let (mut budget, end) = (self.budget, plan.end);
         // A single page cannot be half done. Not inside the walk that maps: their frames do not
         // add.
         if plan.end - plan.start > 1 << F::PAGE_SHIFT {
             plan.end = self.check_empty(&plan, &mut budget)?;
         }
-        let bytes = self.map_walk::<C>(&plan, budget, &attributes, cache)?;
-        if plan.end == end { Ok(bytes) } else { Self::halted(Gpa(plan.end), MapError::Paused) }
+        let before = self.sums.counts.bytes_changed;
+        let mut visitor = Map {
+            tables,
+            plan: &plan,
+            maintenance: maintenance(&attributes),
+            cache,
+            sums: &mut self.sums,
+            dry: None,
+            why: MapError::Contended,
+            change: PhantomData::<C>,
+        };
+        let result = tables.walk(plan.start, plan.end, &mut visitor);
+        tables.platform.publish();
+        let Map { dry, why, .. } = visitor;
+        self.keep(budget);
+        match result {
+            Ok(()) if plan.end == end => Ok(self.sums.counts.bytes_changed - before),
+            Ok(()) => Self::halted(Gpa(plan.end), MapError::Paused),
+            Err(at) => Self::halted(dry.map_or(at, Gpa), why),
+        }
     }
 
     /// Looks at all of the range first: the end of what the budget reaches.
@@ -207,37 +231,6 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             // Nothing is mapped yet: who goes on has to begin at the start.
             Err(_) if check.why == MapError::Contended => Self::halted(Gpa(plan.start), check.why),
             Err(at) => Self::halted(at, check.why),
-        }
-    }
-
-    #[inline(never)]
-    fn map_walk<C: Change>(
-        &mut self,
-        plan: &Plan,
-        budget: Budget,
-        attributes: &Attributes,
-        cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Halted<MapError>> {
-        let tables = self.tables;
-        let mut visitor = Map {
-            tables,
-            plan,
-            maintenance: maintenance(attributes),
-            cache,
-            done: Done::NOTHING,
-            sizes: &mut self.sums.sizes,
-            dry: None,
-            why: MapError::Contended,
-            change: PhantomData::<C>,
-        };
-        let result = tables.walk(plan.start, plan.end, &mut visitor);
-        tables.platform.publish();
-        let Map { dry, why, done, .. } = visitor;
-        let bytes = done.add_to(self);
-        self.spend(budget, MapError::Contended);
-        match result {
-            Ok(()) => Ok(bytes),
-            Err(at) => Self::halted(dry.map_or(at, Gpa), why),
         }
     }
 }
@@ -448,8 +441,7 @@ struct Map<'t, 'a, 'c, F: Format, P: Platform, C> {
     plan: &'a Plan,
     maintenance: Option<Maintenance>,
     cache: &'a mut TableCache<'c, F, P>,
-    done: Done,
-    sizes: &'a mut Sizes,
+    sums: &'a mut Sums,
     /// Where the cache ran dry inside a subtree.
     dry: Option<u64>,
     why: MapError,
@@ -493,17 +485,29 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
             tally.change(&entry);
             return Flow::Next;
         }
-        if level == 1 {
-            self.subtree::<true>(1, &entry.apart())
-        } else {
-            self.subtree::<false>(level, &entry.apart())
+        if level == 1 { self.subtree::<true>(1, &entry.apart()) } else { Flow::Aside }
+    }
+
+    /// Tables of tables, for a slot at `level`: below all of the walk they would be too deep.
+    #[inline(always)]
+    fn aside(&mut self, level: u8, start: u64) -> Flow {
+        let (slots, at) = self.tables.descend(start, level, |_, _| ());
+        let slot = slot::<F>(slots, start, level);
+        let raw = slot.load();
+        let kind = F::kind(raw, level);
+        if at != level || !kind.is_vacant() {
+            return Flow::Again;
         }
+        let end = self.plan.end.min(((start >> F::shift(level)) + 1) << F::shift(level));
+        let flow = self.subtree::<false>(level, &Entry { slot, raw, start, end });
+        self.tables.touch_above(start, level);
+        flow
     }
 
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
-        self.done.settle::<F>(level, &tally, false);
-        self.sizes.add(level, tally.changed as i64);
+        self.sums.settle::<F>(level, &tally, false);
+        self.sums.sizes.add(level, tally.changed as i64);
     }
 }
 
@@ -525,7 +529,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
     fn break_before_fill(&mut self, level: u8, entry: &Entry<'_>) {
         let base = entry.base::<F>(level);
         let broke = self.tables.break_before_fill(entry.raw, level, base);
-        self.done.counts.invalidations += u64::from(broke);
+        self.sums.counts.invalidations += u64::from(broke);
     }
 
     /// Fills a group of empty slots, of which `entry` is the first; `None` if they are not all
@@ -536,10 +540,10 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         self.maintain(entry.start, end);
         let hpa = Hpa(entry.start.wrapping_add(self.plan.delta));
         let first = F::leaf(self.plan.bits, level, hpa);
-        match self.tables.fill_group(&group, None, first, &mut self.done.counts) {
+        match self.tables.fill_group(&group, None, first, &mut self.sums.counts) {
             Ok(()) => {
-                self.done.bytes += end - entry.start;
-                self.sizes.add_members(level, F::group(level) as i64);
+                self.sums.counts.bytes_changed += end - entry.start;
+                self.sums.sizes.add_members(level, F::group(level) as i64);
                 Some(Flow::Next)
             }
             Err(flow) => Some(flow),
@@ -554,7 +558,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         let Some(mut frame) = self.cache.take() else {
             return self.stop(MapError::CacheEmpty);
         };
-        let counts = &mut self.done.counts;
+        let counts = &mut self.sums.counts;
         let mut builder =
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None };
         // Of the range, what the slot covers and is still to be done: the walk may have begun anew.
@@ -567,15 +571,15 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         }
         self.break_before_fill(level, entry);
         if C::exchange(entry.slot, entry.raw, F::table(hpa, level)).is_err() {
-            let counts = &mut self.done.counts;
+            let counts = &mut self.sums.counts;
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None }
                 .recycle(frame, level - 1);
             return Flow::Again;
         }
         frame.into_hpa();
-        self.done.counts.slots_written += 1;
-        self.done.bytes += end - entry.start;
-        plan.count::<F>(level - 1, end, self.sizes);
+        self.sums.counts.slots_written += 1;
+        self.sums.counts.bytes_changed += end - entry.start;
+        plan.count::<F>(level - 1, end, &mut self.sums.sizes);
         match dry {
             None => Flow::Next,
             Some(at) => {

@@ -17,7 +17,7 @@ use super::map::MapError;
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::cache::TableCache;
 use crate::format::{Format, Kind, TOKEN_BITS};
-use crate::guard::{Done, Guard};
+use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::sync::{AtomicU64, Ordering};
 use crate::tables::{Contended, Halted, Tables};
@@ -170,18 +170,19 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             }
             Err(at) => return Self::halted(at, check.why),
         };
+        let before = self.sums.counts;
         let mut visitor =
-            SetOwner { tables, hand, cache, done: Done::NOTHING, why: OwnerError::Contended };
+            SetOwner { tables, hand, cache, sums: &mut self.sums, why: OwnerError::Contended };
         let result = tables.walk(start, looked, &mut visitor);
-        let SetOwner { done, why, .. } = visitor;
-        if done.counts.tables_built != 0 {
+        let why = visitor.why;
+        if self.sums.counts.tables_built != before.tables_built {
             tables.platform.publish();
         }
-        let bytes = done.add_to(self);
-        let paused = self.spend(budget, OwnerError::Contended);
+        let bytes = self.sums.counts.bytes_changed - before.bytes_changed;
+        let paused = self.keep(budget);
         match result {
             Ok(()) if looked == end => Ok(bytes),
-            Ok(()) => Self::halted(Gpa(looked), paused),
+            Ok(()) => Self::ended(Gpa(looked), paused, OwnerError::Contended),
             Err(at) => Self::halted(at, why),
         }
     }
@@ -261,7 +262,7 @@ struct SetOwner<'t, 'a, 'c, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     hand: Hand,
     cache: &'a mut TableCache<'c, F, P>,
-    done: Done,
+    sums: &'a mut Sums,
     why: OwnerError,
 }
 
@@ -295,7 +296,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for SetOwner<'_, '_, '_, F, P> {
 
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
-        self.done.settle::<F>(level, &tally, false);
+        self.sums.settle::<F>(level, &tally, false);
     }
 }
 
@@ -303,7 +304,7 @@ impl<F: Format, P: Platform> SetOwner<'_, '_, '_, F, P> {
     /// Puts a table in the place of a slot that the range cuts, all of which is as the slot was.
     #[cold]
     fn table(&mut self, level: u8, kind: Kind, entry: &Entry<'_>) -> Flow {
-        let (tables, counts) = (self.tables, &mut self.done.counts);
+        let (tables, counts) = (self.tables, &mut self.sums.counts);
         let Some(mut frame) = self.cache.take() else {
             self.why = OwnerError::CacheEmpty;
             return Flow::Stop;

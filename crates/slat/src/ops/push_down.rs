@@ -18,10 +18,10 @@
 //! reports the write it answers after it.
 
 use super::ChangeError;
-use crate::addr::{Gpa, GpaRange, Levels};
+use crate::addr::{GpaRange, Levels};
 use crate::counts::Counts;
 use crate::format::{Format, Kind};
-use crate::guard::{Done, Guard};
+use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::sync::{agreed, relax};
 use crate::table::Slot;
@@ -51,25 +51,26 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         // Faults that were reported, before marks are looked for: who pushes down goes the other
         // way.
         agreed();
-        let mut visitor = Protect { done: Done::NOTHING, why: ChangeError::Contended };
+        let before = self.sums.counts.bytes_changed;
+        let mut visitor = Protect { sums: &mut self.sums, why: ChangeError::Contended };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let Protect { done, why } = visitor;
-        let why = self.spend(budget, why);
-        let bytes = done.add_to(self);
+        let why = visitor.why;
+        let paused = self.keep(budget);
+        let bytes = self.sums.counts.bytes_changed - before;
         match result {
             Ok(()) => Ok(bytes),
-            Err(Gpa(at)) => Self::halted(Gpa(at), why),
+            Err(at) => Self::ended(at, paused, why),
         }
     }
 }
 
-struct Protect {
-    done: Done,
+struct Protect<'g> {
+    sums: &'g mut Sums,
     why: ChangeError,
 }
 
-impl<'t, F: Format> Visitor<'t, F> for Protect {
+impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
     const LEVELS: Levels = Levels::ALL;
     const QUIET: Option<u64> = Some(F::WRITE);
 
@@ -96,12 +97,12 @@ impl<'t, F: Format> Visitor<'t, F> for Protect {
         }
         match protect_table::<F>(entry.slot, level, entry.raw) {
             Ok(old) => {
-                self.done.counts.slots_written += 1;
+                self.sums.counts.slots_written += 1;
                 // What a push-down found protected stays so.
                 if old & F::TABLE_WRITE != 0 {
-                    self.done.bytes += entry.end - entry.start;
-                    self.done.owed.table(entry.start, entry.end);
-                    self.done.owed.take();
+                    self.sums.counts.bytes_changed += entry.end - entry.start;
+                    self.sums.owed.table(entry.start, entry.end);
+                    self.sums.owed.take();
                 }
                 Some(Flow::Next)
             }
@@ -112,7 +113,7 @@ impl<'t, F: Format> Visitor<'t, F> for Protect {
 
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
-        self.done.settle::<F>(level, &tally, true);
+        self.sums.settle::<F>(level, &tally, true);
     }
 }
 

@@ -25,10 +25,9 @@ use super::push_down::push_down;
 use super::unfold::folded;
 use crate::addr::{GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::format::{AttributeError, Attributes, Format, Kind, Memory, RUN};
-use crate::guard::{Done, Guard};
+use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
-use crate::sizes::Sizes;
 use crate::table::{Slot, slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
@@ -170,7 +169,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
             return None;
         }
-        let mut replace = Replace::of(tables, &range, (from, to, attributes), &mut self.sums.sizes);
+        let mut replace = Replace::of(tables, &range, (from, to, attributes), &mut self.sums);
         let new = replace.plan(0, raw, gpa).ok()??;
         if !new.breaks {
             return None;
@@ -179,16 +178,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             replace.maintain(gpa, page, false);
         }
         let slots = core::slice::from_ref(slot);
-        if replace.broken(0, slots, (&[raw], &[new.raw]), new.retyped.into(), gpa) != 1 {
+        if replace.broken::<true>(0, slots, (&[raw], &[new.raw]), new.retyped.into(), gpa) != 1 {
             return None;
         }
-        let done = replace.done;
         tables.touch_above(gpa, 0);
         tables.platform.publish();
-        let counts = &mut self.sums.counts;
-        *counts += done.counts;
-        counts.bytes_changed += page;
-        counts.slots_read += u64::from(tables.geometry().root_level) + 1;
+        self.sums.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
         Some(page)
     }
 
@@ -204,23 +199,38 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if let Err(why) = tables.check_replace(&range, to, attributes) {
             return Self::halted(range.start(), why);
         }
-        let mut visitor = Replace::of(tables, &range, (from, to, attributes), &mut self.sums.sizes);
+        let before = self.sums.counts.bytes_changed;
+        let mut visitor = Replace::of(tables, &range, (from, to, attributes), &mut self.sums);
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let Replace { done, why, .. } = visitor;
-        let why = self.spend(budget, why);
-        let bytes = done.add_to(self);
+        let why = visitor.why;
+        let paused = self.keep(budget);
+        let bytes = self.sums.counts.bytes_changed - before;
         if bytes != 0 {
             tables.platform.publish();
         }
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::halted(at, why),
+            Err(at) => Self::ended(at, paused, why),
         }
     }
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
+    /// Invalidates leaves of one size in a range, if CPUs may have them.
+    #[inline(always)]
+    fn invalidate_leaves(&self, start: u64, end: u64, size: PageSize) -> bool {
+        let mut stale = Owed::NOTHING;
+        stale.leaves(start, end, size);
+        let what = self.invalidation(&stale);
+        what.as_ref().inspect(|what| self.platform.invalidate(what)).is_some()
+    }
+
+    #[inline(never)]
+    fn invalidate_apart(&self, start: u64, end: u64, size: PageSize) -> bool {
+        self.invalidate_leaves(start, end, size)
+    }
+
     fn check_replace(
         &self,
         range: &GpaRange,
@@ -245,8 +255,7 @@ struct Replace<'t, 'g, F: Format, P: Platform> {
     from: Hpa,
     to: Hpa,
     attributes: Attributes,
-    done: Done,
-    sizes: &'g mut Sizes,
+    sums: &'g mut Sums,
     why: ReplaceError,
 }
 
@@ -265,10 +274,10 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         tables: &'t Tables<'t, F, P>,
         range: &GpaRange,
         (from, to, attributes): (Hpa, Hpa, Attributes),
-        sizes: &'g mut Sizes,
+        sums: &'g mut Sums,
     ) -> Self {
-        let (start, done, why) = (range.start().0, Done::NOTHING, ReplaceError::Contended);
-        Self { tables, start, from, to, attributes, done, sizes, why }
+        let (start, why) = (range.start().0, ReplaceError::Contended);
+        Self { tables, start, from, to, attributes, sums, why }
     }
 
     /// Where the memory that is to be mapped at `gpa` begins.
@@ -311,6 +320,7 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
     }
 
     /// Of memory whose type changes, also what is to be a device's: caches hold it as what it was.
+    #[inline(always)]
     fn maintain(&self, gpa: u64, bytes: u64, retyped: bool) {
         let memory = if retyped { Memory::Normal } else { self.attributes.memory };
         if let Some(what) = maintenance(&Attributes { memory, ..self.attributes }) {
@@ -320,9 +330,9 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
 
     /// Replaces leaves at `level`, neighbours from `gpa` on, by way of a break; returns how many.
     /// What they become is at the place of what they were; a bit of `retyped` for each whose
-    /// memory changes its type.
+    /// memory changes its type. `APART`: the invalidation is not to take stack of the caller's.
     #[inline(always)]
-    fn broken(
+    fn broken<const APART: bool>(
         &mut self,
         level: u8,
         slots: &[Slot],
@@ -339,13 +349,13 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
             held += 1;
         }
         let bytes = held as u64 * size.bytes();
-        let mut stale = Owed::NOTHING;
         if held != 0 {
-            stale.leaves(gpa, gpa + bytes, size);
-        }
-        if let Some(what) = self.tables.invalidation(&stale) {
-            self.tables.platform.invalidate(&what);
-            self.done.counts.invalidations += 1;
+            let invalidated = if APART {
+                self.tables.invalidate_apart(gpa, gpa + bytes, size)
+            } else {
+                self.tables.invalidate_leaves(gpa, gpa + bytes, size)
+            };
+            self.sums.counts.invalidations += u64::from(invalidated);
         }
         for index in 0..held {
             if retyped >> index & 1 == 1 {
@@ -353,9 +363,9 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
             }
             slots[index].release(frozen, news[index]);
         }
-        self.done.counts.broken += held as u64;
-        self.done.counts.slots_written += 2 * held as u64;
-        self.done.bytes += bytes;
+        self.sums.counts.broken += held as u64;
+        self.sums.counts.slots_written += 2 * held as u64;
+        self.sums.counts.bytes_changed += bytes;
         held
     }
 
@@ -374,7 +384,7 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
             return Err(self.stop(ReplaceError::CutsBlock { size: F::size(level) }));
         }
         if folded::<F>(raw) {
-            return Err(self.tables.unfold(start, level, &mut self.done.counts, self.sizes));
+            return Err(Flow::Aside);
         }
         let new = match self.plan(level, raw, start) {
             Ok(Some(new)) => new,
@@ -386,7 +396,7 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         }
         let replaced = if new.breaks {
             let (slots, retyped) = (core::slice::from_ref(slot), new.retyped.into());
-            self.broken(level, slots, (&[raw], &[new.raw]), retyped, start) == 1
+            self.broken::<false>(level, slots, (&[raw], &[new.raw]), retyped, start) == 1
         } else {
             slot.exchange(raw, new.raw).is_ok()
         };
@@ -419,7 +429,7 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         if count == 0 {
             return 0;
         }
-        self.broken(0, &run[..count], (raws, &news), retyped, at)
+        self.broken::<false>(0, &run[..count], (raws, &news), retyped, at)
     }
 
     fn stop(&mut self, why: ReplaceError) -> Flow {
@@ -471,11 +481,16 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, '_, F, P> {
         if self.passes(entry.raw) {
             return None;
         }
-        Some(push_down::<F>(level, entry, children, &mut self.done.counts))
+        Some(push_down::<F>(level, entry, children, &mut self.sums.counts))
+    }
+
+    #[inline(always)]
+    fn aside(&mut self, level: u8, gpa: u64) -> Flow {
+        self.tables.unfold(gpa, level, self.sums)
     }
 
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
-        self.done.settle::<F>(level, &tally, true);
+        self.sums.settle::<F>(level, &tally, true);
     }
 }

@@ -289,7 +289,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
                 return Ok(None);
             }
         } else {
-            let Sums { counts, sizes } = self.sums;
+            let Sums { counts, sizes, .. } = self.sums;
             counts.slots_written += 1;
             if self.slots[0].exchange(self.raw, leaf).is_err() {
                 return Ok(None);
@@ -309,7 +309,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         raw: u64,
         leaf: u64,
     ) -> bool {
-        let Sums { counts, sizes } = sums;
+        let Sums { counts, sizes, .. } = sums;
         let mapped = tables.fill_group(group, Some(raw), leaf, counts).is_ok();
         if mapped {
             sizes.add_members(group.level(), group.slots.len() as i64);
@@ -360,7 +360,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
             Err(why) => return Ok(Err(why)),
         };
         let group = reserved.group();
-        let Sums { counts, sizes } = reserved.sums;
+        let Sums { counts, sizes, .. } = reserved.sums;
         let frozen = F::frozen(Hpa(0));
         let held = match &group {
             Some(group) => tables.freeze_group(group, Some(raw)).is_ok(),

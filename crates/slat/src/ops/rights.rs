@@ -18,9 +18,8 @@ use crate::addr::{Gpa, GpaRange, Hpa, Levels};
 use crate::format::RUN;
 use crate::format::{Access, Attributes, Execute, Format, Kind, Rights, Software};
 use crate::granted::Granted;
-use crate::guard::{Done, Guard};
+use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
-use crate::sizes::Sizes;
 use crate::sync::acquired;
 use crate::table::{Slot, slot};
 use crate::tables::{Found, Halted, Tables};
@@ -148,10 +147,35 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         needed: u64,
     ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
         let format = self.tables.format;
-        match access {
-            Access::Read => self.grant(range, ForRead(format, needed)),
-            fetch => self.grant(range, ForExecute(format, needed, fetch)),
+        if range.size() == 1 << F::PAGE_SHIFT && self.tables.check(&range).is_ok() {
+            let (gpa, tables) = (range.start().0, self.tables);
+            let bytes = match access {
+                Access::Read => self.rewrite_page::<Atomically, _>(gpa, &ForRead(format, needed)),
+                fetch => {
+                    self.rewrite_page::<Atomically, _>(gpa, &ForExecute(format, needed, fetch))
+                }
+            };
+            if let Some(bytes) = bytes {
+                return Ok(Granted::new(tables, range, bytes));
+            }
         }
+        self.relax_walk(range, access, needed)
+    }
+
+    /// [`Guard::relax_to_look`] by a walk: its frame takes the place of that one's.
+    #[inline(never)]
+    fn relax_walk(
+        &mut self,
+        range: GpaRange,
+        access: Access,
+        needed: u64,
+    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
+        let (tables, format) = (self.tables, self.tables.format);
+        let bytes = match access {
+            Access::Read => self.rewrite_many::<Atomically, _>(range, ForRead(format, needed)),
+            fetch => self.rewrite_many::<Atomically, _>(range, ForExecute(format, needed, fetch)),
+        };
+        Ok(Granted::new(tables, range, bytes?))
     }
 
     /// Lets the guest write the page at `gpa`, as [`Guard::relax`] for a write does, and adds
@@ -317,8 +341,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.sums.counts.slots_written += 1;
         self.sums.counts.bytes_changed += page;
         if R::STALE {
-            self.owed.leaves(gpa, gpa + page, F::size(0));
-            self.owed.take();
+            self.sums.owed.leaves(gpa, gpa + page, F::size(0));
+            self.sums.owed.take();
         } else if R::SEEN {
             // Who faulted is to find what it waits for.
             tables.platform.publish();
@@ -338,15 +362,15 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         // Who bounds what is read is asked after each table, by the walk.
         let alone = self.budget.is_bounded() || pages.start.0 & ((1 << F::PAGE_SHIFT) - 1) != 0;
         let mut table = PageTable { slots: &[], start: 0, end: 0 };
-        let (mut done, mut tally) = (Done::NOTHING, Tally::NONE);
+        let mut tally = Tally::NONE;
         let result = pages.each::<F>(|range| {
             let changed = tally.changed;
             // A long run is the walk's, which looks at many slots at once.
             if range.size() <= LONG << F::PAGE_SHIFT && !alone {
                 if !table.covers(&range) {
                     let tally = core::mem::replace(&mut tally, Tally::NONE);
-                    done.settle::<F>(0, &tally, R::STALE);
-                    return self.rewrite_in::<R>(&mut table, range, &rule, &mut done);
+                    self.sums.settle::<F>(0, &tally, R::STALE);
+                    return self.rewrite_in::<R>(&mut table, range, &rule);
                 }
                 if table.rewrite::<F, R>(&range, &rule, &mut tally) {
                     return Ok((tally.changed - changed) << F::PAGE_SHIFT);
@@ -356,8 +380,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             self.rewrite_walk::<Atomically, R>(range, rule).map(|more| bytes + more)
         });
         acquired();
-        done.settle::<F>(0, &tally, R::STALE);
-        done.add_to(self);
+        self.sums.settle::<F>(0, &tally, R::STALE);
         result
     }
 
@@ -368,12 +391,11 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         table: &mut PageTable<'t>,
         range: GpaRange,
         rule: &R,
-        done: &mut Done,
     ) -> Result<u64, Halted<ChangeError>> {
         *table = self.tables.page_table(range.start());
         let mut tally = Tally::NONE;
         let plain = table.covers(&range) && table.rewrite::<F, R>(&range, rule, &mut tally);
-        done.settle::<F>(0, &tally, R::STALE);
+        self.sums.settle::<F>(0, &tally, R::STALE);
         let bytes = tally.changed << F::PAGE_SHIFT;
         if plain {
             return Ok(bytes);
@@ -383,6 +405,15 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 
     #[inline(never)]
     fn rewrite_walk<C: Change, R: Rule<F>>(
+        &mut self,
+        range: GpaRange,
+        rule: R,
+    ) -> Result<u64, Halted<ChangeError>> {
+        self.rewrite_many::<C, R>(range, rule)
+    }
+
+    #[inline(always)]
+    fn rewrite_many<C: Change, R: Rule<F>>(
         &mut self,
         range: GpaRange,
         rule: R,
@@ -403,26 +434,26 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         if let Err(why) = refusal {
             return Self::halted(range.start(), why);
         }
+        let before = self.sums.counts.bytes_changed;
         let mut visitor = Rewrite::<'_, '_, F, P, R, C> {
             tables,
             rule,
             range,
-            done: Done::NOTHING,
-            sizes: &mut self.sums.sizes,
+            sums: &mut self.sums,
             why: ChangeError::Contended,
             change: PhantomData,
         };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let Rewrite { done, why, .. } = visitor;
-        let why = self.spend(budget, why);
-        let bytes = done.add_to(self);
+        let why = visitor.why;
+        let paused = self.keep(budget);
+        let bytes = self.sums.counts.bytes_changed - before;
         if !R::STALE && R::SEEN && bytes != 0 {
             tables.platform.publish();
         }
         match result {
             Ok(()) => Ok(bytes),
-            Err(Gpa(at)) => Self::halted(Gpa(at), why),
+            Err(at) => Self::ended(at, paused, why),
         }
     }
 }
@@ -453,7 +484,7 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
 
     /// What becomes of a member of a group, whose state is that of the group: it may become
     /// accessed, as a fault wants it that only this member's use causes. Otherwise the group stays
-    /// as it is, or is unfolded first.
+    /// as it is, or is unfolded first: `Aside`.
     #[cold]
     fn member(&mut self, level: u8, entry: &Entry<'_>) -> Result<u64, Flow> {
         let group = self.tables.group(entry.start, level).ok_or(Flow::Again)?;
@@ -470,7 +501,7 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
             group.unfold_alone();
             return Err(Flow::Again);
         }
-        Err(self.tables.unfold(entry.start, level, &mut self.done.counts, self.sizes))
+        Err(Flow::Aside)
     }
 }
 
@@ -558,8 +589,7 @@ struct Rewrite<'t, 'g, F: Format, P: Platform, R, C> {
     tables: &'t Tables<'t, F, P>,
     rule: R,
     range: GpaRange,
-    done: Done,
-    sizes: &'g mut Sizes,
+    sums: &'g mut Sums,
     why: ChangeError,
     change: PhantomData<C>,
 }
@@ -641,13 +671,18 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
             if let Some(flow) = self.refuse() {
                 return Some(flow);
             }
-            return Some(push_down::<F>(level, entry, children, &mut self.done.counts));
+            return Some(push_down::<F>(level, entry, children, &mut self.sums.counts));
         }
         None
     }
 
+    #[inline(always)]
+    fn aside(&mut self, level: u8, gpa: u64) -> Flow {
+        self.tables.unfold(gpa, level, self.sums)
+    }
+
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
-        self.done.settle::<F>(level, &tally, R::STALE);
+        self.sums.settle::<F>(level, &tally, R::STALE);
     }
 }

@@ -19,10 +19,9 @@ use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
 use crate::format::{Access, Format, Kind, Software};
 use crate::granted::Granted;
-use crate::guard::{Done, Guard};
+use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
-use crate::sizes::Sizes;
 use crate::table::{Frame, Slot, slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
@@ -245,6 +244,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     ) -> Result<u64, Halted<SplitError>> {
         let (start, end) = (range.start().0, range.end().0);
         let tables = self.tables;
+        let before = self.sums.counts.bytes_changed;
         let mut visitor = Split::<'_, '_, '_, F, P, W, TARGET> {
             tables,
             start,
@@ -252,8 +252,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             cache,
             together: together.clamp(1, W::MERGED),
             execute,
-            done: Done::NOTHING,
-            sizes: &mut self.sums.sizes,
+            sums: &mut self.sums,
             waiting: None,
             lost: u64::MAX,
             dry: None,
@@ -278,12 +277,12 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             }
             patience -= 1;
         };
-        let Split { dry, why, done, .. } = visitor;
-        let why = self.spend(budget, why);
-        let bytes = done.add_to(self);
+        let Split { dry, why, .. } = visitor;
+        let paused = self.keep(budget);
+        let bytes = self.sums.counts.bytes_changed - before;
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::halted(dry.map_or(at, Gpa), why),
+            Err(at) => Self::ended(dry.map_or(at, Gpa), paused, why),
         }
     }
 }
@@ -304,19 +303,20 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 }
 
-/// Replacements of blocks of one table that wait for one common break. Kept in place, and small: a
-/// hypervisor's stack has a few KiB. A block's place is its distance from the first, in blocks.
+/// Replacements of blocks of one table that wait for one common break. Their tables are kept in the
+/// cache that they came from ([`TableCache::keep`]), by their order, and a block's value is what its
+/// table was built from ([`block_of`]): a hypervisor's stack has a few KiB. A block's place is its
+/// distance from the first, in blocks.
 struct Waiting<'t> {
-    /// The blocks as they were when their tables were built.
-    raws: [u64; MOST_MERGED],
-    tables: [Option<Frame>; MOST_MERGED],
     /// The slot of the first that came.
     first: &'t Slot,
-    /// Places from the first to the last in use.
-    len: usize,
-    level: u8,
-    /// The first address of the first that came.
+    /// Its first address.
     start: u64,
+    /// A bit for each place in use: they came in their order.
+    places: u32,
+    /// How many that are.
+    count: u8,
+    level: u8,
 }
 
 impl Waiting<'_> {
@@ -325,16 +325,37 @@ impl Waiting<'_> {
         ((base - self.start) >> F::shift(self.level)) as usize
     }
 
+    /// Whether a place from this one on is in use.
+    const fn reaches(&self, place: usize) -> bool {
+        self.places >> place != 0
+    }
+
     /// Whether a block may wait with these, at most `together` of them. A walk that began anew may
-    /// bring one that waits already.
+    /// bring one that waits already, or one before the last.
     fn joins<F: Format>(&self, level: u8, entry: &Entry<'_>, together: usize) -> bool {
         let (base, start) = (entry.base::<F>(level), self.start);
         level == self.level
             && start <= base
             && (start ^ base) >> F::shift(level + 1) == 0
             && self.place::<F>(base) < together
-            && self.tables[self.place::<F>(base)].is_none()
+            && !self.reaches(self.place::<F>(base))
     }
+}
+
+/// The block at `level` that an unlinked table was built from, where its pages have its attributes.
+fn block_of<F: Format>(platform: &impl Platform, table: &mut Frame, level: u8) -> u64 {
+    let mut below = level - 1;
+    let mut raw = table.slots_mut::<F>(platform, below)[0].get();
+    while F::kind(raw, below) == Kind::Table {
+        below -= 1;
+        // SAFETY: a table that was built is linked from one, with the slots of its level, and
+        // both stay while the frame is borrowed.
+        raw = unsafe {
+            crate::table::slots(platform, F::table_address(raw), F::slots(below))[0].load()
+        };
+    }
+    // Leaves of one memory and one kind differ in what their level says alone.
+    raw ^ F::leaf(0, below, Hpa(0)) ^ F::leaf(0, level, Hpa(0))
 }
 
 struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
@@ -346,8 +367,7 @@ struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     together: usize,
     /// Pages of blocks that have these bits become executable, for such an access.
     execute: Option<(Access, u64)>,
-    done: Done,
-    sizes: &'a mut Sizes,
+    sums: &'a mut Sums,
     waiting: Option<Waiting<'t>>,
     /// The lowest block that changed while its replacement waited.
     lost: u64,
@@ -369,20 +389,11 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
         }
         match kind {
             Kind::Leaf if level > TARGET => {
-                // Before and behind the building, not below it: that bounds the stack.
-                let together = self.together;
-                if self.waiting.as_ref().is_some_and(|it| !it.joins::<F>(level, &entry, together)) {
-                    self.link_waiting();
-                }
-                let flow = if level == 1 {
-                    self.block::<true>(1, &entry)
+                if level == 1 && !folded::<F>(entry.raw) {
+                    self.replaced::<true>(1, &entry)
                 } else {
-                    self.block::<false>(level, &entry)
-                };
-                if self.waiting.as_ref().is_some_and(|it| it.len == together) {
-                    self.link_waiting();
+                    Flow::Aside
                 }
-                flow
             }
             _ => Flow::Next,
         }
@@ -393,24 +404,53 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
         if level > TARGET { Flow::Wait } else { Flow::Next }
     }
 
+    /// Groups, and tables of tables: below all of the walk they would be too deep.
+    #[inline(always)]
+    fn aside(&mut self, level: u8, start: u64) -> Flow {
+        let tables = self.tables;
+        let (slots, at) = tables.descend(start, level, |_, _| ());
+        let slot = slot::<F>(slots, start, level);
+        let raw = slot.load();
+        if at != level || F::kind(raw, level) != Kind::Leaf {
+            return Flow::Again;
+        }
+        if folded::<F>(raw) {
+            return tables.unfold(start, level, self.sums);
+        }
+        let end = self.end.min(((start >> F::shift(level)) + 1) << F::shift(level));
+        self.replaced::<false>(level, &Entry { slot, raw, start, end })
+    }
+
     #[inline]
     fn settle(&mut self, _level: u8, tally: Tally) {
-        self.done.counts.slots_read += tally.read;
+        self.sums.counts.slots_read += tally.read;
     }
 }
 
 impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     Split<'t, '_, '_, F, P, W, TARGET>
 {
+    /// [`Split::block`], and the links of what waits before and behind the building, not below it:
+    /// that bounds the stack.
+    #[inline(always)]
+    fn replaced<const SMALL: bool>(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
+        let together = self.together;
+        if self.waiting.as_ref().is_some_and(|it| !it.joins::<F>(level, entry, together)) {
+            self.link_waiting();
+        }
+        let flow = self.block::<SMALL>(level, entry);
+        if self.waiting.as_ref().is_some_and(|it| it.reaches(together - 1)) {
+            self.link_waiting();
+        }
+        flow
+    }
+
     /// Replaces a block by tables, at once or together with its neighbours.
     /// `SMALL`: its table is a last level. So the compiler leaves each the calls that it takes, and
     /// no others.
     #[inline(never)]
     fn block<const SMALL: bool>(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
         let level = if SMALL { 1 } else { level };
-        if folded::<F>(entry.raw) {
-            return self.tables.unfold(entry.start, level, &mut self.done.counts, self.sizes);
-        }
         let base = entry.base::<F>(level);
         let Some(mut frame) = self.cache.take() else {
             self.why = SplitError::CacheEmpty;
@@ -432,7 +472,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             outside: Outside::Leaf,
             contiguous: false,
         };
-        let counts = &mut self.done.counts;
+        let counts = &mut self.sums.counts;
         let built = counts.tables_built;
         let mut builder =
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None };
@@ -446,13 +486,19 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
                 return Flow::Again;
             }
             frame.into_hpa();
-            self.done.counts.slots_written += 1;
-            self.done.bytes += range.size();
-            self.done.owed.leaves(range.start().0, range.end().0, F::size(level));
+            self.sums.counts.slots_written += 1;
+            self.sums.counts.bytes_changed += range.size();
+            self.sums.owed.leaves(range.start().0, range.end().0, F::size(level));
         } else {
-            self.wait(entry.slot, entry.raw, frame, level, base);
+            let (slot, raw) = (entry.slot, entry.raw);
+            // What waits is known by its table.
+            if plan.page_bits == bits {
+                self.wait(slot, raw, frame, level, base);
+            } else {
+                self.link_alone(slot, raw, frame, level, base);
+            }
         }
-        self.sizes.split::<F>(level, built);
+        self.sums.sizes.split::<F>(level, built);
         match dry {
             Some(at) => {
                 self.dry = Some(at);
@@ -480,33 +526,70 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         F::attribute_bits(raw, level)
     }
 
-    /// Adds a replacement to those that wait.
-    #[expect(clippy::unnecessary_lazy_evaluations, reason = "what waits is built where it stays")]
-    fn wait(&mut self, slot: &'t Slot, raw: u64, table: Frame, level: u8, base: u64) {
-        let waiting = self.waiting.get_or_insert_with(|| Waiting {
-            raws: [0; MOST_MERGED],
-            tables: [const { None }; MOST_MERGED],
-            first: slot,
-            len: 0,
-            level,
-            start: base,
-        });
-        let place = waiting.place::<F>(base);
-        waiting.raws[place] = raw;
-        waiting.tables[place] = Some(table);
-        waiting.len = waiting.len.max(place + 1);
+    /// Adds a replacement to those that wait. Its table tells the block.
+    fn wait(&mut self, slot: &'t Slot, raw: u64, mut table: Frame, level: u8, base: u64) {
+        debug_assert_eq!(
+            block_of::<F>(self.tables.platform, &mut table, level),
+            raw,
+            "not its own"
+        );
+        let first = Waiting { first: slot, start: base, places: 0, count: 0, level };
+        let waiting = self.waiting.get_or_insert(first);
+        self.cache.keep(waiting.count.into(), table);
+        waiting.count += 1;
+        waiting.places |= 1 << waiting.place::<F>(base);
     }
 
     /// Not inlined: its frame is not below those that fill tables.
     #[inline(never)]
     fn link_waiting(&mut self) {
-        // Where they lie: a copy would take the stack twice.
-        if let Some(waiting) = &mut self.waiting {
-            let done = (&mut self.done, &mut *self.sizes);
-            link(self.tables, self.cache, done, &mut self.lost, waiting);
-            self.waiting = None;
+        if let Some(waiting) = self.waiting.take() {
+            link(self.tables, self.cache, self.sums, &mut self.lost, &waiting);
         }
     }
+
+    /// [`link`] of one block, whose pages get more rights than it has.
+    #[cold]
+    #[inline(never)]
+    fn link_alone(&mut self, slot: &Slot, raw: u64, table: Frame, level: u8, base: u64) {
+        let (tables, size) = (self.tables, F::size(level));
+        let frozen = F::frozen(table.hpa());
+        if slot.exchange(raw, frozen).is_err() {
+            self.lost = base.min(self.lost);
+            return give_back(tables, self.cache, self.sums, table, level);
+        }
+        let mut broken = Owed::NOTHING;
+        broken.leaves(base, base + size.bytes(), size);
+        count_broken(self.sums, size);
+        if let Some(what) = tables.invalidation(&broken) {
+            self.sums.counts.invalidations += 1;
+            tables.platform.invalidate(&what);
+        }
+        slot.release(frozen, F::table(table.into_hpa(), level));
+        tables.platform.publish();
+    }
+}
+
+/// Counts a block that stands broken until its table is linked.
+#[inline(always)]
+fn count_broken(sums: &mut Sums, size: PageSize) {
+    sums.counts.broken += 1;
+    sums.counts.bytes_changed += size.bytes();
+    sums.counts.slots_written += 2;
+}
+
+/// Gives back the table of a block that was not split, and is counted as whole.
+fn give_back<F: Format, P: Platform>(
+    tables: &Tables<'_, F, P>,
+    cache: &mut TableCache<'_, F, P>,
+    sums: &mut Sums,
+    table: Frame,
+    level: u8,
+) {
+    let counts = &mut sums.counts;
+    let mut builder = Builder { platform: tables.platform, cache, counts, dry: None };
+    let given_back = builder.recycle(table, level - 1);
+    sums.sizes.unsplit::<F>(level, given_back);
 }
 
 /// Breaks blocks at `level`, invalidates them once, links their tables. Keeps the lowest block that
@@ -518,13 +601,14 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
 fn link<F: Format, P: Platform>(
     tables: &Tables<'_, F, P>,
     cache: &mut TableCache<'_, F, P>,
-    (done, sizes): (&mut Done, &mut Sizes),
+    sums: &mut Sums,
     lost: &mut u64,
-    Waiting { raws, tables: blocks, first, len, level, start }: &mut Waiting<'_>,
+    waiting: &Waiting<'_>,
 ) {
-    let (level, start, blocks) = (*level, *start, &mut blocks[..*len]);
-    let slots = if blocks.len() == 1 {
-        core::slice::from_ref(*first)
+    let Waiting { first, start, places, count, level } = *waiting;
+    let count = usize::from(count);
+    let slots = if count == 1 {
+        core::slice::from_ref(first)
     } else {
         // The slots of a table that took the place of theirs meanwhile serve as well; where there
         // is none, no block is as it was.
@@ -532,28 +616,27 @@ fn link<F: Format, P: Platform>(
         if at == level { slots } else { &[] }
     };
     let mut broken = Owed::NOTHING;
-    // A bit a block.
-    let mut frozen = 0u64;
+    // A bit for each place.
+    let mut frozen = 0u32;
     let size = F::size(level);
-    let base = |place: usize| start + ((place as u64) << F::shift(level));
-    for (place, (table, raw)) in blocks.iter().zip(&*raws).enumerate() {
+    let base = |place: u32| start + (u64::from(place) << F::shift(level));
+    for (place, table) in ones(places).zip(cache.kept(count)) {
         let (Some(table), base) = (table, base(place)) else { continue };
+        let raw = block_of::<F>(tables.platform, table, level);
         let frozen_to = F::frozen(table.hpa());
-        if !slots.is_empty() && slot::<F>(slots, base, level).exchange(*raw, frozen_to).is_ok() {
+        if !slots.is_empty() && slot::<F>(slots, base, level).exchange(raw, frozen_to).is_ok() {
             frozen |= 1 << place;
             broken.leaves(base, base + size.bytes(), size);
-            done.counts.broken += 1;
-            done.bytes += size.bytes();
-            done.counts.slots_written += 2;
+            count_broken(sums, size);
         } else {
             *lost = base.min(*lost);
         }
     }
     if let Some(what) = tables.invalidation(&broken) {
-        done.counts.invalidations += 1;
+        sums.counts.invalidations += 1;
         tables.platform.invalidate(&what);
-        for (place, block) in blocks.iter_mut().enumerate() {
-            if let Some(table) = block.take_if(|_| frozen >> place & 1 == 1) {
+        for (place, table) in ones(places).zip(cache.kept(count)) {
+            if let Some(table) = table.take_if(|_| frozen >> place & 1 == 1) {
                 let hpa = table.into_hpa();
                 let slot = slot::<F>(slots, base(place), level);
                 slot.release(F::frozen(hpa), F::table(hpa, level));
@@ -561,10 +644,21 @@ fn link<F: Format, P: Platform>(
         }
         tables.platform.publish();
     }
-    for table in blocks.iter_mut().filter_map(Option::take) {
-        let counts = &mut done.counts;
-        let mut builder = Builder { platform: tables.platform, cache, counts, dry: None };
-        let given_back = builder.recycle(table, level - 1);
-        sizes.unsplit::<F>(level, given_back);
+    if frozen != places {
+        for number in (0..count).rev() {
+            if let Some(table) = cache.let_go(number) {
+                give_back(tables, cache, sums, table, level);
+            }
+        }
     }
+}
+
+/// The numbers of the bits that are set, in ascending order.
+#[inline(always)]
+fn ones(mut bits: u32) -> impl Iterator<Item = u32> {
+    core::iter::from_fn(move || {
+        let lowest = bits.trailing_zeros();
+        bits &= bits.wrapping_sub(1);
+        (lowest < u32::BITS).then_some(lowest)
+    })
 }

@@ -27,10 +27,9 @@ use super::ChangeError;
 use crate::addr::{GpaRange, Hpa, Levels};
 use crate::counts::Counts;
 use crate::format::{Format, Kind};
-use crate::guard::{Done, Guard};
+use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
-use crate::sizes::Sizes;
 use crate::table::Slot;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
@@ -167,27 +166,15 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// the slot.
     #[cold]
     #[inline(never)]
-    pub(super) fn unfold(
-        &self,
-        gpa: u64,
-        level: u8,
-        counts: &mut Counts,
-        sizes: &mut Sizes,
-    ) -> Flow {
-        match self.unfolded(gpa, level, counts, sizes) {
+    pub(super) fn unfold(&self, gpa: u64, level: u8, sums: &mut Sums) -> Flow {
+        match self.unfolded(gpa, level, sums) {
             Ok(_) => Flow::Again,
             Err(flow) => flow,
         }
     }
 
     /// The bytes of the group, if it was unfolded here.
-    fn unfolded(
-        &self,
-        gpa: u64,
-        level: u8,
-        counts: &mut Counts,
-        sizes: &mut Sizes,
-    ) -> Result<u64, Flow> {
+    fn unfolded(&self, gpa: u64, level: u8, sums: &mut Sums) -> Result<u64, Flow> {
         let group = self.group(gpa, level).ok_or(Flow::Again)?;
         let breaks = self.platform.break_before_make().breaks_size_change();
         let frozen = F::frozen(Hpa(0));
@@ -202,7 +189,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             for (number, slot) in group.slots.iter().enumerate() {
                 slot.release(frozen, group.alone(first, number));
             }
-            counts.broken += group.slots.len() as u64;
+            sums.counts.broken += group.slots.len() as u64;
         } else {
             // Until the invalidation had completed, any member stood for all.
             let status = group.slots.iter().fold(first, |all, slot| all | slot.load()) & F::STATUS;
@@ -211,9 +198,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             }
         }
         self.platform.publish();
-        counts.slots_written += 2 * group.slots.len() as u64;
-        counts.invalidations += 1;
-        sizes.unfold(level, group.slots.len());
+        sums.counts.slots_written += 2 * group.slots.len() as u64;
+        sums.counts.invalidations += 1;
+        sums.sizes.unfold(level, group.slots.len());
         Ok(group.bytes())
     }
 
@@ -324,23 +311,22 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if F::CONTIGUOUS == 0 {
             return Ok(0);
         }
-        let mut visitor = Unfold { tables, done: Done::NOTHING, sizes: &mut self.sums.sizes };
+        let before = self.sums.counts.bytes_changed;
+        let mut visitor = Unfold { tables, sums: &mut self.sums };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let Unfold { done, .. } = visitor;
-        let bytes = done.add_to(self);
-        let why = self.spend(budget, ChangeError::Contended);
+        let bytes = self.sums.counts.bytes_changed - before;
+        let paused = self.keep(budget);
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::halted(at, why),
+            Err(at) => Self::ended(at, paused, ChangeError::Contended),
         }
     }
 }
 
 struct Unfold<'t, 'g, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
-    done: Done,
-    sizes: &'g mut Sizes,
+    sums: &'g mut Sums,
 }
 
 impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unfold<'_, '_, F, P> {
@@ -352,10 +338,9 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unfold<'_, '_, F, P> {
         if kind != Kind::Leaf || !folded::<F>(entry.raw) {
             return Flow::Next;
         }
-        let counts = &mut self.done.counts;
-        match self.tables.unfolded(entry.start, level, counts, self.sizes) {
+        match self.tables.unfolded(entry.start, level, self.sums) {
             Ok(bytes) => {
-                self.done.bytes += bytes;
+                self.sums.counts.bytes_changed += bytes;
                 Flow::Next
             }
             Err(flow) => flow,
@@ -364,6 +349,6 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unfold<'_, '_, F, P> {
 
     #[inline]
     fn settle(&mut self, _level: u8, tally: Tally) {
-        self.done.counts.slots_read += tally.read;
+        self.sums.counts.slots_read += tally.read;
     }
 }

@@ -19,9 +19,8 @@ use super::unfold::folded;
 use super::{ChangeError, Refusal};
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::format::{Format, Kind};
-use crate::guard::{Done, Guard};
+use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
-use crate::sizes::Sizes;
 use crate::table::{Slot, slot};
 use crate::tables::{Halted, Link, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, links};
@@ -170,10 +169,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     #[cold]
     #[inline(never)]
     fn retire_around(&mut self, range: &GpaRange, removals: &mut Removals<'_, '_, F, P>) {
-        let mut visitor = Unmap::of(self.tables, removals, range, &mut self.sums.sizes);
+        let mut visitor = Unmap::of(self.tables, removals, range, &mut self.sums);
         visitor.retire_from(range.start().0);
-        let Unmap { done, .. } = visitor;
-        done.add_to(self);
     }
 
     #[inline(never)]
@@ -185,17 +182,17 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let tables = self.tables;
         let (start, end) = (range.start().0, range.end().0);
         let empty = if tables.refill_breaks() { self.token() } else { 0 };
-        let mut visitor =
-            Unmap { empty, ..Unmap::of(tables, removals, range, &mut self.sums.sizes) };
+        let before = self.sums.counts.bytes_changed;
+        let mut visitor = Unmap { empty, ..Unmap::of(tables, removals, range, &mut self.sums) };
         let mut budget = self.budget;
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.retire_ends(result.map_or_else(|at| at.0, |()| end));
-        let Unmap { done, why, .. } = visitor;
-        let why = self.spend(budget, why);
-        let bytes = done.add_to(self);
+        let why = visitor.why;
+        let paused = self.keep(budget);
+        let bytes = self.sums.counts.bytes_changed - before;
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::halted(at, why),
+            Err(at) => Self::ended(at, paused, why),
         }
     }
 
@@ -218,13 +215,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         removals.counted = true;
         tables.pending.removals.begin();
         let (start, end) = (range.start().0, range.end().0);
-        let mut visitor = Prune(Unmap::of(tables, &mut removals, &range, &mut self.sums.sizes));
+        let mut visitor = Prune(Unmap::of(tables, &mut removals, &range, &mut self.sums));
         let mut budget = self.budget;
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.0.retire_ends(result.map_or_else(|at| at.0, |()| end));
-        let Unmap { done, .. } = visitor.0;
-        let why = self.spend(budget, ChangeError::Contended);
-        done.add_to(self);
+        let paused = self.keep(budget);
         let retired = removals.unlinked.len();
         if retired != 0 {
             self.sums.counts.invalidations += 1;
@@ -232,7 +227,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
         match result {
             Ok(()) => Ok(retired),
-            Err(at) => Self::halted(at, why),
+            Err(at) => Self::ended(at, paused, ChangeError::Contended),
         }
     }
 }
@@ -295,8 +290,7 @@ struct Unmap<'r, 's, 't, F: Format, P: Platform> {
     empty: u64,
     /// The descriptor, address and level of the leaf that would continue the last one; 0 is none.
     next: (u64, u64, u8),
-    done: Done,
-    sizes: &'r mut Sizes,
+    sums: &'r mut Sums,
     why: UnmapError,
 }
 
@@ -318,7 +312,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
             return Flow::Stop;
         }
         if folded::<F>(entry.raw) {
-            return self.group(level, &entry.apart());
+            return self.group(level, entry.start);
         }
         // The next of a run, as most are: it differs from the last by its address alone.
         if (entry.raw, entry.start, level) == self.next
@@ -376,10 +370,15 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
         }
     }
 
+    #[inline(always)]
+    fn aside(&mut self, level: u8, gpa: u64) -> Flow {
+        self.tables.unfold(gpa, level, self.sums)
+    }
+
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
-        self.done.settle::<F>(level, &tally, false);
-        self.sizes.add(level, -(tally.changed as i64));
+        self.sums.settle::<F>(level, &tally, false);
+        self.sums.sizes.add(level, -(tally.changed as i64));
     }
 }
 
@@ -390,30 +389,32 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         tables: &'r Tables<'r, F, P>,
         removals: &'r mut Removals<'s, 't, F, P>,
         range: &GpaRange,
-        sizes: &'r mut Sizes,
+        sums: &'r mut Sums,
     ) -> Self {
         let (start, end) = (range.start().0, range.end().0);
-        let (done, why) = (Done::NOTHING, UnmapError::Contended);
+        let why = UnmapError::Contended;
         let (taken, empty, next) = (0, 0, (0, 0, 0));
-        Self { tables, removals, start, end, taken, empty, next, done, sizes, why }
+        Self { tables, removals, start, end, taken, empty, next, sums, why }
     }
 
-    /// Takes out a group that the range covers whole; unfolds any other.
+    /// Takes out a group that the range covers whole; has any other unfolded, where no table that
+    /// the range covers is left half done.
     #[cold]
-    fn group(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
+    #[inline(never)]
+    fn group(&mut self, level: u8, gpa: u64) -> Flow {
         let tables = self.tables;
-        let Some(group) = tables.group(entry.start, level) else { return Flow::Again };
+        let Some(group) = tables.group(gpa, level) else { return Flow::Again };
         // Whether it continues what was removed last is known too late.
         if !group.inside(self.start, self.end) || self.removals.is_full() {
-            return tables.unfold(entry.start, level, &mut self.done.counts, self.sizes);
+            return Flow::Aside;
         }
         let first = match group.take(self.empty) {
             Ok(first) => first,
             Err(flow) => return flow,
         };
-        self.done.counts.slots_written += 2 * group.slots.len() as u64;
-        self.done.bytes += group.bytes();
-        self.sizes.add_members(level, -(group.slots.len() as i64));
+        self.sums.counts.slots_written += 2 * group.slots.len() as u64;
+        self.sums.counts.bytes_changed += group.bytes();
+        self.sums.sizes.add_members(level, -(group.slots.len() as i64));
         self.taken = group.end;
         let mut attributes = tables.format.decode(first, level);
         attributes.dirty |= tables.may_be_dirty(first);
@@ -435,7 +436,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
     /// Empties the slot at `level` that links `table`, whose slots are retired; it covers `start`
     /// on.
     fn unlink(&mut self, slot: &Slot, table: u64, level: u8, start: u64, children: &[Slot]) {
-        self.done.counts.slots_written += children.len() as u64 + 1;
+        self.sums.counts.slots_written += children.len() as u64 + 1;
         let empty = self.token();
         let unlinked = slot.update(|raw| links::<F>(raw, level, table).then_some(empty));
         debug_assert!(unlinked.is_ok(), "a retired table was unlinked by somebody else");

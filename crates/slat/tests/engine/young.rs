@@ -47,6 +47,9 @@ fn steps<H: Hardware>() -> Vec<Step<H>> {
             assert_eq!(guard.map(both, Hpa(2 * M - 4 * K), CLEAN, PAGE, cache), Ok(8 * K));
             assert_eq!(guard.relax(both, Access::Read).map(slat::Granted::elsewhere), Ok(12 * K));
         }),
+        ("map of pages below a table that was not there", &[3 * G], |guard, cache| {
+            assert_eq!(guard.map(range(3 * G, 8 * K), Hpa(G), RAM, PAGE, cache), Ok(8 * K));
+        }),
         ("map of a block", &[4 * M], |guard, cache| {
             assert_eq!(guard.map(range(4 * M, 2 * M), Hpa(G), RAM, BLOCK, cache), Ok(2 * M));
         }),
