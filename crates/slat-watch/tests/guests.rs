@@ -5,7 +5,7 @@ use slat_kvm::guest::{Guest, Shape, Vcpu};
 use slat_kvm::stats::Reading;
 use slat_kvm::work::{Touch, Work};
 use slat_procfs::Files;
-use slat_watch::{Debugfs, Metric, NotFound, Source, State, Watch, Which};
+use slat_watch::{Debugfs, Events, Metric, NotFound, Source, State, Watch, Which};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -146,7 +146,7 @@ fn bare() {
 }
 
 fn watch(which: Which) -> Result<Watch<'static>, NotFound> {
-    Watch::begin(Files::here(), Debugfs::open(), which)
+    Watch::begin(Files::here(), Debugfs::open(), Events::open(0), which)
 }
 
 #[test]

@@ -9,7 +9,7 @@ use slat_lab::failure::bad_input;
 use slat_lab::run::output;
 use slat_lab::session::Session;
 use slat_procfs::Files;
-use slat_watch::{Debugfs, NotFound, Watch, Which};
+use slat_watch::{Debugfs, Events, NotFound, Watch, Which};
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -27,7 +27,7 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     more_descriptors();
     let which = args.pid.map_or(Which::All, Which::Pid);
     let session = Session::interactive()?;
-    let mut watch = Watch::begin(Files::here(), Debugfs::open(), which)
+    let mut watch = Watch::begin(Files::here(), Debugfs::open(), Events::open(0), which)
         .map_err(|error| refusal(error, args.pid.unwrap_or_default()))?;
     if watch.guests().is_empty() && !Path::new("/dev/kvm").exists() {
         return Err(slat_kvm::Error::NoKvm.into());
