@@ -266,6 +266,33 @@ impl Program {
 
     /// How often the kernel did not run it because another program ran on that CPU (5.12 counts).
     pub fn missed(&self) -> Result<u64, Errno> {
+        Ok(self.info()?[INFO - 1])
+    }
+
+    /// Its number, by which the kernel knows it as long as it is there.
+    #[cfg(test)]
+    pub fn number(&self) -> Result<u32, Errno> {
+        Ok((self.info()?[0] >> 32) as u32)
+    }
+
+    /// Whether the kernel has a program of this number.
+    #[cfg(test)]
+    pub fn is_there(number: u32) -> Result<bool, Errno> {
+        const PROG_GET_FD_BY_ID: i32 = 13;
+        let mut words = [u64::from(number), 0];
+        // SAFETY: the attribute leads nowhere; what the kernel answers is a new descriptor.
+        match unsafe { bpf(PROG_GET_FD_BY_ID, &mut words) } {
+            // SAFETY: as said.
+            Ok(fd) => {
+                drop(unsafe { own(fd) });
+                Ok(true)
+            }
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn info(&self) -> Result<[u64; INFO], Errno> {
         let mut words = [0u64; INFO];
         let mut info = Info {
             fd: self.0.as_raw_fd() as u32,
@@ -275,7 +302,7 @@ impl Program {
         // SAFETY: as many bytes as are said, which may be written. What the struct asks for in
         // turn, lists of maps and instructions, is asked for with 0 of room.
         unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut info)? };
-        Ok(words[INFO - 1])
+        Ok(words)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the kernel makes of it, where this process may ask it.
 
 use super::*;
+use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
 
 /// Listens, or says why not.
@@ -132,5 +133,53 @@ fn without_programs_threads_are_counted_and_what_perf_cannot_tell_has_a_reason()
     for event in [EXIT, UNMAP, AGE] {
         let why = events.why(event).unwrap();
         assert!(why.contains("refused for the test") || why.contains("tracefs"), "{event}: {why}");
+    }
+}
+
+/// Runs as a process of its own, until it is killed.
+#[test]
+#[ignore = "another test runs it"]
+fn listens_until_it_is_killed() {
+    if std::env::var_os(LISTENS).is_none() {
+        return;
+    }
+    let events = Events::open(0);
+    let How::Programs(programs) = &events.how else { return println!("NONE") };
+    for program in &programs.programs {
+        println!("PROGRAM {}", program.number().unwrap());
+    }
+    println!("READY");
+    loop {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+const LISTENS: &str = "SLAT_WATCH_LISTENS";
+
+#[test]
+fn nothing_stays_of_a_listener_that_is_killed() {
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "events::tests::listens_until_it_is_killed", "--nocapture", "--ignored"])
+        .env(LISTENS, "1")
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let lines: Vec<String> =
+        lines.take_while(|line| !line.contains("READY") && !line.contains("NONE")).collect();
+    let number = |line: &String| line.split_once("PROGRAM ")?.1.parse::<u32>().ok();
+    let numbers: Vec<u32> = lines.iter().filter_map(number).collect();
+    let there = |number: &&u32| Program::is_there(**number).unwrap_or(false);
+    let before = numbers.iter().filter(there).count();
+    // SIGKILL.
+    child.kill().unwrap();
+    child.wait().unwrap();
+    if numbers.is_empty() {
+        return eprintln!("skipped: no program can be loaded");
+    }
+    assert_eq!(before, numbers.len());
+    // The kernel frees them once nothing can run them any more.
+    while numbers.iter().any(|number| there(&number)) {
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
