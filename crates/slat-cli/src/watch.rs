@@ -2,6 +2,7 @@
 
 pub mod live;
 pub mod report;
+mod stalls;
 
 use slat_lab::table::NOTHING;
 use slat_watch::{Metric, Values};

@@ -27,7 +27,10 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     more_descriptors();
     let which = args.pid.map_or(Which::All, Which::Pid);
     let session = Session::interactive()?;
-    let mut watch = Watch::begin(Files::here(), Debugfs::open(), Events::open(0), which)
+    let files = Files::here();
+    let search = slat_watch::guests(&files);
+    let vcpus = search.found.iter().map(|found| found.has.vcpus.len()).sum();
+    let mut watch = Watch::begin(files, Debugfs::open(), Events::open(vcpus), which)
         .map_err(|error| refusal(error, args.pid.unwrap_or_default()))?;
     if watch.guests().is_empty() && !Path::new("/dev/kvm").exists() {
         return Err(slat_kvm::Error::NoKvm.into());
@@ -48,6 +51,9 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         cpu_seconds: cpu_seconds(),
         hidden: watch.hidden(),
         debugfs,
+        events: watch.events().how(),
+        lost_events: watch.lost(),
+        ambiguous_ranges: watch.ambiguous(),
         ..Report::new(guests, ended)
     };
     if let Some(path) = file {
@@ -180,12 +186,15 @@ fn refusal(error: NotFound, pid: i32) -> anyhow::Error {
     }
 }
 
-/// Each vCPU takes a descriptor, and a process may often have a thousand.
+/// Each vCPU takes a descriptor, and a process may often have a thousand; maps may take memory.
 fn more_descriptors() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     // Without, guests beyond the limit are told with the reason.
     let _ = setrlimit(Resource::Nofile, limit);
+    // Before 5.11 maps in the kernel count as locked memory of this process.
+    let unlimited = rustix::process::Rlimit { current: None, maximum: None };
+    let _ = setrlimit(Resource::Memlock, unlimited);
 }
 
 /// What this process took of CPUs.

@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 const MAP_CREATE: i32 = 0;
 const MAP_LOOKUP: i32 = 1;
+#[cfg(test)]
 const MAP_UPDATE: i32 = 2;
 const PROG_LOAD: i32 = 5;
 const OBJ_GET_INFO_BY_FD: i32 = 15;
@@ -256,9 +257,9 @@ impl Program {
             Ok(fd) => Ok(Self(unsafe { own(fd) })),
             Err(_) => {
                 let text = String::from_utf8_lossy(&log);
-                let lines = text.trim_end_matches('\0').lines();
+                let mut lines = text.trim_end_matches('\0').lines();
                 // The last line is an account of the work.
-                let said = lines.filter(|line| !line.starts_with("processed ")).next_back();
+                let said = lines.rfind(|line| !line.starts_with("processed "));
                 Err(Refused { error, said: said.unwrap_or_default().trim().to_owned() })
             }
         }
@@ -282,8 +283,8 @@ impl Program {
         let mut words = [u64::from(number), 0];
         // SAFETY: the attribute leads nowhere; what the kernel answers is a new descriptor.
         match unsafe { bpf(PROG_GET_FD_BY_ID, &mut words) } {
-            // SAFETY: as said.
             Ok(fd) => {
+                // SAFETY: as said.
                 drop(unsafe { own(fd) });
                 Ok(true)
             }
