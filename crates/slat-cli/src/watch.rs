@@ -1,6 +1,7 @@
 //! What `slat watch` shows: a table that is drawn again and again, lines, and the report.
 
 pub mod live;
+pub mod migration;
 pub mod report;
 mod stalls;
 

@@ -13,6 +13,7 @@ mod guest;
 mod held;
 mod metric;
 pub mod own;
+pub mod qmp;
 mod task;
 mod traced;
 mod watch;

@@ -2,6 +2,7 @@
 
 use crate::cli::WatchArgs;
 use crate::watch::live;
+use crate::watch::migration::{self, Asked, Monitor};
 use crate::watch::report::{Ended, Report};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
@@ -35,15 +36,20 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     if watch.guests().is_empty() && !Path::new("/dev/kvm").exists() {
         return Err(slat_kvm::Error::NoKvm.into());
     }
+    let connected = args.qmp.as_deref().map(Monitor::connect).transpose();
+    let mut monitor = connected.map_err(|why| bad_input(format!("--qmp {why}")))?;
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let to_stdout = args.json.is_some() && file.is_none();
-    let ended = run(args, &mut watch, &session, &mut View::new(to_stdout))?;
+    let ended = run(args, &mut watch, &session, monitor.as_mut(), &mut View::new(to_stdout))?;
     let debugfs = match watch.debugfs() {
         Ok(debugfs) if debugfs.is_private() => "mounted for this process alone".to_owned(),
         Ok(_) => "mounted".to_owned(),
         Err(why) => why.clone(),
     };
-    let guests = watch.guests().iter().map(|guest| guest.total()).collect();
+    let guests: Vec<_> = watch.guests().iter().map(|guest| guest.total()).collect();
+    let asked =
+        Asked { link: args.link, dirty_rate: args.dirty_rate, max_downtime: args.max_downtime };
+    let told = migration::tell(&guests, monitor.as_ref(), &asked);
     let report = Report {
         began,
         seconds: watch.seconds(),
@@ -54,6 +60,9 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         events: watch.events().how(),
         lost_events: watch.lost(),
         ambiguous_ranges: watch.ambiguous(),
+        dirty_rates: told.rates,
+        predictions: told.predictions,
+        missing: told.missing,
         ..Report::new(guests, ended)
     };
     if let Some(path) = file {
@@ -73,6 +82,7 @@ fn run(
     args: &WatchArgs,
     watch: &mut Watch<'_>,
     session: &Session,
+    mut monitor: Option<&mut Monitor>,
     view: &mut View,
 ) -> anyhow::Result<Ended> {
     let begin = Instant::now();
@@ -88,6 +98,9 @@ fn run(
         // Looked at before: of a process that ended by then, this step tells the last counts.
         let is_over = watch.is_over();
         let step = watch.step();
+        if let Some(monitor) = &mut monitor {
+            monitor.step();
+        }
         view.show(watch, &step)?;
         if is_over {
             return Ok(Ended::ProcessEnded);

@@ -1,6 +1,7 @@
 //! What is told when the watch is over: totals, who told them, what could not be known and why.
 
 use super::live::{count, label, row, table};
+use super::migration::{Dirty, Prediction, Told};
 use super::stalls;
 use serde::Serialize;
 use slat_lab::numbers::thousands;
@@ -52,6 +53,13 @@ pub struct Report<'a> {
     pub lost_events: u64,
     /// Ranges that the host took back at addresses at which several guests have memory.
     pub ambiguous_ranges: u64,
+    /// How fast guests dirty their memory, by each means, the best first.
+    pub dirty_rates: Vec<Dirty>,
+    /// What a migration would do to them.
+    pub predictions: Vec<Prediction>,
+    /// What of these is not known, in words.
+    #[serde(skip)]
+    pub missing: Vec<String>,
     /// The guests.
     pub guests: Vec<&'a GuestTotal>,
 }
@@ -72,6 +80,9 @@ impl<'a> Report<'a> {
             events: String::new(),
             lost_events: 0,
             ambiguous_ranges: 0,
+            dirty_rates: Vec::new(),
+            predictions: Vec::new(),
+            missing: Vec::new(),
             guests,
         }
     }
@@ -119,6 +130,14 @@ impl<'a> Report<'a> {
             });
             let by = by.collect::<Vec<_>>().join(", ");
             let _ = writeln!(said, "{}: ranges taken back: {by}.", label(guest));
+        }
+        let told = Told {
+            rates: self.dirty_rates.clone(),
+            predictions: self.predictions.clone(),
+            missing: self.missing.clone(),
+        };
+        for line in told.text() {
+            let _ = writeln!(said, "{}", textwrap::fill(&line, usize::from(width)));
         }
         for guest in &self.guests {
             let what = match guest.state {
