@@ -2,6 +2,7 @@
 
 pub mod live;
 pub mod migration;
+pub mod page;
 pub mod report;
 mod stalls;
 

@@ -71,6 +71,10 @@ fn a_process_without_guests_and_one_that_is_not_there_are_refused_with_what_woul
         &["--json", "cannot write"],
     );
     refused(&["watch", "--for", "1s", "--json", "/tmp"], &["--json", "directory"]);
+    refused(&["watch", "--for", "1s", "--html", "/tmp"], &["--html", "directory"]);
+    refused(&["watch", "--for", "1s", "--qmp", "/tmp/q"], &["--qmp", "<PID>"]);
+    refused(&["watch", "--for", "1s", "--dirty-rate", "1GiB/s"], &["--link"]);
+    refused(&["watch", "--for", "1s", "--link", "fast"], &["10Gbit/s"]);
     slat(&["watch", "--help"]).assert().success().stdout(contains("Examples:"));
 }
 
@@ -93,7 +97,11 @@ fn a_guest_is_told_as_lines_a_report_and_json() {
             let total = |name: &str| guest["total"][name].as_u64();
             let sum = samples.iter().map(|sample| sample["guest"]["exits"].as_u64()).sum();
             assert_eq!(total("exits"), sum, "{guest}");
-            assert!(guest["unknown"]["fault_ns"].as_str().unwrap().contains("kvm_exit"));
+            let why = guest["unknown"]["fault_ns"].as_str();
+            assert!(
+                why.is_none_or(|why| why.contains("kvm_exit") || why.contains("root")),
+                "{why:?}"
+            );
         }
     }
 }

@@ -70,6 +70,10 @@ pub struct WatchArgs {
     /// Write the report as JSON to a file, or to stdout (`-`)
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
+
+    /// Write the report as a page with time lines to a file, which needs no other
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 /// More samples a second would show the watch.

@@ -1,9 +1,9 @@
 //! `slat watch`.
 
 use crate::cli::WatchArgs;
-use crate::watch::live;
 use crate::watch::migration::{self, Asked, Monitor};
 use crate::watch::report::{Ended, Report};
+use crate::watch::{live, page};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use slat_lab::failure::bad_input;
@@ -22,8 +22,10 @@ const NOTICED: Duration = Duration::from_millis(100);
 /// Watches guests, and tells what it saw.
 pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     let file = args.json.as_deref().filter(|path| path.as_os_str() != "-");
-    if let Some(path) = file {
-        check(path)?;
+    for (option, path) in [("--json", file), ("--html", args.html.as_deref())] {
+        if let Some(path) = path {
+            check(option, path)?;
+        }
     }
     more_descriptors();
     let which = args.pid.map_or(Which::All, Which::Pid);
@@ -66,9 +68,10 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         ..Report::new(guests, ended)
     };
     if let Some(path) = file {
-        let path =
-            if path.parent() == Some(Path::new("")) { &Path::new(".").join(path) } else { path };
-        slat_lab::files::write_whole(path, report.json()?.as_bytes())?;
+        write(path, &report.json()?)?;
+    }
+    if let Some(path) = &args.html {
+        write(path, &page::render(&report))?;
     }
     output::print(&if to_stdout { report.json()? } else { report.text(output::width()) })?;
     Ok(match (ended, args.time) {
@@ -165,11 +168,16 @@ impl View {
     }
 }
 
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    let path = if path.parent() == Some(Path::new("")) { &Path::new(".").join(path) } else { path };
+    Ok(slat_lab::files::write_whole(path, text.as_bytes())?)
+}
+
 /// Whether the report can be written, before anything is watched for it.
-fn check(path: &Path) -> anyhow::Result<()> {
+fn check(option: &str, path: &Path) -> anyhow::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
-    let wrong = |why: String| bad_input(format!("--json {}: {why}", path.display()));
+    let wrong = |why: String| bad_input(format!("{option} {}: {why}", path.display()));
     if path.is_dir() {
         return Err(wrong("is a directory; name a file in it".to_owned()));
     }

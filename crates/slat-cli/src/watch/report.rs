@@ -202,7 +202,7 @@ fn list(text: &mut String, title: &str, said: impl Iterator<Item = (String, Metr
 }
 
 /// A metric as the JSON calls it, in words.
-fn name(metric: Metric) -> String {
+pub(super) fn name(metric: Metric) -> String {
     let name = serde_json::to_value(metric).ok();
     let name = name.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default();
     name.replace("_ns", " time").replace('_', " ")
