@@ -48,12 +48,12 @@ fn ring() {
         return println!("SAYS 0 0");
     };
     guest.start_log().unwrap();
-    println!("SAYS 0 0");
     let mut log = DirtyBitmap::new(guest.pages());
     let (mut named, mut runs) = (0, 0);
     // The thread has the name by which vCPUs' threads are told.
     std::thread::scope(|scope| {
         let run = move || {
+            println!("SAYS 0 0");
             for _ in std::io::stdin().lines() {
                 write_all(&mut vcpus[0]);
                 runs += 1;
@@ -176,6 +176,64 @@ fn pages_in_dirty_rings_and_returns_to_the_vmm_are_counted_exactly() {
         }
     }
     assert_eq!(watch.lost(), 0);
+    other.end();
+}
+
+#[test]
+fn two_watches_at_once_tell_the_same() {
+    let Some(mut other) = Other::start_as("ring") else { return };
+    let Some(mut one) = listening(&other) else { return other.end() };
+    let mut two = listening(&other).unwrap();
+    let both = [Metric::PagesLogged, Metric::UserExits];
+    let truth = other.run();
+    let told = [&mut one, &mut two].map(|watch| of(&total(watch).total, both));
+    drop(one);
+    let after = other.run();
+    assert_eq!((told, of(&total(&mut two).total, both)), ([truth; 2], after));
+    other.end();
+}
+
+/// The same program again, in a container: its threads have other numbers than the kernel's
+/// programs see, so that perf counts them.
+#[test]
+fn in_a_container_threads_are_counted_and_times_have_a_reason() {
+    let done = std::process::Command::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "in_a_container", "--nocapture", "--ignored"])
+        .env(CONTAINER, "1")
+        .output();
+    let Ok(done) = done else { return eprintln!("skipped: no unshare") };
+    let said = String::from_utf8_lossy(&done.stderr);
+    if !done.status.success() && said.contains("unshare failed") {
+        return eprintln!("skipped: {said}");
+    }
+    assert!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stdout));
+}
+
+const CONTAINER: &str = "SLAT_WATCH_TEST_CONTAINER";
+
+#[test]
+#[ignore = "another test runs it, in a container"]
+fn in_a_container() {
+    if std::env::var_os(CONTAINER).is_none() {
+        return;
+    }
+    let Some(mut other) = Other::start_as("ring") else { return };
+    let mut watch = watch(Which::Pid(other.pid())).unwrap();
+    let truth = other.run();
+    let total = total(&mut watch);
+    let Some(Source::PerfCounts) = total.knowledge.sources.get(&Metric::UserExits) else {
+        let why = &total.knowledge.unknown[&Metric::UserExits];
+        assert!(why.contains("container") || why.contains("root"), "{why}");
+        eprintln!("skipped: {why}");
+        return other.end();
+    };
+    assert_eq!(of(&total.total, [Metric::PagesLogged, Metric::UserExits]), truth);
+    for metric in [Metric::FaultNs, Metric::Invalidations] {
+        let why = &total.knowledge.unknown[&metric];
+        assert!(why.contains("container"), "{why}");
+    }
     other.end();
 }
 

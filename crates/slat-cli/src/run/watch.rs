@@ -170,7 +170,7 @@ impl View {
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     let path = if path.parent() == Some(Path::new("")) { &Path::new(".").join(path) } else { path };
-    Ok(slat_lab::files::write_whole(path, text.as_bytes())?)
+    slat_lab::files::write_whole(path, text.as_bytes())
 }
 
 /// Whether the report can be written, before anything is watched for it.

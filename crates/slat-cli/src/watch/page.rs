@@ -10,8 +10,11 @@ use slat_lab::report::html;
 use slat_lab::table::Table;
 use slat_watch::{GuestTotal, Metric, Sample};
 
-/// Charts of a guest: what the values are, and the lines with what each is divided by.
-const CHARTS: [(&str, &str, &[(Metric, &str)], By); 5] = [
+/// A chart of a guest: its title, what the values are, the lines, and how values are told.
+type Panel = (&'static str, &'static str, &'static [(Metric, &'static str)], By);
+
+/// Those of each guest.
+const CHARTS: [Panel; 5] = [
     (
         "Faults, exits and ranges taken back",
         "a second",
@@ -141,7 +144,7 @@ fn charts(guest: &GuestTotal) -> Vec<Chart> {
         };
         guest.samples.iter().filter_map(value).collect::<Vec<_>>()
     };
-    let chart = |&(title, values, metrics, by): &(&str, &str, &[(Metric, &str)], By)| {
+    let chart = |&(title, values, metrics, by): &Panel| {
         let lines: Vec<Line> = metrics
             .iter()
             .map(|(metric, name)| ((*name).to_owned(), points(*metric, by)))
