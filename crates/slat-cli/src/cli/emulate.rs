@@ -97,8 +97,8 @@ pub struct EmulateArgs {
     #[arg(long, value_name = "PATH")]
     pub binary: Option<PathBuf>,
 
-    /// A program to run there in slat's place, of this machine's architecture or static: a test; the
-    /// words are its own, and what it said and its exit code come home
+    /// A program to run there in slat's place, a test: of this machine's architecture, or static;
+    /// the words are its own, and what it said and its exit code come home
     #[arg(long, value_name = "PATH", hide = true)]
     pub run: Option<PathBuf>,
 

@@ -81,7 +81,8 @@ pub(crate) fn server() -> FakeHost {
         ("proc/self/schedstat", "1 2 3\n"),
         (
             "proc/mounts",
-            "debugfs /sys/kernel/debug debugfs rw 0 0\ntracefs /sys/kernel/tracing tracefs rw 0 0\n",
+            "debugfs /sys/kernel/debug debugfs rw 0 0\n\
+             tracefs /sys/kernel/tracing tracefs rw 0 0\n",
         ),
         ("proc/sys/kernel/unprivileged_bpf_disabled", "2\n"),
         ("proc/modules", "kvm_intel 400000 0 - Live 0x0\nkvm 1400000 1 kvm_intel, Live 0x0\n"),
