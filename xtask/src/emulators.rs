@@ -66,8 +66,8 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     Ok(Outcome::Ran(Vec::new()))
 }
 
-/// What a watch hears of guests, on machines where KVM tells each exit, against what the guests know
-/// themselves.
+/// What a watch hears of guests, on machines where KVM tells each exit, against what the guests
+/// know themselves.
 fn watched() -> anyhow::Result<()> {
     let mut build = cargo(&["test", "--test", "events", "--no-run", "--message-format", "json"]);
     let built =

@@ -1,5 +1,5 @@
-//! What KVM's tracepoints tell, held against guests of the laboratory's, which know the truth. Where
-//! this process may not listen, the reason is said.
+//! What KVM's tracepoints tell, held against guests of the laboratory's, which know the truth.
+//! Where this process may not listen, the reason is said.
 
 mod other;
 
@@ -310,8 +310,8 @@ fn held_up(kind: &str) {
     assert_eq!(*ns, all.total_ns);
     let (count, time) = (all.count - between.count, all.total_ns - between.total_ns);
     eprintln!(
-        "{kind}: {count} faults, {} by the statistics; {:.3} ms, {:.3} by the guest's clock; all of \
-         three passes: p50 {:?}, p99 {:?}, longest {:.3} ms",
+        "{kind}: {count} faults, {} by the statistics; {:.3} ms, {:.3} by the guest's clock; all \
+         passes: p50 {:?}, p99 {:?}, longest {:.3} ms",
         after[0] - before[0],
         time as f64 / 1e6,
         after[1] as f64 / 1e6,

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-/// A register. R0 has what a call answers, R1 to R5 its arguments, which it destroys; R6 to R9 stay.
+/// A register. R0 has what a call answers, R1 to R5 its arguments, which it destroys; others stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reg {
     R0,

@@ -93,8 +93,8 @@ struct Info {
 const INFO: usize = 27;
 
 /// # Safety
-/// `attribute` is one of the structs above, filled as the command asks for it: each address in it is
-/// that of memory that is there for the call, as long as the sizes in it say, and that may be
+/// `attribute` is one of the structs above, filled as the command asks for it: each address in it
+/// is that of memory that is there for the call, as long as the sizes in it say, and that may be
 /// written where the command writes.
 unsafe fn bpf<T>(command: i32, attribute: &mut T) -> Result<i32, Errno> {
     // SAFETY: the attribute is there and as long as is said; what it leads to, the caller answers

@@ -43,8 +43,8 @@ fn times_in_the_kernel_are_those_that_the_thread_stood_still() {
         Maps { threads: threads.fd(), ranges: threads.fd(), empty: empty.fd(), lost: lost.fd() };
     // Intel's violation of an EPT is whatever has reason 48: here each call, by its clock of 1.
     let stand_in = tracepoint::parse(&format!(
-        "ID: {}\n\tfield:int isa;\toffset:16;\tsize:4;\n\tfield:int exit_reason;\toffset:24;\tsize:4;\
-         \n\tfield:u64 info1;\toffset:16;\tsize:8;\n",
+        "ID: {}\n\tfield:int isa;\toffset:16;\tsize:4;\n\tfield:int exit_reason;\toffset:24;\t\
+         size:4;\n\tfield:u64 info1;\toffset:16;\tsize:8;\n",
         enter.number
     ));
     let exits = programs::exit(&stand_in.unwrap(), maps).unwrap();
