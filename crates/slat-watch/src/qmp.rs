@@ -96,6 +96,7 @@ impl Qmp {
                         ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                             "QEMU does not answer".to_owned()
                         }
+                        ErrorKind::ConnectionReset => "QEMU closed the monitor".to_owned(),
                         _ => error.to_string(),
                     });
                 }

@@ -26,8 +26,7 @@ pub fn guest() -> Option<(Guest, Vec<Vcpu>)> {
 }
 
 /// This test's process again, which runs the test `child`: it has a guest, runs it once for each
-/// line that
-/// it is told, and says what its own statistics say.
+/// line that it is told, and says what its own statistics say.
 pub struct Other {
     child: Child,
     to: ChildStdin,
