@@ -24,6 +24,7 @@ use slat_lab::first::{NAME, PROGRAM};
 use slat_lab::session::Session;
 use slat_vm::modules::{self, Module};
 use slat_vm::{Architecture, Initramfs, Linux};
+use std::path::Path;
 
 /// What came of a command in an emulated machine.
 #[derive(Debug)]
@@ -52,7 +53,11 @@ pub struct Ended {
 /// [`Failure::Interrupted`](slat_lab::failure::Failure::Interrupted), or whatever is missing. What
 /// happened once the machine ran is in [`Run::end`].
 pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
-    let (name, words) = check_command(&args.command)?;
+    let (name, words) = match args.run {
+        // It reads its words itself.
+        Some(_) => ("slat", &args.command[..]),
+        None => check_command(&args.command)?,
+    };
     let (nodes, cpus) = (args.numa_nodes, args.cpus());
     if args.count_instructions && cpus > 1 {
         return Err(bad_input(format!(
@@ -69,8 +74,13 @@ pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
         bad_input("this machine's own architecture cannot be emulated; name one by --arch")
     })?;
     let program = binary::choose(args.binary.as_deref(), name, arch)?;
+    let other =
+        args.run.as_deref().map(|path| binary::choose(Some(path), name, arch)).transpose()?;
     let emulator = Emulator::new(arch, args, arch.qemu().version()?);
-    let probes = probes::asked(args, words, arch);
+    let probes = match other {
+        Some(_) => Vec::new(),
+        None => probes::asked(args, words, arch),
+    };
     session.start(&format!("emulate {arch}"), if probes.is_empty() { 2 } else { 3 });
     let kernel = kernel::find(args, arch, session)?;
     session.step();
@@ -78,7 +88,7 @@ pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
     let mut append = modules::give(&args.module_param, &mut modules);
     append.extend(args.append.clone());
     let boot = |words: &[String], session: &Session| {
-        let initramfs = initramfs(&program, &modules, words, arch)?;
+        let initramfs = initramfs(&program, other.as_ref(), &modules, words, args, arch)?;
         let linux = Linux {
             arch,
             cpus,
@@ -107,11 +117,16 @@ pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
     Ok(run)
 }
 
+/// A program that is not slat, in the machine.
+const OTHER: &str = "/other";
+
 /// Everything that the machine has.
 fn initramfs(
     program: &Program,
+    other: Option<&Program>,
     modules: &[Module],
     words: &[String],
+    args: &EmulateArgs,
     arch: Architecture,
 ) -> anyhow::Result<Vec<u8>> {
     let mut archive = Initramfs::new()?;
@@ -122,8 +137,23 @@ fn initramfs(
         archive.file(&path, image)?;
         load.push(LoadModule { name: name.clone(), path, params: params.clone() });
     }
-    let command = words.to_vec();
-    let job = Job { modules: load, command, tests: Vec::new(), port: arch.port().to_owned() };
+    let mut job = Job {
+        modules: load,
+        command: words.to_vec(),
+        tests: Vec::new(),
+        port: arch.port().to_owned(),
+    };
+    if let Some(other) = other {
+        archive.program(OTHER, &other.bytes)?;
+        // Whatever both need is there already.
+        let ours = |path: &Path| program.libraries.iter().any(|(own, _)| own == path);
+        for (path, bytes) in other.libraries.iter().filter(|(path, _)| !ours(path)) {
+            archive.program(path, bytes)?;
+        }
+        let seconds = args.time_limit.as_secs().try_into().unwrap_or(u32::MAX);
+        let arguments = std::mem::take(&mut job.command);
+        job.tests.push(job::Test { path: OTHER.to_owned(), arguments, seconds });
+    }
     add_job(&mut archive, &job)?;
     archive.finish()
 }
@@ -143,9 +173,13 @@ pub fn add_job(archive: &mut Initramfs, job: &Job) -> anyhow::Result<()> {
 }
 
 fn ended(answer: Answer, emulator: Emulator) -> anyhow::Result<Ended> {
-    let Answer { error, exit_code, stderr, report, .. } = answer;
+    let Answer { error, mut exit_code, mut stderr, report, tests } = answer;
     if let Some(error) = error {
         return Err(no_report(format!("in the machine: {error}")));
+    }
+    // Another program than slat, which reports nothing.
+    if let Some(ran) = tests.into_iter().next() {
+        (exit_code, stderr) = (ran.exit_code, ran.output);
     }
     let Some(exit_code) = exit_code.and_then(|code| u8::try_from(code).ok()) else {
         return Err(no_report(format!("in the machine a signal ended the command\n{stderr}")));

@@ -8,7 +8,6 @@ pub mod age;
 pub mod boot_caches;
 pub mod dirty_log;
 pub mod execute;
-mod forecast;
 mod guest;
 mod kept;
 pub mod live;

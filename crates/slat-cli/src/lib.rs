@@ -5,6 +5,7 @@ pub mod cli;
 pub mod doctor;
 pub mod emulate;
 pub mod explain;
+mod forecast;
 pub mod ideas;
 pub mod kernel;
 pub mod kvm;

@@ -1,7 +1,10 @@
 //! What `slat watch` shows: a table that is drawn again and again, lines, and the report.
 
 pub mod live;
+pub mod migration;
+pub mod page;
 pub mod report;
+mod stalls;
 
 use slat_lab::table::NOTHING;
 use slat_watch::{Metric, Values};

@@ -34,7 +34,7 @@ impl Debugfs {
             }
             Err(_) => {}
         }
-        let mount = private().map_err(|error| match error {
+        let mount = private("debugfs").map_err(|error| match error {
             Errno::PERM => {
                 "debugfs is not mounted, and to mount it takes root: run as root".to_owned()
             }
@@ -71,8 +71,9 @@ impl Debugfs {
     }
 }
 
-fn private() -> Result<OwnedFd, Errno> {
-    let context = fsopen("debugfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+/// A mount of such a file system that has no place in any tree of names.
+pub(crate) fn private(kind: &str) -> Result<OwnedFd, Errno> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&context)?;
     fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_RDONLY)
 }

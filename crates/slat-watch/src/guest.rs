@@ -4,10 +4,12 @@
 //! belongs to which, so they are one guest here, and its vCPUs are told by number and order.
 
 use crate::debugfs::{self, Debugfs};
+use crate::events::times::Stalls;
 use crate::find::{self, Descriptors, Found, NotFound};
 use crate::held::{Held, Process};
 use crate::metric::{Metric, Scope, Sink, Source, Values};
 use crate::task;
+use crate::traced::Traced;
 use serde::Serialize;
 use slat_kvm::stats::Changes;
 use slat_procfs::Files;
@@ -18,12 +20,6 @@ use std::time::{Duration, Instant};
 
 /// What costs the guest's process something is done for at most one part in so many of the time.
 pub(crate) const SPARE: u32 = 100;
-
-/// Why there is no value that nothing here can know.
-const NO_TIMES: &str = "statistics count faults and do not time them; the tracepoints that would \
-                        are not used yet";
-const NO_NOTIFIER: &str = "KVM has no statistic of it; the tracepoint kvm_unmap_hva_range, which \
-                           tells, is not used yet";
 
 /// Whether a guest is still there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -74,6 +70,8 @@ struct Vcpu {
     index: u32,
     held: Result<Held, String>,
     thread: Option<i32>,
+    /// Threads that run it, or did.
+    tids: Vec<i32>,
     /// What threads told that ran it before and ended, and what this one told last.
     told: [Values; 2],
 }
@@ -84,7 +82,8 @@ impl Vcpu {
             Some(stats) => process.statistics(stats),
             None => process.ask(row.fd),
         });
-        Self { index: row.index, held, thread, told: Default::default() }
+        let tids = Vec::from_iter(thread);
+        Self { index: row.index, held, thread, tids, told: Default::default() }
     }
 
     /// What its threads tell: a vCPU may be run by one after the other.
@@ -248,12 +247,21 @@ impl Guest {
         self.process.as_ref().is_ok_and(Process::has_ended)
     }
 
-    /// Reads all that is known now.
-    pub fn read(&mut self, files: &Files<'_>) -> (Reading, Knowledge) {
+    /// Reads all that is known now, and takes over what tracepoints told.
+    pub(crate) fn read(&mut self, files: &Files<'_>, traced: &Traced) -> (Reading, Knowledge) {
         let pid = self.found.pid;
         let mut sinks = Vec::new();
         for vcpu in &mut self.vcpus {
             let mut sink = Sink::default();
+            if self.vms == 1 && vcpu.thread.is_none() {
+                vcpu.thread = traced.thread(pid, vcpu.index);
+            }
+            vcpu.tids.extend(vcpu.thread.filter(|tid| !vcpu.tids.contains(tid)));
+            match vcpu.tids.is_empty() {
+                false => traced.vcpu(pid, Some(&vcpu.tids), &mut sink),
+                true => Metric::of(Scope::Traced)
+                    .for_each(|metric| sink.missing(metric, "which thread runs it is not known")),
+            }
             match &mut vcpu.held {
                 Ok(held) => statistics(std::slice::from_mut(held), Scope::Vcpu, &mut sink),
                 Err(why) => {
@@ -290,11 +298,19 @@ impl Guest {
             self.huge_again = Instant::now() + (began.elapsed() * SPARE).max(Duration::ZERO);
         }
         task::process(files, pid, self.huge, &mut guest);
-        guest.missing(Metric::FaultNs, NO_TIMES);
-        guest.missing(Metric::Invalidations, NO_NOTIFIER);
+        // Of all its threads, so that those count as well that no vCPU is known of.
+        traced.vcpu(pid, None, &mut guest);
+        traced.guest(pid, &mut guest);
         let knowledge = Knowledge { sources: guest.sources, unknown: guest.unknown };
         let vcpus = sinks.into_iter().map(|sink| sink.values).collect();
         (Reading { guest: guest.values, vcpus }, knowledge)
+    }
+
+    /// How long the guest, and each vCPU, was out of the guest, and why.
+    pub(crate) fn stalls(&self, traced: &Traced) -> (Stalls, Vec<Stalls>) {
+        let pid = self.found.pid;
+        let each = self.vcpus.iter().map(|vcpu| traced.stalls(pid, Some(&vcpu.tids)));
+        (traced.stalls(pid, None), each.collect())
     }
 
     /// All counters of the VM's and of each vCPU's, by the kernel's names, that changed since it
@@ -369,6 +385,7 @@ fn sum(metric: Metric, sinks: &[Sink], guest: &mut Sink) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::Events;
     use crate::find::tests::Made;
 
     fn has(vms: usize, vcpus: &[(u32, i32)], vcpu_stats: &[(u32, i32)]) -> Descriptors {
@@ -399,7 +416,7 @@ mod tests {
         let found = find::guest(&files, pid).unwrap();
         let debugfs = Err("debugfs is root's: run as root".to_owned());
         let mut guest = Guest::attach(&files, &debugfs, found);
-        let (reading, knowledge) = guest.read(&files);
+        let (reading, knowledge) = guest.read(&files, &Traced::new(Events::nothing("no events")));
         assert_eq!(guest.vcpus().collect::<Vec<_>>(), [(0, Some(20))]);
         assert_eq!(reading.guest.get(&Metric::WaitingNs), Some(&6));
         assert_eq!(reading.vcpus[0].get(&Metric::RunningNs), Some(&5));
@@ -427,7 +444,7 @@ mod tests {
         let debugfs = Ok(Debugfs::made(&files.0.join("kvm")));
         let mut guest = Guest::attach(&files, &debugfs, found);
         assert_eq!(guest.vcpus().collect::<Vec<_>>(), [(0, Some(77))]);
-        let (reading, knowledge) = guest.read(&files);
+        let (reading, knowledge) = guest.read(&files, &Traced::new(Events::nothing("no events")));
         for (metric, value) in [(Metric::Faults, 12), (Metric::Pages4k, 34)] {
             assert_eq!(reading.guest.get(&metric), Some(&value));
             assert_eq!(knowledge.sources.get(&metric), Some(&Source::Debugfs));

@@ -5,16 +5,22 @@
 //! and takes samples; each [`Metric`] is told with who told it ([`Source`]), or is missing, and
 //! there is a reason. [`own`] is for a VMM that watches itself.
 
+mod bpf;
 mod debugfs;
+mod events;
 mod find;
 mod guest;
 mod held;
 mod metric;
 pub mod own;
+pub mod qmp;
 mod task;
+mod traced;
 mod watch;
 
 pub use debugfs::Debugfs;
+pub use events::Events;
+pub use events::times::{Stalls, Times, Why, faults};
 pub use find::{Descriptors, Found, NotFound, Search, descriptors, guest as find_guest, guests};
 pub use guest::{Guest, Knowledge, Reading, State};
 pub use metric::{Metric, Scope, Source, Values, since};

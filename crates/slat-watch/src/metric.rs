@@ -1,5 +1,6 @@
 //! What is watched of a guest: each matter with its unit, and who tells it.
 
+use crate::events::{AGE, EXIT, PUSH, UNMAP, USER_EXIT};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -69,10 +70,30 @@ pub enum Metric {
     PressureSomeNs,
     /// Time in which all did.
     PressureFullNs,
-    /// Ranges that the host took back from guests.
-    Invalidations,
-    /// Time in faults.
+    /// Faults of reads, by the events of exits.
+    FaultsRead,
+    /// Faults of writes.
+    FaultsWritten,
+    /// Faults of fetches.
+    FaultsExecuted,
+    /// Time in faults: from the exit to the next entry.
     FaultNs,
+    /// Time out of the guest for want of work.
+    IdleNs,
+    /// Time out of the guest for anything else.
+    OtherExitNs,
+    /// Exits that the VMM answered.
+    UserExits,
+    /// Pages that KVM put into dirty rings.
+    PagesLogged,
+    /// Ranges of the VMM's memory that the host took back.
+    Invalidations,
+    /// Bytes of these.
+    InvalidatedBytes,
+    /// Those of them that no thread of the VMM's took back.
+    InvalidationsByOthers,
+    /// Questions of the host's whether pages were used.
+    Ageings,
 }
 
 /// Whose a matter is.
@@ -86,15 +107,17 @@ pub enum Scope {
     Vm,
     /// The process's that runs it.
     Process,
-    /// Nobody's: what this version cannot know.
-    Nobody,
+    /// Each vCPU's, by events on its thread; a guest's is the sum.
+    Traced,
+    /// A process's, by notices of the host's of its memory.
+    Noticed,
 }
 
 use Metric as M;
 
 impl Metric {
     /// Each of them.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 41] = [
         M::Faults,
         M::FaultsFixed,
         M::FaultsFast,
@@ -124,8 +147,18 @@ impl Metric {
         M::HostMajorFaults,
         M::PressureSomeNs,
         M::PressureFullNs,
-        M::Invalidations,
+        M::FaultsRead,
+        M::FaultsWritten,
+        M::FaultsExecuted,
         M::FaultNs,
+        M::IdleNs,
+        M::OtherExitNs,
+        M::UserExits,
+        M::PagesLogged,
+        M::Invalidations,
+        M::InvalidatedBytes,
+        M::InvalidationsByOthers,
+        M::Ageings,
     ];
 
     /// Those of a scope.
@@ -147,7 +180,17 @@ impl Metric {
             | M::HostMajorFaults
             | M::PressureSomeNs
             | M::PressureFullNs => Scope::Process,
-            M::Invalidations | M::FaultNs => Scope::Nobody,
+            M::FaultsRead
+            | M::FaultsWritten
+            | M::FaultsExecuted
+            | M::FaultNs
+            | M::IdleNs
+            | M::OtherExitNs
+            | M::UserExits
+            | M::PagesLogged => Scope::Traced,
+            M::Invalidations | M::InvalidatedBytes | M::InvalidationsByOthers | M::Ageings => {
+                Scope::Noticed
+            }
             _ => Scope::Vcpu,
         }
     }
@@ -156,6 +199,20 @@ impl Metric {
     pub const fn is_level(self) -> bool {
         let pages = matches!(self, M::Pages4k | M::Pages2m | M::Pages1g);
         pages || matches!(self, M::RssBytes | M::HugeBytes | M::SwapBytes)
+    }
+
+    /// KVM's tracepoint that tells it.
+    pub(crate) const fn event(self) -> Option<&'static str> {
+        match self {
+            M::UserExits => Some(USER_EXIT),
+            M::PagesLogged => Some(PUSH),
+            M::Ageings => Some(AGE),
+            _ => match self.scope() {
+                Scope::Traced => Some(EXIT),
+                Scope::Noticed => Some(UNMAP),
+                _ => None,
+            },
+        }
     }
 
     /// KVM's counters that it is the sum of: those that a kernel has.
@@ -202,6 +259,10 @@ pub enum Source {
     SmapsRollup,
     /// `memory.pressure` of the process's control group.
     Pressure,
+    /// KVM's tracepoints, aggregated in the kernel by eBPF programs.
+    Tracepoints,
+    /// Counts of KVM's tracepoints by perf.
+    PerfCounts,
 }
 
 impl fmt::Display for Source {
@@ -214,6 +275,8 @@ impl fmt::Display for Source {
             Self::Status => "/proc/PID/status",
             Self::SmapsRollup => "/proc/PID/smaps_rollup",
             Self::Pressure => "memory.pressure of the control group",
+            Self::Tracepoints => "KVM's tracepoints, aggregated in the kernel by eBPF",
+            Self::PerfCounts => "KVM's tracepoints, counted by perf",
         })
     }
 }
@@ -278,6 +341,8 @@ mod tests {
         for metric in Metric::ALL {
             let by_kvm = matches!(metric.scope(), Scope::Vcpu | Scope::Vm);
             assert_eq!(by_kvm, !metric.counters().is_empty(), "{metric:?}");
+            let by_events = matches!(metric.scope(), Scope::Traced | Scope::Noticed);
+            assert_eq!(by_events, metric.event().is_some(), "{metric:?}");
         }
     }
 

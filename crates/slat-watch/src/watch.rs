@@ -1,15 +1,19 @@
 //! All guests that are watched: those that come, those that go, and what each sample came to.
 
 use crate::debugfs::Debugfs;
+use crate::events::Events;
+use crate::events::times::Stalls;
 use crate::find::{self, NotFound};
 use crate::guest::{Guest, Knowledge, Reading, SPARE, State};
 use crate::held::Process;
 use crate::metric::{Metric, Scope, Values, since};
+use crate::traced::Traced;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Timespec;
 use serde::Serialize;
 use slat_kvm::stats::Changes;
 use slat_procfs::Files;
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -77,11 +81,14 @@ pub struct VcpuTotal {
     pub total: Values,
     /// KVM's counters that changed, by the kernel's names.
     pub statistics: Changes,
+    /// How long it was out of the guest, and why, where tracepoints tell.
+    pub stalls: Stalls,
 }
 
 impl VcpuTotal {
     fn new(index: u32, thread: Option<i32>) -> Self {
-        Self { index, thread, total: Values::new(), statistics: Changes::new() }
+        let (total, statistics, stalls) = Default::default();
+        Self { index, thread, total, statistics, stalls }
     }
 }
 
@@ -107,6 +114,10 @@ pub struct GuestTotal {
     pub total: Values,
     /// The VM's counters that changed, by the kernel's names.
     pub statistics: Changes,
+    /// How long its vCPUs were out of the guest, and why, where tracepoints tell.
+    pub stalls: Stalls,
+    /// Who took memory back, by name, and how often.
+    pub invalidated_by: BTreeMap<String, u64>,
     /// Its vCPUs.
     pub vcpus: Vec<VcpuTotal>,
     /// What came in each step.
@@ -151,6 +162,7 @@ impl Watched {
 pub struct Watch<'f> {
     files: Files<'f>,
     debugfs: Result<Debugfs, String>,
+    traced: Traced,
     which: Which,
     /// The process that was asked for; nothing where the kernel gives no descriptor of it.
     process: Option<Process>,
@@ -169,12 +181,14 @@ impl<'f> Watch<'f> {
     pub fn begin(
         files: Files<'f>,
         debugfs: Result<Debugfs, String>,
+        events: Events,
         which: Which,
     ) -> Result<Self, NotFound> {
         let now = Instant::now();
         let mut watch = Self {
             files,
             debugfs,
+            traced: Traced::new(events),
             which,
             process: None,
             began: now,
@@ -207,6 +221,23 @@ impl<'f> Watch<'f> {
     /// Where KVM's folder in debugfs is, or why it cannot be read.
     pub fn debugfs(&self) -> &Result<Debugfs, String> {
         &self.debugfs
+    }
+
+    /// How KVM's tracepoints are heard.
+    pub fn events(&self) -> &Events {
+        self.traced.events()
+    }
+
+    /// Events of tracepoints that were not accounted for: there was no room, or another program
+    /// ran on that CPU.
+    pub fn lost(&self) -> u64 {
+        self.traced.lost()
+    }
+
+    /// Notices of the host's of addresses at which several guests have memory, so that nobody
+    /// can tell whose it is.
+    pub fn ambiguous(&self) -> u64 {
+        self.traced.ambiguous()
     }
 
     /// Seconds since the watch began.
@@ -248,30 +279,38 @@ impl<'f> Watch<'f> {
     pub fn step(&mut self) -> Step {
         let mut step = Step::default();
         let began = self.began;
+        self.traced.hear(&self.files);
         for (place, watched) in self.guests.iter_mut().enumerate() {
             let Some(guest) = &mut watched.guest else { continue };
             // Before it is read: what is held tells the last counts of a guest that went.
             let mut state = guest.state(&self.files);
-            let (mut now, mut knowledge) = guest.read(&self.files);
+            let (mut now, mut knowledge) = guest.read(&self.files, &self.traced);
             if state == State::Runs && guest.has_ended() {
                 state = State::ProcessEnded;
-                (now, knowledge) = guest.read(&self.files);
+                self.traced.hear(&self.files);
+                (now, knowledge) = guest.read(&self.files, &self.traced);
             }
             if state != State::Runs {
                 // Its process's number may be another's by now, its memory another VM's; its tables
                 // are gone. Counts of what is held are the last ones.
                 let counts = |metric: Metric| {
-                    matches!(metric.scope(), Scope::Vcpu | Scope::Vm) && !metric.is_level()
+                    !matches!(metric.scope(), Scope::Thread | Scope::Process) && !metric.is_level()
                 };
                 let all = now.vcpus.iter_mut().chain([&mut now.guest]);
                 all.for_each(|values| values.retain(|metric, _| counts(*metric)));
             }
             let at = began.elapsed();
             let (vm, vcpus) = guest.changes();
+            let (stalls, each) = guest.stalls(&self.traced);
+            let pid = guest.pid();
             watched.take(at, now, knowledge, vm, vcpus);
             watched.total.state = state;
+            watched.total.stalls = stalls;
+            watched.total.vcpus.iter_mut().zip(each).for_each(|(row, it)| row.stalls = it);
+            watched.total.invalidated_by = self.traced.invalidated_by(pid);
             if state != State::Runs {
                 watched.guest = None;
+                self.traced.forget(pid);
                 step.went.push(place);
             }
         }
@@ -308,12 +347,23 @@ impl<'f> Watch<'f> {
                 self.guests.push(self.attach(found));
             }
         }
+        for guest in self.guests.iter().filter_map(|it| it.guest.as_ref()) {
+            let threads = guest.vcpus().filter_map(|(_, thread)| thread);
+            self.traced.follow(guest.pid(), threads);
+        }
         self.look_again = Instant::now() + began.elapsed() * SPARE;
     }
 
     fn attach(&self, found: find::Found) -> Watched {
         let mut guest = Guest::attach(&self.files, &self.debugfs, found);
-        let (first, knowledge) = guest.read(&self.files);
+        let (mut first, knowledge) = guest.read(&self.files, &self.traced);
+        // Tracepoints tell what came since the watch began.
+        std::iter::once(&mut first.guest).chain(&mut first.vcpus).for_each(|values| {
+            values
+                .iter_mut()
+                .filter(|(metric, _)| metric.event().is_some())
+                .for_each(|it| *it.1 = 0);
+        });
         let began = self.began.elapsed();
         let vcpus = guest.vcpus().map(|(index, thread)| VcpuTotal::new(index, thread));
         let total = GuestTotal {
@@ -326,6 +376,8 @@ impl<'f> Watch<'f> {
             knowledge,
             total: since(&first.guest, &first.guest),
             statistics: Changes::new(),
+            stalls: Stalls::new(),
+            invalidated_by: BTreeMap::new(),
             vcpus: vcpus.collect(),
             samples: Vec::new(),
         };
@@ -370,6 +422,16 @@ impl Watched {
                 guest.vcpus().skip(known).map(|(index, thread)| VcpuTotal::new(index, thread));
             self.total.vcpus.extend(more);
         }
+        // So does what tracepoints tell.
+        let traced = |values: &Values| {
+            let mut none = zero(values);
+            none.retain(|metric, _| metric.event().is_some());
+            none
+        };
+        for reading in [&mut self.first, &mut self.last] {
+            keep(&mut reading.guest, &traced(&now.guest));
+            reading.vcpus.iter_mut().zip(&now.vcpus).for_each(|(it, now)| keep(it, &traced(now)));
+        }
         // What can be told only now begins now.
         keep(&mut self.first.guest, &now.guest);
         keep(&mut self.last.guest, &now.guest);
@@ -412,134 +474,4 @@ impl Watched {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::find::tests::Made;
-
-    const PID: i32 = i32::MAX - 1;
-    const ONE: [&str; 2] = ["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"];
-
-    fn watch(host: &Made, which: Which) -> Result<Watch<'_>, NotFound> {
-        Watch::begin(host.files(), Err("no debugfs".to_owned()), which)
-    }
-
-    fn ran(host: &Made, nanoseconds: u64) {
-        host.write(format!("proc/{PID}/task/20/schedstat"), &format!("{nanoseconds} 6 7\n"));
-    }
-
-    #[test]
-    fn a_sample_has_what_came_since_the_one_before_and_the_total_all() {
-        let host = Made::new();
-        host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
-        ran(&host, 100);
-        let mut watch = watch(&host, Which::Pid(PID)).unwrap();
-        for nanoseconds in [130, 170] {
-            ran(&host, nanoseconds);
-            watch.step();
-        }
-        let total = watch.guests()[0].total();
-        let running: Vec<_> = total.samples.iter().map(|it| it.guest[&Metric::RunningNs]).collect();
-        assert_eq!((running, total.total[&Metric::RunningNs]), (vec![30, 40], 70));
-        assert_eq!(total.vcpus[0].total[&Metric::RunningNs], 70);
-        assert_eq!(total.samples[1].vcpus[0][&Metric::RunningNs], 40);
-    }
-
-    #[test]
-    fn a_guest_that_comes_later_is_found_and_one_that_goes_keeps_what_it_told() {
-        let host = Made::new();
-        host.write("proc/1/comm", "init");
-        let mut watch = watch(&host, Which::All).unwrap();
-        assert!(watch.guests().is_empty());
-        host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
-        ran(&host, 100);
-        // Looking is rationed, by what it took.
-        let came = std::iter::repeat_with(|| watch.step().came)
-            .take(1_000_000)
-            .find(|came| !came.is_empty());
-        assert_eq!(came, Some(vec![0]));
-        ran(&host, 150);
-        watch.step();
-        std::fs::remove_dir_all(host.files().0.join(format!("proc/{PID}"))).unwrap();
-        assert_eq!(watch.step().went, [0]);
-        let guest = &watch.guests()[0];
-        assert!(!guest.is_there() && !watch.is_over());
-        assert_eq!(guest.total().total[&Metric::RunningNs], 50);
-        assert_eq!(guest.total().state, State::ProcessEnded);
-        assert!(guest.total().knowledge.sources.contains_key(&Metric::RunningNs));
-    }
-
-    #[test]
-    fn a_vcpu_that_comes_later_counts_since_its_beginning_and_changes_threads() {
-        let host = Made::new();
-        host.process(PID, "vmm", &ONE[..1]);
-        let mut watch = watch(&host, Which::Pid(PID)).unwrap();
-        let fds = host.files().0.join(format!("proc/{PID}/fd"));
-        std::os::unix::fs::symlink(ONE[1], fds.join("1")).unwrap();
-        host.thread(PID, 20, "vcpu0", 0, "running");
-        ran(&host, 100);
-        let mut steps = 0;
-        while !watch.guests()[0].total().total.contains_key(&Metric::RunningNs) {
-            watch.step();
-            steps += 1;
-            assert!(steps < 1_000_000);
-        }
-        let task = host.files().0.join(format!("proc/{PID}/task/20"));
-        std::fs::remove_dir_all(task).unwrap();
-        watch.step();
-        host.thread(PID, 21, "vcpu0", 0, "running");
-        host.write(format!("proc/{PID}/task/21/schedstat"), "40 1 1\n");
-        while watch.guests()[0].total().vcpus[0].thread.is_none() && steps < 1_000_000 {
-            watch.step();
-            steps += 1;
-        }
-        watch.step();
-        let total = watch.guests()[0].total();
-        assert_eq!((total.vcpus[0].index, total.vcpus[0].thread), (0, Some(21)));
-        assert_eq!(total.vcpus[0].total[&Metric::RunningNs], 140);
-        assert_eq!(total.total[&Metric::RunningNs], 140);
-    }
-
-    #[test]
-    fn samples_that_are_put_together_lose_no_count_and_keep_the_last_level() {
-        let host = Made::new();
-        host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
-        ran(&host, 0);
-        let mut watch = watch(&host, Which::Pid(PID)).unwrap();
-        for nanoseconds in 1..=5 {
-            ran(&host, nanoseconds);
-            host.write(format!("proc/{PID}/status"), &format!("VmRSS: {nanoseconds} kB\n"));
-            watch.step();
-        }
-        let total = watch.guests()[0].total();
-        let mut samples = total.samples.clone();
-        halve(&mut samples);
-        assert_eq!(samples.len(), 3);
-        let all = |of: fn(&Sample) -> u64| samples.iter().map(of).collect::<Vec<_>>();
-        assert_eq!(all(|sample| sample.guest[&Metric::RunningNs]), [2, 2, 1]);
-        assert_eq!(all(|sample| sample.vcpus[0][&Metric::RunningNs]), [2, 2, 1]);
-        assert_eq!(all(|sample| sample.guest[&Metric::RssBytes]), [2048, 4096, 5120]);
-        assert_eq!(samples[2].at, total.samples[4].at);
-    }
-
-    #[test]
-    fn the_end_of_the_process_that_was_asked_for_ends_the_watch_and_that_of_its_vm_does_not() {
-        let host = Made::new();
-        host.process(PID, "vmm", &ONE).process(5, "sh", &[]);
-        assert_eq!(watch(&host, Which::Pid(5)).err(), Some(NotFound::NoVm));
-        assert_eq!(watch(&host, Which::Pid(6)).err(), Some(NotFound::NoProcess));
-        let mut watch = watch(&host, Which::Pid(PID)).unwrap();
-        let fds = host.files().0.join(format!("proc/{PID}/fd"));
-        std::fs::remove_file(fds.join("0")).unwrap();
-        assert_eq!(watch.step().went, [0]);
-        assert_eq!(watch.guests()[0].total().state, State::VmClosed);
-        assert!(!watch.is_over());
-        std::os::unix::fs::symlink("anon_inode:kvm-vm", fds.join("0")).unwrap();
-        let came = std::iter::repeat_with(|| watch.step().came)
-            .take(1_000_000)
-            .find(|came| !came.is_empty());
-        assert_eq!(came, Some(vec![1]));
-        std::fs::remove_dir_all(host.files().0.join(format!("proc/{PID}"))).unwrap();
-        watch.step();
-        assert!(watch.is_over());
-    }
-}
+mod tests;

@@ -1,29 +1,14 @@
 //! Guests of the laboratory's under this host's KVM, which know the truth: in this process, and in
 //! one that ends.
 
-use slat_kvm::guest::{Guest, Shape, Vcpu};
+mod other;
+
+use other::{CHILD, Other, guest, watch};
+use slat_kvm::guest::{Guest, Vcpu};
 use slat_kvm::stats::Reading;
 use slat_kvm::work::{Touch, Work};
-use slat_procfs::Files;
-use slat_watch::{Debugfs, Metric, NotFound, Source, State, Watch, Which};
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-
-/// Says to the test that runs again as a child what to do.
-const CHILD: &str = "SLAT_WATCH_TEST_CHILD";
-
-/// A guest, if one can run here.
-fn guest() -> Option<(Guest, Vec<Vcpu>)> {
-    match Guest::new(&Shape { memory: 8 << 20, vcpus: 2, ..Shape::default() }) {
-        Ok(guest) if guest.0.vm_stats().is_some() => Some(guest),
-        other => {
-            let required = std::env::var("SLAT_REQUIRE_KVM").is_ok_and(|value| value == "1");
-            assert!(!required, "SLAT_REQUIRE_KVM=1, and no guest with statistics can run");
-            eprintln!("skipped: {:?}", other.err().map(|error| error.to_string()));
-            None
-        }
-    }
-}
+use slat_watch::{Metric, NotFound, Source, State, Watch, Which};
+use std::process::Command;
 
 fn write_all(vcpu: &mut Vcpu) {
     vcpu.load(&Work::each_page(Touch::Write)).unwrap();
@@ -38,66 +23,6 @@ fn own(guest: &Guest, name: &str) -> Vec<Option<u64>> {
         stats.value(&reading, name)
     };
     guest.vcpu_stats().iter().map(value).collect()
-}
-
-/// This test's process again, which runs [`child`]: it has a guest, runs it once for each line that
-/// it is told, and says what its own statistics say.
-struct Other {
-    child: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
-}
-
-impl Other {
-    fn start() -> Option<Self> {
-        Self::start_as("guest")
-    }
-
-    fn start_as(kind: &str) -> Option<Self> {
-        guest()?;
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child", "--nocapture", "--include-ignored"])
-            .env(CHILD, kind)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let mut this = Self { child, to, from: BufReader::new(from) };
-        this.says();
-        Some(this)
-    }
-
-    fn pid(&self) -> i32 {
-        self.child.id().cast_signed()
-    }
-
-    /// Faults and exits of both vCPUs, as the guest's own statistics have them.
-    fn says(&mut self) -> [u64; 2] {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(self.from.read_line(&mut line).unwrap() > 0, "the other process ended");
-            if let Some((_, said)) = line.split_once("SAYS ") {
-                let mut numbers = said.split_whitespace().map(|number| number.parse().unwrap());
-                return [numbers.next().unwrap(), numbers.next().unwrap()];
-            }
-        }
-    }
-
-    fn run(&mut self) -> [u64; 2] {
-        self.told("run")
-    }
-
-    fn told(&mut self, what: &str) -> [u64; 2] {
-        writeln!(self.to, "{what}").unwrap();
-        self.says()
-    }
-
-    fn end(mut self) {
-        drop(self.to);
-        assert!(self.child.wait().unwrap().success());
-    }
 }
 
 /// What [`Other`] runs.
@@ -143,10 +68,6 @@ fn bare() {
     let _vcpu = vm.create_vcpu(0).unwrap();
     println!("SAYS 0 0");
     std::io::stdin().lines().for_each(drop);
-}
-
-fn watch(which: Which) -> Result<Watch<'static>, NotFound> {
-    Watch::begin(Files::here(), Debugfs::open(), which)
 }
 
 #[test]

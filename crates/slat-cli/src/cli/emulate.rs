@@ -97,6 +97,11 @@ pub struct EmulateArgs {
     #[arg(long, value_name = "PATH")]
     pub binary: Option<PathBuf>,
 
+    /// A program to run there in slat's place, a test: of this machine's architecture, or static;
+    /// the words are its own, and what it said and its exit code come home
+    #[arg(long, value_name = "PATH", hide = true)]
+    pub run: Option<PathBuf>,
+
     /// The kernel's modules, its /lib/modules/VERSION [default: those of Debian's kernel, or none]
     #[arg(long, value_name = "DIR")]
     pub modules: Option<PathBuf>,
@@ -154,6 +159,7 @@ impl EmulateArgs {
             memory: Size(1 << 30),
             numa_nodes: 1,
             binary: None,
+            run: None,
             modules: None,
             module_param: Vec::new(),
             append: None,

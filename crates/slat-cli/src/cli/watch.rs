@@ -2,6 +2,7 @@
 
 use clap::Args;
 use slat_lab::cli::time;
+use slat_lab::rate::Rate;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,6 +16,10 @@ Examples:
       as root: every user's guests, with KVM's own counters of them; all samples in a file
   slat watch $(pidof qemu-system-x86_64) --for 10s --json - | jq '.guests[0].total.faults'
       how often it faulted in ten seconds
+  slat watch 4711 --for 30s --qmp /run/qemu.sock --link 10Gbit/s
+      how fast it dirties its memory, by QEMU's own samples, and what a migration would do to it
+  slat watch 4711 --for 1s --dirty-rate 400MiB/s --link 10Gbit/s --max-downtime 100ms
+      the same, for a rate that is known
 
 A guest is found by the descriptors that its VMM has open (/proc/PID/fd: anon_inode:kvm-vm). What
 is read, and what cannot be known on this host, the report says; nothing is changed in a guest, and
@@ -46,9 +51,29 @@ pub struct WatchArgs {
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time::at_least(LEAST))]
     pub every: Duration,
 
+    /// The socket of QEMU's monitor (-qmp unix:PATH,server=on,wait=off), which tells the dirty rate
+    #[arg(long, value_name = "SOCKET", requires = "pid")]
+    pub qmp: Option<PathBuf>,
+
+    /// What the guest dirties, where that is known
+    #[arg(long, value_name = "RATE", requires = "link")]
+    pub dirty_rate: Option<Rate>,
+
+    /// Predict a migration over this link: 10Gbit/s, 1GiB/s
+    #[arg(long, value_name = "RATE")]
+    pub link: Option<Rate>,
+
+    /// How long a guest may stand still in it
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = time::some)]
+    pub max_downtime: Duration,
+
     /// Write the report as JSON to a file, or to stdout (`-`)
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
+
+    /// Write the report as a page with time lines to a file, which needs no other
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 /// More samples a second would show the watch.

@@ -10,7 +10,14 @@ pub(super) const SEEN: &str = "guests to watch";
 const IT: For = For::Only(&[WATCH]);
 
 pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
-    vec![seen(evidence), counters(evidence), debugfs(evidence), pressure(evidence)]
+    vec![
+        seen(evidence),
+        counters(evidence),
+        events(evidence),
+        programs(evidence),
+        debugfs(evidence),
+        pressure(evidence),
+    ]
 }
 
 fn as_root() -> Change {
@@ -52,6 +59,58 @@ fn counters(evidence: &Evidence) -> Finding {
             subject.ok("where the VMM holds statistics descriptors")
         }
         scope => subject.limited(format!("ptrace_scope {scope}: for root"), as_root()),
+    }
+}
+
+/// What the tracer is called where it is mounted or known.
+const TRACER: &str = "tracefs";
+
+fn events(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Watch,
+        "KVM's tracepoints",
+        IT,
+        "Times in faults and other exits, and what the host takes back: kvm_exit, \
+         kvm_unmap_hva_range.",
+    );
+    let known = evidence.files().text("proc/filesystems").unwrap_or_default();
+    let is_known = known.lines().any(|line| line.split_whitespace().last() == Some(TRACER));
+    let without = evidence.files().0.join("sys/module/kvm_pvm").exists();
+    match evidence.files().is_capable(SYS_ADMIN) {
+        _ if !is_known && !evidence.files().is_mounted(TRACER) => subject.missing(
+            "this kernel has no tracefs",
+            Change::nothing("a kernel with CONFIG_FTRACE and CONFIG_TRACEPOINTS has it"),
+        ),
+        false => subject.limited("for root", as_root()),
+        true if without => subject.limited(
+            "what the host takes back, and exits to the VMM; kvm_exit never fires under kvm_pvm",
+            Change::nothing("a host with hardware virtualisation tells times in faults"),
+        ),
+        true => subject.ok("as far as this kernel's KVM has them"),
+    }
+}
+
+fn programs(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Watch,
+        "eBPF",
+        IT,
+        "Sums and histograms of tracepoints in the kernel; without, perf counts events of threads.",
+    );
+    // Only where bpf(2) is there.
+    let there = evidence.files().text("proc/sys/kernel/unprivileged_bpf_disabled").is_some();
+    let locked = evidence.files().choice("sys/kernel/security/lockdown");
+    match evidence.files().is_capable(SYS_ADMIN) {
+        _ if !there => subject.missing(
+            "this kernel has none",
+            Change::nothing("a kernel with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS has it"),
+        ),
+        _ if locked.as_deref() == Some("confidentiality") => subject.missing(
+            "refused: the kernel is locked down (confidentiality)",
+            Change::by_hand("boot with lockdown=integrity, or without"),
+        ),
+        false => subject.limited("for root", as_root()),
+        true => subject.ok("for root"),
     }
 }
 

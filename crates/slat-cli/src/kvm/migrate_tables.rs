@@ -1,8 +1,8 @@
 //! How migrations read: what they did to the guest, what they would do to a larger one, and their
 //! course.
 
-use super::forecast::{self, Guest};
 use super::tables::{Column, LOST, MEANING, columns, is, of};
+use crate::forecast::{self, Guest};
 use slat_lab::numbers::{bytes, seconds, thousands};
 use slat_lab::rate::Rate;
 use slat_lab::reader::{Chart, Reader};

@@ -1,15 +1,16 @@
 //! `slat watch`.
 
 use crate::cli::WatchArgs;
-use crate::watch::live;
+use crate::watch::migration::{self, Asked, Monitor};
 use crate::watch::report::{Ended, Report};
+use crate::watch::{live, page};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use slat_lab::failure::bad_input;
 use slat_lab::run::output;
 use slat_lab::session::Session;
 use slat_procfs::Files;
-use slat_watch::{Debugfs, NotFound, Watch, Which};
+use slat_watch::{Debugfs, Events, NotFound, Watch, Which};
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -21,26 +22,36 @@ const NOTICED: Duration = Duration::from_millis(100);
 /// Watches guests, and tells what it saw.
 pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     let file = args.json.as_deref().filter(|path| path.as_os_str() != "-");
-    if let Some(path) = file {
-        check(path)?;
+    for (option, path) in [("--json", file), ("--html", args.html.as_deref())] {
+        if let Some(path) = path {
+            check(option, path)?;
+        }
     }
     more_descriptors();
     let which = args.pid.map_or(Which::All, Which::Pid);
     let session = Session::interactive()?;
-    let mut watch = Watch::begin(Files::here(), Debugfs::open(), which)
+    let files = Files::here();
+    let search = slat_watch::guests(&files);
+    let vcpus = search.found.iter().map(|found| found.has.vcpus.len()).sum();
+    let mut watch = Watch::begin(files, Debugfs::open(), Events::open(vcpus), which)
         .map_err(|error| refusal(error, args.pid.unwrap_or_default()))?;
     if watch.guests().is_empty() && !Path::new("/dev/kvm").exists() {
         return Err(slat_kvm::Error::NoKvm.into());
     }
+    let connected = args.qmp.as_deref().map(Monitor::connect).transpose();
+    let mut monitor = connected.map_err(|why| bad_input(format!("--qmp {why}")))?;
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let to_stdout = args.json.is_some() && file.is_none();
-    let ended = run(args, &mut watch, &session, &mut View::new(to_stdout))?;
+    let ended = run(args, &mut watch, &session, monitor.as_mut(), &mut View::new(to_stdout))?;
     let debugfs = match watch.debugfs() {
         Ok(debugfs) if debugfs.is_private() => "mounted for this process alone".to_owned(),
         Ok(_) => "mounted".to_owned(),
         Err(why) => why.clone(),
     };
-    let guests = watch.guests().iter().map(|guest| guest.total()).collect();
+    let guests: Vec<_> = watch.guests().iter().map(|guest| guest.total()).collect();
+    let asked =
+        Asked { link: args.link, dirty_rate: args.dirty_rate, max_downtime: args.max_downtime };
+    let told = migration::tell(&guests, monitor.as_ref(), &asked);
     let report = Report {
         began,
         seconds: watch.seconds(),
@@ -48,12 +59,19 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         cpu_seconds: cpu_seconds(),
         hidden: watch.hidden(),
         debugfs,
+        events: watch.events().how(),
+        lost_events: watch.lost(),
+        ambiguous_ranges: watch.ambiguous(),
+        dirty_rates: told.rates,
+        predictions: told.predictions,
+        missing: told.missing,
         ..Report::new(guests, ended)
     };
     if let Some(path) = file {
-        let path =
-            if path.parent() == Some(Path::new("")) { &Path::new(".").join(path) } else { path };
-        slat_lab::files::write_whole(path, report.json()?.as_bytes())?;
+        write(path, &report.json()?)?;
+    }
+    if let Some(path) = &args.html {
+        write(path, &page::render(&report))?;
     }
     output::print(&if to_stdout { report.json()? } else { report.text(output::width()) })?;
     Ok(match (ended, args.time) {
@@ -67,6 +85,7 @@ fn run(
     args: &WatchArgs,
     watch: &mut Watch<'_>,
     session: &Session,
+    mut monitor: Option<&mut Monitor>,
     view: &mut View,
 ) -> anyhow::Result<Ended> {
     let begin = Instant::now();
@@ -82,6 +101,9 @@ fn run(
         // Looked at before: of a process that ended by then, this step tells the last counts.
         let is_over = watch.is_over();
         let step = watch.step();
+        if let Some(monitor) = &mut monitor {
+            monitor.step();
+        }
         view.show(watch, &step)?;
         if is_over {
             return Ok(Ended::ProcessEnded);
@@ -146,11 +168,16 @@ impl View {
     }
 }
 
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    let path = if path.parent() == Some(Path::new("")) { &Path::new(".").join(path) } else { path };
+    slat_lab::files::write_whole(path, text.as_bytes())
+}
+
 /// Whether the report can be written, before anything is watched for it.
-fn check(path: &Path) -> anyhow::Result<()> {
+fn check(option: &str, path: &Path) -> anyhow::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
-    let wrong = |why: String| bad_input(format!("--json {}: {why}", path.display()));
+    let wrong = |why: String| bad_input(format!("{option} {}: {why}", path.display()));
     if path.is_dir() {
         return Err(wrong("is a directory; name a file in it".to_owned()));
     }
@@ -180,12 +207,15 @@ fn refusal(error: NotFound, pid: i32) -> anyhow::Error {
     }
 }
 
-/// Each vCPU takes a descriptor, and a process may often have a thousand.
+/// Each vCPU takes a descriptor, and a process may often have a thousand; maps may take memory.
 fn more_descriptors() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     // Without, guests beyond the limit are told with the reason.
     let _ = setrlimit(Resource::Nofile, limit);
+    // Before 5.11 maps in the kernel count as locked memory of this process.
+    let unlimited = rustix::process::Rlimit { current: None, maximum: None };
+    let _ = setrlimit(Resource::Memlock, unlimited);
 }
 
 /// What this process took of CPUs.

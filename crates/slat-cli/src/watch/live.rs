@@ -2,7 +2,7 @@
 
 use super::{coverage, mapped, rate, share, size};
 use slat_lab::report::text;
-use slat_lab::table::Table;
+use slat_lab::table::{NOTHING, Table};
 use slat_watch::{GuestTotal, Metric, Sample, Values, Watched};
 use std::fmt::Write;
 
@@ -30,14 +30,8 @@ pub fn screen(guests: &[Watched], seconds: f64, columns: u16, lines: u16) -> Str
         }
     }
     let mut drawn = String::new();
-    let table = Table {
-        title: format!("slat watch: {}, {seconds:.0} s; Ctrl-C ends it", count(there.len())),
-        common: String::new(),
-        columns: COLUMNS.map(str::to_owned).into(),
-        labels: 1,
-        rows,
-        notes: Vec::new(),
-    };
+    let title = format!("slat watch: {}, {seconds:.0} s; Ctrl-C ends it", count(there.len()));
+    let table = table(title, rows);
     text::grid(&mut drawn, &table, columns);
     let mut screen = HOME.to_owned();
     let room = usize::from(lines).saturating_sub(1).max(4);
@@ -56,7 +50,7 @@ pub fn line(guest: &GuestTotal, sample: &Sample) -> String {
     let values = &sample.guest;
     let per_second = |metric| rate(values, metric, sample.seconds);
     let of_a_cpu = |metric| share(values, metric, sample.seconds);
-    format!(
+    let mut line = format!(
         "{:8.1} s  {}: faults {}/s, exits {}/s, runs {}, waits {}, {} in huge pages of {}, \
          remote flushes {}/s",
         sample.at,
@@ -68,7 +62,14 @@ pub fn line(guest: &GuestTotal, sample: &Sample) -> String {
         coverage(values),
         size(values, Metric::RssBytes),
         per_second(Metric::RemoteTlbFlushes),
-    )
+    );
+    if values.contains_key(&Metric::FaultNs) {
+        let _ = write!(line, ", in faults {}", of_a_cpu(Metric::FaultNs));
+    }
+    if values.contains_key(&Metric::Invalidations) {
+        let _ = write!(line, ", taken back {}/s", per_second(Metric::Invalidations));
+    }
+    line
 }
 
 /// What a guest is called.
@@ -86,8 +87,24 @@ pub fn count(guests: usize) -> String {
     format!("{guests} guest{}", if guests == 1 { "" } else { "s" })
 }
 
+/// A table of rows; columns of which nothing is known for any of them are left out, but for those
+/// that every host could tell.
+pub fn table(title: String, mut rows: Vec<Vec<String>>) -> Table {
+    let mut columns = COLUMNS.map(str::to_owned).to_vec();
+    for place in (ALWAYS..COLUMNS.len()).rev() {
+        if rows.iter().all(|row| row[place] == NOTHING) {
+            columns.remove(place);
+            rows.iter_mut().for_each(|row| drop(row.remove(place)));
+        }
+    }
+    Table { title, common: String::new(), columns, labels: 1, rows, notes: Vec::new() }
+}
+
+/// Columns that are always there.
+const ALWAYS: usize = 10;
+
 /// Headings of [`row`].
-pub const COLUMNS: [&str; 10] = [
+const COLUMNS: [&str; 13] = [
     "guest",
     "faults/s",
     "exits/s",
@@ -98,7 +115,15 @@ pub const COLUMNS: [&str; 10] = [
     "in huge pages",
     "4k / 2m / 1g mapped",
     "remote flushes/s",
+    "in faults",
+    "taken back/s",
+    "logged pages/s",
 ];
+
+/// Nothing where there is none: what is rare needs no column.
+fn some(rate: String) -> String {
+    if rate == "0" { NOTHING.to_owned() } else { rate }
+}
 
 /// A row of a table.
 pub fn row(label: String, values: &Values, seconds: f64) -> Vec<String> {
@@ -113,6 +138,9 @@ pub fn row(label: String, values: &Values, seconds: f64) -> Vec<String> {
         coverage(values),
         mapped(values),
         rate(values, Metric::RemoteTlbFlushes, seconds),
+        share(values, Metric::FaultNs, seconds),
+        rate(values, Metric::Invalidations, seconds),
+        some(rate(values, Metric::PagesLogged, seconds)),
     ]
 }
 

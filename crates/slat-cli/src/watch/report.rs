@@ -1,9 +1,11 @@
 //! What is told when the watch is over: totals, who told them, what could not be known and why.
 
-use super::live::{COLUMNS, count, label, row};
+use super::live::{count, label, row, table};
+use super::migration::{Dirty, Prediction, Told};
+use super::stalls;
 use serde::Serialize;
+use slat_lab::numbers::thousands;
 use slat_lab::report::text;
-use slat_lab::table::Table;
 use slat_watch::{GuestTotal, Metric, State};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -45,6 +47,19 @@ pub struct Report<'a> {
     pub hidden: usize,
     /// How debugfs is read, or why not.
     pub debugfs: String,
+    /// How KVM's tracepoints are heard, or why not.
+    pub events: String,
+    /// Events of them that were not accounted for.
+    pub lost_events: u64,
+    /// Ranges that the host took back at addresses at which several guests have memory.
+    pub ambiguous_ranges: u64,
+    /// How fast guests dirty their memory, by each means, the best first.
+    pub dirty_rates: Vec<Dirty>,
+    /// What a migration would do to them.
+    pub predictions: Vec<Prediction>,
+    /// What of these is not known, in words.
+    #[serde(skip)]
+    pub missing: Vec<String>,
     /// The guests.
     pub guests: Vec<&'a GuestTotal>,
 }
@@ -62,6 +77,12 @@ impl<'a> Report<'a> {
             cpu_seconds: 0.0,
             hidden: 0,
             debugfs: String::new(),
+            events: String::new(),
+            lost_events: 0,
+            ambiguous_ranges: 0,
+            dirty_rates: Vec::new(),
+            predictions: Vec::new(),
+            missing: Vec::new(),
             guests,
         }
     }
@@ -97,15 +118,26 @@ impl<'a> Report<'a> {
             }
         }
         if !rows.is_empty() {
-            let table = Table {
-                title: "On average".to_owned(),
-                common: String::new(),
-                columns: COLUMNS.map(str::to_owned).into(),
-                labels: 1,
-                rows,
-                notes: Vec::new(),
-            };
+            text::grid(&mut said, &table("On average".to_owned(), rows), width);
+        }
+        if let Some(table) = stalls::table(&self.guests) {
             text::grid(&mut said, &table, width);
+        }
+        for guest in self.guests.iter().filter(|guest| !guest.invalidated_by.is_empty()) {
+            let by = guest.invalidated_by.iter().map(|(name, count)| {
+                let name: String = name.chars().filter(|c| !c.is_control()).collect();
+                format!("{} by {name}", thousands((*count).try_into().unwrap_or(i64::MAX)))
+            });
+            let by = by.collect::<Vec<_>>().join(", ");
+            let _ = writeln!(said, "{}: ranges taken back: {by}.", label(guest));
+        }
+        let told = Told {
+            rates: self.dirty_rates.clone(),
+            predictions: self.predictions.clone(),
+            missing: self.missing.clone(),
+        };
+        for line in told.text() {
+            let _ = writeln!(said, "{}", textwrap::fill(&line, usize::from(width)));
         }
         for guest in &self.guests {
             let what = match guest.state {
@@ -122,6 +154,22 @@ impl<'a> Report<'a> {
         let unknown = self.guests.iter().flat_map(|guest| &guest.knowledge.unknown);
         let unknown = unknown.map(|(metric, why)| (why.clone(), *metric));
         list(&mut said, "Not known here", unknown, width);
+        if self.lost_events > 0 {
+            let _ = writeln!(
+                said,
+                "\n{} events of tracepoints were lost: there was no room for more threads or \
+                 ranges, or another program ran on that CPU.",
+                self.lost_events
+            );
+        }
+        if self.ambiguous_ranges > 0 {
+            let _ = writeln!(
+                said,
+                "\n{} ranges were taken back at addresses at which several guests have memory, so \
+                 that they are nobody's here.",
+                self.ambiguous_ranges
+            );
+        }
         if self.hidden > 0 {
             let _ = writeln!(
                 said,
@@ -154,7 +202,7 @@ fn list(text: &mut String, title: &str, said: impl Iterator<Item = (String, Metr
 }
 
 /// A metric as the JSON calls it, in words.
-fn name(metric: Metric) -> String {
+pub(super) fn name(metric: Metric) -> String {
     let name = serde_json::to_value(metric).ok();
     let name = name.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default();
     name.replace("_ns", " time").replace('_', " ")
@@ -163,7 +211,7 @@ fn name(metric: Metric) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use slat_watch::{Knowledge, Sample, Source, Values, VcpuTotal};
+    use slat_watch::{Knowledge, Sample, Source, Stalls, Values, VcpuTotal};
 
     /// A guest that was watched for two seconds.
     pub fn guest(name: &str) -> GuestTotal {
@@ -187,11 +235,14 @@ pub(super) mod tests {
             knowledge,
             total: values.clone(),
             statistics: [("pf_taken".to_owned(), 1000)].into(),
+            stalls: Stalls::new(),
+            invalidated_by: [("ksmd".to_owned(), 1234), ("qemu".to_owned(), 5)].into(),
             vcpus: vec![VcpuTotal {
                 index: 0,
                 thread: Some(4712),
                 total: values,
                 statistics: [("pf_taken".to_owned(), 1000)].into(),
+                stalls: Stalls::new(),
             }],
             samples: vec![sample],
         }
@@ -233,7 +284,8 @@ pub(super) mod tests {
         let keys = |value: &serde_json::Value| {
             value.as_object().unwrap().keys().cloned().collect::<Vec<_>>()
         };
-        for key in keys(&json).into_iter().chain(keys(guest)) {
+        let vcpu = keys(&guest["vcpus"][0]);
+        for key in keys(&json).into_iter().chain(keys(guest)).chain(vcpu) {
             assert!(page.contains(&format!("`{key}`")), "docs/watch.md does not say what {key} is");
         }
         for metric in Metric::ALL {

@@ -4,6 +4,7 @@ pub mod distributions;
 mod ecdf;
 pub mod lines;
 pub mod ratios;
+pub mod series;
 pub mod strips;
 pub mod sweep;
 pub mod timeline;

@@ -3,7 +3,7 @@
 use super::{charts, tables};
 use crate::host::Known;
 use crate::numbers::seconds;
-use crate::reader::Reader;
+use crate::reader::{Chart, Reader};
 use crate::record::Report;
 use crate::size::Size;
 use crate::table::Table;
@@ -51,6 +51,39 @@ pub fn render(report: &Report, readers: &[Reader]) -> String {
                 }
                 h2 { "Run it again" }
                 pre { (command_line(&report.command)) }
+            }
+        }
+    };
+    page.into_string()
+}
+
+/// A page of its own that is no report of a run: tables and charts in the same style.
+pub fn page(
+    title: &str,
+    lead: &str,
+    says: &[String],
+    tables: &[Table],
+    charts: &[Chart],
+) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (title) ": Slat" }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                h1 { (title) }
+                p.lead { (lead) }
+                @if !says.is_empty() { ul.verdict { @for sentence in says { li { (sentence) } } } }
+                @for section in tables.iter().map(table_section) {
+                    h2 { (section.title) } (section.content)
+                }
+                @for chart in charts {
+                    figure { figcaption { (chart.title) } (PreEscaped(&chart.svg)) }
+                }
             }
         }
     };

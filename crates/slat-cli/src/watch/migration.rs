@@ -1,0 +1,407 @@
+//! How fast a guest dirties its memory, by each of the means at hand, and what a migration would do
+//! to it.
+
+use crate::forecast::{self, Guest};
+use serde::Serialize;
+use slat_lab::numbers::{bytes, seconds};
+use slat_lab::rate::Rate;
+use slat_watch::qmp::{DirtyRate, Migration, Qmp};
+use slat_watch::{GuestTotal, Metric};
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+/// Rounds after which a guest is stopped in any case: of `bench migrate`, and of most VMMs.
+const MAX_ROUNDS: u32 = 30;
+
+/// What of a link's bits carries pages: Ethernet's and TCP's headers take the rest.
+const CARRIED: f64 = 0.94;
+
+/// A dirty rate.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Dirty {
+    /// The guest's process.
+    pub pid: i32,
+    /// Bytes a second.
+    pub bytes_per_second: f64,
+    /// By which means.
+    pub by: &'static str,
+    /// How far it may be off, in words.
+    pub error: String,
+    /// What the means itself costs, in words.
+    pub cost: &'static str,
+}
+
+/// What a migration would do to a guest.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// The guest's process.
+    pub pid: i32,
+    /// Bytes that it has.
+    pub memory: u64,
+    /// Bytes a second that it dirties.
+    pub dirty_rate: f64,
+    /// By which means that is known.
+    pub by: &'static str,
+    /// Bytes a second that are copied.
+    pub copied: f64,
+    /// Seconds that it may stand still.
+    pub max_downtime: f64,
+    /// Rounds before it is stopped.
+    pub rounds: u32,
+    /// Seconds, the downtime included.
+    pub seconds: f64,
+    /// Seconds.
+    pub downtime: f64,
+    /// Whether what is left comes to fit into the downtime allowed.
+    pub converges: bool,
+    /// What would change it, in words.
+    pub changes: Vec<String>,
+}
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// Bits over the wire, as bytes a second.
+    pub link: Option<Rate>,
+    /// A dirty rate that is known already.
+    pub dirty_rate: Option<Rate>,
+    /// How long a guest may stand still.
+    pub max_downtime: Duration,
+}
+
+/// What QEMU's monitor tells, while a guest is watched.
+#[derive(Debug)]
+pub struct Monitor {
+    qmp: Qmp,
+    memory: Option<u64>,
+    rates: Vec<DirtyRate>,
+    measures: bool,
+    migration: Migration,
+    /// Of a migration that ran while it was watched.
+    migrated: Option<Migration>,
+    /// Why something is not known; said once.
+    why: Option<String>,
+}
+
+impl Monitor {
+    /// Connects and begins to measure.
+    ///
+    /// # Errors
+    /// Why there is no monitor, in words.
+    pub fn connect(socket: &Path) -> Result<Self, String> {
+        let mut qmp = Qmp::connect(socket)?;
+        let memory = qmp.memory().ok();
+        let (rates, migration) = Default::default();
+        let mut this =
+            Self { qmp, memory, rates, measures: false, migration, migrated: None, why: None };
+        this.step();
+        Ok(this)
+    }
+
+    /// Takes what was measured, and measures again; QEMU works meanwhile.
+    pub fn step(&mut self) {
+        let step = || -> Result<(), String> {
+            self.migration = self.qmp.migration()?;
+            if self.migration.runs {
+                // Of the rounds before the first reading of the log QEMU tells no rate.
+                let known = self.migration.bytes_per_second > 0.0 || self.migrated.is_none();
+                self.migrated = Some(self.migration).filter(|_| known).or(self.migrated);
+            }
+            if self.measures
+                && let Some(rate) = self.qmp.dirty_rate()?
+            {
+                self.rates.push(rate);
+                self.measures = false;
+            }
+            if !self.measures {
+                self.qmp.begin_dirty_rate(1)?;
+                self.measures = true;
+            }
+            Ok(())
+        };
+        let mut step = step;
+        if let Err(why) = step() {
+            self.why.get_or_insert(why);
+        }
+    }
+
+    /// Why it does not tell all.
+    pub fn why(&self) -> Option<&str> {
+        self.why.as_deref()
+    }
+
+    /// By the log of a migration that runs, and by samples.
+    fn rates(&self, pid: i32) -> Vec<Dirty> {
+        let mut all = Vec::new();
+        if let Some(migration) = self.migrated.filter(|it| it.bytes_per_second > 0.0) {
+            all.push(Dirty {
+                pid,
+                bytes_per_second: migration.bytes_per_second,
+                by: "QEMU's log of the migration that runs (query-migrate)",
+                error: format!("exact, of round {}", migration.rounds),
+                cost: "none: QEMU reads the log anyway",
+            });
+        }
+        if !self.rates.is_empty() {
+            let count = self.rates.len() as f64;
+            let mean = self.rates.iter().map(|rate| rate.bytes_per_second).sum::<f64>() / count;
+            all.push(Dirty {
+                pid,
+                bytes_per_second: mean,
+                by: "samples of QEMU's (calc-dirty-rate)",
+                error: sampled(mean, self.memory, &self.rates),
+                cost: "QEMU takes hashes of 512 pages of each GiB twice a second; nothing is \
+                       protected",
+            });
+        }
+        all
+    }
+}
+
+/// How far a rate by samples may be off: twice the standard error.
+fn sampled(mean: f64, memory: Option<u64>, rates: &[DirtyRate]) -> String {
+    let Some(memory) = memory.map(|memory| memory as f64).filter(|memory| *memory > 0.0) else {
+        return "not known, without the size of the memory".to_owned();
+    };
+    let time = rates.iter().map(|rate| rate.seconds).sum::<f64>() / rates.len() as f64;
+    let gib = memory / f64::from(1 << 30);
+    let pages = rates.iter().map(|rate| rate.pages_per_gib as f64 * gib).sum::<f64>().max(1.0);
+    let share = (mean * time / memory).clamp(0.0, 1.0);
+    // Where no sample changed, or each did, one might have.
+    let share = share.clamp(1.0 / pages, 1.0 - 1.0 / pages.max(2.0));
+    let error = 2.0 * (share * (1.0 - share) / pages).sqrt() * memory / time.max(1.0);
+    format!("± {} (two standard errors of {pages:.0} sampled pages)", Rate(error))
+}
+
+/// Dirty rates of a guest, the best first.
+pub fn rates(guest: &GuestTotal, monitor: Option<&Monitor>, asked: &Asked) -> Vec<Dirty> {
+    let pid = guest.pid;
+    let given = asked.dirty_rate.map(|Rate(bytes_per_second)| Dirty {
+        pid,
+        bytes_per_second,
+        by: "given by --dirty-rate",
+        error: "whatever it was measured with".to_owned(),
+        cost: "none",
+    });
+    let mut all = Vec::from_iter(given);
+    all.extend(monitor.into_iter().flat_map(|monitor| monitor.rates(pid)));
+    let logged = guest.total.get(&Metric::PagesLogged).filter(|pages| **pages > 0);
+    if let Some(pages) = logged.filter(|_| guest.seconds > 0.0) {
+        all.push(Dirty {
+            pid,
+            bytes_per_second: *pages as f64 * rustix::param::page_size() as f64 / guest.seconds,
+            by: "pages in dirty rings (kvm_dirty_ring_push)",
+            error: "exact over the whole watch; a page counts once each time that it was protected"
+                .to_owned(),
+            cost: "a program in the kernel for each page that is logged",
+        });
+    }
+    all
+}
+
+/// What a migration would do to a guest, by the best of its rates.
+pub fn predict(
+    guest: &GuestTotal,
+    rate: &Dirty,
+    memory: u64,
+    link: Rate,
+    asked: &Asked,
+) -> Prediction {
+    let max_downtime = asked.max_downtime.as_secs_f64();
+    let of = Guest {
+        memory: memory as f64,
+        writes: rate.bytes_per_second,
+        copied: link.0 * CARRIED,
+        max_downtime,
+        max_rounds: MAX_ROUNDS,
+    };
+    let forecast = forecast::of(&of);
+    let mut changes = Vec::new();
+    let bearable = forecast::bearable_writes(&of);
+    if forecast.converges {
+        changes.push(match bearable < 16.0 * of.copied {
+            true => format!("it would converge up to a dirty rate of {}", Rate(bearable)),
+            false => "all of its memory fits into the downtime".to_owned(),
+        });
+    } else {
+        if let Some(copied) = forecast::needed_copy(&of) {
+            let link = copied / CARRIED * 8.0 / 1e9;
+            changes.push(format!("a link of {link:.1} Gbit/s (or several, or compression)"));
+        }
+        if bearable > 0.0 {
+            changes.push(format!(
+                "the guest slowed down to {:.0} % of its writes (auto-converge), {}",
+                100.0 * bearable / of.writes,
+                Rate(bearable)
+            ));
+        }
+        if forecast.downtime < of.memory / of.copied * 0.99 {
+            changes.push(format!("a downtime of {} allowed", seconds(forecast.downtime)));
+        }
+        changes.push(
+            "post-copy: it stands still for its vCPUs' state alone, and waits for pages \
+                      afterwards"
+                .to_owned(),
+        );
+    }
+    Prediction {
+        pid: guest.pid,
+        memory,
+        dirty_rate: of.writes,
+        by: rate.by,
+        copied: of.copied,
+        max_downtime,
+        rounds: forecast.rounds,
+        seconds: forecast.total,
+        downtime: forecast.downtime,
+        converges: forecast.converges,
+        changes,
+    }
+}
+
+/// All that is to be said of dirty rates and migrations.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// Rates, by guest, the best first.
+    pub rates: Vec<Dirty>,
+    /// Predictions, of those guests whose rate and size are known.
+    pub predictions: Vec<Prediction>,
+    /// What is missing, in words.
+    pub missing: Vec<String>,
+}
+
+/// Tells what was asked for.
+pub fn tell(guests: &[&GuestTotal], monitor: Option<&Monitor>, asked: &Asked) -> Told {
+    let mut told = Told::default();
+    if let Some(why) = monitor.and_then(Monitor::why) {
+        told.missing.push(format!("QEMU's monitor: {why}"));
+    }
+    for guest in guests {
+        let all = rates(guest, monitor, asked);
+        let memory = monitor.and_then(|monitor| monitor.memory);
+        let memory = memory.or_else(|| guest.total.get(&Metric::RssBytes).copied());
+        match (asked.link, all.first(), memory.filter(|memory| *memory > 0)) {
+            (None, ..) => {}
+            (Some(link), Some(rate), Some(memory)) => {
+                told.predictions.push(predict(guest, rate, memory, link, asked));
+            }
+            (_, None, _) => told.missing.push(format!(
+                "the dirty rate of {}: no log is on whose pages are told, and no monitor was given \
+                 (--qmp SOCKET); give it by --dirty-rate. Write protection, idle tracking and \
+                 DAMON would tell, and are not used: they change the guest, or stay behind",
+                guest.pid
+            )),
+            (_, _, None) => told.missing.push(format!("the memory of {}", guest.pid)),
+        }
+        told.rates.extend(all);
+    }
+    told
+}
+
+impl Told {
+    /// For people, a paragraph each.
+    pub fn text(&self) -> Vec<String> {
+        let mut said = Vec::new();
+        for rate in &self.rates {
+            said.push(format!(
+                "{} dirties {}, by {}; error: {}; cost: {}.",
+                rate.pid,
+                Rate(rate.bytes_per_second),
+                rate.by,
+                rate.error,
+                rate.cost
+            ));
+        }
+        for it in &self.predictions {
+            let mut line = format!(
+                "{}: a migration of {} at {} (copied at {}) would take {} in {} round{}, {}, and \
+                 stand still for {} ({} allowed).",
+                it.pid,
+                bytes(it.memory),
+                Rate(it.dirty_rate),
+                Rate(it.copied),
+                seconds(it.seconds),
+                it.rounds,
+                if it.rounds == 1 { "" } else { "s" },
+                if it.converges { "converge" } else { "not converge" },
+                seconds(it.downtime),
+                seconds(it.max_downtime),
+            );
+            let what = if it.converges { "Beyond" } else { "What would change it" };
+            let _ = write!(line, " {what}: {}.", it.changes.join("; "));
+            said.push(line);
+        }
+        said.extend(self.missing.iter().map(|what| format!("Not known: {what}.")));
+        said
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watch::report::tests::guest;
+
+    const GBIT: f64 = 1.25e8;
+
+    fn asked(dirty: Option<f64>) -> Asked {
+        Asked {
+            link: Some(Rate(10.0 * GBIT)),
+            dirty_rate: dirty.map(Rate),
+            max_downtime: Duration::from_millis(300),
+        }
+    }
+
+    fn of_gib(gib: u64) -> GuestTotal {
+        let mut guest = guest("qemu");
+        guest.total.insert(Metric::RssBytes, gib << 30);
+        guest
+    }
+
+    #[test]
+    fn a_guest_below_the_link_converges_and_one_above_is_told_what_would_help() {
+        let one = of_gib(16);
+        let below = tell(&[&one], None, &asked(Some(4.0 * GBIT)));
+        let it = &below.predictions[0];
+        assert!(it.converges && it.rounds > 2 && it.downtime <= 0.3, "{it:?}");
+        assert!(it.changes[0].contains("up to"), "{it:?}");
+        let above = tell(&[&one], None, &asked(Some(20.0 * GBIT)));
+        let it = &above.predictions[0];
+        assert!(!it.converges && it.rounds == MAX_ROUNDS, "{it:?}");
+        let words = it.changes.join("\n");
+        for change in ["Gbit/s", "auto-converge", "post-copy"] {
+            assert!(words.contains(change), "{words}");
+        }
+        let said = above.text().join("\n");
+        assert!(said.contains("not converge") && said.contains("given by --dirty-rate"), "{said}");
+    }
+
+    #[test]
+    fn pages_in_rings_are_a_rate_and_without_any_rate_it_is_said_why() {
+        let mut one = of_gib(1);
+        let none = tell(&[&one], None, &asked(None));
+        assert!(none.predictions.is_empty() && none.missing[0].contains("--qmp"), "{none:?}");
+        one.total.insert(Metric::PagesLogged, 5000);
+        let told = tell(&[&one], None, &asked(None));
+        let page = rustix::param::page_size() as f64;
+        assert_eq!(told.rates[0].bytes_per_second, 2500.0 * page);
+        assert_eq!(told.predictions[0].by, told.rates[0].by);
+        let mut unasked = asked(None);
+        unasked.link = None;
+        assert!(tell(&[&one], None, &unasked).predictions.is_empty());
+    }
+
+    #[test]
+    fn the_error_of_samples_shrinks_with_their_number_and_is_never_nothing() {
+        let rate = |seconds| DirtyRate { bytes_per_second: 1e8, seconds, pages_per_gib: 512 };
+        let number = |text: String| {
+            let digits = text.split_whitespace().nth(1).unwrap().to_owned();
+            digits.parse::<f64>().unwrap()
+        };
+        let one = number(sampled(1e8, Some(4 << 30), &[rate(1.0)]));
+        let many = number(sampled(1e8, Some(4 << 30), &[rate(1.0); 16]));
+        assert!(one > 3.0 * many && many > 0.0, "{one} {many}");
+        assert!(number(sampled(0.0, Some(4 << 30), &[rate(1.0)])) > 0.0);
+        assert!(sampled(1.0, None, &[rate(1.0)]).contains("not known"));
+    }
+}

@@ -1,0 +1,185 @@
+//! The report as a page of its own: tables, and each guest over time.
+
+use super::live::{self, label};
+use super::migration::Told;
+use super::report::Report;
+use super::stalls;
+use slat_lab::reader::Chart;
+use slat_lab::report::charts::series::{self, Line};
+use slat_lab::report::html;
+use slat_lab::table::Table;
+use slat_watch::{GuestTotal, Metric, Sample};
+
+/// A chart of a guest: its title, what the values are, the lines, and how values are told.
+type Panel = (&'static str, &'static str, &'static [(Metric, &'static str)], By);
+
+/// Those of each guest.
+const CHARTS: [Panel; 5] = [
+    (
+        "Faults, exits and ranges taken back",
+        "a second",
+        &[
+            (Metric::Faults, "faults"),
+            (Metric::UserExits, "exits to the VMM"),
+            (Metric::Invalidations, "ranges taken back"),
+            (Metric::PagesLogged, "pages in dirty rings"),
+        ],
+        By::Second,
+    ),
+    (
+        "Where vCPUs were",
+        "CPUs",
+        &[
+            (Metric::RunningNs, "on a CPU"),
+            (Metric::WaitingNs, "waiting for one"),
+            (Metric::FaultNs, "in faults"),
+            (Metric::OtherExitNs, "in other exits"),
+        ],
+        By::Time,
+    ),
+    (
+        "Mappings that stand",
+        "mappings",
+        &[(Metric::Pages4k, "4 KiB"), (Metric::Pages2m, "2 MiB"), (Metric::Pages1g, "1 GiB")],
+        By::Level,
+    ),
+    (
+        "Memory of the process",
+        "MiB",
+        &[
+            (Metric::RssBytes, "all"),
+            (Metric::HugeBytes, "in huge pages"),
+            (Metric::SwapBytes, "swapped out"),
+        ],
+        By::Mebibyte,
+    ),
+    (
+        "Faults on the host's side",
+        "a second",
+        &[(Metric::HostMinorFaults, "without a disk"), (Metric::HostMajorFaults, "with one")],
+        By::Second,
+    ),
+];
+
+/// How a sample's value is told.
+#[derive(Clone, Copy)]
+enum By {
+    Second,
+    /// Nanoseconds of each second, as how many at once.
+    Time,
+    Level,
+    Mebibyte,
+}
+
+impl By {
+    fn value(self, value: u64, seconds: f64) -> f64 {
+        match self {
+            Self::Second => value as f64 / seconds,
+            Self::Time => value as f64 / 1e9 / seconds,
+            Self::Level => value as f64,
+            Self::Mebibyte => value as f64 / f64::from(1 << 20),
+        }
+    }
+}
+
+/// The page.
+pub fn render(report: &Report<'_>) -> String {
+    let told = Told {
+        rates: report.dirty_rates.clone(),
+        predictions: report.predictions.clone(),
+        missing: report.missing.clone(),
+    };
+    let mut tables = Vec::new();
+    let rows = report.guests.iter().flat_map(|guest| {
+        let own = live::row(label(guest), &guest.total, guest.seconds);
+        let vcpus = guest
+            .vcpus
+            .iter()
+            .map(|vcpu| live::row(format!("vCPU {}", vcpu.index), &vcpu.total, guest.seconds));
+        std::iter::once(own).chain(vcpus)
+    });
+    let rows: Vec<_> = rows.collect();
+    if !rows.is_empty() {
+        tables.push(live::table("On average".to_owned(), rows));
+    }
+    tables.extend(stalls::table(&report.guests));
+    tables.extend(unknown(report));
+    let charts: Vec<Chart> = report.guests.iter().flat_map(|guest| charts(guest)).collect();
+    let lead = format!(
+        "{} watched for {:.1} s by slat {}, a sample each {:.1} s; tracepoints: {}.",
+        live::count(report.guests.len()),
+        report.seconds,
+        report.tool,
+        report.every,
+        report.events
+    );
+    html::page("Guests that ran", &lead, &told.text(), &tables, &charts)
+}
+
+/// What is not known, and why.
+fn unknown(report: &Report<'_>) -> Option<Table> {
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for (metric, why) in report.guests.iter().flat_map(|guest| &guest.knowledge.unknown) {
+        let row = vec![super::report::name(*metric), why.clone()];
+        if !rows.contains(&row) {
+            rows.push(row);
+        }
+    }
+    (!rows.is_empty()).then(|| Table {
+        title: "Not known here".to_owned(),
+        common: String::new(),
+        columns: ["what", "why"].map(str::to_owned).into(),
+        labels: 2,
+        rows,
+        notes: Vec::new(),
+    })
+}
+
+/// A guest over time: each chart of which something is known.
+fn charts(guest: &GuestTotal) -> Vec<Chart> {
+    let points = |metric: Metric, by: By| {
+        let value = |sample: &Sample| {
+            let value = by.value(*sample.guest.get(&metric)?, sample.seconds);
+            value.is_finite().then_some((sample.at, value))
+        };
+        guest.samples.iter().filter_map(value).collect::<Vec<_>>()
+    };
+    let chart = |&(title, values, metrics, by): &Panel| {
+        let lines: Vec<Line> = metrics
+            .iter()
+            .map(|(metric, name)| ((*name).to_owned(), points(*metric, by)))
+            .filter(|(_, points)| !points.is_empty())
+            .collect();
+        series::chart(&format!("{}: {title}", label(guest)), values, &lines)
+    };
+    CHARTS.iter().filter_map(chart).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watch::report::Ended;
+    use crate::watch::report::tests::guest;
+
+    #[test]
+    fn the_page_has_time_lines_and_reasons_and_needs_nothing_from_elsewhere() {
+        let mut one = guest("<b>qemu</b>");
+        let mut later = one.samples[0].clone();
+        later.at = 4.0;
+        one.samples.push(later);
+        let page = render(&Report::new(vec![&one], Ended::Time));
+        assert_eq!(page.matches("<figure>").count(), 2);
+        for text in ["4711 &lt;b&gt;qemu", "on a CPU", "nobody times them", "On average"] {
+            assert!(page.contains(text), "{text}");
+        }
+        for reference in ["://", "src=", "<link", "@import", "url(", "<script", "<b>"] {
+            assert!(!page.contains(reference), "the page contains {reference}");
+        }
+        // A guest that was seen once has no time line, and no guest no table.
+        assert_eq!(
+            render(&Report::new(vec![&guest("q")], Ended::Time)).matches("<figure>").count(),
+            0
+        );
+        assert!(!render(&Report::new(Vec::new(), Ended::Time)).contains("<table"));
+    }
+}

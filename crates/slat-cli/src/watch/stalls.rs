@@ -1,0 +1,73 @@
+//! How long vCPUs were out of the guest, and why, as a table.
+
+use super::live::label;
+use slat_lab::numbers::{seconds, thousands};
+use slat_lab::table::Table;
+use slat_watch::{GuestTotal, Times, Why};
+
+/// Why, in words.
+pub fn reason(why: Why) -> &'static str {
+    match why {
+        Why::FaultRead => "faults of reads",
+        Why::FaultWrite => "faults of writes",
+        Why::FaultExecute => "faults of fetches",
+        Why::Idle => "no work",
+        Why::Other => "all else",
+    }
+}
+
+/// A table of all guests whose exits were heard; nothing where none was.
+pub fn table(guests: &[&GuestTotal]) -> Option<Table> {
+    let mut rows = Vec::new();
+    for guest in guests {
+        for (why, times) in &guest.stalls {
+            let mut row = vec![label(guest), reason(*why).to_owned()];
+            row.extend(cells(times, guest.seconds));
+            rows.push(row);
+        }
+    }
+    let columns =
+        ["guest", "out of it for", "times", "in all", "of the time", "p50", "p99", "longest"];
+    (!rows.is_empty()).then(|| Table {
+        title: "Out of the guest, from exit to entry, all vCPUs together".to_owned(),
+        common: String::new(),
+        columns: columns.map(str::to_owned).into(),
+        labels: 2,
+        rows,
+        notes: vec!["p50 and p99 within an eighth; the longest since the watch began".to_owned()],
+    })
+}
+
+fn cells(times: &Times, of: f64) -> [String; 6] {
+    let quantile = |share| seconds(times.quantile(share).unwrap_or_default().as_secs_f64());
+    let all = times.total_ns as f64 / 1e9;
+    let share = if of > 0.0 { format!("{:.1} %", 100.0 * all / of) } else { String::new() };
+    [
+        thousands(times.count.try_into().unwrap_or(i64::MAX)),
+        seconds(all),
+        share,
+        quantile(0.5),
+        quantile(0.99),
+        seconds(times.longest_ns as f64 / 1e9),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watch::report::tests::guest;
+
+    #[test]
+    fn times_are_told_by_why_and_a_guest_without_any_has_no_row() {
+        let mut one = guest("qemu");
+        assert!(table(&[&one]).is_none());
+        let mut times = Times::default();
+        (times.count, times.total_ns, times.longest_ns) = (2000, 500_000_000, 3_000_000);
+        one.stalls.insert(Why::FaultWrite, times);
+        let table = table(&[&one, &guest("other")]).unwrap();
+        assert_eq!(table.rows.len(), 1);
+        let row = &table.rows[0];
+        assert_eq!((&*row[1], &*row[2], &*row[4]), ("faults of writes", "2,000", "25.0 %"));
+        assert!(row[3].contains("500") && row[7].contains('3'), "{row:?}");
+    }
+}

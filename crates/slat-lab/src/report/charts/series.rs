@@ -1,0 +1,78 @@
+//! Values over time: a line for each of what is told.
+
+use super::{FONT, colour};
+use crate::reader::Chart;
+use plotters::prelude::*;
+
+/// A line: its name, and pairs of seconds and values.
+pub type Line = (String, Vec<(f64, f64)>);
+
+/// The chart of lines; what the values are. Nothing without two moments.
+pub fn chart(title: &str, values: &str, lines: &[Line]) -> Option<Chart> {
+    let all = || lines.iter().flat_map(|(_, points)| points);
+    let finite = |value: &f64| value.is_finite();
+    let end = all().map(|(at, _)| *at).filter(finite).reduce(f64::max)?;
+    let begin = all().map(|(at, _)| *at).filter(finite).reduce(f64::min)?;
+    if begin >= end {
+        return None;
+    }
+    let top = all().map(|(_, value)| *value).filter(finite).fold(0.0, f64::max);
+    let top = if top > 0.0 { top * (1.1 + 0.1 * lines.len().min(4) as f64) } else { 1.0 };
+    let svg = super::svg(300, |area| {
+        let mut chart = ChartBuilder::on(area)
+            .margin(12)
+            .x_label_area_size(36)
+            .y_label_area_size(80)
+            .build_cartesian_2d(begin..end, 0.0..top)?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .max_light_lines(0)
+            .label_style(FONT)
+            .x_desc("seconds")
+            .y_desc(values)
+            .draw()?;
+        for (place, (name, points)) in lines.iter().enumerate() {
+            let colour = colour(place);
+            let points = points.iter().copied().filter(|(_, value)| value.is_finite());
+            chart
+                .draw_series(LineSeries::new(points, colour.stroke_width(2)))?
+                .label(name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour));
+        }
+        chart
+            .configure_series_labels()
+            .label_font(FONT)
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .draw()
+    });
+    Some(Chart { title: title.to_owned(), svg })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_drawn_by_name_and_one_moment_is_none() {
+        let line = |name: &str, points: &[(f64, f64)]| (name.to_owned(), points.to_vec());
+        assert!(chart("t", "v", &[]).is_none());
+        assert!(chart("t", "v", &[line("a", &[(1.0, 2.0)])]).is_none());
+        let drawn = chart(
+            "t",
+            "faults a second",
+            &[
+                line("alpha", &[(1.0, 2.0), (2.0, f64::NAN), (3.0, 0.0)]),
+                line("beta", &[(1.0, 0.0)]),
+            ],
+        );
+        let svg = drawn.unwrap().svg;
+        for text in ["alpha", "beta", "faults a second"] {
+            assert!(svg.contains(text), "{text}");
+        }
+        assert!(!svg.contains("NaN") && !svg.contains("://"));
+        // Nothing but zeros is a line as well.
+        assert!(chart("t", "v", &[line("a", &[(0.0, 0.0), (1.0, 0.0)])]).is_some());
+    }
+}

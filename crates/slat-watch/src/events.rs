@@ -1,0 +1,353 @@
+//! KVM's tracepoints, aggregated in the kernel: no event comes here, only sums and histograms.
+//!
+//! By programs of the kernel's own machine, where it takes them; else threads' events are counted
+//! by perf, without times; else there is a reason. All of it are descriptors: it ends with this
+//! process, however that ends.
+
+mod programs;
+pub(crate) mod times;
+pub(crate) mod tracepoint;
+
+use crate::bpf::sys::{Event, Kind, Map, Program};
+use crate::metric::Source;
+use programs::{Maps, Notice, RANGE_SHIFT, RANGE_WORDS, THREAD_WORDS};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use times::{STRIDE, Stalls, Times, Why};
+use tracepoint::Tracefs;
+
+/// vCPUs' threads of which accounts are kept, at least and at most; each takes 4 KiB.
+const THREADS: [usize; 2] = [1024, 8192];
+/// Processes and places of ranges that the host took back, of which accounts are kept.
+const RANGES: usize = 8192;
+
+/// Events that are counted where programs are refused.
+const COUNTED: [&str; 2] = [USER_EXIT, PUSH];
+
+/// The pid namespace that all others are in: programs tell threads by their numbers there.
+const FIRST_NAMESPACE: &str = "pid:[4026531836]";
+
+pub(crate) const EXIT: &str = "kvm_exit";
+const ENTRY: &str = "kvm_entry";
+pub(crate) const USER_EXIT: &str = "kvm_userspace_exit";
+pub(crate) const PUSH: &str = "kvm_dirty_ring_push";
+pub(crate) const UNMAP: &str = "kvm_unmap_hva_range";
+pub(crate) const AGE: &str = "kvm_age_hva";
+const TEST_AGE: &str = "kvm_test_age_hva";
+
+/// What KVM's tracepoints are heard by.
+#[derive(Debug)]
+pub struct Events {
+    how: How,
+    /// Why an event is not heard.
+    why: BTreeMap<&'static str, String>,
+}
+
+#[derive(Debug)]
+enum How {
+    Programs(Box<Programs>),
+    Counts { numbers: Vec<(&'static str, u64)>, threads: BTreeMap<(i32, i32), Vec<Event>> },
+    Nothing,
+}
+
+#[derive(Debug)]
+struct Programs {
+    threads: Map,
+    ranges: Map,
+    lost: Map,
+    /// Programs use it.
+    _empty: Map,
+    programs: Vec<Program>,
+    _events: Vec<Event>,
+}
+
+/// What a thread did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Thread {
+    /// The vCPU that it runs, if the kernel says.
+    pub vcpu: Option<u32>,
+    /// By tracepoint.
+    pub counts: BTreeMap<&'static str, u64>,
+    /// Times out of the guest; nothing where the kernel does not tell.
+    pub stalls: Option<Stalls>,
+}
+
+/// Notices of the host's: how many, and bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Notices {
+    pub unmaps: u64,
+    pub unmapped_bytes: u64,
+    pub ages: u64,
+}
+
+/// A place in the memory of some process, and who gave notice of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    /// The process on whose behalf a CPU was, which need not be the one that has the memory.
+    pub by: i32,
+    chunk: u32,
+}
+
+impl Place {
+    pub fn addresses(self) -> Range<u64> {
+        let begin = u64::from(self.chunk) << RANGE_SHIFT;
+        begin..begin + (1 << RANGE_SHIFT)
+    }
+
+    #[cfg(test)]
+    pub fn new(by: i32, address: u64) -> Self {
+        Self { by, chunk: (address >> RANGE_SHIFT) as u32 }
+    }
+}
+
+/// All that was heard since the events are heard.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Heard {
+    pub threads: BTreeMap<(i32, i32), Thread>,
+    pub places: BTreeMap<Place, Notices>,
+    /// Events that were not accounted for, for want of room, or as another program ran.
+    pub lost: u64,
+}
+
+impl Events {
+    /// Listens, by the best means that the host allows, for about so many vCPUs.
+    pub fn open(vcpus: usize) -> Self {
+        match Programs::load(vcpus) {
+            Ok((programs, why)) => Self { how: How::Programs(Box::new(programs)), why },
+            Err(refused) => Self::counting(&refused),
+        }
+    }
+
+    /// Counts events of threads, as where programs are refused, for this reason.
+    pub fn counting(refused: &str) -> Self {
+        let counted = || -> Result<_, String> {
+            let tracefs = Tracefs::open()?;
+            let mut numbers = Vec::new();
+            let mut why = all(&format!("{refused}; perf counts no times and no ranges"));
+            for name in COUNTED {
+                match tracefs.event(&format!("kvm/{name}")) {
+                    Ok(event) => {
+                        numbers.push((name, event.number));
+                        why.remove(name);
+                    }
+                    Err(error) => {
+                        why.insert(name, error);
+                    }
+                }
+            }
+            // Whether it may.
+            if let Some((_, number)) = numbers.first() {
+                Event::count(*number, 0).map_err(|error| format!("{refused}; {}", perf(error)))?;
+            }
+            Ok((numbers, why))
+        };
+        match counted() {
+            Ok((numbers, why)) => {
+                Self { how: How::Counts { numbers, threads: BTreeMap::new() }, why }
+            }
+            Err(why) => Self::nothing(&why),
+        }
+    }
+
+    /// Listens to nothing, for this reason.
+    pub fn nothing(why: &str) -> Self {
+        Self { how: How::Nothing, why: all(why) }
+    }
+
+    /// Events that are heard, as far as their reasons go.
+    #[cfg(test)]
+    pub(crate) fn heard_in_a_test() -> Self {
+        Self { how: How::Nothing, why: BTreeMap::new() }
+    }
+
+    /// How events are heard, in words.
+    pub fn how(&self) -> String {
+        match &self.how {
+            How::Programs(_) => Source::Tracepoints.to_string(),
+            How::Counts { .. } => Source::PerfCounts.to_string(),
+            How::Nothing => self.why.values().next().cloned().unwrap_or_default(),
+        }
+    }
+
+    /// Who tells what is heard.
+    pub(crate) fn source(&self) -> Source {
+        match self.how {
+            How::Counts { .. } => Source::PerfCounts,
+            _ => Source::Tracepoints,
+        }
+    }
+
+    /// Why an event is not heard, if it is not.
+    pub(crate) fn why(&self, event: &str) -> Option<&str> {
+        self.why.get(event).map(String::as_str)
+    }
+
+    /// Threads of a process that run vCPUs: perf has to be told.
+    pub(crate) fn follow(&mut self, pid: i32, tids: impl Iterator<Item = i32>) {
+        let How::Counts { numbers, threads } = &mut self.how else { return };
+        for tid in tids {
+            threads.entry((pid, tid)).or_insert_with(|| {
+                // A thread that has ended counts nothing.
+                numbers.iter().filter_map(|(_, number)| Event::count(*number, tid).ok()).collect()
+            });
+        }
+    }
+
+    /// Lets go of a process.
+    pub(crate) fn forget(&mut self, pid: i32) {
+        if let How::Counts { threads, .. } = &mut self.how {
+            threads.retain(|(of, _), _| *of != pid);
+        }
+    }
+
+    /// What was heard up to now.
+    pub(crate) fn hear(&mut self) -> Heard {
+        match &self.how {
+            How::Programs(programs) => programs.hear(),
+            How::Counts { numbers, threads } => {
+                let thread = |events: &Vec<Event>| {
+                    let counts = numbers.iter().zip(events);
+                    let counts = counts
+                        .filter_map(|((name, _), event)| Some((*name, event.counted().ok()?)));
+                    Thread { counts: counts.collect(), ..Thread::default() }
+                };
+                let threads = threads.iter().map(|(key, events)| (*key, thread(events)));
+                Heard { threads: threads.collect(), ..Heard::default() }
+            }
+            How::Nothing => Heard::default(),
+        }
+    }
+}
+
+/// The same reason for all events.
+fn all(why: &str) -> BTreeMap<&'static str, String> {
+    [EXIT, ENTRY, USER_EXIT, PUSH, UNMAP, AGE, TEST_AGE].map(|name| (name, why.to_owned())).into()
+}
+
+impl Programs {
+    fn load(vcpus: usize) -> Result<(Self, BTreeMap<&'static str, String>), String> {
+        let tracefs = Tracefs::open()?;
+        let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+        if namespace.as_os_str() != FIRST_NAMESPACE {
+            return Err("in a container threads have other numbers than programs see".to_owned());
+        }
+        let map = |kind, words, most| Map::new(kind, words, most).map_err(refusal);
+        let threads = map(Kind::Hash, THREAD_WORDS, (2 * vcpus).clamp(THREADS[0], THREADS[1]))?;
+        let ranges = map(Kind::Hash, RANGE_WORDS, RANGES)?;
+        let empty = map(Kind::Array, THREAD_WORDS, 1)?;
+        let lost = map(Kind::Array, 1, 1)?;
+        let maps =
+            Maps { threads: threads.fd(), ranges: ranges.fd(), empty: empty.fd(), lost: lost.fd() };
+        let (mut programs, mut events) = (Vec::new(), Vec::new());
+        let mut why = BTreeMap::new();
+        // What tells more of a fault first: its absence does no harm.
+        let order = ["kvm_mmio", "kvm_guest_fault", ENTRY, EXIT, USER_EXIT, PUSH];
+        for name in order.into_iter().chain([UNMAP, AGE, TEST_AGE]) {
+            let run = || -> Result<_, String> {
+                let event = tracefs.event(&format!("kvm/{name}"))?;
+                let text = match name {
+                    EXIT => programs::exit(&event, maps)?,
+                    ENTRY => programs::entry(maps),
+                    "kvm_mmio" => programs::mmio(maps),
+                    "kvm_guest_fault" => programs::guest_fault(&event, maps)?,
+                    USER_EXIT => programs::counted(programs::USER_EXITS, maps),
+                    PUSH => programs::counted(programs::PUSHES, maps),
+                    UNMAP => programs::notice(&event, Notice::Unmap, maps)?,
+                    AGE => programs::notice(&event, Notice::Age, maps)?,
+                    _ => programs::notice(&event, Notice::TestAge, maps)?,
+                };
+                let program = Program::load(&text).map_err(|refused| match refused.error {
+                    Errno::PERM => refusal(Errno::PERM),
+                    _ => format!("the kernel refuses the program of {name}: {refused}"),
+                })?;
+                let event = Event::run(event.number, &program).map_err(perf)?;
+                Ok((program, event))
+            };
+            match run() {
+                Ok((program, event)) => {
+                    programs.push(program);
+                    events.push(event);
+                }
+                Err(error) => {
+                    why.insert(name, error);
+                }
+            }
+        }
+        if events.is_empty() {
+            return Err(why.remove(UNMAP).unwrap_or_default());
+        }
+        Ok((Self { threads, ranges, lost, _empty: empty, programs, _events: events }, why))
+    }
+
+    fn hear(&self) -> Heard {
+        // What cannot be read now can be read the next time.
+        let threads = self.threads.entries().unwrap_or_default();
+        let places = self.ranges.entries().unwrap_or_default();
+        let missed: u64 = self.programs.iter().filter_map(|it| it.missed().ok()).sum();
+        let lost = self.lost.value(0).map_or(0, |value| value[0]);
+        Heard {
+            threads: threads.into_iter().map(|(key, words)| (ids(key), thread(&words))).collect(),
+            places: places.into_iter().map(|(key, words)| (place(key), notices(&words))).collect(),
+            lost: lost + missed,
+        }
+    }
+}
+
+/// Process and thread of a key.
+fn ids(key: u64) -> (i32, i32) {
+    ((key >> 32) as i32, key as i32)
+}
+
+fn place(key: u64) -> Place {
+    Place { by: (key >> 32) as i32, chunk: key as u32 }
+}
+
+fn thread(words: &[u64]) -> Thread {
+    let stalls = words[programs::TIMES..].chunks_exact(STRIDE).zip(Why::ALL);
+    let stalls: Stalls = stalls
+        .map(|(words, why)| (why, Times::of(words)))
+        .filter(|(_, times)| times.count > 0)
+        .collect();
+    let fired = !stalls.is_empty() || words[programs::BEGAN] != 0;
+    Thread {
+        vcpu: u32::try_from(words[programs::VCPU]).ok().and_then(|vcpu| vcpu.checked_sub(1)),
+        counts: [(USER_EXIT, words[programs::USER_EXITS]), (PUSH, words[programs::PUSHES])].into(),
+        stalls: fired.then_some(stalls),
+    }
+}
+
+fn notices(words: &[u64]) -> Notices {
+    Notices { unmaps: words[0], unmapped_bytes: words[1], ages: words[2] + words[4] }
+}
+
+/// Why maps or programs are refused, and what would change that.
+fn refusal(error: Errno) -> String {
+    match error {
+        Errno::PERM => "eBPF is refused: run as root (CAP_BPF and CAP_PERFMON), where the kernel \
+                        is not locked down"
+            .to_owned(),
+        Errno::NOSYS => "this kernel has no eBPF (CONFIG_BPF_SYSCALL)".to_owned(),
+        Errno::NOMEM => {
+            "no memory for eBPF's maps: ulimit -l, or the control group's limit".to_owned()
+        }
+        error => format!("eBPF: {error}"),
+    }
+}
+
+/// Why an event cannot be opened, and what would change that.
+fn perf(error: Errno) -> String {
+    match error {
+        Errno::PERM | Errno::ACCESS => "perf events are refused: run as root (CAP_PERFMON), where \
+                                        the kernel is not locked down"
+            .to_owned(),
+        Errno::TOOBIG => "64 programs listen already, which is all that a tracepoint takes: end \
+                          another watch"
+            .to_owned(),
+        Errno::NOSYS => "this kernel has no perf events".to_owned(),
+        error => format!("perf_event_open: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,389 @@
+//! What runs in the kernel at each event: accounts of vCPUs' threads, and of ranges that the host
+//! takes back or asks about.
+//!
+//! A thread's account is written by the thread alone, since its events come on it, and so with
+//! plain stores. A range's is written by whoever takes it back, on any CPU, with atomic ones.
+
+use super::times::{BUCKETS, FIRST, LONGEST, STRIDE, SUM, Why};
+use super::tracepoint::{Field, Tracepoint};
+use crate::bpf::asm::{Helper, If, Label, Op, Program, Reg, Width};
+use Reg::{R0, R1, R2, R3, R4, R6, R7, R8, R9, Stack};
+
+/// Words of a thread's account.
+pub(crate) const BEGAN: usize = 0;
+pub(crate) const WHY: usize = 1;
+/// The vCPU's number, and 1.
+pub(crate) const VCPU: usize = 2;
+pub(crate) const USER_EXITS: usize = 3;
+pub(crate) const PUSHES: usize = 4;
+pub(crate) const TIMES: usize = 5;
+pub(crate) const THREAD_WORDS: usize = TIMES + Why::ALL.len() * STRIDE;
+
+/// Words of a range's account: for each [`Notice`] how many, and bytes.
+pub(crate) const RANGE_WORDS: usize = 6;
+
+/// Ranges are told apart by 64 MiB of addresses.
+pub(crate) const RANGE_SHIFT: i32 = 26;
+
+/// What the host tells KVM of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Notice {
+    Unmap,
+    Age,
+    TestAge,
+}
+
+/// Descriptors of the maps that programs use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Maps {
+    /// Process and thread to account.
+    pub threads: i32,
+    /// Process and place to account.
+    pub ranges: i32,
+    /// The empty account of a thread.
+    pub empty: i32,
+    /// How many events found no room.
+    pub lost: i32,
+}
+
+const KEY: i16 = -8;
+const INDEX: i16 = -16;
+const RANGE: i16 = -64;
+
+const fn at(word: usize) -> i16 {
+    (word * 8) as i16
+}
+
+fn load(program: &mut Program, dst: Reg, field: Field) {
+    let width = match field.size {
+        1 => Width::B1,
+        2 => Width::B2,
+        4 => Width::B4,
+        _ => Width::B8,
+    };
+    program.load(width, dst, R6, field.offset);
+}
+
+/// R0 is what a map has for the key on the stack.
+fn lookup(program: &mut Program, map: i32, key: i16) {
+    program.map(R1, map);
+    program.op_reg(Op::Mov, R2, Stack);
+    program.op(Op::Add, R2, key.into());
+    program.call(Helper::Lookup);
+}
+
+/// One event more has found no room.
+fn lost(program: &mut Program, maps: Maps, out: Label) {
+    program.store_imm(Width::B4, Stack, INDEX, 0);
+    lookup(program, maps.lost, INDEX);
+    program.jump_if(If::Equal, R0, 0, out);
+    program.op(Op::Mov, R1, 1);
+    program.add_atomically(R0, 0, R1);
+    program.jump(out);
+}
+
+/// R0 is the account of this thread, which is made if need be.
+fn account(program: &mut Program, maps: Maps, out: Label) {
+    let found = program.label();
+    known(program, maps);
+    program.jump_if(If::NotEqual, R0, 0, found);
+    program.store_imm(Width::B4, Stack, INDEX, 0);
+    lookup(program, maps.empty, INDEX);
+    program.jump_if(If::Equal, R0, 0, out);
+    program.op_reg(Op::Mov, R3, R0);
+    insert(program, maps.threads);
+    lookup(program, maps.threads, KEY);
+    program.jump_if(If::NotEqual, R0, 0, found);
+    lost(program, maps, out);
+    program.here(found);
+}
+
+/// R0 is the account of this thread, or 0.
+fn known(program: &mut Program, maps: Maps) {
+    program.call(Helper::Thread);
+    program.store(Width::B8, Stack, KEY, R0);
+    lookup(program, maps.threads, KEY);
+}
+
+/// Puts what R3 leads to into a map, unless something is there.
+fn insert(program: &mut Program, map: i32) {
+    program.map(R1, map);
+    program.op_reg(Op::Mov, R2, Stack);
+    program.op(Op::Add, R2, KEY.into());
+    // BPF_NOEXIST.
+    program.op(Op::Mov, R4, 1);
+    program.call(Helper::Update);
+}
+
+/// Adds to a word of an account that this thread alone writes.
+fn count(program: &mut Program, word: usize) {
+    program.load(Width::B8, R1, R0, at(word));
+    program.op(Op::Add, R1, 1);
+    program.store(Width::B8, R0, at(word), R1);
+}
+
+fn set_why(program: &mut Program, why: Why) {
+    program.op(Op::Mov, R8, why as i32);
+}
+
+/// R8 is why, of R2 a reason of Intel's or AMD's by R7, and R3 what it says of an address.
+fn why_x86(program: &mut Program, told: Label) {
+    let [amd, idle] = [(); 2].map(|()| program.label());
+    set_why(program, Why::Other);
+    program.jump_if(If::Equal, R7, 2, amd);
+    program.jump_if(If::NotEqual, R7, 1, told);
+    // The upper half has flags.
+    program.op(Op::And, R2, 0xffff);
+    // HLT, MWAIT.
+    for reason in [12, 36] {
+        program.jump_if(If::Equal, R2, reason, idle);
+    }
+    // EPT violation: bits 2, 1 say fetch, write.
+    program.jump_if(If::NotEqual, R2, 48, told);
+    access(program, [1 << 2, 1 << 1], told);
+    program.here(amd);
+    // HLT, MWAIT, HLT without anything pending.
+    for reason in [0x78, 0x8b, 0xa6] {
+        program.jump_if(If::Equal, R2, reason, idle);
+    }
+    // A nested page fault: bits 4, 3, 1 say fetch, reserved (KVM's mark of a device), write.
+    program.jump_if(If::NotEqual, R2, 0x400, told);
+    program.jump_if(If::Set, R3, 1 << 3, told);
+    access(program, [1 << 4, 1 << 1], told);
+    program.here(idle);
+    set_why(program, Why::Idle);
+}
+
+/// Which fault, of bits in R3.
+fn access(program: &mut Program, [fetch, write]: [i32; 2], told: Label) {
+    for (why, bit) in [(Why::FaultExecute, fetch), (Why::FaultWrite, write)] {
+        set_why(program, why);
+        program.jump_if(If::Set, R3, bit, told);
+    }
+    set_why(program, Why::FaultRead);
+    program.jump(told);
+}
+
+/// R8 is why, of R2 the kind of exception and R3 its class.
+fn why_arm(program: &mut Program, told: Label) {
+    set_why(program, Why::Other);
+    // ARM_EXCEPTION_TRAP; what is not a trap has no class.
+    program.op(Op::And, R2, 0x7fff_ffff);
+    program.jump_if(If::NotEqual, R2, 2, told);
+    for (why, class) in [(Why::Idle, 0x01), (Why::FaultExecute, 0x20), (Why::FaultRead, 0x24)] {
+        let other = program.label();
+        program.jump_if(If::NotEqual, R3, class, other);
+        set_why(program, why);
+        program.jump(told);
+        program.here(other);
+    }
+    set_why(program, Why::Other);
+}
+
+/// At `kvm_exit`: the time and why are noted.
+pub(crate) fn exit(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, String> {
+    let mut program = Program::default();
+    let [told, out] = [(); 2].map(|()| program.label());
+    program.op_reg(Op::Mov, R6, R1);
+    match (event.field("isa"), event.field("esr_ec")) {
+        (Ok(isa), _) => {
+            load(&mut program, R7, isa);
+            load(&mut program, R2, event.field("exit_reason")?);
+            load(&mut program, R3, event.field("info1")?);
+            why_x86(&mut program, told);
+        }
+        (_, Ok(class)) => {
+            load(&mut program, R2, event.field("ret")?);
+            load(&mut program, R3, class);
+            why_arm(&mut program, told);
+        }
+        _ => return Err("it is not known how this architecture's KVM says why".to_owned()),
+    }
+    program.here(told);
+    // Arm's does not say which vCPU.
+    match event.field("vcpu_id") {
+        Ok(vcpu) => {
+            load(&mut program, R7, vcpu);
+            program.op(Op::Add, R7, 1);
+        }
+        Err(_) => program.op(Op::Mov, R7, 0),
+    }
+    account(&mut program, maps, out);
+    program.op_reg(Op::Mov, R9, R0);
+    program.store(Width::B8, R9, at(WHY), R8);
+    program.store(Width::B8, R9, at(VCPU), R7);
+    program.call(Helper::Nanoseconds);
+    program.store(Width::B8, R9, at(BEGAN), R0);
+    program.here(out);
+    program.end();
+    Ok(program.assemble())
+}
+
+/// At `kvm_entry`: what has passed since is accounted for.
+pub(crate) fn entry(maps: Maps) -> Vec<u64> {
+    let mut program = Program::default();
+    let out = program.label();
+    known(&mut program, maps);
+    program.jump_if(If::Equal, R0, 0, out);
+    program.op_reg(Op::Mov, R7, R0);
+    program.load(Width::B8, R8, R7, at(BEGAN));
+    program.jump_if(If::Equal, R8, 0, out);
+    program.store_imm(Width::B8, R7, at(BEGAN), 0);
+    program.call(Helper::Nanoseconds);
+    program.op_reg(Op::Sub, R0, R8);
+    program.op_reg(Op::Mov, R8, R0);
+    // The times of this kind; the verifier wants to see that they lie within the account.
+    program.load(Width::B8, R9, R7, at(WHY));
+    program.jump_if(If::Above, R9, Why::ALL.len() as i32 - 1, out);
+    program.op(Op::Mul, R9, STRIDE as i32 * 8);
+    program.op_reg(Op::Add, R7, R9);
+    program.load(Width::B8, R1, R7, at(TIMES));
+    program.op(Op::Add, R1, 1);
+    program.store(Width::B8, R7, at(TIMES), R1);
+    program.load(Width::B8, R1, R7, at(TIMES + SUM));
+    program.op_reg(Op::Add, R1, R8);
+    program.store(Width::B8, R7, at(TIMES + SUM), R1);
+    let no_record = program.label();
+    program.load(Width::B8, R1, R7, at(TIMES + LONGEST));
+    program.jump_if_reg(If::AtLeast, R1, R8, no_record);
+    program.store(Width::B8, R7, at(TIMES + LONGEST), R8);
+    program.here(no_record);
+    bucket(&mut program);
+    program.op(Op::Shl, R1, 3);
+    program.op_reg(Op::Add, R7, R1);
+    program.load(Width::B8, R2, R7, at(TIMES + 3));
+    program.op(Op::Add, R2, 1);
+    program.store(Width::B8, R7, at(TIMES + 3), R2);
+    program.here(out);
+    program.end();
+    program.assemble()
+}
+
+/// R1 is the bucket of R8 nanoseconds.
+fn bucket(program: &mut Program) {
+    let done = program.label();
+    // R2 is the highest bit that is set, by halves.
+    program.op(Op::Mov, R2, 0);
+    program.op_reg(Op::Mov, R3, R8);
+    for half in [32, 16, 8, 4, 2, 1] {
+        let below = program.label();
+        program.op_reg(Op::Mov, R4, R3);
+        program.op(Op::Shr, R4, half);
+        program.jump_if(If::Equal, R4, 0, below);
+        program.op(Op::Add, R2, half);
+        program.op_reg(Op::Mov, R3, R4);
+        program.here(below);
+    }
+    let long = program.label();
+    program.op(Op::Mov, R1, 0);
+    program.jump_if(If::AtLeast, R2, FIRST as i32, long);
+    program.jump(done);
+    program.here(long);
+    // The two bits below it tell the quarter.
+    program.op_reg(Op::Mov, R4, R2);
+    program.op(Op::Add, R4, -2);
+    program.op_reg(Op::Mov, R1, R8);
+    program.op_reg(Op::Shr, R1, R4);
+    program.op(Op::And, R1, 3);
+    program.op(Op::Add, R2, -(FIRST as i32));
+    program.op(Op::Shl, R2, 2);
+    program.op_reg(Op::Add, R1, R2);
+    let last = program.label();
+    program.jump_if(If::Above, R1, BUCKETS as i32 - 1, last);
+    program.jump(done);
+    program.here(last);
+    program.op(Op::Mov, R1, BUCKETS as i32 - 1);
+    program.here(done);
+}
+
+/// At `kvm_mmio`: what began as a fault is a device's access.
+pub(crate) fn mmio(maps: Maps) -> Vec<u64> {
+    let mut program = Program::default();
+    let out = program.label();
+    known(&mut program, maps);
+    program.jump_if(If::Equal, R0, 0, out);
+    program.load(Width::B8, R1, R0, at(WHY));
+    program.jump_if(If::Above, R1, Why::FaultExecute as i32, out);
+    program.store_imm(Width::B8, R0, at(WHY), Why::Other as i32);
+    program.here(out);
+    program.end();
+    program.assemble()
+}
+
+/// At Arm's `kvm_guest_fault`: a fault of data is a write's if the syndrome says so.
+pub(crate) fn guest_fault(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, String> {
+    let mut program = Program::default();
+    let out = program.label();
+    program.op_reg(Op::Mov, R6, R1);
+    load(&mut program, R7, event.field("hsr")?);
+    known(&mut program, maps);
+    program.jump_if(If::Equal, R0, 0, out);
+    program.load(Width::B8, R1, R0, at(WHY));
+    program.jump_if(If::NotEqual, R1, Why::FaultRead as i32, out);
+    let written = program.label();
+    // WnR.
+    program.jump_if(If::Set, R7, 1 << 6, written);
+    program.jump(out);
+    program.here(written);
+    program.store_imm(Width::B8, R0, at(WHY), Why::FaultWrite as i32);
+    program.here(out);
+    program.end();
+    Ok(program.assemble())
+}
+
+/// At an event of a vCPU's thread that is only counted.
+pub(crate) fn counted(word: usize, maps: Maps) -> Vec<u64> {
+    let mut program = Program::default();
+    let out = program.label();
+    account(&mut program, maps, out);
+    count(&mut program, word);
+    program.here(out);
+    program.end();
+    program.assemble()
+}
+
+/// At a notice of the host's: counted by the process that gives it and by where the range begins.
+pub(crate) fn notice(event: &Tracepoint, notice: Notice, maps: Maps) -> Result<Vec<u64>, String> {
+    let mut program = Program::default();
+    let [found, out] = [(); 2].map(|()| program.label());
+    program.op_reg(Op::Mov, R6, R1);
+    match event.field("start") {
+        Ok(start) => {
+            load(&mut program, R7, start);
+            load(&mut program, R8, event.field("end")?);
+            program.op_reg(Op::Sub, R8, R7);
+        }
+        Err(_) => {
+            load(&mut program, R7, event.field("hva")?);
+            program.op(Op::Mov, R8, 0);
+        }
+    }
+    program.call(Helper::Thread);
+    program.op(Op::Shr, R0, 32);
+    program.op(Op::Shl, R0, 32);
+    program.op(Op::Shr, R7, RANGE_SHIFT);
+    program.op_reg(Op::Or, R0, R7);
+    program.store(Width::B8, Stack, KEY, R0);
+    lookup(&mut program, maps.ranges, KEY);
+    program.jump_if(If::NotEqual, R0, 0, found);
+    for word in 0..RANGE_WORDS {
+        program.store_imm(Width::B8, Stack, RANGE + at(word), 0);
+    }
+    program.op_reg(Op::Mov, R3, Stack);
+    program.op(Op::Add, R3, RANGE.into());
+    insert(&mut program, maps.ranges);
+    lookup(&mut program, maps.ranges, KEY);
+    program.jump_if(If::NotEqual, R0, 0, found);
+    lost(&mut program, maps, out);
+    program.here(found);
+    let word = 2 * notice as usize;
+    program.op(Op::Mov, R1, 1);
+    program.add_atomically(R0, at(word), R1);
+    program.add_atomically(R0, at(word + 1), R8);
+    program.here(out);
+    program.end();
+    Ok(program.assemble())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,185 @@
+//! What the kernel makes of it, where this process may ask it.
+
+use super::*;
+use std::io::{BufRead, BufReader};
+use std::time::{Duration, Instant};
+
+/// Listens, or says why not.
+fn events() -> Option<Events> {
+    let events = Events::open(0);
+    match events.how {
+        How::Programs(_) => Some(events),
+        _ => {
+            eprintln!("skipped: {}", events.how());
+            None
+        }
+    }
+}
+
+#[test]
+fn the_kernel_takes_every_program_whose_event_it_has() {
+    let Some(events) = events() else { return };
+    // Each architecture lacks some of them; none is refused.
+    for (event, why) in &events.why {
+        assert!(why.contains("no tracepoint"), "{event}: {why}");
+    }
+}
+
+/// The very programs that account for exits, on a system call that stands still for a known time:
+/// the kernel's clock, maps and verifier in place of the interpreter's.
+#[test]
+fn times_in_the_kernel_are_those_that_the_thread_stood_still() {
+    let Ok(tracefs) = Tracefs::open() else { return eprintln!("skipped: no tracefs") };
+    let calls =
+        ["enter", "exit"].map(|end| tracefs.event(&format!("syscalls/sys_{end}_clock_nanosleep")));
+    let [Ok(enter), Ok(exit)] = calls else { return eprintln!("skipped: no such tracepoints") };
+    let new = |kind, words, most| Map::new(kind, words, most);
+    let Ok(threads) = new(Kind::Hash, THREAD_WORDS, 64) else {
+        return eprintln!("skipped: no eBPF");
+    };
+    let empty = new(Kind::Array, THREAD_WORDS, 1).unwrap();
+    let lost = new(Kind::Array, 1, 1).unwrap();
+    let maps =
+        Maps { threads: threads.fd(), ranges: threads.fd(), empty: empty.fd(), lost: lost.fd() };
+    // Intel's violation of an EPT is whatever has reason 48: here each call, by its clock of 1.
+    let stand_in = tracepoint::parse(&format!(
+        "ID: {}\n\tfield:int isa;\toffset:16;\tsize:4;\n\tfield:int exit_reason;\toffset:24;\t\
+         size:4;\n\tfield:u64 info1;\toffset:16;\tsize:8;\n",
+        enter.number
+    ));
+    let exits = programs::exit(&stand_in.unwrap(), maps).unwrap();
+    let load = |text: &[u64]| Program::load(text).unwrap_or_else(|error| panic!("{error}"));
+    let [exits, entries] = [load(&exits), load(&programs::entry(maps))];
+    let Ok(_begin) = Event::run(enter.number, &exits) else { return eprintln!("skipped: no perf") };
+    let _end = Event::run(exit.number, &entries).unwrap();
+    let sleep = |ns: i64| {
+        let time = libc::timespec { tv_sec: 0, tv_nsec: ns };
+        let began = Instant::now();
+        // SAFETY: the time is there for the call; what is left of it is not asked for. The flags
+        // stand where an exit has its reason: 48 has no meaning to this call but its lowest bit.
+        let answer = unsafe {
+            libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 48, &time, std::ptr::null_mut())
+        };
+        assert_eq!(answer, 0);
+        began.elapsed()
+    };
+    let times = [2_000_000, 2_000_000, 2_000_000, 40_000_000];
+    let felt: Vec<Duration> = times.map(sleep).into();
+    // SAFETY: it takes and changes nothing.
+    let own = (std::process::id().cast_signed(), unsafe { libc::gettid() });
+    let entries: BTreeMap<_, _> =
+        threads.entries().unwrap().into_iter().map(|(key, words)| (ids(key), words)).collect();
+    let stalls = thread(&entries[&own]).stalls.unwrap();
+    let (why, slept) = stalls.iter().next().unwrap();
+    assert!(stalls.len() == 1 && why.is_fault(), "{stalls:?}");
+    assert_eq!(slept.count, 4);
+    let all: u128 = felt.iter().map(Duration::as_nanos).sum();
+    let asked: u128 = times.iter().map(|ns| *ns as u128).sum();
+    assert!((asked..=all).contains(&slept.total_ns.into()), "{asked} {slept:?} {all}");
+    assert!((40_000_000..=felt[3].as_nanos()).contains(&slept.longest_ns.into()), "{slept:?}");
+}
+
+#[test]
+fn events_that_find_no_room_are_counted() {
+    let Ok(tracefs) = Tracefs::open() else { return eprintln!("skipped: no tracefs") };
+    let Ok(call) = tracefs.event("syscalls/sys_enter_clock_nanosleep") else {
+        return eprintln!("skipped: no such tracepoint");
+    };
+    let Ok(threads) = Map::new(Kind::Hash, THREAD_WORDS, 1) else {
+        return eprintln!("skipped: no eBPF");
+    };
+    let empty = Map::new(Kind::Array, THREAD_WORDS, 1).unwrap();
+    let lost = Map::new(Kind::Array, 1, 1).unwrap();
+    let maps =
+        Maps { threads: threads.fd(), ranges: threads.fd(), empty: empty.fd(), lost: lost.fd() };
+    threads.set(u64::MAX, &[0; THREAD_WORDS]).unwrap();
+    let program = Program::load(&programs::counted(programs::USER_EXITS, maps));
+    let program = program.unwrap_or_else(|error| panic!("{error}"));
+    let Ok(_event) = Event::run(call.number, &program) else {
+        return eprintln!("skipped: no perf");
+    };
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(lost.value(0).unwrap()[0] >= 5);
+    assert_eq!(threads.entries().unwrap().len(), 1);
+}
+
+#[test]
+fn a_program_that_the_kernel_refuses_is_told_with_what_its_verifier_says() {
+    if Map::new(Kind::Array, 1, 1).is_err() {
+        return eprintln!("skipped: no eBPF");
+    }
+    // It reads a register that nobody set.
+    let text = [0x0000_0000_0000_60bf, 0x0000_0000_0000_0095];
+    let refused = Program::load(&text).unwrap_err();
+    assert!(refused.to_string().contains("!read_ok"), "{refused}");
+}
+
+#[test]
+fn without_programs_threads_are_counted_and_what_perf_cannot_tell_has_a_reason() {
+    let mut events = Events::counting("refused for the test");
+    let own = std::process::id().cast_signed();
+    events.follow(own, [own, i32::MAX].into_iter());
+    let heard = events.hear();
+    if matches!(events.how, How::Counts { .. }) {
+        assert_eq!(events.source(), Source::PerfCounts);
+        assert_eq!(heard.threads[&(own, own)].counts[USER_EXIT], 0);
+        assert_eq!(heard.threads[&(own, own)].stalls, None);
+        assert_eq!(events.why(USER_EXIT), None);
+        events.forget(own);
+        assert!(events.hear().threads.is_empty());
+    }
+    for event in [EXIT, UNMAP, AGE] {
+        let why = events.why(event).unwrap();
+        assert!(why.contains("refused for the test") || why.contains("tracefs"), "{event}: {why}");
+    }
+}
+
+/// Runs as a process of its own, until it is killed.
+#[test]
+#[ignore = "another test runs it"]
+fn listens_until_it_is_killed() {
+    if std::env::var_os(LISTENS).is_none() {
+        return;
+    }
+    let events = Events::open(0);
+    let How::Programs(programs) = &events.how else { return println!("NONE") };
+    for program in &programs.programs {
+        println!("PROGRAM {}", program.number().unwrap());
+    }
+    println!("READY");
+    loop {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+const LISTENS: &str = "SLAT_WATCH_LISTENS";
+
+#[test]
+fn nothing_stays_of_a_listener_that_is_killed() {
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "events::tests::listens_until_it_is_killed", "--nocapture", "--ignored"])
+        .env(LISTENS, "1")
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let lines: Vec<String> =
+        lines.take_while(|line| !line.contains("READY") && !line.contains("NONE")).collect();
+    let number = |line: &String| line.split_once("PROGRAM ")?.1.parse::<u32>().ok();
+    let numbers: Vec<u32> = lines.iter().filter_map(number).collect();
+    let there = |number: &&u32| Program::is_there(**number).unwrap_or(false);
+    let before = numbers.iter().filter(there).count();
+    // SIGKILL.
+    child.kill().unwrap();
+    child.wait().unwrap();
+    if numbers.is_empty() {
+        return eprintln!("skipped: no program can be loaded");
+    }
+    assert_eq!(before, numbers.len());
+    // The kernel frees them once nothing can run them any more.
+    while numbers.iter().any(|number| there(&number)) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

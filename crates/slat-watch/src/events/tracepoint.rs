@@ -1,0 +1,168 @@
+//! The kernel's tracepoints: their numbers and the places of their fields, which differ from kernel
+//! to kernel, so that none is taken for granted.
+
+use crate::debugfs;
+use rustix::io::Errno;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// Where tracefs is usually mounted.
+const USUAL: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+
+/// A folder of events, `kvm` or another.
+#[derive(Debug)]
+pub(crate) struct Tracefs {
+    events: PathBuf,
+    /// Keeps a mount of our own.
+    _mount: Option<OwnedFd>,
+}
+
+/// An event: its number, and what it says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tracepoint {
+    pub number: u64,
+    fields: Vec<(String, Field)>,
+}
+
+/// Where a field lies in what an event says, and how many bytes it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Field {
+    pub offset: i16,
+    pub size: u8,
+}
+
+impl Tracefs {
+    /// Finds it, or mounts it for this process alone.
+    pub fn open() -> Result<Self, String> {
+        for usual in USUAL {
+            match fs::read_dir(Path::new(usual).join("events")) {
+                Ok(_) => {
+                    return Ok(Self { events: Path::new(usual).join("events"), _mount: None });
+                }
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                    return Err("tracefs is root's: run as root".to_owned());
+                }
+                Err(_) => {}
+            }
+        }
+        let mount = debugfs::private("tracefs").map_err(|error| match error {
+            Errno::PERM => {
+                "tracefs is not mounted, and to mount it takes root: run as root".to_owned()
+            }
+            Errno::NODEV => "this kernel has no tracefs".to_owned(),
+            error => format!("tracefs is not mounted, and cannot be: {error}"),
+        })?;
+        let events = PathBuf::from(format!("/proc/self/fd/{}/events", mount.as_raw_fd()));
+        match fs::read_dir(&events) {
+            Ok(_) => Ok(Self { events, _mount: Some(mount) }),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                Err("tracefs shows no events: the kernel is locked down".to_owned())
+            }
+            Err(error) => Err(format!("tracefs shows no events: {error}")),
+        }
+    }
+
+    /// Events in a folder that was made up.
+    #[cfg(test)]
+    pub fn made(events: &Path) -> Self {
+        Self { events: events.to_owned(), _mount: None }
+    }
+
+    /// An event, `kvm/kvm_exit`.
+    pub fn event(&self, name: &str) -> Result<Tracepoint, String> {
+        let text = fs::read_to_string(self.events.join(name).join("format"));
+        match text {
+            Ok(text) => parse(&text)
+                .ok_or_else(|| format!("the form of the tracepoint {name} is not known here")),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let folder = name.split('/').next().unwrap_or_default();
+                Err(match self.events.join(folder).exists() {
+                    true => format!("this kernel's KVM has no tracepoint {name}"),
+                    false => format!(
+                        "this kernel has no tracepoints of {folder}: its module is not loaded, or \
+                         was built without"
+                    ),
+                })
+            }
+            Err(error) => Err(format!("the tracepoint {name} cannot be read: {error}")),
+        }
+    }
+}
+
+impl Tracepoint {
+    /// Where a field lies.
+    pub fn field(&self, name: &str) -> Result<Field, String> {
+        let found = self.fields.iter().find(|(field, _)| field == name);
+        found
+            .map(|(_, field)| *field)
+            .ok_or_else(|| format!("the tracepoint has no field {name} in this kernel"))
+    }
+}
+
+/// An event's format file.
+pub(crate) fn parse(text: &str) -> Option<Tracepoint> {
+    let mut number = None;
+    let mut fields = Vec::new();
+    for line in text.lines() {
+        if let Some(id) = line.strip_prefix("ID: ") {
+            number = Some(id.trim().parse().ok()?);
+        }
+        let Some(declaration) = line.trim().strip_prefix("field:") else { continue };
+        let mut parts = declaration.split(';').map(str::trim);
+        let name = parts.next()?.split_whitespace().next_back()?;
+        let mut value = |key: &str| parts.next()?.strip_prefix(key)?.parse::<u32>().ok();
+        let (offset, size) = (value("offset:")?, value("size:")?);
+        // Strings and arrays are longer than anything that is read here.
+        if let (Ok(offset), Ok(size @ (1 | 2 | 4 | 8))) =
+            (i16::try_from(offset), u8::try_from(size))
+        {
+            fields.push((name.to_owned(), Field { offset, size }));
+        }
+    }
+    Some(Tracepoint { number: number?, fields })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Of Linux 6.18, without what prints it.
+    pub const EXIT: &str = "name: kvm_exit
+ID: 103
+format:
+\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
+\tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;
+
+\tfield:unsigned int exit_reason;\toffset:8;\tsize:4;\tsigned:0;
+\tfield:unsigned long guest_rip;\toffset:16;\tsize:8;\tsigned:0;
+\tfield:u32 isa;\toffset:24;\tsize:4;\tsigned:0;
+\tfield:u64 info1;\toffset:32;\tsize:8;\tsigned:0;
+\tfield:unsigned int vcpu_id;\toffset:56;\tsize:4;\tsigned:0;
+\tfield:char comm[16];\toffset:64;\tsize:16;\tsigned:0;
+";
+
+    #[test]
+    fn fields_lie_where_the_kernel_says_and_numbers_are_its_own() {
+        let exit = parse(EXIT).unwrap();
+        assert_eq!(exit.number, 103);
+        assert_eq!(exit.field("info1"), Ok(Field { offset: 32, size: 8 }));
+        assert_eq!(exit.field("vcpu_id"), Ok(Field { offset: 56, size: 4 }));
+        assert!(exit.field("esr_ec").unwrap_err().contains("no field esr_ec"));
+        assert_eq!(parse("name: x\n"), None);
+        assert_eq!(parse("ID: x\n"), None);
+        assert_eq!(parse("ID: 1\n\tfield:int a;\toffset:x;\n"), None);
+    }
+
+    #[test]
+    fn a_kernel_without_kvm_and_one_without_the_event_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let tracefs = Tracefs::made(folder.path());
+        assert!(tracefs.event("kvm/kvm_exit").unwrap_err().contains("not loaded"));
+        fs::create_dir_all(folder.path().join("kvm/kvm_exit")).unwrap();
+        assert!(tracefs.event("kvm/kvm_entry").unwrap_err().contains("no tracepoint"));
+        fs::write(folder.path().join("kvm/kvm_exit/format"), EXIT).unwrap();
+        assert_eq!(tracefs.event("kvm/kvm_exit").unwrap().number, 103);
+    }
+}

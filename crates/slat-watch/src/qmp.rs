@@ -1,0 +1,308 @@
+//! QEMU's monitor (QMP), where its socket is given: what QEMU itself knows of a guest.
+//!
+//! `calc-dirty-rate` takes hashes of sampled pages, waits, and looks again which of them changed
+//! (`page-sampling`): it protects nothing and stops nobody. Its other modes switch a log on, and
+//! are not asked for.
+
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long QEMU may take to answer.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// Bytes of one message, at most.
+const MOST: usize = 1 << 20;
+
+/// A conversation with QEMU's monitor.
+#[derive(Debug)]
+pub struct Qmp {
+    stream: BufReader<UnixStream>,
+    /// What has come of a line that is not whole yet.
+    line: Vec<u8>,
+}
+
+/// What QEMU says of how fast a guest writes to its memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DirtyRate {
+    /// Bytes a second: pages that changed, each once however often it was written.
+    pub bytes_per_second: f64,
+    /// Seconds that it looked at.
+    pub seconds: f64,
+    /// Pages of a GiB that it looked at.
+    pub pages_per_gib: u64,
+}
+
+/// A migration as QEMU tells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Migration {
+    /// Whether it runs now.
+    pub runs: bool,
+    /// Times that the log was read.
+    pub rounds: u64,
+    /// Bytes a second that the guest dirties, by the log.
+    pub bytes_per_second: f64,
+    /// Bytes that are still to be sent.
+    pub remaining: u64,
+}
+
+impl Qmp {
+    /// Connects, and agrees on nothing but the protocol's own.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn connect(socket: &Path) -> Result<Self, String> {
+        let failed = |error: std::io::Error| {
+            let what = match error.kind() {
+                ErrorKind::NotFound => "no such socket".to_owned(),
+                ErrorKind::PermissionDenied => {
+                    "no permission: run as root, or as QEMU's user".to_owned()
+                }
+                ErrorKind::ConnectionRefused => "nobody listens there: the guest ended".to_owned(),
+                _ => error.to_string(),
+            };
+            format!("{}: {what}", socket.display())
+        };
+        let stream = UnixStream::connect(socket).map_err(failed)?;
+        stream.set_read_timeout(Some(ANSWER)).map_err(failed)?;
+        stream.set_write_timeout(Some(ANSWER)).map_err(failed)?;
+        let mut this = Self { stream: BufReader::new(stream), line: Vec::new() };
+        let greeting = this.message().map_err(|why| {
+            format!(
+                "{}: {why}; a monitor talks to one client at a time: give QEMU a second one \
+                 (-qmp unix:PATH,server=on,wait=off)",
+                socket.display()
+            )
+        })?;
+        if greeting.get("QMP").is_none() {
+            return Err(format!("{}: that is no QMP monitor", socket.display()));
+        }
+        this.ask("qmp_capabilities", json!({}))?;
+        Ok(this)
+    }
+
+    /// One message of QEMU's.
+    fn message(&mut self) -> Result<Value, String> {
+        let end = Instant::now() + ANSWER;
+        loop {
+            let got = match self.stream.fill_buf() {
+                Ok([]) => return Err("QEMU closed the monitor".to_owned()),
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    return Err(match error.kind() {
+                        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                            "QEMU does not answer".to_owned()
+                        }
+                        ErrorKind::ConnectionReset => "QEMU closed the monitor".to_owned(),
+                        _ => error.to_string(),
+                    });
+                }
+            };
+            let (taken, whole) = match got.iter().position(|byte| *byte == b'\n') {
+                Some(at) => (at + 1, true),
+                None => (got.len(), false),
+            };
+            self.line.extend_from_slice(&got[..taken]);
+            self.stream.consume(taken);
+            if self.line.len() > MOST || (!whole && Instant::now() > end) {
+                return Err("that is no QMP monitor".to_owned());
+            }
+            if whole {
+                let line = std::mem::take(&mut self.line);
+                if line.trim_ascii().is_empty() {
+                    continue;
+                }
+                return serde_json::from_slice(&line)
+                    .map_err(|_| "that is no QMP monitor".to_owned());
+            }
+        }
+    }
+
+    /// Executes a command and returns what it answers; events in between are passed over.
+    fn ask(&mut self, command: &str, arguments: Value) -> Result<Value, String> {
+        let mut text = json!({ "execute": command, "arguments": arguments }).to_string();
+        text.push('\n');
+        let sent = self.stream.get_mut().write_all(text.as_bytes());
+        sent.map_err(|error| format!("QEMU closed the monitor: {error}"))?;
+        let end = Instant::now() + ANSWER;
+        loop {
+            let mut message = self.message()?;
+            if let Some(answer) = message.get_mut("return") {
+                return Ok(answer.take());
+            }
+            if let Some(error) = message.get("error") {
+                let why = error["desc"].as_str().unwrap_or("no reason given");
+                return Err(format!("{command}: {why}"));
+            }
+            if Instant::now() > end {
+                return Err(format!("{command}: QEMU does not answer"));
+            }
+        }
+    }
+
+    /// Bytes of the guest's memory.
+    ///
+    /// # Errors
+    /// QEMU's own.
+    pub fn memory(&mut self) -> Result<u64, String> {
+        let answer = self.ask("query-memory-size-summary", json!({}))?;
+        let plugged = answer["plugged-memory"].as_u64().unwrap_or(0);
+        let base = answer["base-memory"].as_u64();
+        base.map(|base| base + plugged).ok_or_else(|| "QEMU tells no size of memory".to_owned())
+    }
+
+    /// Begins to measure the dirty rate, for so many whole seconds, 1 to 60.
+    ///
+    /// # Errors
+    /// QEMU's own: it measures already, or is too old (5.2 has it).
+    pub fn begin_dirty_rate(&mut self, seconds: u64) -> Result<(), String> {
+        let arguments = json!({ "calc-time": seconds.clamp(1, 60) });
+        self.ask("calc-dirty-rate", arguments).map(drop)
+    }
+
+    /// The dirty rate, once it has been measured.
+    ///
+    /// # Errors
+    /// QEMU's own.
+    pub fn dirty_rate(&mut self) -> Result<Option<DirtyRate>, String> {
+        let answer = self.ask("query-dirty-rate", json!({}))?;
+        let rate = answer["dirty-rate"].as_f64();
+        let measured = answer["status"] == "measured";
+        Ok(rate.filter(|rate| measured && *rate >= 0.0).map(|rate| DirtyRate {
+            bytes_per_second: rate * f64::from(1 << 20),
+            seconds: answer["calc-time"].as_f64().unwrap_or(0.0),
+            pages_per_gib: answer["sample-pages"].as_u64().unwrap_or(512),
+        }))
+    }
+
+    /// How a migration goes, if there is one.
+    ///
+    /// # Errors
+    /// QEMU's own.
+    pub fn migration(&mut self) -> Result<Migration, String> {
+        let answer = self.ask("query-migrate", json!({}))?;
+        let ram = &answer["ram"];
+        let pages = ram["dirty-pages-rate"].as_f64().unwrap_or(0.0);
+        Ok(Migration {
+            runs: answer["status"] == "active",
+            rounds: ram["dirty-sync-count"].as_u64().unwrap_or(0),
+            bytes_per_second: pages * ram["page-size"].as_f64().unwrap_or(4096.0),
+            remaining: ram["remaining"].as_u64().unwrap_or(0),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixListener;
+
+    /// A monitor that answers by a list, and what it was asked.
+    fn monitor(greeting: &'static str, answers: Vec<&'static str>) -> (tempfile::TempDir, Asked) {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("qmp")).unwrap();
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            // In two pieces: a line need not come whole.
+            let (one, two) = greeting.split_at(greeting.len() / 2);
+            stream.write_all(one.as_bytes()).unwrap();
+            stream.write_all(two.as_bytes()).unwrap();
+            let mut asked = Vec::new();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            for answer in answers {
+                let Some(Ok(line)) = lines.next() else { break };
+                asked.push(serde_json::from_str::<Value>(&line).unwrap());
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+            asked
+        });
+        (folder, thread)
+    }
+
+    type Asked = std::thread::JoinHandle<Vec<Value>>;
+
+    const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n";
+    const AGREED: &str = "{\"return\": {}}\r\n";
+
+    #[test]
+    fn a_dirty_rate_is_asked_for_and_taken_once_it_is_measured() {
+        let (folder, asked) = monitor(
+            GREETING,
+            vec![
+                AGREED,
+                "{\"return\": {\"base-memory\": 1073741824, \"plugged-memory\": 4096}}\n",
+                "{\"event\": \"NIC_RX_FILTER_CHANGED\"}\n{\"return\": {}}\n",
+                "{\"return\": {\"status\": \"measuring\", \"calc-time\": 1}}\n",
+                "{\"return\": {\"status\": \"measured\", \"dirty-rate\": 108, \"calc-time\": 1, \
+                 \"sample-pages\": 256}}\n",
+                "{\"return\": {\"status\": \"active\", \"ram\": {\"dirty-pages-rate\": 100, \
+                 \"page-size\": 4096, \"dirty-sync-count\": 3, \"remaining\": 77}}}\n",
+                "{\"return\": {}}\n",
+            ],
+        );
+        let mut qmp = Qmp::connect(&folder.path().join("qmp")).unwrap();
+        assert_eq!(qmp.memory(), Ok((1 << 30) + 4096));
+        qmp.begin_dirty_rate(1).unwrap();
+        assert_eq!(qmp.dirty_rate(), Ok(None));
+        let rate = qmp.dirty_rate().unwrap().unwrap();
+        assert_eq!((rate.bytes_per_second, rate.pages_per_gib), (108.0 * 1_048_576.0, 256));
+        let migration = qmp.migration().unwrap();
+        assert_eq!((migration.runs, migration.rounds, migration.remaining), (true, 3, 77));
+        assert_eq!(migration.bytes_per_second, 409_600.0);
+        assert_eq!(
+            qmp.migration(),
+            Ok(Migration { bytes_per_second: 0.0, ..Migration::default() })
+        );
+        drop(qmp);
+        let asked = asked.join().unwrap();
+        let words: Vec<_> = asked.iter().map(|it| it["execute"].as_str().unwrap()).collect();
+        assert_eq!(
+            words[..3],
+            ["qmp_capabilities", "query-memory-size-summary", "calc-dirty-rate"]
+        );
+        assert_eq!(asked[2]["arguments"]["calc-time"], 1);
+    }
+
+    #[test]
+    fn what_is_no_monitor_or_refuses_is_told_in_words() {
+        let missing = Qmp::connect(Path::new("/proc/nowhere")).unwrap_err();
+        assert!(missing.contains("no such socket"), "{missing}");
+        let (folder, _asked) = monitor("SSH-2.0-OpenSSH_9.2\r\n", Vec::new());
+        let other = Qmp::connect(&folder.path().join("qmp")).unwrap_err();
+        assert!(other.contains("no QMP monitor"), "{other}");
+        let refusal = "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"The command \
+                       calc-dirty-rate has not been found\"}}\n";
+        let (folder, _asked) = monitor(GREETING, vec![AGREED, refusal]);
+        let mut qmp = Qmp::connect(&folder.path().join("qmp")).unwrap();
+        let refused = qmp.begin_dirty_rate(1).unwrap_err();
+        assert!(refused.contains("has not been found"), "{refused}");
+        let closed = qmp.dirty_rate().unwrap_err();
+        assert!(closed.contains("closed"), "{closed}");
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused_before_it_fills_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("qmp")).unwrap();
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.write_all(&vec![b'x'; 2 * MOST]);
+            let _ = stream.read(&mut [0; 16]);
+        });
+        let error = Qmp::connect(&folder.path().join("qmp")).unwrap_err();
+        assert!(error.contains("no QMP monitor"), "{error}");
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_monitor_that_another_client_has_is_said_to_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let _listener = UnixListener::bind(folder.path().join("qmp")).unwrap();
+        let error = Qmp::connect(&folder.path().join("qmp")).unwrap_err();
+        assert!(error.contains("one client at a time"), "{error}");
+    }
+}

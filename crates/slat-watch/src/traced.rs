@@ -1,0 +1,269 @@
+//! What KVM's tracepoints told of each guest: whose thread, and whose memory.
+//!
+//! A vCPU's events come on its thread. A notice of the host's names addresses and no process: it is
+//! the guest's whose own thread gave it, or else of the only guest that has memory there.
+
+use crate::events::times::{Stalls, Why, faults};
+use crate::events::{EXIT, Events, Heard, Notices, Place, Thread};
+use crate::find;
+use crate::guest::SPARE;
+use crate::metric::{Metric, Scope, Sink};
+use slat_procfs::Files;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Instant;
+
+/// Why there is nothing of exits, though they are listened to.
+const SILENT: &str = "kvm_exit has not fired, though KVM has it: where KVM works without hardware \
+                      virtualisation (kvm_pvm) it never does";
+
+/// What tracepoints told up to now.
+#[derive(Debug)]
+pub(crate) struct Traced {
+    events: Events,
+    heard: Heard,
+    /// Whose memory lies there; nobody's that can be told, where several have some.
+    owners: BTreeMap<Place, Option<i32>>,
+    /// Names of processes that gave notice.
+    names: BTreeMap<i32, String>,
+    look_again: Instant,
+}
+
+impl Traced {
+    pub fn new(events: Events) -> Self {
+        let (heard, owners, names) = Default::default();
+        Self { events, heard, owners, names, look_again: Instant::now() }
+    }
+
+    pub fn events(&self) -> &Events {
+        &self.events
+    }
+
+    pub fn follow(&mut self, pid: i32, tids: impl Iterator<Item = i32>) {
+        self.events.follow(pid, tids);
+    }
+
+    pub fn forget(&mut self, pid: i32) {
+        self.events.forget(pid);
+    }
+
+    /// Events that were not accounted for.
+    pub fn lost(&self) -> u64 {
+        self.heard.lost
+    }
+
+    /// Notices of memory that several guests have at these addresses, each in its own process.
+    pub fn ambiguous(&self) -> u64 {
+        let whose = |place: &Place| self.owners.get(place) == Some(&None);
+        self.heard.places.iter().filter(|(place, _)| whose(place)).map(|(_, it)| it.unmaps).sum()
+    }
+
+    /// Takes what came meanwhile.
+    pub fn hear(&mut self, files: &Files<'_>) {
+        self.heard = self.events.hear();
+        self.own(files);
+    }
+
+    /// Finds out whose memory lies where the host gave notice, for at most one part of [`SPARE`]
+    /// of the time: each process's mappings have to be read.
+    fn own(&mut self, files: &Files<'_>) {
+        let places = self.heard.places.keys();
+        let open: Vec<Place> =
+            places.filter(|place| !self.owners.contains_key(place)).copied().collect();
+        if open.is_empty() || Instant::now() < self.look_again {
+            return;
+        }
+        let began = Instant::now();
+        let pids: Vec<i32> = find::guests(files).found.iter().map(|found| found.pid).collect();
+        let mappings: Vec<(i32, Vec<Range<u64>>)> =
+            pids.iter().map(|pid| (*pid, mappings(files, *pid))).collect();
+        for place in open {
+            self.names.entry(place.by).or_insert_with(|| {
+                let name = files.text(format!("proc/{}/comm", place.by));
+                name.unwrap_or_else(|| "a process that ended".to_owned())
+            });
+            if pids.contains(&place.by) {
+                self.owners.insert(place, Some(place.by));
+                continue;
+            }
+            let here = place.addresses();
+            let overlaps = |it: &Range<u64>| it.start < here.end && here.start < it.end;
+            let mut has =
+                mappings.iter().filter(|(_, all)| all.iter().any(overlaps)).map(|(pid, _)| *pid);
+            match (has.next(), has.next()) {
+                (None, _) => {}
+                (Some(pid), None) => drop(self.owners.insert(place, Some(pid))),
+                _ => drop(self.owners.insert(place, None)),
+            }
+        }
+        self.look_again = Instant::now() + began.elapsed() * SPARE;
+    }
+
+    /// The thread that ran a vCPU last, where the kernel says so.
+    pub fn thread(&self, pid: i32, vcpu: u32) -> Option<i32> {
+        let mut threads = self.heard.threads.range((pid, 0)..=(pid, i32::MAX));
+        threads.find(|(_, thread)| thread.vcpu == Some(vcpu)).map(|((_, tid), _)| *tid)
+    }
+
+    /// Accounts of a process's threads: of these, or of all.
+    fn threads(&self, pid: i32, tids: Option<&[i32]>) -> impl Iterator<Item = &Thread> {
+        let threads = self.heard.threads.range((pid, 0)..=(pid, i32::MAX));
+        let wanted = move |tid: i32| tids.is_none_or(|tids| tids.contains(&tid));
+        threads.filter(move |((_, tid), _)| wanted(*tid)).map(|(_, thread)| thread)
+    }
+
+    /// How long threads of a process were out of the guest, and why.
+    pub fn stalls(&self, pid: i32, tids: Option<&[i32]>) -> Stalls {
+        let mut sum = Stalls::new();
+        for (why, times) in self.threads(pid, tids).filter_map(|it| it.stalls.as_ref()).flatten() {
+            sum.entry(*why).or_default().add(times);
+        }
+        sum
+    }
+
+    /// Metrics of threads of a process: of these, or of all.
+    pub fn vcpu(&self, pid: i32, tids: Option<&[i32]>, sink: &mut Sink) {
+        let fires = self.heard.threads.values().any(|thread| thread.stalls.is_some());
+        let stalls = self.stalls(pid, tids);
+        for metric in Metric::of(Scope::Traced) {
+            let Some(event) = metric.event() else { continue };
+            let count = |why| stalls.get(&why).map_or(0, |times| times.count);
+            let value = match metric {
+                Metric::FaultNs => faults(&stalls).total_ns,
+                Metric::OtherExitNs => stalls.get(&Why::Other).map_or(0, |times| times.total_ns),
+                Metric::IdleNs => stalls.get(&Why::Idle).map_or(0, |times| times.total_ns),
+                Metric::FaultsRead => count(Why::FaultRead),
+                Metric::FaultsWritten => count(Why::FaultWrite),
+                Metric::FaultsExecuted => count(Why::FaultExecute),
+                _ => self.threads(pid, tids).filter_map(|thread| thread.counts.get(event)).sum(),
+            };
+            let silent = (event == EXIT && !fires).then_some(SILENT);
+            let why = self.events.why(event).or(silent);
+            sink.put(metric, self.events.source(), why.map_or(Ok(value), Err));
+        }
+    }
+
+    /// Notices of a process's memory.
+    fn notices(&self, pid: i32) -> impl Iterator<Item = (&Place, &Notices)> {
+        let whose = move |place: &Place| self.owners.get(place) == Some(&Some(pid));
+        self.heard.places.iter().filter(move |(place, _)| whose(place))
+    }
+
+    /// Metrics of what the host told KVM of a process's memory.
+    pub fn guest(&self, pid: i32, sink: &mut Sink) {
+        for metric in Metric::of(Scope::Noticed) {
+            let Some(event) = metric.event() else { continue };
+            let value = |(place, it): (&Place, &Notices)| match metric {
+                Metric::Invalidations => it.unmaps,
+                Metric::InvalidatedBytes => it.unmapped_bytes,
+                Metric::InvalidationsByOthers if place.by != pid => it.unmaps,
+                Metric::Ageings => it.ages,
+                _ => 0,
+            };
+            let why = self.events.why(event);
+            let sum = self.notices(pid).map(value).sum();
+            sink.put(metric, self.events.source(), why.map_or(Ok(sum), Err));
+        }
+    }
+
+    /// Who took memory of a process's back, and how often.
+    pub fn invalidated_by(&self, pid: i32) -> BTreeMap<String, u64> {
+        let mut by = BTreeMap::new();
+        for (place, it) in self.notices(pid).filter(|(_, it)| it.unmaps > 0) {
+            let name = self.names.get(&place.by).cloned().unwrap_or_default();
+            *by.entry(name).or_default() += it.unmaps;
+        }
+        by
+    }
+}
+
+/// Addresses that a process has mapped.
+fn mappings(files: &Files<'_>, pid: i32) -> Vec<Range<u64>> {
+    let text = files.text(format!("proc/{pid}/maps")).unwrap_or_default();
+    let range = |line: &str| {
+        let (begin, rest) = line.split_once('-')?;
+        let end = rest.split_whitespace().next()?;
+        let [begin, end] = [begin, end].map(|hex| u64::from_str_radix(hex, 16).ok());
+        Some(begin?..end?)
+    };
+    text.lines().filter_map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::find::tests::Made;
+
+    const HERE: u64 = 0x7f00_0000_0000;
+
+    fn heard(places: &[(i32, u64, u64)]) -> Heard {
+        let notices = |unmaps| Notices { unmaps, unmapped_bytes: unmaps << 12, ages: 3 * unmaps };
+        let place = |&(by, at, unmaps): &(i32, u64, u64)| (Place::new(by, at), notices(unmaps));
+        Heard { places: places.iter().map(place).collect(), ..Heard::default() }
+    }
+
+    fn of(traced: &Traced, pid: i32) -> [u64; 4] {
+        let mut sink = Sink::default();
+        traced.guest(pid, &mut sink);
+        let all = Metric::of(Scope::Noticed);
+        let values: Vec<u64> = all.map(|metric| sink.values[&metric]).collect();
+        values.try_into().unwrap()
+    }
+
+    #[test]
+    fn a_notice_is_of_the_guest_that_gave_it_or_of_the_only_one_with_memory_there() {
+        let host = Made::new();
+        for pid in [10, 11] {
+            host.process(pid, "vmm", &["anon_inode:kvm-vm"]);
+        }
+        host.process(2, "ksmd", &[]);
+        host.write("proc/10/maps", &format!("{HERE:x}-{:x} rw-p 0 00:00 0\n", HERE + (1 << 30)));
+        let other = HERE + (1 << 29);
+        host.write("proc/11/maps", &format!("{other:x}-{:x} rw-p 0 00:00 0\n", HERE + (2 << 30)));
+        let mut traced = Traced::new(Events::nothing("made up"));
+        traced.events = Events::heard_in_a_test();
+        let all = [
+            (11, HERE, 5),                   // A guest itself, wherever.
+            (2, HERE + 4096, 7),             // Only one has memory there.
+            (2, other, 11),                  // Both have.
+            (2, HERE + (3 << 30), 13),       // None has.
+            (2, HERE + (1 << 30) + 4096, 1), // Only the other.
+        ];
+        traced.heard = heard(&all);
+        traced.own(&host.files());
+        assert_eq!(of(&traced, 10), [7, 7 << 12, 7, 21]);
+        assert_eq!(of(&traced, 11), [6, 6 << 12, 1, 18]);
+        assert_eq!(traced.ambiguous(), 11);
+        assert_eq!(
+            traced.invalidated_by(11),
+            [("vmm".to_owned(), 5), ("ksmd".to_owned(), 1)].into()
+        );
+    }
+
+    #[test]
+    fn threads_are_summed_and_exits_that_never_come_are_no_zero() {
+        let mut traced = Traced::new(Events::heard_in_a_test());
+        let thread = |exits: u64, vcpu| Thread {
+            vcpu,
+            counts: [("kvm_userspace_exit", exits)].into(),
+            stalls: None,
+        };
+        traced.heard.threads = [((10, 20), thread(3, None)), ((10, 21), thread(4, Some(1)))].into();
+        traced.heard.threads.insert((11, 22), thread(100, Some(1)));
+        let told = |traced: &Traced, tids| {
+            let mut sink = Sink::default();
+            traced.vcpu(10, tids, &mut sink);
+            sink
+        };
+        assert_eq!(
+            told(&traced, None).values,
+            [(Metric::UserExits, 7), (Metric::PagesLogged, 0)].into()
+        );
+        assert_eq!(told(&traced, Some(&[20])).values[&Metric::UserExits], 3);
+        assert!(told(&traced, None).unknown[&Metric::FaultNs].contains("has not fired"));
+        assert_eq!((traced.thread(10, 1), traced.thread(10, 0)), (Some(21), None));
+        // Once an exit is heard of anyone, none is none.
+        traced.heard.threads.get_mut(&(11, 22)).unwrap().stalls = Some(Stalls::new());
+        assert_eq!(told(&traced, None).values[&Metric::FaultNs], 0);
+    }
+}

@@ -1,0 +1,130 @@
+//! Hosts that were made up: guests that come, change and go.
+
+use super::*;
+use crate::find::tests::Made;
+
+const PID: i32 = i32::MAX - 1;
+const ONE: [&str; 2] = ["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"];
+
+fn watch(host: &Made, which: Which) -> Result<Watch<'_>, NotFound> {
+    let events = Events::nothing("no events");
+    Watch::begin(host.files(), Err("no debugfs".to_owned()), events, which)
+}
+
+fn ran(host: &Made, nanoseconds: u64) {
+    host.write(format!("proc/{PID}/task/20/schedstat"), &format!("{nanoseconds} 6 7\n"));
+}
+
+#[test]
+fn a_sample_has_what_came_since_the_one_before_and_the_total_all() {
+    let host = Made::new();
+    host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
+    ran(&host, 100);
+    let mut watch = watch(&host, Which::Pid(PID)).unwrap();
+    for nanoseconds in [130, 170] {
+        ran(&host, nanoseconds);
+        watch.step();
+    }
+    let total = watch.guests()[0].total();
+    let running: Vec<_> = total.samples.iter().map(|it| it.guest[&Metric::RunningNs]).collect();
+    assert_eq!((running, total.total[&Metric::RunningNs]), (vec![30, 40], 70));
+    assert_eq!(total.vcpus[0].total[&Metric::RunningNs], 70);
+    assert_eq!(total.samples[1].vcpus[0][&Metric::RunningNs], 40);
+}
+
+#[test]
+fn a_guest_that_comes_later_is_found_and_one_that_goes_keeps_what_it_told() {
+    let host = Made::new();
+    host.write("proc/1/comm", "init");
+    let mut watch = watch(&host, Which::All).unwrap();
+    assert!(watch.guests().is_empty());
+    host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
+    ran(&host, 100);
+    // Looking is rationed, by what it took.
+    let came =
+        std::iter::repeat_with(|| watch.step().came).take(1_000_000).find(|came| !came.is_empty());
+    assert_eq!(came, Some(vec![0]));
+    ran(&host, 150);
+    watch.step();
+    std::fs::remove_dir_all(host.files().0.join(format!("proc/{PID}"))).unwrap();
+    assert_eq!(watch.step().went, [0]);
+    let guest = &watch.guests()[0];
+    assert!(!guest.is_there() && !watch.is_over());
+    assert_eq!(guest.total().total[&Metric::RunningNs], 50);
+    assert_eq!(guest.total().state, State::ProcessEnded);
+    assert!(guest.total().knowledge.sources.contains_key(&Metric::RunningNs));
+}
+
+#[test]
+fn a_vcpu_that_comes_later_counts_since_its_beginning_and_changes_threads() {
+    let host = Made::new();
+    host.process(PID, "vmm", &ONE[..1]);
+    let mut watch = watch(&host, Which::Pid(PID)).unwrap();
+    let fds = host.files().0.join(format!("proc/{PID}/fd"));
+    std::os::unix::fs::symlink(ONE[1], fds.join("1")).unwrap();
+    host.thread(PID, 20, "vcpu0", 0, "running");
+    ran(&host, 100);
+    let mut steps = 0;
+    while !watch.guests()[0].total().total.contains_key(&Metric::RunningNs) {
+        watch.step();
+        steps += 1;
+        assert!(steps < 1_000_000);
+    }
+    let task = host.files().0.join(format!("proc/{PID}/task/20"));
+    std::fs::remove_dir_all(task).unwrap();
+    watch.step();
+    host.thread(PID, 21, "vcpu0", 0, "running");
+    host.write(format!("proc/{PID}/task/21/schedstat"), "40 1 1\n");
+    while watch.guests()[0].total().vcpus[0].thread.is_none() && steps < 1_000_000 {
+        watch.step();
+        steps += 1;
+    }
+    watch.step();
+    let total = watch.guests()[0].total();
+    assert_eq!((total.vcpus[0].index, total.vcpus[0].thread), (0, Some(21)));
+    assert_eq!(total.vcpus[0].total[&Metric::RunningNs], 140);
+    assert_eq!(total.total[&Metric::RunningNs], 140);
+}
+
+#[test]
+fn samples_that_are_put_together_lose_no_count_and_keep_the_last_level() {
+    let host = Made::new();
+    host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
+    ran(&host, 0);
+    let mut watch = watch(&host, Which::Pid(PID)).unwrap();
+    for nanoseconds in 1..=5 {
+        ran(&host, nanoseconds);
+        host.write(format!("proc/{PID}/status"), &format!("VmRSS: {nanoseconds} kB\n"));
+        watch.step();
+    }
+    let total = watch.guests()[0].total();
+    let mut samples = total.samples.clone();
+    halve(&mut samples);
+    assert_eq!(samples.len(), 3);
+    let all = |of: fn(&Sample) -> u64| samples.iter().map(of).collect::<Vec<_>>();
+    assert_eq!(all(|sample| sample.guest[&Metric::RunningNs]), [2, 2, 1]);
+    assert_eq!(all(|sample| sample.vcpus[0][&Metric::RunningNs]), [2, 2, 1]);
+    assert_eq!(all(|sample| sample.guest[&Metric::RssBytes]), [2048, 4096, 5120]);
+    assert_eq!(samples[2].at, total.samples[4].at);
+}
+
+#[test]
+fn the_end_of_the_process_that_was_asked_for_ends_the_watch_and_that_of_its_vm_does_not() {
+    let host = Made::new();
+    host.process(PID, "vmm", &ONE).process(5, "sh", &[]);
+    assert_eq!(watch(&host, Which::Pid(5)).err(), Some(NotFound::NoVm));
+    assert_eq!(watch(&host, Which::Pid(6)).err(), Some(NotFound::NoProcess));
+    let mut watch = watch(&host, Which::Pid(PID)).unwrap();
+    let fds = host.files().0.join(format!("proc/{PID}/fd"));
+    std::fs::remove_file(fds.join("0")).unwrap();
+    assert_eq!(watch.step().went, [0]);
+    assert_eq!(watch.guests()[0].total().state, State::VmClosed);
+    assert!(!watch.is_over());
+    std::os::unix::fs::symlink("anon_inode:kvm-vm", fds.join("0")).unwrap();
+    let came =
+        std::iter::repeat_with(|| watch.step().came).take(1_000_000).find(|came| !came.is_empty());
+    assert_eq!(came, Some(vec![1]));
+    std::fs::remove_dir_all(host.files().0.join(format!("proc/{PID}"))).unwrap();
+    watch.step();
+    assert!(watch.is_over());
+}

@@ -1,0 +1,333 @@
+//! What KVM's tracepoints tell, held against guests of the laboratory's, which know the truth.
+//! Where this process may not listen, the reason is said.
+
+mod other;
+
+use other::{CHILD, Other, watch};
+use rustix::mm::{Advice, madvise};
+use slat_kvm::bitmap::DirtyBitmap;
+use slat_kvm::guest::{Guest, Shape, Vcpu};
+use slat_kvm::work::{Touch, Work};
+use slat_kvm::{Backing, Mode};
+use slat_watch::{GuestTotal, Metric, Source, Values, Watch, Which, faults};
+use std::io::Lines;
+use std::time::Instant;
+
+/// Pages of a guest's that are taken away one by one.
+const PAGES: usize = 64;
+
+/// Memory of guests whose faults are timed: 16 huge pages.
+const MEMORY: u64 = 32 << 20;
+
+fn shape(mode: Mode) -> Shape {
+    Shape { memory: 8 << 20, mode, ..Shape::default() }
+}
+
+fn write_all(vcpu: &mut Vcpu) {
+    vcpu.load(&Work::each_page(Touch::Write)).unwrap();
+    vcpu.run().unwrap();
+}
+
+/// What [`Other`] runs.
+#[test]
+#[ignore = "the other tests run it, in a process of its own"]
+fn child() {
+    let lines = || std::io::stdin().lines();
+    match std::env::var(CHILD).as_deref() {
+        Ok("ring") => ring(),
+        Ok("advice") => advice(lines()),
+        Ok("small") => pages(Backing::Small),
+        Ok("huge") => pages(Backing::Thp),
+        _ => {}
+    }
+}
+
+/// Says how many pages its ring named, and how often `KVM_RUN` came back.
+fn ring() {
+    let Ok((guest, mut vcpus)) = Guest::new(&shape(Mode::Ring { entries: 4096 })) else {
+        return println!("SAYS 0 0");
+    };
+    guest.start_log().unwrap();
+    let mut log = DirtyBitmap::new(guest.pages());
+    let (mut named, mut runs) = (0, 0);
+    // The thread has the name by which vCPUs' threads are told.
+    std::thread::scope(|scope| {
+        let run = move || {
+            println!("SAYS 0 0");
+            for _ in std::io::stdin().lines() {
+                write_all(&mut vcpus[0]);
+                runs += 1;
+                named += guest.harvest(&mut log).unwrap();
+                println!("SAYS {named} {}", runs + guest.full_rings());
+            }
+        };
+        std::thread::Builder::new().name("vcpu0".to_owned()).spawn_scoped(scope, run).unwrap();
+    });
+}
+
+/// Says how often it took pages of its guest's away, and how many bytes.
+fn advice(lines: Lines<std::io::StdinLock<'_>>) {
+    let (guest, mut vcpus) = Guest::new(&shape(Mode::Manual)).unwrap();
+    println!("SAYS 0 0");
+    let page = guest.page_size() as usize;
+    let mut taken = 0;
+    let begin = guest.memory().host_address() as *mut std::ffi::c_void;
+    for line in lines.map_while(Result::ok) {
+        write_all(&mut vcpus[0]);
+        if line == "merge" {
+            let pages = guest.pages();
+            (0..pages).for_each(|at| {
+                (0..page / 8).for_each(|word| {
+                    guest.memory().write(at * page as u64 + 8 * word as u64, 7).unwrap();
+                });
+            });
+            let all = guest.memory().len() as usize;
+            // SAFETY: as below; what pages say stays as it is.
+            unsafe { madvise(begin, all, Advice::LinuxMergeable) }.unwrap();
+            println!("SAYS {pages} 0");
+            continue;
+        }
+        for at in 0..PAGES {
+            // SAFETY: the pages are the guest's, as which they may be read or written by anybody at
+            // any time; nobody of this process keeps a reference to what is in them.
+            unsafe { madvise(begin.wrapping_byte_add(at * page), page, Advice::LinuxDontNeed) }
+                .unwrap();
+            taken += 1;
+        }
+        println!("SAYS {taken} {}", taken * page);
+    }
+}
+
+/// Says how many faults its statistics tell, and how many nanoseconds by the guest's own clock the
+/// last pass took longer than one without faults; on stderr, its longest step.
+fn pages(backing: Backing) {
+    let shape = Shape { memory: MEMORY, backing, ..Shape::default() };
+    let (guest, mut vcpus) = match Guest::new(&shape) {
+        Ok(made) => made,
+        Err(error) => return println!("{error}\nSAYS 0 0"),
+    };
+    let taken = || {
+        let stats = &guest.vcpu_stats()[0];
+        let mut reading = slat_kvm::stats::Reading::default();
+        stats.read(&mut reading).unwrap();
+        stats.value(&reading, "pf_taken").unwrap_or(0)
+    };
+    let mut pass = || {
+        let began = Instant::now();
+        write_all(&mut vcpus[0]);
+        began.elapsed()
+    };
+    pass();
+    let warm = pass();
+    guest.set_warm(0, guest.times(0).median().unwrap_or(1).max(1));
+    println!("SAYS {} 0", taken());
+    for _ in std::io::stdin().lines() {
+        let all = guest.memory().len() as usize;
+        let begin = guest.memory().host_address() as *mut std::ffi::c_void;
+        // SAFETY: as above.
+        unsafe { madvise(begin, all, Advice::LinuxDontNeed) }.unwrap();
+        guest.take_longest(0);
+        let felt = pass().saturating_sub(warm);
+        let longest = guest.take_longest(0) as f64 / guest.ticks_per_second() * 1e9;
+        println!("SAYS {} {} {longest:.0}", taken(), felt.as_nanos());
+    }
+}
+
+/// A watch of the process, if programs may listen.
+fn listening(other: &Other) -> Option<Watch<'static>> {
+    let watch = watch(Which::Pid(other.pid())).unwrap();
+    let total = watch.guests()[0].total();
+    match total.knowledge.sources.get(&Metric::UserExits) {
+        Some(Source::Tracepoints) => Some(watch),
+        _ => {
+            eprintln!("skipped: {}", watch.events().how());
+            None
+        }
+    }
+}
+
+fn total<'w>(watch: &'w mut Watch<'_>) -> &'w GuestTotal {
+    watch.step();
+    watch.guests()[0].total()
+}
+
+fn of(values: &Values, metrics: [Metric; 2]) -> [u64; 2] {
+    metrics.map(|metric| values[&metric])
+}
+
+#[test]
+fn pages_in_dirty_rings_and_returns_to_the_vmm_are_counted_exactly() {
+    let Some(mut other) = Other::start_as("ring") else { return };
+    let Some(mut watch) = listening(&other) else { return other.end() };
+    let both = [Metric::PagesLogged, Metric::UserExits];
+    for round in 0..3 {
+        let truth = other.run();
+        if truth[0] == 0 {
+            eprintln!("skipped: no dirty rings");
+            break;
+        }
+        let total = total(&mut watch);
+        assert_eq!(of(&total.total, both), truth, "{round}");
+        let sampled = |metric| total.samples.iter().map(|it| it.guest[&metric]).sum::<u64>();
+        assert_eq!(both.map(sampled), truth);
+        let vcpu = &total.vcpus[0];
+        if vcpu.thread.is_some() {
+            assert_eq!(of(&vcpu.total, both), truth, "{vcpu:?}");
+        }
+    }
+    assert_eq!(watch.lost(), 0);
+    other.end();
+}
+
+#[test]
+fn two_watches_at_once_tell_the_same() {
+    let Some(mut other) = Other::start_as("ring") else { return };
+    let Some(mut one) = listening(&other) else { return other.end() };
+    let mut two = listening(&other).unwrap();
+    let both = [Metric::PagesLogged, Metric::UserExits];
+    let truth = other.run();
+    let told = [&mut one, &mut two].map(|watch| of(&total(watch).total, both));
+    drop(one);
+    let after = other.run();
+    assert_eq!((told, of(&total(&mut two).total, both)), ([truth; 2], after));
+    other.end();
+}
+
+/// The same program again, in a container: its threads have other numbers than the kernel's
+/// programs see, so that perf counts them.
+#[test]
+fn in_a_container_threads_are_counted_and_times_have_a_reason() {
+    let done = std::process::Command::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "in_a_container", "--nocapture", "--ignored"])
+        .env(CONTAINER, "1")
+        .output();
+    let Ok(done) = done else { return eprintln!("skipped: no unshare") };
+    let said = String::from_utf8_lossy(&done.stderr);
+    if !done.status.success() && said.contains("unshare failed") {
+        return eprintln!("skipped: {said}");
+    }
+    assert!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stdout));
+}
+
+const CONTAINER: &str = "SLAT_WATCH_TEST_CONTAINER";
+
+#[test]
+#[ignore = "another test runs it, in a container"]
+fn in_a_container() {
+    if std::env::var_os(CONTAINER).is_none() {
+        return;
+    }
+    let Some(mut other) = Other::start_as("ring") else { return };
+    let mut watch = watch(Which::Pid(other.pid())).unwrap();
+    let truth = other.run();
+    let total = total(&mut watch);
+    let Some(Source::PerfCounts) = total.knowledge.sources.get(&Metric::UserExits) else {
+        let why = &total.knowledge.unknown[&Metric::UserExits];
+        assert!(why.contains("container") || why.contains("root"), "{why}");
+        eprintln!("skipped: {why}");
+        return other.end();
+    };
+    assert_eq!(of(&total.total, [Metric::PagesLogged, Metric::UserExits]), truth);
+    for metric in [Metric::FaultNs, Metric::Invalidations] {
+        let why = &total.knowledge.unknown[&metric];
+        assert!(why.contains("container"), "{why}");
+    }
+    other.end();
+}
+
+#[test]
+fn what_a_vmm_takes_away_is_told_as_its_own_range_by_range() {
+    let Some(mut other) = Other::start_as("advice") else { return };
+    let Some(mut watch) = listening(&other) else { return other.end() };
+    // What the process does for the first time maps and unmaps more.
+    other.run();
+    let both = [Metric::Invalidations, Metric::InvalidatedBytes];
+    let before = of(&total(&mut watch).total, both);
+    let first = other.run();
+    let after = total(&mut watch);
+    let truth = [first[0] - PAGES as u64, first[1] / 2];
+    let told = of(&after.total, both);
+    assert_eq!([told[0] - before[0], told[1] - before[1]], truth);
+    assert_eq!(after.total[&Metric::InvalidationsByOthers], 0);
+    let by: Vec<u64> = after.invalidated_by.values().copied().collect();
+    assert_eq!(by, [told[0]], "{:?}", after.invalidated_by);
+    other.end();
+}
+
+#[test]
+#[ignore = "switches KSM on for a few seconds"]
+fn what_ksm_takes_away_is_told_with_its_name() {
+    let Some(mut other) = Other::start_as("advice") else { return };
+    let Some(mut watch) = listening(&other) else { return other.end() };
+    let merged = other.told("merge");
+    let ksm = |file: &str| format!("/sys/kernel/mm/ksm/{file}");
+    let before = ["run", "pages_to_scan"].map(|file| std::fs::read_to_string(ksm(file)).unwrap());
+    std::fs::write(ksm("pages_to_scan"), "5000").unwrap();
+    std::fs::write(ksm("run"), "1").unwrap();
+    let by_ksm = |watch: &mut Watch<'_>| {
+        watch.wait(std::time::Duration::from_millis(100));
+        total(watch).invalidated_by.get("ksmd").copied().unwrap_or(0)
+    };
+    let told = (0..100).map(|_| by_ksm(&mut watch)).find(|told| *told >= merged[0] - 1);
+    std::fs::write(ksm("run"), &before[0]).unwrap();
+    std::fs::write(ksm("pages_to_scan"), &before[1]).unwrap();
+    eprintln!("ksmd: {told:?} ranges of {} pages", merged[0]);
+    assert!(told.is_some());
+    assert!(watch.guests()[0].total().total[&Metric::InvalidationsByOthers] >= merged[0] - 1);
+    other.end();
+}
+
+/// Where KVM's exits are told, as on hosts with two-dimensional paging.
+#[test]
+fn faults_are_as_many_as_the_statistics_say_and_their_time_lies_within_the_passs() {
+    held_up("small");
+}
+
+/// Where a fault clears 2 MiB, it is long, and the way out of the guest and back is little of it.
+#[test]
+fn long_faults_are_told_as_long_as_the_guest_felt_them() {
+    held_up("huge");
+}
+
+fn held_up(kind: &str) {
+    let Some(mut other) = Other::start_as(kind) else { return };
+    let Some(mut watch) = listening(&other) else { return other.end() };
+    other.run();
+    let first = faults(&total(&mut watch).stalls);
+    let before = other.run();
+    let between = faults(&total(&mut watch).stalls);
+    let after = other.run();
+    let total = total(&mut watch);
+    let Some(ns) = total.total.get(&Metric::FaultNs) else {
+        let why = &total.knowledge.unknown[&Metric::FaultNs];
+        assert!(why.contains("kvm_exit"), "{why}");
+        eprintln!("skipped: {why}");
+        return other.end();
+    };
+    let all = faults(&total.stalls);
+    assert_eq!(*ns, all.total_ns);
+    let (count, time) = (all.count - between.count, all.total_ns - between.total_ns);
+    eprintln!(
+        "{kind}: {count} faults, {} by the statistics; {:.3} ms, {:.3} by the guest's clock; all \
+         passes: p50 {:?}, p99 {:?}, longest {:.3} ms",
+        after[0] - before[0],
+        time as f64 / 1e6,
+        after[1] as f64 / 1e6,
+        all.quantile(0.5),
+        all.quantile(0.99),
+        all.longest_ns as f64 / 1e6,
+    );
+    // On Arm, KVM does not count faults.
+    match after[0] - before[0] {
+        0 => assert!(count > 0),
+        taken => assert_eq!(count, taken),
+    }
+    assert!(between.count > first.count && all.count > between.count);
+    // What the guest felt is this, and the way out and back.
+    assert!(time <= after[1], "{time} {after:?}");
+    assert!(all.longest_ns <= all.total_ns && all.longest_ns > 0);
+    assert_eq!(watch.lost(), 0);
+    other.end();
+}
