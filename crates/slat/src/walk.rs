@@ -19,15 +19,24 @@
 //! is looked at, before a reservation is taken for an emptied slot (`Tables::break_before_fill`),
 //! and at the end of a walk, for what its caller does next. The descent to one address, where every
 //! slot is a link that is followed, loads with acquire. An accessed mark in a table, or the right
-//! to write in one, needs more than acquire ([`agreed`]): formats without either
+//! to write in one, needs more than acquire (`sync::agreed`): formats without either
 //! (`TABLE_ACCESSED`, `TABLE_WRITE` of 0) compile none of it.
+
+mod budget;
+mod climb;
+mod marks;
 
 use crate::addr::{Gpa, Levels};
 use crate::format::{Format, Kind, RUN};
 use crate::ops::folded;
 use crate::platform::Platform;
-use crate::sync::{acquired, agreed, relax};
+use crate::sync::{acquired, relax};
 use crate::table::{self, Run, Slot};
+pub(crate) use budget::Budget;
+use budget::End;
+use climb::{Climb, left};
+pub(crate) use marks::{links, touch_each};
+use marks::{touch, touch_path};
 
 /// How often a walk waits for a marker, or loses a slot, before it gives up.
 ///
@@ -92,86 +101,6 @@ pub(crate) enum Flow {
 /// Whether a walk came to its end, or else where it stopped: at the visitor's will, or because
 /// somebody else held a slot for too long.
 pub(crate) type Outcome = Result<(), Gpa>;
-
-/// Slots that walks may still read before they end early.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Budget {
-    left: u64,
-    /// The last walk ended early, as nothing was left.
-    pub spent: bool,
-}
-
-impl Budget {
-    pub const fn unbounded() -> Self {
-        Self::of(u64::MAX)
-    }
-
-    pub const fn of(slots: u64) -> Self {
-        Self { left: slots, spent: false }
-    }
-
-    /// Whether somebody set it: no walk is as long as what none begins with.
-    #[inline(always)]
-    pub const fn is_bounded(&self) -> bool {
-        self.left < u64::MAX / 2
-    }
-
-    /// Counts so many slots of a table that is not done with.
-    #[inline(always)]
-    fn count(&mut self, slots: u64) {
-        self.left = self.left.saturating_sub(slots);
-    }
-
-    /// After a part of a table, of which so many slots were read: at its `end`, if all is well.
-    #[inline(always)]
-    fn end(&mut self, result: End, slots: u64, end: u64) -> End {
-        if !result.is_done() {
-            self.count(slots);
-        } else if self.spend(slots) {
-            return End::stopped(end);
-        }
-        result
-    }
-
-    /// Whether nothing is left after so many slots.
-    #[inline(always)]
-    fn spend(&mut self, slots: u64) -> bool {
-        self.count(slots);
-        self.spent = self.left == 0;
-        self.spent
-    }
-}
-
-/// How a walk of one tree ended. Two words, which travel in registers.
-#[derive(Clone, Copy)]
-struct End {
-    /// Where, if it ended early.
-    at: u64,
-    why: u8,
-}
-
-impl End {
-    /// All of it is done with.
-    const DONE: Self = Self { at: 0, why: 0 };
-    /// The visitor stopped it, somebody else held a slot for too long, or the budget is spent.
-    const STOPPED: u8 = 1;
-    /// The table that it was in was retired; `at` is where it began.
-    const RETIRED: u8 = 2;
-    /// A climb goes on below, to `at`.
-    const BELOW: u8 = 3;
-    /// The visitor is asked to do something at `at`: this and the level of the slot there.
-    const ASIDE: u8 = 4;
-
-    #[inline(always)]
-    const fn stopped(at: u64) -> Self {
-        Self { at, why: Self::STOPPED }
-    }
-
-    #[inline(always)]
-    const fn is_done(self) -> bool {
-        self.why == 0
-    }
-}
 
 /// What a walk did to the slots of one table: kept apart from the visitor, so that it stays in
 /// registers across atomic exchanges.
@@ -437,84 +366,6 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     result
 }
 
-/// Marks a table accessed below which a leaf may have become so, the lowest table first.
-///
-/// Who ages clears a table's mark before it looks below. If it does so before this looks, the mark
-/// is set again, and the next to age looks below; if after, it finds the leaf itself. The caller
-/// fences (`agreed`) between the leaf and the marks of all tables above it.
-#[inline(always)]
-fn touch<F: Format>(slot: &Slot, level: u8, table: u64) {
-    let _ = slot.update(|raw| {
-        (links::<F>(raw, level, table) && raw & F::TABLE_ACCESSED == 0)
-            .then_some(raw | F::TABLE_ACCESSED)
-    });
-}
-
-/// [`touch`] of the tables on the way to `gpa` from `root`, from one level down to another, if they
-/// are not marked.
-#[inline(always)]
-fn touch_path<F: Format, P: Platform>(
-    platform: &P,
-    root: &[Slot],
-    (top, level): (u8, u8),
-    gpa: u64,
-) {
-    agreed();
-    let mut common = F::TABLE_ACCESSED;
-    descend::<F, P>(platform, root, (top, level), gpa, |_, _, raw| common &= raw);
-    if common != F::TABLE_ACCESSED {
-        touch_each::<F, P>(platform, root, (top, level), gpa);
-    }
-}
-
-/// [`touch_path`], where one is not.
-#[cold]
-#[inline(never)]
-pub(crate) fn touch_each<F: Format, P: Platform>(
-    platform: &P,
-    root: &[Slot],
-    levels: (u8, u8),
-    gpa: u64,
-) {
-    let mut above = [const { None }; 4];
-    descend::<F, P>(platform, root, levels, gpa, |at, slot, raw| {
-        above[at as usize - 1] = Some((slot, raw));
-    });
-    for (below, table) in above.iter().enumerate() {
-        table.inspect(|&(slot, raw)| touch::<F>(slot, below as u8 + 1, raw));
-    }
-}
-
-/// Shows the links on the way to `gpa` from `root`, from one level down to another, and their slots
-/// and levels.
-#[inline(always)]
-fn descend<'t, F: Format, P: Platform>(
-    platform: &'t P,
-    root: &'t [Slot],
-    (mut level, down): (u8, u8),
-    gpa: u64,
-    mut link: impl FnMut(u8, &'t Slot, u64),
-) {
-    let mut slots = root;
-    while level > down {
-        let slot = table::slot::<F>(slots, gpa, level);
-        let raw = slot.load();
-        if F::kind(raw, level) != Kind::Table {
-            break;
-        }
-        link(level, slot, raw);
-        level -= 1;
-        // SAFETY: as in `one` below.
-        slots = unsafe { table::slots(platform, F::table_address(raw), F::slots(level)) };
-    }
-}
-
-/// Whether `raw` still links the table that `table` links: other bits may differ.
-#[inline(always)]
-pub(crate) fn links<F: Format>(raw: u64, level: u8, table: u64) -> bool {
-    F::kind(raw, level) == Kind::Table && F::table_address(raw) == F::table_address(table)
-}
-
 /// One page of a table; so many slots were `read` above it. Not inlined, as operations that faults
 /// call have a way of their own to a page whose table is there.
 #[inline(never)]
@@ -635,154 +486,6 @@ fn parents<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     };
     let result = budget.end(result, tally.read, end);
     visitor.settle(1, tally);
-    result
-}
-
-/// Where a walk is in the tables at level 2 and above. A table of these covers a GiB at least, and
-/// what is done in one of them is not on the stack when the tables below it are walked.
-struct Climb {
-    /// The level of the table that the walk is of.
-    top: u8,
-    /// That of the table that it is in.
-    level: u8,
-    /// What lies before `at`, from `start` on, is done with. Of what lies behind it, what a table
-    /// below covers may be, and nothing else.
-    start: u64,
-    at: u64,
-    end: u64,
-    /// The values of the slots that link the tables on the way, by their level less two; 0 at those
-    /// that it is not below.
-    raws: [u64; 3],
-}
-
-impl Climb {
-    /// The table at `level` that it is in, below its top.
-    #[inline(always)]
-    fn linked<'t, F: Format, P: Platform>(&self, platform: &'t P, level: u8) -> &'t [Slot] {
-        let table = F::table_address(self.raws[level as usize - 1]);
-        // SAFETY: as in `one`.
-        unsafe { table::slots(platform, table, F::slots(level)) }
-    }
-
-    /// Goes on to the next table at level 1, or to the end of the walk, of a table that has these
-    /// `slots`; `below` is what came of the last such table.
-    #[inline(never)]
-    fn on<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
-        &mut self,
-        platform: &'t P,
-        slots: &'t [Slot],
-        mut below: End,
-        visitor: &mut V,
-        budget: &mut Budget,
-    ) -> End {
-        loop {
-            let level = self.level;
-            let table =
-                if level == self.top { slots } else { self.linked::<F, P>(platform, level) };
-            let bytes = (table.len() as u64) << F::shift(level);
-            let end = self.end.min((self.at & !(bytes - 1)) + bytes);
-            let result = match level {
-                2 => self.part::<F, P, V, 2>(platform, table, end, below, visitor, budget),
-                3 => self.part::<F, P, V, 3>(platform, table, end, below, visitor, budget),
-                _ => self.part::<F, P, V, 4>(platform, table, end, below, visitor, budget),
-            };
-            if result.why == End::BELOW {
-                if level == 2 {
-                    return result;
-                }
-                self.level -= 1;
-            } else if level == self.top {
-                return result;
-            } else {
-                self.level += 1;
-                below = result;
-            }
-        }
-    }
-
-    /// Goes on in a table, up to `end` or to a table that is to be descended into. `below` is what
-    /// came of the table that the slot at its place links, where the walk comes up from there.
-    #[inline(always)]
-    fn part<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
-        &mut self,
-        platform: &'t P,
-        table: &'t [Slot],
-        end: u64,
-        below: End,
-        visitor: &mut V,
-        budget: &mut Budget,
-    ) -> End {
-        let shift = F::shift(LEVEL);
-        let mut tally = Tally::NONE;
-        let mut result = End::DONE;
-        let mut at = self.at;
-        while at < end {
-            let slot = table::slot::<F>(table, at, LEVEL);
-            let next = (((at >> shift) + 1) << shift).min(end);
-            let mut raw = core::mem::take(&mut self.raws[LEVEL as usize - 2]);
-            let mut came = Some(below).filter(|_| raw != 0);
-            if came.is_none() {
-                match one::<F, P, V, LEVEL, false>(platform, slot, at, next, visitor, &mut tally) {
-                    Met::Done(done) => result = done,
-                    Met::Table { raw: link, .. } => {
-                        raw = link;
-                        if V::LEVELS.any_below(LEVEL) {
-                            self.raws[LEVEL as usize - 2] = raw;
-                            self.at = at;
-                            budget.count(tally.read);
-                            visitor.settle(LEVEL, tally);
-                            return End { at: next, why: End::BELOW };
-                        }
-                        came = Some(End::DONE);
-                    }
-                }
-            }
-            if let Some(below) = came {
-                // SAFETY: as in `one`.
-                let children =
-                    unsafe { table::slots(platform, F::table_address(raw), F::slots(LEVEL - 1)) };
-                let entry = Entry { slot, raw, start: at, end: next };
-                result = left::<F, V>(LEVEL, self.start, entry, children, below, visitor, budget);
-            }
-            if !result.is_done() {
-                break;
-            }
-            at = next;
-        }
-        let result = budget.end(result, tally.read, end);
-        visitor.settle(LEVEL, tally);
-        result
-    }
-}
-
-/// After a table, of the slots `children`, and what is below it; `result` is what came of it.
-#[inline(always)]
-fn left<'t, F: Format, V: Visitor<'t, F>>(
-    level: u8,
-    start: u64,
-    entry: Entry<'t>,
-    children: &'t [Slot],
-    mut result: End,
-    visitor: &mut V,
-    budget: &mut Budget,
-) -> End {
-    let next = entry.end;
-    if V::TOUCHES && F::TABLE_ACCESSED != 0 {
-        agreed();
-        touch::<F>(entry.slot, level, entry.raw);
-    }
-    // Also where the budget was spent in the last table below.
-    if result.is_done() || result.at == next {
-        // Of what the walk has done, also before it began anew.
-        let start = start.max(entry.base::<F>(level));
-        visitor.leave(level, Entry { start, ..entry }, children);
-        if V::TABLES {
-            budget.spend(children.len() as u64);
-        }
-    }
-    if V::TABLES && result.is_done() && budget.spent {
-        result = End::stopped(next);
-    }
     result
 }
 

@@ -1,0 +1,159 @@
+//! Tables at level 2 and above, of which a walk is in one at a time.
+
+use super::{Budget, End, Entry, Met, Tally, Visitor, one, touch};
+use crate::format::Format;
+use crate::platform::Platform;
+use crate::sync::agreed;
+use crate::table::{self, Slot};
+
+/// Where a walk is in the tables at level 2 and above. A table of these covers a GiB at least, and
+/// what is done in one of them is not on the stack when the tables below it are walked.
+pub(super) struct Climb {
+    /// The level of the table that the walk is of.
+    pub(super) top: u8,
+    /// That of the table that it is in.
+    pub(super) level: u8,
+    /// What lies before `at`, from `start` on, is done with. Of what lies behind it, what a table
+    /// below covers may be, and nothing else.
+    pub(super) start: u64,
+    pub(super) at: u64,
+    pub(super) end: u64,
+    /// The values of the slots that link the tables on the way, by their level less two; 0 at those
+    /// that it is not below.
+    pub(super) raws: [u64; 3],
+}
+
+impl Climb {
+    /// The table at `level` that it is in, below its top.
+    #[inline(always)]
+    pub(super) fn linked<'t, F: Format, P: Platform>(
+        &self,
+        platform: &'t P,
+        level: u8,
+    ) -> &'t [Slot] {
+        let table = F::table_address(self.raws[level as usize - 1]);
+        // SAFETY: as in `one`.
+        unsafe { table::slots(platform, table, F::slots(level)) }
+    }
+
+    /// Goes on to the next table at level 1, or to the end of the walk, of a table that has these
+    /// `slots`; `below` is what came of the last such table.
+    #[inline(never)]
+    pub(super) fn on<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
+        &mut self,
+        platform: &'t P,
+        slots: &'t [Slot],
+        mut below: End,
+        visitor: &mut V,
+        budget: &mut Budget,
+    ) -> End {
+        loop {
+            let level = self.level;
+            let table =
+                if level == self.top { slots } else { self.linked::<F, P>(platform, level) };
+            let bytes = (table.len() as u64) << F::shift(level);
+            let end = self.end.min((self.at & !(bytes - 1)) + bytes);
+            let result = match level {
+                2 => self.part::<F, P, V, 2>(platform, table, end, below, visitor, budget),
+                3 => self.part::<F, P, V, 3>(platform, table, end, below, visitor, budget),
+                _ => self.part::<F, P, V, 4>(platform, table, end, below, visitor, budget),
+            };
+            if result.why == End::BELOW {
+                if level == 2 {
+                    return result;
+                }
+                self.level -= 1;
+            } else if level == self.top {
+                return result;
+            } else {
+                self.level += 1;
+                below = result;
+            }
+        }
+    }
+
+    /// Goes on in a table, up to `end` or to a table that is to be descended into. `below` is what
+    /// came of the table that the slot at its place links, where the walk comes up from there.
+    #[inline(always)]
+    fn part<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
+        &mut self,
+        platform: &'t P,
+        table: &'t [Slot],
+        end: u64,
+        below: End,
+        visitor: &mut V,
+        budget: &mut Budget,
+    ) -> End {
+        let shift = F::shift(LEVEL);
+        let mut tally = Tally::NONE;
+        let mut result = End::DONE;
+        let mut at = self.at;
+        while at < end {
+            let slot = table::slot::<F>(table, at, LEVEL);
+            let next = (((at >> shift) + 1) << shift).min(end);
+            let mut raw = core::mem::take(&mut self.raws[LEVEL as usize - 2]);
+            let mut came = Some(below).filter(|_| raw != 0);
+            if came.is_none() {
+                match one::<F, P, V, LEVEL, false>(platform, slot, at, next, visitor, &mut tally) {
+                    Met::Done(done) => result = done,
+                    Met::Table { raw: link, .. } => {
+                        raw = link;
+                        if V::LEVELS.any_below(LEVEL) {
+                            self.raws[LEVEL as usize - 2] = raw;
+                            self.at = at;
+                            budget.count(tally.read);
+                            visitor.settle(LEVEL, tally);
+                            return End { at: next, why: End::BELOW };
+                        }
+                        came = Some(End::DONE);
+                    }
+                }
+            }
+            if let Some(below) = came {
+                // SAFETY: as in `one`.
+                let children =
+                    unsafe { table::slots(platform, F::table_address(raw), F::slots(LEVEL - 1)) };
+                let entry = Entry { slot, raw, start: at, end: next };
+                result = left::<F, V>(LEVEL, self.start, entry, children, below, visitor, budget);
+            }
+            if !result.is_done() {
+                break;
+            }
+            at = next;
+        }
+        let result = budget.end(result, tally.read, end);
+        visitor.settle(LEVEL, tally);
+        result
+    }
+}
+
+/// After a table, of the slots `children`, and what is below it; `result` is what came of it.
+#[inline(always)]
+pub(super) fn left<'t, F: Format, V: Visitor<'t, F>>(
+    level: u8,
+    start: u64,
+    entry: Entry<'t>,
+    children: &'t [Slot],
+    mut result: End,
+    visitor: &mut V,
+    budget: &mut Budget,
+) -> End {
+    let next = entry.end;
+    if V::TOUCHES && F::TABLE_ACCESSED != 0 {
+        agreed();
+        touch::<F>(entry.slot, level, entry.raw);
+    }
+    // Also where the budget was spent in the last table below.
+    if result.is_done() || result.at == next {
+        // Of what the walk has done, also before it began anew.
+        let start = start.max(entry.base::<F>(level));
+        visitor.leave(level, Entry { start, ..entry }, children);
+        if V::TABLES {
+            budget.spend(children.len() as u64);
+        }
+    }
+    if V::TABLES && result.is_done() && budget.spent {
+        result = End::stopped(next);
+    }
+    result
+}

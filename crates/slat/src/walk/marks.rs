@@ -1,0 +1,84 @@
+//! Marks of accessed tables above what a walk has touched.
+
+use crate::format::{Format, Kind};
+use crate::platform::Platform;
+use crate::sync::agreed;
+use crate::table::{self, Slot};
+
+/// Marks a table accessed below which a leaf may have become so, the lowest table first.
+///
+/// Who ages clears a table's mark before it looks below. If it does so before this looks, the mark
+/// is set again, and the next to age looks below; if after, it finds the leaf itself. The caller
+/// fences (`agreed`) between the leaf and the marks of all tables above it.
+#[inline(always)]
+pub(super) fn touch<F: Format>(slot: &Slot, level: u8, table: u64) {
+    let _ = slot.update(|raw| {
+        (links::<F>(raw, level, table) && raw & F::TABLE_ACCESSED == 0)
+            .then_some(raw | F::TABLE_ACCESSED)
+    });
+}
+
+/// [`touch`] of the tables on the way to `gpa` from `root`, from one level down to another, if they
+/// are not marked.
+#[inline(always)]
+pub(super) fn touch_path<F: Format, P: Platform>(
+    platform: &P,
+    root: &[Slot],
+    (top, level): (u8, u8),
+    gpa: u64,
+) {
+    agreed();
+    let mut common = F::TABLE_ACCESSED;
+    descend::<F, P>(platform, root, (top, level), gpa, |_, _, raw| common &= raw);
+    if common != F::TABLE_ACCESSED {
+        touch_each::<F, P>(platform, root, (top, level), gpa);
+    }
+}
+
+/// [`touch_path`], where one is not.
+#[cold]
+#[inline(never)]
+pub(crate) fn touch_each<F: Format, P: Platform>(
+    platform: &P,
+    root: &[Slot],
+    levels: (u8, u8),
+    gpa: u64,
+) {
+    let mut above = [const { None }; 4];
+    descend::<F, P>(platform, root, levels, gpa, |at, slot, raw| {
+        above[at as usize - 1] = Some((slot, raw));
+    });
+    for (below, table) in above.iter().enumerate() {
+        table.inspect(|&(slot, raw)| touch::<F>(slot, below as u8 + 1, raw));
+    }
+}
+
+/// Shows the links on the way to `gpa` from `root`, from one level down to another, and their slots
+/// and levels.
+#[inline(always)]
+fn descend<'t, F: Format, P: Platform>(
+    platform: &'t P,
+    root: &'t [Slot],
+    (mut level, down): (u8, u8),
+    gpa: u64,
+    mut link: impl FnMut(u8, &'t Slot, u64),
+) {
+    let mut slots = root;
+    while level > down {
+        let slot = table::slot::<F>(slots, gpa, level);
+        let raw = slot.load();
+        if F::kind(raw, level) != Kind::Table {
+            break;
+        }
+        link(level, slot, raw);
+        level -= 1;
+        // SAFETY: as in `one` of the walk.
+        slots = unsafe { table::slots(platform, F::table_address(raw), F::slots(level)) };
+    }
+}
+
+/// Whether `raw` still links the table that `table` links: other bits may differ.
+#[inline(always)]
+pub(crate) fn links<F: Format>(raw: u64, level: u8, table: u64) -> bool {
+    F::kind(raw, level) == Kind::Table && F::table_address(raw) == F::table_address(table)
+}
