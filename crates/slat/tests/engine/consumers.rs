@@ -109,8 +109,11 @@ macro_rules! on_every_format {
             for bbm in [BreakBeforeMake::Always, BreakBeforeMake::Never] {
                 $test::<Arm<12>>(bbm $(, $argument)*);
                 $test::<Ept<true>>(bbm $(, $argument)*);
+                #[cfg(feature = "every-format")]
                 $test::<Npt<true>>(bbm $(, $argument)*);
+                #[cfg(feature = "every-format")]
                 $test::<Hart<true>>(bbm $(, $argument)*);
+                #[cfg(feature = "every-format")]
                 $test::<Core<16, true>>(bbm $(, $argument)*);
             }
         }

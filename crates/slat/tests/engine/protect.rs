@@ -68,6 +68,7 @@ fn a_leaf_has_exactly_the_rights_that_were_set_and_is_what_it_was_otherwise() {
     // To write takes to read.
     let mut all = rights(&[true], &BOTH, &LEVELS[..2]);
     all.extend(rights(&[false], &[false], &LEVELS[..2]));
+    #[cfg(feature = "every-format")]
     to_and_fro::<Hart<true>>(Default::default(), &all, true);
 }
 

@@ -255,6 +255,7 @@ fn attributes_that_the_cpu_lacks_are_refused_with_what_would_do() {
     let typed = Attributes { memory: slat::Memory::Device, ..RAM };
     let typed = (typed, AttributeError::MemoryType, &["normal memory", "physical address"][..]);
     let all = [arm[1], arm[2], (none, AttributeError::NeedsRead, read), typed];
+    #[cfg(feature = "every-format")]
     attributes_are_refused::<Hart<true>>(slat::format::riscv::RiscV::default(), &all);
     let strict = Attributes { memory: slat::Memory::DeviceStrict, ..RAM };
     let (writes, strict) = (Attributes { write: true, ..none }, (strict, typed.1, typed.2));

@@ -39,13 +39,19 @@ macro_rules! on_every_format {
     ($test:ident) => {
         $test::<Arm<12>>(slat::format::arm64::Arm64::default());
         $test::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+        #[cfg(feature = "every-format")]
         $test::<Npt<true>>(npt::FORMAT);
+        #[cfg(feature = "every-format")]
         $test::<Hart<true>>(slat::format::riscv::RiscV::default());
+        #[cfg(feature = "every-format")]
         $test::<Core<16, true>>(slat::format::power::Power { output_bits: 48 });
         #[cfg(feature = "every-format")]
         {
+            #[cfg(feature = "every-format")]
             $test::<Arm<14, true>>(slat::format::arm64::Arm64::default());
+            #[cfg(feature = "every-format")]
             $test::<Arm<16>>(slat::format::arm64::Arm64::default());
+            #[cfg(feature = "every-format")]
             $test::<Core<12, true>>(slat::format::power::Power { output_bits: 48 });
         }
     };

@@ -113,14 +113,20 @@ proptest! {
         takes::<Arm<12>>(&case, 40);
         takes::<Arm<12>>(&case, 48);
         takes::<Ept<true>>(&case, 48);
+        #[cfg(feature = "every-format")]
         takes::<Hart<true>>(&case, 50);
+        #[cfg(feature = "every-format")]
         takes::<Core<16, true>>(&case, 52);
         #[cfg(feature = "every-format")]
         {
+            #[cfg(feature = "every-format")]
             takes::<Arm<14>>(&case, 48);
+            #[cfg(feature = "every-format")]
             takes::<Arm<16, true>>(&case, 52);
             takes::<Ept<true, true>>(&case, 52);
+            #[cfg(feature = "every-format")]
             takes::<Npt<true, true>>(&case, 52);
+            #[cfg(feature = "every-format")]
             takes::<Hart<true>>(&case, 59);
         }
     }
@@ -149,7 +155,9 @@ fn a_split_of_the_largest_blocks_takes_as_many_table_pages_as_its_bound() {
     }
     splits::<Arm<12>>(48);
     splits::<Ept<true>>(48);
+    #[cfg(feature = "every-format")]
     splits::<Hart<true>>(50);
+    #[cfg(feature = "every-format")]
     splits::<Core<16, true>>(52);
 }
 

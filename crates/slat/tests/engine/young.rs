@@ -131,6 +131,7 @@ fn whatever_makes_a_leaf_accessed_marks_each_table_above_it() {
         }
     }
     marks::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+    #[cfg(feature = "every-format")]
     marks::<Npt<true>>(npt::FORMAT);
 }
 
@@ -160,6 +161,7 @@ fn what_was_made_accessed_before_an_early_end_is_below_marked_tables() {
     }
     for bytes in [64 * K, 2 * M, 4 * M, 2 * G] {
         stops::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() }, bytes);
+        #[cfg(feature = "every-format")]
         stops::<Npt<true>>(npt::FORMAT, bytes);
     }
 }
@@ -219,6 +221,7 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters()
     }
     for skip in [Skip::Exact, Skip::Hint] {
         takes::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() }, skip);
+        #[cfg(feature = "every-format")]
         takes::<Npt<true>>(npt::FORMAT, skip);
     }
 }
@@ -239,6 +242,7 @@ fn a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest() {
         });
     }
     hides::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+    #[cfg(feature = "every-format")]
     hides::<Npt<true>>(npt::FORMAT);
 }
 
@@ -266,6 +270,7 @@ fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan() {
     for (skip, sealed) in [(Skip::Exact, false), (Skip::Hint, false), (Skip::Exact, true)] {
         let format = slat::format::ept::Ept { output_bits: 48, ..Default::default() };
         keeps::<Ept<true>>(format, skip, sealed);
+        #[cfg(feature = "every-format")]
         keeps::<Npt<true>>(npt::FORMAT, skip, sealed);
     }
 }
@@ -291,6 +296,7 @@ fn who_tests_beside_an_exact_scan_looks_below_the_tables_that_it_has_noted() {
         });
     }
     looks::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+    #[cfg(feature = "every-format")]
     looks::<Npt<true>>(npt::FORMAT);
 }
 
@@ -342,5 +348,6 @@ fn after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest()
         });
     }
     looks::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+    #[cfg(feature = "every-format")]
     looks::<Npt<true>>(npt::FORMAT);
 }
