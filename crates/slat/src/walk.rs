@@ -192,7 +192,7 @@ pub(crate) trait Visitor<'t, F: Format> {
         None
     }
 
-    /// After everything below a slot that links a table was visited. `Stop` ends the walk.
+    /// After everything below a slot that links a table was visited.
     #[inline(always)]
     fn leave(&mut self, _level: u8, _entry: Entry<'t>, _children: &'t [Slot]) {}
 
@@ -297,6 +297,11 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
                     if from >= end {
                         return Ok(());
                     }
+                    // No table has ended in which the budget would have been looked at.
+                    if budget.spend(0) {
+                        return Err(Gpa(from));
+                    }
+                    patience = PATIENCE;
                     continue;
                 }
                 Flow::Again => continue,

@@ -491,9 +491,11 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
     /// Tables of tables, for a slot at `level`: below all of the walk they would be too deep.
     #[inline(always)]
     fn aside(&mut self, level: u8, start: u64) -> Flow {
-        let (slots, at) = self.tables.descend(start, level, |_, _| ());
+        let mut read = 1;
+        let (slots, at) = self.tables.descend(start, level, |_, _| read += 1);
         let slot = slot::<F>(slots, start, level);
         let raw = slot.load();
+        self.sums.counts.slots_read += read;
         let kind = F::kind(raw, level);
         if at != level || !kind.is_vacant() {
             return Flow::Again;

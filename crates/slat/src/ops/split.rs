@@ -242,6 +242,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         together: usize,
         execute: Option<(Access, u64)>,
     ) -> Result<u64, Halted<SplitError>> {
+        // A bit of a word says of each that waits where its table lies.
+        const { assert!(W::MERGED <= u32::BITS as usize) };
         let (start, end) = (range.start().0, range.end().0);
         let tables = self.tables;
         let before = self.sums.counts.bytes_changed;
@@ -408,9 +410,11 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
     #[inline(always)]
     fn aside(&mut self, level: u8, start: u64) -> Flow {
         let tables = self.tables;
-        let (slots, at) = tables.descend(start, level, |_, _| ());
+        let mut read = 1;
+        let (slots, at) = tables.descend(start, level, |_, _| read += 1);
         let slot = slot::<F>(slots, start, level);
         let raw = slot.load();
+        self.sums.counts.slots_read += read;
         if at != level || F::kind(raw, level) != Kind::Leaf {
             return Flow::Again;
         }

@@ -1,5 +1,6 @@
 //! Operations that end early and go on: a limit on the slots that they read.
 
+use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
@@ -7,8 +8,8 @@ use crate::common::stage::{CLEAN, K, M, RAM, on_stage, range, refused, says};
 use crate::common::world::{CacheOf, GuardOf};
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Attributes, ChangeError, Gpa, GpaRange, Halted, Hpa, MapError, Owner, OwnerError, PageSize,
-    ReplaceError, Rights, SplitError, UnmapError,
+    Attributes, BreakBeforeMake, ChangeError, Gpa, GpaRange, Halted, Hpa, MapError, Owner,
+    OwnerError, PageSize, ReplaceError, Rights, SplitError, TableCache, Tables, UnmapError, Vmid,
 };
 use std::fmt::Debug;
 
@@ -125,6 +126,50 @@ fn each_operation<H: Hardware>(format: H::Format) {
 fn a_limited_operation_stops_at_an_address_and_goes_on_from_there_to_the_same_end() {
     each_operation::<Arm<12>>(Arm64K4 { hardware_dirty: true, ..Default::default() });
     each_operation::<Ept<true>>(Default::default());
+}
+
+/// Blocks of a GiB are cut outside the walk, and its tables end in one each.
+fn gigabytes<H: Hardware>(format: H::Format) {
+    const G: u64 = 1 << 30;
+    on_stage::<H>((format, 40, 8), |_, guard, cache: &mut CacheOf<'_, H>| {
+        let (start, end) = (510 * G, 514 * G);
+        let all = range(start, end - start);
+        guard.map(all, Hpa(0), RAM, PageSize::SIZE_1G, cache).unwrap();
+        let mut at = start;
+        for paused in [511 * G, 512 * G, 513 * G] {
+            guard.limit(1);
+            let left = range(at, end - at);
+            let found = guard.split(left, BLOCK, cache).unwrap_err();
+            assert_eq!(found, Halted { at: Gpa(paused), why: SplitError::Paused });
+            at = paused;
+            cache.fill(2).unwrap();
+        }
+        guard.limit(1);
+        guard.split(range(at, end - at), BLOCK, cache).unwrap();
+        assert_eq!(guard.leaves(all).unwrap().count() as u64, (end - start) / (2 * M));
+    });
+}
+
+#[test]
+fn a_split_is_paused_behind_each_block_that_takes_long() {
+    gigabytes::<Arm<12>>(Arm64K4::default());
+    gigabytes::<Ept<true>>(Default::default());
+}
+
+#[test]
+fn a_walk_may_cut_more_blocks_aside_than_it_has_patience() {
+    const BLOCKS: u64 = 4100;
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let tables = Tables::new(Arm64K4::default(), Vmid(1), 43, &platform).unwrap();
+    let mut storage: Vec<_> = (0..BLOCKS).map(|_| None).collect();
+    let mut cache = TableCache::new(&platform, &mut storage);
+    cache.fill(BLOCKS as usize).unwrap();
+    let all = range(0, BLOCKS << 30);
+    // SAFETY: no test gave the root to a machine.
+    let mut inactive = unsafe { tables.deactivate() };
+    assert_eq!(inactive.map(all, Hpa(0), RAM, BLOCK, &mut cache), Ok(BLOCKS << 30));
+    drop(cache);
+    inactive.destroy();
 }
 
 #[test]
