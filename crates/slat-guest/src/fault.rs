@@ -1,4 +1,4 @@
-//! Faults: what a vCPU's access is answered with, without a lock.
+//! Faults: the answers to a vCPU's accesses, without a lock.
 
 mod execute;
 mod rare;
@@ -23,20 +23,21 @@ use slat::{
     MapError, PageSize, Removed, Software, SplitError, Translation,
 };
 
-/// How often a fault begins anew, where others change the same entries.
+/// How often a fault starts again where other threads change the same entries.
 pub(crate) const ATTEMPTS: u32 = 8;
 /// Table pages for a path from the root, and for a split along it.
 pub(crate) const PATH: usize = 6;
 
 pub(crate) enum Step {
     Done(Outcome),
-    /// What was found is there no more.
+    /// The leaf that was found has changed: try again.
     Again,
     /// Table pages ran out.
     Dry,
-    /// The backing has the page not yet, which is there in the host.
+    /// The backing does not have the page yet, which is there in the host.
     NotYet(SlotId, Hva),
-    /// What the page may replace is taken from everywhere else first ([`Guest::replacing`]).
+    /// The page that the write may replace has to be unmapped everywhere else first
+    /// ([`Guest::replacing`]).
     Replaces(HvaRange),
 }
 
@@ -49,20 +50,20 @@ impl From<Outcome> for Step {
 impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// Answers the guest's `access` to `gpa`, which its MMU refused.
     ///
-    /// With a right that was given to a leaf, the calling CPU is made to forget the old one
-    /// ([`slat::Platform::invalidate_local`]); others fault once more. Whatever the outcome, the
-    /// guest may be run again, but for [`Outcome::Mmio`], [`Outcome::RingFull`],
-    /// [`Outcome::Convert`] and [`Outcome::Refused`], which say what it takes.
+    /// Where a leaf is given a right, the calling CPU forgets the old one
+    /// ([`slat::Platform::invalidate_local`]); other CPUs fault once more. The guest may be run
+    /// again after every outcome but [`Outcome::Mmio`], [`Outcome::RingFull`], [`Outcome::Convert`]
+    /// and [`Outcome::Refused`], which say what has to be done first.
     ///
-    /// Where pages are private the access is of whichever kind the page is; a machine that tells
-    /// says so by [`Vcpu::fault_as`].
+    /// Where pages are private the access is taken as one of the page's kind. A machine that
+    /// reports the kind of an access uses [`Vcpu::fault_as`].
     pub fn fault(&mut self, gpa: Gpa, access: Access) -> Outcome {
         self.timed(gpa, access, None)
     }
 
-    /// [`Vcpu::fault`], of an access to the page as one of that kind: as its tables, an address bit
-    /// or the fault's syndrome said. `gpa` is without such a bit. If the page is of the other kind,
-    /// [`Outcome::Convert`].
+    /// [`Vcpu::fault`] for an access that wants a page of `kind`: as the guest's tables, an address
+    /// bit or the fault's syndrome said. `gpa` is without such a bit. If the page is of the other
+    /// kind, the answer is [`Outcome::Convert`].
     pub fn fault_as(&mut self, gpa: Gpa, access: Access, kind: MemoryKind) -> Outcome {
         self.timed(gpa, access, Some(kind))
     }
@@ -97,8 +98,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         outcome
     }
 
-    /// Answers once. `first`: nobody has tried yet. `replaced`: what has been taken from everywhere
-    /// else.
+    /// Makes one attempt. `first`: it is the first for this access. `replaced`: the host's memory
+    /// that has been unmapped everywhere else.
     #[inline]
     fn attempt(
         &mut self,
@@ -109,7 +110,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         replaced: Option<HvaRange>,
     ) -> Step {
         let guest = self.worker.guest;
-        // What little is at hand will do, if there is no more: else the fault runs dry, and asks.
+        // If no more pages are to be had, those at hand may do: else the fault runs dry, and asks
+        // again.
         let _at_hand = self.worker.top_up(PATH);
         let (id, own_view, tables) = (self.id, self.view.is_some(), guest.space(self.view));
         self.worker.with_slots(tables, |view, inside| {
@@ -128,8 +130,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
             if let Some(to) = wanted.filter(|&wanted| wanted != kind) {
                 return Outcome::Convert { to }.into();
             }
-            // Two that fold one group may void each other's reservations: once each. A group is of
-            // one kind.
+            // Two faults that fold one group may void each other's reservations, so only first
+            // attempts fold. A group is of one kind.
             let allowed = view.execute_huge == ExecuteHuge::Allowed && slot.kinds.is_none();
             let folds = first && guest.config.contiguous && allowed;
             let host = HvaRange { start: slot.spec.host_of(page.start().0), bytes: page.size() };
@@ -157,17 +159,17 @@ pub(crate) struct Fault<'f> {
     pub slot: &'f Slot,
     pub gpa: Gpa,
     pub access: Access,
-    /// The vCPU, or a number that none has.
+    /// The vCPU's number, or one that no vCPU has.
     pub id: u16,
     /// It runs on a view of its own.
     pub own_view: bool,
     /// It may fold leaves.
     pub folds: bool,
-    /// The page's.
+    /// The page's kind.
     pub kind: MemoryKind,
-    /// Nobody asked for the page: it is mapped if it is at hand, and is not used yet.
+    /// No access asked for the page: it is mapped if it is at hand, and is not used yet.
     pub ahead: bool,
-    /// Nowhere else is the page mapped as it was before a write, nor will be.
+    /// The page as it was before a write is mapped nowhere else, nor will be.
     pub alone: bool,
 }
 
@@ -182,13 +184,13 @@ impl Fault<'_> {
         self.slot.log.is_some()
     }
 
-    /// The page, as the backing has it.
+    /// The page's memory in the backing.
     fn host<F: Format>(&self) -> HvaRange {
         let page = self.page(F::size(0));
         HvaRange { start: self.slot.spec.host_of(page.start().0), bytes: page.size() }
     }
 
-    /// The log is of pages: no block is writable.
+    /// The log is of pages: blocks are not writable.
     fn logs_pages(&self) -> bool {
         self.logs() && !self.slot.spec.log_blocks
     }
@@ -206,7 +208,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         }
     }
 
-    /// Says that the pages of `range` were written, after the leaf has become writable.
+    /// Logs the pages of `range` as written, after the leaf has become writable.
     #[inline]
     fn written(&self, fault: &Fault<'_>, range: GpaRange) {
         if let Some(log) = &fault.slot.log
@@ -240,7 +242,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         match self.guard.relax_where(range, fault.access, needed) {
             Ok(granted) => {
                 let outcome = match fault.access {
-                    // What the CPU holds is older than the leaf.
+                    // The CPU holds an older state of the leaf.
                     _ if !granted.is_changed() => Outcome::Spurious,
                     Access::Read => Outcome::MadeAccessed,
                     Access::Write => {
@@ -258,7 +260,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     }
 
     fn write(&mut self, fault: &Fault<'_>, leaf: Translation) -> Step {
-        // What lies in two slots is written in one of them.
+        // A block that lies in two memslots is not made writable as a whole: a write is in one of
+        // them.
         let block = leaf.size > F::size(0);
         let crosses = block && !fault.slot.spec.has(fault.gpa.0, leaf.size.bytes());
         if leaf.attributes.write && !crosses {
@@ -284,7 +287,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                     Ok(granted) if granted.is_changed() => {
                         granted.flush_local();
                     }
-                    // The page itself is seen to below.
+                    // The rights of the page itself are checked below.
                     Ok(granted) => {
                         granted.elsewhere();
                     }
@@ -298,25 +301,27 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             };
         }
         match self.relax(fault, leaf.size, MAY_WRITE) {
-            // Not writable when it was read, and nothing changed: another leaf by now.
+            // It was not writable when it was read, and nothing changed here: it is another leaf by
+            // now.
             Step::Done(Outcome::Spurious) => Step::Again,
             step => step,
         }
     }
 
-    /// Splits along the path to the page; what to do instead, if that failed.
+    /// Splits along the path to the page; if that failed, returns the step to take instead.
     fn split(&mut self, fault: &Fault<'_>) -> Option<Step> {
         self.split_by(fault, |guard, page, cache| guard.split(page, F::size(0), cache)).err()
     }
 
-    /// Recovery is to know of a table in which pages may be executed: a block instead may not.
+    /// Notes for recovery a table in which pages may be executed: a block there may not be.
     fn note_table(&self, fault: &Fault<'_>) {
         if let Some(splits) = &fault.slot.splits {
             splits.add::<F>(&fault.slot.spec, fault.gpa.0);
         }
     }
 
-    /// Splits by `split` along the path to the page; returns what it did, or what to do instead.
+    /// Splits by `split` along the path to the page; returns its result, or the step to take
+    /// instead.
     fn split_by<T>(
         &mut self,
         fault: &Fault<'_>,
@@ -338,8 +343,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         }
     }
 
-    /// A leaf that may not be written: the right is given where it is, or another page of the
-    /// backing's takes its place.
+    /// Answers a write to a leaf that may not be written: the leaf is given the right where the
+    /// backing allows, else another page of the backing's takes its place.
     fn replace(&mut self, fault: &Fault<'_>) -> Step {
         if self.must_be_alone(fault) {
             return Step::Replaces(fault.host::<F>());
@@ -350,9 +355,9 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         if let Some(step) = self.grant(fault) {
             return step;
         }
-        // The page goes, and was never written; the one that takes its place is used from the
-        // start. Unless another vCPU was first: what goes is that one then, and was written. It may
-        // not come back, if the host takes it before this maps it.
+        // The page that goes was never written, and the one that takes its place counts as used
+        // from the start. If another vCPU was first, the page that goes is that vCPU's, and was
+        // written: its mark is kept, as the host may take the page before this maps it again.
         let moving = self.guest.leaving.begin();
         self.empty(fault, F::size(0), |guest, view, removed| {
             if removed.attributes.dirty {
@@ -363,7 +368,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         self.map(fault, F::size(0))
     }
 
-    /// A write is about to ask the backing, and what it replaces may be mapped elsewhere.
+    /// Whether a write is about to ask the backing while the page that it replaces may be mapped
+    /// elsewhere.
     #[inline]
     fn must_be_alone(&self, fault: &Fault<'_>) -> bool {
         fault.access == Access::Write
@@ -407,7 +413,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         }
     }
 
-    /// Unmaps the leaf of `size`, or what took its place, to completion.
+    /// Unmaps the leaf of `size`, or what took its place, and completes the invalidation.
     fn empty(
         &mut self,
         fault: &Fault<'_>,
@@ -425,7 +431,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         }
         let (spec, kind) = (&fault.slot.spec, fault.kind);
         let tells = self.tells_devices();
-        // Whoever splits a private block asks the machine: fetches do not.
+        // A fetch does not ask the machine before it splits a block, which a private block needs:
+        // where fetches split, private memory is mapped in pages.
         let huge =
             kind == MemoryKind::Shared || self.guest.config.execute_huge == ExecuteHuge::Allowed;
         let mut largest = match fault.logs_pages() || fault.own_view || !huge {
@@ -435,7 +442,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         let logs = fault.logs();
         let mut folds = fault.folds && !logs && !fault.own_view;
         loop {
-            // Each result on its own: what one call writes to memory, all would.
+            // The results are matched apart: merged, both calls would write theirs to memory if one
+            // does.
             let reservation = if folds {
                 match self.guard.reserve_contiguous(fault.gpa, largest, self.cache) {
                     Ok(reservation) => reservation,
@@ -471,7 +479,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             {
                 return Outcome::Retry(Retry::Contended).into();
             }
-            // After the reservation, as with invalidations: see `slots::kinds`.
+            // Looked at after the reservation, as invalidations are: see `slots::kinds`.
             if fault.slot.kind_of::<F>(&range) != Some(kind) {
                 if bytes <= F::size(0).bytes() {
                     return Outcome::Retry(Retry::Converting).into();

@@ -1,4 +1,4 @@
-//! One guest's memory: all that is kept about it.
+//! The state of one guest's memory.
 
 use crate::backing::Backing;
 use crate::bits::Moves;
@@ -23,28 +23,28 @@ use core::mem::ManuallyDrop;
 use core::ops::DerefMut;
 use slat::{Attributes, Format, Gpa, GpaRange, LeafSizeError, NewError, PageSize, Tables, Vmid};
 
-/// One guest's memory: slots and tables, and all that a hypervisor does to them.
+/// The memory of one guest: memslots, tables, and the state of all operations on them.
 ///
-/// Any number of threads work on it, each as a [`Worker`](crate::Worker), or, if it runs the guest,
-/// as a [`Vcpu`](crate::Vcpu). Faults, ageing, clears of the log and invalidations from the host's
-/// side take no lock; changes of slots take turns.
+/// Any number of threads work on it: a thread that runs a vCPU as [`Vcpu`](crate::Vcpu), any other
+/// as [`Worker`](crate::Worker). Faults, ageing, clears of the log and invalidations from the
+/// host's side take no lock; changes of memslots take turns.
 #[derive(Debug)]
 pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) tables: Owned<'p, F, H>,
-    /// Tables of their own for vCPUs whose caches are off; none unless the policy is `Exact`.
+    /// Tables for single vCPUs while their caches are off; empty unless the policy is `Exact`.
     pub(crate) views: Box<[OwnView<'p, F, H>]>,
     pub(crate) backing: B,
     pub(crate) config: Config,
     pub(crate) slots: Slots,
-    /// Held while slots change: what of it is not finished.
+    /// Held while memslots change; the changes that are not finished.
     pub(crate) changing: Lock<Vec<Unfinished>>,
     pub(crate) invalidations: Invalidations,
-    /// Of private memory, by its own addresses.
+    /// Invalidations of private memory, by its own addresses.
     pub(crate) private_invalidations: Invalidations,
-    /// Pages that writes replace, and that may be mapped elsewhere.
+    /// Pages that write faults have the backing replace, and that may be mapped elsewhere.
     pub(crate) replacing: Invalidations,
     pub(crate) pins: Pins,
-    /// Held while devices' tables follow: see [`DeviceTables`](crate::DeviceTables).
+    /// Held while a change is told to devices' tables: see [`DeviceTables`](crate::DeviceTables).
     pub(crate) telling: Lock<()>,
     pub(crate) rings: Box<[Ring<'p>]>,
     pub(crate) resetting: Lock<()>,
@@ -52,9 +52,9 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) recovering: Lock<()>,
     pub(crate) budget: Budget,
     pub(crate) eager_split: EagerSize,
-    /// A leaf can be writable that nobody wrote: hardware marks its first write.
+    /// Hardware marks the first write through a leaf: a leaf that nobody wrote may be writable.
     pub(crate) marks_writes: bool,
-    /// What leaves that go say of their pages is on its way to where it is kept.
+    /// Threads that are moving marks from leaves that go to where marks are kept.
     pub(crate) leaving: Moves,
     pub(crate) caches: CacheState,
     /// Pages that vCPUs wait for.
@@ -68,11 +68,11 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
 #[derive(Debug)]
 pub(crate) struct OwnView<'p, F: Format, H: Host> {
     pub tables: Owned<'p, F, H>,
-    /// Whether they may have leaves. Set before the first: see `Guest::spaces`.
+    /// Whether the view may have leaves. Set before the first is mapped: see `Guest::spaces`.
     pub live: AtomicU64,
 }
 
-/// Tables that go with the guest.
+/// Tables that are destroyed with the guest.
 #[derive(Debug)]
 pub(crate) struct Owned<'p, F: Format, H: Host>(ManuallyDrop<Tables<'p, F, H>>);
 
@@ -103,20 +103,20 @@ pub enum GuestError {
     LeafSize(LeafSizeError),
     /// The format, as configured, has no dirty bits that hardware sets.
     NoHardwareDirty,
-    /// Rings are filled by faults: they go with [`Logging::Protect`].
+    /// Rings are filled by faults: they need [`Logging::Protect`].
     RingNeedsProtection,
-    /// Hardware writes addresses of what it marks: they go with [`Logging::Hardware`].
+    /// Hardware writes the addresses of pages that it marks: buffers need [`Logging::Hardware`].
     BuffersNeedHardware,
-    /// The memory of a shared ring has not as many entries as the rings of the guest.
+    /// The memory of a shared ring does not have as many entries as the guest's rings.
     SharedRing {
         /// The vCPU.
         vcpu: u16,
         /// Entries of that memory.
         entries: usize,
     },
-    /// A ring's entries are not a power of two from 128 to 65536.
+    /// The number of a ring's entries is not a power of two from 128 to 65536.
     RingSize {
-        /// Asked for.
+        /// Entries asked for.
         entries: u32,
     },
 }
@@ -154,10 +154,10 @@ impl fmt::Display for GuestError {
 impl core::error::Error for GuestError {}
 
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
-    /// A guest without memory, for guest addresses of `address_bits`.
+    /// Makes a guest without memory, for guest addresses of `address_bits`.
     ///
     /// # Errors
-    /// [`GuestError`] says what cannot be.
+    /// [`GuestError`] says why the guest could not be made.
     pub fn new(
         format: F,
         vmid: Vmid,
@@ -222,9 +222,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         })
     }
 
-    /// Has vCPUs name what they write in memory that is shared with another process, which harvests
-    /// it: one ring for each vCPU, of [`Config::ring`] entries, in KVM's layout ([`DirtyGfn`]).
-    /// Before there is a vCPU.
+    /// Shares the dirty rings with another process, which harvests them: one ring for each vCPU, of
+    /// [`Config::ring`] entries, in KVM's layout ([`DirtyGfn`]). Called before there is a vCPU.
     ///
     /// # Errors
     /// [`GuestError::SharedRing`].
@@ -239,21 +238,19 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         Ok(self)
     }
 
-    /// The tables that vCPUs load, unless their caches are off and the policy gives them a view of
-    /// their own ([`Vcpu::root`](crate::Vcpu::root)).
+    /// The tables that vCPUs load. A vCPU whose caches are off loads a view of its own instead, if
+    /// the policy gives it one ([`Vcpu::root`](crate::Vcpu::root)).
     ///
-    /// A caller that loads their root into a CPU promises that none has it loaded when the guest is
-    /// dropped:
-    /// the frames of its tables are given back then.
+    /// A caller that loads their root into a CPU promises that no CPU has it loaded when the guest
+    /// is dropped: the frames of its tables are given back then.
     pub fn tables(&self) -> &Tables<'p, F, H> {
         &self.tables
     }
 
-    /// Has CPUs know the guest, by whichever of its tables, by another VMID from now on; returns
-    /// the old one. As [`Tables::renew`].
+    /// Gives all tables of the guest another VMID; returns the old one. As [`Tables::renew`].
     ///
     /// # Safety
-    /// That of [`Tables::renew`], of each of the guest's roots
+    /// The conditions of [`Tables::renew`], for each of the guest's roots
     /// ([`Vcpu::root`](crate::Vcpu::root)).
     pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
         for view in &self.views {
@@ -264,24 +261,24 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         unsafe { self.tables.renew(vmid) }
     }
 
-    /// The host's side.
+    /// The backing: the host's side.
     pub const fn backing(&self) -> &B {
         &self.backing
     }
 
-    /// As it was made.
+    /// The configuration that the guest was made with.
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What it cost so far, and what is mapped, in a time that depends on the number of vCPUs
-    /// alone.
+    /// What the guest's memory cost so far, and what is mapped. Takes a time that depends on the
+    /// number of vCPUs alone.
     pub fn stats(&self) -> Stats {
         let (late, contiguous) = (self.stalls.read(), self.config.contiguous);
         Stats::read::<F>(&self.vcpus, &self.counters, late, contiguous)
     }
 
-    /// Gives back all tables, as dropping the guest does: for callers who would rather say where.
+    /// Gives back all tables, as dropping the guest does, at a place that the caller chooses.
     ///
     /// # Safety
     /// No CPU has any of the guest's tables loaded.
@@ -291,9 +288,10 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 
     /// All tables that may have leaves.
     ///
-    /// *Invariant*: a vCPU says that its view is live before it maps anything there, and looks for
-    /// what would forbid the mapping after it reserved the slot. Who forbids (a change of slots, an
-    /// invalidation) says so before it looks for live views. One of the two sees the other.
+    /// *Invariant*: a vCPU marks its view as live before it maps anything there, and looks for what
+    /// would forbid the mapping after it has reserved the entry. A thread that forbids a mapping
+    /// (by a change of memslots, an invalidation) announces that before it looks for live views.
+    /// One of the two sees the other.
     pub(crate) fn spaces(&self) -> impl Iterator<Item = &Tables<'p, F, H>> {
         crate::sync::agreed();
         let live = |view: &&OwnView<'p, F, H>| view.live.load(Ordering::Acquire) != 0;
@@ -313,24 +311,24 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         F::size(0)
     }
 
-    /// Tells who listens.
+    /// Tells the host's events, if they are wanted.
     #[inline(always)]
     pub(crate) fn event(&self, event: impl FnOnce() -> Event) {
         tell(self.tables.platform().events(), || self.tables.vmid(), event);
     }
 
-    /// Slots change by turns; one may take as long as [`Host::between_pieces`] likes.
+    /// Takes the turn to change memslots; a turn may take as long as [`Host::between_pieces`] does.
     pub(crate) fn change_turn(&self) -> impl DerefMut<Target = Vec<Unfinished>> + '_ {
         self.changing.lock_patiently(|| self.tables.platform().wait())
     }
 
-    /// A piece of a slot is done, and whoever did it is outside the tables.
+    /// Reports a finished piece of a memslot. The calling thread is outside the tables.
     pub(crate) fn piece_done(&self, range: GpaRange) {
         self.event(|| Event::Piece { range });
         self.tables.platform().between_pieces();
     }
 
-    /// Counts blocks that were split, and tells of them.
+    /// Counts blocks that were split, and tells the events of them.
     #[inline]
     pub(crate) fn count_split(&self, counters: &Counters, at: Gpa, bytes: u64) {
         if bytes != 0 {
@@ -348,17 +346,17 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
     }
 
-    /// Table pages that the guest has: in its tables, in vCPUs' views, unlinked and not given back
-    /// yet, and at hand in its workers' caches. Roots are not among them.
+    /// The number of the guest's table pages: in its tables, in vCPUs' views, unlinked and not
+    /// given back yet, and at hand in its workers' caches. Roots are not counted.
     pub fn table_pages(&self) -> u64 {
         self.budget.charged()
     }
 
-    /// Gives back tables that were unlinked, if nobody can be in them any more; returns how many.
-    /// For callers who would like them back at once: operations that unlink tables do so
-    /// themselves. Those that [`Tables::reclaim`] gives back would stay charged.
+    /// Gives back tables that were unlinked, if no thread can be in them any more; returns how
+    /// many. For callers that want them back at once: operations that unlink tables do so
+    /// themselves. Tables that [`Tables::reclaim`] gives back instead stay charged to the guest.
     pub fn reclaim(&self) -> usize {
-        // Also of views that are empty by now.
+        // Also the tables of views that are empty by now.
         let views = self.views.iter().map(|view| &*view.tables);
         core::iter::once(&*self.tables).chain(views).map(|tables| self.reclaim_in(tables)).sum()
     }

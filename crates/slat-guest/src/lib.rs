@@ -1,17 +1,17 @@
-//! One guest's memory: what a hypervisor does with the second-stage tables of [`slat`].
+//! The memory of one guest, on the second-stage tables of [`slat`].
 //!
-//! Slots, faults, dirty logging (by protection, by hardware dirty bits, into rings), eager splits,
-//! huge pages that may not be executed, ageing, invalidation from the host's side, and what happens
-//! to memory when vCPUs switch their caches. Any number of threads work on a [`Guest`]: those that
-//! run its vCPUs as [`Vcpu`], others as [`Worker`]. Faults, clears, ageing and invalidations take
-//! no lock.
+//! It covers memslots, faults, dirty logging (by write protection, by hardware dirty bits, into
+//! rings), eager splits, huge pages that may not be executed, ageing, invalidations from the host's
+//! side, and the maintenance of memory when vCPUs switch their caches. Any number of threads work
+//! on a [`Guest`]: a thread that runs a vCPU as [`Vcpu`], any other as [`Worker`]. Faults, clears,
+//! ageing and invalidations take no lock.
 //!
-//! A machine is a [`Host`], the engine's [`Platform`](slat::Platform) with a clock; what is behind
-//! the guest's addresses a [`Backing`]. `examples/guest.rs` is a whole user; `docs/guest.md` holds
-//! this beside Linux's KVM.
+//! The machine is a [`Host`]: the engine's [`Platform`](slat::Platform) with a clock. The host's
+//! memory behind the guest's addresses is a [`Backing`]. `examples/guest.rs` is a complete user;
+//! `docs/guest.md` compares this crate with Linux's KVM.
 //!
 //! # What does not compile
-//! Tables are given back when nobody can be in them: a worker borrows its guest.
+//! A guest's tables are given back only when no thread can be in them: a worker borrows its guest.
 //! ```compile_fail,E0505
 //! # use slat::{Access, Format, Gpa};
 //! # use slat_guest::*;

@@ -1,4 +1,4 @@
-//! A thread that runs a vCPU.
+//! Threads that run a vCPU.
 
 use crate::backing::Backing;
 use crate::guest::Guest;
@@ -14,9 +14,9 @@ use slat::{Format, Frame, Hpa, NoSeat};
 pub struct Vcpu<'w, F: Format, H: Host, B: Backing> {
     pub(crate) worker: Worker<'w, F, H, B>,
     pub(crate) id: u16,
-    /// The view that it runs on, if not on the tables that all share.
+    /// The view that it runs on; `None` for the tables that vCPUs share.
     pub(crate) view: Option<u16>,
-    /// It has said that it runs, and that its view is live.
+    /// It has reported that it runs, and that its view is live.
     pub(crate) announced: bool,
     /// Pages that it waits for.
     pub(crate) waits: Places,
@@ -27,11 +27,11 @@ pub struct Vcpu<'w, F: Format, H: Host, B: Backing> {
 pub enum VcpuError {
     /// All seats among the threads that walk the host's tables are taken.
     NoSeat(NoSeat),
-    /// Another has that number, and was not dropped.
+    /// Another `Vcpu` has that number, and was not dropped.
     Taken,
     /// The guest has no vCPU of that number.
     NoSuchVcpu {
-        /// How many it has.
+        /// The number of its vCPUs.
         vcpus: u16,
     },
 }
@@ -60,7 +60,7 @@ impl<F: Format, H: Host, B: Backing> Drop for Vcpu<'_, F, H, B> {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
-    /// The thread that runs vCPU `id`. One thread at a time does.
+    /// Makes the part of the thread that runs vCPU `id`. One thread at a time runs it.
     ///
     /// # Errors
     /// [`VcpuError`].
@@ -86,21 +86,20 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         })
     }
 
-    /// Its number.
+    /// The vCPU's number.
     pub const fn id(&self) -> u16 {
         self.id
     }
 
-    /// What any thread can do with the guest's memory.
+    /// The thread's worker, with the operations that any thread can do.
     pub const fn worker(&mut self) -> &mut Worker<'w, F, H, B> {
         &mut self.worker
     }
 
-    /// The root that its CPU loads before it enters the guest. It changes with the vCPU's caches
-    /// only, under the policy that gives it a view of its own; a CPU that changes roots invalidates
-    /// its own entries of the guest first (Arm: both have one VMID, so CnP is 0, and `tlbi
-    /// vmalls12e1`,
-    /// `dsb nsh`, `isb` come before the entry).
+    /// The root that the vCPU's CPU loads before it enters the guest. It changes only with the
+    /// vCPU's caches, under the policy that gives the vCPU a view of its own. A CPU that changes
+    /// roots invalidates its own TLB entries of the guest first (Arm: both roots have one VMID, so
+    /// CnP is 0, and `tlbi vmalls12e1`, `dsb nsh`, `isb` come before the entry).
     ///
     /// A caller that loads it into a CPU promises that no CPU has it loaded when the guest is
     /// dropped.

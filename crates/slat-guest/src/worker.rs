@@ -1,4 +1,4 @@
-//! A thread that works on a guest's memory: how it gets into the tables, and with what.
+//! Threads that work on a guest's memory: how they enter the tables.
 
 use crate::backing::{Backing, HvaRange};
 use crate::budget::{NoPages, TABLE_PAGES};
@@ -13,7 +13,7 @@ use slat::{
     TableCache, Tables, Translation,
 };
 
-/// How often a call tries an entry that somebody holds, before it says so.
+/// How often a call tries an entry that another thread holds, before it reports that.
 pub(crate) const PATIENCE: u32 = 1000;
 
 /// Room for a worker's table pages.
@@ -25,12 +25,12 @@ pub(crate) struct Inside<'t, 'w, F: Format, H: Host, B: Backing> {
     pub tables: &'w Tables<'w, F, H>,
     pub guard: Guard<'t, 'w, F, H>,
     pub cache: &'t mut TableCache<'w, F, H>,
-    /// The worker's.
+    /// The worker's counters.
     pub counters: &'w Counters,
 }
 
 impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
-    /// Also where what is asked of the VMM panics: what was mapped is counted.
+    /// Counts what was mapped, also where a call to the VMM panics.
     #[inline]
     fn drop(&mut self) {
         let sizes = self.guard.sizes();
@@ -46,11 +46,11 @@ pub struct Worker<'w, F: Format, H: Host, B: Backing> {
     pub(crate) guest: &'w Guest<'w, F, H, B>,
     pub(crate) member: Member<'w, H>,
     pub(crate) cache: TableCache<'w, F, H>,
-    /// A vCPU's own, or those that all others share.
+    /// The vCPU's own counters, or those that all workers without a vCPU share.
     pub(crate) counters: &'w Counters,
 }
 
-/// What an operation of the engine's on a piece of a range answers.
+/// The result of an engine's operation on a piece of a range.
 type Changed = Result<u64, Halted<ChangeError>>;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
@@ -73,7 +73,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.guest
     }
 
-    /// Inside `tables`; what happens there is counted.
+    /// Runs `work` inside `tables`, and counts what it mapped there.
     #[inline]
     pub(crate) fn inside<R>(
         &mut self,
@@ -91,7 +91,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         result
     }
 
-    /// Inside `tables`, with the slots as they are: changes of slots wait until `work` has
+    /// Runs `work` inside `tables` with the current memslots; changes of memslots wait until it has
     /// returned.
     #[inline]
     pub(crate) fn with_slots<R>(
@@ -101,16 +101,17 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ) -> R {
         let guest = self.guest;
         // SAFETY: inside tables of the guest's platform until `work`, which cannot keep the view,
-        // has returned; nobody in this crate refreshes a guard, or replaces one.
+        // has returned; nothing in this crate refreshes a guard, or replaces one.
         self.inside(tables, |inside| work(unsafe { guest.slots.view() }, inside))
     }
 
-    /// What `look` finds among the slots of now.
+    /// Returns what `look` finds among the current memslots.
     pub(crate) fn look<R>(&mut self, look: impl FnOnce(&View) -> R) -> R {
         self.with_slots(&self.guest.tables, |view, _| look(view))
     }
 
-    /// Where the guest has the memory at `host`: a range of each slot that has some of it.
+    /// The guest addresses of the host's memory at `host`: a range for each memslot that has some
+    /// of it.
     pub fn guest_ranges(&mut self, host: HvaRange) -> Vec<GpaRange> {
         self.look(|view| {
             let parts = view.backed_by(host).filter(|(slot, _)| !slot.going);
@@ -126,11 +127,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.inside(&self.guest.tables, |Inside { guard, .. }| guard.translate(gpa))
     }
 
-    /// Leaves of the guest's tables by size, and how many there are, for statistics; groups, where
-    /// faults fold, as leaves of their own size, last.
+    /// The guest's leaves by size, with their number, for statistics. Groups, where faults fold
+    /// leaves, come last, as leaves of their own size.
     ///
-    /// A walk over all memory; where an entry is being changed its leaf is left out. Without a
-    /// walk: [`Stats::mapped`](crate::Stats).
+    /// Walks all memory; where an entry is being changed its leaf is left out.
+    /// [`Stats::mapped`](crate::Stats) takes no walk.
     pub fn leaves_by_size(&mut self) -> Vec<(PageSize, u64)> {
         let tables = &self.guest.tables;
         let bits = tables.geometry().address_bits;
@@ -153,9 +154,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         sizes
     }
 
-    /// Repeats `change` until all of `range` is done and invalidated, also what another thread has
-    /// done there and not invalidated yet. Piece by piece: tables that others unlink wait for a
-    /// piece alone. Entries are held briefly; this waits for them.
+    /// Repeats `change` until all of `range` is done and invalidated, including what another thread
+    /// has done there and not invalidated yet. It works piece by piece, so that unlinked tables
+    /// wait for a piece only; it waits for threads that hold an entry.
     pub(crate) fn until_done(
         &mut self,
         tables: &'w Tables<'w, F, H>,
@@ -190,7 +191,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    /// Has at least `pages` table pages at hand, and more while it is about it.
+    /// Makes sure that at least `pages` table pages are at hand; takes more where it has to take
+    /// any.
     #[inline]
     pub(crate) fn top_up(&mut self, pages: usize) -> Result<(), NoPages> {
         if self.cache.len() >= pages { Ok(()) } else { self.fill(pages) }
@@ -206,7 +208,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             result => result,
         };
-        // What little is at hand will do for most.
+        // A few pages at hand are enough for most operations.
         if self.cache.is_empty() && matches!(result, Err(NoPages::Limit(_))) {
             self.counters.table_limit.add(1);
         }
@@ -215,7 +217,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 }
 
 impl<F: Format, H: Host, B: Backing> Drop for Worker<'_, F, H, B> {
-    /// The pages at hand go back with the cache, right after this.
+    /// The pages at hand go back with the cache, which is dropped right after this.
     fn drop(&mut self) {
         self.guest.budget.give_back(self.cache.len() as u64);
     }
