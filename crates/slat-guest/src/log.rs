@@ -1,19 +1,19 @@
 //! The dirty log: which pages the guest has written since they were last cleared.
 //!
 //! # Invariant
-//! With [`Logging::Protect`]: a page of a slot that logs and that the guest may write is dirty in
-//! the log, or is about to be: by the fault that made it writable, which sets the bit *after* that.
-//! A clear takes the bit first, then the right to write, and completes the invalidation before it
-//! returns. So whichever of the two comes last at the leaf, no writable page is left without its
-//! bit; and a write that a clear did not see in the bit is seen by a copy that is made after the
-//! clear.
+//! With [`Logging::Protect`]: a page of a memslot that logs and that the guest may write is dirty
+//! in the log, or the fault that made it writable is about to set its bit, which it does *after*
+//! that. A clear takes the bit first, then the right to write, and completes the invalidation
+//! before it returns. So whichever of fault and clear comes last at the leaf, no writable page is
+//! left without its bit; and a write whose bit a clear did not see is in a copy that is made after
+//! the clear.
 //!
 //! With [`Logging::Hardware`]: a page whose leaf is not marked dirty was not written since the log
-//! was last read; blocks are not writable. What is read moves into the bitmap, and stays there
-//! until it is cleared: a migration that fails has lost nothing.
+//! was last read; blocks are not writable. A read moves the marks into the bitmap, where they stay
+//! until they are cleared: a migration that fails loses none.
 //!
-//! The last round of a migration reads the log after the last fault has returned: vCPUs stand
-//! still.
+//! In the last round of a migration the log is read after the last fault has returned, while the
+//! vCPUs stand still.
 
 mod begin;
 mod buffers;
@@ -31,47 +31,48 @@ use crate::worker::Worker;
 use core::fmt;
 use slat::{ChangeError, Format, Gpa, GpaRange, SplitError};
 
-/// Why a log was not read or cleared, or not all of it.
+/// Why a log was not read or cleared, or only in part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum LogError {
-    /// There is no such slot, or it does not log.
+    /// There is no such memslot, or it does not log.
     Missing {
-        /// The slot.
+        /// The memslot.
         id: SlotId,
     },
-    /// The slot's log is beginning, in pieces ([`Worker::begin_slot`]), and not whole yet.
+    /// The memslot's log is beginning, in pieces ([`Worker::begin_slot`]), and not complete yet.
     Beginning {
-        /// The slot.
+        /// The memslot.
         id: SlotId,
     },
     /// The bitmap is too short.
     Bitmap {
-        /// Words that it takes.
+        /// Words needed.
         needed: usize,
         /// Words given.
         given: usize,
     },
-    /// The pages to be cleared do not begin and end at a multiple of 64, or the end of the slot.
+    /// The pages to be cleared do not begin and end at a multiple of 64, or at the end of the
+    /// memslot.
     Unaligned,
-    /// They reach beyond the slot.
+    /// The pages reach beyond the memslot.
     Beyond {
-        /// Pages of the slot.
+        /// Pages of the memslot.
         pages: u64,
     },
-    /// Somebody held an entry for too long. Everything before it is done; nothing is lost.
+    /// Another thread held an entry for too long. Everything before it is done; nothing is lost.
     Contended {
         /// The first page that is not done.
         at: Gpa,
     },
-    /// The tables refuse to change a leaf; to wait does not help. Nothing is lost.
+    /// The tables refuse to change a leaf; waiting does not help. Nothing is lost.
     Change {
         /// The first page that is not done.
         at: Gpa,
         /// Why.
         why: ChangeError,
     },
-    /// They refuse to split one.
+    /// The tables refuse to split a leaf.
     Split {
         /// The first page that is not done.
         at: Gpa,
@@ -97,14 +98,14 @@ impl LogError {
 }
 
 impl LogError {
-    /// The error of Linux's ioctls for the same mistake.
+    /// The error with which Linux's ioctls answer the same mistake.
     pub const fn errno(&self) -> &'static str {
         match self {
             Self::Missing { .. } => "ENOENT",
             Self::Contended { .. } | Self::Beginning { .. } => "EAGAIN",
             Self::Bitmap { .. } => "EFAULT",
             Self::Unaligned | Self::Beyond { .. } => "EINVAL",
-            // Linux has nothing of the kind: it sleeps until it has the lock, and then cannot fail.
+            // Linux has no such error: it sleeps until it has the lock, and then cannot fail.
             Self::Change { .. } | Self::Split { .. } => "EIO",
         }
     }
@@ -136,8 +137,8 @@ impl fmt::Display for LogError {
 impl core::error::Error for LogError {}
 
 impl<F: Format, H: Host, B: Backing> Worker<'_, F, H, B> {
-    /// Says that the host itself wrote `range` of the guest's memory, so that the log has it too;
-    /// what is not in a slot that logs is left out.
+    /// Marks `range` in the log as written, because the host itself wrote it. What is not in a
+    /// memslot that logs is left out.
     pub fn mark_written(&mut self, range: GpaRange) {
         self.look(|view| {
             for (slot, part) in view.parts(&range) {

@@ -1,10 +1,10 @@
-//! Slots: which guest addresses have memory, and where the host has it.
+//! Memslots: which guest addresses have memory, and where the host has it.
 //!
-//! Faults read the slots without a lock. There are two lists, of which one is current. A change
+//! Faults read the memslots without a lock. There are two lists, of which one is current. A change
 //! copies the current list into the other, makes that one current, and waits until every thread
-//! that was inside the guest's tables has left: from then on all faults see the change, and nobody
-//! reads the list that the next change will overwrite. Lists share what they have in common
-//! ([`tree`]): a look-up and a change take the logarithm of the number of slots.
+//! that was inside the guest's tables has left: from then on all faults see the change, and no
+//! thread reads the list that the next change will overwrite. The lists share their common parts
+//! ([`tree`]): a look-up and a change take time logarithmic in the number of memslots.
 
 pub(crate) mod change;
 pub(crate) mod kinds;
@@ -26,24 +26,24 @@ use core::cell::UnsafeCell;
 use slat::{Gpa, GpaRange, PageSize};
 use tree::{Entry, Tree};
 
-/// A slot, and what is kept about it.
+/// A memslot, and the state that is kept about it.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
     pub spec: SlotSpec,
     /// It is being deleted or moved: faults try again, invalidations still find it.
     pub going: bool,
     pub log: Option<Arc<Bits>>,
-    /// How far the log's beginning is, if it began in a slot that was there.
+    /// How far the beginning of the log is, if it began in a memslot that was there.
     pub begins: Option<Arc<Progress>>,
-    /// What is known of its pages beside their leaves.
+    /// Marks of its pages that their leaves do not have.
     pub kept: Arc<Kept>,
     /// Where instruction fetches have split huge pages.
     pub splits: Option<Arc<Splits>>,
-    /// Which of its pages are private, where some may be.
+    /// Which of its pages are private, if some may be.
     pub kinds: Option<Arc<Kinds>>,
 }
 
-/// What a request comes to.
+/// The change that a request asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Plan {
     Nothing,
@@ -53,22 +53,23 @@ pub(crate) enum Plan {
     Delete,
 }
 
-/// The slots at one time: by guest address, by the host's, by name. A copy shares what did not
+/// The memslots at one time: by guest address, by host address, by name. A copy shares what did not
 /// change.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     by_gpa: Tree<Gpa, Arc<Slot>>,
-    /// Slots may have the same memory.
+    /// Memslots may have the same memory.
     by_host: Tree<(Hva, SlotId), Arc<Slot>>,
     by_id: Tree<SlotId, Arc<Slot>>,
-    /// Whether huge pages may be executed: a part of what a fault sees as one.
+    /// Whether huge pages may be executed. It is here so that a fault sees one state of this and
+    /// the memslots.
     pub execute_huge: ExecuteHuge,
-    /// Some of the host's memory may be in two slots, or was.
+    /// Some of the host's memory may be in two memslots, or was.
     pub aliases: bool,
 }
 
 impl View {
-    /// No slot.
+    /// A view without memslots.
     fn new(execute_huge: ExecuteHuge) -> Self {
         let (by_gpa, by_host, by_id) = Default::default();
         Self { by_gpa, by_host, by_id, execute_huge, aliases: false }
@@ -80,19 +81,19 @@ impl View {
         (gpa.0 < slot.end).then_some(&*slot.value)
     }
 
-    /// All slots, by guest address.
+    /// All memslots, by guest address.
     pub fn iter(&self) -> impl Iterator<Item = &Slot> {
         self.by_gpa.beyond(0).map(|entry| &*entry.value)
     }
 
-    /// The slots that have some of `range`, each with what it has.
+    /// The memslots that have some of `range`, each with its part of it.
     pub fn parts(&self, range: &GpaRange) -> impl Iterator<Item = (&Slot, GpaRange)> {
         let range = *range;
         let slots = self.by_gpa.beyond(range.start().0).map(|entry| &*entry.value);
         slots.map_while(move |slot| Some((slot, slot.spec.common(&range)?)))
     }
 
-    /// The slots that have some of the host's memory at `host`, and where they have it.
+    /// The memslots that have some of the host's memory at `host`, and where they have it.
     pub fn backed_by(&self, host: HvaRange) -> impl Iterator<Item = (&Slot, GpaRange)> {
         let slots = self.by_host.beyond(host.start.0).map(|entry| &*entry.value);
         let slots = slots.take_while(move |slot| slot.spec.host < host.end());
@@ -103,14 +104,14 @@ impl View {
         self.by_id.get(&id).map(|slot| &**slot)
     }
 
-    /// Whether the slot is where `spec` has it, and logs into `log`.
+    /// Whether the memslot is where `spec` has it, and logs into `log`.
     pub fn logs_into(&self, spec: &SlotSpec, log: &Bits) -> bool {
         let slot = self.named(spec.id).filter(|slot| !slot.going && slot.spec == *spec);
         let theirs = slot.and_then(|slot| slot.log.as_deref());
         theirs.is_some_and(|theirs| core::ptr::eq(theirs, log))
     }
 
-    /// Adds a slot, or puts it in the place of that of its name, which it is as to addresses.
+    /// Adds a memslot, or replaces the one of its name, which has the same addresses.
     pub fn insert(&mut self, slot: Slot) {
         let spec = slot.spec;
         let (number, value) = (spec.id.0.into(), Arc::new(slot));
@@ -121,7 +122,7 @@ impl View {
         self.by_id.put(Entry { key: spec.id, end: 0, number, value });
     }
 
-    /// Changes what is kept about a slot, but not its addresses.
+    /// Changes what is kept about a memslot, but not its addresses.
     pub fn change(&mut self, id: SlotId, change: impl FnOnce(&mut Slot)) {
         if let Some(slot) = self.named(id) {
             let mut slot = slot.clone();
@@ -138,7 +139,7 @@ impl View {
         }
     }
 
-    /// What it takes to make the slots as `new` has it, by the rules of Linux's
+    /// The change that makes the memslots as `new` has it, by the rules of Linux's
     /// `KVM_SET_USER_MEMORY_REGION`.
     pub fn plan(&self, new: &SlotSpec, page: PageSize, bits: u32) -> Result<Plan, SlotError> {
         let old = self.named(new.id).map(|slot| slot.spec);
@@ -170,7 +171,7 @@ impl View {
     }
 }
 
-/// The two lists.
+/// The two lists of memslots.
 #[derive(Debug)]
 pub(crate) struct Slots {
     lists: [UnsafeCell<View>; 2],
@@ -186,15 +187,16 @@ impl Slots {
         Self { lists, current: AtomicU64::new(0) }
     }
 
-    /// The slots now.
+    /// The current memslots.
     ///
     /// # Safety
     /// The caller is inside the guest's tables for as long as it uses the result, without
-    /// refreshing; or it holds the lock under which slots are changed.
+    /// refreshing; or it holds the lock under which memslots are changed.
     #[inline]
     pub unsafe fn view(&self) -> &View {
-        // Behind what the caller did before it looks: a fault that an invalidation does not see in
-        // the tables sees the invalidation, and the invalidation the slot that the fault saw.
+        // Ordered after what the caller did before: a fault that an invalidation does not see in
+        // the tables sees the invalidation, and the invalidation sees the memslot that the fault
+        // saw.
         crate::sync::agreed();
         let now = self.current.load(Ordering::Acquire) as usize;
         // SAFETY: the current list is not written: `replace` writes the other. It stays unwritten
@@ -202,16 +204,16 @@ impl Slots {
         unsafe { &*self.lists[now].get() }
     }
 
-    /// Makes `view` what everybody sees who enters the tables from now on.
+    /// Makes `view` the one that every thread sees which enters the tables from now on.
     ///
     /// # Safety
-    /// The caller holds the lock under which slots are changed, has no reference from
+    /// The caller holds the lock under which memslots are changed, has no reference from
     /// [`Slots::view`], and releases the lock only after all threads that were inside the guest's
     /// tables have left.
     pub unsafe fn replace(&self, view: View) {
         let other = 1 - self.current.load(Ordering::Relaxed) as usize;
-        // SAFETY: nobody reads the list that is not current: who did was waited for in the change
-        // that made it so, and the lock keeps other changes away.
+        // SAFETY: no thread reads the list that is not current: those that did were waited for in
+        // the change that made it so, and the lock keeps other changes away.
         unsafe { *self.lists[other].get() = view };
         self.current.store(other as u64, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! Instruction fetches: what a fetch from a leaf that may not be executed is answered with.
+//! Instruction fetches: the answers to a fetch from a leaf that may not be executed.
 
 use super::{Fault, Step};
 use crate::backing::{Backing, MAY_EXECUTE};
@@ -25,7 +25,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             ExecuteHuge::Allowed => return self.relax(fault, leaf.size, MAY_EXECUTE),
             #[cfg(feature = "baselines")]
             ExecuteHuge::Zap if block => {
-                // Of the other pages of the block nobody else says what it knew.
+                // The marks of the block's other pages are kept: they go with its leaf.
                 let moving = self.guest.leaving.begin();
                 self.empty(fault, leaf.size, |guest, view, removed| {
                     guest.keep_marks(view, removed)
@@ -43,7 +43,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                 guard.split_to_execute(page, cache, fetch, MAY_EXECUTE)
             }) {
                 Err(step) => return step,
-                // Nothing was split: the right is given below.
+                // Nothing was split: the leaf is given the right below.
                 Ok(granted) if !granted.is_changed() => {
                     granted.elsewhere();
                 }
@@ -66,7 +66,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                 let around = fault.page(F::size(1));
                 match self.guard.allow_execute(around, fetch, MAY_EXECUTE) {
                     Ok(granted) if granted.is_changed() => granted.flush_local(),
-                    // The page itself is seen to below.
+                    // The rights of the page itself are checked below.
                     Ok(granted) => granted.elsewhere(),
                     Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => return Step::Again,
                     Err(Halted { why, .. }) => return Outcome::from(why).into(),
@@ -76,7 +76,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         };
         let step = self.relax(fault, page, MAY_EXECUTE);
         if granted != 0 || matches!(step, Step::Done(Outcome::MadeExecutable(_))) {
-            // Also where a log, and not a fetch, has made the table.
+            // Also where a log has made the table, and not a fetch.
             self.note_table(fault);
         }
         match step {

@@ -1,4 +1,4 @@
-//! A log begins, and ends, in the leaves that are there.
+//! How a log begins and ends in the leaves that are there.
 
 use crate::backing::{Backing, MAY_WRITE};
 use crate::config::Logging;
@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use slat::{ChangeError, Format, GpaRange, Granted, Guard, Halted, PageSize, Pages, Tables};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Room for what hardware has marked as a log begins, a piece of the slot at a time.
+    /// Allocates room for hardware's marks in one piece of the memslot, if hardware logs.
     pub(crate) fn scratch(&self, spec: &SlotSpec) -> Result<Vec<u64>, SlotError> {
         let mut words = Vec::new();
         if self.guest.config.logging == Logging::Hardware {
@@ -26,23 +26,23 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(words)
     }
 
-    /// All faults log by now: has nothing cross the ends of the slot. Blocks that are there are to
-    /// be split to this size.
+    /// Cuts the leaves that cross an end of the memslot. All faults log by now. Returns the size to
+    /// which blocks that are there are to be split.
     pub(crate) fn begin_log(&mut self, spec: &SlotSpec) -> Option<PageSize> {
-        // A change of slots waits for a thread that holds an entry, as long as that takes.
+        // A change of memslots waits for a thread that holds an entry, however long that takes.
         while self.cut_ends(spec).is_err() {}
         let config = &self.guest.config;
         let split = self.guest.eager_split.get();
         split.filter(|_| !spec.log_blocks && !config.initially_set)
     }
 
-    /// Whether a log that begins has anything to do with the leaves that are there.
+    /// Whether a log that begins has to change the leaves that are there.
     pub(crate) fn begins_in_leaves(&self) -> bool {
         self.guest.config.contiguous || !self.guest.config.initially_set
     }
 
-    /// Takes from the leaves of `piece` what was given before the log; what is split, as asked for,
-    /// is added. `scratch` has room for a piece.
+    /// Takes from the leaves of `piece` the rights that they were given before the log. What is
+    /// split, if asked for, is added to `split`. `scratch` has room for a piece.
     pub(crate) fn begin_log_in(
         &mut self,
         spec: &SlotSpec,
@@ -73,12 +73,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    /// Takes the right to write from all of `range`, to completion.
+    /// Takes the right to write from all of `range`, and completes the invalidation.
     fn protect(&mut self, tables: &'w Tables<'w, F, H>, range: GpaRange) {
         self.until_done(tables, range, |guard, rest| guard.write_protect(rest));
     }
 
-    /// Blocks lose the right to write, pages their marks, which the host is still to be told of.
+    /// Takes the right to write from blocks, and the marks from pages, which are kept for the host.
     fn begin_hardware_log(
         &mut self,
         tables: &'w Tables<'w, F, H>,
@@ -90,7 +90,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             let mut from = rest;
             loop {
                 let leaves = guard.leaves(from).map_err(|why| Halted { at: from.start(), why })?;
-                // Blocks do not come to be in a slot that logs (`blocks`): none is behind this.
+                // No block comes to be in a memslot that logs (`blocks`): none is behind this.
                 let block = leaves.flatten().find(|leaf| leaf.size > F::size(0));
                 let Some(block) = block else { break };
                 let range = GpaRange::new(block.gpa, block.size.bytes());
@@ -134,8 +134,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    /// No fault logs any more: brings huge pages of `piece` back in place. Those that may not be
-    /// executed come back so, by recovery, where their pages may.
+    /// Puts the huge pages of `piece` together again. No fault logs any more. Tables with
+    /// executable pages, where huge pages may not be executed, are handed to recovery.
     pub(crate) fn end_log_in(&mut self, spec: &SlotSpec, piece: GpaRange) -> u64 {
         self.one_right_to_write(piece);
         let bytes = self.collapse_if(piece, self.guest.config.largest, |_| true);
@@ -143,13 +143,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         bytes
     }
 
-    /// Leaves that were protected differ from those that were not: all become writable that may be,
-    /// or, where hardware would not mark the next write, none is, until a block is written again as
-    /// a whole. In a slot that cannot begin to log meanwhile.
+    /// Makes the right to write the same in all leaves of a log that has ended, of which some were
+    /// protected: all that may be written become writable; where hardware would not mark the next
+    /// write, none is, until a block is written again as a whole. The memslot cannot begin to log
+    /// meanwhile.
     fn one_right_to_write(&mut self, range: GpaRange) {
         let guest = self.guest;
         if guest.marks_writes {
-            // No vCPU waits for it: one that holds the old rights faults, and is answered.
+            // No vCPU waits for this: one that holds the old rights faults, and is answered.
             let change = |guard: &mut Guard<'_, 'w, F, H>, rest| {
                 guard.allow_write(rest, MAY_WRITE).map(Granted::elsewhere)
             };

@@ -3,26 +3,27 @@
 //!
 //! # Invariant
 //! With [`Config::log_buffers`](crate::Config::log_buffers): a page whose leaf is marked as written
-//! is in the bitmap, or in a vCPU's buffer. Hardware adds the address with the mark, and nothing
-//! while the mark is there; a fault that makes a leaf marked adds it itself. A clear takes the bit
-//! first, then the mark, to completion. So the log is read without a walk, once the buffers were
-//! taken ([`Worker::log_addresses`]): of running vCPUs, for what they wrote before.
+//! is in the bitmap, or in a vCPU's buffer. Hardware writes the address as it sets the mark, and
+//! nothing while the mark is set; a fault that makes a leaf marked sets the bit itself. A clear
+//! takes the bit first, then the mark, and completes the invalidation. So the log is read without a
+//! walk, once the buffers were taken ([`Worker::log_addresses`]); those of running vCPUs have what
+//! was written before.
 
 use crate::backing::Backing;
 use crate::host::Host;
 use crate::worker::Worker;
 use slat::{Format, Gpa};
 
-/// Entries of an Intel page modification log, which is a page.
+/// The number of entries of an Intel page modification log, which is a page.
 pub const PML_ENTRIES: usize = 512;
 
-/// The addresses in an Intel page modification log, and what it takes next.
+/// The addresses in an Intel page modification log, each with the bytes that were marked.
 ///
-/// `index` is the guest state field "PML index": that of the next entry, counting down from 511;
-/// below 0 it is 0xffff, and the log is full. To be taken at each exit of the vCPU, or at the exit
-/// for a full log, before it runs again, with the index set to 511.
+/// `index` is the guest state field "PML index": the index of the next entry, counting down from
+/// 511; below 0 it is 0xffff, and the log is full. Called at each exit of the vCPU, or at the exit
+/// for a full log, before the vCPU runs again with the index set to 511.
 pub fn pml_addresses(log: &[u64; PML_ENTRIES], index: u16) -> impl Iterator<Item = (Gpa, u64)> {
-    // From the first that was written: hardware's order.
+    // From the first entry that was written: hardware's order.
     let first = match usize::from(index) {
         index if index < PML_ENTRIES => index + 1,
         _ => 0,
@@ -30,10 +31,9 @@ pub fn pml_addresses(log: &[u64; PML_ENTRIES], index: u16) -> impl Iterator<Item
     log[first..].iter().rev().map(|entry| (Gpa(entry & !0xfff), 1 << 12))
 }
 
-/// The addresses in a buffer of Arm's FEAT_HDBSS, of which `index` entries are there
-/// (HDBSSPROD_EL2.INDEX; no more are read than the buffer has), and how many bytes hardware marked
-/// at each, with the granule of `F`. Entries that are not valid, or of a level that is none of a
-/// leaf's, are left out.
+/// The addresses in a buffer of Arm's FEAT_HDBSS, each with the bytes that hardware marked there,
+/// by the granule of `F`. The buffer has `index` entries (HDBSSPROD_EL2.INDEX; no more are read
+/// than the buffer has). Entries that are not valid, or whose level has no leaves, are left out.
 pub fn hdbss_addresses<F: Format>(
     buffer: &[u64],
     index: usize,
@@ -49,9 +49,9 @@ pub fn hdbss_addresses<F: Format>(
 }
 
 impl<F: Format, H: Host, B: Backing> Worker<'_, F, H, B> {
-    /// Has the log know of what hardware wrote into a buffer ([`pml_addresses`],
-    /// [`hdbss_addresses`]); returns how many addresses were of slots that log. Others, and such as
-    /// the guest does not have, are passed over.
+    /// Adds to the log what hardware wrote into a buffer ([`pml_addresses`], [`hdbss_addresses`]);
+    /// returns how many addresses were of memslots that log. Other addresses, also those that the
+    /// guest does not have, are passed over.
     pub fn log_addresses(&mut self, written: impl IntoIterator<Item = (Gpa, u64)>) -> u64 {
         self.look(|view| {
             let mut logged = 0;
@@ -81,7 +81,7 @@ mod tests {
             |index| pml_addresses(&log, index).map(|(gpa, _)| gpa.0).collect::<std::vec::Vec<_>>();
         assert_eq!(read(511), []);
         assert_eq!(read(509), [0x1000, 0x5000]);
-        // Full: it counted below 0. Whatever else it is, nothing beyond the log is read.
+        // Full: the index counted below 0. Whatever it is, nothing beyond the log is read.
         for index in [0xffff, 512, 0x8000] {
             assert_eq!(read(index).len(), 512);
         }

@@ -1,9 +1,10 @@
-//! Clearing the log: exactly the pages that a bitmap names, by any number of threads.
+//! Clearing the log: of exactly the pages that a bitmap names, by any number of threads.
 //!
-//! Of each table's worth of pages the bits are taken, the blocks that hold them are split, if
-//! faults are not to do so ([`Config::eager_split`](crate::Config)), and exactly those pages lose
-//! the right to write (or their dirty mark). One invalidation completes all of it. What cannot be
-//! done goes back into the log. See the invariant of [`log`](super).
+//! A clear takes the bits of one chunk of the bitmap at a time. For each table's worth of pages it
+//! splits the blocks that hold them, unless faults are to do so
+//! ([`Config::eager_split`](crate::Config)), and takes the right to write (or the dirty mark) from
+//! exactly those pages. One invalidation completes all of it. Bits of pages that cannot be done go
+//! back into the log. See the invariant of [`log`](super).
 
 use super::LogError;
 use super::read::Logs;
@@ -19,33 +20,33 @@ use slat::{
     ChangeError, Contended, Format, Gpa, GpaRange, Guard, Halted, PageSize, Pages, SplitError,
 };
 
-/// What a clear did.
+/// What a clear has done.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Cleared {
-    /// Pages that were dirty, and are not any more.
+    /// Pages that were dirty, and are clean now.
     pub pages: u64,
-    /// Bytes of blocks that were split for it.
+    /// Bytes of blocks that were split for the clear.
     pub split: u64,
-    /// Bytes of blocks that were protected whole, as splits are left to the faults, or table pages
-    /// were short: the first write in each splits it.
+    /// Bytes of blocks that were protected whole, as faults are to split them, or as table pages
+    /// were short: the first write in each block splits it.
     pub whole: u64,
 }
 
-/// Words of which the bits are taken together.
+/// The number of words of which the bits are taken together.
 const CHUNK: usize = 512;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Clears those of `pages` of slot `id`, from page `first` on, that `bitmap` names and that are
+    /// Clears those pages of memslot `id`, from page `first` on, that `bitmap` names and that are
     /// dirty (Linux: `KVM_CLEAR_DIRTY_LOG`).
     ///
-    /// When this returns, every later write to them is in the log; copy them after it. Exactly they
-    /// are protected, however sparse they are. Any number of threads clear at once; a page that two
-    /// clear at once is cleared when both have returned.
+    /// When this returns, every later write to them is in the log; copy them after it. Exactly
+    /// these pages are protected, however sparse they are. Any number of threads may clear at once;
+    /// a page that two of them clear is clear when both have returned.
     ///
     /// # Errors
-    /// [`LogError`]. Nothing was done but on [`LogError::Contended`], when all pages before the
-    /// address are cleared, and the others dirty as before; and on [`LogError::Missing`] of a slot
-    /// that was deleted or moved meanwhile, when pages at the beginning may be cleared.
+    /// [`LogError`]. Nothing was done, but on [`LogError::Contended`] all pages before the address
+    /// are cleared, and the others dirty as before; and on [`LogError::Missing`] of a memslot that
+    /// was deleted or moved meanwhile pages at the beginning may be cleared.
     pub fn clear_log(
         &mut self,
         id: SlotId,
@@ -67,7 +68,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.clear_words(&logging, (first / 64) as usize, &bitmap[..needed])
     }
 
-    /// Clears the pages that `words` name, of which the first is number `from` of the log.
+    /// Clears the pages that `words` name; the first word is number `from` of the log.
     pub(super) fn clear_words(
         &mut self,
         logging: &Logs,
@@ -85,7 +86,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             let mut bits = [0; CHUNK];
             let taken = &mut bits[..words.len()];
             let start = Gpa(spec.gpa.0 + ((from as u64) << (F::PAGE_SHIFT + 6)));
-            // Groups that are done in all tables.
+            // The number of words that are done in all tables.
             let mut done = taken.len();
             for tables in guest.spaces() {
                 let shared = core::ptr::eq(tables, &*guest.tables);
@@ -98,7 +99,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                             *taken = log.take(from + at, word);
                         });
                     }
-                    // Their marks are the log's, and still the host's.
+                    // The log takes the leaves' marks, and the host is still to be told of them.
                     let moving = kept.map(|kept| kept.moves.begin());
                     let kept_of = kept.map(|kept| (spec, kept));
                     let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
@@ -122,18 +123,18 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 match one {
                     Ok(Ok(())) => {}
                     Ok(Err((at, error))) => {
-                        // What is done is done in all of them.
+                        // A word is done if it is done in all tables.
                         done = done.min(((at.0 - start.0) >> (F::PAGE_SHIFT + 6)) as usize);
                         result = Err(error);
                     }
-                    // It is gone, or somewhere else with the same log.
+                    // The memslot is gone, or elsewhere with the same log.
                     Err(error) => {
                         (result, done) = (Err(error), 0);
                         break;
                     }
                 }
             }
-            // Back into the log, from the group on that is not done.
+            // The bits go back into the log, from the first word on that is not done.
             let ones = taken[..done].iter().map(|bits| u64::from(bits.count_ones()));
             cleared.pages += ones.sum::<u64>();
             taken.iter().enumerate().skip(done).for_each(|(at, &bits)| log.add(from + at, bits));
@@ -152,9 +153,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// Keeps of the pages that were cleared, and are mapped, that they may have been written. After
-/// they were cleaned, as one may have been mapped, and written, until then; a thread that takes one
-/// before finds that marks are on their way.
+/// Keeps that pages which were cleared, and are mapped, may have been written. Runs after they were
+/// cleaned, as a page may have been mapped, and written, until then; a thread that takes a page
+/// before that finds that marks are on their way.
 fn keep<F: Format, H: Host>(
     kept: &Kept,
     spec: &SlotSpec,
@@ -176,7 +177,8 @@ fn keep<F: Format, H: Host>(
                 Err(Contended { at }) => (at.0, 1 << F::PAGE_SHIFT),
             };
             let leaf = GpaRange::new(Gpa(at), bytes).expect("a leaf");
-            // Of a block, what was named: the rest is kept where the block is cleaned as a whole.
+            // Of a block only the named pages: `whole` keeps the rest where it cleans the block as
+            // a whole.
             if let Some(part) = common(&run, &leaf) {
                 kept.written.mark::<F>(spec, part.start().0, part.size());
             }
@@ -189,7 +191,7 @@ fn common(one: &GpaRange, other: &GpaRange) -> Option<GpaRange> {
     GpaRange::new(start, end.0.checked_sub(start.0)?).ok()
 }
 
-/// What a clear comes to, in one set of tables or several.
+/// The state of a clear, over one set of tables or several.
 pub(crate) struct Clear<'c> {
     pub cleared: &'c mut Cleared,
     /// Where the marks of blocks that are cleaned as a whole are kept.
@@ -204,21 +206,21 @@ type Stopped = (Gpa, LogError);
 /// A step of a clear.
 enum Step {
     Done,
-    /// Somebody is in the way: this, if he stays.
+    /// Another thread is in the way: this error, if it stays there.
     Again(LogError),
 }
 
 impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
     /// Takes the right to write, or the dirty mark, from exactly the pages named; from all of a
-    /// block, where faults or table pages leave it whole. An error names the start of the group
-    /// that is not done.
+    /// block where it stays whole, for faults to split or as table pages are short. An error names
+    /// the start of the group that is not done.
     pub(crate) fn clear(
         &mut self,
         clear: &mut Clear<'_>,
         start: Gpa,
         words: &[u64],
     ) -> Result<(), Stopped> {
-        // Groups are those of tables, not of slots.
+        // Groups follow tables, not memslots.
         let word_bytes = 64u64 << F::PAGE_SHIFT;
         let group = (F::slots(0) / 64).max(1);
         let mut word = 0;
@@ -245,7 +247,8 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         let page = 1 << F::PAGE_SHIFT;
         let hull = GpaRange::new(Gpa(start.0 + first * page), (last - first + 1) * page);
         let hull = hull.expect("a page at least");
-        // Who protected one of them before may not have completed it.
+        // A thread that protected one of these pages before may not have completed its
+        // invalidation.
         self.guard.owe(hull).expect("a slot's pages");
         let mut patience = PATIENCE;
         loop {
@@ -264,7 +267,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         hull: GpaRange,
         pages: &Pages<'_>,
     ) -> Result<Step, LogError> {
-        // To pages, or to the size that is asked for, or not at all.
+        // Blocks are split to pages, to the size that is asked for, or not at all.
         let to = clear.split;
         if let Some(to) = to {
             match self.split_for(clear, hull, to) {
@@ -277,8 +280,8 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             }
         }
         let result = match self.guest.config.logging {
-            // A block of which all pages are named must not stay writable, either: the next write
-            // would mark it as a whole.
+            // A block must not stay writable here, even if all of its pages are named: the next
+            // write would mark it as a whole.
             Logging::Hardware if to != Some(F::size(0)) && self.has_block(hull) => {
                 return self.whole(clear, hull);
             }
@@ -288,7 +291,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         match result {
             Ok(_) => Ok(Step::Done),
             Err(Halted { at, why: ChangeError::CutsBlock { .. } }) => match to {
-                // One came to be after the split.
+                // A block came to be there after the split.
                 Some(to) if to == F::size(0) => Ok(Step::Again(LogError::Contended { at })),
                 _ => self.whole(clear, hull),
             },
@@ -296,7 +299,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         }
     }
 
-    /// Whether one of the tables of pages in `range` is a block.
+    /// Whether a block takes the place of a table of pages in `range`.
     fn has_block(&self, range: GpaRange) -> bool {
         let table = F::size(1).bytes();
         let tables = (range.start().0 & !(table - 1)..range.end().0).step_by(table as usize);
@@ -304,7 +307,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         tables.filter_map(leaf).any(|leaf| leaf.size > F::size(0))
     }
 
-    /// Splits what holds `range`, as far as table pages go.
+    /// Splits the blocks that hold `range`, as far as there are table pages.
     fn split_for(
         &mut self,
         clear: &mut Clear<'_>,
@@ -324,13 +327,13 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         result.map(drop)
     }
 
-    /// Protects the blocks that hold `range`, and what is between them; where hardware logs, cleans
-    /// the blocks as well, or the first write would find all pages of the block marked.
+    /// Protects the blocks that hold `range`, and what is between them. Where hardware logs, it
+    /// cleans the blocks as well: else the first write would find all pages of the block marked.
     ///
-    /// That loses no page that was not named. No block comes to be in a slot that logs, so this one
-    /// is older than the log. If the log began with all pages dirty, the others of the block are so
-    /// still, unless this was done to it before; otherwise, and afterwards, nobody can write to it:
-    /// what its mark says is from before, and in the log.
+    /// No page that was not named is lost by that. No block comes to be in a memslot that logs, so
+    /// the block is older than the log. If the log began with all pages dirty, the others of the
+    /// block are dirty still, unless the block was protected here before; otherwise, and from then
+    /// on, nobody can write to the block: what its mark says is from before, and in the log.
     fn whole(&mut self, clear: &mut Clear<'_>, range: GpaRange) -> Result<Step, LogError> {
         let Ok(range) = widened(&self.guard, range) else {
             return Ok(Step::Again(LogError::Contended { at: range.start() }));

@@ -1,4 +1,4 @@
-//! Reading the log: as it is, or to protect what was read at once.
+//! Reading the log: without clearing it, or protecting at once what was read.
 
 use super::LogError;
 use crate::backing::Backing;
@@ -11,16 +11,17 @@ use alloc::sync::Arc;
 use slat::{ChangeError, Contended, Format, Halted, Tables};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Copies the log of `id` into `bitmap`, a bit a page; returns how many pages are dirty.
-    /// Nothing is cleared: what is read is dirty until [`Worker::clear_log`], however often it is
-    /// read (Linux: `KVM_GET_DIRTY_LOG` with manual protection).
+    /// Copies the log of `id` into `bitmap`, one bit for each page; returns how many pages are
+    /// dirty. Nothing is cleared: a page is dirty until [`Worker::clear_log`], however often the
+    /// log is read (Linux: `KVM_GET_DIRTY_LOG` with manual protection).
     ///
-    /// With [`Logging::Hardware`](crate::Logging::Hardware) the dirty bits are gathered first, to completion: a page that is
-    /// not named was not written since it was cleared.
+    /// With [`Logging::Hardware`](crate::Logging::Hardware) the dirty bits are gathered from the
+    /// leaves first, and the invalidation is completed: a page that is not named was not written
+    /// since it was cleared.
     ///
     /// # Errors
-    /// [`LogError::Missing`], [`LogError::Bitmap`]: nothing was done. [`LogError::Contended`]: what was
-    /// gathered is in the log.
+    /// [`LogError::Missing`], [`LogError::Bitmap`]: nothing was done. [`LogError::Contended`]: the
+    /// bits that were gathered are in the log.
     pub fn read_log(&mut self, id: SlotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let logging = self.logging(id, bitmap.len())?;
         self.read(&logging, bitmap)
@@ -33,7 +34,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             for tables in guest.spaces() {
                 self.harvest(tables, logging, &mut bitmap[..log.words().len()])?;
             }
-            // What others have taken from leaves is in the log once they have left them.
+            // Marks that other threads have taken from leaves are in the log once those threads
+            // have left.
             guest.wait_for_faults();
         }
         self.counters.log_reads.add(1);
@@ -49,7 +51,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Returns how many pages were dirty.
     ///
     /// # Errors
-    /// Those of [`Worker::read_log`]; nothing is lost: all that was read is in the log still.
+    /// As [`Worker::read_log`]; nothing is lost: all that was read is still in the log.
     pub fn take_log(&mut self, id: SlotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let logging = self.logging(id, bitmap.len())?;
         let log = &*logging.log;
@@ -58,14 +60,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         match self.clear_words(&logging, 0, words) {
             Ok(_) => Ok(dirty),
             Err(error) => {
-                // A page too many is no harm.
+                // A page too many does no harm.
                 words.iter().enumerate().for_each(|(word, &bits)| log.add(word, bits));
                 Err(error)
             }
         }
     }
 
-    /// Moves dirty bits from the leaves into the log, again where somebody held an entry.
+    /// Moves dirty bits from the leaves into the log; tries again where another thread holds an
+    /// entry.
     fn harvest(
         &mut self,
         tables: &'w Tables<'w, F, H>,
@@ -80,9 +83,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 if !view.logs_into(spec, log) {
                     return Err(LogError::Missing { id: spec.id });
                 }
-                // The marks are the log's from here on, and still the host's.
+                // The log takes the marks, and the host is still to be told of them.
                 let _moving = kept.as_ref().map(|kept| kept.moves.begin());
-                // All over: what was found before is in the log, and its leaves are clean.
+                // The whole range again: what was found before is in the log, and its leaves are
+                // clean.
                 let found = guard.harvest(spec.range(), bitmap);
                 for (word, &bits) in bitmap.iter().enumerate() {
                     log.add(word, bits);
@@ -108,7 +112,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         result
     }
 
-    /// The log of a slot, if `given` words are enough for it.
+    /// The log of a memslot, if `given` words are enough for it.
     pub(crate) fn logging(&mut self, id: SlotId, given: usize) -> Result<Logs, LogError> {
         let page = self.guest.page();
         let found = self.look(|view| {
@@ -129,7 +133,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// A slot that logs, as somebody found it.
+/// A memslot that logs, as a caller found it.
 pub(crate) struct Logs {
     pub spec: SlotSpec,
     pub log: Arc<Bits>,

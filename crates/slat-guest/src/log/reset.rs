@@ -1,4 +1,4 @@
-//! Rings are harvested, and reset.
+//! Harvesting and resetting dirty rings.
 
 use super::LogError;
 use super::clear::{Clear, Cleared};
@@ -9,7 +9,7 @@ use crate::slots::spec::SlotId;
 use crate::worker::Worker;
 use slat::{Format, Gpa, Shootdown};
 
-/// Neighbouring pages of one slot: a word of a bitmap.
+/// Neighbouring pages of one memslot: a word of a bitmap.
 #[derive(Clone, Copy)]
 struct Batch {
     slot: SlotId,
@@ -46,18 +46,18 @@ impl Batch {
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Takes the pages that vCPU `vcpu` wrote, in order, as many as `pages` has room for; returns
-    /// how many. They are the caller's to copy after [`Worker::reset_rings`]. One thread at a time
+    /// how many. The caller copies them after [`Worker::reset_rings`]. One thread at a time
     /// harvests a ring; the ring of a vCPU that the guest does not have is empty.
     pub fn harvest_ring(&mut self, vcpu: u16, pages: &mut [DirtyPage]) -> usize {
         self.guest.rings.get(vcpu as usize).map_or(0, |ring| ring.harvest(pages))
     }
 
     /// Protects all pages that were harvested, of all rings, and empties their entries; returns how
-    /// many. When this returns, every later write to them is in a ring again.
+    /// many pages. When this returns, every later write to them is in a ring again.
     ///
     /// # Errors
-    /// [`LogError::Contended`], and what else a clear may come to: the entries of that ring, and of
-    /// those behind it, are as they were, to be reset another time.
+    /// [`LogError::Contended`], and the other errors of a clear: the entries of that ring, and of
+    /// the rings behind it, are as they were, to be reset another time.
     pub fn reset_rings(&mut self) -> Result<u64, LogError> {
         let guest = self.guest;
         let _turn = guest.resetting.lock();
@@ -85,8 +85,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(total)
     }
 
-    /// Takes the right to write from the pages of a batch. What that owes in the tables that all
-    /// share joins `owed`; views of their own are done.
+    /// Takes the right to write from the pages of a batch. The invalidations owed in the tables
+    /// that vCPUs share join `owed`; those in vCPUs' own tables are completed here.
     fn protect_batch(
         &mut self,
         batch: &Batch,
@@ -94,10 +94,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ) -> Result<(), LogError> {
         let guest = self.guest;
         let slot = self.look(|view| view.named(batch.slot).map(|slot| slot.spec));
-        // A slot that was deleted meanwhile has no writable page.
+        // A memslot that was deleted meanwhile has no writable page.
         let Some(spec) = slot else { return Ok(()) };
         let start = Gpa(spec.gpa.0 + (batch.start << F::PAGE_SHIFT));
-        // Pages beyond its end are those of a slot that had its name before.
+        // Pages beyond its end are those of an earlier memslot of that name.
         let bits = match (spec.bytes >> F::PAGE_SHIFT).saturating_sub(batch.start) {
             0 => return Ok(()),
             pages if pages < 64 => batch.bits & ((1 << pages) - 1),
@@ -106,7 +106,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for tables in guest.spaces() {
             self.inside(tables, |inside| {
                 let mut cleared = Cleared::default();
-                // Rings go with protection: no mark is cleaned.
+                // Rings need logging by protection: no mark is cleaned.
                 let split = guest.config.eager_split.filter(|_| !spec.log_blocks);
                 let mut clear = Clear { cleared: &mut cleared, kept: None, split };
                 let result = inside.clear(&mut clear, start, &[bits]).map_err(|(_, error)| error);

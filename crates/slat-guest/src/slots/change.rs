@@ -1,5 +1,5 @@
-//! Changes of slots: their rules are in [`View::plan`], their order is here, what of one is left
-//! while others have their turn in [`work`](super::work).
+//! Changes of memslots, in order. Their rules are in [`View::plan`]; [`work`](super::work) keeps
+//! what is left of a change while other threads have their turn.
 
 use crate::backing::Backing;
 use crate::bits::{Bits, Kept, Splits};
@@ -18,12 +18,13 @@ use alloc::vec::Vec;
 use slat::{Format, GpaRange};
 
 impl SlotWork {
-    /// Works on as many `pieces` of the slot as are left, each of 1 GiB of guest addresses, or of
-    /// the largest leaf if that is larger; then lets others change slots. With the last the change
-    /// ends, and this says what it came to; until then `None`. To say so again costs nothing.
+    /// Works on the next `pieces` of the memslot, or on those that are left, each of 1 GiB of guest
+    /// addresses, or of the largest leaf if that is larger; then lets other threads change
+    /// memslots. With the last piece the change ends, and this returns its result; until then
+    /// `None`. Further calls return the result again, at no cost.
     ///
-    /// A worker of the same guest's, on any thread; threads that run one change take turns, as
-    /// changes of slots do. Between pieces [`Host::between_pieces`] is called, as ever.
+    /// `worker` is of the same guest, on any thread; threads that run one change take turns, as
+    /// changes of memslots do. Between pieces [`Host::between_pieces`] is called.
     ///
     /// # Errors
     /// [`SlotError::Missing`]: the worker's guest has no such change. Nothing was done.
@@ -44,12 +45,12 @@ impl SlotWork {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Makes the slot `spec.id` as `spec` says; with no bytes, deletes it.
+    /// Makes the memslot `spec.id` as `spec` says; with no bytes, deletes it.
     ///
     /// The rules are those of Linux's `KVM_SET_USER_MEMORY_REGION`. Waits until faults that saw the
-    /// slots as they were have returned. A slot that begins to log: when this returns, every later
-    /// write is in the log. One that is deleted or moved: the guest cannot reach its memory any
-    /// more.
+    /// memslots as they were have returned. When this returns, every later write to a memslot that
+    /// begins to log is in the log, and the guest cannot reach the memory of one that was deleted,
+    /// or moved, where it was.
     ///
     /// # Errors
     /// [`SlotError`]; nothing was done.
@@ -63,13 +64,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(work.change().expect("all of it is done"))
     }
 
-    /// [`Worker::set_slot`], but for the work on the slot's memory, which [`SlotWork::run`] does
-    /// piece by piece, with time for other things in between. When this returns all faults see that
-    /// the slot goes, that it logs, or that it does so no more.
+    /// Begins [`Worker::set_slot`]; [`SlotWork::run`] does the work on the memslot's memory piece
+    /// by piece, with time for other things in between. When this returns all faults see that the
+    /// memslot goes, that it logs, or that it logs no more.
     ///
-    /// A change that is asked for again before its end is taken up where it is. Another change of
-    /// the slot, or one that needs addresses of a slot which is about to leave them, completes what
-    /// has begun first, in this call: each change is as if it had been done as it was asked for.
+    /// A change that is asked for again before its end goes on from where it is. Another change of
+    /// the memslot, or one that needs addresses which a memslot is about to leave, first completes
+    /// the unfinished change, in this call: each change is as if it had been completed when it was
+    /// asked for.
     ///
     /// # Errors
     /// Those of [`Worker::set_slot`]; nothing was done.
@@ -107,7 +109,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         begun
     }
 
-    /// Makes `plan` what faults see, and has the rest ready to be worked on.
+    /// Makes faults see `plan`, and prepares the rest of its work.
     fn begin_plan(
         &mut self,
         turn: &mut Vec<Unfinished>,
@@ -118,8 +120,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let Some(before) = before else {
             let slot = self.new_slot(spec, view.execute_huge)?;
             if !view.aliases && view.backed_by(spec.host_range()).next().is_some() {
-                // Before the slot: no write that takes a page for the only one of its kind is
-                // under way then.
+                // Set before the memslot is there: no write that takes a page for the only one of
+                // its kind is under way by then.
                 view.aliases = true;
                 self.replace(view.clone());
             }
@@ -173,7 +175,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(work)
     }
 
-    /// Works on so many pieces of a change; what it came to, if nothing is left.
+    /// Works on up to `pieces` pieces of a change; returns its result if nothing is left.
     fn work_on(
         &mut self,
         turn: &mut Vec<Unfinished>,
@@ -205,18 +207,18 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let progress = ended.progress().clone();
         let change = self.end(ended);
         progress.end(change);
-        // One that began and ended in the same call says so there.
+        // A change that began and ended in one call reports its end there.
         if pieces != 0 {
             guest.event(|| Event::SlotEnd { id: spec.id });
         }
         Some(change)
     }
 
-    /// No fault maps the slot any more, and an invalidation still finds it: empties a piece.
+    /// Empties a piece. No fault maps the memslot any more, and an invalidation still finds it.
     fn empty_piece(&mut self, id: SlotId, piece: GpaRange) {
         let guest = self.guest;
         for tables in guest.spaces() {
-            // A slot that moves keeps its memory.
+            // A memslot that moves keeps its memory, and so the marks of its pages.
             let moving = guest.leaving.begin();
             self.with_slots(tables, |view, Inside { guard, .. }| {
                 let slot = view.named(id).expect("it stays until it is empty");
@@ -230,7 +232,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         guest.piece_done(piece);
     }
 
-    /// All pieces are done.
+    /// Ends a change of which all pieces are done.
     fn end(&mut self, unfinished: Unfinished) -> SlotChange {
         let id = unfinished.id();
         match unfinished.work {
@@ -247,17 +249,18 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    /// Takes an empty slot out of the list, or has it be `instead`.
+    /// Takes an empty memslot out of the list, or replaces it by `instead`.
     fn take_out(&mut self, id: SlotId, instead: Option<Slot>) {
         // SAFETY: the lock is held, and what is read is not used after `replace`.
         let mut view = unsafe { self.guest.slots.view() }.clone();
         let before = view.named(id).expect("it stays until it is empty").clone();
         view.remove(id);
-        // Who waits for its memory asks again, and learns of the change: who took its place, and
-        // asked, before faults were waited for is found here; who takes it later asks after that.
+        // vCPUs that wait for its memory ask again, and learn of the change. One that took a place,
+        // and asked, before faults were waited for is found here; one that takes a place later asks
+        // after that.
         self.guest.arrived(before.spec.host_range());
         if let Some(mut slot) = instead {
-            // The memory is the same: what was written, and used, is still to be told.
+            // The memory is the same: its marks of use and of writes are still to be reported.
             slot.kept = before.kept;
             if slot.spec.log_dirty && before.log.is_some() {
                 slot.log = before.log;
@@ -267,18 +270,17 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.replace(view);
     }
 
-    /// The slots, by guest address.
+    /// The memslots, by guest address.
     pub fn slots(&mut self) -> Vec<SlotSpec> {
         self.look(|view| view.iter().filter(|slot| !slot.going).map(|slot| slot.spec).collect())
     }
 
-    /// The guest's memory vanishes: all slots are deleted. Other threads may go on faulting, ageing
-    /// and reading logs meanwhile.
+    /// Deletes all memslots. Other threads may go on faulting, ageing and reading logs meanwhile.
     pub fn teardown(&mut self) {
-        // Also those that are about to go, or to move.
+        // Also memslots that are about to go, or to move.
         for spec in self.look(|view| view.iter().map(|slot| slot.spec).collect::<Vec<_>>()) {
             match self.set_slot(SlotSpec { bytes: 0, ..spec }) {
-                // Deleted by somebody else meanwhile: just as well.
+                // Another thread has deleted it meanwhile.
                 Ok(_) | Err(SlotError::Missing { .. }) => {}
                 Err(error) => unreachable!("a slot can always be deleted: {error}"),
             }
@@ -300,8 +302,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             _ => Some(Arc::new(Splits::new::<F>(&spec).ok_or(SlotError::OutOfMemory)?)),
         };
         let guest = self.guest;
-        // Also where leaves are pages that say it all: a fault that comes late empties a leaf that
-        // another fault has mapped meanwhile, and the guest has written.
+        // Also where leaves are pages and hold all marks themselves: a late fault may empty a leaf
+        // that another fault has mapped meanwhile, and the guest has written.
         let kept = Kept::new(spec.pages(guest.page())).ok_or(SlotError::OutOfMemory)?;
         let kept = Arc::new(kept);
         let kinds = match spec.private {
@@ -320,7 +322,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         log.map(Arc::new).ok_or(SlotError::OutOfMemory)
     }
 
-    /// Makes `view` that of all, and waits for faults that saw another.
+    /// Makes `view` the current one, and waits for faults that saw another.
     pub(crate) fn replace(&mut self, view: View) {
         // SAFETY: called with the lock held; the faults are waited for.
         unsafe { self.guest.slots.replace(view) };

@@ -1,26 +1,27 @@
-//! Of which kind the pages of a slot are, and which are being converted.
+//! The kinds of a memslot's pages, and which pages are being converted.
 //!
 //! # Protocol
-//! A conversion says that pages are changing, empties their leaves and reservations, waits until
-//! all threads that were inside the guest's tables have left, changes their kind, and says that
-//! they are done. One thread at a time converts, under the lock under which slots change. A fault
-//! reserves its slot, then looks at the pages' kind, then asks the backing, then commits.
+//! A conversion marks the pages as changing, empties their leaves and reservations, waits until all
+//! threads that were inside the guest's tables have left, changes the pages' kind, and removes the
+//! mark. One thread at a time converts, under the lock under which memslots change. A fault
+//! reserves its entry, then looks at the pages' kind, then asks the backing, then commits.
 //!
-//! *Invariant*: a leaf is of the kind that its pages are of, as [`Kinds::of`] has it before the
-//! kind is changed; all of its pages are of one kind.
+//! *Invariant*: a leaf is of the kind of its pages, as [`Kinds::of`] has it before the kind is
+//! changed; all of its pages are of one kind.
 //! - A fault that reserves before the conversion's walk comes by loses its reservation, and its
 //!   commit fails. One that reserves after it sees pages that change (`agreed`), and maps nothing.
-//! - No thread that saw the kind before is inside the tables when it changes. So who looks at the
-//!   kind inside the tables (invalidations from the host's side, ageing, splits, collapses) has
-//!   left when it changes, and works on leaves of that kind alone.
-//! - A thread that enters while the kind is changed sees the pages change: it looks at that first.
+//! - No thread that saw the old kind is inside the tables when the kind changes. So a thread that
+//!   looks at the kind inside the tables (invalidations from the host's side, ageing, splits,
+//!   collapses) has left when it changes, and works on leaves of that kind alone.
+//! - A thread that enters while the kind is changed sees the pages change: it looks at that mark
+//!   first.
 
 use crate::bits::{Bits, each_word};
 use crate::private::MemoryKind;
 use crate::slots::spec::SlotSpec;
 use slat::{Format, GpaRange};
 
-/// The kinds of a slot's pages.
+/// The kinds of a memslot's pages.
 #[derive(Debug)]
 pub(crate) struct Kinds {
     private: Bits,
@@ -28,12 +29,12 @@ pub(crate) struct Kinds {
 }
 
 impl Kinds {
-    /// All shared; `None` if memory is short.
+    /// Makes all pages shared; `None` if memory is short.
     pub fn new(pages: u64) -> Option<Self> {
         Some(Self { private: Bits::new(pages, false)?, changing: Bits::new(pages, false)? })
     }
 
-    /// The kind of all pages of `range`; `None` if they differ, or change.
+    /// The kind of all pages of `range`; `None` if they differ, or are changing.
     pub fn of<F: Format>(&self, spec: &SlotSpec, range: &GpaRange) -> Option<MemoryKind> {
         let (mut changing, mut private, mut shared) = (0, 0, 0);
         let (start, bytes) = (range.start().0, range.size());
@@ -65,7 +66,7 @@ impl Kinds {
         end
     }
 
-    /// The pages are changing, or are not any more.
+    /// Marks the pages as changing, or removes the mark.
     pub fn change<F: Format>(&self, spec: &SlotSpec, range: &GpaRange, changing: bool) {
         each_word::<F>(spec, range.start().0, range.size(), |word, mask| match changing {
             true => self.changing.add(word, mask),
@@ -73,7 +74,7 @@ impl Kinds {
         });
     }
 
-    /// The pages are of `kind`.
+    /// Sets the kind of the pages.
     pub fn set<F: Format>(&self, spec: &SlotSpec, range: &GpaRange, kind: MemoryKind) {
         each_word::<F>(spec, range.start().0, range.size(), |word, mask| match kind {
             MemoryKind::Private => self.private.add(word, mask),

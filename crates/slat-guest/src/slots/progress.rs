@@ -1,44 +1,44 @@
-//! How far a change of a slot is, and what it came to.
+//! How far a change of a memslot is, and its result.
 
 use crate::outcome::SplitReport;
 use crate::slots::spec::SlotId;
 use crate::sync::{AtomicU64, Lock, Ordering};
 use alloc::sync::Arc;
 
-/// What [`Worker::set_slot`](crate::Worker::set_slot) did.
+/// The result of a change of a memslot ([`Worker::set_slot`](crate::Worker::set_slot)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SlotChange {
-    /// The slot was there, just so.
+    /// The memslot was there already, as asked for.
     Same,
-    /// There is a new slot.
+    /// There is a new memslot.
     Inserted,
-    /// It is somewhere else in the guest's addresses.
+    /// The memslot is at another guest address.
     Moved,
-    /// It logs: what was split eagerly, if that was asked for.
+    /// The memslot logs: with what was split eagerly, if that was asked for.
     LogOn(Option<SplitReport>),
-    /// It does so no more: bytes of blocks that were put together again.
+    /// The memslot logs no more.
     LogOff {
-        /// Bytes.
+        /// Bytes of blocks that were put together again.
         collapsed: u64,
     },
-    /// There is no such slot any more.
+    /// The memslot is deleted.
     Deleted,
 }
 
-/// A change of a slot that has begun ([`Worker::begin_slot`](crate::Worker::begin_slot)), and is
+/// A change of a memslot that has begun ([`Worker::begin_slot`](crate::Worker::begin_slot)), and is
 /// worked on piece by piece ([`SlotWork::run`]).
 ///
-/// What is left of it is kept with the guest: it borrows nothing, and while nobody runs it nobody
-/// waits for it. Faults, logs of other slots, ageing, invalidations and changes of other slots go
-/// on. Until the end a slot that is deleted or moves answers faults by
-/// [`Retry::SlotGoing`](crate::Retry::SlotGoing), and its addresses are its own, those where it
-/// moves to, too; the log of one that begins to log is not read
+/// The guest keeps what is left of it: this value borrows nothing, and no thread waits for a change
+/// that is not being run. Faults, logs of other memslots, ageing, invalidations and changes of
+/// other memslots go on. Until the end a memslot that is deleted or moves answers faults by
+/// [`Retry::SlotGoing`](crate::Retry::SlotGoing), and its addresses, also those that it moves to,
+/// are no other memslot's. The log of a memslot that begins to log cannot be read
 /// ([`LogError::Beginning`](crate::LogError::Beginning)), and has all that is written meanwhile,
 /// but for what was writable before.
 ///
-/// Dropped, it leaves the change as far as it is, to be taken up by whoever asks for the same
-/// again; who asks for another change of the slot, or for addresses that it is about to leave,
-/// completes it first. A guest that is dropped takes it along.
+/// Dropped, it leaves the change as far as it is. A caller that asks for the same change again
+/// takes it up; one that asks for another change of the memslot, or for addresses that it is about
+/// to leave, completes it first. Dropping the guest ends it.
 #[derive(Debug)]
 #[must_use = "the slot stays as it is between two states until the change is run to its end"]
 pub struct SlotWork {
@@ -47,35 +47,35 @@ pub struct SlotWork {
 }
 
 impl SlotWork {
-    /// Of a change without any work on the slot's memory.
+    /// Makes the value for a change without work on the memslot's memory.
     pub(crate) fn over(id: SlotId, change: SlotChange) -> Self {
         let work = Self { id, progress: Arc::new(Progress::new(0)) };
         work.progress.end(change);
         work
     }
 
-    /// The slot.
+    /// The memslot.
     pub const fn id(&self) -> SlotId {
         self.id
     }
 
-    /// Bytes of the slot that were worked on, of [`SlotWork::bytes`].
+    /// Bytes of the memslot that were worked on, of [`SlotWork::bytes`].
     pub fn done(&self) -> u64 {
         self.progress.done.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the slot; 0 where the change takes no work on its memory.
+    /// Bytes of the memslot; 0 if the change takes no work on its memory.
     pub fn bytes(&self) -> u64 {
         self.progress.bytes
     }
 
-    /// What the change came to, if it has come to its end, by whoever ran it.
+    /// The change's result, once it has ended, whichever thread ran it.
     pub fn change(&self) -> Option<SlotChange> {
         self.progress.change()
     }
 }
 
-/// What the guest and who runs a change both see.
+/// The progress of a change, shared by the guest and the threads that run it.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bytes: u64,
@@ -94,7 +94,7 @@ impl Progress {
         self.done.store(done, Ordering::Relaxed);
     }
 
-    /// Who finds it over finds all that was done before.
+    /// A thread that finds the change over sees all that was done before.
     pub fn end(&self, change: SlotChange) {
         *self.change.lock() = Some(change);
         self.over.store(1, Ordering::Release);

@@ -1,12 +1,13 @@
-//! What of a range is private, and what is shared: for threads inside the guest's tables, where the
-//! answer holds until it leaves them (see [`kinds`](super::kinds)).
+//! Which parts of a range are private or shared: for threads inside the guest's tables, where the
+//! answer holds until the thread leaves them (see [`kinds`](super::kinds)).
 
 use crate::private::MemoryKind;
 use crate::slots::{Slot, View};
 use slat::{Format, Gpa, GpaRange};
 
 impl Slot {
-    /// The kind of all pages of `range`, which is the slot's; `None` if they differ, or change.
+    /// The kind of all pages of `range`, which is the memslot's; `None` if they differ, or are
+    /// changing.
     #[inline]
     pub fn kind_of<F: Format>(&self, range: &GpaRange) -> Option<MemoryKind> {
         match &self.kinds {
@@ -15,8 +16,8 @@ impl Slot {
         }
     }
 
-    /// What of `part`, which is the slot's, has pages of `kind`, also if they change: runs in
-    /// ascending order.
+    /// The runs of pages of `kind` in `part`, which is the memslot's, in ascending order; pages
+    /// that are changing count as well.
     pub fn runs<F: Format>(
         &self,
         part: GpaRange,
@@ -42,7 +43,7 @@ impl View {
         kinds.flat_map(|(slot, part)| slot.runs::<F>(part, MemoryKind::Private)).next().is_some()
     }
 
-    /// The first run in `range` that has no private page: all of it, where nothing is private.
+    /// The first run in `range` without a private page: all of `range`, if it has none.
     pub fn shared_run<F: Format>(&self, range: GpaRange) -> Option<GpaRange> {
         let mut start = range.start();
         for (slot, part) in self.parts(&range).filter(|(slot, _)| slot.kinds.is_some()) {

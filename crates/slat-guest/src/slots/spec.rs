@@ -1,35 +1,36 @@
-//! A slot as a VMM asks for it, and why it is refused.
+//! A memslot as a VMM asks for it, and the errors of changing one.
 
 use crate::backing::{Hva, HvaRange};
 use crate::private::{MemoryKind, PrivateAt, PrivateRange};
 use core::fmt;
 use slat::{Gpa, GpaRange, PageSize};
 
-/// Names a slot, as the VMM chose.
+/// The name of a memslot, chosen by the VMM.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SlotId(pub u16);
 
-/// A slot, as a VMM asks for it.
+/// A memslot, as a VMM asks for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlotSpec {
-    /// Its name.
+    /// The memslot's name.
     pub id: SlotId,
-    /// Where the guest sees it.
+    /// The first guest address.
     pub gpa: Gpa,
     /// Bytes.
     pub bytes: u64,
-    /// Where the backing has it.
+    /// The first address in the backing.
     pub host: Hva,
-    /// The guest's writes are not for memory: [`Outcome::Mmio`](crate::Outcome::Mmio).
+    /// The guest's writes are not for memory, but [`Outcome::Mmio`](crate::Outcome::Mmio).
     pub read_only: bool,
     /// Writes are logged.
     pub log_dirty: bool,
-    /// Where the backing has its private pages, if it may have some: they begin shared. Such a slot
-    /// is neither read-only nor logs, and is deleted, not moved (Linux: `KVM_MEM_GUEST_MEMFD`).
+    /// Where the backing has its private pages, if it may have some: all pages are shared at first.
+    /// Such a memslot is neither read-only nor logs, and is deleted, not moved (Linux:
+    /// `KVM_MEM_GUEST_MEMFD`).
     pub private: Option<PrivateAt>,
-    /// While it logs, blocks stay blocks: the first write to one makes all of it writable, and all
-    /// of it dirty. For memory that is written all over, or copied in blocks; else the log is of
-    /// pages. Only with [`Logging::Protect`](crate::Logging::Protect).
+    /// Blocks stay blocks while the memslot logs: the first write to a block makes all of it
+    /// writable, and all of it dirty. For memory that is written all over, or copied in blocks;
+    /// without this the log is of pages. Only with [`Logging::Protect`](crate::Logging::Protect).
     pub log_blocks: bool,
 }
 
@@ -48,8 +49,7 @@ impl SlotSpec {
         }
     }
 
-    /// Where the backing has `gpa`, as the number of an address of that kind; 0 where there is
-    /// none.
+    /// The address of `gpa` in the backing's memory of `kind`, as a number; 0 where there is none.
     const fn number_of(&self, kind: MemoryKind) -> u64 {
         match (kind, self.private) {
             (MemoryKind::Private, Some(at)) => at.0,
@@ -58,12 +58,12 @@ impl SlotSpec {
         }
     }
 
-    /// Where private memory has `gpa`.
+    /// The address of `gpa` in private memory.
     pub(crate) const fn private_of(&self, gpa: u64) -> PrivateAt {
         PrivateAt(self.number_of(MemoryKind::Private) + (gpa - self.gpa.0))
     }
 
-    /// The guest addresses of what of private memory `range` and the slot have in common.
+    /// The guest addresses of the memslot's private memory in `range`.
     pub(crate) fn guest_of_private(&self, range: &PrivateRange) -> Option<GpaRange> {
         let own = self.private?.0;
         let start = range.start.0.max(own);
@@ -72,12 +72,12 @@ impl SlotSpec {
         GpaRange::new(Gpa(self.gpa.0 + (start - own)), bytes).ok()
     }
 
-    /// [`SlotSpec::fits`], in the memory of that kind.
+    /// [`SlotSpec::fits`], in the memory of `kind`.
     pub(crate) const fn fits_in(&self, kind: MemoryKind, gpa: u64, bytes: u64) -> bool {
         (self.gpa.0 ^ self.number_of(kind)) & (bytes - 1) == 0 && self.has(gpa, bytes)
     }
 
-    /// Its guest addresses. Checked when it was inserted.
+    /// The memslot's guest addresses, which were checked when it was inserted.
     pub(crate) fn range(&self) -> GpaRange {
         GpaRange::new(self.gpa, self.bytes).expect("a slot is not empty, and does not wrap")
     }
@@ -90,7 +90,7 @@ impl SlotSpec {
         Hva(self.host.0 + (gpa - self.gpa.0))
     }
 
-    /// The guest addresses of what `host` and the slot have in common, if anything.
+    /// The guest addresses of the memslot's memory in `host`, if there is any.
     pub(crate) fn guest_of(&self, host: &HvaRange) -> Option<GpaRange> {
         let start = host.start.max(self.host);
         let end = host.end().min(self.host_range().end());
@@ -98,7 +98,7 @@ impl SlotSpec {
         GpaRange::new(Gpa(self.gpa.0 + (start.0 - self.host.0)), bytes).ok()
     }
 
-    /// Whether a leaf of `bytes` around `gpa` lies in the slot, and is aligned in the host as in
+    /// Whether a leaf of `bytes` around `gpa` lies in the memslot, and is aligned in the host as in
     /// the guest.
     pub(crate) const fn fits(&self, gpa: u64, bytes: u64) -> bool {
         self.is_aligned(bytes) && self.has(gpa, bytes)
@@ -109,7 +109,7 @@ impl SlotSpec {
         (self.gpa.0 ^ self.host.0) & (bytes - 1) == 0
     }
 
-    /// Whether a leaf of `bytes` around `gpa` lies in the slot.
+    /// Whether a leaf of `bytes` around `gpa` lies in the memslot.
     pub(crate) const fn has(&self, gpa: u64, bytes: u64) -> bool {
         let start = gpa & !(bytes - 1);
         start >= self.gpa.0
@@ -119,20 +119,20 @@ impl SlotSpec {
             }
     }
 
-    /// What the two have in common, if anything.
+    /// The part of `range` in the memslot, if there is any.
     pub(crate) fn common(&self, range: &GpaRange) -> Option<GpaRange> {
         let start = range.start().max(self.gpa);
         let end = range.end().0.min(self.gpa.0 + self.bytes);
         GpaRange::new(start, end.checked_sub(start.0)?).ok()
     }
 
-    /// Whether it is the same memory at the same place; what is logged is another matter.
+    /// Whether it is the same memory at the same place; logging may differ.
     pub(crate) fn is_where(&self, other: &Self) -> bool {
         let place = |spec: &Self| (spec.id, spec.gpa, spec.bytes, spec.host);
         place(self) == place(other)
     }
 
-    /// The pages that it has.
+    /// The number of its pages.
     pub(crate) const fn pages(&self, page: PageSize) -> u64 {
         self.bytes >> page.shift()
     }
@@ -160,7 +160,7 @@ impl SlotSpec {
     }
 }
 
-/// Why a slot was not changed. Nothing was done.
+/// Why a memslot was not changed. Nothing was done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SlotError {
@@ -169,43 +169,44 @@ pub enum SlotError {
         /// The page size.
         page: PageSize,
     },
-    /// The slot reaches beyond what the guest can address.
+    /// The memslot reaches beyond the guest's addresses.
     Beyond {
         /// Bits of a guest address.
         bits: u32,
     },
-    /// Its guest or host addresses go beyond 64 bits.
+    /// The memslot's guest or host addresses go beyond 64 bits.
     Wraps,
     /// More pages than a log can number: 2^31 - 1.
     TooManyPages {
         /// Pages asked for.
         pages: u64,
     },
-    /// Another slot has some of these addresses.
+    /// Another memslot has some of these addresses.
     Overlaps {
-        /// That slot.
+        /// That memslot.
         id: SlotId,
     },
-    /// A slot that is there keeps its size, its place in the host and its rights: delete it first.
+    /// A memslot that is there keeps its size, its place in the host and its rights: delete it
+    /// first.
     Differs {
-        /// What there is.
+        /// The memslot that is there.
         is: SlotSpec,
     },
-    /// There is no such slot.
+    /// There is no such memslot.
     Missing {
         /// The name.
         id: SlotId,
     },
-    /// A slot with private memory is not read-only, does not log and does not move: it can be
+    /// A memslot with private memory is not read-only, does not log and does not move: it can be
     /// deleted.
     Private,
-    /// A log of blocks goes with write protection: hardware's marks are logged in pages.
+    /// A log of blocks needs write protection: hardware's marks are logged in pages.
     LogBlocks,
-    /// Private memory, where vCPUs can get past their caches
-    /// ([`Format::forces_caches`](slat::Format::forces_caches) is `false`): what maintains memory
-    /// reaches it by the host's addresses.
+    /// The memslot has private memory, and vCPUs can get past their caches
+    /// ([`Format::forces_caches`](slat::Format::forces_caches) is `false`): memory is maintained by
+    /// the host's addresses, which private memory does not have.
     PrivateUncached,
-    /// Memory for the log, or what else is kept of each page, is short.
+    /// There is no memory for the log, or for the other state that is kept of each page.
     OutOfMemory,
 }
 

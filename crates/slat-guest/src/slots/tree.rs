@@ -1,12 +1,12 @@
-//! A sorted map of which a changed copy shares all that did not change.
+//! A sorted map whose changed copy shares all that did not change.
 //!
-//! Faults read one list of slots while a change writes another. With a list that is copied whole, a
-//! guest of 32,764 slots copies as many entries for each change; here a change copies the path to
-//! its entry. Nodes are in heap order of a priority that is a hash of the entry's number (a treap):
-//! the shape depends on what is in the map, not on the order in which it came, and the depth is
-//! that of random insertion: 1.4 binary logarithms of the size for the average entry.
+//! Faults read one list of memslots while a change writes another. If the list were copied whole, a
+//! guest of 32,764 memslots would copy as many entries for each change; here a change copies the
+//! path to its entry. Nodes are in heap order of a priority that is a hash of the entry's number (a
+//! treap): the shape depends on the map's entries, not on the order in which they came, and the
+//! depth is that of random insertion: 1.4 binary logarithms of the size for the average entry.
 //!
-//! An entry covers something that ends at `end`, and each node knows the greatest end below it:
+//! An entry covers addresses up to its `end`, and each node knows the greatest end below it:
 //! entries that reach beyond an address are found without looking at those that do not.
 
 use alloc::sync::Arc;
@@ -23,9 +23,9 @@ type Link<K, V> = Option<Arc<Node<K, V>>>;
 #[derive(Clone, Debug)]
 pub(crate) struct Entry<K, V> {
     pub key: K,
-    /// Where what it covers ends.
+    /// The end of the addresses that it covers.
     pub end: u64,
-    /// A number of its own, from which its place in the heap comes.
+    /// A number that no other entry has; the priority comes from it.
     pub number: u64,
     pub value: V,
 }
@@ -45,7 +45,7 @@ impl<K, V> Default for Tree<K, V> {
     }
 }
 
-/// Two numbers that differ have two priorities that do (splitmix64, a bijection).
+/// The priority of an entry; two numbers have different ones (splitmix64, a bijection).
 const fn priority(number: u64) -> u64 {
     let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -62,7 +62,7 @@ fn node<K, V>(entry: Entry<K, V>, left: Link<K, V>, right: Link<K, V>) -> Link<K
     Some(Arc::new(Node { entry, reach, left, right }))
 }
 
-/// What is before `key`, and what is behind it.
+/// The entries before `key`, and those behind it.
 fn split<K: Ord + Clone, V: Clone>(link: &Link<K, V>, key: &K) -> (Link<K, V>, Link<K, V>) {
     let Some(top) = link else { return (None, None) };
     if top.entry.key < *key {
@@ -74,7 +74,7 @@ fn split<K: Ord + Clone, V: Clone>(link: &Link<K, V>, key: &K) -> (Link<K, V>, L
     }
 }
 
-/// All of both, of which the first is before the second.
+/// All entries of both; the first's are before the second's.
 fn join<K: Clone, V: Clone>(before: &Link<K, V>, behind: &Link<K, V>) -> Link<K, V> {
     let (Some(one), Some(other)) = (before, behind) else {
         return before.clone().or_else(|| behind.clone());
@@ -168,8 +168,9 @@ impl<K: Ord + Clone, V: Clone> Tree<K, V> {
     }
 }
 
-/// The first entry behind `last` that reaches beyond `from`. Where a subtree has one that does, and
-/// begins behind `last`, it is found there: what is looked at in vain lies on the way to `last`.
+/// The first entry behind `last` that reaches beyond `from`. Where a subtree has such an entry, and
+/// begins behind `last`, the entry is found there: only nodes on the way to `last` are looked at in
+/// vain.
 fn next<'t, K: Ord, V>(
     link: &'t Link<K, V>,
     last: Option<&K>,

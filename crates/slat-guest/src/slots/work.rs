@@ -1,33 +1,34 @@
-//! Changes of slots that have begun and not ended: what is left of each.
+//! Changes of memslots that have begun and not ended, with what is left of each.
 //!
 //! # Protocol
-//! A change begins: all faults see it before that returns. Then pieces of the slot's memory are
+//! A change begins: all faults see it before that returns. Then pieces of the memslot's memory are
 //! worked on, in ascending order; then it ends. Each part is done by a thread whose turn it is to
-//! change slots, which others may have between two of them. What is left is kept here, with the
-//! guest, and not by who began it.
+//! change memslots; others may have their turn between two parts. The guest keeps what is left, and
+//! not the thread that began the change.
 //!
 //! *Invariants*:
-//! - A slot has one unfinished change at most, and nothing else changes what the slot is: who asks
-//!   for more completes that one first. So an end finds the slot as the beginning left it, but for
-//!   what every change of the guest's touches ([`switches`](crate::switches)), which looks here.
-//!   A piece that is done is not looked at again: what is in it stays as the next points have it.
-//! - Until the end the addresses of a slot that goes, and those that it comes to, are no other
-//!   slot's.
-//! - No fault maps anything in a slot that goes, in whichever tables: a piece that was emptied
-//!   stays empty. What is not emptied yet is the guest's: invalidations, forks, and who takes
-//!   writes away, find it in the list.
+//! - A memslot has one unfinished change at most, and nothing else changes what the memslot is: a
+//!   request for another change completes that one first. So an end finds the memslot as the
+//!   beginning left it, but for what every change of the guest's touches
+//!   ([`switches`](crate::switches)), which looks here. A piece that is done is not looked at
+//!   again: the next points say why it stays so.
+//! - Until the end the addresses of a memslot that goes, and those that it moves to, are no other
+//!   memslot's.
+//! - No fault maps anything in a memslot that goes, in any of the tables: a piece that was emptied
+//!   stays empty. What is not emptied yet is the guest's: invalidations, forks, and threads that
+//!   take the right to write away, find it in the list.
 //! - Where a log begins, a page is as the invariant of [`log`](crate::log) has it, or it lies
-//!   behind the position; nobody reads the log before its end. So hardware's marks that the
-//!   beginning takes from leaves are of before for all who read it.
+//!   behind the position; no thread reads the log before its end. So the marks of hardware that the
+//!   beginning takes from leaves are older than the log for all its readers.
 //! - Where a log has ended each leaf is right by itself at every moment: no log is read, and what
 //!   may be written without one a fault gives back.
 //!
-//! Who does not wait for his turn (faults, readers of logs, invalidations, whoever holds writes)
-//! meets a change in three places. The list of slots: a beginning waits for all who were inside the
-//! tables with the list of before. The leaves: a piece completes its invalidations before it is
-//! done. What is kept of pages, and the log: marks of leaves that a piece takes out are on their
-//! way, as [`Moves`](crate::bits::Moves) says, until they are there, and there before who waits for
-//! the piece looks. `tests/loom/paused.rs` has a model of each.
+//! Threads that do not wait for a turn (faults, readers of logs, invalidations, threads that hold
+//! writes) meet a change in three places. The list of memslots: a beginning waits for all threads
+//! that were inside the tables with the list of before. The leaves: a piece completes its
+//! invalidations before it is done. What is kept of pages, and the log: marks of leaves that a
+//! piece takes out are moved as [`Moves`](crate::bits::Moves) says, and have arrived before a
+//! thread that waits for the piece looks. `tests/loom/paused.rs` has a model of each.
 
 use crate::outcome::SplitReport;
 use crate::ranges::pieces;
@@ -38,28 +39,29 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use slat::{Gpa, GpaRange, PageSize};
 
-/// What is done with each piece, and what was gathered so far.
+/// The work on each piece, and its result so far.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Emptied, for good.
+    /// The piece is emptied, for good.
     Delete,
-    /// Emptied; the slot comes back elsewhere.
+    /// The piece is emptied; the memslot comes back elsewhere.
     Move(Slot),
-    /// Protected, and split to a size if asked for; room for hardware's marks of a piece.
+    /// The piece is protected, and split to a size if asked for; with room for hardware's marks of
+    /// a piece.
     LogOn { split: Option<(PageSize, SplitReport)>, scratch: Vec<u64> },
-    /// Put together: so many bytes.
+    /// The piece's blocks are put together: the bytes so far.
     LogOff { collapsed: u64 },
 }
 
 /// A change that has begun, and not ended.
 #[derive(Debug)]
 pub(crate) struct Unfinished {
-    /// As it was asked for.
+    /// The memslot as it was asked for.
     spec: SlotSpec,
-    /// The slot's pages as they were.
+    /// The memslot's guest addresses before the change.
     range: GpaRange,
     pub work: Work,
-    /// Up to where it is done.
+    /// Everything before this is done.
     next: Gpa,
     progress: Arc<Progress>,
 }
@@ -70,7 +72,7 @@ impl Unfinished {
         Self { spec, range, work, next: range.start(), progress }
     }
 
-    /// For who runs it.
+    /// Makes the value with which a caller runs the change.
     pub fn ticket(&self) -> SlotWork {
         SlotWork { id: self.id(), progress: self.progress.clone() }
     }
@@ -91,27 +93,27 @@ impl Unfinished {
         &self.progress
     }
 
-    /// Whether it does just what `spec` asks for.
+    /// Whether the change is exactly the one that `spec` asks for.
     pub fn does(&self, spec: &SlotSpec) -> bool {
         let deletes = self.spec.bytes == 0 && spec.bytes == 0;
         self.spec == *spec || self.id() == spec.id && deletes
     }
 
-    /// Whether it has to end before `spec` can be: it is of the same slot, or of one that is about
-    /// to leave these addresses.
+    /// Whether the change has to end before `spec` can begin: it is of the same memslot, or of one
+    /// that is about to leave these addresses.
     pub fn precedes(&self, spec: &SlotSpec) -> bool {
         let goes = matches!(self.work, Work::Delete | Work::Move(_));
         let overlaps = goes && overlap(&self.range, spec);
         self.id() == spec.id || overlaps
     }
 
-    /// Whether another slot is about to come to these addresses.
+    /// Whether another memslot is about to move to these addresses.
     pub fn takes(&self, spec: &SlotSpec) -> bool {
         let Work::Move(slot) = &self.work else { return false };
         self.id() != spec.id && overlap(&slot.spec.range(), spec)
     }
 
-    /// The slot as it will be, if it moves. Such a slot has no private memory.
+    /// The memslot as it will be, if it moves. Such a memslot has no private memory.
     pub fn moves(&mut self) -> Option<&mut Slot> {
         match &mut self.work {
             Work::Move(slot) => Some(slot),
@@ -119,13 +121,13 @@ impl Unfinished {
         }
     }
 
-    /// What is next, if anything is left.
+    /// The next piece, if any is left.
     pub fn piece(&self, block: PageSize) -> Option<GpaRange> {
         let rest = GpaRange::new(self.next, self.range.end().0.checked_sub(self.next.0)?).ok()?;
         pieces(rest, block).next()
     }
 
-    /// All before `at` is done.
+    /// Notes that everything before `at` is done.
     pub fn done_to(&mut self, at: Gpa) {
         self.next = at;
         self.progress.at(at.0 - self.range.start().0);
