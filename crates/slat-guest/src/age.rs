@@ -1,4 +1,4 @@
-//! Ageing: which pages were used, over guest or host addresses, without a lock.
+//! Ageing: finding out which pages were used, by guest or host addresses, without a lock.
 
 use crate::backing::{Backing, HvaRange};
 use crate::bits::each_word;
@@ -16,9 +16,9 @@ use slat::{Aged, Ageing, Ages, ChangeError, Format, Gpa, GpaRange, Guard, Halted
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum AgeError {
-    /// The tables refuse the range or a bitmap, or do not record what is used.
+    /// The tables refuse the range or a bitmap, or do not record use.
     Refused(ChangeError),
-    /// The host range is not a multiple of pages.
+    /// The host range does not begin and end at pages.
     Unaligned,
 }
 
@@ -35,16 +35,16 @@ impl fmt::Display for AgeError {
 
 impl core::error::Error for AgeError {}
 
-/// How often the slow path asks again.
+/// The number of times that the slow path asks again.
 const SLOW_TRIES: u32 = 100;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Finds out which pages of `range` are young, and, if asked, makes them old: bit 0 of `young`
-    /// is the first page. `selected` names the pages to ask about; without, all.
+    /// is the first page. `selected` names the pages to ask about; `None` means all.
     ///
-    /// Lock-free. A page whose entry somebody was changing is asked about again, a bounded number
-    /// of times: that is the slow path, and is counted. What has no answer even then is counted in
-    /// what is returned, and is in no bitmap.
+    /// Lock-free. A page whose entry another thread was changing is asked about again, a bounded
+    /// number of times: this is the slow path, and is counted. Pages without an answer even then
+    /// are counted in the result, and are in no bitmap.
     ///
     /// # Errors
     /// [`AgeError::Refused`]: nothing was done.
@@ -58,8 +58,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.age_if(range, selected, young, how, |_| true)
     }
 
-    /// [`Worker::age`], where `wanted` by what the slots are when it looks; else there is no
-    /// answer.
+    /// [`Worker::age`], if `wanted` accepts the memslots as they are when it looks; else the pages
+    /// have no answer.
     fn age_if(
         &mut self,
         range: GpaRange,
@@ -74,7 +74,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             return Err(AgeError::Refused(ChangeError::Bitmap { needed, given: shortest }));
         }
         let mut aged = Aged::default();
-        // What is private is never young.
+        // Private pages are never young.
         let shared = self.look(|view| shared_pages::<F>(view, &range, selected));
         let selected = shared.as_deref().or(selected);
         let Some(selected) = selected else {
@@ -98,9 +98,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(aged)
     }
 
-    /// [`Worker::age`] of the memory at `host`: bit 0 of `young` is its first page. What no slot
-    /// has is old; a page that several slots have is young if it is so in one. Where a slot has
-    /// gone, or moved, by the time it is looked at, its pages have no answer.
+    /// [`Worker::age`] of the memory at `host`: bit 0 of `young` is its first page. Pages that no
+    /// memslot has are old; a page that several memslots have is young if it is young in one of
+    /// them. If a memslot has gone, or moved, by the time it is looked at, its pages have no
+    /// answer.
     ///
     /// # Errors
     /// [`AgeError`]; nothing was done.
@@ -141,11 +142,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(aged)
     }
 
-    /// All pages of `range`, in all tables that may have leaves, and what is kept about them.
+    /// Ages all pages of `range`, in all tables that may have leaves, and in the marks that are
+    /// kept.
     ///
-    /// A page was used if a leaf says so, or if the slot's bits do ([`Kept`](crate::bits::Kept)). A
-    /// block that the range cuts through is asked as a whole: if it is to be old, all of it is, and
-    /// those of its pages that nobody asked about are kept as used.
+    /// A page was used if a leaf says so, or if the memslot's bits do
+    /// ([`Kept`](crate::bits::Kept)). A block that the range cuts through is aged as a whole: if it
+    /// is made old, its pages that were not asked about are kept as used.
     fn age_run(
         &mut self,
         range: GpaRange,
@@ -156,7 +158,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ) -> Result<(), AgeError> {
         let guest = self.guest;
         let words = words::<F>(&range);
-        // Those without an answer, in one of the tables; and in all of them.
+        // Pages without an answer: in one of the tables, and in all of them.
         let (mut open, mut left) = (vec![0; words], Vec::new());
         for tables in guest.spaces() {
             open.fill(0);
@@ -187,7 +189,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         match self.kept_in(range, young, how.clear, wanted) {
             Some(found) => aged.young += found,
-            // It went after its leaves were looked at.
+            // The memslot went after its leaves were looked at.
             None => left = ones((range.size() >> F::PAGE_SHIFT) as usize),
         }
         let unanswered = left.iter().zip(young).map(|(left, young)| left & !*young);
@@ -206,14 +208,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ) -> Result<Aged, AgeError> {
         let found = self.with_slots(tables, |view, Inside { guard, .. }| {
             let page = |at: Gpa| ((at.0 - range.start().0) >> F::PAGE_SHIFT) as usize;
-            // Private pages are not the host's to age; who asked left them out, as they were then.
+            // The host does not age private pages; the caller left out those that were private when
+            // it looked.
             if !wanted(view) || view.has_private::<F>(&range) {
                 let pages = page(range.end());
                 return Ok(Aged { young: 0, unanswered: shift_into(unanswered, &ones(pages), 0) });
             }
             let mut inner = range;
             let mut aged = Aged::default();
-            // What is not whole pages is refused below.
+            // A range that is not of whole pages is refused below.
             let page_mask = (1 << F::PAGE_SHIFT) - 1;
             if how.clear && (range.start().0 | range.size()) & page_mask == 0 {
                 let (rest, held) = age_ends(view, guard, range, how.fresh)?;
@@ -244,8 +247,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         found.map_err(|Halted { why, .. }| AgeError::Refused(why))
     }
 
-    /// Adds pages of `range` that are kept as used, and keeps them no longer if they are to be old;
-    /// returns how many are new, or that it is not `wanted`.
+    /// Adds pages of `range` that are kept as used, and clears the kept marks if they are to be
+    /// old; returns how many are new, or `None` if the memslots are not `wanted`.
     fn kept_in(
         &mut self,
         range: GpaRange,
@@ -267,7 +270,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         true => kept.used.take(word, mask),
                         false => kept.used.get(word, mask),
                     };
-                    // Of the word, from its first page in the range on.
+                    // The bits of the word, from its first page in the range on.
                     let first = u64::from(mask.trailing_zeros());
                     let page = word as u64 * 64 + first - before + offset;
                     new += shift_into(young, &[used >> first], page as usize);
@@ -278,8 +281,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// Makes the leaves old through which the ends of `range` cut, and keeps that they were used.
-/// Returns what of the range is between them, and what of it at either end has no answer.
+/// Makes the leaves old that the ends of `range` cut through, and keeps that they were used.
+/// Returns the part of the range between them, and the part at either end that has no answer.
 #[expect(clippy::type_complexity, reason = "two ranges, which may not be")]
 fn age_ends<F: Format, H: Host>(
     view: &View,
@@ -301,11 +304,12 @@ fn age_ends<F: Format, H: Host>(
             Err(_) => Err(Halted { at, why: ChangeError::Contended }),
         };
         let (leaf, used) = match leaf {
-            // It has become smaller, or has gone: the scan asks what is there.
+            // The leaf has become smaller, or has gone: the scan asks what is there.
             Ok(None) => continue,
             Ok(Some((leaf, used))) => (leaf, used),
             Err(Halted { why: ChangeError::Contended, .. }) => {
-                // Nobody says how far it reaches: the page at the end, and the scan asks the rest.
+                // The leaf's size is not known: the page at the end has no answer, and the scan
+                // asks the rest.
                 let page = if side == 0 { start } else { end - (1 << F::PAGE_SHIFT) };
                 *held = GpaRange::new(Gpa(page), 1 << F::PAGE_SHIFT).ok();
                 match side {
@@ -334,12 +338,12 @@ fn age_ends<F: Format, H: Host>(
     Ok((rest, held))
 }
 
-/// Whether each page of a leaf has a place where its use can be kept.
+/// Whether the use of each page of a leaf can be kept: all of it is in memslots.
 fn is_kept(view: &View, leaf: &GpaRange) -> bool {
     view.parts(leaf).map(|(_, part)| part.size()).sum::<u64>() == leaf.size()
 }
 
-/// Pages that are `selected`, or all, but for private ones; `None` if there are none of these.
+/// The pages that are `selected`, or all, without private ones; `None` if no page is private.
 fn shared_pages<F: Format>(
     view: &View,
     range: &GpaRange,
@@ -362,12 +366,12 @@ fn shared_pages<F: Format>(
     Some(bits)
 }
 
-/// Words of a bitmap of `range`.
+/// The number of words of a bitmap of `range`.
 fn words<F: Format>(range: &GpaRange) -> usize {
     (range.size() >> F::PAGE_SHIFT).div_ceil(64) as usize
 }
 
-/// So many bits, all set.
+/// A bitmap of `bits` bits, all set.
 fn ones(bits: usize) -> Vec<u64> {
     let mut all = vec![u64::MAX; bits.div_ceil(64)];
     if !bits.is_multiple_of(64)
@@ -378,7 +382,7 @@ fn ones(bits: usize) -> Vec<u64> {
     all
 }
 
-/// Adds `bits` to `to`, from bit `first` on; returns how many were not there.
+/// Adds `bits` to `to`, from bit `first` on; returns how many of them were not set.
 fn shift_into(to: &mut [u64], bits: &[u64], first: usize) -> u64 {
     let (word, shift) = (first / 64, first % 64);
     let mut new = 0;
@@ -397,7 +401,7 @@ fn shift_into(to: &mut [u64], bits: &[u64], first: usize) -> u64 {
     new
 }
 
-/// `pages` bits of `bits`, from bit `first` on.
+/// Copies `pages` bits of `bits`, from bit `first` on.
 fn cut(bits: &[u64], first: u64, pages: u64) -> Vec<u64> {
     let (word, shift) = ((first / 64) as usize, first % 64);
     let mut part: Vec<u64> = (0..pages.div_ceil(64) as usize)

@@ -1,4 +1,4 @@
-//! A bit for each page of a slot, or each table: what is known though no leaf says so.
+//! Bitmaps of a memslot's pages, or tables: marks that no leaf has.
 
 use crate::slots::spec::SlotSpec;
 use crate::sync::{AtomicU64, Ordering};
@@ -6,14 +6,14 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use slat::Format;
 
-/// A bit a page: a slot's log, or what is kept about its pages.
+/// One bit for each page of a memslot: its log, or what is kept about its pages.
 #[derive(Debug)]
 pub(crate) struct Bits {
     words: Box<[AtomicU64]>,
 }
 
 impl Bits {
-    /// Bits of `pages`, all set or none; `None` if memory is short.
+    /// Makes bits for `pages`, all set or none; `None` if memory is short.
     pub fn new(pages: u64, set: bool) -> Option<Self> {
         let len = pages.div_ceil(64) as usize;
         let mut words = Vec::new();
@@ -30,7 +30,7 @@ impl Bits {
         &self.words
     }
 
-    /// Sets the bit of the page at `gpa`, if it is the slot's.
+    /// Sets the bit of the page at `gpa`, if the memslot has it.
     #[inline]
     pub fn mark_page<F: Format>(&self, slot: &SlotSpec, gpa: u64) {
         let offset = gpa.wrapping_sub(slot.gpa.0);
@@ -40,19 +40,19 @@ impl Bits {
         }
     }
 
-    /// Sets the bits of the pages in `gpa..gpa + bytes`, as far as they are the slot's.
+    /// Sets the bits of the pages in `gpa..gpa + bytes` that the memslot has.
     pub fn mark<F: Format>(&self, slot: &SlotSpec, gpa: u64, bytes: u64) {
         each_word::<F>(slot, gpa, bytes, |word, mask| self.add(word, mask));
     }
 
-    /// Adds bits.
+    /// Sets the bits of `mask`.
     pub fn add(&self, word: usize, mask: u64) {
         if mask != 0 {
             self.words[word].fetch_or(mask, Ordering::AcqRel);
         }
     }
 
-    /// Takes those bits of `mask` that are there.
+    /// Clears the bits of `mask`, and returns those that were set.
     pub fn take(&self, word: usize, mask: u64) -> u64 {
         if self.get(word, mask) == 0 {
             return 0;
@@ -60,15 +60,15 @@ impl Bits {
         self.words[word].fetch_and(!mask, Ordering::AcqRel) & mask
     }
 
-    /// Those bits of `mask` that are there.
+    /// Returns the bits of `mask` that are set.
     pub fn get(&self, word: usize, mask: u64) -> u64 {
         self.words[word].load(Ordering::Acquire) & mask
     }
 }
 
-/// Hands out the words of a slot's bits, and in each the bits, of the pages in `gpa..gpa + bytes`.
-/// What is not the slot's is left out here, for every caller: no index comes from a range that
-/// nobody checked.
+/// Calls `word` with the words of a memslot's bits, and the bits in each word, of the pages in
+/// `gpa..gpa + bytes`. It leaves out what the memslot does not have, for every caller: no index
+/// comes from an unchecked range.
 pub(crate) fn each_word<F: Format>(
     slot: &SlotSpec,
     gpa: u64,
@@ -90,23 +90,23 @@ pub(crate) fn each_word<F: Format>(
     }
 }
 
-/// What is known of a slot's pages though no leaf says so: somebody has taken it from the leaf for
-/// one purpose, and others are to have it, too (ADR 17).
+/// Marks of a memslot's pages that one thread has taken from the leaves for one purpose, and that
+/// other purposes still need (ADR 17).
 ///
 /// *Invariant*: a page that the guest wrote since the host last took it is dirty in its leaf, or in
-/// `written`, or its mark is on the way from one to the other. A thread that moves marks says so
-/// first ([`Moves::begin`]), then cleans leaves or takes them out, then adds to `written`, then
-/// says that it is done. A thread that takes a page takes its leaf first, then looks for moves,
-/// then at `written` ([`Kept::take`]). If the leaf was clean, or gone, by then, the exchange that
-/// found it so has acquired the one that made it so, and with it the move; and a thread that finds
-/// the move done has acquired what it added.
+/// `written`, or its mark is on the way from one to the other. A thread that moves marks announces
+/// that first ([`Moves::begin`]), then cleans leaves or takes them out, then adds to `written`,
+/// then says that it is done. A thread that takes a page takes its leaf first, then looks for
+/// moves, then at `written` ([`Kept::take`]). If the leaf was clean, or gone, by then, the exchange
+/// that found it so has acquired the one that made it so, and with it the move; and a thread that
+/// finds the move done has acquired what it added.
 #[derive(Debug)]
 pub(crate) struct Kept {
     /// Pages that were used since they were last made old.
     pub used: Bits,
     /// Pages that were written since the host last took them.
     pub written: Bits,
-    /// From leaves that stay.
+    /// Moves of marks from leaves that stay.
     pub moves: Moves,
 }
 
@@ -116,9 +116,10 @@ impl Kept {
         Some(Self { used, written, moves: Moves::new() })
     }
 
-    /// Takes what is kept of pages that the caller has taken from the guest: which were written, or
-    /// may have been, and which were used. `mapped`: there were leaves; else a mark can be on its
-    /// way only if it came from one that went, which `leaving` tells.
+    /// Takes the marks that are kept of pages which the caller has taken from the guest: the pages
+    /// that were written, or may have been, and those that were used. `mapped`: the pages had
+    /// leaves. Pages that had none can have a mark on its way only from a leaf that went, which
+    /// `leaving` tells.
     pub fn take(&self, word: usize, mask: u64, mapped: bool, leaving: &Moves) -> (u64, u64) {
         let moving = leaving.any() || mapped && self.moves.any();
         let (written, used) = (self.written.take(word, mask), self.used.take(word, mask));
@@ -126,7 +127,7 @@ impl Kept {
     }
 }
 
-/// How many threads move marks from leaves to where they are kept.
+/// The number of threads that are moving marks from leaves to where they are kept.
 #[derive(Debug)]
 pub(crate) struct Moves(AtomicU64);
 
@@ -135,7 +136,7 @@ impl Moves {
         Self(AtomicU64::new(0))
     }
 
-    /// From here until the result is dropped, marks are on their way.
+    /// Announces a move of marks, which lasts until the result is dropped.
     pub fn begin(&self) -> Move<'_> {
         self.0.fetch_add(1, Ordering::AcqRel);
         Move(self)
@@ -154,12 +155,12 @@ impl Drop for Move<'_> {
     }
 }
 
-/// Which tables of a slot have pages that may be executed, or may have, and would be blocks that
-/// may not: a bit each, in this period and the last. Those that fetches have made, or found, and
-/// those that a log leaves behind.
+/// The tables of a memslot that have executable pages, or may have, and would otherwise be blocks
+/// that may not be executed: one bit each, for this period and the last. Fetches have made or found
+/// them, or a log has left them behind.
 #[derive(Debug)]
 pub(crate) struct Splits {
-    /// By the parity of the period.
+    /// Indexed by the parity of the period.
     words: [Box<[AtomicU64]>; 2],
     period: AtomicU64,
 }
@@ -188,9 +189,9 @@ impl Splits {
         }
     }
 
-    /// Ends the period; hands out the tables made in the one before.
+    /// Ends the period; calls `table` with each table that was noted in the period before it.
     pub fn turn<F: Format>(&self, slot: &SlotSpec, mut table: impl FnMut(u64)) {
-        // What was made in the period that ends waits for the next turn.
+        // Tables that were noted in the period that ends wait for the next call.
         let period = self.period.load(Ordering::Acquire) as usize;
         for (index, word) in self.words[(period + 1) % 2].iter().enumerate() {
             let mut bits = word.swap(0, Ordering::AcqRel);

@@ -1,13 +1,13 @@
-//! Blocks and slots: no block lies over two slots.
+//! Blocks and memslots: no block lies in two memslots.
 //!
-//! A slot has its own place in the host, its own log, its own rights; a leaf that lay in two would
-//! be written on behalf of both and logged by one. *Invariant*: what maps, folds or puts together
-//! asks [`SlotSpec::fits`](crate::slots::SlotSpec::fits), or works on what a slot has of a range
-//! and at sizes at which it is aligned in the host as in the guest: faults by `fitting`, everybody
-//! else by [`Worker::collapse_if`], which is the one place that puts tables together.
+//! Each memslot has its own place in the host, its own log and rights; a leaf in two memslots would
+//! be written on behalf of both and logged by one. *Invariant*: code that maps, folds or puts
+//! together asks [`SlotSpec::fits`](crate::slots::SlotSpec::fits), or works on a memslot's part of
+//! a range, at sizes at which it is aligned in the host as in the guest: faults by `fitting`,
+//! everything else by [`Worker::collapse_if`], the one place that puts tables together.
 //!
-//! A caller of [`Guest::tables`](crate::Guest::tables) can still make such a block. A
-//! log that meets one cuts it ([`Worker::cut_ends`]), and marks what is its own of it.
+//! A caller of [`Guest::tables`](crate::Guest::tables) can still make such a block. A log that
+//! meets one cuts it ([`Worker::cut_ends`]), and marks its own part of it.
 
 use crate::backing::Backing;
 use crate::config::ExecuteHuge;
@@ -24,21 +24,21 @@ use slat::{Attributes, Contended, Execute, Format, Gpa, GpaRange, Halted, PageSi
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Puts tables in `range` together to blocks of at most `to`, where the pages behind them are
-    /// neighbours of one kind; returns the bytes. A block lies in one slot, aligned in the host as
-    /// in the guest. Nothing becomes one in slots that log: the log is of pages.
+    /// neighbours of one kind; returns the bytes. A block lies in one memslot, aligned in the host
+    /// as in the guest. Tables of memslots that log stay tables: the log is of pages.
     pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> u64 {
         let page = F::size(0).bytes();
         let start = range.start().0.next_multiple_of(page);
         let end = range.end().0 & !(page - 1);
         match end.checked_sub(start).map(|bytes| GpaRange::new(Gpa(start), bytes)) {
             Some(Ok(pages)) => self.collapse_if(pages, to, |_| true),
-            // Less than a page.
+            // The range is less than a page.
             _ => 0,
         }
     }
 
-    /// [`Worker::collapse`], where `range` begins and ends at pages: in slots that `wanted`
-    /// chooses, as they are by then.
+    /// [`Worker::collapse`], where `range` begins and ends at pages, in the memslots that `wanted`
+    /// accepts, as they are when it looks.
     pub(crate) fn collapse_if(
         &mut self,
         range: GpaRange,
@@ -50,7 +50,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let mut bytes = 0;
         for piece in parts.into_iter().flat_map(|part| pieces(part, F::size(F::LARGEST_LEAF))) {
             bytes += self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
-                // A huge page that may be executed does not come to be by the back door.
+                // A collapse must not make a huge page that may be executed, if those are not
+                // allowed.
                 let huge = view.execute_huge == ExecuteHuge::Allowed;
                 let fits = |leaf: &Attributes| leaf.execute == Execute::None || huge;
                 for (slot, part) in view.parts(&piece) {
@@ -62,8 +63,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     let shared = slot.runs::<F>(part, MemoryKind::Shared);
                     for run in shared.flat_map(|run| guest.pins.free(run)) {
                         match guard.collapse_where(run, to, fits) {
-                            // Where somebody holds an entry, or a device walks the tables, the table
-                            // stays as it is.
+                            // Where a thread holds an entry, or a device walks the tables, the
+                            // table stays as it is.
                             Ok(_)
                             | Err(Halted {
                                 why: SplitError::Contended | SplitError::Shared, ..
@@ -86,11 +87,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         bytes
     }
 
-    /// Cuts the leaves that cross an end of the slot: splits them; where table pages are short,
-    /// unmaps them, and faults map what fits. Views hold pages only.
+    /// Cuts the leaves that cross an end of the memslot: splits them; where table pages are short,
+    /// unmaps them, and faults map what fits. vCPUs' own views have pages only.
     ///
     /// # Errors
-    /// [`Contended`]: somebody held an entry for too long.
+    /// [`Contended`]: another thread held an entry for too long.
     pub(crate) fn cut_ends(&mut self, spec: &SlotSpec) -> Result<(), Contended> {
         let guest = self.guest;
         let host = guest.tables.platform();

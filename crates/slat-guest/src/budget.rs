@@ -1,4 +1,4 @@
-//! How many table pages a guest may take: accounts that are exact.
+//! The table pages that a guest may have, counted exactly.
 
 use crate::host::Host;
 use crate::outcome::TableLimit;
@@ -6,13 +6,14 @@ use crate::sync::written;
 use core::sync::atomic::{AtomicU64, Ordering};
 use slat::{Format, OutOfFrames, TableCache};
 
-/// Table pages that a worker should have room for: two splits from the largest block, and a map.
+/// Table pages that a worker should have room for: for two splits from the largest block, and a
+/// map.
 pub const TABLE_PAGES: usize = 64;
 
-/// Table pages of one guest. A page is charged before it is allocated, and until it was given back;
-/// so the guest never has more than it may.
+/// The account of one guest's table pages. A page is charged from before it is allocated until it
+/// was given back; so the guest never has more than it may.
 ///
-/// A number alone, which orders nothing: models leave it out.
+/// It is a number that orders nothing: models leave it out.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: u64,
@@ -28,7 +29,7 @@ impl Budget {
         self.charged.load(Ordering::Relaxed)
     }
 
-    /// Charges as many pages as there may be, at most `wanted`; returns how many.
+    /// Charges up to `wanted` pages, as the bound allows; returns how many.
     fn charge(&self, wanted: u64) -> u64 {
         let mut granted = 0;
         written(&self.charged);
@@ -45,15 +46,15 @@ impl Budget {
         }
     }
 
-    /// Pages that a worker takes at once if it needs `needed`: near the bound no more than its
-    /// share of what is left, beside `vcpus`.
+    /// The number of pages that a worker takes at once if it needs `needed`: near the bound no more
+    /// than its share of the pages left, among it and `vcpus`.
     fn portion(&self, needed: u64, vcpus: u16) -> u64 {
         let share = self.limit.saturating_sub(self.charged()) / (u64::from(vcpus) + 1);
         (TABLE_PAGES as u64).min(share).max(needed)
     }
 
-    /// Has at least `needed` pages in `cache`, and more while it is about it, as far as guest and
-    /// platform have them.
+    /// Fills `cache` with at least `needed` pages, and more where it has to take any, as far as
+    /// guest and platform have them.
     pub fn fill<F: Format, H: Host>(
         &self,
         cache: &mut TableCache<'_, F, H>,
@@ -70,7 +71,7 @@ impl Budget {
         self.give_back(granted - (cache.len() - before) as u64);
         match filled {
             _ if cache.len() >= needed => Ok(()),
-            // Storage for fewer pages than an operation likes will do, if there is any.
+            // Room for fewer pages than an operation asks for will do, if there is any.
             Ok(()) if granted == wanted && !cache.is_empty() => Ok(()),
             Ok(()) if granted == wanted => {
                 Err(NoPages::Frames(OutOfFrames { wanted: needed, at_hand: 0 }))

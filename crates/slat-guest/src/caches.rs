@@ -1,14 +1,14 @@
-//! What happens to memory when vCPUs switch their caches.
+//! Maintenance of memory when vCPUs switch their caches.
 //!
 //! A vCPU whose caches are off reads and writes memory past them, at the point of coherency; the
-//! host, and vCPUs whose caches are on, use the same memory through the caches. What one side
-//! wrote, the other misses: a dirty line hides it, or comes down on it later; a clean line, fetched
-//! ahead of its time, stays in front of it. With FEAT_S2FWB, and on other architectures, a guest
-//! cannot get past the caches, and nothing of this happens.
+//! host, and vCPUs whose caches are on, use the same memory through the caches. One side then
+//! misses what the other wrote: a dirty line hides it, or is written back over it later; a clean
+//! line that was fetched too early stays in front of it. With FEAT_S2FWB, and on other
+//! architectures, a guest cannot get past the caches, and none of this happens.
 //!
-//! Two rules hold under every policy. What is mapped was maintained before ([`Platform::maintain`]
-//! by the engine), and what is unmapped is maintained after, once the guest cannot reach it: the
-//! host may be about to read it. A page that is mapped nowhere needs nothing.
+//! Two rules hold under every policy. Memory is maintained before it is mapped
+//! ([`Platform::maintain`] by the engine), and after it is unmapped, once the guest cannot reach
+//! it, as the host may be about to read it. A page that is mapped nowhere needs nothing.
 //!
 //! [`Platform::maintain`]: slat::Platform::maintain
 
@@ -22,7 +22,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use slat::GpaRange;
 
-/// What became of a vCPU's caches.
+/// A change of a vCPU's caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Event {
     On,
@@ -31,7 +31,7 @@ pub(crate) enum Event {
     Reset,
 }
 
-/// What that takes.
+/// The work that a change takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Work {
     Nothing,
@@ -39,13 +39,13 @@ pub(crate) enum Work {
     All {
         epoch: u64,
     },
-    /// What vCPUs have in views of their own is maintained.
+    /// The memory in vCPUs' own views is maintained.
     Views,
-    /// What this vCPU has in its view is maintained, and the view emptied.
+    /// The memory in this vCPU's view is maintained, and the view emptied.
     Leave,
 }
 
-/// In a vCPU's state: its caches are on.
+/// A bit of a vCPU's state: its caches are on.
 const ON: u64 = 1 << 0;
 /// The VMM traps its writes of the registers that switch caches.
 const TRAPS: u64 = 1 << 1;
@@ -56,20 +56,21 @@ const RAN: u64 = 1 << 2;
 pub(crate) struct CacheState {
     /// `None` where a guest cannot get past the caches.
     policy: Option<CachePolicy>,
-    /// Each written by the vCPU's own thread.
+    /// The state of each vCPU, written by the vCPU's own thread.
     vcpus: Box<[AtomicU64]>,
-    /// How many vCPUs are off, as far as is known: counted before one goes past the caches, and
+    /// How many vCPUs are known to be off: a vCPU is counted from before it goes past the caches
     /// until what it wrote was maintained.
     uncached: AtomicU64,
-    /// Counts what re-arms the policy `First`; and up to where a flush has covered it.
+    /// Counts the changes that re-arm the policy `First`; and the epoch up to which a flush has
+    /// covered it.
     epoch: AtomicU64,
     flushed: AtomicU64,
-    /// Flushes under way, for others to help.
+    /// Flushes under way, which other threads can help.
     pub running: Lock<Vec<Arc<Flush>>>,
 }
 
 impl CacheState {
-    /// `forced`: the guest uses its caches whatever it does.
+    /// `forced`: the format has the guest use its caches always.
     pub fn new(config: &Config, forced: bool) -> Self {
         let policy = (!forced).then_some(config.caches);
         let traps = if policy.is_some() { TRAPS } else { 0 };
@@ -83,7 +84,7 @@ impl CacheState {
         }
     }
 
-    /// A guest can get past the caches.
+    /// Whether a guest can get past the caches.
     pub const fn matters(&self) -> bool {
         self.policy.is_some()
     }
@@ -127,12 +128,12 @@ impl CacheState {
         self.set(id, RAN, true);
     }
 
-    /// Whether a vCPU may be past the caches that is known to be.
+    /// Whether any vCPU is known that may be past the caches.
     pub fn any_uncached(&self) -> bool {
         self.matters() && self.uncached.load(Ordering::Acquire) != 0
     }
 
-    /// What is before the work: from now on the vCPU may be past the caches.
+    /// The part of a change before the work: from now on the vCPU may be past the caches.
     pub fn begin(&self, id: u16, event: Event) {
         match event {
             Event::Off | Event::Reset if self.is_on(id) => {
@@ -164,15 +165,15 @@ impl CacheState {
             (Some(CachePolicy::Vcpu0 | CachePolicy::First), _) => Work::All { epoch },
             (Some(Every), _) => Work::All { epoch },
             (Some(Exact), Event::On | Event::Reset) => Work::Leave,
-            // The view is empty: what it will be filled with is maintained then.
+            // The view is empty: memory is maintained as it is mapped there.
             (Some(Exact), Event::Off) => Work::Nothing,
             (Some(Exact), Event::SetWay) => Work::Views,
         }
     }
 
-    /// What is after it.
+    /// The part of a change after the work.
     pub fn end(&self, id: u16, event: Event, work: Work) {
-        // A flush as a vCPU switches off precedes what it writes past the caches: it covers
+        // A flush as a vCPU switches off comes before the vCPU's writes past the caches: it covers
         // nothing.
         if let (Event::On, Work::All { epoch }) = (event, work) {
             self.flushed.fetch_max(epoch, Ordering::AcqRel);
@@ -187,11 +188,11 @@ impl CacheState {
 
 /// A flush of all that the guest has mapped, in chunks that any number of threads take in turn.
 ///
-/// What a chunk takes is the platform's business: [`Platform::maintain`](slat::Platform::maintain)
-/// is given leaves, cut at chunks, and knows the size of a cache line.
+/// The platform does the work on a chunk: [`Platform::maintain`](slat::Platform::maintain) is given
+/// leaves, cut at chunks, and knows the size of a cache line.
 #[derive(Debug)]
 pub struct Flush {
-    /// Each with where it begins if all of them are laid end to end.
+    /// The ranges, each with its offset in all of them laid end to end.
     parts: Vec<(u64, GpaRange)>,
     total: u64,
     next: AtomicU64,

@@ -1,4 +1,4 @@
-//! Memory that the host takes back, beside faults that map it.
+//! Invalidations: the host takes memory back while faults may be mapping it.
 
 use crate::backing::{Backing, Hva, HvaRange};
 use crate::bits::each_word;
@@ -12,31 +12,31 @@ use crate::sync::agreed;
 use crate::worker::{Inside, Worker};
 use slat::{Attributes, Format, Gpa, GpaRange, Guard, Removed, Tables};
 
-/// Neighbouring pages that the guest cannot reach any more.
+/// Neighbouring pages that were taken from the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Taken {
-    /// Where the guest had them.
+    /// The first guest address.
     pub gpa: Gpa,
-    /// Where the host has them.
+    /// The pages in the host.
     pub host: HvaRange,
-    /// The guest wrote them, or may have, since they were taken last: also where a log has taken
-    /// the mark from the leaf since.
+    /// The guest wrote them, or may have, since they were last taken; also if a log has taken the
+    /// mark from the leaf meanwhile.
     pub dirty: bool,
-    /// It used them since they were aged last.
+    /// The guest used them since they were last aged.
     pub accessed: bool,
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Takes the memory at `host` from the guest; `taken` learns of what was mapped there, once the
-    /// guest cannot reach it, and of what was used or written and is not mapped any more. Blocks
-    /// that the range touches are taken whole; of a range of no bytes nothing is.
+    /// Takes the memory at `host` from the guest. `taken` is told, once the guest cannot reach the
+    /// memory, what was mapped there, and what was used or written and is not mapped any more.
+    /// Blocks that the range touches are taken whole; of a range of no bytes nothing is taken.
     ///
     /// When this returns the host may take the memory back, or change it. Until the value is
     /// dropped no fault maps any of it. It may be called with locks that [`Backing::page`] takes.
     ///
-    /// `taken` runs inside the tables: it takes no lock under which somebody changes slots, reads a
-    /// log that hardware keeps, switches caches, or says what the host wrote, which all wait for
-    /// this.
+    /// `taken` runs inside the tables: it must not take a lock under which a thread changes
+    /// memslots, reads a log that hardware keeps, switches caches, or reports what the host wrote,
+    /// as all of these wait for this call.
     pub fn invalidate(&mut self, host: HvaRange, mut taken: impl FnMut(Taken)) -> Invalidation<'w> {
         let invalidation = self.guest.invalidations.begin(&host);
         if host.bytes != 0 {
@@ -45,20 +45,19 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         invalidation
     }
 
-    /// Takes memory from the guest that its [`Backing`] has stopped to hand out: of all `hosts`,
-    /// with one invalidation for every few dozen leaves, wherever they are. `taken` learns of what
+    /// Takes memory from the guest that its [`Backing`] has stopped handing out: all of `hosts`,
+    /// with one invalidation for every few dozen leaves, wherever they are. `taken` is told what
     /// was mapped, as in [`Worker::invalidate`]; blocks that a range touches are taken whole.
     ///
     /// The backing must answer [`NoPage`](crate::NoPage) for these pages from before this is called
-    /// until the memory may be mapped again. Faults on other pages are not held up, which is the
-    /// difference to [`Worker::invalidate`]. When this returns, the guest cannot reach what `hosts`
-    /// named.
+    /// until the memory may be mapped again. Unlike [`Worker::invalidate`], this does not hold up
+    /// faults on other pages. When it returns, the guest cannot reach `hosts`.
     ///
     /// *Invariant*: the caller changes what the backing answers, then this walks; a fault reserves
-    /// its slot, then asks the backing. The two are crosswise (`agreed`): the fault is refused, or
+    /// its entry, then asks the backing. The two are crosswise (`agreed`): the fault is refused, or
     /// the walk finds its reservation or leaf. The fences are here; the backing keeps its answer
-    /// where a lock is held, or in atomics, of acquire and release if the answer says of other
-    /// memory what it holds.
+    /// where a lock is held, or in atomics, with acquire and release if the answer tells what other
+    /// memory holds.
     pub fn evict(&mut self, hosts: &[HvaRange], mut taken: impl FnMut(Taken)) {
         agreed();
         self.take_pages(hosts, &mut taken);
@@ -81,15 +80,16 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let mut spaces = guest.spaces().peekable();
         while let Some(tables) = spaces.next() {
             let last = spaces.peek().is_none();
-            // What is unmapped is in the log that a reader finds who waits for this guard.
+            // The log has the marks of what is unmapped once a reader that waits for this guard
+            // looks at it.
             let bytes = self.with_slots(tables, |view, Inside { guard, .. }| {
                 let pages = || hosts.iter().filter(some).map(whole);
                 let parts = || pages().flat_map(|host| view.backed_by(host));
-                // What is private is not the host's to take by these addresses.
+                // The host does not take private memory by these addresses.
                 let kind = MemoryKind::Shared;
                 let mapped = parts().flat_map(|(slot, part)| slot.runs::<F>(part, kind));
                 let bytes = guest.take(view, tables, guard, mapped, taken);
-                // Of all tables, or a view's leaf would be told as one that is not there.
+                // After all tables: else a view's leaf would be reported as one that is not there.
                 if last {
                     parts().for_each(|(slot, part)| guest.tell(slot, part, None, taken));
                 }
@@ -106,7 +106,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 }
 
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
-    /// Unmaps `ranges`, and tells of what was there; returns the bytes.
+    /// Unmaps `ranges`, and reports what was there; returns the bytes.
     pub(crate) fn take(
         &self,
         view: &View,
@@ -118,7 +118,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         self.unmap(tables, guard, ranges, |removed| {
             self.keep_dirty(view, &removed);
             let Removed { gpa, bytes, attributes, .. } = removed;
-            // Each slot's own part, as that slot has it.
+            // Each memslot's own part, with its host addresses and what it keeps.
             let all = GpaRange::new(gpa, bytes).expect("a leaf is not empty");
             for (slot, part) in view.parts(&all) {
                 self.tell(slot, part, Some(attributes), taken);
@@ -126,9 +126,9 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         })
     }
 
-    /// Tells of pages of a slot that were taken from the guest: as their leaves had it, if there
-    /// were any, and what is kept about them ([`Kept`](crate::bits::Kept)). Without leaves, of
-    /// those alone about which something is.
+    /// Reports pages of a memslot that were taken from the guest, by the marks of their leaves, if
+    /// there were any, and those that are kept about them ([`Kept`](crate::bits::Kept)). Without
+    /// leaves, only pages with a kept mark are reported.
     pub(crate) fn tell(
         &self,
         slot: &Slot,
@@ -154,7 +154,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let first = (part.start().0 - spec.gpa.0) >> F::PAGE_SHIFT;
         let end = first + (part.size() >> F::PAGE_SHIFT);
         let kept = &slot.kept;
-        // Neighbours that are alike, and where they begin.
+        // A run of pages with the same marks: its first page, and the marks.
         let mut run = (first, None);
         each_word::<F>(spec, part.start().0, part.size(), |word, mask| {
             let (written, used) = kept.take(word, mask, leaves.is_some(), &self.leaving);

@@ -1,36 +1,36 @@
-//! Invalidations that are under way: faults see them, and they see reservations.
+//! Invalidations that are under way: faults see them, and they see faults' reservations.
 //!
 //! # Protocol
 //! An invalidation begins, empties leaves and reservations, and ends when the host is done. A fault
-//! reserves its slot, then looks whether an invalidation of that memory is under way, then asks the
-//! backing, then commits.
+//! reserves its entry, then looks whether an invalidation of that memory is under way, then asks
+//! the backing, then commits.
 //!
-//! *Invariant*: no page is committed that the backing named before an invalidation of it ended.
+//! *Invariant*: no page is committed that the backing returned before an invalidation of it ended.
 //! - The fault reserves before the invalidation's walk comes by: the walk empties the reservation,
 //!   and the commit fails, whatever size the reservation has, and also where a table took its
 //!   place.
 //! - It reserves after that: reserving and looking, beginning and walking, are crosswise
-//!   (`agreed`), so the fault sees the invalidation, and lets the guest try again; or the
+//!   (`agreed`). So the fault sees the invalidation, and lets the guest try again; or the
 //!   invalidation has ended, and the backing, asked only now, answers as the host left it.
 
 use crate::backing::HvaRange;
 use crate::sync::{AtomicU64, Ordering, agreed};
 
-/// A place that nobody has.
+/// The start of a place that is free.
 const FREE: u64 = u64::MAX;
-/// A place whose bounds are not known yet: it covers everything.
+/// The start of a place whose bounds are not known yet: it covers everything.
 const TAKEN: u64 = u64::MAX - 1;
-/// Invalidations whose bounds are known; more at a time count as covering everything.
+/// The number of invalidations whose bounds are known; further ones count as covering everything.
 #[cfg(not(loom))]
 const PLACES: usize = 16;
 #[cfg(loom)]
 const PLACES: usize = 1;
 
-/// Those under way.
+/// The invalidations that are under way.
 #[derive(Debug)]
 pub(crate) struct Invalidations {
     active: AtomicU64,
-    /// Of those, how many have no place.
+    /// How many of the active ones have no place.
     unplaced: AtomicU64,
     places: [(AtomicU64, AtomicU64); PLACES],
 }
@@ -45,8 +45,8 @@ impl Invalidations {
         }
     }
 
-    /// Faults on the memory wait from here until the result is dropped; on none, if it has no
-    /// bytes.
+    /// Begins an invalidation: faults on the memory wait until the result is dropped. A range of no
+    /// bytes holds up no fault.
     pub fn begin(&self, range: &HvaRange) -> Invalidation<'_> {
         if range.bytes == 0 {
             return Invalidation { invalidations: None, place: None };
@@ -75,11 +75,11 @@ impl Invalidations {
         }
     }
 
-    /// Whether one may be under way in `range`. A caller who reserved a slot before sees all that
-    /// do not see the reservation.
+    /// Whether an invalidation may be under way in `range`. A caller that has reserved an entry
+    /// before sees every one that does not see the reservation.
     ///
-    /// Bounds that belong to two, one after the other, in the same place: then the second began
-    /// after this looked, and will find the reservation.
+    /// The two bounds read here may belong to two invalidations, one after the other in the same
+    /// place: the second began after this looked, and will find the reservation.
     #[inline(always)]
     pub fn cover(&self, range: &HvaRange) -> bool {
         agreed();
@@ -97,12 +97,12 @@ impl Invalidations {
     }
 }
 
-/// An invalidation that is under way: faults on the memory wait, by asking the guest to try again.
-/// Dropped, it ends.
+/// An invalidation that is under way: faults on the memory have the guest try again. Dropping it
+/// ends the invalidation.
 #[must_use = "dropped, the invalidation ends: the backing must have changed by then"]
 #[derive(Debug)]
 pub struct Invalidation<'i> {
-    /// `None`: of nothing.
+    /// `None`: it is of no memory.
     invalidations: Option<&'i Invalidations>,
     place: Option<usize>,
 }

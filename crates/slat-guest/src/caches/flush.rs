@@ -12,13 +12,13 @@ use alloc::vec::Vec;
 use slat::{Contended, Execute, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, Tables};
 
 impl Flush {
-    /// The size of chunks: some milliseconds' worth.
+    /// The size of chunks: some milliseconds of work.
     pub const CHUNK: u64 = 16 << 20;
 
-    /// All memory that the guest has now. Waits until faults under way have returned: what they are
-    /// about to map was maintained too early.
+    /// Makes a flush of all memory that the guest has now. Waits until faults under way have
+    /// returned: what they are about to map was maintained too early.
     ///
-    /// Of no bytes where the guest cannot get past the caches.
+    /// It has no bytes where the guest cannot get past the caches.
     pub fn new<F: Format, H: Host, B: Backing>(worker: &mut Worker<'_, F, H, B>) -> Self {
         let mut parts = Vec::new();
         let mut total = 0;
@@ -40,13 +40,13 @@ impl Flush {
         self.done.load(Ordering::Acquire) >= self.total
     }
 
-    /// Bytes maintained so far, by all who helped.
+    /// Bytes maintained so far, by all threads.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Acquire)
     }
 
-    /// Takes chunks until none is left; returns the bytes that were mapped there. Others may be at
-    /// theirs still: [`Flush::finish`] waits for them.
+    /// Takes chunks until none is left; returns the bytes that were mapped there. Other threads may
+    /// still be at work on theirs: [`Flush::finish`] waits for them.
     pub fn run<F: Format, H: Host, B: Backing>(&self, worker: &mut Worker<'_, F, H, B>) -> u64 {
         let mut bytes = 0;
         while self.next.load(Ordering::Acquire) < self.total {
@@ -66,7 +66,7 @@ impl Flush {
         bytes
     }
 
-    /// Takes chunks, and waits until those of others are done as well.
+    /// Takes chunks until none is left, and waits until those of other threads are done as well.
     pub fn finish<F: Format, H: Host, B: Backing>(&self, worker: &mut Worker<'_, F, H, B>) {
         self.run(worker);
         while !self.is_done() {
@@ -76,8 +76,8 @@ impl Flush {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Helps vCPUs that flush at the moment; returns the bytes maintained, 0 if there are none. A
-    /// VMM calls it on cores that have nothing better to do while a switch of caches is under way.
+    /// Helps vCPUs that flush at the moment; returns the bytes maintained, 0 if no vCPU flushes. A
+    /// VMM calls it on idle cores while a switch of caches is under way.
     pub fn help_flush(&mut self) -> u64 {
         let running = self.guest.caches.running.lock().clone();
         running.iter().map(|flush| flush.run(self)).sum()
@@ -94,25 +94,27 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         flush.bytes()
     }
 
-    /// Says that the host wrote `range` of the guest's memory: marks it in the log, and maintains
-    /// what a vCPU could miss of it; returns the bytes. [`Maintenance::Instructions`] for code,
-    /// whatever the guest's caches do: an image, or pages that a migration brought.
+    /// Records that the host wrote `range` of the guest's memory: marks it in the log, and
+    /// maintains the part of it that a vCPU could miss; returns the bytes.
+    /// [`Maintenance::Instructions`] is for code, whatever the guest's caches do: an image, or
+    /// pages that a migration brought.
     ///
-    /// Until it returns, neither the log nor a vCPU whose caches are off need have seen the write.
+    /// Until it returns, the write may be missing in the log, and to a vCPU whose caches are off.
     /// Waits for faults under way, if there is such a vCPU; so the caller holds no lock that
-    /// [`Backing::page`] takes. A line of the cache that host and such a vCPU write at the same
-    /// time, in different places, loses one of the two, as on a machine without hypervisor.
+    /// [`Backing::page`] takes. If the host and such a vCPU write to one cache line at the same
+    /// time, in different places, one of the two writes is lost, as on a machine without
+    /// hypervisor.
     pub fn host_wrote(&mut self, range: GpaRange, what: Maintenance) -> u64 {
         self.mark_written(range);
-        // The write is before the look for views, as a view's first mapping is behind its being
+        // The write comes before the look for live views; a view's first mapping comes after it is
         // live.
         agreed();
         self.maintain_for_host(range, what, true)
     }
 
-    /// Says that the host is about to read `range` of the guest's memory, and maintains what vCPUs
-    /// past the caches may have written there; returns the bytes. To be called between
-    /// [`Worker::clear_log`](Worker::clear_log) and the copy of a migration, for one.
+    /// Prepares for the host to read `range` of the guest's memory: maintains what vCPUs past the
+    /// caches may have written there; returns the bytes. A migration calls it between
+    /// [`Worker::clear_log`](Worker::clear_log) and the copy.
     pub fn host_reads(&mut self, range: GpaRange) -> u64 {
         agreed();
         self.maintain_for_host(range, Maintenance::Data, false)
@@ -140,8 +142,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         bytes
     }
 
-    /// Maintains all cacheable leaves in `range`, of those that may be executed instructions as
-    /// well if so asked; returns the bytes. Waits for threads that hold an entry.
+    /// Maintains all cacheable leaves in `range`; if `what` says so also instructions, of leaves
+    /// that may be executed; returns the bytes. Waits for threads that hold an entry.
     pub(crate) fn maintain(
         &mut self,
         tables: &'w Tables<'w, F, H>,
@@ -185,7 +187,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 }
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
-    /// Counts what the engine maintained as a fault mapped it.
+    /// Counts the bytes that the engine maintained as a fault mapped them.
     #[inline]
     pub(crate) fn count_maintained(
         &self,

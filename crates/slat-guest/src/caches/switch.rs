@@ -1,4 +1,4 @@
-//! What vCPUs do to their caches.
+//! The operations of vCPUs on their caches.
 
 use crate::backing::Backing;
 use crate::caches::{Event, Work};
@@ -9,28 +9,29 @@ use crate::vcpu::Vcpu;
 use crate::worker::{Inside, PATIENCE};
 use slat::{Format, Gpa, GpaRange, Maintenance, Translation};
 
-/// What a switch of caches comes to for who runs the vCPU.
+/// What the caller that runs the vCPU has to do after a switch of caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheSwitch {
-    /// [`Vcpu::root`] is another one: the CPU forgets what it holds of the guest, and loads it,
-    /// before the vCPU runs.
+    /// [`Vcpu::root`] has changed: the CPU invalidates its TLB entries of the guest, and loads the
+    /// new root, before the vCPU runs.
     pub root_changed: bool,
     /// The vCPU's writes of the registers that switch caches (Arm: HCR_EL2.TVM) are to be trapped
-    /// from now on, and reported by [`Vcpu::set_caches`]. If not, they may be: a machine that traps
-    /// SCTLR_EL1 alone (FEAT_FGT) can afford to.
+    /// from now on, and reported by [`Vcpu::set_caches`]. If it is not set they may still be
+    /// trapped: a machine that traps SCTLR_EL1 alone (FEAT_FGT) can afford that.
     pub trap: bool,
-    /// Bytes maintained for it.
+    /// Bytes maintained for the switch.
     pub maintained: u64,
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
-    /// Whether its caches are on, as far as it was said.
+    /// Whether the vCPU's caches are on, as far as was reported.
     pub fn is_cached(&self) -> bool {
         self.worker.guest.caches.is_on(self.id)
     }
 
-    /// The vCPU wrote a register that switches caches: now they are on (Arm: M and C of SCTLR_EL1
-    /// both set), or not. It stands still; what the policy asks for is done when this returns.
+    /// Records that the vCPU wrote a register that switches caches: they are on now (Arm: M and C
+    /// of SCTLR_EL1 both set), or not. The vCPU stands still; the work that the policy asks for is
+    /// done when this returns.
     pub fn set_caches(&mut self, on: bool) -> CacheSwitch {
         self.announce();
         let caches = &self.worker.guest.caches;
@@ -41,9 +42,9 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         self.switch(if on { Event::On } else { Event::Off })
     }
 
-    /// The vCPU maintained a cache by set and way (Arm: `dc csw` and the like, trapped by
-    /// HCR_EL2.TSW), which means nothing on a machine that it has not for itself. A guest does so
-    /// for every set and way: the first counts, until it writes a register that switches caches.
+    /// Records that the vCPU maintained a cache by set and way (Arm: `dc csw` and the like, trapped
+    /// by HCR_EL2.TSW), which is meaningless on a machine that the vCPU shares. A guest does so for
+    /// every set and way: only the first counts, until it writes a register that switches caches.
     pub fn set_way(&mut self) -> CacheSwitch {
         self.announce();
         let caches = &self.worker.guest.caches;
@@ -53,14 +54,14 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         self.switch(Event::SetWay)
     }
 
-    /// The vCPU begins anew, with its caches off: it is initialised again, or was switched on by
-    /// another (PSCI CPU_ON). What the host wrote before is seen by it, data and instructions.
+    /// Restarts the vCPU with its caches off: it is initialised again, or was switched on by
+    /// another (PSCI CPU_ON). It sees what the host wrote before, data and instructions.
     ///
-    /// Of a vCPU that never ran nothing is left, so nothing is done.
+    /// A vCPU that never ran has left nothing behind, so nothing is done.
     pub fn reset(&mut self) -> CacheSwitch {
         let guest = self.worker.guest;
         if !guest.caches.has_run(self.id) {
-            // It is about to: what it uses need not fault.
+            // It is about to run: its accesses need not fault.
             guest.caches.runs(self.id);
             return self.unchanged();
         }
@@ -81,7 +82,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         }
     }
 
-    /// Before it maps anything, or what it maps is asked for: see `Guest::spaces`.
+    /// Reports that the vCPU runs, and its view is live, before it maps anything: see
+    /// `Guest::spaces`.
     #[inline]
     pub(crate) fn announce(&mut self) {
         if !core::mem::replace(&mut self.announced, true) {
@@ -107,7 +109,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         let guest = self.worker.guest;
         let begin = guest.tables.platform().now();
         guest.caches.begin(self.id, event);
-        // A write that saw no vCPU with a view looks for none: see `replacing`.
+        // A write that saw no vCPU with a view does not look for any: see `replacing`.
         if event != Event::On && !guest.views.is_empty() {
             guest.wait_for_faults();
         }
@@ -129,8 +131,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         CacheSwitch { root_changed, trap: guest.caches.traps(self.id), maintained }
     }
 
-    /// What vCPUs whose caches are off have touched: who maintains by set and way means it to be
-    /// seen by them.
+    /// Maintains the memory that vCPUs whose caches are off have touched: a guest that maintains by
+    /// set and way wants those vCPUs to see it.
     fn maintain_views(&mut self) -> u64 {
         let guest = self.worker.guest;
         let all = GpaRange::new(Gpa(0), 1 << guest.tables.geometry().address_bits);
@@ -141,11 +143,11 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         views.map(|tables| self.worker.maintain(tables, all, Maintenance::Data)).sum()
     }
 
-    /// Empties the view; returns the bytes that were in it.
+    /// Maintains and empties the view; returns the bytes that were in it.
     ///
     /// Maintained first, then unmapped: an invalidation that finds a page gone finds it maintained.
-    /// One that takes a page before maintains it itself, and keeps it out of the shared tables
-    /// until it has.
+    /// An invalidation that takes a page before maintains it itself, and keeps it out of the shared
+    /// tables until it has done so.
     pub(crate) fn leave(&mut self) -> u64 {
         let guest = self.worker.guest;
         let Some(view) = self.view.map(|view| &guest.views[view as usize]) else { return 0 };
@@ -155,15 +157,16 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         let all = GpaRange::new(Gpa(0), 1 << view.tables.geometry().address_bits);
         let all = all.expect("a guest has an address");
         let bytes = self.worker.maintain(&view.tables, all, Maintenance::Data);
-        // Its pages stay the guest's: what their leaves knew is kept.
+        // The pages stay the guest's: the marks of their leaves are kept.
         let moving = guest.leaving.begin();
         let parts = self.worker.look(|slots| {
             slots.iter().map(|slot| slot.spec.range()).collect::<alloc::vec::Vec<_>>()
         });
-        // The last: nothing is left but tables.
+        // The last range, `all`, finds only tables left to unlink.
         let parts = parts.into_iter().flat_map(|part| pieces(part, F::size(0)));
         for part in parts.chain([all]) {
-            // What is unmapped is in the log that a reader finds who waits for this guard.
+            // The log has the marks of what is unmapped once a reader that waits for this guard
+            // looks at it.
             self.worker.with_slots(&view.tables, |slots, Inside { guard, .. }| {
                 guest.remove(&view.tables, guard, [part], |removed| {
                     guest.keep_marks(slots, &removed);
@@ -177,9 +180,9 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         bytes
     }
 
-    /// Empties the view, whose tables are too many; what is used of it faults again. The tables are
-    /// free when those who were in them have left, which takes moments: no longer is waited for
-    /// them.
+    /// Empties the view, which has too many tables; what is used of it faults again. The tables are
+    /// free when the threads that were in them have left, which takes moments: this waits no longer
+    /// than that.
     pub(crate) fn leave_for_room(&mut self) {
         self.leave();
         for _ in 0..PATIENCE {
