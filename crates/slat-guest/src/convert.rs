@@ -1,6 +1,6 @@
-//! Pages become private, or shared again; private memory that its owner takes back.
+//! Conversions of pages to private memory, or back; private memory that its owner takes back.
 //!
-//! In which order, and why no leaf is of the wrong kind, is in [`slots::kinds`](crate::slots).
+//! [`slots::kinds`](crate::slots) has the order of steps, and why no leaf is of the wrong kind.
 
 use crate::backing::{Backing, Hva, HvaRange};
 use crate::budget::NoPages;
@@ -19,15 +19,15 @@ use alloc::vec::Vec;
 use core::fmt;
 use slat::{Format, Gpa, GpaRange, Halted, OutOfFrames, Place, Removals, SplitError, UnmapError};
 
-/// Why pages did not become private, or shared, or private memory was not taken.
+/// Why pages were not converted, or private memory was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ConvertError {
-    /// The range is not a multiple of pages.
+    /// The range does not begin and end at pages.
     Unaligned,
-    /// No slot has these addresses, or its pages cannot be private.
+    /// No memslot has these addresses, or its pages cannot be private.
     NotPrivate,
-    /// A device has some of it pinned ([`Worker::pin`]).
+    /// A device has some of the range pinned ([`Worker::pin`]).
     Pinned,
     /// The machine refuses.
     Denied(Denied),
@@ -58,25 +58,26 @@ impl fmt::Display for ConvertError {
 
 impl core::error::Error for ConvertError {}
 
-/// Room for the leaves that are taken out for one invalidation.
+/// The number of leaves that are taken out for one invalidation.
 const BATCH: usize = 64;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Makes all of `range` shared, or private; returns how many pages were of the other kind.
-    /// `taken` learns of shared pages that were mapped, as in [`Worker::invalidate`]; blocks of
+    /// `taken` is told which shared pages were mapped, as in [`Worker::invalidate`]; blocks of
     /// shared memory that the range cuts through are taken whole, private ones are split.
     ///
-    /// When this returns, no CPU reaches what was there before, and faults map memory of the new
-    /// kind; until then they answer [`Retry::Converting`](crate::Retry::Converting). What is in the
-    /// memory is not carried over. Conversions take turns, with changes of slots, and wait until
-    /// faults that saw the pages before have returned: no lock may be held that
-    /// [`Backing::page`] or [`Backing::private_page`] takes.
+    /// When this returns, no CPU reaches the memory that was there before, and faults map memory of
+    /// the new kind; until then they answer [`Retry::Converting`](crate::Retry::Converting). The
+    /// content is not carried over. Conversions take turns with each other and with changes of
+    /// memslots, and wait until faults that saw the pages before have returned: the caller holds no
+    /// lock that [`Backing::page`] or [`Backing::private_page`] takes.
     ///
     /// # Errors
     /// Nothing was done on [`ConvertError::Unaligned`], [`ConvertError::Pinned`] and
-    /// [`ConvertError::NotPrivate`], which names the first address that is not in a slot with private memory. With the others all that
-    /// precedes the address is converted, and nothing behind it is; of the private leaves behind it
-    /// some may have been split, or taken, and come back by faults.
+    /// [`ConvertError::NotPrivate`], which names the first address that is not in a memslot with
+    /// private memory. With the other errors everything before the address is converted, and
+    /// nothing behind it is; of the private leaves behind it some may have been split, or taken,
+    /// and come back by faults.
     pub fn convert(
         &mut self,
         range: GpaRange,
@@ -139,15 +140,16 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         kinds.change::<F>(&slot.spec, &run, false);
         if emptied.is_ok() && to == MemoryKind::Private {
-            // Who waits for the shared page, which may never come now, asks again. Who takes its
-            // place later asks after this, and is answered as the page is by now.
+            // vCPUs that wait for the shared page, which may never come now, ask again. One that
+            // takes a place later asks the backing after this, and is answered by the page's kind
+            // then.
             let (start, bytes) = (slot.spec.host_of(run.start().0), run.size());
             guest.arrived(HvaRange { start, bytes });
         }
         emptied
     }
 
-    /// Takes from the guest what is mapped in `run`, which is about to be `to`.
+    /// Takes from the guest what is mapped in `run`, which is about to be of kind `to`.
     fn empty_run(
         &mut self,
         slot: &Slot,
@@ -176,17 +178,17 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(())
     }
 
-    /// Takes private memory from the guest: all that it has mapped of `range`. `removed` learns of
-    /// it, after the machine was told ([`PrivateHooks::removed`](crate::PrivateHooks::removed)).
-    /// The pages stay private; a block of which only a part is in the range is split.
+    /// Takes private memory from the guest: all that it has mapped of `range`. `removed` is told
+    /// what that was, after the machine ([`PrivateHooks::removed`](crate::PrivateHooks::removed)).
+    /// The pages stay private; a block that lies in the range only in part is split.
     ///
     /// When this returns the memory can be used for something else. Until the value is dropped no
-    /// fault maps any of it. It takes turns with changes of slots and conversions, which wait for
-    /// faults: no lock may be held that [`Backing::private_page`] takes.
+    /// fault maps any of it. This takes turns with changes of memslots and conversions, which wait
+    /// for faults: the caller holds no lock that [`Backing::private_page`] takes.
     ///
     /// # Errors
-    /// [`ConvertError`], but not `NotPrivate`: memory that no slot has is nobody's to lose. What
-    /// precedes the address, in the order of the slots, is taken.
+    /// [`ConvertError`], but not `NotPrivate`: memory that no memslot has is left out. Everything
+    /// before the address, in the order of the memslots, is taken.
     pub fn invalidate_private(
         &mut self,
         range: PrivateRange,
@@ -222,7 +224,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Splits the private block that `at` cuts through, if there is one. Only the thread whose turn
-    /// it is splits private blocks, and none comes to be in between: the pages on one side of it
+    /// it is splits private blocks, and none comes to be in between: the pages on one side of `at`
     /// are changing, or under invalidation.
     fn split_private(&mut self, at: Gpa) -> Result<(), ConvertError> {
         let guest = self.guest;
@@ -234,13 +236,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 let leaf = leaf.map(|leaf| Some((leaf, guard.translate(at).ok()??)));
                 leaf.map_or(Some(None), |leaf| leaf.map(Some))
             });
-            // Somebody changes the entry: a fault, which makes it accessed.
+            // A fault is changing the entry, to make it accessed.
             let Some(leaf) = found else {
                 host.wait();
                 continue;
             };
             let Some((block, byte)) = leaf else { return Ok(()) };
-            // All that it takes, before the machine is asked.
+            // All table pages that the split takes, before the machine is asked.
             self.top_up(usize::from(F::LARGEST_LEAF) + 1).map_err(|short| match short {
                 NoPages::Frames(error) => ConvertError::OutOfFrames(error),
                 NoPages::Limit(limit) => ConvertError::TableLimit(limit),
@@ -266,8 +268,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    /// Takes exactly the private leaves of `range` from the guest, and tells the machine, then
-    /// `removed`.
+    /// Takes exactly the private leaves of `range` from the guest, and reports them to the machine,
+    /// then to `removed`.
     fn take_private(
         &mut self,
         range: GpaRange,
@@ -302,7 +304,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         host.wait();
                         behind(at)
                     }
-                    // A fault that saw the pages before mapped a block meanwhile.
+                    // A fault that saw the pages before the change has mapped a block meanwhile.
                     Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
                         self.split_ends(range)?;
                         Some(range)

@@ -1,20 +1,22 @@
-//! Guests that share frames until one of them writes: what a fork of a running guest stands on.
+//! Memory that guests share until one of them writes: for forks of a running guest.
 //!
 //! # Protocol
-//! A page is one word: nowhere, or a frame, which is the guest's *own* or shared; *busy* while a
-//! fault gives it a frame. A frame has a count of the words that name it. A fault that writes a
-//! shared page copies the frame, unless nobody else has it by now.
+//! The state of a page is one word: no frame, or a frame, which is the guest's *own* or shared;
+//! *busy* while a fault gives it a frame. A frame has a count of the words that name it. A fault
+//! that writes a shared page copies the frame, unless no other word names it by then.
 //!
 //! *Invariants*:
 //! - A frame that two words name is own in neither, and nobody writes it: a fork protects the
-//!   parent ([`Worker::hold_writes`]) before it shares, and while it does no fault asks.
+//!   parent ([`Worker::hold_writes`]) before it shares, and no fault asks the backing while it
+//!   shares.
 //! - A fault has emptied all leaves of a page, to completion, before it asks to write it
 //!   ([`Backing::page`]): what is copied has no writer, and the old frame no reader of this guest's,
 //!   when the count goes down.
-//! - Where frames are short the word is as it was, and the fault is answered *not yet*. It has said
-//!   that it found none before it looks once more whether it still needs one; who gives a frame
-//!   back, or leaves it to one guest, does so before it looks who found none. The two are crosswise
-//!   (`agreed`): the fault goes on, or who waits is told ([`Frames::freed`]).
+//! - Where frames are short the word is as it was, and the fault is answered *not yet*. The fault
+//!   notes that it found none before it looks once more whether it still needs one; a thread that
+//!   gives a frame back, or leaves it to one guest, does so before it looks for that note. The two
+//!   are crosswise (`agreed`): the fault goes on, or the thread reports the frame
+//!   ([`Frames::freed`]).
 
 use crate::backing::{Backing, Hva, HvaRange, NoPage, Page};
 use crate::host::Host;
@@ -25,56 +27,57 @@ use alloc::vec::Vec;
 use core::fmt;
 use slat::{Access, Format, Gpa, GpaRange, Hpa, Memory, PageSize};
 
-/// Memory for guests that share it, in frames of one page each, by number.
+/// Memory for the guests that share it, in numbered frames of one page each.
 pub trait Frames {
-    /// Where a frame is.
+    /// The host physical address of a frame.
     fn hpa(&self, frame: u32) -> Hpa;
 
-    /// Makes `to` the same as `from`, which nobody writes.
+    /// Copies the content of `from`, which nobody writes, to `to`.
     fn copy(&self, from: u32, to: u32);
 
     /// Fills a frame with zeroes.
     fn zero(&self, frame: u32);
 
-    /// A fault found no frame, and by now there is one, or the page that it was for is shared no
-    /// more. A VMM whose vCPUs sleep until they are told calls
+    /// Reports that there is a frame again, or that a page is shared no more, after a fault had
+    /// found no frame. A VMM whose vCPUs sleep until they are told calls
     /// [`Guest::arrived`](crate::Guest::arrived) for the memory of each guest that shares; vCPUs
-    /// that just try again need nothing. Called by the thread that gave the frame back, also inside
+    /// that just try again need nothing. The thread that gave the frame back calls it, also inside
     /// a fault: it must not wait for faults.
     fn freed(&self) {}
 }
 
-/// Frames that guests share.
+/// The frames that guests share.
 #[derive(Debug)]
 pub struct SharedFrames<M> {
     memory: M,
     page: PageSize,
-    /// Of each frame, how many words name it.
+    /// The number of words that name each frame.
     counts: Box<[AtomicU64]>,
     free: Lock<Vec<u32>>,
-    /// Somebody found none free, and was not told since.
+    /// Set if a fault found no free frame, and this was not reported since.
     short: AtomicU64,
 }
 
 impl<M: Frames> SharedFrames<M> {
-    /// `frames` of `page` each, numbered from 0.
+    /// Makes `frames` frames of `page` each, numbered from 0.
     pub fn new(memory: M, page: PageSize, frames: u32) -> Self {
         let counts = (0..frames).map(|_| AtomicU64::new(0)).collect();
         let (free, short) = (Lock::new((0..frames).rev().collect()), AtomicU64::new(0));
         Self { memory, page, counts, free, short }
     }
 
-    /// Frames that nobody has.
+    /// The number of free frames.
     pub fn free(&self) -> u32 {
         self.free.lock().len() as u32
     }
 
-    /// What has the frames.
+    /// The memory that has the frames.
     pub const fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// A frame. If there is none, the thread that gives the next one back finds `short` set.
+    /// Takes a free frame. If there is none, the thread that gives the next one back finds `short`
+    /// set.
     fn take(&self) -> Option<u32> {
         let mut free = self.free.lock();
         let Some(frame) = free.pop() else {
@@ -95,7 +98,7 @@ impl<M: Frames> SharedFrames<M> {
         }
     }
 
-    /// Whether one word alone names the frame.
+    /// Whether only one word names the frame.
     fn is_alone(&self, frame: u32) -> bool {
         self.counts[frame as usize].load(Ordering::Acquire) == 1
     }
@@ -113,17 +116,17 @@ const fn frame_of(word: u64) -> u32 {
     ((word >> 2) - 1) as u32
 }
 
-/// One guest's memory, zeroes until it is written, of which some may be shared with other guests.
+/// One guest's memory: zeroes until it is written, some of it shared with other guests.
 ///
-/// Where no frame is free a fault is answered *not yet*
-/// ([`Retry::NotYet`](crate::Retry::NotYet)), and nothing has changed: it goes on when another
-/// guest gives a frame back ([`Frames::freed`]). Whether one ever will is for the VMM to know,
-/// which has all of them: twice the pages of a guest are enough for it and one fork.
+/// Where no frame is free a fault is answered *not yet* ([`Retry::NotYet`](crate::Retry::NotYet)),
+/// and nothing has changed: it goes on when another guest gives a frame back ([`Frames::freed`]).
+/// The VMM, which knows all the guests, sees to it that one will: twice the pages of a guest are
+/// enough for it and one fork.
 ///
 /// A guest whose vCPUs may have tables of their own ([`CachePolicy::Exact`](crate::CachePolicy::Exact)
 /// where the format does not force the guest's caches) is not forked.
 ///
-/// Dropped, it gives its frames back: with its guest, whose tables go first.
+/// Dropping it gives its frames back. It is dropped with its guest, whose tables go first.
 #[derive(Debug)]
 pub struct Cow<'s, M: Frames> {
     shared: &'s SharedFrames<M>,
@@ -145,7 +148,7 @@ pub enum ForkError {
     Views,
     /// Devices reach the guest's memory, or have some of it pinned: their writes cannot be held.
     Devices,
-    /// No memory for a word a page.
+    /// There is no memory for one word for each page.
     OutOfMemory,
 }
 
@@ -163,7 +166,7 @@ impl fmt::Display for ForkError {
 impl core::error::Error for ForkError {}
 
 impl<'s, M: Frames> Cow<'s, M> {
-    /// Memory at `range` that reads as zero.
+    /// Makes memory at `range` that reads as zero.
     ///
     /// # Errors
     /// [`ForkError::Unaligned`], [`ForkError::OutOfMemory`].
@@ -185,7 +188,7 @@ impl<'s, M: Frames> Cow<'s, M> {
         self.copied.load(Ordering::Relaxed)
     }
 
-    /// Pages that have a frame, and those of them whose frame is shared.
+    /// The number of pages that have a frame, and the number of those whose frame is shared.
     pub fn pages(&self) -> (u64, u64) {
         let (mut all, mut shared) = (0, 0);
         for word in self.words.iter().map(|word| word.load(Ordering::Acquire)) {
@@ -195,11 +198,11 @@ impl<'s, M: Frames> Cow<'s, M> {
         (all, shared)
     }
 
-    /// The memory as it is at one moment, for another guest, while `worker`'s runs on: the two
-    /// share all frames until one of them writes.
+    /// Makes a copy of the memory as it is at one moment, for another guest, while the guest of
+    /// `worker` runs on: the two share all frames until one of them writes.
     ///
-    /// `worker` is of the guest that this is behind, with all slots that show any of it. The
-    /// guest's writes wait while this goes over its leaves and pages; it reads on.
+    /// `worker` is of the guest whose backing this is, with all memslots that show any of it. The
+    /// guest's writes wait while this goes over its leaves and pages; its reads go on.
     ///
     /// # Errors
     /// [`ForkError`]; the guest's memory is as it was.
@@ -217,8 +220,8 @@ impl<'s, M: Frames> Cow<'s, M> {
         }
         let child = Self::new(self.shared, self.range)?;
         let held = worker.hold_writes(self.range);
-        // Pages that somebody pinned and made writable since the first look: he did so before the
-        // writes were held, and so his pin is seen here.
+        // Another thread may have pinned pages and made them writable since the first look: it did
+        // so before the writes were held, so its pin is seen here.
         if worker.is_pinned(all) {
             return Err(ForkError::Devices);
         }
@@ -234,14 +237,14 @@ impl<'s, M: Frames> Cow<'s, M> {
         Ok(child)
     }
 
-    /// Where a page is, if it has a frame: for readers of a guest's memory that stands still.
+    /// The frame of a page, if it has one: for readers of a guest's memory that stands still.
     pub fn frame(&self, host: Hva) -> Option<u32> {
         let offset = host.0.checked_sub(self.range.start.0)?;
         let word = self.words.get((offset >> self.shared.page.shift()) as usize)?;
         Some(word.load(Ordering::Acquire)).filter(|&word| word > BUSY).map(frame_of)
     }
 
-    /// The claimed word `now` gets a frame that may be read, or written; `None`: frames are short.
+    /// Gives the claimed word `now` a frame that may be read, or written; `None`: frames are short.
     fn place(&self, now: u64, write: bool) -> Option<u64> {
         let shared = self.shared;
         if now == NOWHERE {
@@ -250,13 +253,13 @@ impl<'s, M: Frames> Cow<'s, M> {
             return Some(word(frame, true));
         }
         let frame = frame_of(now);
-        // Alone by now: nobody else can come to share it but by a fork of this memory.
+        // No other word names it now: only a fork of this memory can share it again.
         if !write || shared.is_alone(frame) {
             return Some(now | if write { OWN } else { 0 });
         }
         let Some(own) = shared.take() else {
             agreed();
-            // The other has its own by now: it took the last one for that.
+            // The other guest has taken the last free frame for its own copy, and left this one.
             return shared.is_alone(frame).then_some(now | OWN);
         };
         shared.memory.copy(frame, own);
@@ -275,7 +278,7 @@ impl<M: Frames> Backing for Cow<'_, M> {
         let now = loop {
             let now = place.load(Ordering::SeqCst);
             if now == BUSY {
-                // For as long as it takes to copy a page.
+                // The wait takes as long as the copy of a page.
                 core::hint::spin_loop();
                 continue;
             }

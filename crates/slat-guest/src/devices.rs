@@ -1,4 +1,4 @@
-//! Devices that reach a guest's memory: in pages that stay where they are ([`Worker::pin`]), and by
+//! Devices that reach a guest's memory: in pages that stay where they are ([`Worker::pin`]), or by
 //! tables of their own, which follow the guest's ([`DeviceTables`](crate::DeviceTables)).
 
 use crate::backing::Backing;
@@ -12,14 +12,14 @@ use slat::{Format, Gpa, GpaRange};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PinError {
-    /// The range is not a multiple of pages.
+    /// The range does not begin and end at pages.
     Unaligned,
-    /// No slot has this address.
+    /// No memslot has this address.
     Missing {
-        /// It.
+        /// The address.
         at: Gpa,
     },
-    /// Some of it is private: no device reaches it.
+    /// Some of the range is private: no device reaches it.
     Private,
     /// A page is pinned as often as can be counted.
     TooOften,
@@ -41,18 +41,18 @@ impl fmt::Display for PinError {
 impl core::error::Error for PinError {}
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Has `range` stay as it is until the result is dropped: its tables are not put together, and
-    /// it does not become private. When this returns nobody who does so is under way. Ranges may
-    /// overlap; each is pinned until the last that has it is dropped.
+    /// Pins `range` until the result is dropped: its tables are not put together, and it does not
+    /// become private. When this returns no thread is doing so any more. Ranges may overlap; a page
+    /// is pinned until the last pin of it is dropped.
     ///
-    /// That the backing does not take the pages is the caller's to see to
-    /// (`slat_reclaim::Pager::pin`), and that they are there: for a device that writes, by
-    /// [`Worker::prefault`] with [`Access::Write`](slat::Access::Write) once the pin stands, so that
-    /// pages which are shared with a fork ([`Cow`](crate::Cow)) become the guest's own. Whoever moves pages by
-    /// [`slat::Guard::replace`] asks [`Worker::is_pinned`] first. A slot that is deleted takes its
-    /// pages with it, pinned or not.
+    /// The caller sees to it that the backing does not take the pages (`slat_reclaim::Pager::pin`),
+    /// and that they are there: for a device that writes, by [`Worker::prefault`] with
+    /// [`Access::Write`](slat::Access::Write) after this call, so that pages which are shared with
+    /// a fork ([`Cow`](crate::Cow)) become the guest's own. Code that moves pages by
+    /// [`slat::Guard::replace`] asks [`Worker::is_pinned`] first. Deleting a memslot takes its
+    /// pages from the guest, pinned or not.
     ///
-    /// Takes turns with changes of slots and waits for faults: no lock may be held that
+    /// Takes turns with changes of memslots and waits for faults: the caller holds no lock that
     /// [`Backing::page`] takes.
     ///
     /// # Errors
@@ -89,12 +89,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.guest.pins.overlap(&range)
     }
 
-    /// Says that a device used `range`, and wrote it if so: for ageing its pages were used, and
-    /// what it wrote is in the log, and is told as written to the thread that takes the page. What is in no
-    /// slot, or private, is left out. To be called after the device has done so, and before the log
-    /// is read for the last time; with an IOMMU that marks what it writes, for what it marked.
+    /// Records that a device used `range`, and wrote it if so: ageing finds its pages used, and
+    /// what the device wrote is in the log, and is reported as written to the thread that takes the
+    /// page. What is in no memslot, or private, is left out. Called after the device has done so,
+    /// and before the log is read for the last time; with an IOMMU that marks what it writes, for
+    /// what it marked.
     ///
-    /// What was used is kept by guests with [`Config::devices`](crate::Config::devices).
+    /// Use is kept for guests with [`Config::devices`](crate::Config::devices).
     pub fn device_used(&mut self, range: GpaRange, wrote: bool) {
         self.look(|view| {
             for (slot, part) in view.parts(&range) {
@@ -112,7 +113,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 }
 
 impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
-    /// Whether maps in these tables are told to devices.
+    /// Whether devices are told what is mapped in these tables.
     #[inline]
     pub fn tells_devices(&self) -> bool {
         self.guest.config.devices && core::ptr::eq(self.tables, &*self.guest.tables)

@@ -1,4 +1,4 @@
-//! Eager split: huge pages of a range become small before the guest writes them.
+//! Eager splits: huge pages of a range become small before the guest writes to them.
 
 use crate::backing::Backing;
 use crate::budget::NoPages;
@@ -8,7 +8,7 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::worker::{Inside, PATIENCE, Worker};
 use slat::{Format, Gpa, GpaRange, Halted, PageSize, SplitError};
 
-/// A range to be split, in chunks that any number of threads take in turn.
+/// A split of a range, in chunks that any number of threads take in turn.
 ///
 /// It can be stopped between chunks, and resumed by running it again.
 #[derive(Debug)]
@@ -21,19 +21,19 @@ pub struct EagerSplit {
 }
 
 impl EagerSplit {
-    /// The size of chunks unless somebody chooses: the largest block, whose split in one piece
-    /// needs but one invalidation.
+    /// The default size of chunks: the largest block, whose split in one piece needs only one
+    /// invalidation.
     pub const CHUNK: u64 = 1 << 30;
 
-    /// All of `range`, to leaves of `to`.
+    /// Splits all of `range`, to leaves of `to`.
     pub fn new(range: GpaRange, to: PageSize) -> Self {
         Self::with_chunk(range, to, Self::CHUNK)
     }
 
-    /// In chunks of `chunk` bytes (Linux: `KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`), at least a leaf of
-    /// `to`.
+    /// As `new`, in chunks of `chunk` bytes (Linux: `KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`), at least
+    /// one leaf of `to`.
     pub fn with_chunk(range: GpaRange, to: PageSize, chunk: u64) -> Self {
-        // No guest's addresses are wider.
+        // No guest's addresses are wider than this bound.
         let chunk = chunk.clamp(to.bytes(), 1 << 52).next_multiple_of(to.bytes());
         Self { range, to, chunk, next: AtomicU64::new(range.start().0) }
     }
@@ -43,7 +43,7 @@ impl EagerSplit {
         self.next.load(Ordering::Acquire) >= self.range.end().0
     }
 
-    /// Takes chunks, and splits them, until none is left or `stop` says so.
+    /// Takes chunks, and splits them, until none is left or `stop` returns `true`.
     pub fn run<F: Format, H: Host, B: Backing>(
         &self,
         worker: &mut Worker<'_, F, H, B>,
@@ -62,7 +62,7 @@ impl EagerSplit {
             if start >= self.range.end().0 {
                 break;
             }
-            // Chunks begin at multiples of their size, but the first.
+            // Chunks begin at multiples of their size, except the first.
             let end = (start / self.chunk + 1).saturating_mul(self.chunk).min(self.range.end().0);
             let chunk = GpaRange::new(Gpa(start), end - start).expect("not empty");
             match worker.split(chunk, self.to, &mut report.split) {
@@ -70,7 +70,8 @@ impl EagerSplit {
                 Err(stop) => {
                     if let Some(at) = stop.at() {
                         report.done += at.0.saturating_sub(start);
-                        // Others may have gone on; what they did is not undone by doing it again.
+                        // Other threads may have gone on; their chunks may be split again without
+                        // harm.
                         self.give_back(at.0);
                     }
                     report.stopped = Some(stop);
@@ -106,8 +107,8 @@ impl EagerSplit {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Splits `range` to leaves of `to`; adds the bytes to `split`. Tables are those that are
-    /// shared: the views of vCPUs hold pages only.
+    /// Splits `range` to leaves of `to`; adds the bytes to `split`. It works on the shared tables:
+    /// vCPUs' own views have pages only.
     pub(crate) fn split(
         &mut self,
         range: GpaRange,
@@ -119,7 +120,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let (mut start, end) = (range.start().0, range.end().0);
         let mut patience = PATIENCE;
         while start < end {
-            // A split that runs dry has used what there was: each round goes on.
+            // A split that runs out of table pages has used those there were, so each round gets
+            // further.
             let at = Gpa(start);
             match self.top_up(1) {
                 Ok(()) => {}
@@ -128,7 +130,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             let rest = GpaRange::new(Gpa(start), end - start).expect("not empty");
             let result = self.with_slots(&guest.tables, |view, Inside { guard, cache, .. }| {
-                // Nothing that is private logs, and its blocks are split with the machine's consent.
+                // Private memory does not log, and its blocks are split only with the machine's
+                // consent.
                 let Some(run) = view.shared_run::<F>(rest) else { return Ok(end) };
                 let result = guard.split(run, to, cache);
                 *split += guard.counts().bytes_changed;

@@ -1,10 +1,10 @@
-//! Incremental snapshots: a base, and after it the pages that were written since the one before,
-//! epoch by epoch.
+//! Incremental snapshots: a base, and epochs after it, each with the pages that were written since
+//! the one before.
 //!
 //! *Invariant*: a page that differs from what the committed epochs hold of it is dirty in the log,
-//! or *pending*, or in the epoch that is open. An epoch begins by moving the log and what is
-//! pending into itself; it ends by being committed, when its pages have been copied, or else its
-//! pages are pending again, however it ends.
+//! or *pending*, or in the epoch that is open. An epoch begins by moving the log and the pending
+//! pages into itself; it ends by being committed, once its pages have been copied. However else it
+//! ends, its pages are pending again.
 
 use crate::backing::Backing;
 use crate::bits::Bits;
@@ -17,11 +17,11 @@ use alloc::vec::Vec;
 use core::fmt;
 use slat::Format;
 
-/// The snapshots of one slot, which logs.
+/// The snapshots of one memslot, which logs.
 #[derive(Debug)]
 pub struct Epochs {
     slot: SlotId,
-    /// The log that the last epoch was taken from: another slot of that name begins anew.
+    /// The log that the last epoch was taken from: another memslot of that name begins anew.
     log: Option<Arc<Bits>>,
     pending: Vec<u64>,
     committed: Vec<(u64, Vec<u64>)>,
@@ -34,9 +34,9 @@ pub struct Epochs {
 pub enum EpochError {
     /// The log was not read.
     Log(LogError),
-    /// vCPUs have dirty rings, which somebody else harvests.
+    /// vCPUs have dirty rings, which another reader harvests.
     Rings,
-    /// No memory for a bit a page.
+    /// There is no memory for one bit for each page.
     OutOfMemory,
 }
 
@@ -60,18 +60,19 @@ fn zeroes(len: usize) -> Result<Vec<u64>, EpochError> {
 }
 
 impl Epochs {
-    /// Of the slot of that name. The first epoch is the base: it has all pages.
+    /// Makes the snapshots of the memslot of that name. The first epoch is the base: it has all
+    /// pages.
     pub const fn new(slot: SlotId) -> Self {
         Self { slot, log: None, pending: Vec::new(), committed: Vec::new(), next: 0 }
     }
 
-    /// Begins an epoch: what was written since the last one that was committed, as it is when this
-    /// returns. Every later write belongs to a later epoch; so copies are made after this, and are
-    /// all of one moment if the vCPUs stand still meanwhile.
+    /// Begins an epoch, with the pages that were written since the last committed one, up to when
+    /// this returns. Every later write belongs to a later epoch; so copies are made after this, and
+    /// are all of one moment if the vCPUs stand still meanwhile.
     ///
-    /// The epochs are the log's one reader: what [`Worker::clear_log`] or [`Worker::take_log`]
-    /// takes beside them is in no epoch. A slot that was deleted, moved without its log, or that
-    /// has logged anew since, begins with a base again.
+    /// The epochs have to be the log's only reader: what another call of [`Worker::clear_log`] or
+    /// [`Worker::take_log`] takes is in no epoch. A memslot that was deleted, moved without its
+    /// log, or has begun to log anew since, begins with a base again.
     ///
     /// # Errors
     /// [`EpochError`]; nothing is lost.
@@ -97,7 +98,7 @@ impl Epochs {
         }
         let base = self.committed.is_empty();
         let mut dirty = zeroes(len)?;
-        // What an error leaves in the log is found there by the next call.
+        // Pages that an error leaves in the log are found there by the next call.
         worker.take_log(self.slot, &mut dirty).map_err(EpochError::Log)?;
         dirty.iter_mut().zip(&mut self.pending).for_each(|(dirty, pending)| {
             *dirty |= core::mem::take(pending);
@@ -106,8 +107,8 @@ impl Epochs {
         Ok(Epoch { number: self.next, base, dirty, epochs: self })
     }
 
-    /// The epoch, `upto` or an earlier one, that has the page as it was at the end of `upto`:
-    /// `None` if no committed one has it.
+    /// The number of the epoch, `upto` or an earlier one, that has the page as it was at the end of
+    /// `upto`: `None` if no committed epoch has it.
     pub fn holds(&self, page: u64, upto: u64) -> Option<u64> {
         let has = |(number, dirty): &&(u64, Vec<u64>)| {
             *number <= upto
@@ -116,14 +117,14 @@ impl Epochs {
         self.committed.iter().rev().find(has).map(|(number, _)| *number)
     }
 
-    /// The numbers of those that were committed, the base first.
+    /// The numbers of the committed epochs, the base first.
     pub fn committed(&self) -> impl Iterator<Item = u64> + '_ {
         self.committed.iter().map(|(number, _)| *number)
     }
 }
 
-/// An epoch that is open: its pages are copied, then it is committed. Dropped, it is aborted, and
-/// the next has its pages.
+/// An epoch that is open: its pages are copied, then it is committed. Dropping it aborts it, and
+/// the next epoch has its pages.
 #[must_use = "dropped, the epoch is aborted"]
 #[derive(Debug)]
 pub struct Epoch<'e> {
@@ -134,22 +135,22 @@ pub struct Epoch<'e> {
 }
 
 impl Epoch<'_> {
-    /// Its number: above those of all before it.
+    /// The epoch's number, above those of all earlier epochs.
     pub const fn number(&self) -> u64 {
         self.number
     }
 
-    /// It has all pages.
+    /// Whether it has all pages.
     pub const fn is_base(&self) -> bool {
         self.base
     }
 
-    /// Its pages, a bit each, from the slot's first on.
+    /// The epoch's pages, one bit each, from the memslot's first page on.
     pub fn bitmap(&self) -> &[u64] {
         &self.dirty
     }
 
-    /// Its pages have been copied, safely.
+    /// Commits the epoch: its pages have been copied, safely.
     pub fn commit(mut self) {
         let dirty = core::mem::take(&mut self.dirty);
         self.epochs.committed.push((self.number, dirty));

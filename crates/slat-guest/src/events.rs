@@ -1,25 +1,25 @@
-//! What happens to a guest's memory, as it happens: for a VMM's tracing.
+//! Events in a guest's memory, as they happen: for a VMM's tracing.
 
 use crate::backing::HvaRange;
 use crate::outcome::Outcome;
 use crate::slots::spec::{SlotId, SlotSpec};
 use slat::{Access, Gpa, GpaRange, Vmid};
 
-/// Takes note of what happens: a VMM's tracing. [`Host::events`](crate::Host::events) names it.
+/// A receiver of events: a VMM's tracing. [`Host::events`](crate::Host::events) names it.
 ///
-/// `()` does not: with it, which is the default, no event is made, and no code is there for it.
+/// With the default, `()`, no event is made, and there is no code for it.
 ///
-/// It is called by the thread that does what it hears of, outside the tables, but with a change's
-/// turn: it works on no guest of the host, and does not wait for somebody who does.
+/// The thread that does what an event reports calls it, outside the tables, but with the turn of a
+/// change: it works on no guest of the host, and does not wait for a thread that does.
 pub trait Events {
-    /// Whether it is called at all.
+    /// Whether `event` is called at all.
     const WANTED: bool = true;
 
-    /// Something happened to the guest whose VMID is `guest` by then.
+    /// Reports what happened to the guest whose VMID is `guest` by then.
     fn event(&self, guest: Vmid, event: Event);
 }
 
-/// Nobody listens.
+/// Events are not wanted.
 impl Events for () {
     const WANTED: bool = false;
 
@@ -36,17 +36,17 @@ impl<E: Events + ?Sized> Events for &E {
     }
 }
 
-/// What happens. What begins ends by the same thread.
+/// An event. The thread of a `Begin` event is that of the matching `End` event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Event {
     /// A vCPU's access is about to be answered.
     FaultBegin {
-        /// Its number.
+        /// The vCPU's number.
         vcpu: u16,
         /// The address.
         gpa: Gpa,
-        /// What it wanted.
+        /// The access.
         access: Access,
     },
     /// It was answered.
@@ -55,58 +55,58 @@ pub enum Event {
         vcpu: u16,
         /// The address.
         gpa: Gpa,
-        /// What it came to.
+        /// The fault's outcome.
         outcome: Outcome,
-        /// How long it took, as [`Host::now`](crate::Host::now) has it, and
-        /// [`Stats`](crate::Stats) count it.
+        /// How long it took, by [`Host::now`](crate::Host::now), and as [`Stats`](crate::Stats)
+        /// count it.
         ticks: u64,
     },
     /// Blocks were split: in a fault, a clear, or eagerly.
     Split {
-        /// Where it began to look.
+        /// Where the split began to look.
         at: Gpa,
-        /// How many bytes of blocks.
+        /// Bytes of blocks.
         bytes: u64,
     },
     /// Tables became blocks again.
     Collapse {
-        /// Somewhere in here.
+        /// The range that was looked at.
         range: GpaRange,
-        /// How many bytes of blocks.
+        /// Bytes of blocks.
         bytes: u64,
     },
     /// Memory is about to be taken from the guest.
     InvalidationBegin {
-        /// The first range of the host's.
+        /// The first of the host's ranges.
         host: HvaRange,
-        /// How many there are.
+        /// The number of ranges.
         ranges: usize,
     },
-    /// The guest cannot reach it any more; the host is not done with it.
+    /// The guest cannot reach the memory any more; the host is not done with it.
     InvalidationEnd {
-        /// How many bytes were mapped.
+        /// Bytes that were mapped.
         bytes: u64,
     },
-    /// A slot is about to change, or to come, to go, or to begin or end its log.
+    /// A memslot is about to change, to be made or deleted, or to begin or end its log.
     SlotBegin {
-        /// As it was.
+        /// The memslot as it was.
         before: Option<SlotSpec>,
-        /// As it will be; of no bytes if it goes.
+        /// The memslot as it will be; of no bytes if it is deleted.
         after: SlotSpec,
     },
-    /// A pass over a slot is through with a piece of it; a change takes one pass or several.
+    /// A pass over a memslot has finished a piece of it; a change takes one pass or several.
     Piece {
         /// The piece.
         range: GpaRange,
     },
-    /// It has changed.
+    /// A memslot has changed.
     SlotEnd {
-        /// Its name.
+        /// The memslot's name.
         id: SlotId,
     },
 }
 
-/// Tells `events`, if they are wanted, of what `event` says.
+/// Reports the event that `event` makes to `events`, if they are wanted.
 #[inline(always)]
 pub(crate) fn tell<E: Events>(
     events: E,

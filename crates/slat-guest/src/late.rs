@@ -1,4 +1,4 @@
-//! Memory that arrives late: vCPUs that wait for a page, and are told when it is there.
+//! Memory that arrives late: vCPUs wait for a page, and are told when it is there.
 
 use crate::backing::{Backing, Hva, HvaRange};
 use crate::guest::Guest;
@@ -10,13 +10,13 @@ use crate::waits::Arrival;
 use slat::{Format, Gpa};
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
-    /// What the backing answers of `host` is another by now: pages have arrived, or never will.
-    /// Each vCPU that waits for one of them is told ([`Vcpu::ready`]), and woken
-    /// ([`Host::wake`]); returns how many were.
+    /// Reports that the backing's answer for `host` has changed: pages have arrived, or never will.
+    /// Each vCPU that waits for one of them is told ([`Vcpu::ready`]), and woken ([`Host::wake`]);
+    /// returns how many were.
     ///
     /// Any thread calls this, after the backing has changed its answer, and for each such change.
-    /// None is lost, whatever a fault does meanwhile, if the backing keeps its answer where a lock
-    /// is held or, in atomics, by sequentially consistent stores and loads.
+    /// No arrival is lost, whatever a fault does meanwhile, if the backing keeps its answer where a
+    /// lock is held or, in atomics, by sequentially consistent stores and loads.
     pub fn arrived(&self, host: HvaRange) -> u64 {
         let (platform, vmid) = (self.tables.platform(), self.tables.vmid());
         let page = F::size(0).bytes();
@@ -32,9 +32,9 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
 }
 
 impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
-    /// A page that the vCPU has waited for and that is there, or never will be: its access may be
-    /// repeated. Each is told once. A vCPU that was told by a fault itself, which found the page,
-    /// is not told again.
+    /// Returns a page that the vCPU has waited for and that is there, or never will be: its access
+    /// may be repeated. Each arrival is returned once. If a fault of the vCPU has found the page
+    /// itself, the arrival is not returned.
     pub fn ready(&mut self) -> Option<Arrival> {
         let guest = self.worker.guest;
         let (arrival, since) = self.waits.end(&guest.waits, self.id, |_, ready| ready)?;
@@ -42,12 +42,12 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         Some(arrival)
     }
 
-    /// Whether the wait is over: [`Vcpu::ready`] hands it out, or has done so.
+    /// Whether the wait is over: [`Vcpu::ready`] returns the arrival, or has done so.
     pub fn is_ready(&self, arrival: &Arrival) -> bool {
         self.waits.is_ready(&self.worker.guest.waits, self.id, arrival)
     }
 
-    /// What the vCPU waits for; told or not.
+    /// The pages that the vCPU waits for, whether it was told or not.
     pub fn waiting(&self) -> impl Iterator<Item = Arrival> + '_ {
         self.waits.all()
     }
@@ -65,7 +65,8 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         }
     }
 
-    /// The backing has said *not yet*: waits for the page. `Err` if it is to be asked once more.
+    /// Waits for the page, for which the backing has said *not yet*. `Err` if it is to be asked
+    /// once more.
     pub(crate) fn wait_for(&mut self, slot: SlotId, gpa: Gpa, host: Hva) -> Result<Outcome, ()> {
         let guest = self.worker.guest;
         let now = guest.tables.platform().now();
@@ -75,7 +76,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         }
     }
 
-    /// A fault has been answered: if the vCPU waited for that page, it does no more.
+    /// Ends the vCPU's wait for the page, if there was one: a fault has been answered.
     #[inline]
     pub(crate) fn waited(&mut self, gpa: Gpa, outcome: &Outcome) {
         if self.waits.any() && !matches!(outcome, Outcome::Retry(_) | Outcome::RingFull) {
@@ -95,7 +96,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         }
     }
 
-    /// Nobody runs the vCPU any more.
+    /// Ends all waits: no thread runs the vCPU any more.
     pub(crate) fn wait_for_nothing(&mut self) {
         while self.waits.end(&self.worker.guest.waits, self.id, |_, _| true).is_some() {}
     }

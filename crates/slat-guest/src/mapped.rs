@@ -1,19 +1,20 @@
-//! What is mapped, by the size of leaves: kept by counters, so that nobody walks to know it.
+//! The memory that is mapped, by the size of leaves: counters keep it, so that it takes no walk.
 //!
-//! Each thread has counters of its own, or of a few ([`crate::stats`]), to which it adds what its
-//! guard says came and went ([`slat::Guard::sizes`]) when it leaves the tables. *Invariant*: of
-//! every guard that a worker had in tables of this guest the counters have, or will have when it is
-//! dropped, what it did; so their sum is what is mapped there while nobody is inside. One counter
-//! alone says nothing: a vCPU maps what a worker unmaps, whose counter goes below zero.
+//! Each thread has counters, its own or shared with a few ([`crate::stats`]), to which it adds what
+//! its guard mapped and unmapped ([`slat::Guard::sizes`]) when it leaves the tables. *Invariant*:
+//! the counters have, or will have when the guard is dropped, the changes of every guard that a
+//! worker had in tables of this guest; so their sum is what is mapped there while no thread is
+//! inside. A single counter means nothing: a vCPU maps what a worker unmaps, whose counter goes
+//! below zero.
 
 use crate::sync::AtomicCount;
 use alloc::vec::Vec;
 use slat::{Format, PageSize, Sizes};
 
-/// Levels that may have leaves.
+/// The number of levels that may have leaves.
 const LEVELS: usize = 3;
 
-/// Leaves that came less those that went, modulo 2^64, by level; members of groups apart.
+/// Leaves mapped less leaves unmapped, modulo 2^64, by level; members of groups are counted apart.
 #[derive(Debug, Default)]
 pub(crate) struct SizeCells {
     leaves: [AtomicCount; LEVELS],
@@ -32,8 +33,8 @@ impl SizeCells {
 
 /// Bytes of the guest's memory that are mapped, by the size of the leaves that map them.
 ///
-/// Read from counters, in a time that depends on the number of vCPUs alone. Exact while no thread
-/// works on the guest's memory; meanwhile it is off by no more than what the threads that are in
+/// It is read from counters, in a time that depends on the number of vCPUs alone. It is exact while
+/// no thread works on the guest's memory; meanwhile it is off by no more than what the threads in
 /// the tables have changed there since they entered, and what changed while it was read. A vCPU's
 /// fault changes what it maps, or splits, and what is mapped ahead of it; every other operation
 /// leaves the tables after each piece of 1 GiB, or of the largest leaf if that is more. No size
@@ -44,8 +45,8 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// Of each size of leaves of the format, smallest first, the bytes; then, where faults fold
-    /// ([`Config::contiguous`](crate::Config)), of groups by their own size.
+    /// The bytes by each size of the format's leaves, smallest first; then, where faults fold
+    /// ([`Config::contiguous`](crate::Config)), the bytes of groups, by their own size.
     pub fn by_size(&self) -> &[(PageSize, u64)] {
         &self.sizes
     }
@@ -55,8 +56,8 @@ impl Mapped {
         self.sizes.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Bytes that leaves, or groups, larger than a page map: the coverage by huge pages, beside
-    /// [`Mapped::bytes`].
+    /// Bytes that are mapped by leaves, or groups, larger than a page: divided by
+    /// [`Mapped::bytes`], the coverage by huge pages.
     pub fn huge_bytes(&self) -> u64 {
         let page = self.sizes.first().map(|(size, _)| *size);
         let huge = self.sizes.iter().filter(|(size, _)| Some(*size) > page);
@@ -69,8 +70,8 @@ impl Mapped {
     ) -> Self {
         let sum = |of: fn(&SizeCells, usize) -> u64, level: u8| {
             let all = cells.clone().map(|cells| of(cells, level as usize));
-            // Of threads that are inside, the one that unmapped may be counted already, and the one
-            // that mapped not yet.
+            // Of two threads that are inside, the one that unmapped may be counted already, and the
+            // one that mapped not yet.
             (all.fold(0u64, u64::wrapping_add) as i64).max(0) as u64
         };
         let levels = 0..=F::LARGEST_LEAF;
