@@ -1,19 +1,19 @@
-//! What a fault came to, and what a split ahead of faults.
+//! The outcomes of faults, and of splits ahead of faults.
 
 use crate::private::{Denied, MemoryKind};
 use crate::waits::Arrival;
 use core::fmt;
 use slat::{ChangeError, Gpa, MapError, OutOfFrames, PageSize, SplitError};
 
-/// What a fault came to.
+/// The outcome of a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// A leaf of that size was mapped.
     Mapped(PageSize),
     /// A leaf of that size became writable.
     MadeWritable(PageSize),
-    /// A leaf of that size became executable, and in a table whose pages were not, those around it
-    /// that may be.
+    /// A leaf of that size became executable; in a table whose pages were not executable, also
+    /// those around it that may be.
     MadeExecutable(PageSize),
     /// A leaf became accessed.
     MadeAccessed,
@@ -28,27 +28,27 @@ pub enum Outcome {
         /// The size of the block.
         from: PageSize,
     },
-    /// There was nothing to do: another vCPU had done it.
+    /// Nothing was left to do: another vCPU had done it.
     Spurious,
-    /// Somebody was in the way: run the guest; it faults again if need be.
+    /// Another thread was in the way: run the guest; it faults again if need be.
     Retry(Retry),
-    /// There is no memory for this access: a device's register, or a write to a read-only slot.
-    /// Emulate it, or raise the guest's error.
+    /// There is no memory for this access: it is to a device's register, or a write to a read-only
+    /// memslot. Emulate it, or raise the guest's error.
     Mmio,
-    /// The vCPU's dirty ring is full: have it harvested and reset, then run the guest.
+    /// The vCPU's dirty ring is full: have the ring harvested and reset, then run the guest.
     RingFull,
-    /// The guest uses the page as one of this kind, which it is not: convert it
+    /// The guest wants the page to be of this kind, which it is not: convert it
     /// ([`Worker::convert`](crate::Worker::convert)) and run the guest, or raise the guest's error
     /// (Linux: `KVM_EXIT_MEMORY_FAULT`).
     Convert {
         /// The kind that the guest wants.
         to: MemoryKind,
     },
-    /// The access cannot be answered: an error for the guest, or its end.
+    /// The access cannot be answered: raise the guest's error, or end the guest.
     Refused(Refused),
 }
 
-/// Who was in the way of a fault.
+/// What was in the way of a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Retry {
     /// Another thread held the entry.
@@ -57,10 +57,10 @@ pub enum Retry {
     Invalidated,
     /// The backing is fetching the page. The vCPU sleeps until it is there
     /// ([`Vcpu::sleep_until`](crate::Vcpu::sleep_until)), runs something else until it is told
-    /// ([`Vcpu::ready`](crate::Vcpu::ready)), or just tries again. `None`: it waits for as many
-    /// pages as it may, 16, told ones included.
+    /// ([`Vcpu::ready`](crate::Vcpu::ready)), or just tries again. `None`: the vCPU waits for 16
+    /// pages already, which is the most, including those that it was told of.
     NotYet(Option<Arrival>),
-    /// The slot is being deleted or moved.
+    /// The memslot is being deleted or moved.
     SlotGoing,
     /// The page is being converted between shared and private.
     Converting,
@@ -73,18 +73,18 @@ pub enum Refused {
     NoPage,
     /// The machine does not have the private page mapped.
     Private(Denied),
-    /// The guest may not execute from there.
+    /// The guest may not execute the page.
     NotExecutable,
     /// The platform has no table pages.
     OutOfFrames,
     /// The guest may have no more table pages
     /// ([`Config::table_pages`](crate::Config::table_pages)).
     TableLimit(TableLimit),
-    /// The backing named memory that the tables cannot hold.
+    /// The backing returned memory that the tables cannot map.
     Page(MapError),
     /// The tables refuse to change the leaf.
     Change(ChangeError),
-    /// The tables refuse to split it.
+    /// The tables refuse to split the leaf.
     Split(SplitError),
 }
 
@@ -110,7 +110,7 @@ impl From<SplitError> for Outcome {
 /// ([`Config::table_pages`](crate::Config::table_pages)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TableLimit {
-    /// How many that is.
+    /// The number of table pages that it may have.
     pub pages: u64,
 }
 
@@ -127,47 +127,48 @@ impl fmt::Display for TableLimit {
 
 impl core::error::Error for TableLimit {}
 
-/// What one run of an [`EagerSplit`](crate::EagerSplit) split, and why no more.
+/// The result of one run of an [`EagerSplit`](crate::EagerSplit), and why it ended early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SplitReport {
     /// Bytes of blocks that were split.
     pub split: u64,
-    /// Bytes of chunks that were looked at: what was not split there was no larger than asked.
+    /// Bytes of chunks that were looked at: leaves there that were not split were no larger than
+    /// asked for.
     pub done: u64,
-    /// Why it ended before the range did.
+    /// Why the run ended before the range did.
     pub stopped: Option<SplitStop>,
 }
 
 /// Why an eager split ended early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SplitStop {
-    /// The caller said so; running it again goes on from there.
+    /// The caller asked for it; running it again goes on from there.
     Asked,
     /// The platform has no more table pages; a run goes on from this address.
     OutOfFrames {
         /// The first address that is not split.
         at: Gpa,
-        /// What the platform said.
+        /// The platform's error.
         error: OutOfFrames,
     },
     /// The guest may have no more table pages; a run goes on from this address.
     TableLimit {
         /// The first address that is not split.
         at: Gpa,
-        /// How many it may have.
+        /// The number of table pages that it may have.
         limit: TableLimit,
     },
-    /// Somebody held an entry for too long; a run goes on from this address.
+    /// Another thread held an entry for too long; a run goes on from this address.
     Contended {
         /// The first address that is not split.
         at: Gpa,
     },
-    /// The guest has no such addresses, or the format no such size.
+    /// The guest has no such addresses, or the format has no such size.
     Refused(SplitError),
 }
 
 impl SplitStop {
-    /// Where a run goes on.
+    /// The address from which a run goes on.
     pub(crate) const fn at(&self) -> Option<Gpa> {
         match self {
             Self::OutOfFrames { at, .. } | Self::TableLimit { at, .. } | Self::Contended { at } => {

@@ -1,8 +1,8 @@
-//! Ranges of guest memory that stay where and as they are.
+//! Pins: ranges of guest memory that stay where and as they are.
 //!
-//! *Invariant*: who changes memory in place looks for pins inside the guest's tables, and has done
-//! what it does before it leaves them. Who pins adds the range, then waits until all who were
-//! inside have left. So when a pin is there nobody changes what it covers.
+//! *Invariant*: a thread that changes memory in place looks for pins inside the guest's tables, and
+//! completes the change before it leaves them. A thread that pins adds the range, then waits until
+//! all threads that were inside have left. So once a pin is there no thread changes what it covers.
 
 use crate::sync::{AtomicU64, Lock, Ordering, agreed};
 use alloc::vec::Vec;
@@ -11,7 +11,7 @@ use slat::{Gpa, GpaRange};
 
 #[derive(Debug)]
 pub(crate) struct Pins {
-    /// Each with a number of its own.
+    /// The pinned ranges, each with a number of its own.
     ranges: Lock<Vec<(u64, GpaRange)>>,
     count: AtomicU64,
     next: AtomicU64,
@@ -41,7 +41,7 @@ impl Pins {
         self.some() && self.ranges.lock().iter().any(|(_, pin)| overlaps(pin))
     }
 
-    /// What of `range` is not pinned, in ascending order.
+    /// The parts of `range` that are not pinned, in ascending order.
     pub fn free(&self, range: GpaRange) -> Vec<GpaRange> {
         if !self.some() {
             return Vec::from([range]);
@@ -63,7 +63,7 @@ impl Pins {
     }
 }
 
-/// Pages that stay where and as they are, until this is dropped.
+/// A pin: pages that stay where and as they are, until this is dropped.
 #[must_use = "dropped, the pages are pinned no more"]
 pub struct Pinned<'g> {
     pins: &'g Pins,
@@ -72,7 +72,7 @@ pub struct Pinned<'g> {
 }
 
 impl Pinned<'_> {
-    /// The pages.
+    /// The guest addresses of the pages.
     pub const fn range(&self) -> GpaRange {
         self.range
     }

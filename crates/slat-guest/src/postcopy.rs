@@ -1,20 +1,21 @@
-//! Memory whose content comes while the guest runs on it already: the second half of a post-copy
+//! Memory whose content arrives while the guest already runs on it: the second half of a post-copy
 //! migration, or a snapshot that is restored as it is used.
 //!
 //! # Protocol
-//! A bit a page says that its content is *here*; another, that somebody has been told to fetch it;
-//! a third, that a fault has asked. The thread that is to fetch a page takes its second bit first, so each page
-//! is fetched once, whoever asks. Content is written, then the page is *here*, then those that wait
-//! are told ([`Guest::arrived`](crate::Guest::arrived)).
+//! Each page has three bits: its content is *here*; a thread has been told to fetch it (it is
+//! claimed); a fault has asked for it. The thread that is to fetch a page claims it first, so each
+//! page is fetched once, whichever thread asks. Content is written, then the page is *here*, then
+//! vCPUs that wait are told ([`Guest::arrived`](crate::Guest::arrived)).
 //!
 //! *Invariants*:
-//! - A leaf is of pages that are all *here*: the size that is answered grows from the page, by
-//!   halves that are here whole.
-//! - A page that a fault has asked for is in the queue, or somebody fetches it, until it is here. A
-//!   fault asks, and a fetch that failed is undone, under the queue's lock: the fault finds the
-//!   page claimed and asked, or puts it into the queue; and what is undone goes back to its front
-//!   if it was asked for meanwhile.
-//! - Of each block one thread alone brings the last page: a count a block, of pages not here.
+//! - All pages of a leaf are *here*: the size that the backing answers grows from the page, as long
+//!   as all of the larger block is here.
+//! - A page that a fault has asked for is in the queue, or a thread fetches it, until it is here. A
+//!   fault asks, and a failed fetch is undone, under the queue's lock: the fault finds the page
+//!   claimed and marks it as asked for, or puts it into the queue; and a page whose fetch is undone
+//!   goes back to the queue's front if a fault has asked for it meanwhile.
+//! - Only one thread brings the last page of each block: each block counts its pages that are not
+//!   here.
 
 use crate::backing::{Backing, Hva, HvaRange, NoPage, Page};
 use crate::host::Host;
@@ -28,8 +29,8 @@ use alloc::vec::Vec;
 use core::fmt;
 use slat::{Access, Format, PageSize};
 
-/// A [`Backing`] whose pages come late: `inner` has the memory, and it is asked for a page once its
-/// content is there.
+/// A [`Backing`] whose pages arrive late: `inner` has the memory, and is asked for a page once the
+/// page's content is there.
 #[derive(Debug)]
 pub struct PostCopy<B> {
     inner: B,
@@ -37,28 +38,28 @@ pub struct PostCopy<B> {
     page: PageSize,
     block: PageSize,
     here: Box<[AtomicU64]>,
-    /// Somebody fetches it, or did.
+    /// A thread fetches the page, or did.
     claimed: Box<[AtomicU64]>,
     asked: Box<[AtomicU64]>,
-    /// Of each block, how many pages are not here.
+    /// The number of pages of each block that are not here.
     left: Box<[AtomicU64]>,
     missing: AtomicU64,
     queue: Lock<VecDeque<u64>>,
-    /// The word from which the background goes on: where the guest was last.
+    /// The word from which the background fetches go on: where the guest was last.
     cursor: AtomicU64,
     counts: [AtomicU64; 4],
 }
 
-/// What came of the pages so far.
+/// The number of pages that have arrived so far, and in which way.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PostCopied {
     /// Pages whose content is not there yet.
     pub missing: u64,
-    /// Pages that came because a fault had asked.
+    /// Pages that were fetched because a fault had asked.
     pub asked: u64,
-    /// Pages that came in the background.
+    /// Pages that were fetched in the background.
     pub background: u64,
-    /// Pages that were to be fetched, and were given back.
+    /// Pages that were handed out to be fetched, and were given back.
     pub given_back: u64,
     /// Blocks that were put together as their last page came.
     pub blocks: u64,
@@ -79,7 +80,7 @@ pub enum PostCopyError {
         /// The page size.
         page: PageSize,
     },
-    /// No memory for three bits a page.
+    /// There is no memory for three bits for each page.
     OutOfMemory,
 }
 
@@ -96,7 +97,7 @@ impl fmt::Display for PostCopyError {
 
 impl core::error::Error for PostCopyError {}
 
-/// Zeroes.
+/// Allocates `len` words, all zero.
 fn words(len: u64) -> Result<Box<[AtomicU64]>, PostCopyError> {
     let mut words = Vec::new();
     words.try_reserve_exact(len as usize).map_err(|_| PostCopyError::OutOfMemory)?;
@@ -108,7 +109,7 @@ fn get(bits: &[AtomicU64], page: u64) -> bool {
     bits[(page / 64) as usize].load(Ordering::SeqCst) >> (page % 64) & 1 == 1
 }
 
-/// Calls `each` with the words of some pages, and with which bits.
+/// Calls `each` with the words that hold the bits of some pages, and with these bits.
 fn each(first: u64, pages: u64, mut each: impl FnMut(usize, u64)) {
     let (mut page, end) = (first, first + pages);
     while page < end {
@@ -119,9 +120,9 @@ fn each(first: u64, pages: u64, mut each: impl FnMut(usize, u64)) {
 }
 
 impl<B> PostCopy<B> {
-    /// Memory at `range`, none of which is there yet, in pages of `page`. Where the last page of a
-    /// `block` comes, what the guest has of it in small leaves is put together. What `inner` has
-    /// beside `range` is there.
+    /// Makes memory at `range` of which no page is there yet, in pages of `page`. When the last
+    /// page of a `block` arrives, the small leaves that the guest has of it are put together.
+    /// Memory of `inner` outside `range` is there.
     ///
     /// # Errors
     /// [`PostCopyError`].
@@ -164,12 +165,12 @@ impl<B> PostCopy<B> {
         Ok(late)
     }
 
-    /// What has the memory.
+    /// The backing that has the memory.
     pub const fn inner(&self) -> &B {
         &self.inner
     }
 
-    /// What came so far.
+    /// The counts of pages that have arrived.
     pub fn counts(&self) -> PostCopied {
         let [asked, background, given_back, blocks] =
             self.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
@@ -177,8 +178,8 @@ impl<B> PostCopy<B> {
         PostCopied { missing, asked, background, given_back, blocks }
     }
 
-    /// The page numbers of what `host` and the memory have in common: the first, and how many. Of a
-    /// part of a page all of it.
+    /// The numbers of the pages that `host` and the memory have in common: the first, and how many.
+    /// A page of which `host` has a part counts.
     fn pages(&self, host: &HvaRange) -> (u64, u64) {
         let start = host.start.max(self.range.start).0 - self.range.start.0;
         let end = host.end().min(self.range.end()).0.saturating_sub(self.range.start.0);
@@ -196,16 +197,16 @@ impl<B> PostCopy<B> {
         HvaRange { start: Hva(self.range.start.0 + (first << shift)), bytes: pages << shift }
     }
 
-    /// The content of `host` is there, as it came before: a round of pre-copy, a page of zeroes.
-    /// For memory that no guest has yet.
+    /// Notes that the content of `host` is there, as it came before: by a round of pre-copy, or as
+    /// a page of zeroes. For memory that no guest has yet.
     pub fn have(&mut self, host: HvaRange) {
         let (first, pages) = self.pages(&host);
         each(first, pages, |word, mask| _ = self.claimed[word].fetch_or(mask, Ordering::SeqCst));
         self.land(first, pages, |_| {});
     }
 
-    /// The content of `host` is there no more, and is to be fetched again: the guest goes back to a
-    /// snapshot.
+    /// Notes that the content of `host` is not there any more, and is to be fetched again: the
+    /// guest goes back to a snapshot.
     ///
     /// The caller has taken the memory from the guest and holds `_taken`, which
     /// [`Worker::invalidate`] returned for all of it; no [`Fetch`] of it is under way.
@@ -229,7 +230,7 @@ impl<B> PostCopy<B> {
         (at - (self.range.start.0 >> self.block.shift())) as usize
     }
 
-    /// The pages are here; `whole` learns of each block whose last page is among them.
+    /// Marks the pages as here; calls `whole` with each block whose last page is among them.
     fn land(&self, first: u64, pages: u64, mut whole: impl FnMut(Hva)) {
         let mut landed = 0;
         for page in first..first + pages {
@@ -253,8 +254,8 @@ impl<B> PostCopy<B> {
         all
     }
 
-    /// The largest block around `host`, at most `most`, of which all is here; a page that is here
-    /// itself.
+    /// The largest block around `host`, at most `most`, of which all pages are here; the page
+    /// itself is.
     fn whole(&self, host: Hva, most: PageSize) -> PageSize {
         let mut size = self.page;
         while size < most {
@@ -273,7 +274,7 @@ impl<B> PostCopy<B> {
         size.min(most)
     }
 
-    /// A fault needs the page.
+    /// Asks for the page: a fault needs it.
     fn ask(&self, page: u64) {
         let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
         let mut queue = self.queue.lock();
@@ -282,18 +283,18 @@ impl<B> PostCopy<B> {
         }
     }
 
-    /// What is to be fetched next: the page that a fault has asked for first, or else up to `most`
-    /// pages, 64 at most, that nobody has asked for, close behind what was asked for last. `None`:
-    /// all is there, or others fetch the rest; with `most` 0 no fault waits for what nobody
-    /// fetches.
+    /// Returns the pages to be fetched next: the page that a fault has asked for first, or else up
+    /// to `most` pages, 64 at most, that no fault has asked for, close behind the last page asked
+    /// for. `None`: all pages are there, or other threads fetch the rest; with `most` 0, each page
+    /// that a fault waits for is being fetched.
     ///
-    /// Any number of threads call this. A page is handed out once, and again only if its [`Fetch`]
-    /// was dropped without having arrived.
+    /// Any number of threads call this. A page is handed out again only if its [`Fetch`] was
+    /// dropped before it arrived.
     pub fn next(&self, most: u64) -> Option<Fetch<'_, B>> {
         loop {
             let Some(page) = self.queue.lock().pop_front() else { break };
             let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
-            // Claimed: it is here, on its way, or comes back to the queue.
+            // If it is claimed, it is here, on its way, or comes back to the queue.
             if self.claimed[word].fetch_or(bit, Ordering::SeqCst) & bit == 0 {
                 self.cursor.store(word as u64, Ordering::Relaxed);
                 return Some(Fetch { late: self, first: page, pages: 1, asked: true });
@@ -331,37 +332,37 @@ impl<B> PostCopy<B> {
         None
     }
 
-    /// A page that is here, as it may be mapped.
+    /// The page of a host address that is here, with the largest block that may be mapped.
     fn lowered(&self, host: Hva, page: Page) -> Page {
         Page { block: self.whole(host, page.block), ..page }
     }
 }
 
-/// Pages that somebody fetches: theirs until they arrive. Dropped before, they are to be fetched
-/// again, first of all if a fault has asked for them.
+/// Pages that one thread is to fetch. If it is dropped before they arrive, they are to be fetched
+/// again, and first of all if a fault has asked for them.
 #[must_use = "dropped, the pages are to be fetched again"]
 #[derive(Debug)]
 pub struct Fetch<'l, B> {
     late: &'l PostCopy<B>,
     first: u64,
-    /// None, once they have arrived.
+    /// The number of pages; 0 once they have arrived.
     pages: u64,
     asked: bool,
 }
 
 impl<B> Fetch<'_, B> {
-    /// The pages, as the backing has them.
+    /// The addresses of the pages in the backing.
     pub fn host(&self) -> HvaRange {
         self.late.host(self.first, self.pages)
     }
 
-    /// A fault has asked for it: a vCPU waits.
+    /// Whether a fault has asked for it: a vCPU waits.
     pub const fn asked(&self) -> bool {
         self.asked
     }
 
-    /// The content is in its place, in `inner`'s memory. vCPUs that wait for it are told, and
-    /// blocks whose last page it was are put together.
+    /// Reports that the content is in its place, in `inner`'s memory. vCPUs that wait for it are
+    /// told, and blocks whose last page it was are put together.
     pub fn arrived<F: Format, H: Host, G: Backing>(mut self, worker: &mut Worker<'_, F, H, G>) {
         let (late, host) = (self.late, self.host());
         let mut whole = Vec::new();
@@ -408,7 +409,7 @@ impl<B: Backing> Backing for PostCopy<B> {
         self.inner.page(host, access).map(|page| self.lowered(host, page))
     }
 
-    /// Private memory is all `inner`'s: it does not come late.
+    /// All private memory is `inner`'s: none of it arrives late.
     fn private_page(&self, at: PrivateAt) -> Result<PrivatePage, NoPage> {
         self.inner.private_page(at)
     }
@@ -430,9 +431,9 @@ impl<B: Backing> Backing for PostCopy<B> {
 }
 
 impl<F: Format, H: Host, B: Backing> Worker<'_, F, H, B> {
-    /// All of a block is there: where the guest has some of it in small leaves, it gets the others,
-    /// and they become one. What it has not touched a fault maps whole. Returns how many became
-    /// blocks.
+    /// Puts a block together of which all pages are there: if the guest has some of it in small
+    /// leaves, the others are mapped, and they become one. A fault maps untouched memory whole.
+    /// Returns how many blocks it made.
     fn put_together(&mut self, host: HvaRange, block: PageSize) -> u64 {
         let mut formed = 0;
         for range in self.guest_ranges(host) {

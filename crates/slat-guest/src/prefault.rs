@@ -1,4 +1,4 @@
-//! Pages that are mapped before the guest asks for them: a range, by any worker, or what is at hand
+//! Pages that are mapped before the guest asks for them: a range, by any worker, or pages at hand
 //! around a fault.
 
 use crate::backing::{Backing, HvaRange};
@@ -13,47 +13,48 @@ use crate::vcpu::Vcpu;
 use crate::worker::Worker;
 use slat::{Access, Format, Gpa, GpaRange};
 
-/// What became of a range that was to be mapped ahead of its faults: bytes, whose sum is that of
-/// the range, or less if the call ended early.
+/// The result of mapping a range ahead of its faults, in bytes: their sum is the range's size, or
+/// less if the call ended early.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Prefaulted {
     /// Mapped, or given the right that was asked for.
     pub mapped: u64,
     /// Mapped already, with that right.
     pub there: u64,
-    /// The backing has them not yet: it was asked for each.
+    /// Not there yet in the backing, which was asked for each.
     pub not_yet: u64,
-    /// Somebody held them: the host takes them back, their slot goes, another thread is at work.
+    /// Held: the host takes them back, their memslot goes, or another thread is at work on them.
     pub held: u64,
     /// Refused by the backing or the tables.
     pub refused: u64,
-    /// In no slot, or read-only, if they were to be written.
+    /// In no memslot, or in a read-only one if they were to be written.
     pub no_memory: u64,
-    /// What ended the call early, and where.
+    /// Why the call ended early, and where.
     pub stop: Option<(Gpa, PrefaultStop)>,
 }
 
 /// Why a call of [`Worker::prefault`] ended early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PrefaultStop {
-    /// `stop` said so.
+    /// `stop` returned `true`.
     Asked,
     /// The platform has no table pages.
     OutOfFrames,
-    /// The guest may have no more ([`Config::table_pages`](crate::Config::table_pages)).
+    /// The guest may have no more table pages
+    /// ([`Config::table_pages`](crate::Config::table_pages)).
     TableLimit(TableLimit),
 }
 
-/// No vCPU: what it writes goes to the bitmap.
+/// The number of no vCPU: what a prefault writes is logged in the bitmap.
 const NOBODY: u16 = u16::MAX;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Maps what the guest has in `range`, as faults for `access` would: by the largest leaves that
-    /// slots, logs and backing allow, in the tables that vCPUs share. A page for
+    /// memslots, logs and backing allow, in the tables that vCPUs share. A page that is mapped for
     /// [`Access::Write`] counts as written.
     ///
-    /// Nobody waits for what the backing has not yet. `stop` is asked before each leaf. The bounds
-    /// of `range` are widened to pages.
+    /// It does not wait for pages that the backing does not have yet. `stop` is called before each
+    /// leaf. The bounds of `range` are widened to pages.
     pub fn prefault(
         &mut self,
         range: GpaRange,
@@ -83,7 +84,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         done
     }
 
-    /// Maps what is at `gpa`; says up to where, before `end`, and how that counts.
+    /// Maps the memory at `gpa`; returns the address, before `end`, up to which it did, and how
+    /// that counts.
     fn prefault_at(
         &mut self,
         gpa: Gpa,
@@ -165,7 +167,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// Which of the sums bytes belong to.
+/// The sum of a `Prefaulted` that bytes are added to.
 type Count = fn(&mut Prefaulted) -> &mut u64;
 
 enum Found {
@@ -174,9 +176,9 @@ enum Found {
 }
 
 impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
-    /// A page was mapped: so is what the backing has at hand around it, up to
-    /// [`Config::fault_around`](crate::Config::fault_around), in one table. Nothing of it looks
-    /// used or written.
+    /// Maps the pages around a page that was just mapped, if the backing has them at hand, up to
+    /// [`Config::fault_around`](crate::Config::fault_around), in one table. They do not look used
+    /// or written.
     pub(crate) fn fault_around(&mut self, gpa: Gpa) {
         let guest = self.worker.guest;
         let page = F::size(0).bytes();
@@ -190,13 +192,13 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
             let Some(all) = all else { return 0 };
             let pages = (all.start().0..all.end().0).step_by(page as usize).map(Gpa);
             let mapped = pages.filter(|&gpa| {
-                // Before a reservation: what is not at hand costs no more.
+                // Asked before a reservation: a page that is not at hand costs nothing more.
                 if guest.backing.at_hand(slot.spec.host_of(gpa.0)).is_none()
                     || !matches!(inside.guard.translate(gpa), Ok(None))
                 {
                     return false;
                 }
-                // What is private nobody maps ahead.
+                // Private pages are not mapped ahead.
                 let (access, kind, folds, ahead) = (Access::Read, MemoryKind::Shared, false, true);
                 let (slots, alone) = (view, false);
                 let fault =
@@ -208,7 +210,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         self.worker.counters.mapped_ahead.add(mapped);
     }
 
-    /// Whether what is around a fault is to be mapped, too.
+    /// Whether the pages around a fault are to be mapped, too.
     #[inline]
     pub(crate) fn maps_around(&self, outcome: &Outcome) -> bool {
         self.worker.guest.config.fault_around > 1 && *outcome == Outcome::Mapped(F::size(0))

@@ -1,16 +1,17 @@
-//! Ranges as they are worked on: in pieces, at sizes that fit, with the leaves that their ends cut.
+//! Ranges in pieces, at sizes that fit, and with the leaves that their ends cut.
 
 use crate::host::Host;
 use slat::{Contended, Format, Gpa, GpaRange, Guard, PageSize};
 
-/// What is worked on inside the tables at a time: unlinked tables of the guest wait for it.
+/// The size that is worked on at a time inside the tables: the guest's unlinked tables wait for
+/// that.
 #[cfg(not(loom))]
 const PIECE: u64 = 1 << 30;
-/// No larger than a leaf: of guests that models can explore.
+/// No larger than a leaf in guests that models can explore.
 #[cfg(loom)]
 const PIECE: u64 = 1 << 12;
 
-/// `range` in pieces that end at multiples of [`PIECE`], or of `block` if that is larger.
+/// Cuts `range` into pieces that end at multiples of [`PIECE`], or of `block` if that is larger.
 pub(crate) fn pieces(range: GpaRange, block: PageSize) -> impl Iterator<Item = GpaRange> {
     let piece = PIECE.max(block.bytes());
     let (mut start, end) = (range.start().0, range.end().0);
@@ -33,8 +34,8 @@ pub(crate) fn cut_by<F: Format, H: Host>(
     Ok(cut.map(|leaf| leaf.expect("a leaf is not empty")))
 }
 
-/// `range`, with the leaves that its ends cut through: of each end on its own, as what is beyond
-/// may be another slot's. A caller that counts its pages clips it to the slot.
+/// Widens `range` to the leaves that its ends cut through, each end on its own. The leaves may
+/// reach into another memslot: a caller that counts pages clips the result to its memslot.
 pub(crate) fn widened<F: Format, H: Host>(
     guard: &Guard<'_, '_, F, H>,
     range: GpaRange,
@@ -44,7 +45,7 @@ pub(crate) fn widened<F: Format, H: Host>(
     Ok(GpaRange::new(start, end.0 - start.0).expect("wider than a range"))
 }
 
-/// The largest leaf of the format, at most `largest`, that `fits`.
+/// The largest leaf of the format, at most `largest`, whose size `fits` accepts.
 #[inline]
 pub(crate) fn fitting<F: Format>(largest: PageSize, fits: impl Fn(u64) -> bool) -> PageSize {
     let mut level = F::LARGEST_LEAF;

@@ -1,4 +1,5 @@
-//! Huge pages that are tables because pages of them may be executed come back after a period.
+//! Recovery of huge pages: tables that exist because their pages may be executed become blocks
+//! again after a period.
 
 use crate::backing::{Backing, MAY_EXECUTE, MAY_WRITE};
 use crate::bits::Splits;
@@ -11,21 +12,23 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use slat::{Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Granted, Guard, Halted, Leaf};
 
-/// What a turn of recovery did.
+/// The result of a turn of recovery.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Recovered {
-    /// Bytes of blocks that came back, without the right to execute; of each size for itself.
+    /// Bytes of blocks that came back, without the right to execute; each size of block counts on
+    /// its own.
     pub bytes: u64,
-    /// Tables that were left: of slots that log, or whose pages are not all there, or differ.
+    /// Tables that were left: they are in memslots that log, or their pages are not all there, or
+    /// differ.
     pub left: u64,
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Ends a period: tables that got executable pages in the period before it become blocks again,
-    /// without the right to execute. Those of slots that log are kept for later, and so are those
-    /// that cannot be blocks yet, whose pages keep their rights.
+    /// without the right to execute. Tables of memslots that log are kept for later, and so are
+    /// tables that cannot be blocks yet, whose pages keep their rights.
     ///
-    /// Called once a period, whose length is the caller's to choose (Linux: an hour for all of
+    /// Called once in each period, whose length the caller chooses (Linux: an hour for all of
     /// them).
     pub fn recover_huge_pages(&mut self) -> Recovered {
         let guest = self.guest;
@@ -39,7 +42,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for (spec, logs, splits) in slots {
             let mut tables = Vec::new();
             splits.turn::<F>(&spec, |gpa| tables.push(gpa));
-            // Neighbours, as tables come in ascending order, become a larger block together.
+            // Neighbours become a larger block together, as tables come in ascending order.
             let mut larger = None;
             for gpa in tables {
                 let bytes = if logs { None } else { self.recover(&spec, &splits, gpa) };
@@ -59,13 +62,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         recovered
     }
 
-    /// Makes the table at `gpa` a block; returns the bytes, none if it is one already. `None`:
-    /// somebody held an entry, or it does not fit yet; it may another time.
+    /// Makes the table at `gpa` a block; returns the bytes, 0 if it is one already. `None`: another
+    /// thread held an entry, or the pages do not make a block yet; a later try may succeed.
     fn recover(&mut self, spec: &SlotSpec, splits: &Arc<Splits>, gpa: u64) -> Option<u64> {
         let guest = self.guest;
         let size = F::size(1);
-        // A block cannot reach out of the slot, nor be where there are to be none: such a table is
-        // forgotten.
+        // A block cannot reach out of the memslot, nor be larger than the guest's largest leaf:
+        // such a table is forgotten.
         if !spec.fits(gpa, size.bytes()) || guest.config.largest < size {
             return Some(0);
         }
@@ -74,7 +77,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             return None;
         }
         let theirs = |slot: &Slot| slot.splits.as_ref().is_some_and(|it| Arc::ptr_eq(it, splits));
-        // Looked at first, without taking anything: what does not fit is not to fault for it.
+        // Looked at first, without taking any right: pages that do not make a block are not to
+        // fault for it.
         let fits =
             self.inside(&guest.tables, |Inside { guard, .. }| like_a_block::<F, H>(guard, range))?;
         match fits {
@@ -90,16 +94,16 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 }
             }
         }
-        // The slot as it is by then: it may have begun to log, or be another.
+        // Looks at the memslot as it is by then: it may have begun to log, or be another.
         match self.collapse_if(range, size, theirs) {
             0 => None,
             bytes => Some(bytes),
         }
     }
 
-    /// Pages of which some are protected since a log and others were written become alike, as at
-    /// the log's end; not in a slot that has begun to log: it waits until this has left the tables,
-    /// and protects all of them.
+    /// Makes the right to write the same in pages of which some are protected since a log and
+    /// others were written, as at the log's end. Does nothing in a memslot that has begun to log:
+    /// its beginning waits until this has left the tables, and protects all pages.
     fn even_out(&mut self, spec: &SlotSpec, range: GpaRange, theirs: impl Fn(&Slot) -> bool) {
         let guest = self.guest;
         self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
@@ -114,7 +118,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             };
             guard.complete();
             match result {
-                // What somebody held is not alike: the table stays one until another time.
+                // Pages that another thread held may differ: the table stays one until another
+                // time.
                 Ok(_) | Err(Halted { why: ChangeError::Contended, .. }) => {}
                 Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {}
                 Err(Halted { why, .. }) => unreachable!("a slot's pages: {why}"),
@@ -122,7 +127,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         });
     }
 
-    /// After a block of the second size came back: the larger ones around it, as far as they fit.
+    /// Makes larger blocks, as far as they fit, around a block of the second size that came back.
     fn enlarge(&mut self, spec: &SlotSpec, splits: &Arc<Splits>, gpa: u64) -> u64 {
         let guest = self.guest;
         let theirs = |slot: &Slot| slot.splits.as_ref().is_some_and(|it| Arc::ptr_eq(it, splits));
@@ -142,12 +147,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         self.even_out(spec, range, theirs);
                     }
                 }
-                // The table in which pages may be executed is noted itself, and this comes after
-                // it.
+                // A table with executable pages is noted itself, and comes after this one.
                 Some(Fits::Table { execute: true, .. }) | None => break,
             }
             match self.collapse_if(range, size, theirs) {
-                // Somebody held an entry: another time.
+                // Another thread held an entry: try another time.
                 0 => splits.add::<F>(spec, gpa),
                 block => bytes += block,
             }
@@ -155,9 +159,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         bytes
     }
 
-    /// Tables of a slot whose log has ended, and that stay tables as their pages may be executed,
-    /// or are not all there: they become blocks after a period:
-    /// those in `range`.
+    /// Hands tables in `range` to recovery, of a memslot whose log has ended. They stay tables as
+    /// their pages may be executed, or are not all there, and become blocks after a period.
     pub(crate) fn hand_to_recovery(&mut self, spec: &SlotSpec, range: GpaRange) {
         let guest = self.guest;
         for piece in pieces(range, F::size(1)) {
@@ -165,7 +168,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 let slot = view.named(spec.id).filter(|slot| slot.spec.is_where(spec));
                 let Some(splits) = slot.and_then(|slot| slot.splits.as_ref()) else { return };
                 let Ok(leaves) = guard.leaves(piece) else { return };
-                // Where an entry is being changed, its neighbours tell of the table.
+                // Where an entry is being changed, its neighbours show that there is a table.
                 for leaf in leaves.flatten().filter(|leaf| leaf.size < F::size(1)) {
                     let may_execute = leaf.attributes.software.contains(MAY_EXECUTE);
                     if may_execute && spec.fits(leaf.gpa.0, F::size(1).bytes()) {
@@ -177,19 +180,19 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// What a range of a block's size is.
+/// What there is in a range of a block's size.
 enum Fits {
     IsBlock,
-    /// A table that can become one, but that pages may be executed, or that some may be written and
-    /// others not.
+    /// A table that can become a block, but for pages that may be executed, or that differ in the
+    /// right to write.
     Table {
         execute: bool,
         write: bool,
     },
 }
 
-/// Looks, and changes nothing; `None` if the pages cannot be a block, or somebody is at one of
-/// them.
+/// Looks, and changes nothing; `None` if the pages cannot be a block, or another thread is changing
+/// one of them.
 fn like_a_block<F: Format, H: Host>(guard: &Guard<'_, '_, F, H>, range: GpaRange) -> Option<Fits> {
     let kind = |leaf: &Leaf| Attributes {
         write: false,

@@ -1,23 +1,23 @@
-//! A write that has the backing replace a page, which may be mapped elsewhere.
+//! Writes for which the backing replaces a page that may be mapped elsewhere.
 //!
 //! # Protocol
-//! A page that the backing shares for reading is another one once it was asked for a write
-//! ([`Backing::page`]). Where two slots show it, or vCPUs have tables of their own, the old page
-//! may be mapped elsewhere, and who goes on reading it would miss what is written to the new one.
-//! So a write fault that is about to ask says which page it is, takes from everywhere else the
-//! leaves of it that may not be written, and reservations, and asks only then; reads that reserve
-//! meanwhile map nothing, and try again. It ends when the fault is answered.
+//! The backing may answer a write to a page that it shares for reading with another page
+//! ([`Backing::page`]). Where two memslots show the old page, or vCPUs have tables of their own, it
+//! may be mapped elsewhere, and its readers would miss what is written to the new one. So a write
+//! fault that is about to ask announces the page, takes the leaves of it that may not be written,
+//! and reservations, from everywhere else, and asks only then; reads that reserve meanwhile map
+//! nothing, and try again. This ends when the fault is answered.
 //!
-//! *Invariant*: when a page that a write was answered with is mapped, the page that it replaced is
-//! mapped nowhere, nor will be.
+//! *Invariant*: when the page with which a write was answered is mapped, the page that it replaced
+//! is mapped nowhere, nor will be.
 //! - A read that reserves before the walk comes by loses its reservation. One that reserves after
 //!   it sees the write, as with invalidations ([`crate::invalidations`]), or asks after the write
 //!   did.
-//! - A vCPU whose view is not live yet says so before it reserves; see `Guest::spaces`.
-//! - A write that sees no vCPU whose caches are off, and no memory in two slots, does nothing of
-//!   this. Who switches caches off, or adds such a slot, waits for these writes before the view, or
-//!   the slot, is used.
-//! - Writes do not keep each other away: each leaves what may be written where it is, and the
+//! - A vCPU whose view is not live yet announces the view before it reserves; see `Guest::spaces`.
+//! - A write that sees no vCPU whose caches are off, and no memory in two memslots, does nothing of
+//!   this. A thread that switches caches off, or adds such a memslot, waits for these writes before
+//!   the view, or the memslot, is used.
+//! - Writes do not exclude each other: each leaves alone the leaves that may be written, and the
 //!   backing replaces a page once.
 
 use crate::backing::{Backing, HvaRange, MAY_WRITE};
@@ -28,8 +28,8 @@ use alloc::vec::Vec;
 use slat::{Format, Gpa, GpaRange, Tables};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Empties what may hold the page at `host` for reading, wherever that is but at the page of
-    /// `gpa` in `own`; until the result is dropped it comes back nowhere.
+    /// Empties all entries that may hold the page at `host` for reading, except that for `gpa` in
+    /// `own`; no fault maps it for reading until the result is dropped.
     pub(crate) fn empty_elsewhere(
         &mut self,
         (own, gpa): (&Tables<'w, F, H>, Gpa),
@@ -39,7 +39,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let replacing = guest.replacing.begin(&host);
         for tables in guest.spaces() {
             let mine = core::ptr::eq::<Tables<'_, F, H>>(tables, own);
-            // The page stays the guest's.
+            // The page stays the guest's: its marks are kept.
             let moving = guest.leaving.begin();
             self.with_slots(tables, |view, Inside { guard, .. }| {
                 let parts = view.backed_by(host).map(|(_, part)| part);

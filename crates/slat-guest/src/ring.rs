@@ -1,24 +1,25 @@
 //! Dirty rings: each vCPU names the pages that it wrote, in order, in memory that it shares with
-//! whoever harvests.
+//! the harvester.
 //!
 //! # Protocol
-//! An entry is empty, dirty, harvested, empty again, as in Linux's `struct kvm_dirty_gfn`. The vCPU
-//! fills entries and nobody else does; the harvester marks them as harvested, in order; a reset
-//! takes those that are, in order, protects their pages, to completion, and only then empties them.
+//! An entry is empty, dirty, harvested, and empty again, as in Linux's `struct kvm_dirty_gfn`. Only
+//! the vCPU fills entries; the harvester marks them as harvested, in order; a reset takes the
+//! harvested ones, in order, protects their pages, completes the invalidation, and only then
+//! empties them.
 //!
-//! *Invariant*: a page of a slot that logs and that the guest may write is in an entry that is not
-//! empty, in the bitmap, or about to be: the entry is filled after the leaf has become writable,
-//! and emptied after it has stopped being so. Copy a page after the reset that covers it.
+//! *Invariant*: a page of a memslot that logs and that the guest may write is in an entry that is
+//! not empty, in the bitmap, or about to be: the entry is filled after the leaf has become
+//! writable, and emptied after it has stopped being so. Copy a page after the reset that covers it.
 //!
 //! # In shared memory
 //! With [`Guest::share_rings`](crate::Guest::share_rings) the entries are also in memory that
-//! another process has ([`DirtyGfn`]). Of that memory only this is believed: that an entry is
-//! harvested, of entries that are there, in order. Which page an entry names is kept here, and the
-//! other side's flags, slots and offsets are not: they cannot make a reset protect another page, or
-//! leave one out. A side that does not mark its entries has its ring stay full;
-//! [`Worker::harvest_ring`](crate::Worker::harvest_ring) still harvests it.
+//! another process has ([`DirtyGfn`]). Only one thing is believed of that memory: that an entry is
+//! harvested, of entries that are there, in order. The page that an entry names is kept here, and
+//! the other side's flags, memslots and offsets are not read for it: they cannot make a reset
+//! protect another page, or leave one out. If the other side does not mark its entries the ring
+//! stays full; [`Worker::harvest_ring`](crate::Worker::harvest_ring) still harvests it.
 //!
-//! A ring counts as full while there is room for what a vCPU may yet fill before it looks.
+//! A ring counts as full while it still has room for what a vCPU may fill before it looks.
 
 use crate::slots::spec::SlotId;
 use crate::sync::{AtomicU64, Ordering};
@@ -34,39 +35,39 @@ const HARVESTED: u64 = 2;
 /// A page that a vCPU wrote.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DirtyPage {
-    /// Its slot.
+    /// The memslot.
     pub slot: SlotId,
-    /// Its number in the slot.
+    /// The page's number in the memslot.
     pub page: u64,
 }
 
 /// An entry of a ring in shared memory: Linux's `struct kvm_dirty_gfn`.
 ///
 /// The other side loads `flags` (acquire), harvests an entry whose bit 0 is set, in order, and
-/// stores 2 (release). After [`Worker::reset_rings`](crate::Worker::reset_rings) it is 0, and the
-/// page may be copied.
+/// stores 2 (release). After [`Worker::reset_rings`](crate::Worker::reset_rings) `flags` is 0, and
+/// the page may be copied.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct DirtyGfn {
     /// Bit 0: dirty; bit 1: harvested.
     pub flags: AtomicU32,
-    /// The slot's name.
+    /// The memslot's name.
     pub slot: AtomicU32,
-    /// The page's number in the slot.
+    /// The page's number in the memslot.
     pub offset: core::sync::atomic::AtomicU64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Ring<'p> {
-    /// State and slot; page.
+    /// Each entry: a word with state and memslot, and a word with the page.
     entries: Box<[(AtomicU64, AtomicU64)]>,
-    /// The same, where another process harvests; it may write anything there at any time.
+    /// The same entries, where another process harvests; it may write anything there at any time.
     shared: &'p [DirtyGfn],
-    /// The next to be filled: the vCPU's.
+    /// The number of the next entry to be filled; only the vCPU advances it.
     dirty: AtomicU64,
-    /// The next to be harvested.
+    /// The number of the next entry to be harvested.
     harvest: AtomicU64,
-    /// The next to be emptied.
+    /// The number of the next entry to be emptied.
     reset: AtomicU64,
 }
 
@@ -93,7 +94,7 @@ impl<'p> Ring<'p> {
         }
     }
 
-    /// Whether the memory has the ring's size.
+    /// Shares the entries in `memory`; returns whether it has the ring's size.
     pub fn share(&mut self, memory: &'p [DirtyGfn]) -> bool {
         let fits = memory.len() == self.entries.len();
         if fits {
@@ -117,7 +118,7 @@ impl<'p> Ring<'p> {
         used + Self::SPARE >= self.entries.len() as u64
     }
 
-    /// By the vCPU alone; whether there was room.
+    /// Fills an entry; returns whether there was room. Only the vCPU calls it.
     pub fn push(&self, slot: SlotId, page: u64) -> bool {
         let index = self.dirty.load(Ordering::Relaxed);
         let (state, number) = self.entry(index);
@@ -135,7 +136,7 @@ impl<'p> Ring<'p> {
         true
     }
 
-    /// Names the pages that were written next, as many as there is room for; returns how many.
+    /// Returns the next pages that were written, as many as there is room for, and how many.
     pub fn harvest(&self, pages: &mut [DirtyPage]) -> usize {
         let mut index = self.harvest.load(Ordering::Relaxed);
         let mut count = 0;
@@ -157,7 +158,7 @@ impl<'p> Ring<'p> {
         count
     }
 
-    /// The entries that were harvested, and are not empty yet.
+    /// The numbers of the entries that were harvested, and are not empty yet.
     pub fn harvested(&self) -> Range<u64> {
         let start = self.reset.load(Ordering::Relaxed);
         let mut end = self.harvest.load(Ordering::Acquire);
@@ -178,7 +179,7 @@ impl<'p> Ring<'p> {
         DirtyPage { slot, page: number.load(Ordering::Relaxed) }
     }
 
-    /// Empties entries whose pages are protected, to completion.
+    /// Empties entries whose pages are protected and invalidated.
     pub fn empty(&self, entries: Range<u64>) {
         for index in entries.clone() {
             self.entry(index).0.store(EMPTY, Ordering::Relaxed);
@@ -186,7 +187,7 @@ impl<'p> Ring<'p> {
                 shared.flags.store(EMPTY as u32, Ordering::Release);
             }
         }
-        // What the other side harvested is behind this side, too.
+        // Also moves this side's harvest past what the other side harvested.
         self.harvest.fetch_max(entries.end, Ordering::AcqRel);
         self.reset.store(entries.end, Ordering::Release);
     }
