@@ -1,11 +1,11 @@
-//! A machine as one guest has it: what guests share comes from the machine, seats and clock are the
-//! guest's own.
+//! A guest's own seats and clock on a machine that guests share: everything else comes from the
+//! machine.
 //!
-//! A thread takes a seat to be inside tables, and who changes slots, reads a log that hardware
-//! keeps, or gives tables back looks at all seats of its [`Platform::grace`]. Where guests share
-//! one, three things cross from guest to guest: the number of seats, as threads of one guest may
-//! take the last; VMIDs, as seats tell guests apart by that with which they were made; and the
-//! cache line of the clock. With [`OwnSeats`] none does.
+//! A thread takes a seat to be inside tables, and a thread that changes memslots, reads a log that
+//! hardware keeps, or gives tables back looks at all seats of its [`Platform::grace`]. Where guests
+//! share one, a guest affects others by three things: the number of seats, as its threads may take
+//! the last; VMIDs, as seats tell guests apart by the VMID with which they were made; and the cache
+//! line of the clock. With [`OwnSeats`] it does not.
 
 use crate::host::Host;
 use alloc::sync::Arc;
@@ -16,7 +16,7 @@ use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platfo
 mod sealed {
     use super::{Arc, Host};
 
-    /// What leads to one machine, always the same.
+    /// A reference or pointer to one machine, always the same.
     pub trait Leads {
         type Host: Host;
 
@@ -40,20 +40,20 @@ mod sealed {
     }
 }
 
-/// A [`Host`] for one guest on a machine that others share: `M` is an `Arc` of it, or a reference.
+/// A [`Host`] for one guest, on a machine that others share: `M` is an `Arc` of it, or a reference.
 ///
-/// Threads of the guest, vCPUs and workers, take seats here, at most `SEATS` at a time, and are
-/// waited for by nobody else's: neither does a guest whose threads have taken all seats keep
-/// another's from joining, nor one whose [`Backing::page`](crate::Backing::page) takes long delay
-/// another's changes of slots, also where two were made with one VMID. Who runs out of seats learns
-/// of it alone ([`NoSeat`](slat::NoSeat)).
+/// Threads of the guest, vCPUs and workers, take seats here, at most `SEATS` at a time, and only
+/// the guest's own threads wait for them. So a guest whose threads have taken all seats does not
+/// keep another's from joining, and one whose [`Backing::page`](crate::Backing::page) takes long
+/// does not delay another's changes of memslots, even if two were made with one VMID. A guest that
+/// runs out of seats is the only one to be refused ([`NoSeat`](slat::NoSeat)).
 pub struct OwnSeats<M, const SEATS: usize> {
     machine: M,
     grace: Grace<[Seat; SEATS]>,
 }
 
 impl<M: sealed::Leads, const SEATS: usize> OwnSeats<M, SEATS> {
-    /// The machine, with seats for so many threads.
+    /// Makes a host on `machine`, with seats for `SEATS` threads.
     pub fn new(machine: M) -> Self {
         Self { machine, grace: Grace::<[Seat; SEATS]>::new(core::array::from_fn(|_| Seat::new())) }
     }

@@ -1,8 +1,8 @@
-//! Guests, workers and vCPUs that own what they stand on: for VMMs whose threads outlive the
-//! function that made them.
+//! Guests, workers and vCPUs that own what they use: for VMMs whose threads outlive the function
+//! that made them.
 //!
 //! [`Guest`], [`Worker`] and [`Vcpu`] borrow, which takes no allocation. Here a guest is shared by
-//! [`Arc`], and each thread's part holds it, and room for its table pages; all of them are
+//! [`Arc`]; each thread's part holds the guest, and room for its table pages; all of them are
 //! `'static`. A thread works on its part inside a closure, which gets it for a lifetime of its own.
 //!
 //! # Safety of what is inside
@@ -97,14 +97,14 @@ use core::fmt;
 use core::ptr::NonNull;
 use slat::{Format, Frame, NoSeat, Vmid};
 
-/// A guest, and its machine, shared by everybody who works on it. A clone is another handle.
+/// A guest and its machine, shared by all who work on it. A clone is another handle.
 ///
-/// The last to go, handle, worker or vCPU, takes the guest along, and gives back the frames of its
-/// tables. A caller that loads a root into a CPU promises that no CPU has it loaded by then: who
-/// runs a vCPU takes its root out of the CPU before dropping its [`SharedVcpu`].
+/// The guest is dropped with the last handle, worker or vCPU, and gives back the frames of its
+/// tables. A caller that loads a root into a CPU promises that no CPU has it loaded by then: the
+/// caller takes a vCPU's root out of the CPU before it drops the [`SharedVcpu`].
 pub struct SharedGuest<F: Format, H: Host + 'static, B: Backing + 'static>(Arc<Inner<F, H, B>>);
 
-/// Dropped in this order: the guest's tables go back to the machine.
+/// Dropped in the order of its fields: the guest's tables go back to the machine.
 struct Inner<F: Format, H: Host + 'static, B: Backing + 'static> {
     guest: Guest<'static, F, H, B>,
     host: Arc<H>,
@@ -123,10 +123,10 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> fmt::Debug for SharedGu
 }
 
 impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
-    /// A guest without memory, on a machine that others may share: see [`Guest::new`].
+    /// Makes a guest without memory, on a machine that others may share: see [`Guest::new`].
     ///
     /// # Errors
-    /// [`GuestError`] says what cannot be.
+    /// [`GuestError`] says why the guest could not be made.
     pub fn new(
         format: F,
         vmid: Vmid,
@@ -143,7 +143,7 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
         Ok(Self(Arc::new(Inner { guest, host })))
     }
 
-    /// The guest, for as long as the handle is borrowed.
+    /// The guest, borrowed from the handle.
     pub fn get(&self) -> &Guest<'_, F, H, B> {
         &self.0.guest
     }
@@ -153,7 +153,7 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
         &self.0.host
     }
 
-    /// A thread's part: [`Worker::new`].
+    /// Makes a thread's part: [`Worker::new`].
     ///
     /// # Errors
     /// [`NoSeat`] if all seats among the threads that walk the host's tables are taken.
@@ -164,7 +164,7 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
         Ok(SharedWorker { part, _room: room, guest: self.clone() })
     }
 
-    /// The part of the thread that runs vCPU `id`: [`Vcpu::new`].
+    /// Makes the part of the thread that runs vCPU `id`: [`Vcpu::new`].
     ///
     /// # Errors
     /// [`VcpuError`].
@@ -184,8 +184,8 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
     }
 }
 
-/// Room for a thread's table pages, on the heap: it does not move, and nobody but the part that
-/// borrows it touches it. (A `Box` would claim to be the only way to it whenever it is moved.)
+/// Room for a thread's table pages, on the heap: it does not move, and only the part that borrows
+/// it touches it. (A `Box` would claim to be the only way to it whenever it is moved.)
 struct Room(NonNull<TableRoom>);
 
 // SAFETY: it owns what it points to, as a `Box` does, and a `TableRoom` may be sent.

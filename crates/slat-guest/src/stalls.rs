@@ -6,17 +6,18 @@ const STEPS: usize = 8;
 const CELLS: usize = 62 * STEPS;
 
 /// How often vCPUs waited for a page that arrived late, and how long, in ticks of
-/// [`Host::now`](crate::Host::now): from the fault that had to wait, until its vCPU took note that
+/// [`Host::now`](crate::Host::now): from the fault that had to wait until the vCPU took note that
 /// the page had come, or faulted successfully.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stalls {
-    /// How often.
+    /// The number of waits.
     pub count: u64,
-    /// Half of them took no longer. As `p99`, at most an eighth above the true value.
+    /// The median: half of the waits took no longer. As `p99`, at most an eighth above the true
+    /// value.
     pub p50: u64,
-    /// 99 of 100 took no longer.
+    /// 99 of 100 waits took no longer.
     pub p99: u64,
-    /// The longest, exactly.
+    /// The longest wait, exactly.
     pub longest: u64,
 }
 
@@ -40,7 +41,7 @@ fn cell(ticks: u64) -> usize {
     }
 }
 
-/// The largest value of a cell.
+/// The largest value that a cell counts.
 fn most(cell: usize) -> u64 {
     if cell < STEPS {
         return cell as u64;

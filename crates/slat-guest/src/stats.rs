@@ -1,4 +1,4 @@
-//! What a guest's memory cost: counters, per vCPU where it was a vCPU that waited.
+//! Statistics of a guest's memory: counters, per vCPU for the time that vCPUs waited.
 
 use crate::mapped::{Mapped, SizeCells};
 use crate::outcome::Outcome;
@@ -8,7 +8,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use slat::{Counts, Format};
 
-/// What a fault came to.
+/// The kind of a fault, by its outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FaultKind {
     /// A page or block was mapped.
@@ -24,22 +24,22 @@ pub enum FaultKind {
     /// A block was unmapped to be mapped in pages.
     #[cfg(feature = "baselines")]
     Zapped,
-    /// There was nothing left to do.
+    /// Nothing was left to do.
     Spurious,
-    /// Somebody was in the way.
+    /// Another thread was in the way.
     Retry,
-    /// No memory: a device's.
+    /// There was no memory: a device's register.
     Mmio,
     /// The vCPU's ring was full.
     RingFull,
     /// The page was of the other kind: shared, or private.
     Convert,
-    /// It cannot be answered.
+    /// The access cannot be answered.
     Refused,
 }
 
 impl FaultKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: &[Self] = &[
         Self::Mapped,
         Self::MadeWritable,
@@ -99,14 +99,14 @@ impl From<&Outcome> for FaultKind {
 
 const KINDS: usize = FaultKind::ALL.len();
 
-/// How often, and how long, in ticks of [`Host::now`](crate::Host::now).
+/// How often something was done, and how long it took, in ticks of [`Host::now`](crate::Host::now).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Spent {
-    /// How often.
+    /// The number of times.
     pub count: u64,
-    /// Ticks in all.
+    /// The ticks of all of them.
     pub ticks: u64,
-    /// Ticks of the longest.
+    /// The ticks of the longest.
     pub longest: u64,
 }
 
@@ -143,11 +143,11 @@ impl SpentCell {
 #[repr(align(128))]
 pub(crate) struct VcpuCounters {
     kinds: [SpentCell; KINDS],
-    /// What its thread did.
+    /// The counters of its thread.
     pub totals: Counters,
-    /// Whether there is such a thread.
+    /// Whether there is a thread that runs it.
     pub taken: core::sync::atomic::AtomicBool,
-    /// In cache maintenance and changes of view, outside faults.
+    /// Time in cache maintenance and changes of view, outside faults.
     pub caches: SpentCell,
 }
 
@@ -164,9 +164,9 @@ macro_rules! totals {
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub $name: AtomicCount,)*
-            /// Leaves in the tables that all share.
+            /// Leaves in the tables that vCPUs share.
             pub mapped: SizeCells,
-            /// Leaves in vCPUs' own.
+            /// Leaves in vCPUs' own tables.
             pub views: SizeCells,
         }
 
@@ -192,17 +192,17 @@ macro_rules! totals {
 }
 
 totals! {
-    /// Slots of tables that were read.
+    /// Page-table entries that were read.
     slots_read,
-    /// Slots of tables that were written.
+    /// Page-table entries that were written.
     slots_written,
     /// Table pages filled and linked.
     tables_built,
     /// Invalidations executed.
     invalidations,
-    /// Live slots that stood broken until an invalidation had completed.
+    /// Live entries that stood broken until an invalidation had completed.
     broken,
-    /// Ticks of the calls in which slots stood broken: an upper bound of the time they did.
+    /// Ticks of the calls in which entries stood broken: an upper bound of the time that they did.
     broken_ticks,
     /// Bytes of blocks that were split.
     split_bytes,
@@ -214,15 +214,16 @@ totals! {
     log_clears,
     /// Pages cleared.
     log_cleared_pages,
-    /// Entries of rings given back.
+    /// Entries of rings that were emptied.
     ring_resets,
     /// Bytes taken from the guest for the host.
     invalidated_bytes,
-    /// Pages that ageing could not answer at once, and asked again.
+    /// Pages that ageing could not answer at once, and asked about again.
     ageing_slow,
     /// Pages that became private, or shared again.
     converted_pages,
-    /// Bytes of private memory taken from the guest, by conversions, invalidations or with a slot.
+    /// Bytes of private memory taken from the guest, by conversions, by invalidations or with a
+    /// memslot.
     private_bytes_taken,
     /// Flushes of all memory.
     flushes,
@@ -230,7 +231,7 @@ totals! {
     flushed_bytes,
     /// Bytes maintained as they were mapped where vCPUs have views of their own.
     touched_bytes,
-    /// Bytes maintained as they were mapped in the tables that all share.
+    /// Bytes maintained as they were mapped in the tables that vCPUs share.
     mapped_bytes,
     /// Calls that were refused table pages, as the guest has all that it may have.
     table_limit,
@@ -239,12 +240,12 @@ totals! {
 }
 
 impl Counters {
-    /// Adds what a guard did, in as many ticks as `ticks` says, if it broke any slot.
+    /// Adds the counts of a guard, and the ticks that `ticks` returns, if it broke any entry.
     #[inline]
     pub fn engine(&self, counts: &Counts, ticks: impl FnOnce() -> u64) {
         self.slots_read.add(counts.slots_read);
         self.slots_written.add(counts.slots_written);
-        // Most have none of these.
+        // Most guards have none of these.
         if counts.tables_built | counts.invalidations | counts.broken != 0 {
             self.tables_built.add(counts.tables_built);
             self.invalidations.add(counts.invalidations);
@@ -256,27 +257,28 @@ impl Counters {
     }
 }
 
-/// What a guest's memory cost so far.
+/// The costs of a guest's memory so far, and what is mapped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stats {
-    /// Of each vCPU.
+    /// The costs of each vCPU.
     pub vcpus: Vec<VcpuStats>,
-    /// Of all threads.
+    /// The counters of all threads.
     pub totals: Totals,
     /// How long vCPUs waited for pages that arrived late.
     pub late: Stalls,
     /// What is mapped in the tables that vCPUs share, now.
     pub mapped: Mapped,
-    /// What is mapped in the tables of vCPUs whose caches are off: a page as often as they have it.
+    /// What is mapped in the tables of vCPUs whose caches are off: a page counts once for each that
+    /// has it.
     pub views: Mapped,
 }
 
-/// What one vCPU waited for.
+/// The time that one vCPU waited.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct VcpuStats {
-    /// By kind. Private: features change how many there are.
+    /// The faults by kind. Private: features change the number of kinds.
     faults: [Spent; KINDS],
-    /// Cache switches, and what they maintained.
+    /// Cache switches, and their maintenance.
     pub caches: Spent,
 }
 
@@ -323,16 +325,16 @@ impl Stats {
     }
 }
 
-/// Parts of the counters of threads that are no vCPU's: so that those who work on disjoint ranges
-/// write no common cache line for them, as long as there are no more of them.
+/// The number of parts of the workers' counters: up to this many threads without a vCPU, which may
+/// work on disjoint ranges, write no common cache line for their counters.
 const PARTS: usize = 8;
 
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Part(Counters);
 
-/// What all threads did that are no vCPU's. Each takes a part as it begins; what nobody's thread
-/// did is in the first.
+/// The counters of all threads without a vCPU. Each takes a part as it begins; counts that belong
+/// to no thread are in the first.
 #[derive(Debug)]
 pub(crate) struct WorkerCounters {
     parts: Box<[Part]>,

@@ -1,14 +1,15 @@
-//! What of a guest's configuration changes while it runs.
+//! The part of a guest's configuration that can change while the guest runs.
 //!
-//! [`Config`](crate::Config) says how a guest begins. Whether huge pages may be executed is part of
-//! the slots as faults see them ([`View`](crate::slots::View)): who changes it waits, as for a
-//! change of slots, until faults and collapses that saw the old answer have left the tables. From
-//! then on no block comes to be that may be executed, and those that are there are looked for. The
-//! size of eager splits orders nothing: each log that begins, and each clear, reads it anew.
+//! [`Config`](crate::Config) has the values with which a guest begins. Whether huge pages may be
+//! executed is part of the memslots as faults see them ([`View`](crate::slots::View)): a thread
+//! that changes it waits, as for a change of memslots, until faults and collapses that saw the old
+//! value have left the tables. From then on no block that may be executed comes to be, and those
+//! that are there are looked for. The size of eager splits orders nothing: each log that begins,
+//! and each clear, reads it anew.
 //!
-//! There is no switch for ageing without a lock: no lock is taken that a switch could bring back,
-//! and what it could spare, the second question about a page in somebody's hands, is bounded and
-//! counted ([`Totals::ageing_slow`](crate::Totals)).
+//! There is no switch for lock-free ageing: there is no lock that a switch could bring back, and
+//! what it could save, the second question about a page whose entry another thread holds, is
+//! bounded and counted ([`Totals::ageing_slow`](crate::Totals)).
 
 use crate::backing::Backing;
 use crate::bits::Splits;
@@ -25,14 +26,14 @@ use slat::{
 };
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
-    /// The size to which blocks are split ahead of writes: at first
+    /// The size to which blocks are split ahead of writes; when the guest begins,
     /// [`Config::eager_split`](crate::Config).
     pub fn eager_split(&self) -> Option<PageSize> {
         self.eager_split.get()
     }
 
     /// Changes the size to which blocks are split ahead of writes. Logs that begin from now on, and
-    /// clears that begin, split so; what is split already stays.
+    /// clears that begin, split to that size; what is split already stays split.
     ///
     /// # Errors
     /// [`LeafSizeError`]: the format has no such leaf; nothing was changed.
@@ -44,21 +45,22 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Whether huge pages may be executed: at first [`Config::execute_huge`](crate::Config).
+    /// Whether huge pages may be executed; when the guest begins,
+    /// [`Config::execute_huge`](crate::Config).
     pub fn execute_huge(&mut self) -> ExecuteHuge {
         self.look(|view| view.execute_huge)
     }
 
     /// Changes whether huge pages may be executed, while the guest runs; returns the bytes that
-    /// lost the right, to be given back by fetches that split. It is the guest's alone: one that is
-    /// trusted not to hang the machine is exempt with [`ExecuteHuge::Allowed`] (Linux:
+    /// lost the right, which fetches give back as they split. It concerns this guest only: one that
+    /// is trusted not to hang the machine is exempt with [`ExecuteHuge::Allowed`] (Linux:
     /// `KVM_CAP_VM_DISABLE_NX_HUGE_PAGES`, once, before its vCPUs).
     ///
-    /// When this returns with another value than `Allowed`, no huge page may be executed, and every
-    /// CPU has forgotten that one could; tables in which pages may are known to
-    /// [`Worker::recover_huge_pages`]. With `Allowed`, huge pages get the right back by the first
-    /// fetch from each, in place; what fetches split comes back by [`Worker::collapse`], and
-    /// recovery has nothing more to do. As a change of slots, this takes turns with others, and
+    /// When this returns with a value other than `Allowed`, no huge page may be executed, and no
+    /// CPU has a translation left by which one could; [`Worker::recover_huge_pages`] knows the
+    /// tables with executable pages. With `Allowed`, the first fetch from each huge page gives the
+    /// right back, in place; what fetches have split comes back by [`Worker::collapse`], and
+    /// recovery has nothing more to do. As a change of memslots, this takes turns with others, and
     /// waits for faults.
     ///
     /// # Errors
@@ -83,7 +85,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 view.change(spec.id, |slot| slot.splits = new);
             }
         }
-        // Slots that move come back with what they need then.
+        // Memslots that move come back with what they need after the change.
         let mut moving: Vec<_> = turn.iter_mut().filter_map(Unfinished::moves).collect();
         let mut new = Vec::new();
         for slot in &moving {
@@ -110,7 +112,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             self.until_done(&guest.tables, range, |guard, rest| guard.unfold(rest));
         }
         let mut bytes = 0;
-        // Views of their own hold pages only.
+        // vCPUs' own views have pages only.
         self.until_done(&guest.tables, range, |guard, rest| {
             let mut from = rest;
             while let Some(block) = executable_block(guard, from)? {
@@ -134,7 +136,8 @@ fn executable_block<F: Format, H: Host>(
     let leaves = leaves.map_err(|why| Halted { at: range.start(), why })?;
     for leaf in leaves {
         match leaf {
-            // It may be a block that is about to be split, into blocks that may be executed.
+            // The entry may be of a block that is about to be split, into blocks that may be
+            // executed.
             Err(Contended { at }) => return Err(Halted { at, why: ChangeError::Contended }),
             Ok(leaf) if leaf.size > F::size(0) && leaf.attributes.execute != Execute::None => {
                 let block = GpaRange::new(leaf.gpa, leaf.size.bytes());

@@ -1,4 +1,4 @@
-//! What is beside the engine's own shim: a lock for what is rare.
+//! Additions to the engine's own shim: a lock for rare operations.
 
 pub(crate) use slat::sync::{AtomicU64, Ordering, agreed};
 
@@ -9,7 +9,7 @@ pub(crate) fn written(_word: &core::sync::atomic::AtomicU64) {
     slat::observe::written(core::ptr::from_ref(_word).addr());
 }
 
-/// A counter that orders nothing. Not a shared variable of any protocol: models leave it out.
+/// A counter that orders nothing. It is no shared variable of any protocol: models leave it out.
 #[derive(Debug, Default)]
 pub(crate) struct AtomicCount(core::sync::atomic::AtomicU64);
 
@@ -55,7 +55,7 @@ impl<T> Lock<T> {
         self.0.lock()
     }
 
-    /// As `lock`, for what somebody may hold for long: calls `wait` meanwhile.
+    /// As `lock`, where another thread may hold it for long: calls `wait` meanwhile.
     #[cfg(not(loom))]
     pub fn lock_patiently(&self, wait: impl Fn()) -> impl core::ops::DerefMut<Target = T> + '_ {
         loop {

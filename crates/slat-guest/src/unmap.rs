@@ -1,4 +1,4 @@
-//! Leaves that go, and what they knew of their pages.
+//! Unmapping leaves, and keeping the marks of their pages.
 
 use crate::backing::Backing;
 use crate::config::Logging;
@@ -13,12 +13,12 @@ use slat::{
     UnmapError,
 };
 
-/// How many kinds of neighbouring leaves are unmapped for one invalidation.
+/// The number of runs of neighbouring leaves that are unmapped for one invalidation.
 const BATCH: usize = 64;
 
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
-    /// Where the log is in the leaves, what was unmapped takes a part of it along: keeps it, in the
-    /// log of every slot that has some of it.
+    /// Keeps the dirty marks of unmapped leaves, where they are a part of the log, in the log of
+    /// every memslot that has some of them.
     pub(crate) fn keep_dirty(&self, view: &View, removed: &Removed) {
         if self.config.logging != Logging::Hardware || !removed.attributes.dirty {
             return;
@@ -31,8 +31,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
     }
 
-    /// Keeps all that the leaves knew, of pages that stay the guest's. The caller has begun to move
-    /// it ([`Guest::leaving`]) before it unmapped them.
+    /// Keeps all marks of unmapped leaves, for pages that stay the guest's. The caller has
+    /// announced the move ([`Guest::leaving`]) before it unmapped them.
     pub(crate) fn keep_marks(&self, view: &View, removed: &Removed) {
         self.keep_dirty(view, removed);
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
@@ -47,7 +47,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
     }
 
-    /// Tells the machine of private memory among `removed`, of a slot whose pages nobody converts.
+    /// Reports private memory among `removed` to the machine, for a memslot whose pages are not
+    /// being converted.
     pub(crate) fn tell_private(&self, slot: &Slot, removed: &Removed) {
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
         let Some(part) = slot.spec.common(&all).filter(|_| slot.kinds.is_some()) else { return };
@@ -60,8 +61,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
     }
 
-    /// Unmaps `ranges`, and blocks that they cut through; hands out what was there once nobody can
-    /// reach it, and it was maintained: a vCPU may have written it past the caches.
+    /// Unmaps `ranges`, and blocks that they cut through. Calls `removed` with what was there, once
+    /// no CPU can reach it and it was maintained, as a vCPU may have written it past the caches.
     pub(crate) fn unmap(
         &self,
         tables: &Tables<'p, F, H>,
@@ -78,8 +79,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         })
     }
 
-    /// [`Guest::unmap`] of what is maintained already. Waits for threads that hold an entry: none
-    /// does for long.
+    /// [`Guest::unmap`] of memory that is maintained already. Waits for threads that hold an entry,
+    /// which none does for long.
     pub(crate) fn remove(
         &self,
         tables: &Tables<'p, F, H>,
@@ -99,8 +100,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             all.push(leaves);
         });
         drop(turn);
-        // Without the lock: the backing may hold one of its own while a fault waits for this
-        // ([`Backing::make_writable`]), and who is told may take it.
+        // Without the lock: the backing may hold a lock of its own while a fault waits for this one
+        // ([`Backing::make_writable`]), and `removed` may take the backing's.
         all.into_iter().for_each(removed);
         bytes
     }

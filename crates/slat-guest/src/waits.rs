@@ -1,16 +1,16 @@
-//! Pages that vCPUs wait for: who is told when one arrives.
+//! Pages that vCPUs wait for, and the vCPUs that are told when one arrives.
 //!
 //! # Protocol
 //! A vCPU has a few places, each a word: free, or a page of the host's that is *waited for* or
-//! *ready*. Its own thread alone takes a place and frees it. A fault that is answered *not yet*
-//! takes a place, then asks the backing once more, and only then says that it waits. Whoever
-//! changes what the backing answers does so first, then looks through the places, and makes those
-//! of the page *ready*.
+//! *ready*. Only the vCPU's own thread takes a place and frees it. A fault that is answered *not
+//! yet* takes a place, then asks the backing once more, and only then reports that it waits. A
+//! thread that changes the backing's answer does so first, then looks through the places, and makes
+//! those of the page *ready*.
 //!
 //! *Invariant*: no arrival is lost between asking and waiting. Taking a place and asking, changing
-//! the answer and looking, are crosswise (`agreed`): the fault gets the page, or who brought it
-//! finds the place. A place is of one page at a time and its word says which, so nobody else is
-//! told. Being told means *ask again*: the page may have left since.
+//! the answer and looking, are crosswise (`agreed`): the fault gets the page, or the thread that
+//! brought it finds the place. A place is of one page at a time and its word says which, so no
+//! other vCPU is told. Being told means *ask again*: the page may have left since.
 
 use crate::backing::{Hva, HvaRange};
 use crate::slots::spec::SlotId;
@@ -18,7 +18,7 @@ use crate::sync::{AtomicU64, Ordering, agreed};
 use alloc::boxed::Box;
 use slat::Gpa;
 
-/// How many pages a vCPU can wait for at once.
+/// The number of pages that a vCPU can wait for at once.
 #[cfg(not(loom))]
 pub(crate) const PLACES: usize = 16;
 #[cfg(loom)]
@@ -32,21 +32,21 @@ const STATE: u64 = 3;
 /// A page that a vCPU waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Arrival {
-    /// Names it among all that the vCPU has waited for in its last 2^32 waits; never 0.
+    /// The arrival's name, unique among the vCPU's last 2^32 waits; never 0.
     pub token: u32,
-    /// The slot that has the page.
+    /// The memslot that has the page.
     pub slot: SlotId,
-    /// The page, as the guest has it.
+    /// The page's guest address.
     pub gpa: Gpa,
-    /// The page, as the backing has it.
+    /// The page's address in the backing.
     pub host: Hva,
 }
 
-/// What the vCPUs of a guest wait for.
+/// The pages that the vCPUs of a guest wait for.
 #[derive(Debug)]
 pub(crate) struct Waits {
     words: Box<[AtomicU64]>,
-    /// Places that are not free.
+    /// The number of places that are not free.
     taken: AtomicU64,
 }
 
@@ -60,7 +60,7 @@ impl Waits {
         &self.words[usize::from(vcpu) * PLACES..][..PLACES]
     }
 
-    /// The vCPU waits for `page` at `place`, and asks the backing after this.
+    /// Makes the vCPU wait for `page` at `place`; it asks the backing after this.
     fn begin(&self, vcpu: u16, place: usize, page: Hva) {
         let word = &self.of(vcpu)[place];
         if word.swap(page.0 | WAITED_FOR, Ordering::AcqRel) == FREE {
@@ -79,8 +79,8 @@ impl Waits {
         self.of(vcpu)[place].load(Ordering::Acquire) & STATE == READY
     }
 
-    /// What the backing answers of `host` has changed: makes what waits for it ready, and hands out
-    /// the vCPUs, each once.
+    /// Makes the waits for `host` ready, as the backing's answer for it has changed; calls `told`
+    /// with each of their vCPUs, once.
     pub fn tell(&self, host: &HvaRange, mut told: impl FnMut(u16)) {
         agreed();
         if self.taken.load(Ordering::Acquire) == 0 {
@@ -109,16 +109,16 @@ impl Waits {
 /// The places of one vCPU, as its own thread knows them.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
-    /// What is waited for at each, and since when.
+    /// The wait at each place, and since when.
     waits: [Option<(Arrival, u64)>; PLACES],
     last: u32,
-    /// How many places are taken.
+    /// The number of places that are taken.
     taken: u32,
 }
 
 impl Places {
-    /// Waits for a page: an entry, and whether the backing is to be asked once more. `None` if all
-    /// places are taken.
+    /// Waits for a page; returns the arrival, and whether the backing is to be asked once more.
+    /// `None` if all places are taken.
     pub fn begin(
         &mut self,
         waits: &Waits,
@@ -146,7 +146,7 @@ impl Places {
         Some((arrival, true))
     }
 
-    /// Ends the first wait that is `wanted`: what it was for, and since when.
+    /// Ends the first wait that is `wanted`; returns its arrival, and since when it waited.
     pub fn end(
         &mut self,
         waits: &Waits,
@@ -222,7 +222,7 @@ mod tests {
             .map(|page| places.begin(&waits, 0, what(page), page).unwrap().0.token)
             .collect();
         assert_eq!(places.begin(&waits, 0, what(99), 0), None);
-        // One that waits already goes on waiting, and does not ask again.
+        // A vCPU that waits for the page already goes on waiting, and does not ask again.
         assert_eq!(
             places.begin(&waits, 0, what(3), 9).unwrap(),
             (places.all().nth(3).unwrap(), false)
