@@ -123,8 +123,9 @@ const fn frame_of(word: u64) -> u32 {
 /// The VMM, which knows all the guests, sees to it that one will: twice the pages of a guest are
 /// enough for it and one fork.
 ///
-/// A guest whose vCPUs may have tables of their own ([`CachePolicy::Exact`](crate::CachePolicy::Exact)
-/// where the format does not force the guest's caches) is not forked.
+/// A guest whose vCPUs may have tables of their own
+/// ([`CachePolicy::Exact`](crate::CachePolicy::Exact) where the format does not force the guest to
+/// use its caches) is not forked.
 ///
 /// Dropping it gives its frames back. It is dropped with its guest, whose tables go first.
 #[derive(Debug)]

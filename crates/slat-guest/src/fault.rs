@@ -424,7 +424,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         guest.unmap(self.tables, &mut self.guard, [range], |removed| keep(guest, view, &removed));
     }
 
-    /// Maps the page, or as much around it as `largest`, slot and backing allow.
+    /// Maps the page, or as much around it as `largest`, memslot and backing allow.
     pub(crate) fn map(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
         if self.must_be_alone(fault) {
             return Step::Replaces(fault.host::<F>());

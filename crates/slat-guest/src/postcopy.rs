@@ -50,7 +50,7 @@ pub struct PostCopy<B> {
     counts: [AtomicU64; 4],
 }
 
-/// The number of pages that have arrived so far, and in which way.
+/// The counts of the memory's pages so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PostCopied {
     /// Pages whose content is not there yet.

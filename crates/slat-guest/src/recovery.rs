@@ -180,7 +180,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// What there is in a range of a block's size.
+/// The content of a range of a block's size.
 enum Fits {
     IsBlock,
     /// A table that can become a block, but for pages that may be executed, or that differ in the

@@ -160,7 +160,7 @@ impl VcpuCounters {
 
 macro_rules! totals {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What the guest's threads did, vCPUs or not.
+        /// The counters of the guest's threads, vCPUs or not.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub $name: AtomicCount,)*
@@ -170,7 +170,7 @@ macro_rules! totals {
             pub views: SizeCells,
         }
 
-        /// What the guest's threads did, vCPUs or not, since the guest was made.
+        /// The counts of all the guest's threads, vCPUs or not, since the guest was made.
         #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
         #[non_exhaustive]
         pub struct Totals {
@@ -266,9 +266,10 @@ pub struct Stats {
     pub totals: Totals,
     /// How long vCPUs waited for pages that arrived late.
     pub late: Stalls,
-    /// What is mapped in the tables that vCPUs share, now.
+    /// The memory that is mapped now in the tables that vCPUs share.
     pub mapped: Mapped,
-    /// What is mapped in the tables of vCPUs whose caches are off: a page counts once for each that
+    /// The memory that is mapped in the tables of vCPUs whose caches are off: a page counts once
+    /// for each that has it.
     /// has it.
     pub views: Mapped,
 }

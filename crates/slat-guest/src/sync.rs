@@ -36,7 +36,8 @@ impl AtomicCount {
     }
 }
 
-/// Taken by changes of slots, recovery and resets of rings: never by a fault, a clear or ageing.
+/// A lock for changes of memslots, recovery and resets of rings: a fault, a clear or ageing never
+/// takes it.
 #[derive(Debug)]
 pub(crate) struct Lock<T>(Mutex<T>);
 

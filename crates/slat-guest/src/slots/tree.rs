@@ -272,7 +272,7 @@ mod tests {
             assert_eq!(found, (number..SLOTS.min(number + 2)).collect::<Vec<_>>());
             most[2] = most[2].max(count);
         }
-        // 2^15 slots. Two results, and a look for a third.
+        // 2^15 memslots. Two results, and a look for a third.
         assert!(most[0] <= 40 && most[1] <= 40 && most[2] <= 300, "{most:?}");
         std::println!("most comparisons, by key, of an address, of a range: {most:?}");
     }
