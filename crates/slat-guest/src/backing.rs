@@ -36,6 +36,7 @@ impl HvaRange {
 }
 
 /// The host's memory behind a guest.
+///
 /// A fault calls it while it holds a reservation of the entry it is about to fill, and inside the
 /// guest's tables. So implementations may take locks that
 /// [`Worker::invalidate`](crate::Worker::invalidate) is called under, and must not wait for
