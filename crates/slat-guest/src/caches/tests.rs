@@ -6,7 +6,7 @@ fn state(policy: CachePolicy) -> CacheState {
     CacheState::new(&Config { caches: policy, ..config }, false)
 }
 
-/// What an event takes, and that it was done.
+/// Begins and ends an event; returns the work that it takes.
 fn step(state: &CacheState, id: u16, event: Event) -> Work {
     state.begin(id, event);
     let work = state.work(id, event);
