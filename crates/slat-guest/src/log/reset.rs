@@ -107,7 +107,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             self.inside(tables, |inside| {
                 let mut cleared = Cleared::default();
                 // Rings need logging by protection: no mark is cleaned.
-                let split = guest.config.eager_split.filter(|_| !spec.log_blocks);
+                let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
                 let mut clear = Clear { cleared: &mut cleared, kept: None, split };
                 let result = inside.clear(&mut clear, start, &[bits]).map_err(|(_, error)| error);
                 if core::ptr::eq(tables, &*guest.tables) {

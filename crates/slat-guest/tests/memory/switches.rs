@@ -132,4 +132,21 @@ on_all! {
         assert!(odd.is_err());
         assert_eq!(guest.eager_split(), Some(PageSize::SIZE_4K));
     }
+
+    fn eager_splits_change_their_size_with_the_next_reset_of_rings<C: Case>() {
+        let config = Config { ring: Some(128), ..config() };
+        with_guest!(C, config, logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+        let mut pages = [DirtyPage { slot: SlotId(0), page: 0 }; 2];
+        assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 1);
+        // A block again, and one that is logged.
+        vcpu.worker().set_slot(slot(M2)).unwrap();
+        drop(vcpu.worker().invalidate(host_range(HOST, M2), |_| {}));
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
+        vcpu.worker().set_slot(logged(M2)).unwrap();
+        assert_eq!(vcpu.worker().leaves_by_size()[0].1, 0);
+        guest.set_eager_split(Some(PageSize::SIZE_4K)).unwrap();
+        assert_eq!(vcpu.worker().reset_rings().unwrap(), 1);
+        assert_eq!(vcpu.worker().leaves_by_size()[0].1, 512);
+    }
 }
