@@ -36,7 +36,8 @@ impl<E: Events + ?Sized> Events for &E {
     }
 }
 
-/// An event. The thread of a `Begin` event is that of the matching `End` event.
+/// An event. The thread of a `Begin` event is that of the matching `End` event, except for a change
+/// of a memslot that is done in pieces ([`Worker::begin_slot`](crate::Worker::begin_slot)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Event {

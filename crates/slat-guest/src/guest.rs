@@ -27,7 +27,8 @@ use slat::{Attributes, Format, Gpa, GpaRange, LeafSizeError, NewError, PageSize,
 ///
 /// Any number of threads work on it: a thread that runs a vCPU as [`Vcpu`](crate::Vcpu), any other
 /// as [`Worker`](crate::Worker). Faults, ageing, clears of the log and invalidations from the
-/// host's side take no lock; changes of memslots take turns.
+/// host's side take no lock, unless devices are told of leaves
+/// ([`Config::devices`](crate::Config::devices)); changes of memslots take turns.
 #[derive(Debug)]
 pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) tables: Owned<'p, F, H>,

@@ -4,7 +4,7 @@
 //! rings), eager splits, huge pages that may not be executed, ageing, invalidations from the host's
 //! side, and the maintenance of memory when vCPUs switch their caches. Any number of threads work
 //! on a [`Guest`]: a thread that runs a vCPU as [`Vcpu`], any other as [`Worker`]. Faults, clears,
-//! ageing and invalidations take no lock.
+//! ageing and invalidations take no lock, unless devices are told of leaves ([`Config::devices`]).
 //!
 //! The machine is a [`Host`]: the engine's [`Platform`](slat::Platform) with a clock. The host's
 //! memory behind the guest's addresses is a [`Backing`]. `examples/guest.rs` is a complete user;

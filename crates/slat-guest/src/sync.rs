@@ -36,8 +36,10 @@ impl AtomicCount {
     }
 }
 
-/// A lock for changes of memslots, recovery and resets of rings: a fault, a clear or ageing never
-/// takes it.
+/// A lock: for changes of memslots, recovery and resets of rings, for what devices are told, and
+/// for lists that seldom change. A clear and ageing never take one; a fault does only where it
+/// tells devices of a leaf ([`Config::devices`](crate::Config::devices)), copies a page or waits
+/// for one.
 #[derive(Debug)]
 pub(crate) struct Lock<T>(Mutex<T>);
 

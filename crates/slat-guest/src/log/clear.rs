@@ -44,9 +44,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// a page that two of them clear is clear when both have returned.
     ///
     /// # Errors
-    /// [`LogError`]. Nothing was done, but on [`LogError::Contended`] all pages before the address
-    /// are cleared, and the others dirty as before; and on [`LogError::Missing`] of a memslot that
-    /// was deleted or moved meanwhile pages at the beginning may be cleared.
+    /// [`LogError`]. Nothing was done, but on [`LogError::Contended`], [`LogError::Change`] and
+    /// [`LogError::Split`] all pages before the address are cleared, and the others dirty as
+    /// before; and on [`LogError::Missing`] of a memslot that was deleted or moved meanwhile pages
+    /// at the beginning may be cleared.
     pub fn clear_log(
         &mut self,
         id: SlotId,

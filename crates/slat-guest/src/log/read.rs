@@ -20,8 +20,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// since it was cleared.
     ///
     /// # Errors
-    /// [`LogError::Missing`], [`LogError::Bitmap`]: nothing was done. [`LogError::Contended`]: the
-    /// bits that were gathered are in the log.
+    /// [`LogError::Missing`], [`LogError::Bitmap`], [`LogError::Beginning`]: nothing was done.
+    /// [`LogError::Contended`]: the bits that were gathered are in the log.
     pub fn read_log(&mut self, id: SlotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let logging = self.logging(id, bitmap.len())?;
         self.read(&logging, bitmap)
