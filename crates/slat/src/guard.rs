@@ -77,7 +77,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Self { tables, inside, live, budget, sums }
     }
 
-    /// What to leave in a slot that is reserved or emptied: no other slot ever holds the same.
+    /// The value to leave in entries that one call reserves or empties: no other call ever leaves
+    /// the same.
     #[inline]
     pub(crate) fn token(&self) -> u64 {
         match &self.inside {

@@ -33,10 +33,10 @@ use crate::table::{Slot, slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, change_run, links};
 
-/// What the scans of one guest know of each other.
+/// State that the ageing scans of one guest share.
 ///
-/// *Invariant*: who clears tables has the turn. While no hint was given since the last exact scan
-/// of all of the guest, a table without its mark has no accessed leaf below.
+/// *Invariant*: a scan that clears tables has the turn. While no hint was given since the last
+/// exact scan of all of the guest, a table without its mark has no accessed leaf below.
 #[derive(Debug)]
 pub(crate) struct Scans {
     /// Tables may have been marked as not accessed while walk caches held them.
@@ -64,12 +64,12 @@ impl Scans {
     }
 }
 
-/// What an ageing scan does.
+/// How an ageing scan works.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ageing {
     /// Clears the accessed bits that it finds; else it only tests.
     pub clear: bool,
-    /// What it need not look at.
+    /// Which leaves it may leave out.
     pub skip: Skip,
     /// With `clear`, invalidates at its end: without, a page that a TLB holds may be in use and
     /// never be young again until the TLB forgets it by itself. Linux does without.
@@ -82,7 +82,7 @@ impl Ageing {
 }
 
 /// How far non-leaf accessed bits are trusted, on formats that have them; elsewhere all three are
-/// [`Skip::Nothing`]. One scan at a time that clears has the benefit; another beside it looks at
+/// [`Skip::Nothing`]. One scan at a time that clears has the benefit; a concurrent one looks at
 /// every leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Skip {
@@ -189,7 +189,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             (false, Skip::Nothing) => scan.run::<F, P, false, ALL>(tables),
             (false, skip) => {
                 scan.run::<F, P, false, MARKED>(tables);
-                // A hint beside this, or before it, may have hidden what was used.
+                // A concurrent or an earlier hint may have hidden pages that were used.
                 if skip == Skip::Exact && tables.scans.hinted() {
                     scan.run::<F, P, false, ALL>(tables);
                 }
@@ -507,7 +507,7 @@ impl<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>
     Leaves<'_, '_, F, P, CLEAR, TABLES>
 {
     /// Answers for all of a group at its first member in the range. Each member is cleared where
-    /// the range covers the group; who unfolds it meanwhile keeps what is not cleared yet.
+    /// the range covers the group; a concurrent unfold keeps what is not cleared yet.
     #[cold]
     fn group(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
         if entry.start < self.scan.answered {

@@ -1,7 +1,7 @@
 //! Other ways to split, which the laboratory holds [`Guard::split`] against.
 //!
-//! They are the engine's own code with other constants, so that no baseline is slow for a reason
-//! that is not its own.
+//! They are the engine's code with other constants, so that a baseline is slower only by the way
+//! it splits.
 
 use super::split::sealed::Way;
 use super::split::{SplitError, SplitWalk};

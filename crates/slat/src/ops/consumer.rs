@@ -1,20 +1,20 @@
-//! Consumers of dirty state: several who each want to know what was written since they last looked.
+//! Consumers of dirty state: each finds what was written since it last looked.
 //!
 //! # Protocol
-//! A leaf has one dirty bit. A consumer has a *mark* in each leaf, one of the software bits: what
-//! was written and others have taken, and it has not. Who clears the dirty bit, a consumer or not,
-//! sets the marks of all other consumers by the same exchange. A consumer takes what is dirty or
-//! has its mark; it clears both.
+//! A leaf has one dirty bit. A consumer has a *mark* in each leaf, one of the software bits: the
+//! page was written, others have taken that, and this consumer has not. An exchange that clears the
+//! dirty bit, for a consumer or not, also sets the marks of all other consumers (`Take::taken`). A
+//! consumer takes leaves that are dirty or have its mark; it clears both.
 //!
 //! *Invariant*: a page that has neither the dirty bit nor a consumer's mark was not written since
 //! an invalidation completed that began after this consumer last took it. Hardware writes without
 //! marking only through a TLB entry that is older than the clear of the dirty bit; that clear left
-//! the mark, so the consumer found it and took it; and who takes a mark owes an invalidation, as
-//! who clears the dirty bit does: the one of him who cleared it may still be under way.
+//! the mark, so the consumer found it and took it. Taking a mark owes an invalidation, as clearing
+//! the dirty bit does: the invalidation of the thread that cleared it may still be under way.
 //!
 //! Marks are state, as accessed and dirty are: a split passes them on, a collapse gathers them, a
 //! replaced leaf keeps them, and leaves that differ in nothing else agree. A group has none but
-//! those that it was mapped with, the same in all members: who takes dirty state unfolds it first.
+//! those that it was mapped with, the same in all members: harvest and clean unfold it first.
 
 use crate::format::{Attributes, Format, Software};
 use crate::guard::Guard;
@@ -24,7 +24,7 @@ use core::fmt;
 
 use super::ChangeError;
 
-/// Whose dirty state: a dirty log's, a pager's, each with a view of its own of what was written
+/// A consumer of dirty state, such as a dirty log or a pager, with its own view of what was written
 /// since it last looked.
 ///
 /// [`Tables::add_consumer`] makes one. It takes what was written by [`Guard::harvest_for`] and
@@ -39,14 +39,14 @@ use super::ChangeError;
 /// The consumer's mark, one of the leaf's software bits, is set where the page was written, and
 /// another has taken that. [`Attributes::software`] shows it of a leaf that stands or was taken
 /// out, and a leaf that is mapped with it is dirty for this consumer alone: so a page that leaves
-/// and comes back stays dirty for who has not taken it yet.
+/// and comes back stays dirty for the consumers that have not taken it yet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Consumer {
     mark: Software,
 }
 
 impl Consumer {
-    /// Its bit of a leaf.
+    /// The consumer's software bit in a leaf.
     pub const fn mark(self) -> Software {
         self.mark
     }
@@ -153,7 +153,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 #[derive(Clone, Copy)]
 pub(super) struct Take<F> {
     format: F,
-    /// The mark of whom it is taken for; 0 for nobody.
+    /// The mark of the consumer that it is taken for; 0 for none.
     pub(super) mine: u64,
     /// The marks of all others.
     others: u64,
@@ -170,7 +170,7 @@ impl<F: Format> Take<F> {
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Who takes dirty state for nobody leaves it to all consumers.
+    /// Dirty state taken for no consumer: it stays for all consumers, by their marks.
     #[inline(always)]
     pub(super) fn take(&self) -> Take<F> {
         Take { format: self.tables.format, mine: 0, others: self.tables.marks }

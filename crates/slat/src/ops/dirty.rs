@@ -17,7 +17,7 @@ use crate::table::Slot;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, change_run};
 
-/// `NAMED`: for a consumer, who has marks as well.
+/// Takes dirty state. `NAMED`: for a consumer, so leaves with its mark as well.
 #[derive(Clone, Copy)]
 struct Clean<F, const NAMED: bool>(Take<F>);
 impl<F: Format, const NAMED: bool> Rule<F> for Clean<F, NAMED> {
@@ -190,7 +190,7 @@ impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
 
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
-        // Who harvests wants pages: a group would be dirty as a whole each time.
+        // A harvest reports pages: a group would be dirty as a whole each time.
         if kind == Kind::Leaf && folded::<F>(entry.raw) {
             return Flow::Aside;
         }

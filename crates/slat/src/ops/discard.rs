@@ -1,4 +1,5 @@
-//! Dropping what a range covers whole, tables and all, unseen: for one owner, beside hardware.
+//! Discard: tables that a range covers whole are dropped unread, with all leaves below. For tables
+//! of one owner, which hardware may walk meanwhile.
 //!
 //! # Protocol
 //! The caller has the tables alone, so that of all others hardware only walks them. A slot that
@@ -8,9 +9,9 @@
 //! their slots emptied. Between the first marker and the last release nobody is called but the
 //! platform, which does not unwind.
 //!
-//! Removals that were dropped, or forgotten, may have left tokens in the tables, which tell who
-//! fills a slot again to invalidate first; they go with the tables. So while any are under way, all
-//! of the guest is invalidated.
+//! Removals that were dropped, or forgotten, may have left tokens in the tables, which make a later
+//! fill of the slot invalidate first (`Tables::break_before_fill`); they go with the tables. So
+//! while any are under way, all of the guest is invalidated.
 
 use super::Refusal;
 use crate::addr::GpaRange;

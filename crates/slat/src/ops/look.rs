@@ -1,4 +1,4 @@
-//! Looking without touching: translate, iterate, dump, and flush of what is mapped.
+//! Operations that change no entry: translate, iterate, dump, and flush of what is mapped.
 
 use super::{ChangeError, folded};
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};

@@ -217,7 +217,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
     }
 
-    /// Looks at all of the range first: the end of what the budget reaches.
+    /// Checks the range before anything is mapped; returns the end of what the budget reaches.
     #[inline(never)]
     fn check_empty(&mut self, plan: &Plan, budget: &mut Budget) -> Result<u64, Halted<MapError>> {
         let tables = self.tables;
@@ -228,14 +228,14 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Ok(()) => Ok(plan.end),
             // What was looked at is mapped now.
             Err(at) if budget.spent => Ok(at.0),
-            // Nothing is mapped yet: who goes on has to begin at the start.
+            // Nothing is mapped yet: the caller has to begin at the start again.
             Err(_) if check.why == MapError::Contended => Self::halted(Gpa(plan.start), check.why),
             Err(at) => Self::halted(at, check.why),
         }
     }
 }
 
-/// What memory needs before a guest may use it as `attributes` say.
+/// The maintenance of memory that a guest may then use as `attributes` say.
 #[inline]
 pub(super) fn maintenance(attributes: &Attributes) -> Option<Maintenance> {
     match (attributes.memory, attributes.execute) {
@@ -313,7 +313,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 
     /// Maps a page of the table that has these `slots`, if nothing stands in the way: else nothing
-    /// is done, and the walk says why. For one owner, who knows that the tables above are accessed.
+    /// is done, and the walk says why. For one owner; the tables above must be accessed already.
     #[inline(always)]
     pub(crate) fn map_in(
         &self,

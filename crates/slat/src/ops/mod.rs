@@ -1,4 +1,4 @@
-//! The operations, each the one place for its rule.
+//! The operations on tables. Each operation's rules are implemented in its module only.
 
 mod age;
 #[cfg(feature = "baselines")]
@@ -219,8 +219,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         None
     }
 
-    /// What every change of a range's leaves refuses at once, but blocks where the range is one
-    /// page: that cannot be half done, and the walk itself finds the block that it would cut.
+    /// [`Tables::check_change`], which for a range of one page leaves the cut block to the walk: a
+    /// page cannot be half done, and the walk finds that block itself.
     #[inline(always)]
     fn check_change_of_many(&self, range: &GpaRange) -> Result<(), Refusal> {
         if range.size() == 1 << F::PAGE_SHIFT {
@@ -235,7 +235,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         if given < needed { Err(ChangeError::Bitmap { needed, given }) } else { Ok(()) }
     }
 
-    /// What every change of a range's leaves refuses at once.
+    /// Refuses a range that is invalid, or that cuts a block, before any leaf is changed.
     #[inline(always)]
     fn check_change(&self, range: &GpaRange) -> Result<(), Refusal> {
         self.check_change_where(range, |_| true)

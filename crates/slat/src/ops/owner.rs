@@ -24,7 +24,7 @@ use crate::tables::{Contended, Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::fmt;
 
-/// Whose an address is, where nothing is mapped: a word of [`Owner::BITS`] bits.
+/// The owner of an address where nothing is mapped: a word of [`Owner::BITS`] bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Owner(u64);
 
@@ -111,7 +111,7 @@ impl Owners {
         self.0.store(1, Ordering::Relaxed);
     }
 
-    /// Asked by who has the tables alone, and so comes after all who noted.
+    /// The caller has the tables alone, so all calls of [`Owners::note`] precede this one.
     pub fn are_known(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0
     }
@@ -164,7 +164,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Ok(()) => end,
             // What was looked at gets its owner now.
             Err(at) if budget.spent => at.0,
-            // Nothing is done yet: who goes on has to begin at the start.
+            // Nothing is done yet: the caller has to begin at the start again.
             Err(_) if check.why == OwnerError::Contended => {
                 return Self::halted(range.start(), check.why);
             }
@@ -187,7 +187,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
     }
 
-    /// Whose `gpa` is ([`Guard::set_owner`]); `None` where something is mapped, or nobody's.
+    /// The owner of `gpa` ([`Guard::set_owner`]); `None` if there is none, or something is mapped.
     ///
     /// # Errors
     /// [`Contended`] if somebody else is changing the entry.

@@ -6,10 +6,11 @@
 //!
 //! # Protocol
 //! A round takes the right from a table by compare-and-swap; it begins when its invalidation has
-//! completed. Who pushes down marks the table, which stays valid and without the right; takes the
-//! right from each child; and gives it to the table, with the mark gone, by a compare-and-swap. A
-//! round that meets the mark adds [`Format::RENEWED`]: the one who pushes finds it, removes both
-//! and begins again. Only who set the mark removes it, so it cannot be taken for another's.
+//! completed. A push-down marks the table, which stays valid and without the right; takes the right
+//! from each child; and gives it to the table, with the mark gone, by a compare-and-swap. A round
+//! that meets the mark adds [`Format::RENEWED`] (`protect_table`): the push-down finds it, removes
+//! both and begins again. Only the thread that set the mark removes it, so no thread takes it for
+//! another's.
 //!
 //! *Invariant.* From the end of a round's invalidation on, no write below the table succeeds that
 //! is not recorded after the round began. Before the table has the right again, each child that it
@@ -117,8 +118,8 @@ impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
     }
 }
 
-/// Takes the right to write from the table that `table` links, also from who is about to give it
-/// back. Returns the old value, or, as an error, the value that needed no change.
+/// Takes the right to write from the table that `table` links, also where a push-down is about to
+/// give it back. Returns the old value, or, as an error, the value that needed no change.
 #[inline]
 fn protect_table<F: Format>(slot: &Slot, level: u8, table: u64) -> Result<u64, u64> {
     slot.update(|raw| {
@@ -177,7 +178,7 @@ fn protect_child<F: Format>(slot: &Slot, level: u8, counts: &mut Counts) -> bool
                 }
             },
             Kind::Empty | Kind::Reserved | Kind::Owned => return true,
-            // The table was unlinked under our feet, and the mark with it.
+            // Another thread unlinked the table, and the mark with it.
             Kind::Retired => return false,
             Kind::Frozen | Kind::Sealed => {
                 relax();

@@ -1,4 +1,4 @@
-//! What an unmap took out, until the guest cannot reach it any more.
+//! Removals: leaves that an unmap took out, kept until the guest cannot reach them any more.
 
 use crate::addr::{Gpa, Hpa, PageSize};
 use crate::format::{Attributes, Format};
@@ -34,7 +34,7 @@ pub struct Removed {
     pub attributes: Attributes,
 }
 
-/// Room for leaves in [`Removals`]; what is in it only they know.
+/// Storage of one run of neighbouring leaves in [`Removals`].
 #[derive(Debug)]
 pub struct Place(Option<Removed>);
 
@@ -43,7 +43,7 @@ impl Place {
     pub const EMPTY: Self = Self(None);
 }
 
-/// What was unmapped, kept back until the guest cannot reach it any more.
+/// Leaves that were unmapped, kept back until the guest cannot reach them any more.
 ///
 /// The storage is the caller's; one place holds neighbours of one kind. The memory behind the
 /// leaves is known to [`Removals::complete`] only, which invalidates first.
@@ -91,7 +91,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
     #[inline]
     pub fn complete(&mut self) -> impl Iterator<Item = Removed> {
         let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
-        // What somebody else has taken out, and not invalidated yet, was found empty here.
+        // Slots found empty here may have been emptied by others, who have not invalidated yet.
         if self.tables.pending.removals.count() > u64::from(self.counted) {
             self.tables.complete_all();
         } else {

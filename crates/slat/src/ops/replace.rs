@@ -12,12 +12,12 @@
 //! is called but the platform's invalidation and maintenance.
 //!
 //! *Invariant*: what the guest wrote is in the memory that the new leaf maps. Other memory takes the
-//! place only of a leaf that the guest cannot write: who wants to move a page protects it,
-//! completes, copies, and then replaces it. A write fault that was answered in between has given the
-//! right back, and the leaf is refused. The leaf tells no history: whoever moves pages keeps others
-//! from taking rights from them, and from unmapping them, from the protection on; a round of a log
-//! that protected the page again would hide the write. Accessed and dirty state goes from the old
-//! leaf to the new, with what [consumers](crate::Consumer) have not taken yet.
+//! place only of a leaf that the guest cannot write (`Replace::plan`): to move a page, the caller
+//! protects it, completes, copies, and then replaces it. A write fault that was answered in between
+//! has given the right back, and the leaf is refused. The leaf tells no history: the caller keeps
+//! others from taking rights from the page, and from unmapping it, from the protection on; a round
+//! of a log that protected the page again would hide the write. Accessed and dirty state goes from
+//! the old leaf to the new, with what [consumers](crate::Consumer) have not taken yet.
 
 use super::ChangeError;
 use super::map::{MapError, maintenance};
@@ -259,7 +259,7 @@ struct Replace<'t, 'g, F: Format, P: Platform> {
     why: ReplaceError,
 }
 
-/// What is to become of a leaf.
+/// The leaf that replaces another.
 struct New {
     raw: u64,
     /// The new leaf takes the old one's place behind an invalidation only.

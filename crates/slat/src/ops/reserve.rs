@@ -6,12 +6,12 @@
 //! reservations alike. So a page that the host took away after the fault had asked for it is not
 //! mapped: either the unmap found the reservation, and the commit fails, or it found the leaf. A
 //! host that takes memory away stops handing it out first, then unmaps. A reservation keeps nobody
-//! out: whoever maps there replaces it, and the commit fails as well; of two faults that share one
-//! the first to commit has it. One that is given up stays, as empty as before.
+//! out: a map there replaces it, and the commit fails as well; of two faults that share one the
+//! first to commit has it. One that is given up stays, as empty as before.
 //!
-//! Where somebody else has to be told before the leaf is there, the committer exchanges the token for
-//! a marker first, which does keep everybody out. *Invariant*: of faults that share a slot one is
-//! told of, and its leaf is there before anybody can take it out.
+//! Where somebody has to be told before the leaf is there, [`Reservation::commit_told`] exchanges
+//! the token for a marker first, which does keep everybody out. *Invariant*: of faults that share a
+//! slot one is told of, and its leaf is there before anybody can take it out.
 //!
 //! Tokens of threads that have a seat are the seat's ([`crate::grace`]), so that faults share no
 //! counter; others are counted by the guest. Neither come back within 2^47 faults and unmaps.
@@ -32,7 +32,8 @@ use crate::walk::PATIENCE;
 /// Tokens below this are the seats', those from it on the guests'.
 pub(crate) const SEATS_TOKENS: u64 = 1 << (TOKEN_BITS - 1);
 
-/// The next token for those who have no seat. Away from what every walk reads.
+/// The next token of the guest, for threads without a seat and for calls that take one for several
+/// entries. Away from the words that every walk reads.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Tokens(AtomicU64);
@@ -42,7 +43,8 @@ impl Tokens {
         Self(AtomicU64::new(0))
     }
 
-    /// What to leave in a slot that is reserved or emptied: no other slot ever holds the same.
+    /// The value to leave in entries that one call reserves or empties: no other call ever leaves
+    /// the same.
     pub fn next<F: Format>(&self) -> u64 {
         let token = self.0.fetch_add(1, Ordering::Relaxed);
         F::reserved(SEATS_TOKENS | token & (SEATS_TOKENS - 1))
@@ -97,8 +99,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// [`Guard::reserve`]; and where all of the group around the slot is empty, all of it, to be
     /// folded ([`Guard::map_contiguous`]). On formats without groups it is [`Guard::reserve`].
     ///
-    /// Whoever reserved one of the slots before finds that void: who begins anew does so by
-    /// [`Guard::reserve`], or two could go on voiding each other's.
+    /// Earlier reservations of single slots of the group become void. A fault whose reservation was
+    /// void begins anew by [`Guard::reserve`], or two faults could go on voiding each other's.
     ///
     /// # Errors
     /// Those of [`Guard::reserve`].
@@ -116,8 +118,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Ok(reserved)
     }
 
-    /// What most faults meet: the table is there, and the slot in it empty or reserved. Whatever
-    /// else there is to say or to do is [`Guard::reserve_or_refuse`]'s, which begins anew.
+    /// Reserves the slot where the table is there, and the slot in it empty or reserved, as most
+    /// faults find it. `None` in any other case: [`Guard::reserve_or_refuse`] then begins anew.
     #[inline(always)]
     fn reserve_at_once(
         &mut self,
@@ -207,7 +209,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                     return Err(MapError::Occupied { size: F::size(level), hpa });
                 }
                 Kind::Owned => return Err(MapError::Owned { owner: Owner::of::<F>(raw) }),
-                // Another fault's, or left by an unmap: who commits first has it, and who voids it
+                // Another fault's, or left by an unmap: the first commit has it, and what voids it
                 // changes it. To replace it would make two faults void each other for ever.
                 Kind::Reserved if level <= largest => {
                     let base = gpa & !((1 << F::shift(level)) - 1);
@@ -390,7 +392,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         Ok(Ok(Some(bytes)))
     }
 
-    /// What the slot is to hold. Maintains the memory, as its kind asks.
+    /// The leaf for the slot. Maintains the memory, as its kind asks.
     #[inline(always)]
     fn leaf(&self, hpa: Hpa, attributes: Attributes) -> Result<u64, MapError> {
         let tables = self.tables;

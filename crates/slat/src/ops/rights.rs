@@ -1,5 +1,5 @@
 //! Rights: taken from a range for dirty logging or against execution, and given back in a fault;
-//! and the user's own bits beside them.
+//! and the leaves' software bits.
 //!
 //! A leaf is rewritten by one compare-and-swap from the value that was read. It loses against
 //! hardware that sets accessed or dirty, and against other software; either way the new value
@@ -98,8 +98,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Memory that becomes executable is made coherent first ([`Platform::maintain`]). Published to
     /// walkers, and nothing is owed to other CPUs: one that holds the old rights faults once more.
     /// The one that faulted has to forget them: see [`Granted`]. A leaf that was not accessed is in
-    /// no TLB. Who logs writes by faults reports the write after this, not before: a round that
-    /// ends in between must find it in the next.
+    /// no TLB. A caller that logs writes by faults reports the write after this, not before: if a
+    /// round ends in between, the next one must find the write.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`], and, but for a read, on
@@ -344,7 +344,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             self.sums.owed.leaves(gpa, gpa + page, F::size(0));
             self.sums.owed.take();
         } else if R::SEEN {
-            // Who faulted is to find what it waits for.
+            // The vCPU that faulted is to find the new leaf.
             tables.platform.publish();
         }
         Some(page)
@@ -359,7 +359,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         rule: R,
     ) -> Result<u64, Halted<ChangeError>> {
         const { assert!(!R::TOUCHES && !R::WRITES && !R::EXECUTES, "as protection, and cleans") };
-        // Who bounds what is read is asked after each table, by the walk.
+        // Where the guard has a limit, the walk checks it after each table.
         let alone = self.budget.is_bounded() || pages.start.0 & ((1 << F::PAGE_SHIFT) - 1) != 0;
         let mut table = PageTable { slots: &[], start: 0, end: 0 };
         let mut tally = Tally::NONE;

@@ -1,4 +1,4 @@
-//! Rules: what a leaf becomes when rights, or the user's own bits, are changed.
+//! Rules: the new value of a leaf whose rights, or software bits, are changed.
 
 use crate::addr::Hpa;
 use crate::format::{Access, Execute, Format, Rights};
@@ -59,7 +59,7 @@ impl<F: Format> Rule<F> for NoExecute {
 pub(super) struct ForRead<F>(pub(super) F, pub(super) u64);
 pub(super) struct ForWrite<F>(pub(super) F, pub(super) u64);
 pub(super) struct ForExecute<F>(pub(super) F, pub(super) u64, pub(super) Access);
-/// A right that is given by nobody's use.
+/// A right that is given without a use: leaves do not become accessed.
 pub(super) struct Writable<F>(pub(super) F, pub(super) u64);
 pub(super) struct Executable<F>(pub(super) F, pub(super) u64, pub(super) Access);
 /// For a write, and software bits that said that there must be none: of a page at an address of the

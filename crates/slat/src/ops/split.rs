@@ -72,8 +72,8 @@ pub(super) mod sealed {
     }
 }
 
-/// Bounds how long a block stands broken, one invalidation and so many stores, and what waits on
-/// the stack, 16 bytes a block (docs/adr/0026-*).
+/// Bounds how long a block stands broken: one invalidation, and a store for each block that waits
+/// with it (docs/adr/0026-*).
 const MOST_MERGED: usize = 20;
 
 /// Why a range was not split, or not all of it.
@@ -206,7 +206,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let needed = software.encode(F::SOFTWARE).ok().filter(own);
         let execute = needed.map(|needed| (fetch, needed));
         let result = self.split_walk::<Batched>(range, F::size(0), cache, MOST_MERGED, execute);
-        // Who faulted is to find what it waits for.
+        // The vCPU that faulted is to find the new leaves.
         self.tables.platform.publish();
         result.map(|bytes| Granted::new(self.tables, range, bytes))
     }
@@ -300,7 +300,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             return None;
         }
         let (_, level) = self.descend(start, target, |_, _| {});
-        // Linked or not: who unlinks the table beside this answers for what takes its place.
+        // Linked or not: a thread that unlinks the table meanwhile answers for what replaces it.
         (level <= target).then_some(above.into())
     }
 }

@@ -5,18 +5,18 @@
 //! so that its members are leaves of their own, each with the group's state.
 //!
 //! # Protocol
-//! 1. The members are held in ascending order. *Invariant*: who holds the first holds the group. No
-//!    other software changes a member then, but to set or clear its accessed state; so who has the
-//!    first gets the others. Those who come later wait at the first, and neither of two can have
-//!    what the other needs. Held is frozen; or, where the CPU lets a leaf change its size without a
-//!    break, sealed and without the bit.
+//! 1. The members are held in ascending order (`Group::hold`). *Invariant*: the thread that holds
+//!    the first member holds the group. No other software changes a member then, but to set or
+//!    clear its accessed state; so that thread gets the other members. Later threads wait at the
+//!    first member: neither of two can have what the other needs. A held member is frozen; or,
+//!    where the CPU lets a leaf change its size without a break, sealed and without the bit.
 //! 2. The invalidation of the whole group completes: no CPU holds it as one any more.
 //! 3. Each member becomes a leaf of its own, with what hardware had set in any of them until then.
 //!
 //! An unmap of a whole group freezes it as well, and empties it without an invalidation of its own:
-//! a slot that were emptied beside valid members could be filled again while a CPU takes the old
-//! group from one of those. For the same reason a group is filled from frozen slots: what has been
-//! found empty is the group's until the last member stands.
+//! a slot that was emptied next to valid members could be filled again while a CPU takes the old
+//! group from one of those. For the same reason a group is filled from frozen slots: slots that
+//! were found empty are the group's until the last member stands.
 //!
 //! As many slots stand broken together as a group has, and no more than one group: as one block
 //! does, until one invalidation has completed. Between the first marker and the last release
@@ -250,7 +250,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Fills a group that the caller has frozen.
     pub(super) fn fill_frozen_group(&self, group: &Group<'_, F>, first: u64, counts: &mut Counts) {
         let frozen = F::frozen(Hpa(0));
-        // The first last: who finds it holds the group.
+        // The first member last: a thread that finds it may hold the group.
         for (number, slot) in group.slots.iter().enumerate().rev() {
             slot.release(frozen, group.alone(first, number) | F::CONTIGUOUS);
         }

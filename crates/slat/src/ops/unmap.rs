@@ -2,8 +2,8 @@
 //!
 //! # Protocol
 //! A leaf is taken out by one compare-and-swap whose old value is kept for the caller. Where the
-//! CPU must not hold two translations of an address, the slot keeps the unmap's token, and who
-//! fills it again before the unmap's invalidation has completed invalidates first
+//! CPU must not hold two translations of an address, the slot keeps the unmap's token, and a fill
+//! of it before the unmap's invalidation has completed invalidates first
 //! (`Tables::break_before_fill`). A table whose whole range was unmapped is then retired in this
 //! order: every one of its slots goes from empty to retired, which keeps other software out and
 //! fails if anything was mapped there meanwhile; its parent's slot is emptied; the table waits in
@@ -11,8 +11,8 @@
 //! and nobody is called. A table around an end of the range that is found empty afterwards goes in
 //! the same order, and so do those above it.
 //!
-//! A slot of a retired table stays so until the table is given back; so who retired all of them
-//! owns the link in the parent's slot, in which others may still change bits, but not the address.
+//! A slot of a retired table stays so until the table is given back; so the thread that retired all
+//! of them owns the link in the parent's slot: others may change bits of it, but not the address.
 
 use super::removals::{Removals, Removed};
 use super::unfold::folded;
@@ -286,7 +286,7 @@ struct Unmap<'r, 's, 't, F: Format, P: Platform> {
     end: u64,
     /// The end of the last group that was taken out: what is mapped below it is newer.
     taken: u64,
-    /// What is left in a slot that was emptied.
+    /// The value left in a slot that was emptied.
     empty: u64,
     /// The descriptor, address and level of the leaf that would continue the last one; 0 is none.
     next: (u64, u64, u8),
@@ -428,7 +428,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         Flow::Next
     }
 
-    /// What to leave in slots that are emptied now.
+    /// The value for slots that are emptied now.
     fn token(&self) -> u64 {
         if self.tables.refill_breaks() { self.tables.tokens.next::<F>() } else { 0 }
     }

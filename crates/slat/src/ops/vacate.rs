@@ -7,7 +7,7 @@
 //! what was handed out and gives back the tables that it covers whole; it calls nobody but the
 //! platform, which does not unwind. It also runs where the closure panics. *Invariant*: no table is
 //! freed while a slot that can be reached links it, and what the closure was given is unmapped, no
-//! less and no more. Who asks for no leaf has the second step alone.
+//! less and no more. [`Inactive::discard`], which hands out no leaf, has the second step alone.
 
 use super::unfold::{Group, folded};
 use super::{ChangeError, Removed};
