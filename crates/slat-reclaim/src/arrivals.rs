@@ -1,13 +1,14 @@
-//! Pages that came in, or that a device used, until who orders them takes note: a stack of page
-//! numbers, each in it once at most.
+//! Pages that came in, or that a device used, until the holder of the order takes note of them: a
+//! stack of page numbers, with each page in it once at most.
 //!
 //! # Protocol
 //! Faults push, and take no lock; the holder of the order takes all. A page's link is `ABSENT`
 //! while the page is not on the stack. A pusher claims the link first; one that finds it claimed
-//! lowers the distance in it, if its own is less. The taker makes each link absent, then notes the
-//! page, with the distance that the link had then. While a link is not absent, its upper half
-//! changes by exchanges alone, and its lower half is of the thread that put it there, until the
-//! stack has the page, and of the taker from then on: each keeps the half that is not its own.
+//! lowers the distance in it, if the pusher's distance is less. The taker makes each link absent,
+//! then notes the page, with the distance that the link had then. While a link is not absent, its
+//! upper half, the distance, changes by exchanges alone. Its lower half, the next page, is written
+//! by the thread that claimed the link until the page is on the stack, and by the taker from then
+//! on. A write of one half keeps the other.
 //!
 //! *Invariant*: a page is noted after it came. A fault claims its word, then looks at its link; the
 //! taker changes the link, then looks at words: crosswise, so each fences in between. Either the
@@ -26,8 +27,8 @@ const FIRST: u32 = 1 << 31;
 #[derive(Debug)]
 pub(crate) struct Arrivals {
     head: AtomicU64,
-    /// Of each page, the next one down, and above it how many pages were given up while it was
-    /// away.
+    /// For each page: in the lower half the next page down, in the upper half how many pages were
+    /// given up while it was away.
     links: Box<[AtomicU64]>,
 }
 
@@ -41,9 +42,9 @@ impl Arrivals {
         Self { head: AtomicU64::new(END.into()), links }
     }
 
-    /// `page` came in, of which `distance` pages were given up while it was away, if it ever was;
-    /// or a device used it: it was away for none. Of a page that came twice since anybody took note
-    /// the least counts.
+    /// Records that `page` came in. `distance` is how many pages were given up while it was away,
+    /// `None` if it never was; 0 for a page that a device used. Of a page that came twice before it
+    /// was noted the least distance counts.
     pub fn push(&self, page: u32, distance: Option<u32>) {
         let distance = distance.map_or(FIRST, |distance| distance.min(FIRST - 1));
         let place = &self.links[page as usize];
@@ -74,7 +75,7 @@ impl Arrivals {
         }
     }
 
-    /// Has a link of the caller's point to `next`; returns where it pointed to before.
+    /// Makes a link that the caller may write point to `next`; returns where it pointed to before.
     fn point(&self, place: &AtomicU64, next: u32) -> u32 {
         let mut now = place.load(Ordering::Relaxed);
         loop {
@@ -86,7 +87,7 @@ impl Arrivals {
         }
     }
 
-    /// Takes all that came, in the order in which they did.
+    /// Takes all pages off the stack, and notes them in the order in which they came.
     pub fn take(&self, mut note: impl FnMut(u32, Option<u32>)) {
         let mut down = self.head.swap(END.into(), Ordering::Acquire) as u32;
         let mut first = END;

@@ -3,14 +3,14 @@
 
 use alloc::vec::Vec;
 
-/// What direct reads and writes ask of memory, whatever the disk.
+/// The alignment of memory that is enough for direct reads and writes of any disk, in bytes.
 const ALIGN: usize = 4096;
 
 #[derive(Debug, Default)]
 pub(crate) struct Buffer(Vec<u8>);
 
 impl Buffer {
-    /// `bytes` of it, of any content.
+    /// The first `bytes` of the buffer, with unspecified content.
     pub fn page(&mut self, bytes: u64) -> &mut [u8] {
         let bytes = bytes as usize;
         if self.0.len() < bytes + ALIGN {

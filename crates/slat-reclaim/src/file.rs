@@ -1,4 +1,4 @@
-//! A swap file that has no name: whatever happens to the process, nothing is left of it.
+//! A swap file without a name, of which nothing is left once the process has ended.
 
 use crate::swap::{Swap, SwapError};
 use slat::PageSize;
@@ -10,12 +10,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Swap in a file of a directory, without a name from the beginning where the file system can
-/// (`O_TMPFILE`), else unlinked at once. It grows as it is written, and is its owner's alone (mode
-/// 0600). What it is to forget it gives back to the file system, as a hole; where there are no
-/// holes, it writes zeroes there.
+/// (`O_TMPFILE`), else unlinked at once. It grows as it is written; only its owner may access it
+/// (mode 0600). Slots that are forgotten go back to the file system, as holes; where there are no
+/// holes, they are overwritten with zeroes.
 ///
 /// Through the page cache a write ends before the disk has it: memory is taken from the guest, but
-/// the host has it only later, and an error of the disk's comes when nobody waits for it any more.
+/// the host has it only later, and an error of the disk comes when nobody waits for it any more.
 /// [`SwapFile::direct`] goes past the cache.
 #[derive(Debug)]
 pub struct SwapFile {
@@ -38,8 +38,8 @@ impl SwapFile {
         Ok(Self { file, slots, page, no_holes: AtomicBool::new(false) })
     }
 
-    /// The same past the page cache (`O_DIRECT`): once a page is away, its memory is the host's,
-    /// and its write has succeeded.
+    /// Room for `slots` pages in a file of `directory`, past the page cache (`O_DIRECT`): once a
+    /// page is away, its memory is the host's, and its write has succeeded.
     ///
     /// # Errors
     /// Those of [`SwapFile::new`]; `EINVAL` where the file system has no such access.

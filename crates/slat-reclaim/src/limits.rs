@@ -1,10 +1,10 @@
-//! Of several guests, which gives up pages.
+//! The choice of the guest that gives up pages, among several.
 
 use crate::paged::Paged;
 use crate::pool::Ram;
 use crate::swap::Swap;
 
-/// What one guest has.
+/// The pages that one guest has, and may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Load {
     /// Pages in memory.
@@ -29,7 +29,7 @@ pub fn choose(loads: &[Load]) -> Option<usize> {
 }
 
 impl<M: Ram, S: Swap> Paged<'_, M, S> {
-    /// What it has, for [`choose`].
+    /// The guest's load, for [`choose`].
     pub fn load(&self) -> Load {
         let idle = self.idle().map_or(0, |idle| {
             idle.generations.iter().skip(2).map(|generation| generation.pages).sum()

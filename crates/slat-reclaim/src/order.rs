@@ -1,4 +1,4 @@
-//! In which order pages are given up: by generations, or by two lists.
+//! The order in which pages are given up: by generations, or by two lists.
 //!
 //! Both work on numbers of pages, and ask for accessed bits through [`Accessed`]; neither knows of
 //! tables, frames or swap.
@@ -33,11 +33,11 @@ pub(crate) enum Look {
     Around,
 }
 
-/// The guest, to who orders its pages.
+/// The guest, as the order of its pages sees it.
 pub(crate) trait Accessed {
     /// Pages of the guest.
     fn pages(&self) -> u32;
-    /// Whether the page is in memory, or on its way: what is not is out of its list until it
+    /// Whether the page is in memory, or on its way. A page that is not is out of its list until it
     /// arrives.
     fn is_here(&self, page: u32) -> bool;
     /// Until when the page is not to be given up, as it came back so recently; `None` if it may be.
@@ -45,7 +45,7 @@ pub(crate) trait Accessed {
     /// Tests and clears the accessed bits of `count` pages from `first` on: bit 0 of `young` is the
     /// first. `young` is all zero, and long enough.
     fn young(&mut self, look: Look, first: u32, count: u32, young: &mut [u64]);
-    /// Whether the page has been used, and is it no more.
+    /// Whether the page has been used; clears that.
     fn was_used(&mut self, page: u32) -> bool {
         let mut young = [0];
         self.young(Look::Check, page, 1, &mut young);
@@ -83,11 +83,11 @@ pub(crate) struct Looks {
     pub window: u32,
     /// A page that is about to be given up is asked about with the 64 pages around it.
     pub around: bool,
-    /// How often pages were used counts, where that tells better than when.
+    /// How often pages were used counts, where that predicts their next use better than when.
     pub frequency: bool,
 }
 
-/// Steps after which who holds the lock lets others have it.
+/// Steps after which the holder of the lock releases it, so that others can take it.
 const STRETCH: u32 = 1024;
 
 /// The lock on an order, held for one stretch after the other.
@@ -135,8 +135,8 @@ impl Order {
         Self::Lists(Mutex::new(order))
     }
 
-    /// Takes note of all that came: of each page, how many were given up since it was in memory;
-    /// `None` for a first touch. `here` is how many pages are in memory.
+    /// Takes note of all pages that arrived, each with how many were given up since it was in
+    /// memory; `None` for a first touch. `here` is how many pages are in memory.
     pub fn note(&self, arrivals: &Arrivals, here: u32) {
         match self {
             Self::Generations(order) => {
@@ -150,8 +150,8 @@ impl Order {
         }
     }
 
-    /// Pages to be given up, `want` at most. What is not given up after all is to be put back by
-    /// [`Order::put_back`] before more are searched for: it may be in no list any more.
+    /// Pages to be given up, `want` at most. The caller puts back those that are not given up after
+    /// all, by [`Order::put_back`], before it searches again: they may be in no list any more.
     pub fn victims(&self, want: usize, guest: &mut impl Accessed) -> Victims {
         match self {
             Self::Generations(order) => {
@@ -161,8 +161,8 @@ impl Order {
         }
     }
 
-    /// These pages were not given up: they were used meanwhile, which is said of each, or could not
-    /// be written.
+    /// Puts back pages that were not given up, each with whether it was used meanwhile; the others
+    /// could not be written.
     pub fn put_back(&self, pages: &[(u32, bool)]) {
         match self {
             Self::Generations(order) => {

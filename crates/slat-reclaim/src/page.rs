@@ -1,8 +1,8 @@
 //! Where one page of a guest's memory is: one word a page.
 //!
 //! # Protocol
-//! Whoever moves a page claims its word, by a compare-and-swap to *moving*, and lets go of it with
-//! where the page is then. Faults that meet a claimed word are answered "not yet".
+//! A thread that moves a page claims its word, by a compare-and-swap to *moving*, and releases it
+//! by storing where the page is then. Faults that meet a claimed word are answered "not yet".
 //!
 //! *Invariants*:
 //! - A frame belongs to one word that says *here*, to one claimer, or to the pool.
@@ -11,10 +11,10 @@
 //!   first, by an exchange that a claim makes fail; the fault that gives the right to a leaf that
 //!   is there claims the word until the leaf has it, since between an exchange and the leaf the
 //!   page could leave, and come back with a copy to the same leaf.
-//! - Who claims a page to send it away unmaps it before the content is read: `Worker::evict`. A
-//!   fault reserves its slot, then loads the word; who sends the page away changes the word, then
-//!   looks for slots that are reserved. Each fences in between: the fault as it looks for
-//!   invalidations, `Worker::evict` as it begins.
+//! - A thread that claims a page to send it away unmaps it, by `Worker::evict`, before it reads the
+//!   content. A fault reserves its slot, then loads the word; the thread that sends the page away
+//!   changes the word, then looks for slots that are reserved. Each fences in between: the fault as
+//!   it looks for invalidations, `Worker::evict` as it begins.
 
 use slat::sync::{AtomicU64, Ordering};
 
@@ -31,9 +31,9 @@ pub(crate) enum Place {
     Nowhere,
     /// In memory, and, if it was not written since it came back, in swap.
     Here { frame: u32, copy: Option<u32> },
-    /// Claimed by somebody who moves it.
+    /// Claimed by a thread that moves it.
     Moving,
-    /// In swap, since the guest had sent away so many pages (modulo 2^28).
+    /// In swap; `since` is how many pages the guest had given up before this one (modulo 2^28).
     Away { slot: u32, since: u32 },
 }
 
@@ -79,7 +79,7 @@ impl Word {
         Place::decode(self.0.load(Ordering::Acquire))
     }
 
-    /// The page is in memory, or is claimed by who may leave it there.
+    /// Whether the page is in memory, or is claimed by a thread that may leave it there.
     pub fn may_be_here(&self) -> bool {
         matches!(self.load(), Place::Here { .. } | Place::Moving)
     }
@@ -90,7 +90,7 @@ impl Word {
         self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Claims the page, if `wanted` by where it is; `Err` says where it is.
+    /// Claims the page, if it is at a place that is `wanted`; `Err` says where it is.
     pub fn claim(&self, wanted: impl Fn(&Place) -> bool) -> Result<Place, Place> {
         loop {
             let place = self.load();
@@ -103,14 +103,14 @@ impl Word {
         }
     }
 
-    /// Ends the caller's own claim.
+    /// Ends the caller's claim: the page is at `place`.
     pub fn release(&self, place: Place) {
         assert_eq!(self.load(), Place::Moving, "a claim was not respected");
         self.0.store(place.encode(), Ordering::Release);
     }
 }
 
-/// Claims all of these pages, of which nobody has touched any; or none.
+/// Claims all of these pages, if nobody has touched any of them; else none.
 pub(crate) fn claim_untouched(words: &[Word]) -> bool {
     let claim = |word: &&Word| word.claim(|place| *place == Place::Nowhere).is_ok();
     let claimed = words.iter().take_while(claim).count();
@@ -121,10 +121,10 @@ pub(crate) fn claim_untouched(words: &[Word]) -> bool {
     false
 }
 
-/// A claim that ends where it goes out of scope, a panic included.
+/// A claim that ends when it is dropped, by a panic too.
 pub(crate) struct Claim<'w> {
     pub word: &'w Word,
-    /// Where the page is then.
+    /// Where the page is when the claim ends.
     pub place: Place,
 }
 

@@ -1,4 +1,4 @@
-//! One guest's memory, of which a part is in swap: what its faults ask.
+//! One guest's memory, of which a part is in swap: the [`Backing`] that its faults ask.
 
 use crate::arrivals::Arrivals;
 use crate::order::{Generations, Lists, Looks, Order};
@@ -13,7 +13,7 @@ use slat::{Access, Memory, Skip};
 use slat_guest::{Backing, Hva, HvaRange, NoPage, Page};
 use spin::Mutex;
 
-/// In which order pages are given up.
+/// The order in which pages are given up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
     /// By the last walk that found them used; or by how many did, where that tells better.
@@ -27,7 +27,7 @@ pub enum Policy {
 pub struct Config {
     /// Pages that the guest may have in memory.
     pub limit: u32,
-    /// In which order it gives them up.
+    /// The order in which it gives them up.
     pub policy: Policy,
     /// Look-around: a page about to be given up is asked about with the 64 around it, in one call.
     pub look_around: bool,
@@ -36,8 +36,8 @@ pub struct Config {
     pub frequency: bool,
     /// Pages of one call of an ageing walk; 1 asks for each page that is there.
     pub window: u32,
-    /// What walks leave out where tables have accessed bits. With [`Skip::Exact`] each call of a
-    /// walk costs an invalidation: windows should be large.
+    /// The parts of the tables that walks leave out where tables have accessed bits. With
+    /// [`Skip::Exact`] each call of a walk costs an invalidation: windows should be large.
     pub skip: Skip,
     /// Walks end with an invalidation: without, a page that a TLB holds may look idle while it is
     /// used.
@@ -49,16 +49,18 @@ pub struct Config {
     /// Pages that are given up together.
     pub batch: u32,
     /// Slots of swap that the guest may have, copies of pages in memory included: should it want
-    /// more, its own pages stay, and nobody else's. `u32::MAX`: as many as there are.
+    /// more, pages of this guest stay, and no other guest's. `u32::MAX`: as many as there are.
     pub swap: u32,
-    /// Pages that the guest keeps in memory for others: it gives up no page below that, unless
-    /// another of its own comes in for it. 0: none. All that guests of a pool keep is there.
+    /// Pages that the guest keeps in memory when others want memory: it gives up no page below
+    /// that, unless another of its pages comes in for it. 0: none. The pool has all the pages that
+    /// its guests keep.
     pub protected: u32,
 }
 
 impl Config {
-    /// Generations with look-around, in which frequency counts, walks of 1 GiB of 4 KiB pages at a time that skip what is
-    /// exactly known to be idle, no huge pages, no bound on swap, no page protected.
+    /// Generations with look-around, in which frequency counts, walks of 1 GiB of 4 KiB pages at a
+    /// time that skip what is exactly known to be idle, no huge pages, no bound on swap, no page
+    /// protected.
     pub const fn new(limit: u32) -> Self {
         Self {
             limit,
@@ -82,8 +84,8 @@ impl Config {
 /// A fault on a page that is not in memory is answered [`NoPage::NotYet`]; the thread that runs the
 /// vCPU then has [`Pager::bring_in`](crate::Pager::bring_in) fetch it.
 ///
-/// It is of one guest: a pager takes pages from the guest that its worker belongs to. What a guest
-/// that ends has goes back to the pool by [`Paged::release`], or page by page by
+/// It is of one guest: a pager takes pages from the guest that its worker belongs to. The memory of
+/// a guest that ends goes back to the pool by [`Paged::release`], or page by page by
 /// [`Pager::discard`](crate::Pager::discard).
 #[derive(Debug)]
 pub struct Paged<'h, M, S> {
@@ -120,14 +122,14 @@ pub struct Paged<'h, M, S> {
     pub(crate) counters: Counters,
 }
 
-/// What the thread that gives up pages knows.
+/// The state of the thread that gives up pages.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
     /// No page is old enough to be given up before: ticks, in units of 2^20.
     pub none_before: u64,
 }
 
-/// How many of a guest's pages are where.
+/// The numbers of a guest's pages by place.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Places {
     /// Nowhere: they read as zero.
@@ -136,7 +138,7 @@ pub struct Places {
     pub here: u32,
     /// In memory, and as it is there in swap.
     pub copied: u32,
-    /// On their way, or in somebody's hands.
+    /// On their way, or claimed by a thread for something else.
     pub moving: u32,
     /// In swap alone.
     pub away: u32,
@@ -236,16 +238,16 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         self.quota.store(slots, Ordering::Relaxed);
     }
 
-    /// Pages that it keeps in memory for others.
+    /// Pages that it keeps in memory when others want memory ([`Config::protected`]).
     pub fn protected(&self) -> u32 {
         self.protected.load(Ordering::Relaxed)
     }
 
-    /// Sets how many pages it keeps in memory for others ([`Config::protected`]).
+    /// Sets how many pages it keeps in memory when others want memory ([`Config::protected`]).
     ///
     /// # Errors
-    /// [`PoolError::Protected`]: with what other guests keep, the pool has not so many; nothing was
-    /// changed.
+    /// [`PoolError::Protected`]: the pool does not have that many beyond the pages that other
+    /// guests keep; nothing was changed.
     pub fn set_protected(&self, pages: u32) -> Result<(), PoolError> {
         let _turn = self.turn.lock();
         self.pool.protect(self.protected(), pages)?;
@@ -253,13 +255,13 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         Ok(())
     }
 
-    /// Pages in memory that it may give up for others: those above what it keeps, and above its
-    /// limit.
+    /// Pages in memory that it may give up for others: those above the pages that it keeps, or
+    /// above its limit where that is lower.
     pub fn spare(&self) -> u32 {
         self.resident().saturating_sub(self.protected().min(self.limit()))
     }
 
-    /// How many of its pages are where. Beside threads that move pages, each counts as of when it
+    /// The numbers of its pages by place. While threads move pages, each page counts as of when it
     /// is looked at.
     pub fn places(&self) -> Places {
         let mut places = Places::default();
@@ -275,8 +277,8 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         places
     }
 
-    /// Gives all that the guest had back to the pool. Swap has forgotten it when this returns, but
-    /// for what it could not ([`Pool::trouble`]).
+    /// Gives all memory and slots of the guest back to the pool. Swap has forgotten their content
+    /// when this returns, except what it could not forget ([`Pool::trouble`]).
     ///
     /// # Safety
     /// No CPU can reach the pages any more: the guest that this was the backing of has been
@@ -291,7 +293,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
                     copy
                 }
                 Place::Away { slot, .. } => Some(slot),
-                // Claimed by nobody: whoever moves a page borrows this.
+                // No page is claimed: a thread that moves one borrows this.
                 Place::Nowhere | Place::Moving => None,
             };
             slots.extend(slot.inspect(|&slot| self.pool.slots.withhold(slot)));
@@ -308,7 +310,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         }
     }
 
-    /// Takes a slot into the guest's account, should it have one to spare.
+    /// Adds a slot to the guest's account, if its quota allows one more.
     pub(crate) fn charge(&self) -> bool {
         let more = |slots: u32| Some(slots + 1).filter(|slots| *slots <= self.quota());
         self.slots.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
@@ -322,7 +324,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         self.quota.load(Ordering::Relaxed)
     }
 
-    /// What `slot` holds is the guest's no more.
+    /// Gives `slot` back to the pool, and takes it off the guest's account.
     pub(crate) fn give_slot(&self, slot: u32) {
         self.pool.give_slot(slot);
         self.uncharge();
@@ -334,7 +336,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         slots > self.away.load(Ordering::Acquire)
     }
 
-    /// What reclaim did so far.
+    /// Statistics of reclaim so far.
     pub fn stats(&self) -> crate::Stats {
         self.counters.read()
     }
@@ -373,11 +375,11 @@ impl<M: Ram, S: Swap> Paged<'_, M, S> {
     }
 }
 
-/// A [`Backing`] that is a guest's [`Paged`] memory: what a [`Pager`](crate::Pager) moves pages of.
+/// A [`Backing`] that is a guest's [`Paged`] memory; a [`Pager`](crate::Pager) moves its pages.
 pub trait PagedBacking: Backing {
-    /// What its frames are in.
+    /// The memory that its frames are in.
     type Ram: Ram;
-    /// Where its pages go.
+    /// The swap that its pages go to.
     type Swap: Swap;
 
     /// The memory.

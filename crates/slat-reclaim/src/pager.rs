@@ -29,10 +29,11 @@ pub trait Gate: Sync {
     fn alone(&self, work: &mut dyn FnMut());
 }
 
-/// A thread that moves pages of one guest: its own, or that of a vCPU whose fault waits for a page.
+/// A thread that moves pages of one guest: a separate thread, or that of a vCPU whose fault waits
+/// for a page.
 ///
-/// Any number of threads bring pages in; one at a time gives up pages of a guest, others are told
-/// that it is [`Reclaimed::busy`].
+/// Any number of threads bring pages in. One at a time gives up pages of a guest; the others get
+/// [`Reclaimed::busy`].
 pub struct Pager<'a, 'w, F: Format, H: Host, B: PagedBacking> {
     worker: &'a mut Worker<'w, F, H, B>,
     paged: &'w Paged<'w, B::Ram, B::Swap>,
@@ -47,7 +48,7 @@ pub struct Pager<'a, 'w, F: Format, H: Host, B: PagedBacking> {
 pub enum PageError {
     /// The guest's memory has no such address.
     Outside {
-        /// It.
+        /// The address.
         host: Hva,
     },
     /// The guest's tables have pages of another size than the pool.
@@ -101,7 +102,7 @@ impl fmt::Display for PageError {
 
 impl core::error::Error for PageError {}
 
-/// How often one tries to give up pages of which none was to be had.
+/// The attempts to give up pages, of which none could go, before a fault gets no frame.
 const ATTEMPTS: u32 = 100;
 
 impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
@@ -249,7 +250,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         paged.arrivals.push(page, distance);
     }
 
-    /// A frame within the guest's limit; why there is none is counted.
+    /// Takes a frame within the guest's limit; counts why there is none.
     fn frame(&mut self) -> Result<u32, PageError> {
         let frame = self.find_frame();
         if let Err(PageError::NoRoom { why }) = frame {
@@ -297,11 +298,11 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         }
     }
 
-    /// Of a batch, the part that the guest has of memory, and one page at least: what a fault of a
-    /// guest that keeps to its limit gives up where others have taken all there is. What it gives
-    /// up beyond the one page is for the guest that comes first. For each of its faults a guest
-    /// that is alone has a batch go, as above its limit; one that has a 64th of memory has one page
-    /// go, and keeps what it has, whatever the others do.
+    /// The pages that a fault of a guest within its limit gives up where others have taken all
+    /// memory: the part of a batch that the guest has of memory, and one page at least. Pages
+    /// beyond the one are for the guest that comes first. For each of its faults a guest that is
+    /// alone gives up a batch, as above its limit; one that has a 64th of memory gives up one page,
+    /// and keeps its amount of memory, whatever the others do.
     fn share(&self) -> u32 {
         let (paged, pool) = (self.paged, self.paged.pool);
         let part = u64::from(paged.config.batch) * u64::from(paged.resident());
@@ -380,7 +381,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             let _claim = Claim { word, place: Place::Here { frame, copy: kept } };
             if write {
                 copy.into_iter().for_each(|slot| paged.give_slot(slot));
-                // Who finds it in the log, and copies it, waits for the claim.
+                // A thread that finds it in the log, and copies it, waits for the claim.
                 self.mark_written(page);
             }
             return Ok(work(paged.pool.hpa(frame)));
@@ -394,9 +395,10 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     }
 
     /// Takes the pages of `host` from the guest for good: they read as zero from now on (a balloon,
-    /// or a file that was cut off), which the dirty log has. What the range has no whole page of is
-    /// left, what a device has ([`Pager::pin`]), and what is not memory of the guest. Swap has forgotten the pages when this returns;
-    /// should it not be able to, [`Pool::trouble`](crate::Pool::trouble) says why.
+    /// or a file that was cut off), which the dirty log has. Left are pages that the range has in
+    /// part only, those that a device has ([`Pager::pin`]), and what is not memory of the guest.
+    /// Swap has forgotten the pages when this returns; if it could not,
+    /// [`Pool::trouble`](crate::Pool::trouble) says why.
     pub fn discard(&mut self, host: HvaRange) {
         let (paged, pool) = (self.paged, self.paged.pool);
         let size = pool.layout.page.bytes();
@@ -463,7 +465,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     }
 }
 
-/// The guest, as who orders its pages sees it.
+/// The guest, as the order of its pages sees it.
 struct Eyes<'e, P> {
     pager: &'e mut P,
     /// The time, in the units of [`Paged::born`].
@@ -483,7 +485,7 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F,
     }
 
     fn is_here(&self, page: u32) -> bool {
-        // Who copies it, or whose device has it, is met by the claim, which puts it back.
+        // A page that is being copied, or that a device has, meets `claim`, and is put back.
         self.pager.paged.words[page as usize].may_be_here()
     }
 
@@ -514,7 +516,7 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F,
             Ok(aged) => aged.unanswered,
             // Such guests give up their pages in the order in which these came.
             Err(AgeError::Refused(ChangeError::NotRecorded)) => 0,
-            // Somebody held an entry for long: what is behind it was not asked about.
+            // Another thread held an entry for long: pages behind it were not asked about.
             Err(_) => count.into(),
         };
         Counters::add(&paged.counters.unanswered, unanswered);

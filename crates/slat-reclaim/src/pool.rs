@@ -1,4 +1,4 @@
-//! What guests share: frames, swap, and what went wrong with it.
+//! The pool that guests share: frames, swap, and the last error of swap.
 
 use crate::frames::Frames;
 use crate::page::NUMBERS;
@@ -13,9 +13,9 @@ use spin::{Mutex, MutexGuard};
 
 /// The memory that frames are in.
 ///
-/// Who calls owns the page, or accepts that the guest writes it meanwhile: implementations access
-/// it word by word, or as the machine's memory allows. Methods do not unwind, as those of [`Swap`]
-/// do not.
+/// A caller owns the page, or accepts that the guest writes it meanwhile: implementations access it
+/// word by word, or as the machine's memory allows. Methods do not unwind, as those of [`Swap`] do
+/// not.
 pub trait Ram: Sync {
     /// Copies a page out.
     fn read(&self, hpa: Hpa, page: &mut [u8]);
@@ -33,7 +33,7 @@ impl<M: Ram> Ram for &M {
     }
 }
 
-/// Where frames are.
+/// The place and size of frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// The first, a multiple of the block size.
@@ -116,7 +116,7 @@ impl fmt::Display for PoolError {
 
 impl core::error::Error for PoolError {}
 
-/// Frames and swap of all guests: what they have together is the limit of all together.
+/// Frames and swap that guests share, which bound what all guests have together.
 #[derive(Debug)]
 pub struct Pool<M, S> {
     pub(crate) ram: M,
@@ -135,7 +135,7 @@ pub struct Pool<M, S> {
 }
 
 impl<M: Ram, S: Swap> Pool<M, S> {
-    /// A guest keeps `pages` in place of `before`.
+    /// Accounts for a guest that keeps `pages` pages in place of `before`.
     pub(crate) fn protect(&self, before: u32, pages: u32) -> Result<(), PoolError> {
         let total = self.frames.total();
         let mut left = 0;
@@ -222,7 +222,7 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         self.full.store(what == Some(SwapError::Full), Ordering::Relaxed);
     }
 
-    /// Swap failed; `gives` were the slots given back when it was asked ([`Slots::gives`]). Had it
+    /// Records that swap failed; `gives` is [`Slots::gives`] as of when swap was asked. If it had
     /// no room, and slots were given back meanwhile, it has some again.
     ///
     /// Of this and [`Pool::room_was_made`] at least one sees what the other did: both go through
@@ -234,7 +234,7 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         }
     }
 
-    /// Slots were given back.
+    /// Ends the trouble if it was for want of room: slots were given back.
     fn room_was_made(&self) {
         if self.full.load(Ordering::Relaxed) {
             let mut trouble = self.trouble.lock();
@@ -245,13 +245,13 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         }
     }
 
-    /// What `slot` holds is nobody's any more. It is forgotten later, or written over.
+    /// Gives `slot` back. Its content is forgotten later, or written over.
     pub(crate) fn give_slot(&self, slot: u32) {
         self.slots.give(slot);
         self.room_was_made();
     }
 
-    /// Has swap forget what these slots hold, which are withheld, and gives them back.
+    /// Has swap forget the content of these withheld slots, and gives them back.
     pub(crate) fn wipe(&self, withheld: &mut Vec<u32>) {
         withheld.sort_unstable();
         let follows = |before: &u32, slot: &u32| before + 1 == *slot;
@@ -268,7 +268,7 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         }
     }
 
-    /// `None` if somebody else wipes what is stale.
+    /// The right to wipe stale slots; `None` if another thread has it.
     pub(crate) fn wiper(&self) -> Option<Wiper<'_, M, S>> {
         self.wiper.try_lock().map(|held| Wiper { pool: self, _held: held })
     }
@@ -278,15 +278,15 @@ impl<M: Ram, S: Swap> Pool<M, S> {
     }
 }
 
-/// The one thread that has swap forget what stale slots hold.
+/// The right, of one thread at a time, to have swap forget the content of stale slots.
 pub(crate) struct Wiper<'p, M, S> {
     pool: &'p Pool<M, S>,
     _held: MutexGuard<'p, ()>,
 }
 
 impl<M: Ram, S: Swap> Wiper<'_, M, S> {
-    /// All of them. What was stale when this began is forgotten when it ends, or handed out, or
-    /// could not be forgotten ([`Pool::trouble`]).
+    /// Wipes all stale slots. Those that were stale when this began are forgotten when it ends, or
+    /// handed out, or could not be forgotten ([`Pool::trouble`]).
     pub fn wipe(self) {
         let mut from = 0;
         while let Some(run) = self.pool.slots.withhold_stale(from) {

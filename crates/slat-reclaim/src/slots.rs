@@ -1,9 +1,9 @@
-//! Places in swap: which of them hold something, and which still hold what nobody has any more.
+//! The slots of swap: which hold a page, and which are free but not yet forgotten.
 //!
-//! A slot is *used*; or *stale*: free, with what a guest had there; or *clean*: free, with nothing;
-//! or it is being *wiped*: it is nobody's while swap forgets what it holds. A fault that frees a
-//! slot leaves it stale, which takes no system call. Stale slots are handed out first: to write
-//! there again is the cheapest way to forget.
+//! A slot is *used*; or *stale*: free, with the content of a guest; or *clean*: free and without
+//! content; or it is being *wiped*: swap forgets its content, and nobody may have it. A fault that
+//! frees a slot leaves it stale, which takes no system call. Stale slots are handed out first: to
+//! write there again is the cheapest way to forget.
 
 use crate::page::NUMBERS;
 use alloc::boxed::Box;
@@ -129,12 +129,12 @@ impl Slots {
         self.state.lock().used
     }
 
-    /// No slot is free.
+    /// Whether no slot is free.
     pub fn is_full(&self) -> bool {
         self.used() == self.total
     }
 
-    /// So few are free that pages that came back should not keep theirs.
+    /// Whether so few are free that pages that came back should not keep theirs.
     pub fn scarce(&self) -> bool {
         self.total - self.used() < self.total / 16
     }
@@ -175,7 +175,7 @@ impl Slots {
         Taken::Slot(slot)
     }
 
-    /// What `slot` holds is nobody's any more.
+    /// Gives `slot` back, which is stale then.
     pub fn give(&self, slot: u32) {
         let mut state = self.state.lock();
         state.stale(slot);
@@ -183,14 +183,15 @@ impl Slots {
         state.gives += 1;
     }
 
-    /// Nothing, or not all of a page, was written to `slot` since it was taken: that makes no room.
+    /// Gives `slot` back, to which no page, or not all of one, was written since it was taken: that
+    /// makes no room.
     pub fn return_unwritten(&self, slot: u32) {
         let mut state = self.state.lock();
         state.stale(slot);
         state.used -= 1;
     }
 
-    /// `slot` is to be wiped, and nobody's until [`Slots::wiped`] is told of it.
+    /// Withholds `slot`, which is to be wiped: nobody has it until [`Slots::wiped`] is told of it.
     pub fn withhold(&self, slot: u32) {
         let mut state = self.state.lock();
         assert!(!state.is_free(slot), "swap slot {slot} was given back twice");
@@ -207,7 +208,7 @@ impl Slots {
         Some(first..end)
     }
 
-    /// What was withheld is free again; `clean`, unless swap could not forget what it held.
+    /// Frees slots that were withheld; `clean`, unless swap could not forget their content.
     pub fn wiped(&self, slots: Range<u32>, clean: bool) {
         let mut state = self.state.lock();
         for slot in slots {

@@ -1,4 +1,4 @@
-//! What reclaim cost, by part.
+//! Counts and times of reclaim, by part.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -43,7 +43,7 @@ macro_rules! stats {
             $(pub $count: AtomicU64,)*
         }
 
-        /// What reclaim of one guest did, since its memory was made.
+        /// Statistics of the reclaim of one guest, since its memory was made.
         #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
         #[non_exhaustive]
         pub struct Stats {
@@ -52,7 +52,7 @@ macro_rules! stats {
         }
 
         impl Stats {
-            /// What was added since `earlier`.
+            /// The difference to `earlier`.
             pub const fn since(&self, earlier: &Self) -> Self {
                 Self {
                     $($part: self.$part.since(earlier.$part),)*
@@ -106,8 +106,9 @@ stats! {
         rescued,
         /// Pages that were next, and had come back too recently.
         held,
-        /// Pages that a look found no answer for, as somebody held their entries: at most, of a
-        /// look that ended early. They are taken for idle; who unmaps them finds what was used.
+        /// Pages that a look found no answer for, as another thread held their entries; of a look
+        /// that ended early, an upper bound. They are taken for idle; unmapping them finds those
+        /// that were used.
         unanswered,
         /// Huge pages that came to be at first touch.
         huge,

@@ -1,14 +1,14 @@
-//! Where pages are while they are not in memory.
+//! The interface of swap, where pages are while they are not in memory.
 
 use core::fmt;
 use core::ops::Range;
 
 /// A place for pages: a file, a device, memory of another host.
 ///
-/// Any number of threads; a slot is not written while it is read or written. Methods do not unwind:
-/// the page that is moved would be lost to its guest.
+/// Any number of threads call it; a slot is not written while it is read or written. Methods do not
+/// unwind: the page that is moved would be lost to its guest.
 pub trait Swap: Sync {
-    /// How many pages it has room for.
+    /// The number of pages that it has room for.
     fn slots(&self) -> u32;
 
     /// Bytes of its pages: those of the [`Layout`](crate::Layout) of the pool.
@@ -26,9 +26,9 @@ pub trait Swap: Sync {
     /// The slot still has it.
     fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError>;
 
-    /// Forgets what these slots hold: nobody is to read it any more, and its room may be given
+    /// Forgets the content of these slots: nobody is to read it any more, and its room may be given
     /// back. They are not read or written meanwhile, and not read before they are written again.
-    /// Without, nothing happens.
+    /// The provided method does nothing.
     ///
     /// # Errors
     /// Some of them may hold what they held. They are free all the same.

@@ -1,5 +1,5 @@
-//! What orders cost a guest: how many pages have to come back, of uses that are the same in every
-//! run, beside what could have been kept by who knows more.
+//! Refaults by order: how many pages have to come back, of uses that are the same in every run,
+//! compared with rules that know more of the uses.
 //!
 //! `cargo test -p slat-reclaim --lib contest -- --nocapture` prints the table.
 

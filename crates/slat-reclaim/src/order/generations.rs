@@ -1,11 +1,12 @@
 //! Generations: pages by the last ageing walk that found them used.
 //!
 //! A walk over all memory begins a generation, into which goes what it finds used. A page is in the
-//! queue of the generation in which it was put there, and goes on to its own when its turn comes:
-//! the walk writes a number a page, and moves nothing. The oldest generation is given up first.
-//! What is about to be given up is asked about once more, if wanted with its neighbours, and goes
-//! to the youngest if it was used. Where how often pages were used tells better than when
-//! ([`Heat`]), the coldest pages are given up in place of the oldest generation; all else goes on.
+//! queue of the generation in which it was put there, and moves to the queue of the generation that
+//! it belongs to when its turn comes: the walk writes a number a page, and moves nothing. The
+//! oldest generation is given up first. A page about to be given up is asked about once more, if
+//! wanted with its neighbours, and goes to the youngest generation if it was used. Where how often
+//! pages were used tells better than when ([`Heat`]), the coldest pages are given up in place of
+//! the oldest generation; all else stays the same.
 //!
 //! *Invariant*: a page is in one queue at most. A page that comes while it is in a queue still,
 //! since it left and came back before its turn, gets the number of its new generation and stays
@@ -44,7 +45,8 @@ pub(crate) struct Generations {
     oldest: u32,
     /// How often all were numbered anew.
     renumbered: u64,
-    /// Pages that were used again after so many walks without: the last entry is for all beyond.
+    /// Pages that were used again, by how many walks had found them idle: the last entry is for all
+    /// beyond.
     woken: [u64; IDLE],
     walks: u64,
     young: Vec<u64>,
@@ -66,7 +68,7 @@ impl Generation {
     }
 }
 
-/// What walks found.
+/// The result of walks.
 pub(crate) struct Census {
     /// Of generations, the youngest first: when each began, and how many pages it has.
     pub generations: Vec<(u64, u64)>,
@@ -395,7 +397,7 @@ impl Generations {
                 walks: this.walks,
                 woken: this.woken.to_vec(),
             };
-            // Beside somebody who gives up pages, each counts as of when it is looked at.
+            // While another thread gives up pages, each counts as of when it is looked at.
             for page in 0..this.of.len() as u32 {
                 let this = order.get();
                 if this.renumbered == renumbered && is_here(page) {
@@ -617,7 +619,7 @@ mod tests {
                     }
                     13 => memory.new = rng.u8(..4) == 0,
                     roll => {
-                        // Who searches has had all go, or put back, that was found before.
+                        // Before a search, all found before were given up or put back.
                         given_up.drain(..).for_each(|page| match rng.bool() {
                             true => order.now().put_back(page, rng.bool()),
                             false => memory.here[page as usize] = false,

@@ -1,5 +1,5 @@
-//! How often pages were used, beside when they were used last; and which of the two tells better
-//! what is used next.
+//! How often pages were used; and whether that predicts their next use better than when they were
+//! used last.
 //!
 //! Between two walks a page was used or not: that is all that accessed bits tell, and a page that
 //! is not in memory tells it by coming back. So uses are known of all pages, wherever they are, and
@@ -39,8 +39,8 @@ const CLEARLY: u64 = 32;
 /// The part of memory that is given up between two walks: by recency, if generations have not run
 /// out before.
 const PART: u32 = 12;
-/// A walk looks at so many pages for each that is given up, at most, however small the part of the
-/// guest that is in memory.
+/// The pages that a walk looks at for each page that is given up, at most, however small the part
+/// of the guest that is in memory.
 const LOOKED_AT: u32 = 64;
 
 /// Where a rule ends: nothing below it is kept, and a part of what is at it.
@@ -80,7 +80,7 @@ pub(super) struct Heat {
     of: Box<[u16]>,
     /// Of each page, whether a use since the last walk was counted.
     counted: Box<[u64]>,
-    /// The run that is searched after another is so many further.
+    /// The distance, in runs, from a run to the one that is searched after it.
     stride: u32,
     /// Walks since all was halved; all is being halved.
     walks: u16,
@@ -88,7 +88,7 @@ pub(super) struct Heat {
     /// The rules, as of the last walk.
     class: Cut,
     age: Cut,
-    /// What heat missed, and recency.
+    /// The misses of heat, and of recency.
     misses: [u64; 2],
     leads: bool,
     /// What goes before the next walk: all of the classes below `last`, of that one `some`. The
@@ -159,7 +159,7 @@ impl Heat {
         self.leads
     }
 
-    /// So much was given up since the last walk that what that found is too old.
+    /// Whether the result of the last walk is too old, as too much was given up since.
     pub const fn is_stale(&self) -> bool {
         self.left == 0
     }
@@ -169,7 +169,7 @@ impl Heat {
         self.counted[page as usize / 64] >> (page % 64) & 1 != 0
     }
 
-    /// What the rules missed until now, heat and recency.
+    /// Sets the misses of heat and of recency until now.
     #[cfg(test)]
     pub const fn has_missed(&mut self, heat: u64, recency: u64) {
         self.misses = [heat, recency];
@@ -179,7 +179,7 @@ impl Heat {
         class(self.of[page as usize])
     }
 
-    /// `page` was used, so many generations after its last use before that; `None` if it never was.
+    /// Records a use of `page`, `age` generations after its last use; `None` if it is the first.
     pub fn used(&mut self, page: u32, age: Option<u32>) {
         if self.is_counted(page) {
             return;
@@ -206,7 +206,7 @@ impl Heat {
         self.here = [0; CLASSES];
     }
 
-    /// Looks at `page`, which was used last so many generations ago.
+    /// Looks at `page`, which was used last `age` generations ago.
     pub fn look(&mut self, page: u32, age: u32, is_here: bool) {
         if page.is_multiple_of(64) {
             self.counted[page as usize / 64] = 0;
@@ -220,7 +220,7 @@ impl Heat {
         self.here[class] += u32::from(is_here);
     }
 
-    /// All pages were looked at: draws up the rules, and what goes until the next walk.
+    /// Draws up the rules, and the pages that go until the next walk, once all were looked at.
     pub fn draw_up(&mut self) {
         let resident = self.here.iter().sum();
         self.class = Cut::new(&self.classes, resident);
@@ -272,7 +272,7 @@ impl Heat {
         Coldest::Later
     }
 
-    /// `page` is to go, by whichever rule.
+    /// Records that `page` is to go, by whichever rule.
     pub fn gives_up(&mut self, page: u32) {
         self.left = self.left.saturating_sub(1);
         if self.class(page) == self.last {

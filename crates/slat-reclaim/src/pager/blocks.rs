@@ -1,5 +1,5 @@
-//! Huge pages: kept while they are used, split when they are next, put together when all of them is
-//! in use.
+//! Huge pages: they are kept while they are used, split when they are next to be given up, and put
+//! together again from pages that are in use.
 
 use super::Pager;
 use crate::order::Generations;
@@ -52,8 +52,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         true
     }
 
-    /// The block around `page` is pages from now on; whether it was none before. Its leaf is split,
-    /// if it has one: what its pages are used for is found out page by page.
+    /// Breaks the block around `page` into pages; returns whether it was a block. Its leaf is
+    /// split, if it has one, so that uses are found page by page.
     pub(super) fn break_block(&mut self, page: u32) -> bool {
         let paged = self.paged;
         let block = paged.block_of(page);

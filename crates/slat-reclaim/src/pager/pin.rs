@@ -1,9 +1,9 @@
 //! Pages that a device holds for longer than a call: they stay in memory, in the frames where they
 //! are.
 //!
-//! *Invariant*: a page that is pinned does not leave its frame. Its count of pins changes, and is
-//! looked at, by who has claimed the page alone; who gives it up, moves it or discards it claims it
-//! first.
+//! *Invariant*: a page that is pinned does not leave its frame. Only a thread that has claimed the
+//! page adds a pin, or acts on the count; one that gives the page up, moves it or discards it
+//! claims it first.
 
 use super::{PageError, Pager};
 use crate::page::Place;
@@ -54,16 +54,16 @@ impl<M: Ram, S: Swap> Drop for PagesPinned<'_, M, S> {
 impl<'w, F: Format, H: Host, B: PagedBacking> Pager<'_, 'w, F, H, B> {
     /// Brings in the pages of `host`, which is a multiple of pages, and keeps them where they are
     /// until the result is dropped: none is given up, moved into a block or, by
-    /// [`Pager::discard`], taken, and their tables stay ([`Worker::pin`]). What a device writes is
-    /// the caller's to say ([`Worker::device_used`]). They count as the guest's: who pins all that
-    /// a guest may have leaves it nothing to give up.
+    /// [`Pager::discard`], taken, and their tables stay ([`Worker::pin`]). The caller reports what
+    /// a device writes ([`Worker::device_used`]). They count as the guest's: if all pages that a
+    /// guest may have are pinned, it has none to give up.
     ///
     /// [`Worker::pin`]: slat_guest::Worker::pin
     /// [`Worker::device_used`]: slat_guest::Worker::device_used
     ///
     /// # Errors
-    /// [`PageError`]; nothing is pinned. [`PageError::NotPinned`] where the guest has no slot there,
-    /// or a page is pinned 65,535 times.
+    /// [`PageError`]; nothing is pinned. [`PageError::NotPinned`] where the guest has no memslot
+    /// there, or a page is pinned 65,535 times.
     pub fn pin(&mut self, host: HvaRange) -> Result<PagesPinned<'w, B::Ram, B::Swap>, PageError> {
         let paged = self.paged;
         let size = paged.pool.layout.page.bytes();
@@ -98,7 +98,7 @@ impl<'w, F: Format, H: Host, B: PagedBacking> Pager<'_, 'w, F, H, B> {
             let more = |pins: u16| pins.checked_add(1);
             let pins = &paged.pins[page as usize];
             let added = pins.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
-            // A device writes what swap does not learn of.
+            // A device may write the page, which makes swap's copy stale.
             word.release(Place::Here { frame, copy: copy.filter(|_| added.is_err()) });
             added.map_err(|_| PageError::NotPinned(PinError::TooOften))?;
             copy.into_iter().for_each(|slot| paged.give_slot(slot));

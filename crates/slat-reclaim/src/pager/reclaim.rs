@@ -14,11 +14,10 @@ use core::sync::atomic::Ordering;
 use slat::Format;
 use slat_guest::Host;
 
-/// So many slots are freed before swap is asked to forget them, unless they are written again
-/// first.
+/// The number of stale slots from which on swap is asked to forget them.
 const STALE: u32 = 64;
 
-/// What was given up.
+/// The result of a reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Reclaimed {
     /// Pages.
@@ -146,9 +145,9 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         result
     }
 
-    /// Walks over all memory: what was used since the last walk begins a generation. For who wants
-    /// to know ([`Paged::idle`]); reclaim walks by itself. `false` if somebody reclaims at the
-    /// moment, or the policy has no walks.
+    /// Walks over all memory: the pages used since the last walk begin a generation. It is for
+    /// callers that want to know idle times ([`Paged::idle`]); reclaim walks by itself. `false` if
+    /// another thread reclaims or walks at the moment, or the policy has no walks.
     pub fn walk(&mut self) -> bool {
         let paged = self.paged;
         let Some(turn) = paged.turn.try_lock() else { return false };
@@ -212,8 +211,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
                     }
                 }
             }
-            // Those that came back already were taken from it before they are added; nobody but
-            // who has the turn asks.
+            // Those that came back already were taken from it before they are added; only the
+            // thread that has the turn reads it.
             paged.away.fetch_add(sent, Ordering::Relaxed);
             Counters::add(&counters.given_up, sent.into());
             given_up += sent;
@@ -226,7 +225,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         }
     }
 
-    /// The page stays after all.
+    /// Keeps a claimed page in memory, and releases it.
     fn keep(&self, page: &Claimed, stays: &mut Stays) {
         stays.pages.push((page.page, page.used));
         let here = Place::Here { frame: page.frame, copy: page.copy };
@@ -237,8 +236,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         }
     }
 
-    /// Claims those of `pages` that can leave, with a slot for each. So that a page is not taken
-    /// from the guest in vain, what has no slot is let go of at once.
+    /// Claims those of `pages` that can leave, with a slot for each. A page without a slot is
+    /// released at once, so that it is not taken from the guest in vain.
     fn claim(&mut self, pages: &[u32], stays: &mut Stays) -> Vec<Claimed> {
         let paged = self.paged;
         let mut claimed = Vec::with_capacity(pages.len());
@@ -251,7 +250,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             }
             let here = |place: &Place| matches!(place, Place::Here { .. });
             let Ok(Place::Here { frame, copy }) = word.claim(here) else {
-                // Somebody copies it, or a device has it; or it is gone, and will arrive anew.
+                // It is being copied, or a device has it; or it is gone, and will arrive anew.
                 stays.pages.push((page, true));
                 continue;
             };
@@ -395,8 +394,8 @@ pub struct Generation {
 }
 
 impl Idle {
-    /// What taking all pages that were idle for `walks` walks or more would cost: how many of such
-    /// woke up between two walks, on average. Walks that could not tell, as too few had been
+    /// The cost of taking all pages that were idle for `walks` walks or more: how many of such
+    /// pages woke up between two walks, on average. Walks that could not tell, as too few had been
     /// before, do not count.
     pub fn waking(&self, walks: usize) -> f64 {
         let woken = self.woken.iter().enumerate().skip(walks);
@@ -404,7 +403,7 @@ impl Idle {
         woken.map(rate).sum()
     }
 
-    /// Walks that could tell of a page that it had been idle for so many.
+    /// The number of walks that could tell that a page had been idle for `idle` walks.
     fn told(&self, idle: usize) -> u64 {
         let told = |walks: u64| walks.saturating_sub(idle as u64);
         told(self.walks) - told(self.before)
@@ -416,9 +415,9 @@ impl Idle {
     }
 
     /// Pages that could be taken from the guest, if it may cost `refaults` pages between two walks
-    /// at most: those that were idle for so many walks that no more than that woke up of them, on
-    /// average, so far. Idle times of which there were fewer walks to tell than they are long are
-    /// not asked: of 10 walks, none beyond 5.
+    /// at most: those that were idle for at least the shortest time for which no more than
+    /// `refaults` of them woke up, on average, so far. An idle time of N walks counts only if N
+    /// walks could tell it: of 10 walks, none beyond 5.
     pub fn takeable(&self, refaults: f64) -> u64 {
         let known = |walks: &usize| self.told(*walks) >= *walks as u64;
         let mut walks = (1..self.generations.len()).take_while(known);
@@ -426,8 +425,8 @@ impl Idle {
         walks.map_or(0, |walks| self.pages(walks))
     }
 
-    /// What happened after `earlier`: a guest that changes what it does is told by what it did
-    /// lately.
+    /// The difference to `earlier`, with the generations of now: a guest that changes what it does
+    /// is judged by what it did lately.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let woken =
@@ -443,7 +442,7 @@ impl Idle {
 
 impl<M: Ram, S: Swap> Paged<'_, M, S> {
     /// How long pages were idle, as of the last walk; nothing is given up. `None` where the policy
-    /// keeps no generations. Waits for nobody who does more than to change an order in memory.
+    /// keeps no generations. Waits only for threads that change the order in memory.
     pub fn idle(&self) -> Option<Idle> {
         let Order::Generations(generations) = &self.order else { return None };
         let is_here = |page: u32| self.words[page as usize].may_be_here();
