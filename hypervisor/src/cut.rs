@@ -1,5 +1,5 @@
 //! Whether a copy of the guest's memory is of one moment, by what the guest's program wrote there:
-//! `hypervisor/work/src/crew.rs` says in which order.
+//! `crew.rs` of the program in `hypervisor/work` says in which order.
 
 use core::fmt;
 

@@ -216,7 +216,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             let mut inner = range;
             let mut aged = Aged::default();
-            // A range that is not of whole pages is refused below.
+            // The engine refuses a range that does not consist of whole pages.
             let page_mask = (1 << F::PAGE_SHIFT) - 1;
             if how.clear && (range.start().0 | range.size()) & page_mask == 0 {
                 let (rest, held) = age_ends(view, guard, range, how.fresh)?;

@@ -124,13 +124,14 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// as *paused*, with everything before an address done, and the caller goes on from there when
     /// he likes. For a hypervisor that is not to keep its CPU to itself.
     ///
-    /// An operation ends behind the table in which that happens, or behind a block above it for which
-    /// it builds tables of tables: so it reads one table more at most, and each call gets at least
-    /// one done; tables that it builds for one block are not counted. Operations on one page, and those that answer by bitmap and end nowhere
-    /// ([`Guard::age`]), are not bounded; nor is looking. What refuses a range looks at its ends
-    /// alone, but [`Guard::map`] and [`Guard::set_owner`] look at all of it first: with a limit
-    /// they look at what they then do, and what is in the way further on is found later. A collapse
-    /// to blocks of blocks that was paused inside one is to be done once more, of all of the range.
+    /// An operation ends behind the table in which that happens, or behind a block above it for
+    /// which it builds tables of tables: so it reads one table more at most, and each call gets at
+    /// least one done; tables that it builds for one block are not counted. Operations on one page,
+    /// and those that answer by bitmap and end nowhere ([`Guard::age`]), are not bounded; nor is
+    /// looking. What refuses a range looks at its ends alone, but [`Guard::map`] and
+    /// [`Guard::set_owner`] look at all of it first: with a limit they look at what they then do,
+    /// and what is in the way further on is found later. A collapse to blocks of blocks that was
+    /// paused inside one is to be done once more, of all of the range.
     pub fn limit(&mut self, slots: u64) {
         self.budget = Budget::of(slots);
     }

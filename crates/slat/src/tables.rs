@@ -1,8 +1,10 @@
 //! The second-stage tables of one guest.
 
-use crate::addr::{Gpa, GpaRange, Hpa, PageSize, RangeError};
+mod ended;
+
+use crate::addr::{GpaRange, Hpa, PageSize, RangeError};
 use crate::build::dismantle;
-use crate::format::{Attributes, Format, Geometry, GeometryError, Kind};
+use crate::format::{Attributes, Format, Geometry, Kind};
 use crate::grace::{Member, Moment};
 use crate::guard::{Foreign, Guard};
 use crate::inactive::Inactive;
@@ -14,7 +16,7 @@ use crate::sync::{AtomicU64, Ordering, acquired, agreed};
 use crate::table::{self, Frame, Slot, slot};
 use crate::underway::Pending;
 use crate::walk::{Budget, Outcome, PATIENCE, Visitor, touch_each, walk};
-use core::fmt;
+pub use ended::{Contended, Halted, NewError};
 
 /// The second-stage tables of one guest, live: CPUs may have them loaded.
 ///
@@ -72,71 +74,6 @@ pub struct Translation {
     /// Its rights, memory type and state.
     pub attributes: Attributes,
 }
-
-/// An operation that ended early: everything before `at` is done, unless it was refused (see the
-/// operation's errors), when nothing is. What was done until then is in the guard.
-///
-/// From `at` on no translation, right or state has changed; a table without leaves may have been
-/// linked, and a split that was contended may have split blocks further on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Halted<E> {
-    /// Where it stopped.
-    pub at: Gpa,
-    /// Why.
-    pub why: E,
-}
-
-impl<E: fmt::Display> fmt::Display for Halted<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stopped at {}: {}", self.at, self.why)
-    }
-}
-
-impl<E: fmt::Debug + fmt::Display> core::error::Error for Halted<E> {}
-
-/// Why tables could not be made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum NewError {
-    /// The format cannot translate addresses of that width.
-    Geometry(GeometryError),
-    /// The platform has no frame for the root.
-    OutOfFrames {
-        /// Bytes, and alignment, of the root.
-        bytes: usize,
-    },
-}
-
-impl fmt::Display for NewError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Geometry(error) => error.fmt(f),
-            Self::OutOfFrames { bytes } => {
-                write!(
-                    f,
-                    "the platform has no {bytes} contiguous, aligned bytes for the root table"
-                )
-            }
-        }
-    }
-}
-
-impl core::error::Error for NewError {}
-
-/// Somebody else held the slot of that address for too long; try again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Contended {
-    /// The address.
-    pub at: Gpa,
-}
-
-impl fmt::Display for Contended {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the entry of {} is being changed; try again", self.at)
-    }
-}
-
-impl core::error::Error for Contended {}
 
 impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// Empty tables for guest physical addresses of `address_bits`, ready to be loaded.

@@ -41,8 +41,8 @@ const BUSY_EVERY: u64 = 16;
 /// Bytes of the guest's that stay shared, from its device tree on.
 const FIRM: u64 = 2 << 20;
 
-/// What the guest reads as the answer to a conversion, beside 0: `hypervisor/work/src/private.rs`
-/// knows the same.
+/// The answers, other than 0, that the guest reads after a conversion: `private.rs` of the program
+/// in `hypervisor/work` has the same.
 mod answer {
     pub const BUSY: u64 = 1;
     pub const FIRM: u64 = 2;

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mutant {
     pub file: String,
-    /// What changes, wherever it stands; of several alike in a file, all but the first are numbered.
+    /// The change, wherever it stands; of several alike in a file, all but the first are numbered.
     pub change: String,
     pub kind: Kind,
     /// The text that goes, and what comes in its place.

@@ -130,7 +130,7 @@ impl Weaver<'_> {
         let (l, r) = (&binary.left, &binary.right);
         let (ids, ops): (Vec<_>, Vec<_>) = others.into_iter().unzip();
         Some(match op {
-            // The other operator is the only mutant, and looks at the right side where this does not.
+            // The other operator is the only mutant: it looks at the right where this does not.
             And(_) => parse_quote!(({
                 let l: bool = #l;
                 if l ^ (#(crate::slat_mutant(#ids))|*) { #r } else { l }
@@ -266,7 +266,8 @@ mod tests {
 
     #[test]
     fn a_body_an_arm_and_its_guard_ask() {
-        let source = "fn f(a: u8) -> u8 {\n    match a {\n        1 if a > 0 => 2,\n        _ => 3,\n    }\n}";
+        let source = "fn f(a: u8) -> u8 {\n    match a {\n        1 if a > 0 => 2,\n        \
+            _ => 3,\n    }\n}";
         let text = woven(source, &mutant(Kind::Body, 2, 5, "1")).unwrap();
         assert!(text.contains("{ifcrate::slat_mutant(7u32){return1;}matcha"), "{text}");
         let text = woven(source, &mutant(Kind::Arm, 3, 9, "")).unwrap();

@@ -2,6 +2,10 @@
 //! moment that the machine sees. Writers stamp pages; a copy is kept from the log; at the end, copy
 //! and memory are equal.
 
+#[cfg(feature = "every-format")]
+#[path = "histories/every.rs"]
+mod every;
+
 use crate::bed::*;
 use slat::{Access, Ageing, Gpa, Hpa, Maintenance, PageSize, Platform, Skip, Vmid};
 use slat_guest::*;
@@ -593,40 +597,4 @@ fn no_dirty_page_is_missed_on_arm_with_hardware_dirty_state() {
 #[test]
 fn no_dirty_page_is_missed_on_intel() {
     histories::<Intel>();
-}
-
-#[cfg(feature = "every-format")]
-mod every {
-    use super::histories;
-    use crate::bed::*;
-
-    #[test]
-    fn no_dirty_page_is_missed_on_arm_lpa2() {
-        histories::<ArmLpa2>();
-    }
-
-    #[test]
-    fn no_dirty_page_is_missed_on_amd() {
-        histories::<Amd>();
-    }
-
-    #[test]
-    fn no_dirty_page_is_missed_on_riscv() {
-        histories::<Hart>();
-    }
-
-    #[test]
-    fn no_dirty_page_is_missed_on_riscv_without_svadu() {
-        histories::<HartSvade>();
-    }
-
-    #[test]
-    fn no_dirty_page_is_missed_on_radix() {
-        histories::<Radix>();
-    }
-
-    #[test]
-    fn no_dirty_page_is_missed_on_radix_where_software_sets_r_and_c() {
-        histories::<RadixAsks>();
-    }
 }

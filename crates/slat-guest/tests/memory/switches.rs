@@ -48,7 +48,7 @@ where
         ram.remove(HOST + gone * K4);
         before = to;
     }
-    // Changes of slots wait for nobody but who is inside.
+    // A change of memslots waits for threads inside the tables alone.
     let gone = SlotSpec { bytes: 0, ..slot(M2) };
     assert_eq!(vcpu.worker().set_slot(gone), Ok(SlotChange::Deleted));
     assert_eq!(machine.finish().iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);

@@ -9,7 +9,7 @@ pub mod strips;
 pub mod sweep;
 pub mod timeline;
 
-use plotters::coord::Shift;
+use plotters::coord::{CoordTranslate, Shift};
 use plotters::prelude::*;
 
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
@@ -32,6 +32,15 @@ const FONT: (&str, u32) = ("sans-serif", 13);
 fn colour(place: usize) -> RGBColor {
     let all = COLOURS.len() + MORE.len();
     *COLOURS.iter().chain(&MORE).nth(place % all).unwrap_or(&BLACK)
+}
+
+/// Writes the names of a chart's lines into one of its corners.
+fn names<'a, DB: DrawingBackend + 'a, CT: CoordTranslate>(
+    chart: &mut ChartContext<'a, DB, CT>,
+    corner: SeriesLabelPosition,
+) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>> {
+    let mut names = chart.configure_series_labels();
+    names.label_font(FONT).position(corner).background_style(WHITE.mix(0.8)).draw()
 }
 
 /// Draws on a fresh sheet. What cannot be drawn leaves the sheet unfinished: a report without one

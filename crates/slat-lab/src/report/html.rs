@@ -23,12 +23,7 @@ pub fn render(report: &Report, readers: &[Reader]) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "What memory management costs guests: Slat" }
-                style { (PreEscaped(STYLE)) }
-            }
+            (head("What memory management costs guests"))
             body {
                 h1 { "What memory management costs guests" }
                 @if let Some(trust) = &report.trust {
@@ -57,6 +52,17 @@ pub fn render(report: &Report, readers: &[Reader]) -> String {
     page.into_string()
 }
 
+fn head(title: &str) -> Markup {
+    html! {
+        head {
+            meta charset="utf-8";
+            meta name="viewport" content="width=device-width, initial-scale=1";
+            title { (title) ": Slat" }
+            style { (PreEscaped(STYLE)) }
+        }
+    }
+}
+
 /// A page of its own that is no report of a run: tables and charts in the same style.
 pub fn page(
     title: &str,
@@ -68,12 +74,7 @@ pub fn page(
     let page = html! {
         (DOCTYPE)
         html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { (title) ": Slat" }
-                style { (PreEscaped(STYLE)) }
-            }
+            (head(title))
             body {
                 h1 { (title) }
                 p.lead { (lead) }

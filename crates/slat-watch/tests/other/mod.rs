@@ -64,7 +64,7 @@ impl Other {
             line.clear();
             assert!(self.from.read_line(&mut line).unwrap() > 0, "the other process ended");
             if let Some((_, said)) = line.split_once("SAYS ") {
-                // More than two are for whoever reads it.
+                // Any further numbers are for the reader of the output.
                 eprint!("{said}");
                 let mut numbers = said.split_whitespace().map(|number| number.parse().unwrap());
                 return [numbers.next().unwrap(), numbers.next().unwrap()];

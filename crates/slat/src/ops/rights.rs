@@ -6,25 +6,25 @@
 //! decides. So protection and a fault that meet leave the leaf as the later of them wants it, and
 //! neither forgets that it was written.
 
+mod rewrite;
+
 use super::map::maintenance;
-use super::push_down::push_down;
 use super::rules::{
     Exactly, Executable, ForExecute, ForRead, ForWrite, Marked, NoExecute, NoWrite, Rule, Writable,
     WriteAt,
 };
 use super::{Atomically, Change, ChangeError, Pages, folded};
-use crate::addr::{Gpa, GpaRange, Hpa, Levels};
-#[cfg(not(any(loom, shuttle)))]
-use crate::format::RUN;
+use crate::addr::{Gpa, GpaRange, Hpa};
 use crate::format::{Access, Attributes, Execute, Format, Kind, Rights, Software};
 use crate::granted::Granted;
-use crate::guard::{Guard, Sums};
+use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::sync::acquired;
 use crate::table::{Slot, slot};
 use crate::tables::{Found, Halted, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor};
+use crate::walk::{Entry, Tally};
 use core::marker::PhantomData;
+use rewrite::Rewrite;
 
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Takes the right to write from every leaf in `range`; returns the bytes that had it.
@@ -458,53 +458,6 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 }
 
-impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> {
-    /// Before the protection of a table is pushed down for a single page: whether the page's leaf
-    /// would be refused, or is none of the rule's business, so that nothing is to be changed.
-    /// Larger ranges were looked at before the walk.
-    #[cold]
-    fn refuse(&mut self) -> Option<Flow> {
-        if self.range.size() != 1 << F::PAGE_SHIFT {
-            return None;
-        }
-        let Found { raw, level, .. } = self.tables.lookup(self.range.start().0);
-        match F::kind(raw, level) {
-            Kind::Empty | Kind::Reserved | Kind::Owned => return Some(Flow::Next),
-            Kind::Leaf | Kind::Sealed if self.rule.concerns(raw & !F::MARK, level) => {}
-            Kind::Leaf | Kind::Sealed => return Some(Flow::Next),
-            // It is being changed: the walk waits where it finds it so.
-            Kind::Frozen | Kind::Retired | Kind::Table => return None,
-        }
-        if level > 0 && (R::WHOLE || R::PAGES) {
-            self.why = ChangeError::CutsBlock { size: F::size(level) };
-            return Some(Flow::Stop);
-        }
-        None
-    }
-
-    /// What becomes of a member of a group, whose state is that of the group: it may become
-    /// accessed, as a fault wants it that only this member's use causes. Otherwise the group stays
-    /// as it is, or is unfolded first: `Aside`.
-    #[cold]
-    fn member(&mut self, level: u8, entry: &Entry<'_>) -> Result<u64, Flow> {
-        let group = self.tables.group(entry.start, level).ok_or(Flow::Again)?;
-        let state = group.state().ok_or(Flow::Wait)?;
-        let changed = self.rule.change(state);
-        if (changed ^ state) & !F::ACCESSED == 0 {
-            return Ok(entry.raw | changed & self.rule.change(entry.raw) & F::ACCESSED);
-        }
-        if level > 0 && (R::WHOLE && !entry.whole::<F>(level) || R::PAGES) {
-            // To be refused.
-            return Ok(changed);
-        }
-        if C::ALONE {
-            group.unfold_alone();
-            return Err(Flow::Again);
-        }
-        Err(Flow::Aside)
-    }
-}
-
 impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Before `raw` becomes `changed`, which may be executed where `raw` may not.
     #[cold]
@@ -582,107 +535,5 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         let start = gpa.0 >> F::shift(1) << F::shift(1);
         let end = limit.min(start + (1 << F::shift(1)));
         if level == 0 { PageTable { slots, start, end } } else { none }
-    }
-}
-
-struct Rewrite<'t, 'g, F: Format, P: Platform, R, C> {
-    tables: &'t Tables<'t, F, P>,
-    rule: R,
-    range: GpaRange,
-    sums: &'g mut Sums,
-    why: ChangeError,
-    change: PhantomData<C>,
-}
-
-impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
-    for Rewrite<'_, '_, F, P, R, C>
-{
-    const LEVELS: Levels = Levels::ALL;
-    const QUIET: Option<u64> = Some(R::QUIET | F::CONTIGUOUS);
-    const TOUCHES: bool = R::TOUCHES;
-
-    #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
-        if kind != Kind::Leaf {
-            return Flow::Next;
-        }
-        let changed = if folded::<F>(entry.raw) {
-            match self.member(level, &entry.apart()) {
-                Ok(changed) => changed,
-                Err(flow) => return flow,
-            }
-        } else {
-            self.rule.change(entry.raw)
-        };
-        // A leaf that has the right already is given nothing, whatever of it was asked for.
-        let given = !R::STALE && changed == entry.raw;
-        let cuts =
-            R::WHOLE && !entry.whole::<F>(level) && !given || R::PAGES && changed != entry.raw;
-        if level > 0 && cuts {
-            self.why = ChangeError::CutsBlock { size: F::size(level) };
-            return Flow::Stop;
-        }
-        if changed == entry.raw {
-            return Flow::Next;
-        }
-        if R::EXECUTES {
-            self.tables.make_coherent(level, entry.raw, changed);
-        }
-        if C::exchange(entry.slot, entry.raw, changed).is_err() {
-            return Flow::Again;
-        }
-        tally.change(&entry);
-        Flow::Next
-    }
-
-    #[cfg(not(any(loom, shuttle)))]
-    #[inline(always)]
-    fn rewrite_run(&mut self, run: &'t [Slot; RUN], tally: &mut Tally) -> bool {
-        if !(C::ALONE && R::SURE) {
-            return false;
-        }
-        // SAFETY: `C` says that nobody else reaches the slots.
-        let done = unsafe {
-            crate::table::rewrite_run(run, |raws| {
-                let common = raws.iter().fold(!0, |common, raw| common & raw);
-                let any = raws.iter().fold(0, |any, raw| any | raw);
-                let sure = common & R::QUIET != 0
-                    && any & (F::MARK | F::CONTIGUOUS) == 0
-                    && F::all_pages(common);
-                sure.then(|| {
-                    let mut changed = raws;
-                    changed.iter_mut().for_each(|raw| *raw = self.rule.change(*raw));
-                    changed
-                })
-            })
-        };
-        tally.changed += if done { RUN as u64 } else { 0 };
-        done
-    }
-
-    #[inline(always)]
-    fn passes(&self, raw: u64) -> bool {
-        !R::WRITES || raw & F::TABLE_WRITE == F::TABLE_WRITE
-    }
-
-    #[inline(always)]
-    fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Slot]) -> Option<Flow> {
-        if R::WRITES && entry.raw & F::TABLE_WRITE != F::TABLE_WRITE {
-            if let Some(flow) = self.refuse() {
-                return Some(flow);
-            }
-            return Some(push_down::<F>(level, entry, children, &mut self.sums.counts));
-        }
-        None
-    }
-
-    #[inline(always)]
-    fn aside(&mut self, level: u8, gpa: u64) -> Flow {
-        self.tables.unfold(gpa, level, self.sums)
-    }
-
-    #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
-        self.sums.settle::<F>(level, &tally, R::STALE);
     }
 }

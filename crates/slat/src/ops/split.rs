@@ -12,9 +12,12 @@
 //! Without a break a CPU may hold the block and its pages at once until the split's shootdown has
 //! completed; until then no invalidation in the range may be narrowed to one leaf size.
 
+mod error;
+mod way;
+
 use super::map::maintenance;
 use super::{ChangeError, folded};
-use crate::addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
+use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
 use crate::format::{Access, Format, Kind, Software};
@@ -25,99 +28,11 @@ use crate::shootdown::Owed;
 use crate::table::{Frame, Slot, slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
-use core::fmt;
 use core::marker::PhantomData;
-
-/// How a split walks and builds. One code: the laboratory's baselines leave out less.
-pub trait SplitWalk: sealed::Way {
-    /// Reads entries that can hold nothing to split: those at the target size and below.
-    const LAST_LEVEL: bool = false;
-    /// Descends into the tables that it has just linked.
-    const INTO_NEW: bool = false;
-    /// Blocks that may be broken at once and share one invalidation.
-    const MERGED: usize = MOST_MERGED;
-}
-
-/// Tables filled by runs, new tables not entered, up to [`SplitWalk::MERGED`] breaks an
-/// invalidation: the engine's own.
-#[derive(Clone, Copy, Debug)]
-pub struct Batched;
-
-impl SplitWalk for Batched {}
-impl sealed::Way for Batched {}
-
-pub(super) mod sealed {
-    use super::{Builder, Format, Frame, Plan, Platform};
-
-    /// What else a way of walking says, to the engine alone.
-    #[allow(private_interfaces, reason = "nobody else can name it")]
-    pub trait Way {
-        /// Whether a slot at `level` is wanted, of those that the walk shows.
-        #[inline(always)]
-        fn wants(_level: u8) -> bool {
-            true
-        }
-
-        /// Fills a table of those that replace a block, as [`Builder::fill`].
-        #[inline(always)]
-        fn fill<F: Format, P: Platform>(
-            builder: &mut Builder<'_, '_, F, P>,
-            frame: &mut Frame,
-            level: u8,
-            base: u64,
-            plan: &Plan,
-        ) {
-            builder.fill(frame, level, base, plan);
-        }
-    }
-}
-
-/// Bounds how long a block stands broken: one invalidation, and a store for each block that waits
-/// with it (docs/adr/0026-*).
-const MOST_MERGED: usize = 20;
-
-/// Why a range was not split, or not all of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum SplitError {
-    /// The range of guest addresses is not one that these tables can have.
-    Range(RangeError),
-    /// The format has no leaf of that size.
-    LeafSize(LeafSizeError),
-    /// The cache was filled from another platform.
-    ForeignCache,
-    /// The cache ran out of table pages.
-    CacheEmpty,
-    /// Somebody else held an entry for too long.
-    Contended,
-    /// As many slots were read as [`Guard::limit`] allows.
-    Paused,
-    /// A device walks the tables, and takes the engine's mark for another bit: leaves cannot be held
-    /// while they are put together ([`Format::marks_valid`]). Collapse only.
-    Shared,
-}
-
-impl fmt::Display for SplitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Range(error) => error.fmt(f),
-            Self::LeafSize(error) => error.fmt(f),
-            Self::ForeignCache => f.write_str("the cache's table pages are another platform's"),
-            Self::CacheEmpty => {
-                f.write_str("no table page at hand; fill the cache and go on from there")
-            }
-            Self::Contended => {
-                f.write_str("an entry is being changed by somebody else; go on from there")
-            }
-            Self::Paused => ChangeError::Paused.fmt(f),
-            Self::Shared => {
-                f.write_str("a device walks these tables: none of them can become a block")
-            }
-        }
-    }
-}
-
-impl core::error::Error for SplitError {}
+pub use error::SplitError;
+use way::MOST_MERGED;
+pub(super) use way::sealed;
+pub use way::{Batched, SplitWalk};
 
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Splits until no leaf that overlaps `range` is larger than `to` (but for groups of leaves of
@@ -306,9 +221,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 }
 
 /// Replacements of blocks of one table that wait for one common break. Their tables are kept in the
-/// cache that they came from ([`TableCache::keep`]), by their order, and a block's value is what its
-/// table was built from ([`block_of`]): a hypervisor's stack has a few KiB. A block's place is its
-/// distance from the first, in blocks.
+/// cache that they came from ([`TableCache::keep`]), by their order, and a block's value is the one
+/// that its table was built from ([`block_of`]): a hypervisor's stack has a few KiB. A block's place
+/// is its distance from the first, in blocks.
 struct Waiting<'t> {
     /// The slot of the first that came.
     first: &'t Slot,

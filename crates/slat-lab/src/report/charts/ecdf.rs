@@ -42,12 +42,7 @@ pub(super) fn svg(strips: &[Strip], unit: &Unit) -> Option<String> {
                 .label(*name)
                 .legend(move |(x, y)| Circle::new((x + 8, y), DOT, colour.filled()));
         }
-        chart
-            .configure_series_labels()
-            .label_font(FONT)
-            .position(SeriesLabelPosition::LowerRight)
-            .background_style(WHITE.mix(0.8))
-            .draw()
+        super::names(&mut chart, SeriesLabelPosition::LowerRight)
     }))
 }
 

@@ -42,12 +42,7 @@ pub fn chart(title: &str, lines: &[(String, Vec<f64>)]) -> Option<Chart> {
             }
             chart.draw_series(points().map(|point| Circle::new(point, DOT, colour.filled())))?;
         }
-        chart
-            .configure_series_labels()
-            .label_font(FONT)
-            .position(SeriesLabelPosition::UpperRight)
-            .background_style(WHITE.mix(0.8))
-            .draw()
+        super::names(&mut chart, SeriesLabelPosition::UpperRight)
     });
     Some(Chart { title: title.to_owned(), svg })
 }

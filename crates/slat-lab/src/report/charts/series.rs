@@ -40,12 +40,7 @@ pub fn chart(title: &str, values: &str, lines: &[Line]) -> Option<Chart> {
                 .label(name)
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour));
         }
-        chart
-            .configure_series_labels()
-            .label_font(FONT)
-            .position(SeriesLabelPosition::UpperRight)
-            .background_style(WHITE.mix(0.8))
-            .draw()
+        super::names(&mut chart, SeriesLabelPosition::UpperRight)
     });
     Some(Chart { title: title.to_owned(), svg })
 }

@@ -52,12 +52,7 @@ pub fn chart(title: &str, axes: [&str; 2], ways: &[(String, Vec<Point>)]) -> Opt
                     + Circle::new((0, 0), DOT, inside)
             }))?;
         }
-        chart
-            .configure_series_labels()
-            .label_font(FONT)
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.8))
-            .draw()
+        super::names(&mut chart, SeriesLabelPosition::UpperLeft)
     });
     Some(Chart { title: title.to_owned(), svg })
 }

@@ -1,0 +1,295 @@
+use super::*;
+use crate::order::tests::{Memory, check_queues};
+use spin::Mutex;
+
+fn generations(pages: u32, window: u32, around: bool) -> (Locked, Memory) {
+    let looks = Looks { window, around, frequency: true };
+    let mut order = Generations::new(pages, looks, 0);
+    let memory = Memory::all_here(pages);
+    (0..pages).for_each(|page| order.arrive(page, None, pages));
+    (Locked(Mutex::new(order)), memory)
+}
+
+struct Locked(Mutex<Generations>);
+
+impl Locked {
+    fn held(&self) -> Stretches<'_, Generations> {
+        Stretches::new(&self.0)
+    }
+
+    fn now(&self) -> spin::MutexGuard<'_, Generations> {
+        self.0.lock()
+    }
+
+    fn walk(&self, memory: &mut Memory) {
+        Generations::walk(&mut self.held(), memory);
+    }
+
+    fn victims(&self, want: usize, memory: &mut Memory) -> Victims {
+        Generations::victims(&mut self.held(), want, memory)
+    }
+
+    /// From the next walk on heat tells better, or recency.
+    fn has_missed(&self, heat: u64, recency: u64) {
+        self.now().heat.as_mut().unwrap().has_missed(heat, recency);
+    }
+
+    fn census(&self) -> Vec<(u64, u64)> {
+        Generations::census(&mut self.held(), |_| true).generations
+    }
+}
+
+#[test]
+fn what_is_used_is_kept_and_what_is_not_is_given_up() {
+    for (window, around) in [(1, false), (64, true), (1 << 20, true)] {
+        let (order, mut memory) = generations(1000, window, around);
+        for _ in 0..4 {
+            memory.uses(0..500);
+            order.walk(&mut memory);
+        }
+        let found = order.victims(500, &mut memory);
+        assert_eq!(found.pages.len(), 500);
+        assert!(found.pages.iter().all(|page| *page >= 500), "{window} {around}");
+    }
+}
+
+#[test]
+fn a_page_that_was_used_since_the_walk_is_kept_when_its_turn_comes() {
+    for around in [false, true] {
+        let (order, mut memory) = generations(256, 64, around);
+        for _ in 0..4 {
+            order.walk(&mut memory);
+        }
+        memory.uses(10..20);
+        let found = order.victims(246, &mut memory);
+        assert_eq!(found.pages.len(), 246, "around: {around}");
+        assert!(found.pages.iter().all(|page| !(10..20).contains(page)));
+    }
+}
+
+#[test]
+fn neighbours_are_asked_about_in_one_call() {
+    let (order, mut memory) = generations(256, 256, true);
+    for _ in 0..4 {
+        order.walk(&mut memory);
+    }
+    memory.calls = 0;
+    assert_eq!(order.victims(256, &mut memory).pages.len(), 256);
+    assert_eq!(memory.calls, 4);
+}
+
+#[test]
+fn something_is_given_up_even_if_all_pages_are_used_all_the_time() {
+    let (order, mut memory) = generations(128, 64, true);
+    memory.always_used = true;
+    assert_eq!(order.victims(32, &mut memory).pages.len(), 32);
+}
+
+#[test]
+fn nothing_is_given_up_that_came_just_now() {
+    let (order, mut memory) = generations(128, 64, true);
+    memory.new = true;
+    let found = order.victims(32, &mut memory);
+    assert!(found.pages.is_empty() && found.held > 0);
+}
+
+#[test]
+fn a_page_that_left_and_came_back_is_given_up_once() {
+    let (order, mut memory) = generations(64, 64, false);
+    memory.here[5] = false;
+    order.now().arrive(5, Some(3), 64);
+    memory.here[5] = true;
+    let mut all = order.victims(100, &mut memory).pages;
+    all.sort_unstable();
+    assert_eq!(all, (0..64).collect::<Vec<_>>());
+}
+
+#[test]
+fn walks_without_end_keep_a_bounded_number_of_generations() {
+    let (order, mut memory) = generations(100, 64, false);
+    for _ in 0..200 {
+        memory.uses(0..30);
+        order.walk(&mut memory);
+    }
+    assert!(order.now().queues.len() <= IDLE + 1);
+    assert!(order.now().youngest() <= LAST + IDLE as u32 + 1, "numbers begin anew");
+    assert_eq!(order.census().iter().map(|row| row.1).sum::<u64>(), 100);
+    let found = order.victims(70, &mut memory).pages;
+    assert!(found.len() == 70 && found.iter().all(|page| *page >= 30));
+}
+
+#[test]
+fn a_page_was_idle_as_long_whoever_finds_it_used() {
+    for by_walk in [false, true] {
+        let (order, mut memory) = generations(64, 64, true);
+        (0..6).for_each(|_| order.walk(&mut memory));
+        memory.uses(5..6);
+        match by_walk {
+            true => order.walk(&mut memory),
+            false => assert_eq!(order.victims(1, &mut memory).pages.len(), 1),
+        }
+        let order = order.now();
+        let woken = order.woken.iter().enumerate().filter(|(_, pages)| **pages != 0);
+        assert_eq!(woken.collect::<Vec<_>>(), [(6, &1)], "by a walk: {by_walk}");
+    }
+}
+
+#[test]
+fn of_pages_that_are_all_in_use_those_used_last_stay() {
+    let (order, mut memory) = generations(128, 64, false);
+    // Since they came, the first half were used again.
+    memory.uses(0..64);
+    order.walk(&mut memory);
+    let mut found = Victims::default();
+    Generations::take_regardless(&mut order.held(), 64, &memory, &mut found);
+    assert!(found.pages.len() == 64 && found.pages.iter().all(|page| *page >= 64));
+    Generations::take_regardless(&mut order.held(), 100, &memory, &mut found);
+    assert_eq!(found.pages.len(), 100);
+}
+
+#[test]
+fn the_census_tells_how_long_pages_were_idle() {
+    let (order, mut memory) = generations(100, 64, false);
+    for now in 1..=3 {
+        memory.time = now * 10;
+        memory.uses(0..30);
+        order.walk(&mut memory);
+    }
+    let census = order.census();
+    assert_eq!(census[0], (30, 30));
+    assert_eq!(census.iter().map(|row| row.1).sum::<u64>(), 100);
+    assert_eq!(census[3].1, 70, "idle since the first: {census:?}");
+    assert_eq!(order.now().woken[0], 90);
+}
+
+/// Whatever pages do: each is in one queue at most, and in one if it is here and was not given
+/// up.
+#[test]
+fn a_page_is_in_one_queue_at_most_and_none_that_is_here_is_lost() {
+    const PAGES: u32 = 150;
+    let mut led = 0;
+    for seed in 0..4 {
+        let (order, mut memory) = generations(PAGES, 64, seed % 2 == 0);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut given_up: Vec<u32> = vec![];
+        for _ in 0..2000 {
+            let page = rng.u32(..PAGES);
+            let index = page as usize;
+            match rng.u8(..16) {
+                // A balloon takes it, and the guest touches it again.
+                0..5 => memory.here[index] = false,
+                5..11 if !given_up.contains(&page) => {
+                    memory.here[index] = true;
+                    let distance = [None, Some(rng.u32(..2 * PAGES))][rng.usize(..2)];
+                    order.now().arrive(page, distance, PAGES);
+                }
+                11 => memory.uses(index..(index + 20).min(PAGES as usize)),
+                12 => {
+                    let (heat, recency) = [(0, 1 << 20), (1 << 20, 0)][rng.usize(..2)];
+                    order.has_missed(heat, recency);
+                    order.walk(&mut memory);
+                    led += u32::from(order.now().heat.as_ref().unwrap().leads());
+                }
+                13 => memory.new = rng.u8(..4) == 0,
+                roll => {
+                    // Before a search, all found before were given up or put back.
+                    given_up.drain(..).for_each(|page| match rng.bool() {
+                        true => order.now().put_back(page, rng.bool()),
+                        false => memory.here[page as usize] = false,
+                    });
+                    let want = if roll == 14 { 0 } else { rng.usize(1..40) };
+                    for page in order.victims(want, &mut memory).pages {
+                        assert!(memory.is_here(page) && !given_up.contains(&page), "{page}");
+                        given_up.push(page);
+                    }
+                }
+            }
+            let order = order.now();
+            let queues = order.queues.iter().map(|it| &it.pages);
+            // Cold pages stay where they are until their turn.
+            check_queues(&order.links, queues, &memory, &given_up, true);
+        }
+    }
+    assert!(led > 100, "heat led after {led} walks");
+}
+
+#[test]
+fn where_heat_tells_better_the_coldest_pages_go_until_recency_does() {
+    for around in [false, true] {
+        let (order, mut memory) = generations(640, 64, around);
+        for _ in 0..8 {
+            memory.uses(0..320);
+            order.walk(&mut memory);
+        }
+        memory.uses(320..640);
+        order.has_missed(0, 100 << 8);
+        order.walk(&mut memory);
+        let found = order.victims(40, &mut memory).pages;
+        assert!(found.iter().all(|page| *page >= 320), "the coldest, around: {around}");
+        let (first, next) = (found[0], found[39] + 1);
+        found.iter().for_each(|&page| memory.here[page as usize] = false);
+        // What is used since stays, and nothing is asked about twice.
+        memory.uses(next as usize..next as usize + 10);
+        let found = order.victims(10, &mut memory);
+        assert_eq!(found.pages, (next + 10..next + 20).collect::<Vec<_>>());
+        assert_eq!(found.kept, if around { 1 } else { 10 });
+        // They came back: used a second time, while others were once.
+        (first..next).for_each(|page| order.now().arrive(page, Some(9), 640));
+        memory.here.fill(true);
+        (0..4).for_each(|_| order.walk(&mut memory));
+        order.has_missed(0, 100 << 8);
+        order.walk(&mut memory);
+        let found = order.victims(40, &mut memory).pages;
+        assert!(found.iter().all(|page| *page >= 320 && !(first..next + 10).contains(page)));
+        order.now().put_back(found[0], false);
+        order.has_missed(100 << 8, 0);
+        order.walk(&mut memory);
+        let found = order.victims(40, &mut memory).pages;
+        assert!(found.iter().all(|page| *page < 320), "{found:?}");
+    }
+}
+
+#[test]
+fn a_cold_page_that_a_device_used_since_stays() {
+    for around in [false, true] {
+        let (order, mut memory) = generations(640, 64, around);
+        order.walk(&mut memory);
+        memory.uses(40..640);
+        order.has_missed(0, 100 << 8);
+        order.walk(&mut memory);
+        // A device leaves no accessed bit.
+        order.now().arrive(5, Some(0), 640);
+        let found = order.victims(20, &mut memory).pages;
+        assert_eq!(found, (0..21).filter(|page| *page != 5).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn enough_is_given_up_for_a_walk_where_recency_tells_better_too() {
+    let (order, mut memory) = generations(640, 64, true);
+    (0..8).for_each(|_| order.walk(&mut memory));
+    let found = order.victims(53, &mut memory);
+    assert_eq!((found.pages.len(), found.walks), (53, 0));
+    assert_eq!(order.victims(40, &mut memory).walks, 1, "a twelfth went");
+}
+
+#[test]
+fn a_page_that_comes_before_its_turn_moves_on_when_that_comes() {
+    let (order, mut memory) = generations(64, 64, false);
+    (0..4).for_each(|_| order.walk(&mut memory));
+    // It left, and came back; so it is of the youngest generation, in the oldest queue.
+    order.now().arrive(5, None, 64);
+    assert!(order.now().is_young(5));
+    let found = order.victims(63, &mut memory).pages;
+    assert!(found.len() == 63 && !found.contains(&5));
+}
+
+#[test]
+fn the_first_time_at_which_a_page_is_old_enough_is_told() {
+    let (order, mut memory) = generations(128, 64, true);
+    memory.new = true;
+    let found = order.victims(32, &mut memory);
+    assert_eq!(found.until, Some(memory.until(0)));
+    memory.here[0] = false;
+    assert_eq!(order.victims(32, &mut memory).until, Some(memory.until(1)));
+}

@@ -1,0 +1,48 @@
+//! Why a split ends early.
+
+use super::ChangeError;
+use crate::addr::{LeafSizeError, RangeError};
+use core::fmt;
+
+/// Why a range was not split, or not all of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum SplitError {
+    /// The range of guest addresses is not one that these tables can have.
+    Range(RangeError),
+    /// The format has no leaf of that size.
+    LeafSize(LeafSizeError),
+    /// The cache was filled from another platform.
+    ForeignCache,
+    /// The cache ran out of table pages.
+    CacheEmpty,
+    /// Somebody else held an entry for too long.
+    Contended,
+    /// As many slots were read as [`Guard::limit`] allows.
+    Paused,
+    /// A device walks the tables, and takes the engine's mark for another bit: leaves cannot be held
+    /// while they are put together ([`Format::marks_valid`]). Collapse only.
+    Shared,
+}
+
+impl fmt::Display for SplitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range(error) => error.fmt(f),
+            Self::LeafSize(error) => error.fmt(f),
+            Self::ForeignCache => f.write_str("the cache's table pages are another platform's"),
+            Self::CacheEmpty => {
+                f.write_str("no table page at hand; fill the cache and go on from there")
+            }
+            Self::Contended => {
+                f.write_str("an entry is being changed by somebody else; go on from there")
+            }
+            Self::Paused => ChangeError::Paused.fmt(f),
+            Self::Shared => {
+                f.write_str("a device walks these tables: none of them can become a block")
+            }
+        }
+    }
+}
+
+impl core::error::Error for SplitError {}

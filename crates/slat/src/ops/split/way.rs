@@ -1,0 +1,54 @@
+//! Ways of splitting: the engine's own, and those that the laboratory measures beside it.
+
+use crate::build::{Builder, Plan};
+use crate::format::Format;
+use crate::platform::Platform;
+use crate::table::Frame;
+
+/// How a split walks and builds. One code: the laboratory's baselines leave out less.
+pub trait SplitWalk: sealed::Way {
+    /// Reads entries that can hold nothing to split: those at the target size and below.
+    const LAST_LEVEL: bool = false;
+    /// Descends into the tables that it has just linked.
+    const INTO_NEW: bool = false;
+    /// Blocks that may be broken at once and share one invalidation.
+    const MERGED: usize = MOST_MERGED;
+}
+
+/// Tables filled by runs, new tables not entered, up to [`SplitWalk::MERGED`] breaks an
+/// invalidation: the engine's own.
+#[derive(Clone, Copy, Debug)]
+pub struct Batched;
+
+impl SplitWalk for Batched {}
+impl sealed::Way for Batched {}
+
+pub(crate) mod sealed {
+    use super::{Builder, Format, Frame, Plan, Platform};
+
+    /// What else a way of walking says, to the engine alone.
+    #[allow(private_interfaces, reason = "nobody else can name it")]
+    pub trait Way {
+        /// Whether a slot at `level` is wanted, of those that the walk shows.
+        #[inline(always)]
+        fn wants(_level: u8) -> bool {
+            true
+        }
+
+        /// Fills a table of those that replace a block, as [`Builder::fill`].
+        #[inline(always)]
+        fn fill<F: Format, P: Platform>(
+            builder: &mut Builder<'_, '_, F, P>,
+            frame: &mut Frame,
+            level: u8,
+            base: u64,
+            plan: &Plan,
+        ) {
+            builder.fill(frame, level, base, plan);
+        }
+    }
+}
+
+/// Bounds how long a block stands broken: one invalidation, and a store for each block that waits
+/// with it (docs/adr/0026-*).
+pub(super) const MOST_MERGED: usize = 20;

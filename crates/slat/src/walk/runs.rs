@@ -1,0 +1,102 @@
+//! Pages by runs of neighbours, which are loaded ahead.
+
+use super::{Entry, Flow, Tally, Visitor};
+use crate::format::{Format, Kind, RUN};
+use crate::ops::folded;
+use crate::table::{self, Run, Slot};
+
+/// Changes the pages of a run that `change` names, by an exchange where the value is another;
+/// returns how many slots, from its start, are done with, and which of them were named.
+#[inline(always)]
+pub(crate) fn change_run<F: Format>(
+    run: &[Slot; RUN],
+    raws: &[u64; RUN],
+    at: u64,
+    tally: &mut Tally,
+    change: impl Fn(u64) -> Option<u64>,
+) -> (usize, u64) {
+    let mut named = 0;
+    for index in 0..RUN {
+        let (slot, raw) = (&run[index], raws[index]);
+        if F::kind(raw, 0) != Kind::Leaf {
+            continue;
+        }
+        // One leaf with its neighbours: for `visit`.
+        if folded::<F>(raw) {
+            return (index, named);
+        }
+        let Some(changed) = change(raw) else { continue };
+        if changed != raw {
+            if slot.exchange(raw, changed).is_err() {
+                return (index, named);
+            }
+            let start = at + ((index as u64) << F::PAGE_SHIFT);
+            tally.change(&Entry { slot, raw, start, end: start + (1 << F::PAGE_SHIFT) });
+        }
+        named |= 1 << index;
+    }
+    (RUN, named)
+}
+
+/// Visits each page of a run; returns how many, from its start, are done with.
+#[inline(always)]
+pub(crate) fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
+    visitor: &mut V,
+    run: &'t [Slot; RUN],
+    raws: &[u64; RUN],
+    mut at: u64,
+    tally: &mut Tally,
+) -> usize {
+    for index in 0..RUN {
+        let (slot, raw) = (&run[index], raws[index]);
+        let entry = Entry { slot, raw, start: at, end: at + (1 << F::PAGE_SHIFT) };
+        at = entry.end;
+        if !matches!(visitor.visit(0, F::kind(raw, 0), entry, tally), Flow::Next) {
+            return index;
+        }
+    }
+    RUN
+}
+
+/// Passes as many slots of a run, from its start, as need no second look.
+///
+/// Tables that nobody wants to enter are stepped over at the speed of loads. Pages are loaded a
+/// run ahead: a visitor that exchanges each then waits for the exchanges alone, and they find
+/// out if a value is no longer the one that was loaded. Pages that a visitor has no business with
+/// are stepped over together.
+#[inline(always)]
+pub(super) fn pass_run<'t, F: Format, V: Visitor<'t, F>, const LEVEL: u8>(
+    run: &'t [Slot; RUN],
+    at: u64,
+    visitor: &mut V,
+    tally: &mut Tally,
+) -> usize {
+    if LEVEL > 0 {
+        let enters = V::LEVELS.any_below(LEVEL) || V::TABLES;
+        if enters && (V::TABLES_QUIET.is_none() || !visitor.quiet()) {
+            return 0;
+        }
+        let Run { common, any, .. } = table::load_run(run);
+        if !F::all_tables(common, any, LEVEL) || enters && any & V::TABLES_QUIET.unwrap_or(0) != 0 {
+            return 0;
+        }
+        tally.read += RUN as u64;
+        return RUN;
+    }
+    #[cfg(not(any(loom, shuttle)))]
+    if visitor.rewrite_run(run, tally) {
+        tally.read += RUN as u64;
+        return RUN;
+    }
+    let Run { raws, any, .. } = table::load_run(run);
+    if V::QUIET.is_some_and(|wanted| any & (wanted | F::MARK) == 0) {
+        tally.read += RUN as u64;
+        return RUN;
+    }
+    if any & F::MARK != 0 {
+        return 0;
+    }
+    let passed = visitor.visit_run(run, &raws, at, tally);
+    tally.read += passed as u64;
+    passed
+}
