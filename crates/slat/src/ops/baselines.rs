@@ -3,7 +3,7 @@
 //! They are the engine's code with other constants, so that a baseline is slower only by the way
 //! it splits.
 
-use super::split::sealed::Way;
+use super::split::way::sealed::Way;
 use super::split::{SplitError, SplitWalk};
 use crate::addr::{GpaRange, Levels, PageSize};
 use crate::build::{Builder, Plan};

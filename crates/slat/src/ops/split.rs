@@ -13,7 +13,7 @@
 //! completed; until then no invalidation in the range may be narrowed to one leaf size.
 
 mod error;
-mod way;
+pub(super) mod way;
 
 use super::map::maintenance;
 use super::{ChangeError, folded};
@@ -31,7 +31,6 @@ use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
 use core::marker::PhantomData;
 pub use error::SplitError;
 use way::MOST_MERGED;
-pub(super) use way::sealed;
 pub use way::{Batched, SplitWalk};
 
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
