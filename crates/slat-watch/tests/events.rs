@@ -127,9 +127,11 @@ fn pages(backing: Backing) {
         // SAFETY: as above.
         unsafe { madvise(begin, all, Advice::LinuxDontNeed) }.unwrap();
         guest.take_longest(0);
-        let felt = pass().saturating_sub(warm);
+        let all = pass();
+        // Less what a pass without faults takes; where other work holds the CPU, that is no bound.
+        let felt = all.saturating_sub(warm);
         let longest = guest.take_longest(0) as f64 / guest.ticks_per_second() * 1e9;
-        println!("SAYS {} {} {longest:.0}", taken(), felt.as_nanos());
+        println!("SAYS {} {} {} {longest:.0}", taken(), all.as_nanos(), felt.as_nanos());
     }
 }
 
@@ -310,8 +312,8 @@ fn held_up(kind: &str) {
     assert_eq!(*ns, all.total_ns);
     let (count, time) = (all.count - between.count, all.total_ns - between.total_ns);
     eprintln!(
-        "{kind}: {count} faults, {} by the statistics; {:.3} ms, {:.3} by the guest's clock; all \
-         passes: p50 {:?}, p99 {:?}, longest {:.3} ms",
+        "{kind}: {count} faults, {} by the statistics; {:.3} ms, of {:.3} for the \
+         pass; all passes: p50 {:?}, p99 {:?}, longest {:.3} ms",
         after[0] - before[0],
         time as f64 / 1e6,
         after[1] as f64 / 1e6,
@@ -325,7 +327,7 @@ fn held_up(kind: &str) {
         taken => assert_eq!(count, taken),
     }
     assert!(between.count > first.count && all.count > between.count);
-    // What the guest felt is this, and the way out and back.
+    // A pass is this, the way out and back, and what the guest does itself.
     assert!(time <= after[1], "{time} {after:?}");
     assert!(all.longest_ns <= all.total_ns && all.longest_ns > 0);
     assert_eq!(watch.lost(), 0);

@@ -278,19 +278,25 @@ mod tests {
         if slat_kvm::probe().is_err() {
             return;
         }
-        let session = Session::quiet();
-        let args = args(&["--memory", "64m", "--iterations", "1000"]);
-        let mut guest = Guest::new(&args).unwrap();
-        let stop = session.stop_flag();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                std::thread::sleep(std::time::Duration::from_millis(500));
-                stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let args = args(&["--memory", "64m", "--iterations", "100000"]);
+        // How long a host takes to populate the guest is not known: twice as long until it has.
+        let stopped_after = |wait| {
+            let session = Session::quiet();
+            let mut guest = Guest::new(&args).unwrap();
+            let stop = session.stop_flag();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(wait);
+                    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+                });
+                guest.run(&session).unwrap();
             });
-            guest.run(&session).unwrap();
-        });
-        let results = guest.measurements();
-        assert!(results.iter().any(|m| m.variant == "populate"));
+            guest.measurements()
+        };
+        let populated =
+            |results: &Vec<Measurement>| results.iter().any(|m| m.variant == "populate");
+        let mut waits = (0..8).map(|doubled| std::time::Duration::from_millis(250 << doubled));
+        let results = waits.by_ref().map(stopped_after).find(populated).expect("never populated");
         assert!(results.iter().all(|m| m.params["warm_up"] == true), "{results:?}");
     }
 
