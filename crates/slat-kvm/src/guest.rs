@@ -1,7 +1,7 @@
 //! A guest: test memory in memslots of its own, and vCPUs that touch it.
 //!
-//! The code, the guest's own page tables and what it tells the host lie in another memslot, which
-//! is never logged, so that everything in the log is a write of the work.
+//! The guest's code, its own page tables and its mailboxes lie in another memslot, which is never
+//! logged. So every page in the log is one that the guest's work wrote.
 
 use crate::arch::{self, MEMORY_GPA};
 use crate::bitmap::DirtyBitmap;
@@ -30,13 +30,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 const BOOT_SLOT: u32 = 0;
 const FIRST_SLOT: u32 = 1;
-/// Calls of `KVM_RESET_DIRTY_RINGS` in a row that may answer 0 while entries wait.
+/// How often in a row `KVM_RESET_DIRTY_RINGS` may return 0 while harvested entries wait.
 const RESETS_IN_VAIN: u32 = 1000;
 
-/// The VM and its memory. vCPUs keep it alive, so that no vCPU can outlive its memory.
+/// The VM and its memory. Each vCPU holds a reference to it, so that the memory outlives all vCPUs.
 #[derive(Debug)]
 pub(crate) struct Machine {
-    // Dropped in this order: the VM before the memory it maps.
+    // Fields are dropped in this order: the VM before the memory that it maps.
     vm: VmFd,
     memory: HostMemory,
     boot: Boot,
@@ -50,7 +50,7 @@ impl Machine {
     }
 }
 
-/// A guest, without its vCPUs, which run on threads of their own.
+/// A guest without its vCPUs, which run on threads of their own.
 #[derive(Debug)]
 pub struct Guest {
     machine: Arc<Machine>,
@@ -69,8 +69,8 @@ impl Guest {
     /// Makes a guest whose memory is not yet populated.
     ///
     /// # Errors
-    /// What the host lacks ([`Error::NoKvm`] and others), [`Error::Invalid`] for what cannot be,
-    /// [`Error::Os`] for what the kernel refuses.
+    /// [`Error::NoKvm`] and others if the host lacks something, [`Error::Invalid`] for a value that
+    /// is out of range, [`Error::Os`] if the kernel refuses a call.
     pub fn new(shape: &Shape) -> Result<(Guest, Vec<Vcpu>), Error> {
         let kvm = probe::open()?;
         let host = probe::describe(&kvm);
@@ -107,7 +107,8 @@ impl Guest {
             }
             if let Mode::Ring { entries } = shape.mode {
                 let bytes = entries * size_of::<kvm_dirty_gfn>() as u32;
-                // SAFETY: `enable` made rings so large, and succeeded, before there was a vCPU.
+                // SAFETY: `enable` gave each ring `bytes` bytes, successfully, before the first
+                // vCPU was made.
                 let ring = unsafe { fd.map_dirty_ring(bytes) };
                 rings.push(ring.map_err(Error::os("mmap of a dirty ring"))?);
             }
@@ -115,7 +116,8 @@ impl Guest {
             let first = if shape.overlap { 0 } else { index as u64 * share };
             let part = Part { first, pages: share };
             let machine = Arc::clone(&machine);
-            // Steps of all vCPUs have numbers of their own, and none is 0.
+            // Each vCPU numbers its steps from a base of its own, so that no two vCPUs share a
+            // number. No step has number 0, which is what an unwritten page holds.
             let mailbox = machine.mailbox(index);
             word!(mailbox, position).store((index as u64 + 1) << 40, Relaxed);
             word!(mailbox, threshold).store(u64::MAX, Relaxed);
@@ -139,17 +141,18 @@ impl Guest {
         Ok((guest, vcpus))
     }
 
-    /// How often functions were called so far that are counted.
+    /// Returns how often each counted function of the kernel was called so far.
     pub(crate) fn calls(&self) -> Counted {
         self.probes.as_ref().map(Probes::read).unwrap_or_default()
     }
 
-    /// The memory, as the host sees it.
+    /// Returns the guest's memory, as the host sees it.
     pub fn memory(&self) -> &HostMemory {
         &self.machine.memory
     }
 
-    /// Bytes of the memory on each NUMA node, if it is bound to some and the kernel tells.
+    /// Returns the bytes of the memory on each NUMA node. It is empty if the memory is not bound to
+    /// nodes, or if the kernel does not report its placement.
     pub fn placement(&self) -> BTreeMap<u32, u64> {
         match self.is_bound {
             true => numa::placement(self.memory()).unwrap_or_default(),
@@ -157,40 +160,41 @@ impl Guest {
         }
     }
 
-    /// Bytes of a page of the log.
+    /// Returns the size of a page of the log, in bytes.
     pub fn page_size(&self) -> u64 {
         self.machine.page_size
     }
 
-    /// Pages of the memory.
+    /// Returns the number of pages of the memory.
     pub fn pages(&self) -> u64 {
         self.memory().len() / self.page_size()
     }
 
-    /// Guest physical address of a page of the memory.
+    /// Returns the guest-physical address of a page of the memory.
     pub fn gpa(&self, page: u64) -> u64 {
         MEMORY_GPA + page * self.page_size()
     }
 
-    /// Each vCPU's part.
+    /// Returns each vCPU's part of the memory.
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// Steps that a vCPU has done since it was made; the numbers of different vCPUs differ.
+    /// Returns the number of a vCPU's next step. It grows by one with each step, and no two vCPUs
+    /// use the same number.
     pub fn position(&self, vcpu: usize) -> u64 {
         self.machine.mailbox(vcpu).position()
     }
 
-    /// Ticks a second of the vCPUs' clock.
+    /// Returns the frequency of the vCPUs' clock, in ticks per second.
     pub fn ticks_per_second(&self) -> f64 {
         self.ticks_per_second
     }
 
-    /// The number of the step that wrote a page, as the host sees it, or 0 if none did.
+    /// Returns the number of the step that wrote a page, as the host sees it, or 0 if no step did.
     ///
     /// # Errors
-    /// [`Error::WrongStamp`] if the page holds another one's stamp, or if there is no such page.
+    /// [`Error::WrongStamp`] if the page holds another page's stamp, or if there is no such page.
     pub fn written_by(&self, page: u64) -> Result<u64, Error> {
         let at = page.checked_mul(self.page_size());
         let words = at.and_then(|at| Some((self.memory().read(at)?, self.memory().read(at + 8)?)));
@@ -215,61 +219,64 @@ impl Guest {
         }
     }
 
-    /// Pages that held another page's stamp when a vCPU read them.
+    /// Returns how often a vCPU read a page that held another page's stamp.
     pub fn misread(&self) -> u64 {
         let mailboxes = (0..self.parts.len()).map(|vcpu| self.machine.mailbox(vcpu));
         mailboxes.map(|mailbox| word!(mailbox, wrong).load(Relaxed)).sum()
     }
 
-    /// Asks a vCPU to stop after the step that it is at.
+    /// Asks a vCPU to stop after its current step.
     pub fn ask_to_stop(&self, vcpu: usize) {
         self.machine.mailbox(vcpu).ask_to_stop(true);
     }
 
-    /// Takes [`Guest::ask_to_stop`] back.
+    /// Withdraws [`Guest::ask_to_stop`].
     pub fn go_on(&self, vcpu: usize) {
         self.machine.mailbox(vcpu).ask_to_stop(false);
     }
 
-    /// Lets vCPUs go that wait for their ring to be emptied; they stop with [`Error::Stopped`].
+    /// Asks all vCPUs to stop, and releases those that wait for their ring to be emptied. These
+    /// return [`Error::Stopped`].
     pub fn give_up(&self) {
         (0..self.parts.len()).for_each(|vcpu| self.ask_to_stop(vcpu));
         self.machine.gate.close();
     }
 
-    /// Times between a vCPU's accesses since it was made, in ticks.
+    /// Returns the times between a vCPU's accesses since it was made, in ticks.
     pub fn times(&self, vcpu: usize) -> Histogram {
         self.machine.mailbox(vcpu).histogram()
     }
 
-    /// From now on, what takes longer than five times `warm` ticks is a stall.
+    /// Sets the threshold of a stall to five times `warm` ticks.
     pub fn set_warm(&self, vcpu: usize, warm: u64) {
         let mailbox = self.machine.mailbox(vcpu);
         word!(mailbox, threshold).store(warm.saturating_mul(STALL_FACTOR), Relaxed);
     }
 
-    /// Stalls of a vCPU since it was made: how many, and their ticks.
+    /// Returns the number of a vCPU's stalls since it was made, and their sum in ticks.
     pub fn stalls(&self, vcpu: usize) -> (u64, u64) {
         let mailbox = self.machine.mailbox(vcpu);
         (word!(mailbox, stalls).load(Relaxed), word!(mailbox, stall_ticks).load(Relaxed))
     }
 
-    /// Ticks that passed unseen while a vCPU had nothing to do, since it was made.
+    /// Returns the ticks that a vCPU lost to interruptions while it waited for its next step to be
+    /// due, since it was made.
     pub fn idle(&self, vcpu: usize) -> u64 {
         word!(self.machine.mailbox(vcpu), idle_ticks).load(Relaxed)
     }
 
-    /// The longest stall since this was asked last, in ticks. The vCPU stands still.
+    /// Returns a vCPU's longest stall since the last call, in ticks. The caller calls it while the
+    /// vCPU does not run.
     pub fn take_longest(&self, vcpu: usize) -> u64 {
         word!(self.machine.mailbox(vcpu), longest).swap(0, Relaxed)
     }
 
-    /// Counters of the VM, where the kernel has them.
+    /// Returns the counters of the VM, where the kernel has them.
     pub fn vm_stats(&self) -> Option<&Stats> {
         self.vm_stats.as_ref()
     }
 
-    /// Counters of the vCPUs, in their order; empty where the kernel has none.
+    /// Returns the counters of the vCPUs, in their order. It is empty where the kernel has none.
     pub fn vcpu_stats(&self) -> &[Stats] {
         &self.vcpu_stats
     }
@@ -307,7 +314,7 @@ impl Guest {
         })
     }
 
-    /// Takes all memory out of the guest, and puts it back: nothing is mapped afterwards.
+    /// Deletes all memslots of the test memory and adds them again, so that none of it is mapped.
     ///
     /// # Errors
     /// [`Error::Os`].
@@ -318,8 +325,8 @@ impl Guest {
         self.set_slots(0)
     }
 
-    /// Adds a slot behind the guest's memory that no vCPU touches, moves it to another place, or
-    /// deletes it (`None`). Its pages are the first of the memory's.
+    /// Adds a memslot above the guest's memory that no vCPU touches, moves it to another place, or
+    /// deletes it (`None`). It maps the first `bytes` bytes of the guest's memory.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the memory has less than `bytes` bytes; [`Error::Os`].
@@ -338,10 +345,10 @@ impl Guest {
         set_slot(&self.machine.vm, FIRST_SLOT + self.slots, gpa, memory, range, 0)
     }
 
-    /// `KVM_GET_DIRTY_LOG` of each slot.
+    /// Fetches the log of each memslot with `KVM_GET_DIRTY_LOG`.
     ///
     /// # Errors
-    /// [`Error::Os`]; [`Error::Invalid`] if the bitmap is not of the memory's size.
+    /// [`Error::Os`]; [`Error::Invalid`] if the bitmap does not have the memory's number of pages.
     pub fn get_dirty_log(&self, log: &mut DirtyBitmap) -> Result<(), Error> {
         self.check_log_size(log)?;
         let pages = self.pages() / u64::from(self.slots);
@@ -350,7 +357,7 @@ impl Guest {
             let words = log.words_of(u64::from(slot) * pages, pages);
             let words = words.ok_or(Errno::INVAL).map_err(Error::os(call))?;
             let bitmap = &mut log.words_mut()[words];
-            // SAFETY: a slot has `pages` pages, for which these are the words.
+            // SAFETY: the slot has `pages` pages, and `bitmap` has one bit for each.
             unsafe { self.machine.vm.get_dirty_log_into(FIRST_SLOT + slot, bitmap) }
                 .map_err(Error::os(call))?;
         }
@@ -365,11 +372,12 @@ impl Guest {
         Ok(())
     }
 
-    /// `KVM_CLEAR_DIRTY_LOG` for `pages` pages from `first` on, which lie in one slot.
+    /// Clears `pages` pages of the log from `first` on with `KVM_CLEAR_DIRTY_LOG`. They lie in one
+    /// memslot.
     ///
     /// # Errors
-    /// [`Error::Os`]: `EINVAL` if `first` is no multiple of 64, or if `pages` is none and does
-    /// not end the slot.
+    /// [`Error::Os`]: `EINVAL` if `first` is no multiple of 64, or if `pages` is no multiple of 64
+    /// and does not end the slot.
     pub fn clear_dirty_log(&self, log: &DirtyBitmap, first: u64, pages: u32) -> Result<(), Error> {
         let each = self.pages() / u64::from(self.slots);
         let slot = (first / each) as u32;
@@ -382,23 +390,23 @@ impl Guest {
             .map_err(Error::os(call))
     }
 
-    /// Pages of one slot, which no clear may cross.
+    /// Returns the number of pages of one memslot. One clear covers pages of one memslot only.
     pub fn slot_pages(&self) -> u64 {
         self.pages() / u64::from(self.slots)
     }
 
-    /// How dirty pages are told.
+    /// Returns how KVM reports dirty pages.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Takes what is in the dirty rings into `log`, has KVM reset them (`KVM_RESET_DIRTY_RINGS`),
-    /// and lets vCPUs go on that stopped at a full ring. Answers with the entries taken.
+    /// Harvests all dirty rings into `log`, has KVM reset the entries (`KVM_RESET_DIRTY_RINGS`),
+    /// and releases vCPUs that stopped at a full ring. Returns the number of entries harvested.
     ///
     /// # Errors
-    /// [`Error::Os`], `EAGAIN` if KVM does not reset what was taken; [`Error::Invalid`] if the
-    /// bitmap is not of the memory's size; [`Error::WrongRing`] if an entry names what is not
-    /// logged.
+    /// [`Error::Os`], with `EAGAIN` if KVM does not reset the entries that were taken;
+    /// [`Error::Invalid`] if the bitmap does not have the memory's number of pages;
+    /// [`Error::WrongRing`] if an entry names a page that is not logged.
     pub fn harvest(&self, log: &mut DirtyBitmap) -> Result<u64, Error> {
         self.check_log_size(log)?;
         let each = self.slot_pages();
@@ -419,48 +427,49 @@ impl Guest {
         while left > 0 {
             let reset = self.machine.vm.reset_dirty_rings();
             let reset = reset.map_err(Error::os("KVM_RESET_DIRTY_RINGS"))?;
-            // A signal ends the call early, with 0 if it was pending already; it is delivered
-            // before the next call. A page whose entry is not reset stays writable, and its next
-            // write would not be logged.
+            // A signal ends the call early, and the call returns 0 if the signal was pending
+            // before. The signal is delivered before the next call, so calling again makes
+            // progress. KVM protects a page again only when it resets the page's entry: without
+            // that, the next write to the page would not be logged.
             in_vain = if reset == 0 { in_vain + 1 } else { 0 };
             if in_vain == RESETS_IN_VAIN {
                 return Err(Error::os("KVM_RESET_DIRTY_RINGS")(Errno::AGAIN));
             }
             left = left.saturating_sub(reset.into());
         }
-        // Even if nothing was taken: a vCPU may have come here after the fetch that emptied its
-        // ring.
+        // Done even if nothing was taken: a vCPU may have stopped at its full ring after an earlier
+        // harvest had emptied that ring.
         self.machine.gate.reset();
         wrong.map_or(Ok(taken), Err)
     }
 
-    /// Waits until a ring is full or a vCPU has finished its work, or for a time; says whether one
-    /// is full.
+    /// Waits until a ring is full, until a vCPU has finished its work, or for `at_most`. Returns
+    /// whether a ring is full.
     pub fn wait_for_full_ring(&self, at_most: std::time::Duration) -> bool {
         self.machine.gate.wait_for_full(at_most)
     }
 
-    /// Whether a vCPU waits at its full ring.
+    /// Returns whether a vCPU waits at its full ring.
     pub fn has_full_ring(&self) -> bool {
         self.machine.gate.has_full()
     }
 
-    /// How often a vCPU stopped because its ring was full.
+    /// Returns how often a vCPU stopped because its ring was full.
     pub fn full_rings(&self) -> u64 {
         self.machine.gate.stops()
     }
 }
 
-/// Sets what KVM takes before the first slot or vCPU is there.
+/// Enables what KVM accepts only before the first memslot or vCPU exists.
 fn enable(vm: &VmFd, shape: &Shape) -> Result<(), Error> {
     let cap = |cap: u32, first: u64, call: &'static str| {
         let args = [first, 0, 0, 0];
         vm.enable_cap(&kvm_enable_cap { cap, args, ..Default::default() }).map_err(Error::os(call))
     };
     shape.mode.enable(vm)?;
-    // Where KVM can dirty pages without a vCPU, slots keep a bitmap beside the rings. On arm64 a
-    // slot without one is not taken for logged when a fault maps it (`memslot_is_logging`): a huge
-    // page becomes writable as a whole, and names one page.
+    // Where KVM can dirty pages without a vCPU, memslots keep a bitmap in addition to the rings. On
+    // arm64, a fault does not treat a memslot without a bitmap as logged (`memslot_is_logging`): it
+    // makes a whole huge page writable, and the ring names only one page of it.
     let bitmap = KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP;
     if shape.mode.is_ring() && vm.check_extension_raw(bitmap.into()) > 0 {
         vm.enable_dirty_log_ring_bitmap()
@@ -496,7 +505,8 @@ fn set_slot(
         memory_size: range.end - range.start,
         userspace_addr: memory.host_address() + range.start,
     };
-    // SAFETY: slots are backed by mappings of `Machine`, of which `range` is a part and which this
-    // process only accesses atomically. They are unmapped after the VM and all vCPUs are closed.
+    // SAFETY: `range` is a part of a mapping that `Machine` owns, and this process accesses such
+    // mappings by atomic operations only. The mapping is unmapped after the VM and all vCPUs are
+    // closed.
     unsafe { vm.set_user_memory_region(region) }.map_err(Error::os("KVM_SET_USER_MEMORY_REGION"))
 }

@@ -1,20 +1,20 @@
-//! The host's KVM as something to measure, from user space and with no kernel tree.
+//! Measurements of the host's KVM from user space, without a kernel tree.
 //!
-//! A guest of this crate exists to exercise second-level translation and does nothing else: it
-//! has memory, vCPUs, and code that writes to its pages. Around it stand the ioctls whose cost
-//! is in question and the kernel's own counters, so that each time that is measured has beside
-//! it the faults, exits and zapped pages that explain it.
+//! A guest of this crate only exercises second-level translation: it has memory, vCPUs, and code
+//! that writes to its pages. The crate times the ioctls and the guest's accesses, and reads the
+//! kernel's counters with each time, so that the faults, exits and zapped pages that explain a time
+//! are reported with it.
 //!
-//! - [`scenario`] has what a guest can be put through: dirty logging, execution, a migration, ...
-//! - [`guest`] is the guest itself, for anything else one may want to time, and [`work`] what its
-//!   vCPUs can be told to do.
-//! - [`stall`] is what their own clocks show.
-//! - [`ioctl`] is what the host's dirty log is asked by, and stands by itself.
-//! - [`probe()`] says what the host's KVM can do; it changes nothing and needs no guest.
+//! - [`scenario`] has the experiments: dirty logging, execution, a migration, ...
+//! - [`guest`] has the guest itself, for other experiments, and [`work`] the work that its vCPUs
+//!   can do.
+//! - [`stall`] finds stalls in the times that the vCPUs' own clocks measured.
+//! - [`ioctl`] has the ioctls of dirty logging, and depends on nothing else in this crate.
+//! - [`probe()`] reports what the host's KVM can do. It changes nothing and needs no guest.
 //!
-//! The guest's code runs in ring 3. On VMX and SVM that is guest code like any other; on a KVM
-//! without hardware virtualization, ring 0 code is interpreted by KVM's emulator, which writes
-//! guest memory without a fault and so measures nothing of the MMU.
+//! On x86, the guest's code runs in ring 3. With VMX and SVM this makes no difference. A KVM
+//! without hardware virtualization interprets ring 0 code in its emulator, which writes guest
+//! memory without a fault, so that nothing of the MMU would be measured.
 
 mod arch;
 pub mod bitmap;

@@ -1,4 +1,4 @@
-//! Memory of the host that becomes memory of a guest.
+//! Host memory that backs a guest's memory.
 
 use crate::{Error, hugetlb, meminfo};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -12,27 +12,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const SIZE_2M: u64 = 2 << 20;
 const SIZE_1G: u64 = 1 << 30;
 
-/// The pages that hold the guest's memory in the host.
+/// Kinds of host memory that can back a guest's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Backing {
-    /// The host's base pages, with transparent huge pages refused (`MADV_NOHUGEPAGE`).
+    /// Anonymous memory in base pages, with transparent huge pages disabled (`MADV_NOHUGEPAGE`).
     Small,
-    /// 2 MiB pages where the kernel finds them (`MADV_HUGEPAGE`).
+    /// Anonymous memory, in 2 MiB transparent huge pages where the kernel provides them
+    /// (`MADV_HUGEPAGE`).
     Thp,
-    /// 2 MiB pages of the kernel's pool.
+    /// Anonymous memory in 2 MiB pages of the hugetlb pool.
     Hugetlb2M,
-    /// 1 GiB pages of the kernel's pool.
+    /// Anonymous memory in 1 GiB pages of the hugetlb pool.
     Hugetlb1G,
-    /// Shared memory without a name.
+    /// Anonymous shared memory.
     Shmem,
     /// A memfd, mapped shared.
     Memfd,
-    /// The same, of 2 MiB pages of the kernel's pool.
+    /// A memfd in 2 MiB pages of the hugetlb pool, mapped shared.
     MemfdHugetlb2M,
 }
 
 impl Backing {
-    /// All there are.
+    /// All kinds.
     pub const ALL: [Backing; 7] = [
         Backing::Small,
         Backing::Thp,
@@ -43,7 +44,7 @@ impl Backing {
         Backing::MemfdHugetlb2M,
     ];
 
-    /// Bytes of one page.
+    /// Returns the size of a page, in bytes.
     pub fn page_size(self) -> u64 {
         match self {
             Backing::Small | Backing::Shmem | Backing::Memfd => rustix::param::page_size() as u64,
@@ -52,7 +53,7 @@ impl Backing {
         }
     }
 
-    /// Name for reports and command lines: `4k`, `2m`, `hugetlb-2m`, ...
+    /// Returns the name for reports and command lines: `4k`, `2m`, `hugetlb-2m`, ...
     pub fn name(self) -> &'static str {
         match self {
             Backing::Small => "4k",
@@ -65,19 +66,19 @@ impl Backing {
         }
     }
 
-    /// Whether the pages come from a pool of the kernel and not from free memory.
+    /// Returns whether the pages come from the hugetlb pool and not from free memory.
     pub(crate) fn is_hugetlb(self) -> bool {
         matches!(self, Backing::Hugetlb2M | Backing::Hugetlb1G | Backing::MemfdHugetlb2M)
     }
 
-    /// Checks that `bytes` of it can be had.
+    /// Checks that the host has `bytes` bytes of this memory available.
     ///
     /// # Errors
     /// [`Error::NoHugePages`], [`Error::NoTransparentHugePages`] or [`Error::NotEnoughMemory`].
     pub fn check(self, bytes: u64) -> Result<(), Error> {
         if self.is_hugetlb() {
             hugetlb::check(self.page_size(), bytes.div_ceil(self.page_size()))?;
-            // The pages themselves are taken from MemAvailable already; the tables are not.
+            // MemAvailable no longer counts the pages of the pool, but KVM's tables come from it.
             return meminfo::check(bytes / 64);
         }
         if self == Backing::Thp {
@@ -96,7 +97,7 @@ impl fmt::Display for Backing {
     }
 }
 
-/// `4k`, `2m`, `1g`: a power of two with the largest unit that divides it.
+/// Formats a size with the largest unit that divides it: `4k`, `2m`, `1g`.
 pub(crate) fn size_name(bytes: u64) -> String {
     match bytes {
         b if b >= SIZE_1G && b % SIZE_1G == 0 => format!("{}g", b >> 30),
@@ -105,9 +106,9 @@ pub(crate) fn size_name(bytes: u64) -> String {
     }
 }
 
-/// A mapping of its own, unmapped when dropped.
+/// A mapping of host memory, which is unmapped when it is dropped.
 ///
-/// A guest may write to it at any time, so all access to it is by atomic loads and stores
+/// A guest may write to it at any time, so this process accesses it only by atomic loads and stores
 /// of single words.
 #[derive(Debug)]
 pub struct HostMemory {
@@ -117,10 +118,11 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// Maps `bytes` of memory, aligned to the backing's page size and not yet populated.
+    /// Maps `bytes` bytes of memory, aligned to the backing's page size and not yet populated.
     ///
     /// # Errors
-    /// [`Error::Os`] if the kernel refuses.
+    /// [`Error::Invalid`] if `bytes` is 0 or no multiple of the page size, or does not fit the
+    /// address space; [`Error::Os`] if the kernel refuses.
     pub fn new(bytes: u64, backing: Backing) -> Result<Self, Error> {
         let page_size = backing.page_size();
         if bytes == 0 || !bytes.is_multiple_of(page_size) {
@@ -130,13 +132,14 @@ impl HostMemory {
         let too_big = |_| Error::invalid("memory", bytes, "must fit the address space");
         let len = usize::try_from(bytes).map_err(too_big)?;
         let align = page_size as usize;
-        // The kernel aligns hugetlb mappings by itself, and other mappings only to base pages.
+        // The kernel aligns hugetlb mappings to their page size, and other mappings only to base
+        // pages.
         let spare = if backing.is_hugetlb() { 0 } else { align };
         let flags = match backing {
             Backing::Hugetlb2M => MapFlags::HUGETLB | MapFlags::HUGE_2MB,
             Backing::Hugetlb1G => MapFlags::HUGETLB | MapFlags::HUGE_1GB,
             Backing::Small | Backing::Thp | Backing::Shmem | Backing::Memfd => MapFlags::NORESERVE,
-            // What a memfd has is said as it is made.
+            // `memfd_create` takes these properties for a memfd.
             Backing::MemfdHugetlb2M => MapFlags::empty(),
         };
         let total = len
@@ -148,8 +151,9 @@ impl HostMemory {
         let start = mapped.wrapping_byte_add(head);
         for (piece, len) in [(mapped, head), (start.wrapping_byte_add(len), tail)] {
             if len != 0 {
-                // SAFETY: the piece lies in the mapping just made, outside of what is kept, and
-                // nobody has seen a pointer to it. Failing would leave it mapped, unused.
+                // SAFETY: the piece lies in the new mapping, outside of the part that is kept, and
+                // no pointer to it has left this function. If the call fails, the piece stays
+                // mapped and unused.
                 let _ = unsafe { munmap(piece, len) };
             }
         }
@@ -164,8 +168,8 @@ impl HostMemory {
         if let Some(advice) = advice {
             // SAFETY: the range is this mapping, and neither advice changes its contents.
             match unsafe { madvise(memory.start.as_ptr(), memory.len, advice) } {
-                // A kernel without transparent huge pages does not know the advice; base pages
-                // are then what it gives anyway.
+                // A kernel without transparent huge pages does not know this advice, and provides
+                // base pages anyway.
                 Err(rustix::io::Errno::INVAL) if backing == Backing::Small => {}
                 other => other.map_err(Error::os("madvise of guest memory"))?,
             }
@@ -173,34 +177,36 @@ impl HostMemory {
         Ok(memory)
     }
 
-    /// Bytes.
+    /// Returns the size, in bytes.
     pub fn len(&self) -> u64 {
         self.len as u64
     }
 
-    /// Never: an empty mapping cannot be made.
+    /// Returns false: there is no empty mapping.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The address in this process.
+    /// Returns the address of the mapping in this process.
     pub fn host_address(&self) -> u64 {
         self.start.as_ptr().addr() as u64
     }
 
-    /// Reads the word at `offset`, if there is one and it is aligned.
+    /// Reads the word at `offset`. Returns `None` if it lies outside of the memory or is not
+    /// aligned.
     pub fn read(&self, offset: u64) -> Option<u64> {
         let word = self.word(offset)?;
         Some(word.load(Ordering::Relaxed))
     }
 
-    /// Writes the word at `offset`, if there is one and it is aligned.
+    /// Writes the word at `offset`. Returns `None` if it lies outside of the memory or is not
+    /// aligned.
     pub fn write(&self, offset: u64, value: u64) -> Option<()> {
         self.word(offset)?.store(value, Ordering::Relaxed);
         Some(())
     }
 
-    /// The word at `offset`, if there is one and it is aligned.
+    /// Returns the word at `offset`, or `None` if it lies outside of the memory or is not aligned.
     pub(crate) fn word(&self, offset: u64) -> Option<&AtomicU64> {
         let end = offset.checked_add(8)?;
         if !offset.is_multiple_of(8) || end > self.len() {
@@ -210,14 +216,15 @@ impl HostMemory {
         // SAFETY:
         // - aligned: the mapping starts on a page, and `offset` is a multiple of 8;
         // - valid for the result's lifetime: the 8 bytes lie in the mapping, which `self` keeps;
-        // - only atomic accesses: the pointer is never dereferenced elsewhere in this process.
-        //   A guest's writes are made by the CPU, to which an aligned 64-bit store is atomic.
+        // - accessed only atomically: no other code in this process dereferences the pointer. A
+        //   guest's writes are made by the CPU, which makes an aligned 64-bit store atomic.
         Some(unsafe { AtomicU64::from_ptr(word) })
     }
 
-    /// Bytes of it that the kernel holds in transparent huge pages now, if it says so.
+    /// Returns the bytes that the kernel holds in transparent huge pages now, or `None` if the
+    /// kernel does not report it.
     ///
-    /// `MADV_HUGEPAGE` is a wish. What came of it decides what is measured.
+    /// The kernel need not follow `MADV_HUGEPAGE`, and a measurement depends on what it did.
     pub fn transparent_huge_bytes(&self) -> Option<u64> {
         let start = self.host_address();
         Files::here().anon_huge_pages(start..start + self.len())
@@ -226,18 +233,18 @@ impl HostMemory {
 
 // SAFETY: the mapping belongs to no thread, and all access to it is atomic.
 unsafe impl Send for HostMemory {}
-// SAFETY: as for `Send`; `&self` gives nothing but atomic access.
+// SAFETY: as for `Send`; `&self` gives atomic access only.
 unsafe impl Sync for HostMemory {}
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and references into it do not outlive its
-        // methods.
+        // SAFETY: this value owns the mapping, and references into it do not outlive the borrows of
+        // `self` by which they were made.
         let _ = unsafe { munmap(self.start.as_ptr(), self.len) };
     }
 }
 
-/// Makes the mapping. Failing, it has made none.
+/// Makes the mapping. On an error, no mapping is left.
 fn map(bytes: usize, backing: Backing, flags: MapFlags) -> Result<*mut c_void, Error> {
     let (any, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
     let huge = match backing {
@@ -246,8 +253,7 @@ fn map(bytes: usize, backing: Backing, flags: MapFlags) -> Result<*mut c_void, E
         _ => {
             let shared =
                 if backing == Backing::Shmem { MapFlags::SHARED } else { MapFlags::PRIVATE };
-            // SAFETY: a new mapping at an address of the kernel's choice touches no existing
-            // memory.
+            // SAFETY: the kernel chooses the address of the new mapping, so it replaces no other.
             return unsafe { mmap_anonymous(any, bytes, access, shared | flags) }
                 .map_err(Error::os("mmap of guest memory"));
         }
@@ -255,7 +261,8 @@ fn map(bytes: usize, backing: Backing, flags: MapFlags) -> Result<*mut c_void, E
     let file =
         memfd_create(c"slat", MemfdFlags::CLOEXEC | huge).map_err(Error::os("memfd_create"))?;
     ftruncate(&file, bytes as u64).map_err(Error::os("ftruncate of a memfd"))?;
-    // SAFETY: as above. The mapping keeps the file, which nobody else has and nobody cuts short.
+    // SAFETY: as above. The mapping keeps the file alive, and no other code has its descriptor and
+    // could truncate it.
     unsafe { mmap(any, bytes, access, MapFlags::SHARED | flags, &file, 0) }
         .map_err(Error::os("mmap of guest memory"))
 }

@@ -1,4 +1,4 @@
-//! What is read before and after a phase: the kernel's counters, the vCPUs' clocks.
+//! Readings before and after a phase: the kernel's counters, and the vCPUs' clocks.
 
 use crate::Error;
 use crate::crew::Done;
@@ -8,10 +8,10 @@ use crate::probes::{self, Counted};
 use crate::stall::{Histogram, Known, Stalls, stolen};
 use crate::stats::{Changes, Reading};
 
-/// The name of KVM's counter of faults (x86).
+/// The name of KVM's counter of page faults (x86).
 const FAULTS: &str = "pf_taken";
 
-/// What one vCPU's mailbox says.
+/// The clock readings in one vCPU's mailbox.
 #[derive(Debug, Clone)]
 struct Clock {
     times: Histogram,
@@ -22,7 +22,7 @@ struct Clock {
 #[derive(Debug)]
 pub(crate) struct Meter<'a> {
     guest: &'a Guest,
-    /// Usual ticks between two accesses of each vCPU, once that is known.
+    /// The usual ticks between two accesses, for each vCPU; empty before `set_warm`.
     warm: Vec<u64>,
     vm: [Reading; 2],
     vcpus: Vec<[Reading; 2]>,
@@ -68,12 +68,12 @@ impl<'a> Meter<'a> {
         Ok(())
     }
 
-    /// Takes those after it.
+    /// Takes the readings after a phase.
     pub fn after(&mut self) -> Result<(), Error> {
         self.read(1)
     }
 
-    /// From now on the last phase is what is usual: stalls are held against its median.
+    /// Takes each vCPU's median of the last phase as the usual time of an access.
     pub fn set_warm(&mut self) {
         let median = |vcpu: usize| self.times(vcpu).median().unwrap_or(1).max(1);
         self.warm = (0..self.guest.parts().len()).map(median).collect();
@@ -87,7 +87,7 @@ impl<'a> Meter<'a> {
         after[vcpu].times.since(&before[vcpu].times)
     }
 
-    /// What a vCPU's clock showed, if it is known what is usual.
+    /// Returns the stalls that a vCPU's clock showed, or `None` before `set_warm`.
     pub fn stalls(&self, vcpu: usize, done: &Done) -> Option<Stalls> {
         let warm = *self.warm.get(vcpu)?;
         let [before, after] = [0, 1].map(|when| &self.clocks[when][vcpu]);
@@ -103,14 +103,15 @@ impl<'a> Meter<'a> {
         Some(Stalls::new(&self.times(vcpu), known))
     }
 
-    /// The kernel's count of a vCPU's faults, where it has one. It is told where it changed.
+    /// Returns the number of a vCPU's faults, where the kernel counts them. A counter that did not
+    /// change is missing in the changes, and stands for 0.
     fn faults(&self, vcpu: usize) -> Option<u64> {
         let [_, after] = self.vcpus.get(vcpu)?;
         self.guest.vcpu_stats()[vcpu].value(after, FAULTS)?;
         Some(self.vcpu_changes(vcpu).get(FAULTS).map_or(0, |faults| (*faults).max(0) as u64))
     }
 
-    /// Seconds that each of the host's CPUs stood still for the machine below, on average.
+    /// Returns the seconds of steal time during the phase, averaged over the host's CPUs.
     pub fn stolen(&self) -> f64 {
         self.stolen[1] - self.stolen[0]
     }
@@ -128,7 +129,7 @@ impl<'a> Meter<'a> {
         stats.map(|(stats, [before, after])| stats.changes(before, after)).unwrap_or_default()
     }
 
-    /// Bytes of all second-level tables on the host, where the kernel counts them.
+    /// Returns the bytes of all second-level tables on the host, where the kernel counts them.
     pub fn tables(&self) -> Option<u64> {
         crate::meminfo::second_level_tables()
     }

@@ -1,35 +1,38 @@
-//! What guest to make, and whether this host can.
+//! The configuration of a guest, and checks whether this host can run it.
 
 use crate::memory::Backing;
 use crate::mode::Mode;
 use crate::{Error, HostKvm, numa};
 
-/// What guest to make.
+/// The configuration of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
-    /// Bytes of its memory.
+    /// Size of the memory, in bytes.
     pub memory: u64,
-    /// The host's pages behind it.
+    /// The kind of host memory that backs it.
     pub backing: Backing,
-    /// vCPUs.
+    /// Number of vCPUs.
     pub vcpus: usize,
-    /// Whether each vCPU touches all of the memory, and not its own share of it.
+    /// Whether each vCPU touches all of the memory, and not a share of its own.
     pub overlap: bool,
-    /// Memslots, which share the memory evenly.
+    /// Number of memslots, which divide the memory evenly.
     pub slots: u32,
-    /// How dirty pages are told.
+    /// How KVM reports dirty pages.
     pub mode: Mode,
-    /// Bytes by which huge pages are split as logging protects them, on Arm; none: in the fault.
+    /// Chunk size in bytes of eager page splitting (Arm): KVM splits huge pages when it
+    /// write-protects them for the log. `None`: a write fault splits them.
     pub eager_split: Option<u64>,
-    /// Whether the host's rule of no-execute huge pages holds for this guest, if there is one.
+    /// Whether KVM's mitigation of no-execute huge pages applies to this guest, where the host uses
+    /// it.
     pub nx_huge_pages: bool,
-    /// Whether a slot that goes or moves takes all second-level tables with it, on x86, where a VM
-    /// can say no (`KVM_X86_QUIRK_SLOT_ZAP_ALL`).
+    /// Whether deleting or moving a memslot zaps all second-level tables. Only x86 lets a VM
+    /// disable this (`KVM_X86_QUIRK_SLOT_ZAP_ALL`).
     pub slot_zap_all: bool,
-    /// NUMA nodes of the host that its memory is bound to; none: as the kernel places it.
+    /// NUMA nodes of the host to which the memory is bound. If it is empty, the kernel places the
+    /// memory.
     pub nodes: Vec<u32>,
-    /// Functions of the kernel whose calls are counted in each phase; those that end in `?` only
-    /// where the kernel has them.
+    /// Functions of the kernel whose calls are counted in each phase. A name that ends in `?` is
+    /// skipped if the function cannot be counted.
     pub probes: Vec<String>,
 }
 
@@ -52,11 +55,12 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// Checks what can be checked without a guest: the values by themselves, the capabilities of
-    /// `host`, and the memory of the machine as it is now.
+    /// Checks, without making a guest, the values, the capabilities of `host`, and the memory that
+    /// the machine has available now.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::MissingCapability`], or what [`Backing::check`] finds.
+    /// [`Error::Invalid`], [`Error::MissingCapability`], [`Error::NotEnoughOnNodes`], or what
+    /// [`Backing::check`] finds.
     pub fn check(&self, host: &HostKvm) -> Result<(), Error> {
         self.check_values(host)?;
         numa::check(&self.nodes, self.memory, self.backing)?;
@@ -96,7 +100,8 @@ impl Shape {
             let rule = format!("must be 1 to {max} on this host");
             return Err(Error::invalid("memslots", slots, rule));
         }
-        // Each slot's log is whole words of the whole log, and huge pages do not cross slots.
+        // The log of each slot must cover whole words of the log of the memory, and a huge page
+        // must not cross slots.
         let unit = self.backing.page_size().max(64 * Backing::Small.page_size());
         if slots > 1 && !self.memory.is_multiple_of(slots * unit) {
             let rule = format!("must share the memory in multiples of {unit} bytes");

@@ -1,7 +1,7 @@
-//! A guest with its threads, and the phases that a scenario puts it through.
+//! A guest with its threads, and the phases of a scenario.
 //!
-//! What is timed is the vCPUs' work or the host's calls, one or the other, unless a scenario lets
-//! both run. Counters are read before and after; nothing is printed in between.
+//! A phase times either the vCPUs' work or the host's calls, unless a scenario runs both at once.
+//! Counters are read before and after a phase, and nothing is printed during one.
 
 use crate::Error;
 use crate::crew::{Board, Crew, Done};
@@ -13,30 +13,31 @@ use crate::work::{Touch, Work};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Something that the caller may want to show. Told between phases, never during one.
+/// Progress of a run, reported to the caller between phases and never during one.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
     /// A phase is about to begin.
     Begin {
-        /// Which phase.
+        /// The phase.
         phase: Phase,
-        /// Which round, from 1, if it is in one.
+        /// The round, from 1, if the phase belongs to one.
         iteration: Option<u32>,
     },
     /// A phase is over.
     End(&'a PhaseRun),
-    /// What the guest wrote is about to be checked.
+    /// The guest's memory or the logs are about to be checked.
     Checking,
 }
 
-/// How a scenario is run: what may stop it, who is told, on which CPUs.
+/// How a scenario runs: the flag that stops it, the CPUs of the vCPUs, and the receiver of its
+/// events.
 pub struct Setting<'a> {
-    /// Looked at between phases, and every 50 ms while vCPUs run.
+    /// Stops the run once it is true. It is read between phases, and every 50 ms while vCPUs run.
     pub stop: &'a AtomicBool,
-    /// The CPU of each vCPU's thread, over and over; empty: wherever the scheduler puts them.
+    /// CPUs for the vCPUs' threads, used in turn. If it is empty, the scheduler places the threads.
     pub pin: &'a [usize],
-    /// Who is told.
+    /// Receives the events.
     pub on_event: &'a mut dyn FnMut(Event<'_>),
 }
 
@@ -63,7 +64,7 @@ impl Calls {
     }
 }
 
-/// A guest on its threads.
+/// A guest and the threads of its vCPUs.
 pub(crate) struct Stage<'a> {
     pub guest: &'a Guest,
     crew: Crew<'a>,
@@ -73,10 +74,10 @@ pub(crate) struct Stage<'a> {
     phases: Vec<PhaseRun>,
 }
 
-/// Makes a guest and puts it through what `script` says.
+/// Makes a guest and runs `script` on it.
 ///
-/// When the call returns, for whatever reason, all threads have left and the guest and its memory
-/// are gone.
+/// When the call returns, with or without an error, all threads have ended and the guest and its
+/// memory are freed.
 pub(crate) fn perform<T>(
     shape: &Shape,
     setting: Setting<'_>,
@@ -101,18 +102,19 @@ pub(crate) fn perform<T>(
 }
 
 impl<'a> Stage<'a> {
-    /// Whether to go on.
+    /// Returns [`Error::Stopped`] if the caller has asked the run to stop.
     pub fn go_on(&self) -> Result<(), Error> {
         if self.stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
     }
 
-    /// A phase of the vCPUs.
+    /// Runs a phase of the vCPUs.
     pub fn vcpus(&mut self, phase: Phase, round: Option<u32>, work: Work) -> Result<(), Error> {
         self.vcpus_beside(phase, round, work, |_, _| Ok(false))
     }
 
-    /// A phase of the vCPUs, with calls of the host beside them: `beside` is called over and over
-    /// until they have finished, or until it says that it has nothing to do.
+    /// Runs a phase of the vCPUs with calls of the host at the same time. `beside` is called
+    /// repeatedly until the vCPUs have finished, or until it returns false because it has no more
+    /// to do.
     pub fn vcpus_beside(
         &mut self,
         phase: Phase,
@@ -137,12 +139,12 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Populates the memory, and finds out by `warm` what an access usually takes.
+    /// Populates the memory, and measures with `warm` how long an access usually takes.
     pub fn populate(&mut self, warm: Work) -> Result<(), Error> {
         self.populate_with(warm, |_| ())
     }
 
-    /// The same, and `before` is called between the two.
+    /// Does the same as [`Stage::populate`], and calls `before` between the two phases.
     pub fn populate_with(&mut self, warm: Work, before: impl FnOnce(&Guest)) -> Result<(), Error> {
         self.vcpus(Phase::Populate, None, Work::each_page(Touch::Write))?;
         before(self.guest);
@@ -151,24 +153,24 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// From now on the last phase is what is usual.
+    /// Makes the last phase the reference for the usual time of an access.
     pub fn set_warm(&mut self) {
         self.meter.set_warm();
     }
 
-    /// What stops all of it.
+    /// Returns the flag that stops the run.
     pub fn stop(&self) -> &'a AtomicBool {
         self.stop
     }
 
-    /// The phase that ended last.
+    /// Returns the phase that ended last.
     pub fn last_phase(&self) -> Option<&PhaseRun> {
         self.phases.last()
     }
 
-    /// Lets the vCPUs run on with `beside` beside them; then asks them to stop, calls `stopping`
-    /// until they have or until it has nothing to do, and at once `stopped` with what `beside`
-    /// returned.
+    /// Runs the vCPUs while `beside` runs. Then it asks the vCPUs to stop, calls `stopping` until
+    /// they have stopped or until it returns false, and calls `stopped` with the result of `beside`
+    /// directly after.
     pub fn live<T, U>(
         &mut self,
         phase: Phase,
@@ -210,7 +212,7 @@ impl<'a> Stage<'a> {
         (total, runs.collect())
     }
 
-    /// A phase of the host.
+    /// Runs a phase of the host's calls.
     pub fn calls(
         &mut self,
         phase: Phase,
@@ -258,20 +260,21 @@ impl<'a> Stage<'a> {
             },
             stolen: self.meter.stolen(),
         });
-        // The end of a get is told when its log has been checked.
+        // For `get`, `checked` reports the end, once the log has been checked.
         if phase != Phase::Get {
             self.tell_end();
         }
     }
 
-    /// Tells that the last phase has ended.
+    /// Reports that the last phase has ended.
     fn tell_end(&mut self) {
         if let Some(run) = self.phases.last() {
             (self.on_event)(Event::End(run));
         }
     }
 
-    /// The log that the last phase fetched has been checked.
+    /// Notes the result of checking the log that the last phase fetched, and reports the phase's
+    /// end.
     pub fn checked(&mut self, tally: crate::bitmap::Tally) {
         if let Some(run) = self.phases.last_mut() {
             run.log = Some(tally);
@@ -279,7 +282,7 @@ impl<'a> Stage<'a> {
         self.tell_end();
     }
 
-    /// Tells that what the guest wrote is about to be checked.
+    /// Reports that the guest's memory or the logs are about to be checked.
     pub fn checking(&mut self) -> Result<(), Error> {
         (self.on_event)(Event::Checking);
         self.go_on()

@@ -1,18 +1,19 @@
-//! How long memory management made a vCPU stand still, by the vCPU's own clock.
+//! Stalls: how long memory management stopped a vCPU, by the vCPU's own clock.
 //!
-//! The guest's code reads its clock after each access, and counts the time since the access before
-//! in a histogram. Which of these times are stalls is decided here, after the phase:
+//! The guest's code reads its clock after each access, and counts the time since the previous
+//! access in a histogram. After the phase, this module decides which of these times are stalls:
 //!
-//! 1. Where the kernel counts a vCPU's faults, as many of the longest times are stalls, and no
-//!    other: an access that misses caches or TLBs is none. Where it does not, a stall is what took
-//!    more than five times as long as an access usually does on warm memory.
-//! 2. Before that, times that the scheduler made are left out: from the longest on, as many as the
-//!    thread had waits for a CPU, and only as long as these (`schedstat`), or what the machine
-//!    below took (steal), lasted. A thread waits where it was preempted, and where it slept in a
-//!    fault and was woken. What remains of the waiting lies within shorter stalls, and is taken
-//!    from their sum.
+//! 1. It leaves out times that the scheduler caused, from the longest on: at most as many as the
+//!    thread had waits for a CPU (`schedstat`) or the machine below took a CPU away (steal), and at
+//!    most as long in total. A thread waits for a CPU when it was preempted, and when it slept in a
+//!    fault and was woken. The rest of the waiting time lies within shorter stalls, and is
+//!    subtracted from their sum.
+//! 2. Where the kernel counts a vCPU's faults, the stalls are the longest of the remaining times,
+//!    as many as there were faults. So an access that misses caches or TLBs is no stall. Where the
+//!    kernel does not count faults, a stall is a time of more than five times the usual access to
+//!    warm memory.
 //!
-//! Each stall is told without the usual time of its access.
+//! The usual time of an access is subtracted from each stall.
 
 use crate::Error;
 use slat_procfs::Files;
@@ -20,44 +21,46 @@ use slat_procfs::Files;
 /// Buckets of a [`Histogram`]: eight for each power of two.
 pub(crate) const BUCKETS: usize = 512;
 
-/// The time between two accesses is a stall above this many times the warm median.
+/// A time between two accesses above this multiple of the warm median is a stall, unless the
+/// kernel's count of faults decides.
 pub const STALL_FACTOR: u64 = 5;
 
-/// Times in ticks, in buckets that are at most an eighth of their value wide.
+/// Histogram of times in ticks. A bucket is at most an eighth of its values wide.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Histogram {
     counts: Vec<u64>,
 }
 
 impl Histogram {
-    /// Makes one from the count of each bucket.
+    /// Makes a histogram from the count of each bucket.
     pub(crate) fn from_fn(count: impl FnMut(usize) -> u64) -> Self {
         Self { counts: (0..BUCKETS).map(count).collect() }
     }
 
-    /// What was counted since `before`.
+    /// Returns the times that were counted since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let both = self.counts.iter().zip(&before.counts);
         Self { counts: both.map(|(after, before)| after.wrapping_sub(*before)).collect() }
     }
 
-    /// Adds what another vCPU counted.
+    /// Adds the counts of another histogram.
     pub fn add(&mut self, other: &Self) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(mine, theirs)| *mine += theirs);
     }
 
-    /// How many times were counted.
+    /// Returns how many times were counted.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The middle of all times: the upper end of its bucket, at most an eighth above it.
+    /// Returns the median of all times: the upper end of its bucket, which is at most an eighth
+    /// above it.
     pub fn median(&self) -> Option<u64> {
         self.quantile(0.5)
     }
 
-    /// The ticks that a share of all times, 0.0 to 1.0, stays at or below: the upper end of a
-    /// bucket, so that a time is never told shorter than it was, and at most an eighth longer.
+    /// Returns the ticks that a `share` of all times, 0.0 to 1.0, does not exceed. It is the upper
+    /// end of a bucket, so it is never less than the exact value, and at most an eighth more.
     fn quantile(&self, share: f64) -> Option<u64> {
         let total = self.count();
         let rank = ((share * total as f64).ceil() as u64).clamp(1, total.max(1));
@@ -68,10 +71,11 @@ impl Histogram {
         })
     }
 
-    /// Leaves out what the scheduler made, and returns what is left of its time.
+    /// Removes times that the scheduler caused, and returns the ticks of `others` that are left.
     ///
-    /// A time is known within an eighth, and holds more than the wait for a CPU. So an eighth more
-    /// is believed of all together, for times above an eighth of the longest, as slices are.
+    /// A time is known within an eighth, and includes more than the wait for a CPU. Therefore the
+    /// removed times may exceed the ticks of `others` by an eighth in total, as long as each is
+    /// above an eighth of the longest, as time slices are.
     fn without(&mut self, others: Others, floor: u64) -> u64 {
         let Others { mut times, ticks } = others;
         let (mut taken, mut longest) = (0u64, 0);
@@ -88,7 +92,7 @@ impl Histogram {
         ticks.saturating_sub(taken)
     }
 
-    /// The longest times above `floor`, so many of them at most.
+    /// Returns the longest times above `floor`, at most `most` of them.
     fn longest(&self, most: u64, floor: u64) -> Self {
         let mut counts = vec![0; BUCKETS];
         let mut room = most;
@@ -99,33 +103,34 @@ impl Histogram {
         Self { counts }
     }
 
-    /// The sum of all times, each taken from the middle of its bucket, less `usual` each.
+    /// Returns the sum of all times, each taken as the middle of its bucket and reduced by `usual`.
     fn sum(&self, usual: u64) -> u64 {
         let of = |(bucket, count): (usize, &u64)| count * middle(bucket).saturating_sub(usual);
         self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(of).sum()
     }
 }
 
-/// Times between accesses that the host's scheduler, or the machine below it, may have made.
+/// Times between accesses that the host's scheduler, or the machine below the host, may have
+/// caused.
 #[derive(Debug, Clone, Copy, Default)]
 struct Others {
-    /// How many at most.
+    /// The largest number of such times.
     times: u64,
-    /// Ticks, all together.
+    /// Their sum in ticks.
     ticks: u64,
 }
 
-/// Buckets that hold times above `floor` alone, the longest first.
+/// Returns the buckets whose times are all above `floor`, the longest first.
 fn above(floor: u64) -> impl Iterator<Item = usize> {
     (0..BUCKETS).rev().take_while(move |&bucket| start(bucket) > floor)
 }
 
-/// The ticks that stand for a bucket.
+/// Returns the ticks that represent a bucket.
 fn middle(bucket: usize) -> u64 {
     start(bucket) + (start(bucket + 1) - start(bucket)) / 2
 }
 
-/// The least ticks of a bucket. Those of the last end with the number's range.
+/// Returns the least ticks of a bucket. Buckets beyond the range of ticks start at its end.
 fn start(bucket: usize) -> u64 {
     let (power, part) = (bucket as u64 / 8, bucket as u64 % 8);
     match power {
@@ -135,78 +140,80 @@ fn start(bucket: usize) -> u64 {
     }
 }
 
-/// What is known of a vCPU's phase beside its clock.
+/// Measurements of a vCPU's phase that are not in its histogram.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Known {
     /// Usual ticks between two accesses.
     pub warm: u64,
-    /// The guest's ticks in a second.
+    /// Ticks per second of the guest's clock.
     pub ticks_per_second: f64,
-    /// Ticks that passed unseen while the vCPU waited for its next step to be due.
+    /// Ticks lost to interruptions while the vCPU waited for its next step to be due.
     pub idle: u64,
     /// The longest time between two accesses.
     pub longest: u64,
-    /// The kernel's count of its faults.
+    /// The kernel's count of the vCPU's faults.
     pub faults: Option<u64>,
-    /// What its thread waited for.
+    /// The waits for a CPU of the vCPU's thread.
     pub waits: Waits,
-    /// Seconds that the machine below took, on average of the host's CPUs.
+    /// Seconds of steal time, averaged over the host's CPUs.
     pub stolen: f64,
 }
 
-/// How a thread got its CPU.
+/// A thread's waits for a CPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Waits {
-    /// Seconds that it was ready to run and waited for a CPU.
+    /// Seconds that the thread was ready to run and waited.
     pub seconds: f64,
-    /// How often it got one: after it was preempted, or woken.
+    /// How often it got a CPU, after it was preempted or woken.
     pub times: u64,
 }
 
 impl Waits {
-    /// Those of the calling thread so far; nothing where the kernel does not count them.
+    /// Returns the waits of the calling thread so far, or `None` where the kernel does not count
+    /// them.
     pub(crate) fn now() -> Option<Self> {
         let (nanoseconds, times) = Files::here().waits()?;
         Some(Self { seconds: nanoseconds as f64 / 1e9, times })
     }
 
-    /// What came since `before`.
+    /// Returns the difference to the earlier reading `before`.
     pub(crate) fn since(self, before: Self) -> Self {
         Self { seconds: self.seconds - before.seconds, times: self.times - before.times }
     }
 }
 
-/// The shortest time for which a machine below is believed to take a CPU away.
+/// The shortest time, in seconds, for which the machine below is assumed to take a CPU away.
 const LEAST_STEAL: f64 = 1e-4;
 
-/// What a vCPU's clock showed over a phase.
+/// The stalls of a vCPU in a phase, from its clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Stalls {
-    /// Accesses whose time was taken.
+    /// Number of accesses that were timed.
     pub accesses: u64,
-    /// The usual time between two, in seconds.
+    /// The usual time between two accesses, in seconds.
     pub warm: f64,
-    /// How many stalls there were.
+    /// Number of stalls.
     pub stalls: u64,
-    /// Whether the kernel's count of faults says so, and no threshold.
+    /// Whether the kernel counted faults, so that `stalls` comes from their number and not from a
+    /// threshold.
     pub counted: bool,
-    /// Their sum in seconds, less the usual time for each.
+    /// Sum of the stalls in seconds, without the usual time of each.
     pub seconds: f64,
-    /// Seconds that passed unseen while the vCPU waited for its next step to be due: what its
-    /// thread waited for a CPU then is in no stall.
+    /// Seconds lost to interruptions while the vCPU waited for its next step to be due. Waits for a
+    /// CPU in this time are in no stall.
     pub idle: f64,
-    /// Quantiles of the stalls in seconds, less the usual time; 0 without stalls.
+    /// Median of the stalls in seconds, without the usual time; 0 without stalls.
     pub p50: f64,
-    /// 95 of a hundred are at most this long.
+    /// 95th percentile, likewise.
     pub p95: f64,
-    /// 99 of a hundred.
+    /// 99th percentile, likewise.
     pub p99: f64,
-    /// The longest.
+    /// The longest stall, likewise.
     pub longest: f64,
 }
 
 impl Stalls {
-    /// Tells the stalls of a phase from the other times between accesses.
+    /// Finds the stalls among the times between accesses of a phase.
     pub(crate) fn new(times: &Histogram, known: Known) -> Self {
         let Known { warm, ticks_per_second, idle, longest, faults, waits, stolen } = known;
         let seconds = |ticks: u64| ticks.saturating_sub(warm) as f64 / ticks_per_second;
@@ -220,7 +227,7 @@ impl Stalls {
         let mut left = times.clone();
         let within = left.without(others, floor);
         let stalls = left.longest(faults.unwrap_or(u64::MAX), floor);
-        // A bucket's end may be beyond the longest that there was.
+        // The upper end of a bucket may exceed the longest time.
         let quantile = |share| {
             let found = stalls.quantile(share).filter(|_| stalls.count() > 0);
             found.map_or(0.0, |ticks| seconds(ticks.min(longest)))
@@ -240,10 +247,10 @@ impl Stalls {
     }
 }
 
-/// Seconds that each of this host's CPUs stood still for the machine below it, on average.
+/// Returns the steal time of the host since its boot, in seconds, averaged over its CPUs.
 ///
 /// # Errors
-/// [`Error::Os`] if `/proc/stat` does not tell.
+/// [`Error::Os`] if `/proc/stat` does not report it.
 pub fn stolen() -> Result<f64, Error> {
     let ticks = Files::here().ticks();
     let ticks = ticks.ok_or_else(|| Error::os("/proc/stat")(rustix::io::Errno::NOENT))?;
@@ -254,7 +261,7 @@ pub fn stolen() -> Result<f64, Error> {
 mod tests {
     use super::*;
 
-    /// As the guest's code finds the bucket.
+    /// Computes the bucket as the guest's code does.
     fn bucket(ticks: u64) -> usize {
         let ticks = ticks | 1;
         let power = ticks.ilog2();
@@ -302,28 +309,29 @@ mod tests {
         assert_eq!(after.count(), 7);
     }
 
-    /// A thousand warm accesses, and these.
+    /// A thousand warm accesses and `others`.
     fn with_warm(others: &[u64]) -> Histogram {
         histogram(&[&[100; 1000][..], others].concat())
     }
 
-    /// A clock of a million ticks a second, on which an access usually takes a hundred.
+    /// A clock of a million ticks per second, on which an access usually takes 100 ticks.
     fn known(faults: Option<u64>, longest: u64) -> Known {
         Known { warm: 100, ticks_per_second: 1e6, faults, longest, ..Known::default() }
     }
 
     #[test]
     fn as_many_of_the_longest_times_are_stalls_as_the_kernel_counts_faults() {
-        // 900 is a miss of caches.
+        // 900 ticks are a cache miss.
         let times = with_warm(&[900, 900, 5000, 5000, 5000]);
         let stalls = Stalls::new(&times, known(Some(3), 5000));
         assert_eq!((stalls.stalls, stalls.counted, stalls.accesses), (3, true, 1005));
         assert!((stalls.seconds / 0.0147 - 1.0).abs() < 0.06, "{stalls:?}");
         assert_eq!((stalls.p50, stalls.longest), (0.0049, 0.0049));
-        // Without a count it is taken for one.
+        // Without a count of faults, the misses count as stalls.
         let stalls = Stalls::new(&times, known(None, 5000));
         assert_eq!((stalls.stalls, stalls.counted), (5, false));
-        // More faults than times: several lie between two accesses, and usual ones are no stalls.
+        // More faults than times: several faults can lie between two accesses, and usual times are
+        // no stalls.
         assert_eq!(Stalls::new(&times, known(Some(500), 5000)).stalls, 5);
         assert_eq!(Stalls::new(&with_warm(&[]), known(Some(0), 100)).longest, 0.0);
     }
@@ -337,22 +345,22 @@ mod tests {
         let preempted = with(Waits { seconds: 1.2, times: 2 }, 0.0);
         assert_eq!((preempted.stalls, preempted.seconds), (alone.stalls, alone.seconds));
         assert!((preempted.longest / alone.longest - 1.0).abs() < 0.13, "{preempted:?}");
-        // What the machine below took is nobody's stall, either.
+        // Steal time is no stall, either.
         assert_eq!(with(Waits::default(), 1.2).seconds, alone.seconds);
-        // It waited for 0.8 s and no longer: the other time is memory management's.
+        // The thread waited for 0.8 s only: the other time is memory management's.
         let slow = with(Waits { seconds: 0.8, times: 9 }, 0.0);
         assert!(slow.longest > 0.39 && slow.longest < 0.46, "{slow:?}");
     }
 
     #[test]
     fn a_wait_within_a_stall_is_taken_from_the_sum() {
-        // The kernel did not say how often the thread waited.
+        // The kernel did not report how often the thread waited.
         let times = with_warm(&[5000; 3]);
         let waits = Waits { seconds: 0.003, times: 0 };
         let stalls = Stalls::new(&times, Known { waits, ..known(Some(3), 5000) });
         let alone = Stalls::new(&times, known(Some(3), 5000));
         assert!((alone.seconds - stalls.seconds - 0.003).abs() < 1e-9, "{stalls:?}");
-        // What it waited while no step was due is in no stall.
+        // A wait while no step was due is in no stall.
         let stalls = Stalls::new(&times, Known { waits, idle: 3000, ..known(Some(3), 5000) });
         assert_eq!(stalls.seconds, alone.seconds);
     }

@@ -1,4 +1,4 @@
-//! One vCPU: given work, run until the work is done or it is asked to stop.
+//! One vCPU, which runs until its work is done or until it is asked to stop.
 
 use crate::arch::{self, MEMORY_GPA};
 use crate::boot;
@@ -14,19 +14,19 @@ use std::sync::atomic::Ordering::Relaxed;
 /// `KVM_EXIT_DIRTY_RING_FULL`.
 const RING_FULL: u32 = kvm_bindings::KVM_EXIT_DIRTY_RING_FULL;
 
-/// A part of the memory: first page, and how many.
+/// A range of the memory's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// Counted from the start of the memory.
+    /// First page, counted from the start of the memory.
     pub first: u64,
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
 }
 
 /// One vCPU of a [`Guest`](crate::guest::Guest), with its part of the memory.
 #[derive(Debug)]
 pub struct Vcpu {
-    // Dropped in this order: the vCPU before the machine.
+    // Fields are dropped in this order: the vCPU before the machine.
     pub(crate) fd: VcpuFd,
     pub(crate) machine: Arc<Machine>,
     pub(crate) index: usize,
@@ -35,17 +35,18 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// Which one, from 0.
+    /// Returns the vCPU's index, from 0.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Its part of the memory.
+    /// Returns the vCPU's part of the memory.
     pub fn part(&self) -> Part {
         self.part
     }
 
-    /// Wakes the one who waits for full rings: this vCPU's will not be, now.
+    /// Wakes the thread that waits for full rings, because this vCPU's ring will not become full
+    /// any more.
     pub(crate) fn finish(&self) {
         self.machine.gate.finish();
     }
@@ -54,10 +55,10 @@ impl Vcpu {
         self.machine.mailbox(self.index)
     }
 
-    /// Says what to do, ahead of [`Vcpu::run`] and outside of what is timed.
+    /// Loads work for [`Vcpu::run`]. It is a call of its own, so that it is not timed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the work cannot be.
+    /// What [`Work::check`] finds.
     pub fn load(&mut self, work: &Work) -> Result<(), Error> {
         work.check()?;
         let mailbox = self.mailbox();
@@ -96,13 +97,13 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Runs until the work that was loaded is done, or the vCPU was asked to stop; answers with the
-    /// steps that it took. Run again, it goes on where it stopped.
+    /// Runs until the loaded work is done or the vCPU was asked to stop, and returns the number of
+    /// steps done. The next call continues where this one stopped.
     ///
     /// # Errors
     /// [`Error::GuestStopped`] if the guest left its code, [`Error::WorkIncomplete`] if it left
-    /// without having done its work, [`Error::Stopped`] if its ring is full and nobody will empty
-    /// it, [`Error::Os`].
+    /// before its work was done without having been asked to stop, [`Error::Stopped`] if its ring
+    /// is full and will not be reset any more, [`Error::Os`].
     pub fn run(&mut self) -> Result<u64, Error> {
         let before = self.mailbox().position();
         let asked = word!(self.mailbox(), left).load(Relaxed);
@@ -122,7 +123,7 @@ impl Vcpu {
                     let registers = arch::describe(&self.fd);
                     return Err(Error::GuestStopped { vcpu: self.index, exit, registers });
                 }
-                // A signal came; the guest goes on where it was.
+                // After a signal the guest continues where it was.
                 Err(error) => match Errno::from_raw_os_error(error.errno()) {
                     Errno::INTR | Errno::AGAIN => {}
                     error => return Err(Error::os("KVM_RUN")(error)),
