@@ -1,18 +1,18 @@
-//! What dirty logging takes and kvm-ioctls lacks, as traits on its own types.
+//! The ioctls of dirty logging that kvm-ioctls lacks, as traits on its types.
 //!
-//! The module knows nothing of this crate. It needs what kvm-ioctls needs (kvm-bindings, libc,
-//! vmm-sys-util), answers with its [`Error`], which holds an errno, and could be offered to it as
-//! it stands: the methods of the traits become those of the types.
+//! The module uses nothing else of this crate. It needs only the dependencies of kvm-ioctls
+//! (kvm-bindings, libc, vmm-sys-util) and returns its [`Error`], which holds an errno. So it could
+//! move into kvm-ioctls unchanged, with the methods of the traits as methods of the types.
 //!
-//! What kvm-ioctls 0.25.1 has:
+//! kvm-ioctls 0.25.1 has:
 //!
-//! - [`VmFd::get_dirty_log`], which answers with a new vector and believes the size that it is
-//!   told. [`VmDirtyLog::get_dirty_log_into`] writes into words of the caller's.
-//! - `Cap::DirtyLogRing`, a name to ask for.
+//! - [`VmFd::get_dirty_log`], which returns a new vector and trusts the size that the caller gives.
+//!   [`VmDirtyLog::get_dirty_log_into`] writes into the caller's words.
+//! - `Cap::DirtyLogRing`, to check for the capability.
 //! - [`VmFd::enable_cap`] and [`VmFd::check_extension_raw`], which take the number of any
 //!   capability. The methods here call them.
 //!
-//! What it lacks:
+//! It lacks:
 //!
 //! - `KVM_CLEAR_DIRTY_LOG`: [`VmDirtyLog::clear_dirty_log`];
 //! - `KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`: [`VmDirtyLog::enable_manual_dirty_log_protect`];
@@ -26,11 +26,11 @@
 //!
 //! # Units
 //!
-//! A page is one of the host's. A bitmap has one bit a page: bit `i` of the words, counted from the
-//! lowest bit of the first, is page `i`. A `slot` is a memslot's number, with the address space in
-//! bits 31:16 where KVM has several.
+//! A page is a page of the host. A bitmap has one bit per page: bit `i` of the words, counted from
+//! the lowest bit of the first word, is page `i`. A `slot` is a memslot's number, with the address
+//! space in bits 31:16 where KVM has several.
 //!
-//! Sections of the kernel's Documentation/virt/kvm/api.rst are named as "api.rst".
+//! "api.rst" is the kernel's Documentation/virt/kvm/api.rst.
 
 mod ring;
 
@@ -49,7 +49,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use vmm_sys_util::ioctl::{ioctl, ioctl_with_ref};
 
-/// Request codes.
+/// Request codes of the ioctls.
 mod request {
     use kvm_bindings::{KVMIO, kvm_clear_dirty_log, kvm_dirty_log};
     use vmm_sys_util::{ioctl_io_nr, ioctl_iow_nr, ioctl_iowr_nr};
@@ -60,40 +60,42 @@ mod request {
     ioctl_io_nr!(KVM_GET_STATS_FD, KVMIO, 0xce);
 }
 
-/// What a call answers.
+/// The result of a call.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The capability by which this architecture's rings are enabled. x86 orders its accesses so that
-/// `KVM_CAP_DIRTY_LOG_RING` is right there, which kernels before 6.1 have alone; others have
-/// `KVM_CAP_DIRTY_LOG_RING_ACQ_REL` alone. What user space does with a [`DirtyRing`] fits both.
+/// The capability that enables dirty rings on this architecture. On x86, whose memory ordering
+/// needs no explicit acquire and release, `KVM_CAP_DIRTY_LOG_RING` is sufficient, and kernels
+/// before 6.1 have no other. Other architectures have `KVM_CAP_DIRTY_LOG_RING_ACQ_REL` only.
+/// [`DirtyRing`] meets the requirements of both.
 const RING: u32 = match cfg!(target_arch = "x86_64") {
     true => KVM_CAP_DIRTY_LOG_RING,
     false => KVM_CAP_DIRTY_LOG_RING_ACQ_REL,
 };
 
-/// The dirty log of a VM, as a bitmap a memslot or as a ring a vCPU.
+/// The dirty log of a VM, as a bitmap per memslot or as a ring per vCPU.
 pub trait VmDirtyLog {
     /// Fetches the dirty log of a slot into `bitmap` (api.rst, `KVM_GET_DIRTY_LOG`).
     ///
-    /// It writes whole words, as many as the slot's pages take, and no word behind them. Bits of
-    /// the last word past the slot's end are 0. The kernel clears the log and protects the pages
-    /// again, unless [`VmDirtyLog::enable_manual_dirty_log_protect`] was called.
+    /// The kernel writes whole words, as many as cover the slot's pages, and leaves the words after
+    /// them unchanged. Bits past the slot's end in the last word are 0. The call also clears the
+    /// log and write-protects its pages, unless [`VmDirtyLog::enable_manual_dirty_log_protect`] was
+    /// called.
     ///
     /// # Safety
-    /// The slot has at most as many pages as `bitmap` has bits: the kernel is not told where the
-    /// bitmap ends.
+    /// The slot has at most as many pages as `bitmap` has bits: the kernel does not know the length
+    /// of the bitmap.
     ///
     /// # Errors
-    /// `EINVAL` if there can be no slot of this number, `ENOENT` if there is none or if it is not
+    /// `EINVAL` if no slot can have this number, `ENOENT` if the slot does not exist or is not
     /// logged, `ENXIO` if the VM has rings and no bitmap.
     unsafe fn get_dirty_log_into(&self, slot: u32, bitmap: &mut [u64]) -> Result<()>;
 
-    /// Takes pages out of the log of a slot, and protects those again that this took out (api.rst,
-    /// `KVM_CLEAR_DIRTY_LOG`): of the `pages` pages from `first_page` on those whose bits are set
-    /// in `bitmap`, where bit 0 is `first_page`.
+    /// Clears pages of a slot's log, and write-protects the pages that were in the log (api.rst,
+    /// `KVM_CLEAR_DIRTY_LOG`). It clears those of the `pages` pages from `first_page` on whose bits
+    /// are set in `bitmap`; bit 0 is `first_page`.
     ///
-    /// What a page holds may be read only after this call: a write before it need not be logged
-    /// again.
+    /// The caller reads a page's contents only after this call: a write before the call need not be
+    /// logged again.
     ///
     /// # Errors
     /// `EINVAL` if `bitmap` has fewer than `pages` bits, if `first_page` is no multiple of 64, if
@@ -102,89 +104,89 @@ pub trait VmDirtyLog {
     fn clear_dirty_log(&self, slot: u32, first_page: u64, pages: u32, bitmap: &[u64])
     -> Result<()>;
 
-    /// Lets `KVM_GET_DIRTY_LOG` copy the log and do no more, so that
-    /// [`VmDirtyLog::clear_dirty_log`] clears and protects in pieces (api.rst,
-    /// `KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`).
+    /// Makes `KVM_GET_DIRTY_LOG` only copy the log, so that [`VmDirtyLog::clear_dirty_log`] clears
+    /// and write-protects it in pieces (api.rst, `KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`).
     ///
-    /// `flags` is `KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE`, alone or with
-    /// `KVM_DIRTY_LOG_INITIALLY_SET`: the log of a slot starts full and with nothing protected. 0
-    /// takes it back. It holds for all slots at once, but for how a log starts: one that has
-    /// started keeps what it has.
+    /// `flags` is `KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE`, or that with
+    /// `KVM_DIRTY_LOG_INITIALLY_SET`: then the log of a slot starts with all bits set and no page
+    /// write-protected. 0 disables it. The call applies to all slots at once, except that a log
+    /// that has already started keeps its bits.
     ///
     /// # Errors
-    /// `EINVAL` for flags that this kernel lacks: it has those that
-    /// [`VmFd::check_extension_raw`] answers with.
+    /// `EINVAL` for flags that this kernel lacks. [`VmFd::check_extension_raw`] returns those that
+    /// it has.
     fn enable_manual_dirty_log_protect(&self, flags: u32) -> Result<()>;
 
-    /// Bytes of the largest ring that a vCPU can have, 0 where KVM has none (api.rst,
-    /// `KVM_CAP_DIRTY_LOG_RING`). An entry has 16 bytes.
+    /// Returns the size of the largest ring that a vCPU can have, in bytes, or 0 where KVM has no
+    /// rings (api.rst, `KVM_CAP_DIRTY_LOG_RING`). An entry has 16 bytes.
     fn max_dirty_ring_bytes(&self) -> u32;
 
-    /// Gives each vCPU that is made from now on a ring of `bytes` bytes (api.rst,
-    /// `KVM_CAP_DIRTY_LOG_RING`, `KVM_CAP_DIRTY_LOG_RING_ACQ_REL`). It can be done once.
+    /// Gives each vCPU that is made after this call a ring of `bytes` bytes (api.rst,
+    /// `KVM_CAP_DIRTY_LOG_RING`, `KVM_CAP_DIRTY_LOG_RING_ACQ_REL`). It succeeds once per VM.
     ///
     /// # Errors
     /// `EINVAL` if `bytes` is no power of two, less than a page, or less than the entries that KVM
-    /// keeps free for a vCPU's exit; if the VM has a vCPU, if it has rings, or if KVM has none.
+    /// reserves for a vCPU's exit; if the VM has a vCPU or has rings; or if KVM has no rings.
     /// `E2BIG` for more than [`VmDirtyLog::max_dirty_ring_bytes`].
     fn enable_dirty_log_ring(&self, bytes: u32) -> Result<()>;
 
-    /// Keeps a bitmap of each slot beside the rings, for pages that KVM dirties without a vCPU
-    /// (api.rst, `KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`). It is enabled after the rings.
+    /// Keeps a bitmap of each slot in addition to the rings, for pages that KVM dirties without a
+    /// vCPU (api.rst, `KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`). The caller enables the rings first.
     ///
     /// # Errors
     /// `EINVAL` if this KVM dirties no such page (x86), if the VM has no rings, or if it has a
     /// slot.
     fn enable_dirty_log_ring_bitmap(&self) -> Result<()>;
 
-    /// Makes entries that were harvested, of all vCPUs' rings, empty, and protects their pages
-    /// again (api.rst, `KVM_RESET_DIRTY_RINGS`). Answers with how many entries.
+    /// Resets all harvested entries of all vCPUs' rings: makes them empty, and write-protects their
+    /// pages again (api.rst, `KVM_RESET_DIRTY_RINGS`). Returns the number of entries reset.
     ///
-    /// What a page holds may be read only after this call: a write before it need not be named
-    /// again.
-    /// It takes entries whose harvest happened before the call, on this thread or on another.
-    /// A signal may end it early, with fewer entries than were harvested, or with 0: who harvested
-    /// more calls again.
+    /// The caller reads a page's contents only after this call: a write before the call need not be
+    /// recorded again. The call resets entries that this or another thread harvested before it. A
+    /// signal may end it early, with fewer entries than were harvested, or with 0. A caller that
+    /// harvested more calls it again.
     ///
     /// # Errors
     /// `EINVAL` if the VM has no rings.
     fn reset_dirty_rings(&self) -> Result<u32>;
 
-    /// Splits huge pages ahead of faults, when a slot's log starts or is cleared, `bytes` at a time
-    /// (api.rst, `KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`). 0, which is the default, splits none.
-    /// Larger chunks take more memory ahead.
+    /// Sets the chunk size in bytes by which KVM splits huge pages ahead of faults, when a slot's
+    /// log starts or is cleared (api.rst, `KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`). 0, the default,
+    /// disables the splitting. A larger chunk takes more memory in advance.
     ///
     /// # Errors
-    /// `EINVAL` if `bytes` is not one of the sizes whose sum `KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES` is
-    /// (a bit is a size), if the VM has a slot, or if the architecture is not arm64.
+    /// `EINVAL` if `bytes` is neither 0 nor one of the bits of `KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES`,
+    /// if the VM has a slot, or if the architecture is not arm64.
     fn set_eager_split_chunk_size(&self, bytes: u64) -> Result<()>;
 }
 
 /// The dirty ring of a vCPU.
 pub trait VcpuDirtyRing {
-    /// Maps the ring of the vCPU (api.rst, `KVM_CAP_DIRTY_LOG_RING`). The mapping keeps the vCPU,
-    /// even if its descriptor is closed.
+    /// Maps the ring of the vCPU (api.rst, `KVM_CAP_DIRTY_LOG_RING`). The mapping keeps the vCPU
+    /// alive, even if its descriptor is closed.
     ///
-    /// A ring has one reader: two mappings of one ring would each harvest from its first entry.
+    /// A ring has one reader: two mappings of the same ring would both harvest from its first
+    /// entry.
     ///
     /// # Safety
-    /// `bytes` is what [`VmDirtyLog::enable_dirty_log_ring`] was called with, successfully, before
-    /// the vCPU was made. The kernel maps what it has not, and an access to that is a `SIGBUS`.
+    /// `bytes` is the value with which [`VmDirtyLog::enable_dirty_log_ring`] succeeded before the
+    /// vCPU was made. The kernel accepts a longer mapping, but an access beyond the ring raises
+    /// `SIGBUS`.
     ///
     /// # Errors
     /// `EINVAL` if `bytes` is no power of two, or less than an entry; `ENOTSUP` if kvm-bindings
-    /// does not know where this architecture has its rings (0.14.2: riscv64); `ENOMEM` if the
-    /// process has no room.
+    /// does not know the offset of the rings on this architecture (0.14.2: riscv64); `ENOMEM` if
+    /// the process has no address space left.
     unsafe fn map_dirty_ring(&self, bytes: u32) -> Result<DirtyRing>;
 }
 
-/// A VM or a vCPU, both of which have statistics.
+/// Statistics of a VM or a vCPU.
 pub trait BinaryStats {
-    /// Opens the binary statistics, a file to be read at offsets (api.rst, `KVM_GET_STATS_FD`).
+    /// Opens the binary statistics, a file that is read at offsets (api.rst, `KVM_GET_STATS_FD`).
     ///
     /// # Errors
-    /// `ENOTTY` if KVM has none (`KVM_CAP_BINARY_STATS_FD`), `EMFILE` or `ENFILE` if there is no
-    /// descriptor left.
+    /// `ENOTTY` if KVM has none (`KVM_CAP_BINARY_STATS_FD`), `EMFILE` or `ENFILE` if no descriptor
+    /// is free.
     fn get_stats_fd(&self) -> Result<File>;
 }
 
@@ -196,10 +198,10 @@ impl VmDirtyLog for VmFd {
         // SAFETY:
         // - the descriptor is a VM's, by its type, and it is open;
         // - the request takes a `kvm_dirty_log`, which the kernel reads and does not write;
-        // - the kernel writes one bit for each page of the slot, in whole words, through the
-        //   pointer in it: no more than `bitmap` has, by the contract of this function. The words
-        //   are borrowed exclusively, and the pointer was made from that borrow;
-        // - the answer is looked at.
+        // - through the pointer in it, the kernel writes one bit for each page of the slot, in
+        //   whole words. `bitmap` has as many, by the contract of this function. The words are
+        //   borrowed exclusively, and the pointer was made from that borrow;
+        // - the result is checked.
         checked(unsafe { ioctl_with_ref(self, KVM_GET_DIRTY_LOG(), &argument) }).map(drop)
     }
 
@@ -222,11 +224,11 @@ impl VmDirtyLog for VmFd {
         };
         // SAFETY:
         // - the descriptor is a VM's, by its type, and it is open;
-        // - the request takes a `kvm_clear_dirty_log`, which the kernel reads and, whatever the
-        //   direction in the request's code, does not write;
-        // - the kernel reads one bit for each of `pages` pages, in whole words, through the pointer
-        //   in it: `bitmap` has as many, see above, and is borrowed. It is never written;
-        // - the answer is looked at.
+        // - the request takes a `kvm_clear_dirty_log`, which the kernel reads and does not write,
+        //   although the request's code says that it may;
+        // - through the pointer in it, the kernel reads one bit for each of `pages` pages, in whole
+        //   words, and writes nothing. `bitmap` has as many, as checked above, and is borrowed;
+        // - the result is checked.
         checked(unsafe { ioctl_with_ref(self, KVM_CLEAR_DIRTY_LOG(), &argument) }).map(drop)
     }
 
@@ -235,7 +237,7 @@ impl VmDirtyLog for VmFd {
     }
 
     fn max_dirty_ring_bytes(&self) -> u32 {
-        // Negative is an error, of a kernel that lacks the question.
+        // A negative result is the error of a kernel that does not know the capability check.
         self.check_extension_raw(RING.into()).max(0) as u32
     }
 
@@ -250,9 +252,9 @@ impl VmDirtyLog for VmFd {
     fn reset_dirty_rings(&self) -> Result<u32> {
         // SAFETY:
         // - the descriptor is a VM's, by its type, and it is open;
-        // - the request takes no argument. Of this process's memory the kernel writes the entries
-        //   of rings alone, which `DirtyRing` accesses as the kernel's contract wants it;
-        // - the answer is looked at.
+        // - the request takes no argument. The only memory of this process that the kernel writes
+        //   is the entries of rings, and `DirtyRing` accesses them by the rules of its module;
+        // - the result is checked.
         checked(unsafe { ioctl(self, KVM_RESET_DIRTY_RINGS()) })
     }
 
@@ -263,22 +265,22 @@ impl VmDirtyLog for VmFd {
 
 impl VcpuDirtyRing for VcpuFd {
     unsafe fn map_dirty_ring(&self, bytes: u32) -> Result<DirtyRing> {
-        // SAFETY: a vCPU, by its type; the size is right by the contract of this function, which is
-        // the same.
+        // SAFETY: `self` is a vCPU, by its type. `bytes` is the size of its ring, by the contract
+        // of this function.
         unsafe { DirtyRing::map(self, bytes) }
     }
 }
 
 impl BinaryStats for VmFd {
     fn get_stats_fd(&self) -> Result<File> {
-        // SAFETY: a VM, by its type.
+        // SAFETY: `self` is a VM, by its type.
         unsafe { stats_of(self) }
     }
 }
 
 impl BinaryStats for VcpuFd {
     fn get_stats_fd(&self) -> Result<File> {
-        // SAFETY: a vCPU, by its type.
+        // SAFETY: `self` is a vCPU, by its type.
         unsafe { stats_of(self) }
     }
 }
@@ -289,14 +291,14 @@ unsafe fn stats_of(fd: &impl AsRawFd) -> Result<File> {
     // SAFETY:
     // - the descriptor is a VM's or a vCPU's, by the contract of this function, and it is open;
     // - the request takes no argument, and writes no memory of this process;
-    // - the answer is looked at.
+    // - the result is checked.
     let made = checked(unsafe { ioctl(fd, KVM_GET_STATS_FD()) })?;
-    // SAFETY: the call succeeded, so its answer is a descriptor that is open, and that the kernel
-    // made for this call: nobody else owns it.
+    // SAFETY: the call succeeded, so its result is an open descriptor that the kernel made for this
+    // call. It has no other owner.
     Ok(unsafe { File::from_raw_fd(made as i32) })
 }
 
-/// What a call answered, where negative is an error.
+/// Converts the result of a call, where a negative value is an error.
 fn checked(answer: i32) -> Result<u32> {
     u32::try_from(answer).map_err(|_| Error::last())
 }

@@ -1,4 +1,4 @@
-//! How KVM tells which pages a guest wrote.
+//! Modes in which KVM reports the pages that a guest wrote.
 
 use crate::ioctl::VmDirtyLog;
 use crate::{Error, HostKvm};
@@ -8,44 +8,47 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use std::fmt;
 
-/// Who clears the dirty log, and what it starts with (api.rst,
+/// How the dirty log is read and cleared, and with which bits it starts (api.rst,
 /// `KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`, `KVM_CAP_DIRTY_LOG_RING`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// `KVM_GET_DIRTY_LOG` clears the log and protects the pages, all in one call.
+    /// `KVM_GET_DIRTY_LOG` fetches and clears the log and write-protects its pages, in one call.
     Legacy,
-    /// `KVM_GET_DIRTY_LOG` only copies; `KVM_CLEAR_DIRTY_LOG` clears and protects, in pieces.
+    /// `KVM_GET_DIRTY_LOG` only copies the log. `KVM_CLEAR_DIRTY_LOG` clears and write-protects
+    /// pieces.
     Manual,
-    /// The same, and the log starts full with nothing protected: the first clear protects.
+    /// As `Manual`, but the log starts with all bits set and no page is write-protected: the first
+    /// clear write-protects.
     ManualInitiallySet,
-    /// Each vCPU names the pages that it wrote in a ring.
+    /// KVM records the pages that each vCPU writes in a ring of the vCPU.
     Ring {
-        /// Entries of each ring: a power of two.
+        /// Number of entries of each ring, a power of two.
         entries: u32,
     },
 }
 
 impl Mode {
-    /// A ring of the size that api.rst recommends at least.
+    /// A ring of the least size that api.rst recommends.
     pub const RING: Mode = Mode::Ring { entries: 4096 };
 
-    /// One of each kind.
+    /// One mode of each kind.
     pub const ALL: [Mode; 4] = [Mode::Legacy, Mode::Manual, Mode::ManualInitiallySet, Mode::RING];
 
-    /// Whether the log is cleared by a call of its own.
+    /// Returns whether a separate call clears the log.
     pub fn is_manual(self) -> bool {
         matches!(self, Mode::Manual | Mode::ManualInitiallySet)
     }
 
-    /// Whether there is a ring and no log.
+    /// Returns whether the mode uses dirty rings.
     pub fn is_ring(self) -> bool {
         matches!(self, Mode::Ring { .. })
     }
 
-    /// Checks that the host's KVM has it.
+    /// Checks that the host's KVM has the mode.
     ///
     /// # Errors
-    /// [`Error::MissingCapability`] if not; [`Error::Invalid`] for a ring of a size that cannot be.
+    /// [`Error::MissingCapability`] if it has not; [`Error::Invalid`] if no ring can have this
+    /// size.
     pub fn check(self, host: &HostKvm) -> Result<(), Error> {
         let missing =
             |capability, needed_for| Err(Error::MissingCapability { capability, needed_for });
@@ -60,7 +63,7 @@ impl Mode {
             return missing("KVM_CAP_DIRTY_LOG_RING", "a dirty ring");
         }
         let size = size_of::<kvm_dirty_gfn>() as u64;
-        // A page at least, and more than KVM keeps free for a vCPU's exit.
+        // At least a page, and more than KVM reserves for a vCPU's exit.
         let least = (rustix::param::page_size() as u64 / size).max(1024);
         let most = host.dirty_ring_bytes / size;
         if !entries.is_power_of_two() || !(least..=most).contains(&u64::from(entries)) {
@@ -70,7 +73,7 @@ impl Mode {
         Ok(())
     }
 
-    /// Switches it on for a VM that has no vCPU yet.
+    /// Enables the mode for a VM that has no vCPU yet.
     pub(crate) fn enable(self, vm: &VmFd) -> Result<(), Error> {
         let manual = |flags| {
             vm.enable_manual_dirty_log_protect(flags)

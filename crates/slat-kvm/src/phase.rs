@@ -1,4 +1,4 @@
-//! What a phase of a run is, and what was found in it.
+//! Phases of a run, and the measurements of each.
 
 use crate::bitmap::Tally;
 use crate::stall::Stalls;
@@ -7,17 +7,18 @@ use std::fmt;
 
 macro_rules! phases {
     ($($(#[$doc:meta])* $phase:ident = $name:literal,)*) => {
-        /// A step of a run. The names are those that Linux's selftests print, where they have it.
+        /// A phase of a run. The names are those that Linux's selftests print, where they have the
+        /// phase.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Phase {
             $($(#[$doc])* $phase,)*
         }
 
         impl Phase {
-            /// All there are, in the order in which runs have them.
+            /// All phases, in the order in which they occur in runs.
             pub const ALL: &[Phase] = &[$(Phase::$phase),*];
 
-            /// Its name in reports.
+            /// Returns the name for reports.
             pub fn name(self) -> &'static str {
                 match self { $(Phase::$phase => $name,)* }
             }
@@ -26,13 +27,14 @@ macro_rules! phases {
 }
 
 phases! {
-    /// First writes.
+    /// Each page is written for the first time.
     Populate = "populate",
-    /// The work of what follows, with nothing in its way: what an access usually takes.
+    /// The work of the later phases runs without interference, to measure how long an access
+    /// usually takes.
     Warm = "warm",
     /// Logging is switched on.
     Enable = "enable",
-    /// Writes, logging on.
+    /// vCPUs write while logging is on.
     Dirty = "dirty",
     /// The log is fetched, or the rings are emptied for the last time.
     Get = "get",
@@ -42,27 +44,27 @@ phases! {
     Disable = "disable",
     /// Return instructions in the guest's memory are called.
     Execute = "execute",
-    /// Writes to memory that is there.
+    /// vCPUs write to memory that is mapped.
     Write = "write",
-    /// Reads of it.
+    /// vCPUs read memory that is mapped.
     Read = "read",
     /// The host marks all of the guest's pages as not used.
     MarkIdle = "mark-idle",
-    /// Writes to pages that are marked so.
+    /// vCPUs write to pages that are marked as not used.
     WriteIdle = "write-idle",
-    /// Reads of such.
+    /// vCPUs read pages that are marked as not used.
     ReadIdle = "read-idle",
-    /// The host takes all memory out of the guest and puts it back.
+    /// The host deletes all memslots of the test memory and adds them again.
     Reset = "reset",
-    /// Writes after that.
+    /// vCPUs write after `Reset`.
     Refill = "refill",
     /// Each vCPU switches its caches off and on again.
     Toggle = "toggle",
-    /// vCPUs run on, nothing else happens.
+    /// vCPUs run, and the host does nothing else.
     Baseline = "baseline",
-    /// vCPUs run on while the log is harvested, or the guest is migrated.
+    /// vCPUs run while the log is harvested, or the guest is migrated.
     Run = "run",
-    /// vCPUs stand still while the last pages are copied.
+    /// vCPUs are stopped while the last pages are copied.
     Downtime = "downtime",
 }
 
@@ -75,53 +77,55 @@ impl fmt::Display for Phase {
 /// One occurrence of a phase.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PhaseRun {
-    /// Which phase.
+    /// The phase.
     pub phase: Phase,
-    /// Which round, from 1; none for the phases outside of the rounds.
+    /// The round, from 1; `None` for phases outside of the rounds.
     pub iteration: Option<u32>,
-    /// Its time: of the ioctls, or from the first vCPU's start to the last one's end.
+    /// Seconds of the ioctls, or from the first vCPU's start to the last vCPU's end.
     pub seconds: f64,
-    /// Ioctls made in it.
+    /// Number of ioctls.
     pub calls: u64,
-    /// The longest of them. Every other call on the VM's memory waits that long.
+    /// Seconds of the longest ioctl. Other calls that change the VM's memory may wait that long.
     pub longest_call_seconds: f64,
-    /// Seconds in them, all together; the same as `seconds` for the phases of the host.
+    /// Seconds of all ioctls. In phases of the host this equals `seconds`.
     pub call_seconds: f64,
-    /// What the vCPUs did; empty for the phases of the host.
+    /// Measurements of each vCPU; empty in phases of the host.
     pub vcpus: Vec<VcpuRun>,
-    /// What the log said; for `get` only.
+    /// The result of checking the log; only for `get`.
     pub log: Option<Tally>,
-    /// How the VM's counters changed; empty where the kernel has none.
+    /// Changes of the VM's counters; empty where the kernel has none.
     pub vm: Changes,
-    /// What is mapped after it, where the kernel counts that.
+    /// Leaves that are mapped after the phase, where the kernel counts them.
     pub mapped: Option<MappedPages>,
-    /// Bytes of second-level tables after it, all guests' of the host (`SecPageTables`), where the
-    /// kernel counts them.
+    /// Bytes of the second-level tables of all guests on the host after the phase
+    /// (`SecPageTables`), where the kernel counts them.
     pub tables: Option<u64>,
-    /// Bytes of the guest's memory on each NUMA node after it, where it is bound to some.
+    /// Bytes of the guest's memory on each NUMA node after `populate`, if the memory is bound to
+    /// nodes.
     pub nodes: std::collections::BTreeMap<u32, u64>,
-    /// Seconds that each of the host's CPUs stood still for a machine below it, on average (steal).
+    /// Seconds of steal time, averaged over the host's CPUs.
     pub stolen: f64,
 }
 
-/// One vCPU in one phase.
+/// Measurements of one vCPU in one phase.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VcpuRun {
-    /// Pages that it touched, each time counted.
+    /// Number of steps. Each step is an access to one page, or skips it.
     pub pages: u64,
-    /// From its start to its end.
+    /// Seconds from the vCPU's start to its end.
     pub seconds: f64,
-    /// How its counters changed; empty where the kernel has none.
+    /// Changes of the vCPU's counters; empty where the kernel has none.
     pub counters: Changes,
-    /// What its clock showed; none before it is known what is usual.
+    /// Stalls by the vCPU's clock; `None` before the usual time of an access is known.
     pub stalls: Option<Stalls>,
-    /// Seconds that its thread was ready and waited for a CPU, where the kernel counts that.
+    /// Seconds that the vCPU's thread was ready and waited for a CPU, where the kernel counts them.
     pub waited: Option<f64>,
 }
 
-/// Leaves of the second level by size (x86: `pages_4k`, `pages_2m`, `pages_1g`).
+/// Numbers of second-level leaves by size (x86: `pages_4k`, `pages_2m`, `pages_1g`).
 ///
-/// KVM counts all of the VM: the slot with the guest's code and tables has a few.
+/// KVM counts the whole VM, which includes a few leaves of the memslot with the guest's code and
+/// tables.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MappedPages {
     /// Leaves of 4 KiB.

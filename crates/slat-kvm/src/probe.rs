@@ -1,4 +1,4 @@
-//! What the host's KVM can do, found out without changing anything.
+//! Capabilities of the host's KVM. Reading them changes nothing.
 
 use crate::Error;
 use kvm_bindings::{
@@ -12,47 +12,49 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// The one version of KVM's API that exists (api.rst, `KVM_GET_API_VERSION`).
+/// The only version of KVM's API (api.rst, `KVM_GET_API_VERSION`).
 const API_VERSION: i32 = 12;
 
-/// `KVM_X86_QUIRK_SLOT_ZAP_ALL`, which the headers of other architectures do not have.
+/// `KVM_X86_QUIRK_SLOT_ZAP_ALL`, which the headers of other architectures lack.
 pub(crate) const SLOT_ZAP_QUIRK: u32 = 1 << 7;
 
-/// The host's KVM.
+/// Capabilities of the host's KVM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostKvm {
     /// `KVM_GET_API_VERSION`.
     pub api_version: i32,
-    /// Module that implements it: `kvm_intel`, `kvm_amd`, ...; empty where it is built in.
+    /// Module of the implementation: `kvm_intel`, `kvm_amd` or `kvm_pvm`; empty if sysfs lists none
+    /// of them.
     pub module: String,
-    /// Most vCPUs that a VM can have.
+    /// The largest number of vCPUs of a VM.
     pub max_vcpus: usize,
-    /// Most memslots that a VM can have.
+    /// The largest number of memslots of a VM.
     pub max_memslots: usize,
-    /// `KVM_CLEAR_DIRTY_LOG` clears the log and `KVM_GET_DIRTY_LOG` does not.
+    /// `KVM_CLEAR_DIRTY_LOG` can clear the log instead of `KVM_GET_DIRTY_LOG`.
     pub manual_protect: bool,
-    /// A log can start with all pages in it.
+    /// A log can start with all bits set.
     pub initially_set: bool,
-    /// Bytes of the largest dirty ring, 0 without.
+    /// Size of the largest dirty ring in bytes, 0 without rings.
     pub dirty_ring_bytes: u64,
-    /// Sizes by which huge pages can be split ahead of faults, added up; 0 without, and on x86,
-    /// where a module parameter decides.
+    /// Sum of the sizes by which KVM can split huge pages ahead of faults; 0 if it cannot, and on
+    /// x86, where a module parameter decides.
     pub eager_split_sizes: u64,
-    /// A VM can give up that a slot which goes takes all second-level tables with it (x86).
+    /// A VM can disable that deleting a memslot zaps all second-level tables (x86).
     pub slot_zap_quirk: bool,
-    /// Statistics of VMs and vCPUs in binary form.
+    /// KVM has statistics of VMs and vCPUs in binary form.
     pub binary_stats: bool,
-    /// Module parameters that decide how second-level tables behave, as sysfs shows them.
+    /// Module parameters that affect second-level tables, with their values as sysfs shows them.
     pub parameters: BTreeMap<String, String>,
 }
 
-/// Parameters of `kvm` and of its architecture modules that change what a log costs.
+/// Parameters of `kvm` and of its architecture modules that affect the cost of a dirty log.
 const PARAMETERS: [&str; 6] = ["tdp_mmu", "eager_page_split", "nx_huge_pages", "ept", "npt", "pml"];
 
-/// Finds out what the host's KVM can do.
+/// Reads the capabilities of the host's KVM.
 ///
 /// # Errors
-/// [`Error::NoKvm`], [`Error::KvmPermission`], or [`Error::Os`] for anything else.
+/// [`Error::NoKvm`] or [`Error::KvmPermission`] if KVM cannot be opened; [`Error::Os`] for any
+/// other failure; [`Error::Invalid`] for an unknown version of the API.
 pub fn probe() -> Result<HostKvm, Error> {
     Ok(describe(&open()?))
 }
@@ -75,7 +77,7 @@ fn open_error(source: std::io::Error) -> Error {
     match source.kind() {
         ErrorKind::NotFound => Error::NoKvm,
         ErrorKind::PermissionDenied => Error::KvmPermission,
-        // ENODEV, ENXIO: a device node that no module serves.
+        // ENODEV and ENXIO: no module serves the device node.
         _ if matches!(source.raw_os_error(), Some(6 | 19)) => Error::NoKvm,
         _ => Error::os("open of /dev/kvm")(source),
     }

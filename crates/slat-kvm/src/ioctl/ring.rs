@@ -1,20 +1,22 @@
 //! A vCPU's dirty ring, mapped (api.rst, `KVM_CAP_DIRTY_LOG_RING`).
 //!
-//! An entry goes from empty to dirty (the kernel, as the vCPU writes), to harvested (user space),
-//! to empty (the kernel, in `KVM_RESET_DIRTY_RINGS`, which protects the page again).
+//! An empty entry becomes dirty when the vCPU writes (set by the kernel), then harvested (set by
+//! user space), then empty again (set by the kernel in `KVM_RESET_DIRTY_RINGS`, which also
+//! write-protects the page again).
 //!
 //! # Ordering
 //!
-//! Who owns an entry is told by its flags, and each hand-over is a release that an acquire meets:
+//! The flags of an entry say who owns it. Each transfer is a release that is paired with an
+//! acquire:
 //!
-//! - The kernel writes slot and page before it sets `KVM_DIRTY_GFN_F_DIRTY`, with a write barrier
-//!   in between. User space loads the flags with acquire and then reads slot and page.
-//! - User space reads slot and page before it stores `KVM_DIRTY_GFN_F_RESET` with release. The
-//!   kernel loads that with acquire, and fills the entry again only after.
-//! - The kernel empties an entry with a release store.
+//! 1. The kernel writes slot and page before it sets `KVM_DIRTY_GFN_F_DIRTY`, with a write barrier
+//!    in between. User space loads the flags with acquire and then reads slot and page.
+//! 2. User space reads slot and page before it stores `KVM_DIRTY_GFN_F_RESET` with release. The
+//!    kernel loads that with acquire, and fills the entry again only after it.
+//! 3. The kernel empties an entry with a release store.
 //!
-//! So between dirty and harvested the kernel writes no part of an entry, and user space reads slot
-//! and page in that time alone.
+//! So the kernel writes no part of an entry while it is dirty, and user space reads slot and page
+//! only in that time.
 
 use super::{Error, Result};
 use kvm_bindings::{KVM_DIRTY_LOG_PAGE_OFFSET, kvm_dirty_gfn};
@@ -23,19 +25,19 @@ use std::os::fd::AsRawFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// `KVM_DIRTY_GFN_F_DIRTY` and `KVM_DIRTY_GFN_F_RESET`, of which kvm-bindings 0.14.2 has the mask
-/// of both alone.
+/// `KVM_DIRTY_GFN_F_DIRTY` and `KVM_DIRTY_GFN_F_RESET`. kvm-bindings 0.14.2 has only the mask of
+/// both.
 const DIRTY: u32 = 1 << 0;
 const RESET: u32 = 1 << 1;
 
-/// Whose an entry is, and what it waits for.
+/// The state of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryState {
-    /// It names no page (flags 00): the kernel fills it.
+    /// It names no page (flags 00). The kernel fills it.
     Empty,
-    /// It names a page that was written (flags 01): user space harvests it.
+    /// It names a page that was written (flags 01). User space harvests it.
     Dirty,
-    /// It was harvested (flags 1X), and waits for `KVM_RESET_DIRTY_RINGS`.
+    /// User space has harvested it (flags 1X). `KVM_RESET_DIRTY_RINGS` resets it.
     Harvested,
 }
 
@@ -49,27 +51,27 @@ impl EntryState {
     }
 }
 
-/// What an entry names.
+/// The page that an entry names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DirtyPage {
     /// The memslot, with the address space in bits 31:16.
     pub slot: u32,
-    /// The page of the slot, counted from 0.
+    /// The page, counted from the start of the slot.
     pub page: u64,
 }
 
-/// One vCPU's ring, mapped until it is dropped.
+/// One vCPU's ring. It is unmapped when it is dropped.
 #[derive(Debug)]
 pub struct DirtyRing {
     entries: NonNull<kvm_dirty_gfn>,
     count: u32,
-    /// The entry that is harvested next, counted over all that ever were. Wraps, as 2^32 is a
-    /// multiple of `count`.
+    /// Number of the next entry to harvest, counted since the ring was made. It may wrap, because
+    /// 2^32 is a multiple of `count`.
     next: u32,
 }
 
-// SAFETY: the mapping belongs to the process and to no thread, `DirtyRing` owns it, and `count` and
-// `next` are numbers.
+// SAFETY: the mapping belongs to the process and not to a thread, and `DirtyRing` owns it. `count`
+// and `next` are numbers.
 unsafe impl Send for DirtyRing {}
 
 impl DirtyRing {
@@ -82,7 +84,8 @@ impl DirtyRing {
         if !bytes.is_power_of_two() || count == 0 {
             return Err(Error::new(libc::EINVAL));
         }
-        // Page 0 is `kvm_run`'s.
+        // Page 0 is `kvm_run`, so an offset of 0 means that kvm-bindings does not know the rings'
+        // offset.
         if KVM_DIRTY_LOG_PAGE_OFFSET == 0 {
             return Err(Error::new(libc::ENOTSUP));
         }
@@ -92,10 +95,10 @@ impl DirtyRing {
             return Err(Error::last());
         }
         // SAFETY:
-        // - the address is the kernel's choice, so the mapping replaces no other;
-        // - the length is not 0, and the offset is a multiple of a page;
-        // - the descriptor is a vCPU's, by the contract of this function. What is mapped is memory
-        //   that this process and the kernel share, for which this type answers.
+        // - the kernel chooses the address, so the mapping replaces no other;
+        // - the length is not 0, and the offset is a multiple of the page size;
+        // - the descriptor is a vCPU's, by the contract of this function. This process and the
+        //   kernel share the mapped memory, and this type makes all accesses to it.
         let mapped = unsafe {
             libc::mmap(
                 null_mut(),
@@ -112,38 +115,39 @@ impl DirtyRing {
         }
     }
 
-    /// How many entries the ring has: a power of two.
+    /// Returns the number of entries of the ring, a power of two.
     pub fn entries(&self) -> u32 {
         self.count
     }
 
-    /// The state of an entry, by its place in the ring, modulo the entries that there are. The load
-    /// is an acquire.
+    /// Returns the state of an entry by its place in the ring, modulo the number of entries. The
+    /// load is an acquire.
     pub fn state(&self, entry: u32) -> EntryState {
         EntryState::of(self.flags(entry).load(Ordering::Acquire))
     }
 
     /// Harvests the next entry if it is dirty. Entries are harvested in the order in which the
-    /// kernel filled them, which skips none.
+    /// kernel filled them, and none is skipped.
     ///
-    /// The page may be read only after
-    /// [`reset_dirty_rings`](super::VmDirtyLog::reset_dirty_rings). Where hardware keeps a buffer
-    /// of its own (Intel's PML), what it holds comes into the ring at the vCPU's next exit.
+    /// The caller reads the page's contents only after
+    /// [`reset_dirty_rings`](super::VmDirtyLog::reset_dirty_rings). Where hardware has a buffer of
+    /// its own (Intel's PML), KVM moves its contents to the ring at the vCPU's next exit.
     pub fn harvest_next(&mut self) -> Option<DirtyPage> {
-        // Acquire: what the kernel wrote before it set the flag is seen after.
+        // Acquire (rule 1): the loads below see what the kernel wrote before it set the flag.
         if self.state(self.next) != EntryState::Dirty {
             return None;
         }
         let slot = self.slot(self.next).load(Ordering::Relaxed);
         let page = self.offset(self.next).load(Ordering::Relaxed);
-        // Release: the kernel fills the entry again once it sees this, so the loads come first.
+        // Release (rule 2): the kernel may fill the entry again once it sees this, so the loads are
+        // done before.
         self.flags(self.next).store(RESET, Ordering::Release);
         self.next = self.next.wrapping_add(1);
         Some(DirtyPage { slot, page })
     }
 
-    /// Harvests what is in the ring, at most one round of it, and tells each page. Answers with how
-    /// many entries: as many have to be reset.
+    /// Harvests the dirty entries, at most once around the ring, and calls `tell` with each page.
+    /// Returns the number of entries, all of which must be reset.
     pub fn harvest(&mut self, mut tell: impl FnMut(DirtyPage)) -> u32 {
         let mut taken = 0;
         while taken < self.count {
@@ -154,7 +158,7 @@ impl DirtyRing {
         taken
     }
 
-    /// A field of an entry of the ring.
+    /// Returns a pointer to a field of an entry of the ring.
     fn field<T>(&self, entry: u32, offset: usize) -> *mut T {
         let entry = self.entries.as_ptr().wrapping_add((entry & (self.count - 1)) as usize);
         entry.cast::<u8>().wrapping_add(offset).cast()
@@ -164,24 +168,24 @@ impl DirtyRing {
         let field = self.field(entry, offset_of!(kvm_dirty_gfn, flags));
         // SAFETY:
         // - aligned: the mapping starts on a page, and this is a field of that type;
-        // - valid for as long as the result lives: the entry is one of `count`, which the mapping
-        //   has by the contract of `map`, and `self` keeps it;
-        // - this process accesses it by this function alone, and so atomically. The kernel stores
-        //   it in one piece, ordered as the module says.
+        // - valid for as long as the result lives: the entry is one of `count`, all of which lie in
+        //   the mapping by the contract of `map`, and `self` keeps the mapping;
+        // - this process accesses the field by this function only, and so atomically. The kernel
+        //   stores it in one piece, ordered by the rules of the module.
         unsafe { AtomicU32::from_ptr(field) }
     }
 
     fn slot(&self, entry: u32) -> &AtomicU32 {
         let field = self.field(entry, offset_of!(kvm_dirty_gfn, slot));
-        // SAFETY: aligned and valid as in `flags`; this process accesses it by this function alone,
-        // and so atomically; the kernel does not write it while the entry is dirty, and the callers
-        // read it only then.
+        // SAFETY: aligned and valid as in `flags`. This process accesses the field by this function
+        // only, and so atomically. By rules 1 and 2 of the module, the kernel does not write it
+        // while the entry is dirty, and the callers read it only then.
         unsafe { AtomicU32::from_ptr(field) }
     }
 
     fn offset(&self, entry: u32) -> &AtomicU64 {
         let field = self.field(entry, offset_of!(kvm_dirty_gfn, offset));
-        // SAFETY: as in `slot`; it is the field of 64 bits, which is aligned to them.
+        // SAFETY: as in `slot`; this field has 64 bits and is aligned to them.
         unsafe { AtomicU64::from_ptr(field) }
     }
 }
@@ -189,9 +193,9 @@ impl DirtyRing {
 impl Drop for DirtyRing {
     fn drop(&mut self) {
         let bytes = self.count as usize * size_of::<kvm_dirty_gfn>();
-        // SAFETY: the mapping has that address and, as `bytes` of `map` is a power of two and no
-        // less than an entry, that length; it is this value's own, and no reference to it outlives
-        // the borrows of `self` by which they were made.
+        // SAFETY: `map` made the mapping at this address and with this length, because its `bytes`
+        // is a power of two and at least the size of an entry. This value owns the mapping, and no
+        // reference into it outlives the borrow of `self` by which it was made.
         unsafe { libc::munmap(self.entries.as_ptr().cast(), bytes) };
     }
 }
