@@ -1,65 +1,65 @@
-//! One bit a page of a memslot, in the layout of `KVM_GET_DIRTY_LOG`.
+//! A bitmap with one bit per page, in the layout of `KVM_GET_DIRTY_LOG`.
 
 use std::ops::Range;
 
-/// A dirty log as user space holds it: bit `i` of the words, counted from the lowest, is page
-/// `i` of the slot (api.rst, `KVM_GET_DIRTY_LOG`).
+/// A dirty log in user space: bit `i` of the words, counted from the lowest, is page `i` (api.rst,
+/// `KVM_GET_DIRTY_LOG`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirtyBitmap {
     words: Vec<u64>,
     pages: u64,
 }
 
-/// What a log says, beside what was written.
+/// The result of comparing a log with the pages that were written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Pages in the log.
     pub in_log: u64,
     /// Pages that were written.
     pub written: u64,
-    /// Pages in the log that nobody wrote. Allowed: a log may say too much, and each costs a copy.
+    /// Pages in the log that were not written. This is allowed, but each costs a copy.
     pub excess: u64,
 }
 
-/// Pages that were written and that the log does not have.
+/// Pages that were written and are not in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Missing {
     /// The first of them.
     pub first: u64,
-    /// How many.
+    /// How many there are.
     pub count: u64,
 }
 
 impl DirtyBitmap {
-    /// Makes an empty log for a slot of `pages` pages.
+    /// Makes an empty log for `pages` pages.
     pub fn new(pages: u64) -> Self {
         Self { words: vec![0; pages.div_ceil(64) as usize], pages }
     }
 
-    /// Pages of the slot.
+    /// Returns how many pages the log covers.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// The words. Bits past the last page are zero unless a caller sets them.
+    /// Returns the words. Bits past the last page are zero unless a caller sets them.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// The words, to be written by the kernel.
+    /// Returns the words, for the kernel to write.
     pub fn words_mut(&mut self) -> &mut [u64] {
         &mut self.words
     }
 
-    /// Where the words of `pages` pages from `first` on lie. `None` if the log does not hold that
-    /// many, or if `first` does not begin a word.
+    /// Returns the range of the words of `pages` pages from `first` on. Returns `None` if the log
+    /// does not hold that many, or if `first` is not the first page of a word.
     pub(crate) fn words_of(&self, first: u64, pages: u64) -> Option<Range<usize>> {
         let end = usize::try_from((first / 64).checked_add(pages.div_ceil(64))?).ok()?;
         let held = first.is_multiple_of(64) && end <= self.words.len();
         held.then_some((first / 64) as usize..end)
     }
 
-    /// Sets all words to zero, and thereby touches the memory that holds them.
+    /// Sets all words to zero. This also faults in the memory that holds them.
     pub fn reset(&mut self) {
         self.words.fill(0);
     }
@@ -67,29 +67,29 @@ impl DirtyBitmap {
     /// Adds a page.
     ///
     /// # Panics
-    /// If the slot has no such page.
+    /// If the log does not cover the page.
     pub fn insert(&mut self, page: u64) {
         assert!(page < self.pages, "page {page} of a slot of {}", self.pages);
         self.words[(page / 64) as usize] |= 1 << (page % 64);
     }
 
-    /// Whether the page is in the log. False past the end.
+    /// Returns whether the page is in the log. It returns false for a page past the end.
     pub fn contains(&self, page: u64) -> bool {
         page < self.pages && self.words[(page / 64) as usize] >> (page % 64) & 1 == 1
     }
 
-    /// Pages in the log.
+    /// Returns the number of pages in the log.
     pub fn count(&self) -> u64 {
         self.valid_words().map(|(_, word)| u64::from(word.count_ones())).sum()
     }
 
-    /// Holds the log against the pages that were `written`.
+    /// Compares the log with the pages that were `written`.
     ///
     /// # Errors
     /// [`Missing`] if a written page is not in the log.
     ///
     /// # Panics
-    /// If the two are of slots of different sizes.
+    /// If the two cover different numbers of pages.
     pub fn check(&self, written: &DirtyBitmap) -> Result<Tally, Missing> {
         assert_eq!(self.pages, written.pages);
         let mut tally = Tally::default();
@@ -108,7 +108,8 @@ impl DirtyBitmap {
         missing.map_or(Ok(tally), Err)
     }
 
-    /// The words, with the bits past the last page masked: the kernel copies whole words.
+    /// Returns the words with their numbers. Bits past the last page are masked, because the kernel
+    /// copies whole words.
     fn valid_words(&self) -> impl Iterator<Item = (u64, u64)> {
         let tail = self.pages % 64;
         let last = (self.words.len() as u64).wrapping_sub(1);

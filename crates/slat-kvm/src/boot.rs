@@ -1,18 +1,19 @@
-//! What lies in the guest's first memslot, which is never logged: its code, its own tables, and a
-//! mailbox for each vCPU.
+//! The guest's first memslot, which is never logged. It holds the guest's code, its own page
+//! tables, and a mailbox for each vCPU.
 //!
-//! Guest addresses are mapped one to one with 2 MiB pages (1 GiB ones need a bit of x86's CPUID
-//! that not every host gives). The tables have the same shape on each architecture, four levels of
-//! 512 entries of 8 bytes; the bits of the entries are the architecture's.
+//! The guest's tables map its addresses one to one with 2 MiB pages, because 1 GiB pages need a
+//! CPUID bit on x86 that not every host has. The tables have the same form on each architecture:
+//! four levels of tables with 512 entries of 8 bytes. The bits of the entries are in [`arch`].
 
 use crate::arch::{self, MEMORY_GPA, Piece};
 use crate::mailbox::{self, Mailbox};
 use crate::memory::{Backing, HostMemory};
 use crate::{Error, work::Touch};
 
-/// Where the code is. Page 0 stays empty, so that a jump through a null pointer shows.
+/// Guest address of the code. Page 0 is left empty, so that a jump through a null pointer fails.
 pub(crate) const CODE_GPA: u64 = 0x1000;
-/// The guest's own tables: root, then the third level, then the second.
+/// Guest addresses of the guest's own tables: the root, followed by the tables of the third level,
+/// then those of the second.
 pub(crate) const ROOT_GPA: u64 = 0x4000;
 const TABLES_GPA: u64 = 0x5000;
 
@@ -21,19 +22,20 @@ const SIZE_2M: u64 = 2 << 20;
 const SIZE_1G: u64 = 1 << 30;
 const SIZE_512G: u64 = 512 << 30;
 
-/// The places in the slot.
+/// The memory of the slot.
 #[derive(Debug)]
 pub(crate) struct Boot {
     memory: HostMemory,
-    /// First mailbox.
+    /// Guest address of the first mailbox.
     mailboxes: u64,
 }
 
 /// How many tables the guest has for `bytes` of test memory.
 struct Tables {
-    /// 512 GiB each.
+    /// Number of third-level tables, of 512 GiB each.
     thirds: u64,
-    /// 1 GiB each: one for the boot slot, then those of the test memory.
+    /// Number of second-level tables, of 1 GiB each: one for the boot slot, the others for the test
+    /// memory.
     seconds: u64,
 }
 
@@ -57,11 +59,11 @@ impl Tables {
 }
 
 impl Boot {
-    /// Makes the memory of the slot for `bytes` of test memory and so many vCPUs, and writes it.
+    /// Makes and fills the memory of the slot, for `bytes` bytes of test memory and `vcpus` vCPUs.
     ///
     /// # Errors
-    /// [`Error::Os`] if there is no memory for it; [`Error::Invalid`] if there are too many vCPUs
-    /// for the 1 GiB in which the slot lies.
+    /// [`Error::Os`] if there is too little memory; [`Error::Invalid`] if the mailboxes of so many
+    /// vCPUs exceed the room for the slot, [`arch::BOOT_LIMIT`].
     pub fn new(bytes: u64, vcpus: usize) -> Result<Self, Error> {
         let mailboxes = Tables::new(bytes).end();
         let len = mailboxes + vcpus as u64 * mailbox::STRIDE;
@@ -75,17 +77,17 @@ impl Boot {
         Ok(boot)
     }
 
-    /// The memory behind the slot.
+    /// Returns the memory that backs the slot.
     pub fn memory(&self) -> &HostMemory {
         &self.memory
     }
 
-    /// Guest address of a vCPU's mailbox.
+    /// Returns the guest address of a vCPU's mailbox.
     pub fn mailbox_gpa(&self, vcpu: usize) -> u64 {
         self.mailboxes + vcpu as u64 * mailbox::STRIDE
     }
 
-    /// A vCPU's mailbox.
+    /// Returns a vCPU's mailbox.
     pub fn mailbox(&self, vcpu: usize) -> Option<Mailbox<'_>> {
         Mailbox::new(&self.memory, self.mailbox_gpa(vcpu))
     }
@@ -122,12 +124,12 @@ impl Boot {
     }
 }
 
-/// Guest address of a piece of the code.
+/// Returns the guest address of a piece of the code.
 pub(crate) fn piece(piece: Piece) -> u64 {
     CODE_GPA + arch::offset(piece)
 }
 
-/// The piece of code that touches a page so.
+/// Returns the guest address of the code for a [`Touch`].
 pub(crate) fn touching(touch: Touch) -> u64 {
     piece(match touch {
         Touch::Write => Piece::Write,

@@ -1,14 +1,14 @@
-//! A cgroup of one's own with a limit to its memory, for as long as a run takes.
+//! A cgroup with a memory limit for the duration of a run.
 //!
-//! What does not fit is swapped, so there has to be swap: without it the kernel would end a
-//! process, and likely this one. Both versions of cgroups are served (admin-guide/cgroup-v2.rst,
-//! `memory.max`; cgroup-v1/memory.rst, `memory.limit_in_bytes`).
+//! Memory beyond the limit is swapped. Without enough swap the kernel would kill a process,
+//! probably this one, so the module checks the swap first. It supports both versions of cgroups
+//! (admin-guide/cgroup-v2.rst, `memory.max`; cgroup-v1/memory.rst, `memory.limit_in_bytes`).
 
 use crate::Error;
 use slat_procfs::Files;
 use std::path::{Path, PathBuf};
 
-/// The process is in a cgroup of its own until this is dropped.
+/// A cgroup of this process's own, which it leaves when this is dropped.
 #[derive(Debug)]
 pub struct MemoryLimit {
     home: PathBuf,
@@ -19,12 +19,12 @@ impl MemoryLimit {
     /// Makes a cgroup whose memory is limited to `bytes`, and moves this process into it.
     ///
     /// # Errors
-    /// [`Error::NotEnoughSwap`] if what is beyond the limit has no place; [`Error::Os`] without
-    /// root or without cgroups.
+    /// [`Error::NotEnoughSwap`] if the swap is smaller than the part of `needed` beyond the limit;
+    /// [`Error::Os`] without root or without cgroups.
     pub fn new(bytes: u64, needed: u64) -> Result<Self, Error> {
         let host = rustix::system::sysinfo();
         let swap = host.freeswap * u64::from(host.mem_unit);
-        // The tool itself needs some, too.
+        // 64 MiB for this program itself.
         let beyond = (needed + (64 << 20)).saturating_sub(bytes);
         if swap < beyond {
             return Err(Error::NotEnoughSwap { needed: beyond >> 20, free: swap >> 20 });
@@ -32,7 +32,7 @@ impl MemoryLimit {
         let Place { home, parent, file } = place()?;
         let own = parent.join(format!("slat-{}", std::process::id()));
         std::fs::create_dir(&own).map_err(Error::os("mkdir of a cgroup (needs root)"))?;
-        // From here on it is taken away again.
+        // From here on, dropping `limit` removes the cgroup.
         let limit = Self { home, own };
         std::fs::write(limit.own.join(file), bytes.to_string())
             .map_err(Error::os("write of a cgroup's memory limit"))?;
@@ -48,25 +48,27 @@ impl MemoryLimit {
 
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
-        // Failing leaves an empty group, or the process in one; neither can be said from here.
+        // If this fails, an empty cgroup stays, or this process stays in it. `drop` cannot report
+        // either.
         let _ = self.join(&self.home.clone());
         let _ = std::fs::remove_dir(&self.own);
     }
 }
 
-/// Where a cgroup can be made.
+/// The directory in which a cgroup can be made.
 struct Place {
-    /// This process's own.
+    /// The cgroup in which this process is.
     home: PathBuf,
     parent: PathBuf,
-    /// The limit's.
+    /// Name of the limit's file.
     file: &'static str,
 }
 
 fn place() -> Result<Place, Error> {
     let group = Files::here().group("memory");
     let path = group.trim_start_matches('/');
-    // Inside of a container the path may be that of the host: the mount is then the group.
+    // Inside a container, the path may be the host's, and the mount point is then the cgroup
+    // itself.
     let home = |mount: &Path| {
         let homes = [mount.join(path), mount.to_path_buf()];
         homes.into_iter().find(|home| home.join("cgroup.procs").exists())
@@ -75,11 +77,12 @@ fn place() -> Result<Place, Error> {
     if let Some(home) = home(first).filter(|home| home.join("memory.limit_in_bytes").exists()) {
         return Ok(Place { parent: home.clone(), home, file: "memory.limit_in_bytes" });
     }
-    // A group of version 2 that has processes gives its children no controllers, save the root.
+    // In version 2, a cgroup other than the root that has processes gives its children no
+    // controllers.
     let root = Path::new("/sys/fs/cgroup");
     match home(root).filter(|_| root.join("cgroup.controllers").exists()) {
         Some(home) => {
-            // Often it has been done; if it cannot be, the limit's file will be missing.
+            // It is often enabled already. If it cannot be enabled, the write of the limit fails.
             let _ = std::fs::write(root.join("cgroup.subtree_control"), "+memory");
             Ok(Place { parent: root.into(), home, file: "memory.max" })
         }

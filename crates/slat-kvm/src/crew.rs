@@ -1,7 +1,7 @@
-//! The vCPUs' threads, started and stopped together.
+//! The threads of the vCPUs, started and stopped together.
 //!
-//! Each piece of work has two steps. In the first, every thread tells its vCPU what to do; in the
-//! second they all run. The threads sleep in between, and while the host's phases are timed.
+//! Each piece of work has two steps: every thread loads it into its vCPU, then all vCPUs run. The
+//! threads sleep in between, and while phases of the host are timed.
 
 use crate::Error;
 use crate::guest::Guest;
@@ -15,10 +15,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
-/// How often the one who waits for vCPUs looks whether to stop them.
+/// How often a thread that waits for vCPUs checks whether it must stop them.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// What the threads are to do, and how far they are.
+/// The current step of all threads, and their progress.
 #[derive(Debug, Clone, Copy)]
 struct Order {
     /// Grows by one with each step.
@@ -37,26 +37,26 @@ enum Step {
     Leave,
 }
 
-/// What one vCPU did.
+/// The result of one vCPU's work.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Done {
     pub steps: u64,
     pub start: Instant,
     pub end: Instant,
-    /// How its thread got its CPU.
+    /// Its thread's waits for a CPU.
     pub waits: Option<Waits>,
 }
 
 type Outcome = Result<Option<Done>, Error>;
 
-/// What the crew and its threads share. It outlives the threads' scope.
+/// Data that the crew shares with its threads. It outlives the threads' scope.
 #[derive(Debug)]
 pub(crate) struct Board {
     order: Mutex<Order>,
     changed: Condvar,
-    /// One a vCPU.
+    /// One for each vCPU.
     outcomes: Vec<Mutex<Outcome>>,
-    /// The CPU of each vCPU's thread, over and over; none: wherever the scheduler puts it.
+    /// CPUs for the vCPUs' threads, used in turn. If it is empty, the scheduler places the threads.
     pin: Vec<usize>,
 }
 
@@ -70,7 +70,7 @@ impl Board {
         }
     }
 
-    /// Waits for an order after number `seen`.
+    /// Waits for an order with a number other than `seen`.
     fn next(&self, seen: u64) -> Order {
         let mut order = lock(&self.order);
         while order.number == seen {
@@ -79,7 +79,8 @@ impl Board {
         *order
     }
 
-    /// Wakes others when the last thread has finished, and not while any vCPU may still be timed.
+    /// Counts a thread as finished. Only the last one wakes the waiting thread, so that it does not
+    /// run while a vCPU is still timed.
     fn finish(&self) {
         let mut order = lock(&self.order);
         order.finished += 1;
@@ -95,12 +96,13 @@ impl Board {
     }
 }
 
-/// A panic of another thread is reported by its own scope; the data here is whole at all times.
+/// Locks a mutex even if it is poisoned: the scope of the panicked thread reports the panic, and no
+/// lock is held across a partial update.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The threads, which leave when it is dropped, whatever their vCPUs are at.
+/// The vCPUs' threads. Dropping it stops their vCPUs and ends the threads.
 #[derive(Debug)]
 pub(crate) struct Crew<'env> {
     board: &'env Board,
@@ -118,7 +120,8 @@ impl<'env> Crew<'env> {
         vcpus: &'env mut [Vcpu],
         stop: &'env AtomicBool,
     ) -> Result<Self, Error> {
-        // Made first, so that an early return makes the threads that did start leave.
+        // Made before the threads, so that its drop ends the threads that did start if a later one
+        // does not.
         let mut crew = Self { board, guest, stop, size: 0 };
         for (vcpu, outcome) in vcpus.iter_mut().zip(&board.outcomes) {
             Builder::new()
@@ -133,25 +136,25 @@ impl<'env> Crew<'env> {
         Ok(crew)
     }
 
-    /// Tells all vCPUs what to do, ahead of what is timed.
+    /// Loads work into all vCPUs. It is a call of its own, so that it is not timed.
     pub fn load(&self, work: Work) -> Result<(), Error> {
         self.step(Step::Load(work)).map(drop)
     }
 
-    /// Lets all vCPUs run at once.
+    /// Starts all vCPUs at once.
     pub fn go(&self) {
         self.board.issue(Step::Run);
     }
 
-    /// Whether all have finished.
+    /// Returns whether all threads have finished the step.
     pub fn has_finished(&self) -> bool {
         lock(&self.board.order).finished >= self.size
     }
 
-    /// Waits until all have finished what they were told.
+    /// Waits until all threads have finished the step.
     ///
     /// # Errors
-    /// What went wrong for any of them; [`Error::Stopped`] if the caller wants to stop.
+    /// The error of any of them; [`Error::Stopped`] if the caller has asked the run to stop.
     pub fn wait(&self) -> Result<Vec<Done>, Error> {
         let mut order = lock(&self.board.order);
         while order.finished < self.size {
@@ -164,7 +167,7 @@ impl<'env> Crew<'env> {
         drop(order);
         let outcomes = self.board.outcomes.iter();
         let outcomes = outcomes.map(|outcome| std::mem::replace(&mut *lock(outcome), Ok(None)));
-        // Being stopped is the least of what may have happened.
+        // Any other error is reported before `Stopped`, which may only be its consequence.
         let (stopped, mut rest): (Vec<_>, Vec<_>) =
             outcomes.partition(|outcome| matches!(outcome, Err(Error::Stopped)));
         rest.extend(stopped);
@@ -183,13 +186,13 @@ impl<'env> Crew<'env> {
 
 impl Drop for Crew<'_> {
     fn drop(&mut self) {
-        // Whoever leaves early, with an error, leaves vCPUs running.
+        // After an early return with an error, vCPUs may still run.
         self.guest.give_up();
         self.board.issue(Step::Leave);
     }
 }
 
-/// Reports a step that ended, be it by a panic: nobody waits for a thread that is gone.
+/// Reports the end of a step when it is dropped, so that a panic of the thread ends the step, too.
 struct Finish<'a> {
     board: &'a Board,
     outcome: &'a Mutex<Outcome>,
@@ -203,7 +206,7 @@ impl Drop for Finish<'_> {
     }
 }
 
-/// A thread's life.
+/// Runs a vCPU's thread: it executes steps until `Leave`.
 fn work(board: &Board, vcpu: &mut Vcpu, outcome: &Mutex<Outcome>) {
     let mut seen = 0;
     loop {
@@ -212,7 +215,7 @@ fn work(board: &Board, vcpu: &mut Vcpu, outcome: &Mutex<Outcome>) {
         if let Step::Leave = order.step {
             return;
         }
-        // What is reported unless the step comes to its end.
+        // `ThreadPanicked` is reported unless the step returns.
         let mut finish = Finish { board, outcome, result: Err(Error::ThreadPanicked) };
         finish.result = match order.step {
             Step::Rest | Step::Leave => Ok(None),

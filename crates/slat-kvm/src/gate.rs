@@ -1,9 +1,9 @@
-//! Where vCPUs whose dirty rings are full wait for the one who harvests.
+//! The meeting point of vCPUs whose dirty rings are full and the thread that harvests the rings.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Where vCPUs with full rings and the one who harvests meet.
+/// Lets vCPUs with full rings wait for a reset, and the harvesting thread wait for full rings.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     state: Mutex<State>,
@@ -12,15 +12,15 @@ pub(crate) struct Gate {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Grows with each reset.
+    /// Number of resets.
     resets: u64,
-    /// Stops because of a full ring since the guest was made.
+    /// How often a vCPU stopped because its ring was full.
     full: u64,
-    /// vCPUs that wait.
+    /// Number of vCPUs that wait.
     waiting: usize,
-    /// A vCPU has finished since that was looked at last.
+    /// Whether a vCPU has finished its work since `wait_for_full` returned last.
     finished: bool,
-    /// Nobody will reset again.
+    /// Whether waiting vCPUs must give up, because the rings are not reset any more.
     closed: bool,
 }
 
@@ -29,7 +29,8 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A vCPU's ring is full: waits until the rings were reset. False if nobody will.
+    /// Makes a vCPU whose ring is full wait until the rings are reset. Returns false if `close` was
+    /// called.
     pub fn wait_for_reset(&self) -> bool {
         let mut state = self.lock();
         let seen = state.resets;
@@ -43,7 +44,8 @@ impl Gate {
         !state.closed
     }
 
-    /// Waits until a vCPU's ring is full or a vCPU's thread has finished its work, or for a time.
+    /// Waits until a vCPU's ring is full, until a vCPU has finished its work, or for `at_most`.
+    /// Returns whether a ring is full.
     pub fn wait_for_full(&self, at_most: Duration) -> bool {
         let mut state = self.lock();
         if state.waiting == 0 && !state.finished {
@@ -54,30 +56,30 @@ impl Gate {
         state.waiting > 0
     }
 
-    /// Whether a vCPU waits.
+    /// Returns whether a vCPU waits.
     pub fn has_full(&self) -> bool {
         self.lock().waiting > 0
     }
 
-    /// A vCPU's thread has finished its work: whoever waits for full rings looks again.
+    /// Notes that a vCPU has finished its work, and wakes the thread that waits for full rings.
     pub fn finish(&self) {
         self.lock().finished = true;
         self.changed.notify_all();
     }
 
-    /// The rings were reset.
+    /// Notes that the rings were reset, and wakes the vCPUs.
     pub fn reset(&self) {
         self.lock().resets += 1;
         self.changed.notify_all();
     }
 
-    /// Lets all go that wait, now and later.
+    /// Releases all vCPUs that wait, and those that will.
     pub fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();
     }
 
-    /// How often a vCPU stopped because its ring was full.
+    /// Returns how often a vCPU stopped because its ring was full.
     pub fn stops(&self) -> u64 {
         self.lock().full
     }

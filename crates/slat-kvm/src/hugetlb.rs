@@ -1,25 +1,27 @@
-//! The kernel's pools of huge pages (hugetlbfs), read from sysfs.
+//! The kernel's pools of huge pages (hugetlbfs), as sysfs shows them.
 //!
-//! A mapping with `MAP_HUGETLB` takes its pages from a pool that somebody filled beforehand.
-//! Asking first turns the kernel's bare `ENOMEM` into an answer that says what is missing.
+//! A mapping with `MAP_HUGETLB` takes its pages from a pool that the administrator filled
+//! beforehand. The check before the mapping reports what is missing, where the kernel would return
+//! `ENOMEM` only.
 
 use crate::{Advice, Error};
 use slat_procfs::Files;
 
-/// Pages of `page_size` bytes that are neither in use nor promised to a mapping.
+/// Returns the number of pages of `page_size` bytes that are neither in use nor reserved for a
+/// mapping.
 pub fn free(page_size: u64) -> u64 {
     pool(Files::here(), page_size).map_or(0, |(_, free)| free)
 }
 
-/// Checks that `needed` pages of `page_size` bytes can be had.
+/// Checks that `needed` pages of `page_size` bytes are free.
 ///
 /// # Errors
-/// [`Error::NoHugePages`], with what would change that.
+/// [`Error::NoHugePages`], with advice how to make enough pages available.
 pub fn check(page_size: u64, needed: u64) -> Result<(), Error> {
     check_in(Files::here(), page_size, needed)
 }
 
-/// How many pages there are in the pool, and how many of them are free.
+/// Returns the number of pages in the pool, and how many of them are free and not reserved.
 fn pool(files: Files<'_>, page_size: u64) -> Option<(u64, u64)> {
     let pool = files.huge_pools().into_iter().find(|pool| pool.page_size == page_size)?;
     Some((pool.total?, pool.free?.saturating_sub(pool.reserved?)))

@@ -1,10 +1,10 @@
-//! How much memory the machine can still give, from `/proc/meminfo`.
+//! Available memory of the machine, from `/proc/meminfo`.
 
 use crate::Error;
 use rustix::io::Errno;
 use slat_procfs::Files;
 
-/// Bytes that can be had without pushing anything out to swap (`MemAvailable`).
+/// Returns the bytes that are available without swapping (`MemAvailable`).
 ///
 /// # Errors
 /// [`Error::Os`] if `/proc/meminfo` cannot be read or lacks the line.
@@ -13,13 +13,14 @@ pub fn available() -> Result<u64, Error> {
     available.ok_or_else(|| Error::os("MemAvailable of /proc/meminfo")(Errno::NOENT))
 }
 
-/// Checks that `bytes` of guest memory, and what KVM allocates to map them, can be had.
+/// Checks that `bytes` of guest memory are available, and what KVM allocates to map them.
 ///
-/// KVM needs up to 8 bytes a page each for its table, the reverse map and the host's own page
-/// table: 1/64 covers that, and a fixed 64 MiB what the process and the kernel need besides.
+/// KVM needs up to 8 bytes per page each for its table, the reverse map and the host's own page
+/// table. 1/64 of the memory covers that, and 64 MiB cover what the process and the kernel need
+/// besides.
 ///
 /// # Errors
-/// [`Error::NotEnoughMemory`] if it cannot.
+/// [`Error::NotEnoughMemory`] if too little is available; [`Error::Os`] as for [`available`].
 pub fn check(bytes: u64) -> Result<(), Error> {
     let available = available()?;
     let needed = bytes.saturating_add(bytes / 64).saturating_add(64 << 20);
@@ -29,7 +30,8 @@ pub fn check(bytes: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Bytes of second-level tables of all guests on the host (`SecPageTables`, since Linux 6.1).
+/// Returns the bytes of the second-level tables of all guests on the host (`SecPageTables`, since
+/// Linux 6.1).
 pub(crate) fn second_level_tables() -> Option<u64> {
     Files::here().meminfo("SecPageTables")
 }

@@ -1,7 +1,8 @@
-//! The host's NUMA nodes: whose memory a guest gets, whose CPUs run it.
+//! The host's NUMA nodes, to which a guest's memory and vCPUs can be bound.
 //!
-//! A second-level table lies where the thread ran that took the fault, the memory where its policy
-//! says: a walk and an access may each cross to another node. Binding both shows what that costs.
+//! The kernel allocates a second-level table on the node of the thread that took the fault, and the
+//! memory by its policy, so a table walk and an access may each cross to another node. Binding both
+//! shows the cost of that.
 
 use crate::Error;
 use crate::memory::{Backing, HostMemory};
@@ -15,12 +16,12 @@ fn read_list(file: &str) -> Vec<usize> {
     Files::here().list(Path::new(FOLDER).join(file)).unwrap_or_default()
 }
 
-/// Nodes that have memory; none where the kernel knows no nodes.
+/// Returns the nodes that have memory. It is empty where the kernel has no NUMA nodes.
 pub fn nodes() -> Vec<u32> {
     read_list("has_memory").into_iter().map(|node| node as u32).collect()
 }
 
-/// CPUs of a node.
+/// Returns the CPUs of a node.
 ///
 /// # Errors
 /// [`Error::Invalid`] if there is no such node, or if it has no CPU.
@@ -40,11 +41,11 @@ fn named(nodes: &[impl ToString]) -> String {
     nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Checks that these nodes are there and can give so much memory: an allocation that is bound to
-/// nodes without any kills the process.
+/// Checks that the nodes `asked` exist and have `bytes` bytes free. If an allocation is bound to
+/// nodes without free memory, the kernel kills the process.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a node without memory; [`Error::NotEnoughOnNodes`].
+/// [`Error::Invalid`] for a node without memory; [`Error::NotEnoughOnNodes`] if too little is free.
 pub(crate) fn check(asked: &[u32], bytes: u64, backing: Backing) -> Result<(), Error> {
     if asked.is_empty() {
         return Ok(());
@@ -63,7 +64,8 @@ pub(crate) fn check(asked: &[u32], bytes: u64, backing: Backing) -> Result<(), E
     Ok(())
 }
 
-/// Bytes that a node can give: of its pool of huge pages, or free memory and the cache of files.
+/// Returns the bytes that a node can provide: those free in its hugetlb pool, or its free memory
+/// and inactive page cache.
 fn free(node: u32, backing: Backing) -> Option<u64> {
     let (files, folder) = (Files::here(), Path::new(FOLDER).join(format!("node{node}")));
     if backing.is_hugetlb() {
@@ -76,11 +78,11 @@ fn free(node: u32, backing: Backing) -> Option<u64> {
     Some(field("MemFree") + field("Inactive(file)"))
 }
 
-/// Binds a memory that nobody has touched yet to nodes (`mbind`, `MPOL_BIND`); to none, leaves it
-/// to the kernel.
+/// Binds a memory that is not yet populated to nodes (`mbind`, `MPOL_BIND`). Without nodes, the
+/// kernel's default policy stays.
 ///
 /// # Errors
-/// [`Error::Os`].
+/// [`Error::Os`] if the kernel refuses.
 pub(crate) fn bind(memory: &HostMemory, nodes: &[u32]) -> Result<(), Error> {
     const BITS: usize = u64::BITS as usize;
     let Some(&last) = nodes.iter().max() else { return Ok(()) };
@@ -88,8 +90,8 @@ pub(crate) fn bind(memory: &HostMemory, nodes: &[u32]) -> Result<(), Error> {
     for &node in nodes {
         mask[node as usize / BITS] |= 1 << (node as usize % BITS);
     }
-    // SAFETY: the range is one mapping of this process, whose content a policy does not change; the
-    // mask has as many bits as are named, and one more, which the kernel takes off.
+    // SAFETY: the range is one mapping of this process, and a policy does not change its contents.
+    // The kernel reads one bit less than the size given, and `mask` has that many.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -107,7 +109,8 @@ pub(crate) fn bind(memory: &HostMemory, nodes: &[u32]) -> Result<(), Error> {
     }
 }
 
-/// Bytes of a memory on each node, where the kernel tells (`/proc/self/numa_maps`).
+/// Returns the bytes of a memory on each node, where the kernel reports them
+/// (`/proc/self/numa_maps`).
 pub(crate) fn placement(memory: &HostMemory) -> Option<BTreeMap<u32, u64>> {
     let start = memory.host_address();
     Files::here().numa_maps(start..start + memory.len())

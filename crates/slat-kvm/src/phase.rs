@@ -110,7 +110,7 @@ pub struct PhaseRun {
 /// Measurements of one vCPU in one phase.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VcpuRun {
-    /// Number of steps. Each step is an access to one page, or skips it.
+    /// Number of steps. A step accesses one page or skips it.
     pub pages: u64,
     /// Seconds from the vCPU's start to its end.
     pub seconds: f64,

@@ -1,8 +1,9 @@
-//! Calls of the kernel's functions, counted by kprobes (Documentation/trace/kprobetrace.rst).
+//! Counts of calls of the kernel's functions, by kprobes (Documentation/trace/kprobetrace.rst).
 //!
-//! Each call of a function that is counted takes hundreds of instructions more, so times are taken
-//! without. The events are of this process alone and are taken away with it; they are enabled in an
-//! instance of the tracer's of their own, so that whoever else traces is not disturbed.
+//! A kprobe adds hundreds of instructions to each call of its function, so runs that measure times
+//! do not count calls. The events have names with this process's number, and are removed when
+//! counting ends. They are enabled in an instance of the tracer of their own, so that other users
+//! of the tracer are not disturbed.
 
 use crate::Error;
 use crate::stats::Changes;
@@ -13,10 +14,10 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// What the names of such counts begin with.
+/// Prefix of the names of such counts.
 pub const CALLS: &str = "calls_";
 
-/// Functions whose calls are counted until it is dropped.
+/// Kprobes that count calls of functions until they are dropped.
 #[derive(Debug)]
 pub(crate) struct Probes {
     root: PathBuf,
@@ -25,16 +26,16 @@ pub(crate) struct Probes {
     functions: Vec<String>,
 }
 
-/// How often each was called until then.
+/// Number of calls of each function so far.
 pub(crate) type Counted = BTreeMap<String, u64>;
 
 impl Probes {
-    /// Begins to count.
+    /// Starts to count. Returns `None` if there are no functions.
     ///
     /// # Errors
-    /// [`Error::NoProbes`] if this process may not, or if a function is none that can be probed: it
-    /// is inlined, several were made of it, or it is not there. One whose name ends in `?` is left
-    /// out then.
+    /// [`Error::NoProbes`] if this process may not use kprobes, or if a function cannot be probed
+    /// because it does not exist, is inlined, or was compiled into several. A function whose name
+    /// ends in `?` is skipped in that case.
     pub fn start(functions: &[String]) -> Result<Option<Self>, Error> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         if functions.is_empty() {
@@ -47,7 +48,7 @@ impl Probes {
         let group = format!("slat_{process}_{count}");
         let instance = root.join("instances").join(format!("slat-probes-{process}-{count}"));
         fs::create_dir(&instance).map_err(|error| refused("kprobes need root", &error))?;
-        // From here on it is taken away again.
+        // From here on, dropping `this` removes the instance.
         let mut this = Self { root, instance, group, functions: Vec::new() };
         let symbols = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
         for asked in functions {
@@ -78,7 +79,8 @@ impl Probes {
         self.write(&format!("p:{}/{} {symbol}", self.group, self.event(name)))
     }
 
-    /// The name of a function's event; `kprobe_profile` tells none by its group.
+    /// Returns the name of a function's event. It includes the group, because `kprobe_profile` does
+    /// not show groups.
     fn event(&self, name: &str) -> String {
         format!("{}_{name}", self.group)
     }
@@ -88,7 +90,7 @@ impl Probes {
         OpenOptions::new().append(true).open(events)?.write_all(line.as_bytes())
     }
 
-    /// How often each function was called so far.
+    /// Returns the number of calls of each function so far.
     pub fn read(&self) -> Counted {
         let text = fs::read_to_string(self.root.join("kprobe_profile")).unwrap_or_default();
         self.functions
@@ -100,7 +102,7 @@ impl Probes {
 
 impl Drop for Probes {
     fn drop(&mut self) {
-        // Failing leaves an event that nobody enables; it goes with the next boot.
+        // If this fails, an event that is not enabled stays until the next boot.
         let enable = self.instance.join("events").join(&self.group).join("enable");
         let _ = fs::write(enable, "0");
         let _ = fs::remove_dir(&self.instance);
@@ -110,10 +112,11 @@ impl Drop for Probes {
     }
 }
 
-/// How often functions are called while something is done, by the names that were asked for.
+/// Counts the calls of functions while `done` runs. A count has the name of its function, without
+/// the `?`.
 ///
 /// # Errors
-/// [`Error::NoProbes`].
+/// [`Error::NoProbes`] if this process may not use kprobes, or if a function cannot be probed.
 pub fn during<T>(
     functions: &[String],
     done: impl FnOnce() -> T,
@@ -129,7 +132,7 @@ pub fn during<T>(
     Ok((done, calls.collect()))
 }
 
-/// Calls from one reading to a later one, those of functions that were not called as well.
+/// Returns the calls between two readings, including functions that were not called.
 pub(crate) fn changes(before: &Counted, after: &Counted) -> Changes {
     let change = |(name, count): (&String, &u64)| {
         let before = before.get(name).copied().unwrap_or(0);
@@ -138,8 +141,8 @@ pub(crate) fn changes(before: &Counted, after: &Counted) -> Changes {
     after.iter().map(change).collect()
 }
 
-/// The symbol of a function: its own, or the one that the compiler made of it. Of several that it
-/// made none tells all calls.
+/// Returns the symbol of a function: its own, or the only one that the compiler derived from it. If
+/// there are several derived symbols, none of them counts all calls.
 fn symbol(symbols: &str, name: &str) -> Option<String> {
     let of = |line: &str| -> Option<String> {
         let mut words = line.split_whitespace().skip(1);
@@ -155,8 +158,8 @@ fn symbol(symbols: &str, name: &str) -> Option<String> {
     own.or(found.first().filter(|_| found.len() == 1)).cloned()
 }
 
-/// How often an event came, by `kprobe_profile`: name, hits, and misses, which are calls as well:
-/// the kernel came to the function from within another probe.
+/// Returns how often an event occurred, from a `kprobe_profile` with name, hits and misses. Misses
+/// are calls as well: the kernel made them from within another probe.
 fn hits(profile: &str, event: &str) -> Option<u64> {
     let of = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -1,8 +1,8 @@
 //! The kernel's counters of a VM or a vCPU, in binary form (api.rst, `KVM_GET_STATS_FD`).
 //!
-//! A time says how long; these say why: faults, exits, instructions that the kernel interpreted,
-//! tables that it threw away. Names are the kernel's and differ by architecture and release, so
-//! they are read from the file and none is taken for granted.
+//! They explain a measured time: faults, exits, instructions that the kernel interpreted, tables
+//! that it zapped. Their names differ by architecture and release, so they are read from the file
+//! and none is assumed to exist.
 
 use crate::Error;
 use crate::ioctl::BinaryStats;
@@ -18,14 +18,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 /// Bytes of `struct kvm_stats_desc` before the name.
 const DESC_LEN: usize = 16;
 
-/// Bytes of a name, names, and words of values: more than any kernel has.
+/// Limits that no kernel exceeds: bytes of a name, number of names, and words of values.
 const MOST_NAME: u32 = 1 << 10;
 const MOST_FIELDS: u32 = 1 << 12;
 const MOST_WORDS: usize = 1 << 20;
 
-/// What a counter did between two readings: name and difference, those that changed.
+/// Changes of counters between two readings, by name. Counters that did not change are left out.
 ///
-/// The difference of a count of things that exist, such as `pages_2m`, can be negative.
+/// The change of a count of existing things, such as `pages_2m`, can be negative.
 pub type Changes = BTreeMap<String, i64>;
 
 /// An open statistics file.
@@ -40,11 +40,11 @@ pub struct Stats {
 #[derive(Debug, PartialEq, Eq)]
 struct Field {
     name: String,
-    /// In 64-bit words from the start of the data block.
+    /// Index in the data block, in 64-bit words.
     index: usize,
 }
 
-/// Values of all counters at one moment. Only the first reading into it allocates.
+/// Values of all counters at one moment. Only the first read into it allocates.
 #[derive(Debug, Clone, Default)]
 pub struct Reading {
     bytes: Vec<u8>,
@@ -54,17 +54,19 @@ impl Stats {
     /// Opens the statistics of a VM or a vCPU.
     ///
     /// # Errors
-    /// [`Error::Os`]: the kernel has none (before 5.14), or the VM is another process's.
+    /// [`Error::Os`] if the kernel has none (before 5.14), or if another process made the VM;
+    /// [`Error::Invalid`] as for [`Stats::from_file`].
     pub fn open(of: &impl BinaryStats) -> Result<Self, Error> {
         Self::from_file(of.get_stats_fd().map_err(Error::os("KVM_GET_STATS_FD"))?)
     }
 
-    /// Takes a statistics file that is open already, such as another process's descriptor.
+    /// Wraps a statistics file that is already open, such as a descriptor of another process.
     ///
-    /// The file keeps what KVM has of the VM alive, and so its counters, until this is dropped.
+    /// The file keeps KVM's data of the VM, and so its counters, alive until this is dropped.
     ///
     /// # Errors
-    /// [`Error::Os`] if it cannot be read, [`Error::Invalid`] if its header is none of KVM's.
+    /// [`Error::Os`] if the file cannot be read, [`Error::Invalid`] if its header is not one of
+    /// KVM's.
     pub fn from_file(fd: File) -> Result<Self, Error> {
         let mut header = [0; size_of::<kvm_stats_header>()];
         read_all(&fd, &mut header, 0)?;
@@ -72,7 +74,7 @@ impl Stats {
         // Order of struct kvm_stats_header: flags, name_size, num_desc, id_offset, desc_offset,
         // data_offset.
         let [name_size, count, desc_offset, data_offset] = [1, 2, 4, 5].map(word);
-        // What is not KVM's could name sizes that no memory holds.
+        // A file that is not KVM's could give sizes that exceed any memory.
         if name_size > MOST_NAME || count > MOST_FIELDS {
             let value = format!("of {count} names of {name_size} bytes");
             return Err(Error::invalid("statistics file", value, "must be one of KVM's"));
@@ -88,7 +90,7 @@ impl Stats {
         Ok(Self { fd, data_offset: u64::from(data_offset), data_len: words * 8, fields })
     }
 
-    /// Reads all counters.
+    /// Reads all counters into `into`.
     ///
     /// # Errors
     /// [`Error::Os`] if the file cannot be read.
@@ -97,12 +99,13 @@ impl Stats {
         read_all(&self.fd, &mut into.bytes, self.data_offset)
     }
 
-    /// A reading of counters that have not counted yet: the beginning of a vCPU that came later.
+    /// Returns a reading in which all counters are 0, for a vCPU that was made after the first
+    /// reading.
     pub fn zero(&self) -> Reading {
         Reading { bytes: vec![0; self.data_len] }
     }
 
-    /// What changed from one reading to a later one.
+    /// Returns the changes from one reading to a later one.
     pub fn changes(&self, before: &Reading, after: &Reading) -> Changes {
         let changed = self.fields.iter().filter_map(|field| {
             let change = after.word(field.index)?.wrapping_sub(before.word(field.index)?) as i64;
@@ -111,12 +114,12 @@ impl Stats {
         changed.collect()
     }
 
-    /// Names of the counters that this kernel has.
+    /// Returns the names of the counters that this kernel has.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.fields.iter().map(|field| &*field.name)
     }
 
-    /// The value of one counter, if this kernel has it.
+    /// Returns the value of a counter, if this kernel has it.
     pub fn value(&self, reading: &Reading, name: &str) -> Option<u64> {
         reading.word(self.fields.iter().find(|field| field.name == name)?.index)
     }
@@ -135,7 +138,7 @@ impl Reading {
     }
 }
 
-/// Reads a descriptor: a single counter, or nothing for histograms, peaks and what is unknown.
+/// Parses a descriptor. Returns `None` for histograms, peaks and unknown types.
 fn field(desc: &[u8]) -> Option<Field> {
     // Order of struct kvm_stats_desc: flags u32, exponent s16, size u16, offset u32,
     // bucket_size u32, name.
@@ -179,7 +182,7 @@ mod tests {
         bytes
     }
 
-    /// A file as KVM makes one, of a counter and its value.
+    /// Makes a file in KVM's format, with one counter and its value.
     fn file(names: u32, count: u32, offset: u32) -> File {
         use std::io::Write;
         let mut file = tempfile::tempfile().unwrap();

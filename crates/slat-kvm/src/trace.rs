@@ -1,28 +1,29 @@
-//! Events of the kernel's, counted by its tracer (Documentation/trace/events.rst), where it may be
-//! used.
+//! Counts of the kernel's events, by its tracer (Documentation/trace/events.rst).
 //!
-//! In an instance of its own, so that whoever else traces is not disturbed. Needs root.
+//! The events are enabled in an instance of the tracer of their own, so that other users of the
+//! tracer are not disturbed. This needs root.
 
 use std::path::PathBuf;
 
-/// Where the tracer is, if this process may see it.
+/// Returns the directory of the tracer, if this process may see it.
 pub(crate) fn root() -> Option<PathBuf> {
     let roots = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
     roots.into_iter().map(PathBuf::from).find(|root| root.join("instances").exists())
 }
 
-/// Counts events until it is dropped.
+/// Events that are counted until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Events {
     instance: PathBuf,
 }
 
 impl Events {
-    /// Begins to count. Nothing if this process may not, or if the kernel does not know the events.
+    /// Starts to count. Returns `None` if this process may not trace, or if the kernel lacks an
+    /// event.
     pub fn start(events: &[&str]) -> Option<Self> {
         let instance = root()?.join("instances").join(format!("slat-{}", std::process::id()));
         std::fs::create_dir(&instance).ok()?;
-        // From here on it is taken away again.
+        // From here on, dropping `this` removes the instance.
         let this = Self { instance };
         for event in events {
             let file = this.instance.join("events").join(event).join("enable");
@@ -31,7 +32,7 @@ impl Events {
         Some(this)
     }
 
-    /// How often an event came.
+    /// Returns how often an event occurred.
     pub fn count(&self, event: &str) -> Option<u64> {
         let text = std::fs::read_to_string(self.instance.join("trace")).ok()?;
         Some(count(&text, event))
@@ -40,7 +41,7 @@ impl Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        // Failing leaves an instance that nobody reads; it goes with the next boot.
+        // If this fails, an unused instance stays until the next boot.
         let _ = std::fs::remove_dir(&self.instance);
     }
 }

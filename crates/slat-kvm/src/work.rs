@@ -1,75 +1,77 @@
-//! What a vCPU is to do, and the model of it: which page each step touches, and how.
+//! The work of a vCPU, and a model of it: which page each step touches, and how.
 //!
-//! The guest's code computes the order by arithmetic, so that no list has to be read from memory
-//! while the work is timed; [`Steps`] computes it again, so that the host knows which pages were
+//! The guest's code computes the order of the pages, so that it reads no list from memory while the
+//! work is timed. [`Steps`] computes the same order, so that the host knows which pages were
 //! written without asking the guest.
 
 use crate::Error;
 
-/// Whole of a share.
+/// The whole of a share, in per cent.
 pub(crate) const WHOLE: u64 = 100;
 
-/// What is done to a page.
+/// What a step does to its page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Touch {
-    /// Three words at its start are written: the step's number, the page's address, and return
-    /// instructions.
+    /// Writes three words at the start of the page: the step's number, the page's address, and
+    /// return instructions.
     Write,
-    /// The second word is read, and held against the page's address.
+    /// Reads the second word, and compares it with the page's address.
     Read,
-    /// The return instructions are called.
+    /// Calls the return instructions.
     Execute,
-    /// Nothing is.
+    /// Does nothing.
     Skip,
-    /// The vCPU switches its MMU and caches off and on again (Arm), which has nothing to do with
-    /// the page: without FEAT_S2FWB, KVM maintains all of the guest's memory at both edges.
+    /// Switches the vCPU's MMU and caches off and on again (Arm), and does not touch the page.
+    /// Without FEAT_S2FWB, KVM cleans and invalidates all of the guest's memory at both switches.
     ToggleCaches,
 }
 
-/// In which order pages are touched.
+/// The order in which pages are touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// One after the other, from the first, over and over.
+    /// From the first page to the last, repeatedly.
     Sequential,
-    /// Each step draws a page; some are drawn twice before others once.
+    /// Each step draws a page at random; some pages are drawn twice before others are drawn once.
     Random {
-        /// Start of the sequence. Each vCPU's differs.
+        /// Seed of the sequence, from which each vCPU derives its own.
         seed: u64,
     },
-    /// The same, and `share` of a hundred steps draw from the first `percent` of a hundred pages.
+    /// As `Random`, but `share` per cent of the steps draw from the first `percent` per cent of the
+    /// pages.
     Hot {
-        /// Start of the sequence.
+        /// Seed of the sequence, from which each vCPU derives its own.
         seed: u64,
-        /// The hot set's size in per cent of the pages, at least one page.
+        /// Size of the hot set in per cent of the pages, at least one page.
         percent: u8,
-        /// Per cent of the steps that go there.
+        /// Share of the steps that touch the hot set, in per cent.
         share: u8,
     },
 }
 
-/// What a vCPU is to do.
+/// The work of a vCPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Work {
     /// The order of the pages.
     pub order: Order,
-    /// What `share` of a hundred steps do, evenly spread.
+    /// What `share` per cent of the steps do, evenly spread.
     pub hit: Touch,
-    /// What the others do.
+    /// What the other steps do.
     pub miss: Touch,
-    /// 1 to 100.
+    /// Share of the hits in per cent, 1 to 100.
     pub share: u8,
-    /// Turns the places of the hits on, so that rounds of a share write different pages.
+    /// Shifts which steps are hits, so that rounds with a share below 100 write different pages.
     pub round: u32,
-    /// How many steps: one for each page of its part, or until it is stopped.
+    /// Whether the work goes on until the vCPU is stopped, instead of one step for each page of its
+    /// part.
     pub endless: bool,
-    /// One step alone.
+    /// Whether the work is a single step.
     pub once: bool,
-    /// Steps a second, at most; a step that comes late is not made up for.
+    /// The largest number of steps per second. A step that comes late delays the later ones.
     pub per_second: Option<f64>,
 }
 
 impl Work {
-    /// One step for each page, in their order, all the same.
+    /// Returns the work that does `touch` once to each page, in order.
     pub fn each_page(touch: Touch) -> Self {
         Self {
             order: Order::Sequential,
@@ -83,10 +85,12 @@ impl Work {
         }
     }
 
-    /// Checks the shares.
+    /// Checks the shares, the pace, and whether the architecture can toggle caches.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if one is not 1 to 100, or the pace not a number above 0.
+    /// [`Error::Invalid`] if a share is not 1 to 100, or if the pace is not a finite number above
+    /// 0; [`Error::MissingCapability`] for [`Touch::ToggleCaches`] on other architectures than
+    /// Arm's.
     pub fn check(&self) -> Result<(), Error> {
         let within = |name, share: u8| match share {
             1..=100 => Ok(()),
@@ -111,13 +115,14 @@ impl Work {
         }
     }
 
-    /// The accumulator before the first step, which is always below 100.
+    /// Returns the accumulator before the first step, which is below 100.
     pub(crate) fn accumulator(&self) -> u64 {
-        // 37 and 100 have no common factor: any 100 rounds in a row start at 100 places.
+        // 37 and 100 have no common factor, so any 100 successive rounds have different
+        // accumulators.
         u64::from(self.round) * 37 % WHOLE
     }
 
-    /// State of the random orders before the first step of a vCPU.
+    /// Returns the state of the random orders before a vCPU's first step.
     pub(crate) fn seed(&self, vcpu: usize) -> u64 {
         match self.order {
             Order::Sequential => 0,
@@ -128,7 +133,7 @@ impl Work {
         }
     }
 
-    /// Pages of the hot set, of `pages`.
+    /// Returns the size of the hot set, of `pages` pages.
     pub(crate) fn hot_pages(&self, pages: u64) -> u64 {
         match self.order {
             Order::Hot { percent, .. } => (pages * u64::from(percent) / WHOLE).max(1),
@@ -136,7 +141,7 @@ impl Work {
         }
     }
 
-    /// The steps of a vCPU over a part of `pages` pages, from the first on, without end.
+    /// Returns the endless steps of a vCPU over a part of `pages` pages.
     pub fn steps(&self, vcpu: usize, pages: u64) -> Steps {
         Steps {
             work: *self,
@@ -148,7 +153,7 @@ impl Work {
     }
 }
 
-/// One step of Knuth's MMIX generator; the guest's code has the same two numbers.
+/// Advances Knuth's MMIX generator by one step. The guest's code uses the same two constants.
 pub(crate) fn advance(state: u64) -> u64 {
     state.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT)
 }
@@ -156,12 +161,14 @@ pub(crate) fn advance(state: u64) -> u64 {
 pub(crate) const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
 pub(crate) const INCREMENT: u64 = 1_442_695_040_888_963_407;
 
-/// A number below `below`, from the upper bits of the state: the lower ones repeat soon.
+/// Returns a number below `below` from the upper bits of the state, because the lower ones have a
+/// short period.
 fn draw(state: u64, below: u64) -> u64 {
     ((u128::from(state) * u128::from(below)) >> 64) as u64
 }
 
-/// The pages that a vCPU touches, counted from the first of its part, and what it does to each.
+/// The steps of a vCPU: each yields the page, counted from the first of its part, and what is done
+/// to it.
 #[derive(Debug, Clone)]
 pub struct Steps {
     work: Work,
@@ -244,7 +251,7 @@ mod tests {
         let order = Order::Hot { seed: 7, percent: 10, share: 90 };
         let work = Work { order, ..Work::each_page(Touch::Write) };
         let hot = work.steps(0, 1000).take(10_000).filter(|step| step.0 < 100).count();
-        // 90 per cent, and a tenth of what goes anywhere.
+        // 90 per cent, and a tenth of the draws from all pages.
         assert!((9000..9200).contains(&hot), "{hot}");
         assert_eq!(work.hot_pages(5), 1);
     }

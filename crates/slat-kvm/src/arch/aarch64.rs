@@ -1,10 +1,10 @@
-//! A guest of arm64: EL1 with its MMU on, set up from outside.
+//! The arm64 guest: the host sets up EL1 with its MMU on.
 //!
-//! Stage 1 has the 4 KiB granule and maps addresses one to one, cacheable, as any guest's memory
-//! is: with its MMU off the accesses would be to device memory. Access flags are set beforehand, so
-//! that no walk has to set them. There are vectors, because a fault of the guest's own would
-//! otherwise fetch the next from memory that holds none, for ever: they leave at another address
-//! than the guest's code does, which ends the run with its registers shown.
+//! Stage 1 has the 4 KiB granule and maps addresses one to one as cacheable memory, like an
+//! ordinary guest's. With the MMU off, accesses would be of device type. Access flags are set
+//! beforehand, so that no walk has to set them. There are exception vectors, because without them
+//! an exception of the guest would repeat forever on the fetch of its vector. They exit at another
+//! address than the guest's code does, so that the run ends with an error that shows the registers.
 //!
 //! Sources: Arm ARM (DDI 0487), D8 "VMSAv8-64", `TCR_EL1`, `SCTLR_EL1`, `MAIR_EL1`, `CTR_EL0`, and
 //! B2 "Synchronization and coherency issues between data and instruction accesses"; api.rst,
@@ -22,26 +22,28 @@ use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use std::arch::asm;
 use std::mem::offset_of;
 
-/// A table.
+/// Bits of a table descriptor.
 pub(crate) const TABLE: u64 = 0b11;
-/// A block: normal memory (attribute 0), read and write for EL1 alone, inner shareable, accessed.
+/// Bits of a block descriptor: normal memory (attribute 0), read and write for EL1 only, inner
+/// shareable, accessed.
 pub(crate) const PAGE_2M: u64 = 0x701;
-/// No memory is there: a store leaves the guest. Attribute 1, never executed.
+/// Address and block descriptor of a device (attribute 1, never executed). No memory is there, so
+/// that a store exits to the host.
 pub(crate) const DEVICE: Option<(u64, u64)> =
     Some((DEVICE_GPA, DEVICE_GPA | 1 << 54 | 1 << 53 | 1 << 10 | 1 << 2 | 1));
-/// The boot slot ends below the device, within the gigabyte that its table maps.
+/// End of the boot slot at most: below the device, and within the gigabyte that its table maps.
 pub(crate) const BOOT_LIMIT: u64 = DEVICE_GPA;
-/// Two `ret`.
+/// Two `ret` instructions.
 pub(crate) const RETURNS: u64 = 0xd65f_03c0_d65f_03c0;
 
 const DEVICE_GPA: u64 = (1 << 30) - (2 << 20);
 
-// x0 mailbox, x1 steps left, x2 base, x3 pages, x4 index, x5 random, x6 share, x7 accumulator,
-// x8 position, x9 clock at the last access, x11 when the next step is due, x17 CTR_EL0,
-// x18 and x19 the generator's numbers, x20 device. x10 is the page's address.
+// Registers: x0 mailbox, x1 steps left, x2 base, x3 pages, x4 index, x5 random, x6 share, x7
+// accumulator, x8 position, x9 clock at the last access, x10 address of the page, x11 when the next
+// step is due, x17 CTR_EL0, x18 and x19 the generator's constants, x20 device.
 guest_asm!(
     ".pushsection .rodata.slat_guest, \"a\", %progbits",
-    // The counter may be read ahead of what stands before it.
+    // Without a barrier, the counter may be read before earlier instructions complete.
     ".macro SLAT_CLOCK register",
     "isb",
     "mrs \\register, cntvct_el0",
@@ -53,7 +55,7 @@ guest_asm!(
     ".endm",
     ".balign 2048",
     "slat_guest_start:",
-    // What other vCPUs wrote to be executed.
+    // Make the instructions that other vCPUs wrote visible to this vCPU's fetches.
     "ic ialluis",
     "dsb ish",
     "isb",
@@ -74,7 +76,7 @@ guest_asm!(
     ".Lslat_step:",
     "ldr x12, [x0, #{next}]",
     "br x12",
-    // Which page.
+    // Choose the page.
     "slat_guest_sequential:",
     "mov x10, x4",
     "add x4, x4, #1",
@@ -111,14 +113,14 @@ guest_asm!(
     ".Lslat_miss:",
     "ldr x12, [x0, #{miss}]",
     "br x12",
-    // What is done to it: this is what is measured.
+    // Touch the page: this is what is measured.
     "slat_guest_write:",
     "str x8, [x10]",
     "str x10, [x10, #8]",
     "ldr x12, [x0, #{returns}]",
     "add x13, x10, #16",
     "str x12, [x13]",
-    // CTR_EL0.IDC: instruction fetches see it without being cleaned.
+    // With CTR_EL0.IDC, instruction fetches see the data without a clean of the cache.
     "tbnz x17, #28, .Lslat_done",
     "dc cvau, x13",
     "b .Lslat_done",
@@ -126,7 +128,7 @@ guest_asm!(
     "add x12, x10, #16",
     "blr x12",
     "b .Lslat_done",
-    // M and C off, and on again. Nothing but instructions is fetched in between.
+    // Clear and set M and C. In between, the only memory accesses are instruction fetches.
     "slat_guest_toggle:",
     "mrs x12, sctlr_el1",
     "mov x13, #5",
@@ -141,7 +143,7 @@ guest_asm!(
     "cmp x12, x10",
     "b.eq .Lslat_done",
     "SLAT_COUNT #{wrong}",
-    // How long since the access before.
+    // Take the time since the previous access.
     ".Lslat_done:",
     "SLAT_CLOCK x12",
     "sub x13, x12, x9",
@@ -173,7 +175,7 @@ guest_asm!(
     "ldr x14, [x15, x13, lsl #3]",
     "add x14, x14, #1",
     "str x14, [x15, x13, lsl #3]",
-    // When the next is due. One that is late is due at once, and the others move with it.
+    // Set when the next step is due. A late step is due at once, and delays the later ones.
     "ldr x12, [x0, #{period}]",
     "cbz x12, slat_guest_skip",
     "add x11, x11, x12",
@@ -201,7 +203,7 @@ guest_asm!(
     "add x8, x8, #1",
     "add x12, x0, #{position}",
     "stlr x8, [x12]",
-    // What the next step writes is not seen before it.
+    // Order the next step's writes after the new position.
     "dmb ishst",
     "subs x1, x1, #1",
     "b.eq .Lslat_leave",
@@ -222,7 +224,7 @@ guest_asm!(
     ".Lslat_device:",
     ".quad {device}",
     ".balign 2048",
-    // Sixteen vectors of 128 bytes each, all the same.
+    // Sixteen equal vectors of 128 bytes each.
     "slat_guest_vectors:",
     ".rept 16",
     "ldr x20, .Lslat_device",
@@ -241,13 +243,13 @@ unsafe extern "C" {
     static slat_guest_vectors: u8;
 }
 
-/// A system register's number for `KVM_SET_ONE_REG`.
+/// Returns the number of a system register for `KVM_SET_ONE_REG`.
 const fn system(op0: u64, op1: u64, crn: u64, crm: u64, op2: u64) -> u64 {
     let encoding = op0 << 14 | op1 << 11 | crn << 7 | crm << 3 | op2;
     KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM64_SYSREG as u64 | encoding
 }
 
-/// A core register's, from its place in `kvm_regs`.
+/// Returns the number of a core register, from its offset in `kvm_regs`.
 const fn core(offset: usize) -> u64 {
     KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE as u64 | offset as u64 / 4
 }
@@ -278,7 +280,7 @@ fn get(vcpu: &VcpuFd, register: u64) -> Result<u64, Error> {
 
 /// Checks that `bytes` of test memory lie within the guest's physical addresses.
 pub(crate) fn check(kvm: &Kvm, bytes: u64) -> Result<(), Error> {
-    // 40 is what a VM has by default (api.rst, `KVM_CREATE_VM`); 48 what stage 1 above maps.
+    // A VM has 40 bits by default (api.rst, `KVM_CREATE_VM`), and stage 1 maps 48 bits.
     let bits = match kvm.get_host_ipa_limit() {
         1.. => kvm.get_host_ipa_limit().clamp(32, 48) as u32,
         _ => 40,
@@ -291,30 +293,31 @@ pub(crate) fn check(kvm: &Kvm, bytes: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a VM needs before its first vCPU.
+/// Does the setup of a VM that must come before its first vCPU.
 pub(crate) fn set_up_vm(_vm: &VmFd) -> Result<(), Error> {
     Ok(())
 }
 
-/// Puts a vCPU at the start of its code, in EL1 (where reset leaves it), its MMU on.
+/// Puts a vCPU at the start of the code, in EL1 (its level after reset), with its MMU on.
 pub(crate) fn set_up_vcpu(_kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd, mailbox: u64) -> Result<(), Error> {
     let mut init = kvm_vcpu_init::default();
     vm.get_preferred_target(&mut init).map_err(Error::os("KVM_ARM_PREFERRED_TARGET"))?;
     init.features[0] |= 1 << KVM_ARM_VCPU_PSCI_0_2;
     vcpu.vcpu_init(&init).map_err(Error::os("KVM_ARM_VCPU_INIT"))?;
 
-    // Of the sizes of a physical address, 5 is 48 bits, the most without FEAT_LPA.
+    // Of the encoded sizes of a physical address, 5 is 48 bits, the most without FEAT_LPA.
     let size = (get(vcpu, ID_AA64MMFR0_EL1)? & 0xf).min(5);
-    // T0SZ 16 (48 bits), walks inner shareable and cacheable, 4 KiB granule, nothing above.
+    // T0SZ 16 (48 bits), walks inner shareable and cacheable, 4 KiB granule, no upper address
+    // range.
     let tcr = size << 32 | 1 << 23 | 3 << 12 | 1 << 10 | 1 << 8 | 16;
     let vectors = (&raw const slat_guest_vectors).addr() - code().as_ptr().addr();
     for (register, value) in [
-        // Attribute 0: normal, write-back; 1: device, nGnRnE.
+        // Attribute 0 is normal, write-back; attribute 1 is device, nGnRnE.
         (MAIR_EL1, 0xff),
         (TCR_EL1, tcr),
         (TTBR0_EL1, ROOT_GPA),
         (VBAR_EL1, CODE_GPA + vectors as u64),
-        // The bits that are 1 where nothing is asked for, and I, C, M.
+        // The bits that are RES1, and I, C and M.
         (SCTLR_EL1, 0x30d0_0800 | 1 << 12 | 1 << 2 | 1),
         (X0, mailbox),
         (PC, CODE_GPA),
@@ -325,16 +328,17 @@ pub(crate) fn set_up_vcpu(_kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd, mailbox: u64) ->
     Ok(())
 }
 
-/// Whether the guest's code says that it leaves. Entered again, it starts from its mailbox.
+/// Returns whether the exit is the one that the guest's code makes when it leaves. Entered again,
+/// the code reloads its state from its mailbox.
 pub(crate) fn is_done(exit: &VcpuExit<'_>) -> bool {
     matches!(exit, VcpuExit::MmioWrite(DEVICE_GPA, _))
 }
 
-/// Ticks a second of the clock that the guest's code reads.
+/// Returns the frequency of the clock that the guest's code reads, in ticks per second.
 pub(crate) fn ticks_per_second(_vcpu: &VcpuFd) -> Result<f64, Error> {
     let frequency: u64;
-    // SAFETY: reads a register that Linux lets every process read (`CNTKCTL_EL1.EL0VCTEN`), and
-    // nothing else happens.
+    // SAFETY: the instruction reads a register that Linux lets every process read
+    // (`CNTKCTL_EL1.EL0VCTEN`), and has no other effect.
     unsafe {
         asm!("mrs {}, cntfrq_el0", out(reg) frequency, options(nomem, nostack, preserves_flags))
     };
@@ -344,7 +348,7 @@ pub(crate) fn ticks_per_second(_vcpu: &VcpuFd) -> Result<f64, Error> {
     }
 }
 
-/// Where a vCPU stands, for an error's text.
+/// Formats the registers of a vCPU that locate its state, for an error message.
 pub(crate) fn describe(vcpu: &VcpuFd) -> String {
     let registers =
         [("pc", PC), ("x0", X0), ("elr_el1", ELR_EL1), ("esr_el1", ESR_EL1), ("far_el1", FAR_EL1)];

@@ -1,9 +1,11 @@
-//! What differs between architectures: the guest's code, its registers, bits of its own tables.
+//! The architecture-dependent parts: the guest's code, its registers, and the bits of its own
+//! tables.
 //!
-//! Each has the same items; the rest of the crate names none of them.
+//! Each architecture's module has the same items, so that the rest of the crate does not depend on
+//! the architecture.
 
-/// The guest's code, with the offsets of its mailbox and the numbers of its orders by name, and
-/// what else an architecture's needs.
+/// Assembles the guest's code. It defines names for the offsets of the mailbox's words and for
+/// constants, and takes further names that an architecture needs.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! guest_asm {
     ($($line:literal),*; $($name:ident = $value:expr,)*) => {
@@ -41,7 +43,8 @@ macro_rules! guest_asm {
     };
 }
 
-/// The code that `global_asm!` has put between its labels, and where its pieces are.
+/// Defines functions that return the code between the labels of `guest_asm!`, and the offsets of
+/// its pieces.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! pieces {
     () => {
@@ -58,16 +61,16 @@ macro_rules! pieces {
             static slat_guest_end: u8;
         }
 
-        /// The guest's code. It is position-independent and enters at its start.
+        /// Returns the guest's code. It is position-independent, and its entry point is its start.
         pub(crate) fn code() -> &'static [u8] {
             let start = &raw const slat_guest_start;
             let len = (&raw const slat_guest_end).addr() - start.addr();
-            // SAFETY: both labels are of one section, which the assembler laid out above, start
-            // before end; it is read-only memory of the program, there for as long as it runs.
+            // SAFETY: the assembler laid out both labels in one section, start before end. It is
+            // read-only memory of the program, which exists as long as the program runs.
             unsafe { std::slice::from_raw_parts(start, len) }
         }
 
-        /// Bytes from the start of the code to a piece of it.
+        /// Returns the offset of a piece from the start of the code, in bytes.
         pub(crate) fn offset(piece: super::Piece) -> u64 {
             let label = match piece {
                 super::Piece::Sequential => &raw const slat_guest_sequential,
@@ -98,11 +101,11 @@ mod unsupported;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) use unsupported::*;
 
-/// Where the test memory starts: above the holes that chipsets and KVM itself use below 4 GiB,
-/// and aligned for 1 GiB pages.
+/// Guest address at which the test memory starts. It is above the areas below 4 GiB that chipsets
+/// and KVM use, and aligned for 1 GiB pages.
 pub(crate) const MEMORY_GPA: u64 = 1 << 32;
 
-/// A piece of the guest's code that a [`Work`](crate::work::Work) is put together from.
+/// A piece of the guest's code, of which a [`Work`](crate::work::Work) is composed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Piece {
     Sequential,

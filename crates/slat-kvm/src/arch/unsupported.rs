@@ -1,4 +1,4 @@
-//! An architecture without guest code: everything builds, and [`check`] says no.
+//! An architecture without guest code: the crate builds, and [`check`] returns an error.
 
 use super::Piece;
 use crate::Error;

@@ -1,16 +1,17 @@
-//! A guest of x86-64: long mode set up from outside, code in ring 3.
+//! The x86-64 guest: the host sets up long mode, and the guest's code runs in ring 3.
 //!
-//! Nothing of the guest runs in ring 0, not even to get there: a KVM without hardware
+//! No code of the guest runs in ring 0, not even at its start: a KVM without hardware
 //! virtualization interprets ring 0 code, and would write memory without a fault. IOPL is 3, so
-//! that `out` in ring 3 leaves the guest without a fault of its own. There is no IDT, because
-//! nothing faults in the guest: what faults is the second level, which the guest does not see.
+//! that `out` in ring 3 exits to the host without a fault in the guest. The guest has no IDT,
+//! because no fault is delivered to it: the faults are at the second level, which the guest does
+//! not see.
 //!
-//! Accessed and dirty bits of the guest's own tables are set beforehand, so that no walk has to
-//! set them: on a KVM with shadow page tables that would be one more fault.
+//! Accessed and dirty bits of the guest's own tables are set beforehand, so that no walk has to set
+//! them. On a KVM with shadow page tables each would cost another fault.
 //!
 //! Sources: Intel SDM, volume 3, "Segment Descriptors", "4-Level Paging and 5-Level Paging" and
-//! "Checks on the Guest State Area" (what VMX wants of all this); volume 1, "I/O Privilege Level";
-//! api.rst, `KVM_SET_SREGS`.
+//! "Checks on the Guest State Area" (VMX's requirements); volume 1, "I/O Privilege Level"; api.rst,
+//! `KVM_SET_SREGS`.
 
 use super::MEMORY_GPA;
 use crate::Error;
@@ -19,23 +20,24 @@ use crate::mailbox;
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 
-/// Present, writable, user, accessed.
+/// Bits of an entry that points to a table: present, writable, user, accessed.
 pub(crate) const TABLE: u64 = 0x27;
-/// The same, dirty, and a page rather than a table.
+/// Bits of an entry that maps a 2 MiB page: the same, dirty, and page size.
 pub(crate) const PAGE_2M: u64 = 0xe7;
-/// No device is needed: the guest leaves by a port.
+/// The guest exits by an I/O port and needs no device.
 pub(crate) const DEVICE: Option<(u64, u64)> = None;
-/// The boot slot ends below the holes under 4 GiB, and within the gigabyte that its table maps.
+/// End of the boot slot at most: below the areas under 4 GiB that chipsets use, and within the
+/// gigabyte that its table maps.
 pub(crate) const BOOT_LIMIT: u64 = 1 << 30;
-/// Eight `ret`.
+/// Eight `ret` instructions.
 pub(crate) const RETURNS: u64 = 0xc3c3_c3c3_c3c3_c3c3;
 
-/// Port by which the guest says that it leaves. Any would do.
+/// Port to which the guest writes when it exits. Any port would do.
 const DONE_PORT: u16 = 0x5a;
 
-// rsi steps left, rbx base, r15 pages, r9 index, r14 random, r8 share, r10 accumulator,
-// r12 position, r13 clock at the last access, rbp when the next step is due, r11 mailbox.
-// rdi is the page's address.
+// Registers: rsi steps left, rbx base, r15 pages, r9 index, r14 random, r8 share, r10 accumulator,
+// r12 position, r13 clock at the last access, rbp when the next step is due, r11 mailbox, rdi
+// address of the page.
 guest_asm!(
     ".pushsection .rodata.slat_guest, \"a\", @progbits",
     ".macro SLAT_CLOCK",
@@ -65,7 +67,7 @@ guest_asm!(
     "mov rbp, rax",
     ".Lslat_step:",
     "jmp [r11 + {next}]",
-    // Which page.
+    // Choose the page.
     "slat_guest_sequential:",
     "mov rdi, r9",
     "inc r9",
@@ -101,7 +103,7 @@ guest_asm!(
     "jmp [r11 + {hit}]",
     ".Lslat_miss:",
     "jmp [r11 + {miss}]",
-    // What is done to it: this is what is measured.
+    // Touch the page: this is what is measured.
     "slat_guest_write:",
     "mov [rdi], r12",
     "mov [rdi + 8], rdi",
@@ -117,13 +119,13 @@ guest_asm!(
     "cmp rax, rdi",
     "je .Lslat_done",
     "inc qword ptr [r11 + {wrong}]",
-    // How long since the access before.
+    // Take the time since the previous access.
     ".Lslat_done:",
     "SLAT_CLOCK",
     "mov rcx, rax",
     "sub rax, r13",
     "mov r13, rcx",
-    // Clocks of two CPUs may differ: nothing took less than no time.
+    // The clocks of two CPUs may differ: a negative time counts as 0.
     "jae .Lslat_forward",
     "xor eax, eax",
     ".Lslat_forward:",
@@ -144,7 +146,7 @@ guest_asm!(
     "lea rax, [rax + rcx * 8 + 8]",
     ".Lslat_bucket:",
     "inc qword ptr [r11 + rax * 8 + {histogram}]",
-    // When the next is due. One that is late is due at once, and the others move with it.
+    // Set when the next step is due. A late step is due at once, and delays the later ones.
     "mov rax, [r11 + {period}]",
     "test rax, rax",
     "jz slat_guest_skip",
@@ -168,7 +170,7 @@ guest_asm!(
     "jne slat_guest_skip",
     "cmp rax, rbp",
     "jb .Lslat_wait",
-    // Nothing that KVM would see: whoever asks for it is refused before.
+    // Toggling caches does nothing here. `Work::check` refuses work that asks for it.
     "slat_guest_toggle:",
     "slat_guest_skip:",
     "inc r12",
@@ -197,9 +199,8 @@ pub(crate) fn check(kvm: &Kvm, bytes: u64) -> Result<(), Error> {
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(Error::os("KVM_GET_SUPPORTED_CPUID"))?;
     let sizes = cpuid.as_slice().iter().find(|entry| entry.function == 0x8000_0008);
-    // 36 bits is what a CPU without the leaf has (SDM, volume 3, "Enumeration of Paging
-    // Features by CPUID"). The guest's virtual
-    // addresses are the same numbers and must stay below 2^47.
+    // A CPU without the leaf has 36 bits (SDM, volume 3, "Enumeration of Paging Features by
+    // CPUID"). The guest's virtual addresses are the same numbers and must stay below 2^47.
     let bits = sizes.map_or(36, |entry| entry.eax & 0xff).min(47);
     let limit = (1u64 << bits) - MEMORY_GPA;
     if bytes > limit {
@@ -209,14 +210,15 @@ pub(crate) fn check(kvm: &Kvm, bytes: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a VM needs before its first vCPU.
+/// Does the setup of a VM that must come before its first vCPU.
 pub(crate) fn set_up_vm(vm: &VmFd) -> Result<(), Error> {
-    // Intel's CPUs need three pages for a task state segment, anywhere below 4 GiB and outside
-    // of any memslot (api.rst, `KVM_SET_TSS_ADDR`). The address is the customary one.
+    // On Intel's CPUs, KVM needs three pages for a task state segment, anywhere below 4 GiB and
+    // outside of all memslots (api.rst, `KVM_SET_TSS_ADDR`). This is the address that VMMs commonly
+    // use.
     vm.set_tss_address(0xfffb_d000).map_err(Error::os("KVM_SET_TSS_ADDR"))
 }
 
-/// Puts a vCPU into long mode, ring 3, at the start of its code.
+/// Puts a vCPU in long mode and ring 3, at the start of the code.
 pub(crate) fn set_up_vcpu(kvm: &Kvm, _vm: &VmFd, vcpu: &VcpuFd, mailbox: u64) -> Result<(), Error> {
     let cpuid = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -238,7 +240,7 @@ pub(crate) fn set_up_vcpu(kvm: &Kvm, _vm: &VmFd, vcpu: &VcpuFd, mailbox: u64) ->
         unusable: 0,
         padding: 0,
     };
-    // Type 11: code, readable, accessed. L: 64-bit.
+    // Type 11: code, readable, accessed. L: 64-bit code.
     sregs.cs = kvm_segment { selector: 0x33, type_: 11, db: 0, l: 1, ..data };
     sregs.ds = data;
     sregs.es = data;
@@ -252,7 +254,7 @@ pub(crate) fn set_up_vcpu(kvm: &Kvm, _vm: &VmFd, vcpu: &VcpuFd, mailbox: u64) ->
     vcpu.set_sregs(&sregs).map_err(Error::os("KVM_SET_SREGS"))?;
     let registers = kvm_regs {
         rip: CODE_GPA,
-        // Bit 1 is always set; IOPL is 3; interrupts are off.
+        // Bit 1 is always set; IOPL is 3; interrupts are disabled.
         rflags: 0x3002,
         r11: mailbox,
         rsp: mailbox + mailbox::STACK,
@@ -261,18 +263,19 @@ pub(crate) fn set_up_vcpu(kvm: &Kvm, _vm: &VmFd, vcpu: &VcpuFd, mailbox: u64) ->
     vcpu.set_regs(&registers).map_err(Error::os("KVM_SET_REGS"))
 }
 
-/// Whether the guest's code says that it leaves. Entered again, it starts from its mailbox.
+/// Returns whether the exit is the one that the guest's code makes when it leaves. Entered again,
+/// the code reloads its state from its mailbox.
 pub(crate) fn is_done(exit: &VcpuExit<'_>) -> bool {
     matches!(exit, VcpuExit::IoOut(DONE_PORT, _))
 }
 
-/// Ticks a second of the clock that the guest's code reads.
+/// Returns the frequency of the clock that the guest's code reads, in ticks per second.
 pub(crate) fn ticks_per_second(vcpu: &VcpuFd) -> Result<f64, Error> {
     let khz = vcpu.get_tsc_khz().map_err(Error::os("KVM_GET_TSC_KHZ"))?;
     Ok(f64::from(khz) * 1e3)
 }
 
-/// A vCPU's general registers, for an error's text.
+/// Formats a vCPU's general registers, for an error message.
 pub(crate) fn describe(vcpu: &VcpuFd) -> String {
     match vcpu.get_regs() {
         Ok(registers) => format!("{registers:x?}"),
