@@ -1,8 +1,8 @@
-//! Ageing a guest's memory by what the host has for it, beside what that costs the guest.
+//! Ageing a guest's memory with the host's access tracking, and its cost to the guest.
 //!
-//! The phases are those of Linux's `access_tracking_perf_test`: writes and reads of memory that is
-//! there, then the same after the host marked all of it as not used, which takes the accessed bits
-//! away that the guest's accesses have to set again, by hardware or by a fault.
+//! The phases are those of Linux's `access_tracking_perf_test`: writes and reads of mapped memory,
+//! then the same after the host has marked all of it as not used. Marking clears the accessed bits,
+//! and the guest's accesses have to set them again, by hardware or by a fault.
 
 use super::live::check_reads;
 use crate::Error;
@@ -12,25 +12,25 @@ use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, perform};
 use crate::work::{Touch, Work};
 
-/// What a run found.
+/// Results of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
     /// The phases.
     pub phases: Vec<PhaseRun>,
-    /// Pages that could be marked, where the kernel tells.
+    /// Number of pages that the host could mark, where the kernel reports it.
     pub marked: Option<u64>,
-    /// Pages still marked after the guest had written to all, where the kernel tells: the fewer,
-    /// the more of its accesses the host learnt of.
+    /// Number of pages still marked after the guest wrote to all, where the kernel reports it. A
+    /// lower number means that the host saw more of the accesses.
     pub idle_after_writes: Option<u64>,
-    /// And after it had read all.
+    /// Number of pages still marked after the guest read all, where the kernel reports it.
     pub idle_after_reads: Option<u64>,
 }
 
-/// Populates, writes, reads, marks, writes, marks, reads.
+/// Populates the memory, writes and reads it; then marks and writes it, and marks and reads it.
 ///
 /// # Errors
 /// What [`Shape::check`] finds; [`Error::NoAccessTracking`]; [`Error::Stopped`]; [`Error::Misread`]
-/// or any other [`Error`] that the guest or the kernel gives cause for.
+/// if a page is wrong; any other [`Error`] of the guest or the kernel.
 pub fn run(shape: &Shape, tracking: Tracking, setting: Setting<'_>) -> Result<Report, Error> {
     let (report, phases) = perform(shape, setting, |stage| {
         let (write, read) = (Work::each_page(Touch::Write), Work::each_page(Touch::Read));
@@ -42,7 +42,8 @@ pub fn run(shape: &Shape, tracking: Tracking, setting: Setting<'_>) -> Result<Re
         let idle_phases = [(Phase::WriteIdle, write), (Phase::ReadIdle, read)];
         for (round, (phase, work)) in (1..).zip(idle_phases) {
             stage.calls(Phase::MarkIdle, Some(round), |_, calls| calls.time(|| marker.mark()))?;
-            // Pages that cannot be marked (of huge pages, all but the first) would look used.
+            // Counted before the accesses: pages that cannot be marked (all but the first of a huge
+            // page) would look used.
             marked = marker.idle()?;
             stage.vcpus(phase, None, work)?;
             idle[round as usize - 1] = marker.idle()?;

@@ -1,10 +1,10 @@
-//! Every vCPU of an Arm guest switches its caches: what KVM's maintenance costs.
+//! Toggling the caches of every vCPU of an Arm guest: the cost of KVM's cache maintenance.
 //!
 //! At boot, at a reset and at a kexec, each vCPU of a guest turns its MMU and caches off or on. On
 //! a CPU without FEAT_S2FWB, KVM then cleans and invalidates all of the guest's memory, once for
-//! each edge of each vCPU ("flush once" proposes to do it for one). Here every vCPU makes both
-//! edges, all of the memory being mapped; KVM's tracepoint counts them, where this process may
-//! trace.
+//! each change of each vCPU (the proposed "flush once" does it for one vCPU only). Here every vCPU
+//! makes both changes while all of the memory is mapped. KVM's tracepoint counts them, if this
+//! process may trace.
 
 use super::live::check_reads;
 use crate::Error;
@@ -14,21 +14,21 @@ use crate::stage::{Setting, perform};
 use crate::trace::Events;
 use crate::work::{Touch, Work};
 
-/// What a run found.
+/// Results of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
     /// The phases.
     pub phases: Vec<PhaseRun>,
-    /// Edges that KVM saw (`kvm_toggle_cache`), where that could be traced.
+    /// Number of changes that KVM saw (`kvm_toggle_cache`), if this process could trace them.
     pub toggles: Option<u64>,
 }
 
-/// Populates, and has each vCPU switch its caches off and on, all of them at once.
+/// Populates the memory, and has all vCPUs turn their caches off and on at once.
 ///
 /// # Errors
 /// What [`Shape::check`] finds; [`Error::MissingCapability`] on other architectures;
-/// [`Error::Stopped`]; [`Error::Misread`] or any other [`Error`] that the guest or the kernel gives
-/// cause for.
+/// [`Error::Stopped`]; [`Error::Misread`] if a page is wrong; any other [`Error`] of the guest or
+/// the kernel.
 pub fn run(shape: &Shape, setting: Setting<'_>) -> Result<Report, Error> {
     let toggle = Work { once: true, ..Work::each_page(Touch::ToggleCaches) };
     toggle.check()?;

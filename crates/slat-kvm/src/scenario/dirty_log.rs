@@ -1,28 +1,28 @@
 //! The cost of dirty logging, phase by phase.
 //!
-//! The phases are those of Linux's `dirty_log_perf_test`, so that figures can be held against
+//! The phases are those of Linux's `dirty_log_perf_test`, so that the times can be compared with
 //! those that kernel developers quote:
 //!
 //! | phase | what is timed |
 //! |---|---|
 //! | populate | every vCPU writes each of its pages for the first time, logging off |
-//! | warm | every vCPU does what it does in a round, logging off: what an access usually takes |
+//! | warm | every vCPU does the work of a round, logging off: how long an access usually takes |
 //! | enable | `KVM_SET_USER_MEMORY_REGION` with `KVM_MEM_LOG_DIRTY_PAGES` |
 //! | dirty | every vCPU writes its share of its pages, logging on |
-//! | get | `KVM_GET_DIRTY_LOG` of all slots; with rings, taking what is left in them |
-//! | clear | `KVM_CLEAR_DIRTY_LOG` over all slots, in chunks; only with manual protect |
+//! | get | `KVM_GET_DIRTY_LOG` of all memslots; with rings, harvesting what is left in them |
+//! | clear | `KVM_CLEAR_DIRTY_LOG` over all memslots, in chunks; only with manual protect |
 //! | disable | `KVM_SET_USER_MEMORY_REGION` without the flag |
 //!
-//! dirty, get and clear are repeated. vCPUs stand still while the host's phases run: this
-//! measures the calls and the faults, each by itself, and not a migration ([`live`](super::live)).
-//! With rings, the host empties them while the vCPUs write, and a vCPU whose ring is full waits.
+//! dirty, get and clear are repeated. The vCPUs are stopped during the host's phases: this measures
+//! the calls and the faults separately, unlike a migration ([`live`](super::live)). With rings, the
+//! host harvests them while the vCPUs write, and a vCPU whose ring is full waits.
 //!
 //! populate includes the host's own first touch of its pages, as it does in `dirty_log_perf_test`.
-//! Where the host is itself a guest, memory that it never used before costs a fault of the machine
-//! below, too: the first run after a boot can take ten times as long as the next.
+//! If the host is itself a guest, the first use of its memory also costs a fault in the machine
+//! below: the first run after a boot can take ten times as long as the next.
 //!
-//! Every log that is fetched is held against the pages that the guest wrote, and at the end each
-//! page against the stamp it must carry. A fast log that loses pages is an error.
+//! Every fetched log is compared with the pages that the guest wrote, and at the end each page is
+//! compared with the stamp that it must hold. A log that lacks a written page is an error.
 
 use super::harvest::{check_chunk, clear};
 use crate::bitmap::{DirtyBitmap, Missing, Tally};
@@ -33,18 +33,18 @@ use crate::work::{Touch, Work};
 use crate::{Backing, Error, HostKvm, Mode};
 use std::time::Duration;
 
-/// What to run. [`Default`] is a short run that any host can do.
+/// Configuration of a run. [`Default`] is a short run, in manual mode.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// The guest.
     pub shape: Shape,
-    /// Rounds of dirty, get, clear.
+    /// Number of rounds of dirty, get and clear.
     pub iterations: u32,
-    /// Pages of one `KVM_CLEAR_DIRTY_LOG`: a multiple of 64, or none for a whole slot.
+    /// Pages per `KVM_CLEAR_DIRTY_LOG`, a multiple of 64; `None` for a whole memslot.
     pub clear_chunk: Option<u64>,
-    /// How often rings are emptied beside vCPUs that write, unless one is full before.
+    /// Time between two harvests of the rings while vCPUs write. A full ring is harvested at once.
     pub ring_interval: Duration,
-    /// What a vCPU does in a round; where a share is written, others in each round.
+    /// The work of a vCPU in a round. With a share below 100, each round writes different pages.
     pub work: Work,
 }
 
@@ -61,7 +61,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Checks what can be checked without a guest.
+    /// Checks the configuration, without making a guest.
     ///
     /// # Errors
     /// [`Error::Invalid`], and what [`Shape::check`] finds.
@@ -75,35 +75,36 @@ impl Config {
     }
 }
 
-/// What a run found.
+/// Results of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// What was run.
+    /// The configuration of the run.
     pub config: Config,
-    /// Pages of the memory, of the size that the log counts in.
+    /// Number of pages of the memory, of the log's page size.
     pub pages: u64,
-    /// Every phase, in the order of the run.
+    /// All phases, in the order of the run.
     pub phases: Vec<PhaseRun>,
-    /// Bytes of the memory in transparent huge pages after `populate`, if the kernel says so.
-    /// With [`Backing::Thp`], less than all of it is a different workload.
+    /// Bytes of the memory in transparent huge pages after `warm`, if the kernel reports it. With
+    /// [`Backing::Thp`], a value below the size of the memory means a different workload.
     pub transparent_huge_bytes: Option<u64>,
-    /// Pages still in the log after the last round cleared it. Nobody writes then: each is one
-    /// that the clear left behind.
+    /// Number of pages still in the log after the last round cleared it. No vCPU writes after the
+    /// clear, so these are pages that the clear left behind.
     pub left_in_log: u64,
-    /// Pages whose stamp was found in the host's memory at the end: all of them.
+    /// Number of pages whose stamp was checked in the host's memory at the end, which is all of
+    /// them.
     pub stamps_checked: u64,
     /// How often a vCPU stopped because its ring was full.
     pub full_rings: u64,
 }
 
 impl Report {
-    /// All occurrences of a phase, in order.
+    /// Returns all runs of a phase, in order.
     pub fn of(&self, phase: Phase) -> impl Iterator<Item = &PhaseRun> {
         self.phases.iter().filter(move |run| run.phase == phase)
     }
 
-    /// Sum of pages in the fetched logs that nobody had written. A log that starts full is not
-    /// counted.
+    /// Returns the number of pages in the fetched logs that were not written. A log that starts
+    /// full is not counted.
     pub fn excess(&self) -> u64 {
         let starts_full = self.config.shape.mode == Mode::ManualInitiallySet;
         self.of(Phase::Get)
@@ -119,7 +120,7 @@ impl Report {
 /// # Errors
 /// What [`Config::check`] finds; [`Error::Stopped`]; [`Error::PagesMissing`],
 /// [`Error::NotInitiallySet`] or [`Error::WrongStamp`] if the host's KVM is wrong; any other
-/// [`Error`] that the guest or the kernel gives cause for.
+/// [`Error`] of the guest or the kernel.
 pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
     config.check(&crate::probe()?)?;
     let (report, phases) = perform(&config.shape, setting, |stage| {
@@ -137,11 +138,11 @@ pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
 
 struct Run<'a> {
     config: &'a Config,
-    /// The log as fetched.
+    /// The log that was fetched last.
     log: DirtyBitmap,
-    /// The pages written in the round.
+    /// The pages that the round writes.
     written: DirtyBitmap,
-    /// The step that wrote each page last.
+    /// The number of the last step that wrote each page.
     stamps: Vec<u64>,
 }
 
@@ -159,7 +160,7 @@ impl Run<'_> {
         for iteration in 1..=self.config.iterations {
             self.round(stage, iteration)?;
         }
-        // Before logging ends: what the last clear left behind. Not timed.
+        // Fetched before logging ends, to see what the last clear left behind. It is not timed.
         self.log.reset();
         match guest.mode().is_ring() {
             true => drop(guest.harvest(&mut self.log)?),
@@ -184,7 +185,7 @@ impl Run<'_> {
         let work = Work { round: iteration, ..self.config.work };
         let round = Some(iteration);
         self.expect(stage.guest, work);
-        // Zeros, so that a bit that the kernel does not write is a page that is missing.
+        // Zeroed, so that a bit that the kernel does not write counts as a missing page.
         self.log.reset();
         let (log, interval) = (&mut self.log, self.config.ring_interval);
         if stage.guest.mode().is_ring() {
@@ -211,7 +212,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Notes what the work will write, ahead of it: the model of the guest's code, run here.
+    /// Computes, before the work runs, which pages it will write, with the model of the guest's
+    /// code.
     fn expect(&mut self, guest: &Guest, work: Work) {
         self.written.reset();
         for (vcpu, part) in guest.parts().iter().enumerate() {
@@ -225,7 +227,7 @@ impl Run<'_> {
         }
     }
 
-    /// Holds the log against the pages that the round wrote.
+    /// Compares the log with the pages that the round wrote.
     fn check_log(&mut self, iteration: u32) -> Result<Tally, Error> {
         let tally = self.log.check(&self.written).map_err(|Missing { first, count }| {
             Error::PagesMissing { iteration, first, missing: count }
@@ -237,13 +239,13 @@ impl Run<'_> {
         Ok(tally)
     }
 
-    /// Looks for each page's stamp in the memory as the host sees it.
+    /// Compares each page with its stamp, in the host's memory.
     fn check_stamps(&self, stage: &Stage<'_>) -> Result<u64, Error> {
         for (page, &step) in (0..).zip(&self.stamps) {
             if page % 4096 == 0 {
                 stage.go_on()?;
             }
-            // Of two vCPUs on one page, nobody knows which came last.
+            // If two vCPUs write a page, the order of their writes is unknown.
             match self.config.shape.overlap {
                 true if stage.guest.written_by(page)? == 0 => {
                     return Err(Error::WrongStamp {

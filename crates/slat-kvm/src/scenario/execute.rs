@@ -1,8 +1,8 @@
-//! Executing from all of the guest's memory: what no-execute huge pages cost.
+//! Executing from all of the guest's memory: the cost of no-execute huge pages.
 //!
-//! The workload is that of the proposed `execute_perf_test`: memory is filled with return
-//! instructions, by writes, so that huge pages are mapped first; then every vCPU calls one in each
-//! page. On a host that maps huge pages no-execute, each first call from one splits it.
+//! The workload is that of the proposed `execute_perf_test`. Writes fill the memory with return
+//! instructions, so that huge pages are mapped first. Then every vCPU calls one in each page. On a
+//! host that maps huge pages no-execute, the first call in a huge page splits it.
 
 use crate::Error;
 use crate::guest::Shape;
@@ -13,8 +13,8 @@ use crate::work::{Touch, Work};
 /// Writes, then executes `iterations` times, then reads and writes again.
 ///
 /// # Errors
-/// What [`Shape::check`] finds; [`Error::Stopped`]; [`Error::Misread`] or any other [`Error`] that
-/// the guest or the kernel gives cause for.
+/// What [`Shape::check`] finds; [`Error::Stopped`]; [`Error::Misread`] if a page is wrong; any
+/// other [`Error`] of the guest or the kernel.
 pub fn run(shape: &Shape, iterations: u32, setting: Setting<'_>) -> Result<Vec<PhaseRun>, Error> {
     let ((), phases) = perform(shape, setting, |stage| {
         stage.populate(Work::each_page(Touch::Read))?;

@@ -1,8 +1,8 @@
-//! Fetching a log, in each mode, and what may be in it.
+//! Fetching the log in each mode, and checking it against the pages that were written.
 //!
-//! Whoever copies pages by a log must copy them after they are protected again: after the get in
-//! legacy mode, after the clear with manual protect, after the reset with rings. A write that comes
-//! later is then in the next log.
+//! A migration copies a page of the log only after the page is write-protected again: after the get
+//! in legacy mode, after the clear with manual protect, after the reset with rings. A later write
+//! is then in the next log.
 
 use super::writes::{Writes, positions};
 use crate::bitmap::DirtyBitmap;
@@ -14,23 +14,23 @@ use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// One fetch of the log, beside vCPUs that may run.
+/// One fetch of the log, while vCPUs may run.
 #[derive(Debug)]
 struct Round {
     log: Log,
-    /// Each vCPU's position before it was fetched.
+    /// Each vCPU's position before the fetch.
     before: Vec<u64>,
-    /// And after its pages were protected again.
+    /// Each vCPU's position after the pages were write-protected again.
     after: Vec<u64>,
 }
 
-/// A log that is kept.
+/// A log that is kept for the check.
 #[derive(Debug)]
 enum Log {
     Bits(DirtyBitmap),
-    /// Of rings, which are emptied often and hold little each time; in order.
+    /// Pages from rings, in ascending order. Rings are emptied often and hold few pages each time.
     Pages(Vec<u64>),
-    /// There was no more room.
+    /// Not kept, because the logs before it use all the room.
     Dropped,
 }
 
@@ -51,7 +51,7 @@ impl Log {
         }
     }
 
-    /// Pages of it that are not in `may`.
+    /// Returns the number of pages in the log that are not in `may`.
     fn excess(&self, may: &DirtyBitmap) -> u64 {
         match self {
             Log::Bits(bits) => {
@@ -64,48 +64,50 @@ impl Log {
     }
 }
 
-/// The most that kept logs may take. Rounds beyond it are not held against the model.
+/// The most bytes that kept logs may use. Later rounds are not checked against the model.
 pub(crate) const LOGS: u64 = 1 << 30;
 
-/// Who fetches.
+/// Fetches the log in rounds, and keeps the logs for the check.
 #[derive(Debug)]
 pub(crate) struct Harvester<'a> {
     guest: &'a Guest,
     clear_chunk: Option<u64>,
-    /// A page may be told later than the first fetch after its write: by a CPU that buffers dirty
-    /// pages (Intel's PML: the get kicks vCPUs and does not wait for them), or by a vCPU that has
-    /// made a page writable, and marks it after another has written to it.
+    /// Whether a page may be reported later than in the first fetch after its write. This happens
+    /// where a CPU buffers dirty pages (Intel's PML: the get kicks vCPUs and does not wait for
+    /// them), and where a vCPU makes a page writable and marks it only after another vCPU has
+    /// written to it.
     late: bool,
     pub get: Calls,
     pub clear: Calls,
-    /// What the last round took in calls.
+    /// Time of the last round's calls.
     pub last_round: Duration,
-    /// Fetches, and pages that they named.
+    /// Number of fetches, and of the pages in them.
     pub fetches: u64,
     pub named: u64,
-    /// The log fetched last.
+    /// The log of the last round.
     last: DirtyBitmap,
     kept: u64,
-    /// Positions when the work was given, and when logging was on.
+    /// Each vCPU's position when it got the work, and when logging was enabled.
     given: Vec<u64>,
     enabled: Vec<u64>,
     rounds: Vec<Round>,
 }
 
-/// What was found when the logs were held against the model of the work.
+/// The result of checking the logs against the model of the work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// Rounds whose logs could be kept until they were looked at: all, save of very long runs.
+    /// Number of rounds that were checked: all, except in very long runs, whose later logs are not
+    /// kept.
     pub rounds: u64,
-    /// Writes that were each found in a log.
+    /// Number of writes that were found in a log.
     pub writes: u64,
-    /// Pages in a log that nobody had written since the one before; those of a log that starts
-    /// full are not counted, nor any where pages may be told late.
+    /// Number of pages in a log that were not written since the log before. A log that starts full
+    /// does not count, and the number is 0 where pages may be reported late.
     pub excess: u64,
 }
 
 impl<'a> Harvester<'a> {
-    /// Begins before the vCPUs run.
+    /// Makes a harvester. It must be made before the vCPUs run.
     pub fn new(guest: &'a Guest, shape: &Shape, clear_chunk: Option<u64>) -> Result<Self, Error> {
         let host = crate::probe()?;
         let buffered = host.parameters.get("pml").is_some_and(|pml| pml == "Y" || pml == "1");
@@ -126,14 +128,14 @@ impl<'a> Harvester<'a> {
         })
     }
 
-    /// Starts logging.
+    /// Enables logging.
     pub fn start_log(&mut self, calls: &mut Calls) -> Result<(), Error> {
         calls.time(|| self.guest.start_log())?;
         self.enabled = positions(self.guest);
         Ok(())
     }
 
-    /// Fetches the log and protects its pages again; answers with how many are in it.
+    /// Fetches the log and write-protects its pages again. Returns the number of pages in it.
     pub fn round(&mut self) -> Result<u64, Error> {
         let guest = self.guest;
         let ring = guest.mode().is_ring();
@@ -165,21 +167,23 @@ impl<'a> Harvester<'a> {
         Ok(pages)
     }
 
-    /// The log fetched last.
+    /// Returns the log of the last round.
     pub fn last(&self) -> &DirtyBitmap {
         &self.last
     }
 
-    /// Holds all logs against what the guest wrote. The last was fetched after the vCPUs stopped.
+    /// Checks all logs against the writes of the guest. The last round must come after the vCPUs
+    /// stopped.
     ///
     /// # Errors
-    /// [`Error::PagesMissing`] if a page was written and is not in the log that must have it;
+    /// [`Error::PagesMissing`] if a page was written and is missing in the logs that must have it;
     /// [`Error::Stopped`].
     pub fn verify(&self, work: &Work, stop: &AtomicBool) -> Result<Verified, Error> {
         let mut verified = Verified::default();
         let mut vcpus = Writes::of(self.guest, work, &self.given);
         let mut may = DirtyBitmap::new(self.guest.pages());
-        // Writes that were not over when a log was fetched: in that one, or in one until they were.
+        // Writes that may have been in progress during a fetch. Each is in that log or in a later
+        // one, up to the first log that was fetched after the write.
         let mut open: Vec<Open> = Vec::new();
         for (index, round) in self.rounds.iter().enumerate() {
             if let Log::Dropped = round.log {
@@ -191,7 +195,7 @@ impl<'a> Harvester<'a> {
             let mut judge = |write: &Open, may: &mut DirtyBitmap| {
                 may.insert(write.page);
                 let over = write.number < round.before[write.vcpu];
-                // Before logging was on for certain, a write may be in the log.
+                // A write around the time when logging was enabled need not be in the log.
                 if over && write.number > self.enabled[write.vcpu] {
                     verified.writes += 1;
                     if !self.is_named(write.page, write.since..index + 1) {
@@ -209,7 +213,7 @@ impl<'a> Harvester<'a> {
                 }
             }
             for (vcpu, steps) in vcpus.iter_mut().enumerate() {
-                // The step at a position may have been under way.
+                // The step with the number of the position may have been in progress.
                 let end = if last { round.after[vcpu] } else { round.after[vcpu] + 1 };
                 while let Some((number, page)) = steps.next(end, stop)? {
                     let write = Open { vcpu, number, page, since: index };
@@ -227,18 +231,19 @@ impl<'a> Harvester<'a> {
         Ok(verified)
     }
 
-    /// Whether a page is in one of these logs; or in a later one, where it may be told late.
+    /// Returns whether a page is in one of the logs of `rounds`, or in a later one if pages may be
+    /// reported late.
     fn is_named(&self, page: u64, rounds: Range<usize>) -> bool {
         let end = if self.late { self.rounds.len() } else { rounds.end };
         self.rounds[rounds.start..end].iter().any(|round| match round.log {
-            // What it held is no longer known.
+            // The contents of a dropped log are unknown, so it may have the page.
             Log::Dropped => self.late,
             ref log => log.contains(page),
         })
     }
 }
 
-/// A write, and the first log that may name it.
+/// A write, and the index of the first log that may have it.
 struct Open {
     vcpu: usize,
     number: u64,
@@ -246,7 +251,7 @@ struct Open {
     since: usize,
 }
 
-/// Clears what is in `log`, slot by slot and chunk by chunk.
+/// Clears the pages in `log`, slot by slot and chunk by chunk.
 pub(crate) fn clear(
     guest: &Guest,
     log: &DirtyBitmap,
@@ -257,7 +262,7 @@ pub(crate) fn clear(
     let chunk = chunk.unwrap_or(slot).min(slot);
     for start in (0..pages).step_by(slot as usize) {
         for first in (start..start + slot).step_by(chunk as usize) {
-            // A slot has less than 2^31 pages, so that any piece of it fits.
+            // A slot has less than 2^31 pages, so the number of pages fits.
             let count = chunk.min(start + slot - first) as u32;
             calls.time(|| guest.clear_dirty_log(log, first, count))?;
         }
@@ -265,7 +270,7 @@ pub(crate) fn clear(
     Ok(())
 }
 
-/// Checks the pages of one clear.
+/// Checks the number of pages of one clear.
 pub(crate) fn check_chunk(chunk: Option<u64>, mode: Mode) -> Result<(), Error> {
     let Some(chunk) = chunk else { return Ok(()) };
     let invalid = |rule| Err(Error::invalid("clear chunk", chunk, rule));

@@ -1,12 +1,13 @@
-//! vCPUs that run on while their log is fetched: what logging costs a guest, over time.
+//! Fetching the log while vCPUs run: the cost of dirty logging to a guest, over time.
 //!
 //! | phase | what happens |
 //! |---|---|
 //! | populate | every vCPU writes each of its pages for the first time, logging off |
-//! | baseline | the vCPUs run at their pace, logging off: what an access usually takes |
-//! | run | they run on, logging on, and the log is fetched at intervals |
+//! | warm | every vCPU reads each of its pages, logging off |
+//! | baseline | the vCPUs run at their pace, logging off: how long an access usually takes |
+//! | run | the vCPUs run with logging on, and the log is fetched at intervals |
 //!
-//! Each log is held against the model of what the vCPUs wrote, step by step ([`Verified`]).
+//! Each log is checked against the model of the vCPUs' writes, step by step ([`Verified`]).
 
 use super::harvest::{Harvester, LOGS, check_chunk};
 use crate::guest::{Guest, Shape};
@@ -19,28 +20,28 @@ use std::time::{Duration, Instant};
 
 pub use super::harvest::Verified;
 
-/// How often the vCPUs' positions and stalls are looked at.
+/// Time between two samples of the vCPUs' positions and stalls.
 const SAMPLE: Duration = Duration::from_millis(100);
-/// How long nobody looks whether to stop, at most.
+/// The longest time between two checks of the stop flag.
 const NAP: Duration = Duration::from_millis(50);
 
-/// What to run.
+/// Configuration of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// The guest.
     pub shape: Shape,
-    /// What its vCPUs do, again and again.
+    /// The work of its vCPUs, repeated without end.
     pub work: Work,
-    /// How long they run with logging off, and how long with logging on.
+    /// How long the vCPUs run with logging off, and then how long with logging on.
     pub duration: Duration,
-    /// From one fetch of the log to the next.
+    /// Time from one fetch of the log to the next.
     pub interval: Duration,
-    /// Pages of one `KVM_CLEAR_DIRTY_LOG`: a multiple of 64, or none for a whole slot.
+    /// Pages per `KVM_CLEAR_DIRTY_LOG`, a multiple of 64; `None` for a whole memslot.
     pub clear_chunk: Option<u64>,
 }
 
 impl Config {
-    /// Checks what can be checked without a guest.
+    /// Checks the configuration, without making a guest.
     ///
     /// # Errors
     /// [`Error::Invalid`], and what [`Shape::check`] finds.
@@ -61,27 +62,27 @@ impl Config {
     }
 }
 
-/// What the vCPUs did within a tenth of a second.
+/// Progress of the vCPUs within a tenth of a second.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// Its end, in seconds since the phase began.
+    /// End of the sample, in seconds since the phase began.
     pub at: f64,
-    /// Its length in seconds.
+    /// Length of the sample in seconds.
     pub seconds: f64,
-    /// Steps of all vCPUs.
+    /// Number of steps of all vCPUs.
     pub steps: u64,
-    /// Each vCPU's seconds in stalls. A stall counts where it ends.
+    /// Seconds that each vCPU was stalled. A stall counts in the sample in which it ends.
     pub stalled: Vec<f64>,
 }
 
-/// Calls of one kind.
+/// Times of calls of one kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CallTimes {
-    /// How many.
+    /// Number of calls.
     pub count: u64,
-    /// Seconds in all of them.
+    /// Seconds of all calls.
     pub seconds: f64,
-    /// Seconds in the longest.
+    /// Seconds of the longest call.
     pub longest: f64,
 }
 
@@ -95,38 +96,38 @@ impl From<Calls> for CallTimes {
     }
 }
 
-/// What a run found.
+/// Results of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// What was run.
+    /// The configuration of the run.
     pub config: Config,
     /// The phases.
     pub phases: Vec<PhaseRun>,
-    /// Steps a second of all vCPUs with logging off.
+    /// Steps per second of all vCPUs with logging off.
     pub baseline: f64,
-    /// And over time with logging on.
+    /// Samples over time with logging on.
     pub samples: Vec<Sample>,
-    /// Fetches of the log.
+    /// Number of fetches of the log.
     pub rounds: u64,
-    /// Pages that they named, each time counted.
+    /// Sum of the pages in all fetched logs.
     pub named: u64,
-    /// Switching logging on.
+    /// Call that enabled logging.
     pub enable: CallTimes,
-    /// Fetching the log.
+    /// Calls that fetched the log.
     pub get: CallTimes,
-    /// Clearing it.
+    /// Calls that cleared the log.
     pub clear: CallTimes,
-    /// The logs, held against what was written.
+    /// The result of checking the logs.
     pub verified: Verified,
     /// How often a vCPU stopped because its ring was full.
     pub full_rings: u64,
 }
 
-/// Runs vCPUs beside a log that is fetched.
+/// Runs vCPUs while the log is fetched.
 ///
 /// # Errors
 /// What [`Config::check`] finds; [`Error::Stopped`]; [`Error::PagesMissing`] or [`Error::Misread`]
-/// if the host's KVM is wrong; any other [`Error`] that the guest or the kernel gives cause for.
+/// if the host's KVM is wrong; any other [`Error`] of the guest or the kernel.
 pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
     config.check(&crate::probe()?)?;
     let (report, phases) = perform(&config.shape, setting, |stage| {
@@ -178,8 +179,8 @@ pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
     Ok(Report { phases, ..report })
 }
 
-/// Populates, and lets the vCPUs run for a time with nothing in their way; answers with the work
-/// that goes on for ever, and how many steps a second all vCPUs make of it.
+/// Populates the memory, and runs the vCPUs undisturbed for `duration`. Returns the endless work,
+/// and how many steps of it all vCPUs do per second.
 pub(super) fn baseline(
     stage: &mut Stage<'_>,
     work: Work,
@@ -207,7 +208,8 @@ pub(super) fn baseline(
     Ok((work, steps as f64 / run.seconds.max(f64::MIN_POSITIVE)))
 }
 
-/// Lets vCPUs run until a time, or until all is to stop; with rings, until one is full.
+/// Waits while vCPUs run until `until` or until `stop` is set. With rings, it also returns when one
+/// is full.
 pub(super) fn wait(guest: &Guest, until: Instant, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let left = until.saturating_duration_since(Instant::now());
@@ -222,7 +224,8 @@ pub(super) fn wait(guest: &Guest, until: Instant, stop: &AtomicBool) {
     }
 }
 
-/// vCPUs were asked to stop: one that waits at a full ring does not see it before there is room.
+/// Fetches the log while vCPUs are stopping, because a vCPU at a full ring does not see the request
+/// before its ring has room. Returns whether there are rings.
 pub(super) fn keep_emptying(
     guest: &Guest,
     fetch: impl FnOnce() -> Result<u64, Error>,
@@ -234,7 +237,7 @@ pub(super) fn keep_emptying(
     Ok(guest.mode().is_ring())
 }
 
-/// A page that a vCPU read must hold what was written to it.
+/// Returns an error if a vCPU read a page that held another page's stamp.
 pub(super) fn check_reads(guest: &Guest) -> Result<(), Error> {
     match guest.misread() {
         0 => Ok(()),
@@ -242,7 +245,7 @@ pub(super) fn check_reads(guest: &Guest) -> Result<(), Error> {
     }
 }
 
-/// Does something while another thread looks at the vCPUs.
+/// Runs `work` while another thread samples the vCPUs.
 pub(super) fn sampled<T>(
     guest: &Guest,
     work: impl FnOnce() -> Result<T, Error>,
@@ -261,7 +264,7 @@ pub(super) fn sampled<T>(
     })
 }
 
-/// Ends the sampler, be it by a panic of who works beside it.
+/// Ends the sampler when it is dropped, also by a panic of the work.
 struct End<'a> {
     over: &'a AtomicBool,
     sampler: &'a std::thread::Thread,

@@ -1,9 +1,9 @@
-//! Filling a guest's memory, taking it away, filling it again.
+//! Filling a guest's memory, removing it from the guest, and filling it again.
 //!
 //! The phases are those of Linux's `max_guest_memory_test` and `mmu_stress_test`: the first fill
-//! allocates, the second only maps. Under a cgroup's memory limit below the guest's memory the host
-//! swaps, and with it asks KVM page by page whether they are in use and takes them away: ageing and
-//! eviction beside faults, which is where the order of locks shows.
+//! allocates memory, the second only maps it. Under a cgroup's memory limit below the size of the
+//! guest's memory, the host swaps. It then ages and unmaps single pages in KVM while the guest
+//! faults, which exposes errors in the order of locks.
 
 use crate::Error;
 use crate::guest::Shape;
@@ -11,12 +11,12 @@ use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, perform};
 use crate::work::{Touch, Work};
 
-/// Fills, writes again, takes the memory out and puts it back, fills again; `iterations` times.
+/// Populates the memory; then `iterations` times writes all of it, deletes and adds the memslots,
+/// writes again, and reads.
 ///
 /// # Errors
 /// What [`Shape::check`] finds; [`Error::Stopped`]; [`Error::Misread`] or [`Error::WrongStamp`] if
-/// a page is not what was written; any other [`Error`] that the guest or the kernel gives cause
-/// for.
+/// a page is wrong; any other [`Error`] of the guest or the kernel.
 pub fn run(shape: &Shape, iterations: u32, setting: Setting<'_>) -> Result<Vec<PhaseRun>, Error> {
     let ((), phases) = perform(shape, setting, |stage| {
         stage.populate(Work::each_page(Touch::Read))?;
@@ -30,7 +30,7 @@ pub fn run(shape: &Shape, iterations: u32, setting: Setting<'_>) -> Result<Vec<P
         stage.checking()?;
         let guest = stage.guest;
         for (vcpu, part) in guest.parts().iter().enumerate() {
-            // The last writes of a vCPU were all of its pages in order, then as many reads.
+            // Each vCPU last wrote all of its pages in order, and then read each once.
             let first = guest.position(vcpu) - 2 * part.pages;
             for page in 0..part.pages {
                 if page % 4096 == 0 {

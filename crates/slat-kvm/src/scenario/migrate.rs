@@ -1,9 +1,9 @@
-//! A live migration, into a second memory of the same machine.
+//! A live migration to a second memory on the same machine.
 //!
-//! Pre-copy as VMMs do it: all pages are copied while the guest runs, then those that the log
-//! names, over and over, until what is left can be copied within the downtime that is allowed;
-//! then the vCPUs stop and the rest is copied. The link is a limit on the bytes a second; the copy
-//! itself is made, and at the end the two memories are held against each other, word by word.
+//! It is a pre-copy as VMMs do it. All pages are copied while the guest runs. Then the pages in the
+//! log are copied, round after round, until the rest can be copied within the allowed downtime.
+//! Then the vCPUs stop and the rest is copied. The link is simulated by a limit on the bytes per
+//! second. The pages are really copied, and at the end the two memories are compared word by word.
 
 use super::harvest::{Harvester, check_chunk};
 use super::live::{
@@ -19,32 +19,32 @@ use crate::{Backing, Error, HostKvm, Mode, meminfo};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The vCPUs of a ring's guest are looked at so often while pages are copied.
+/// Time between two harvests of the rings while pages are copied.
 const RING_INTERVAL: Duration = Duration::from_millis(10);
-/// Pages copied between two looks at the clock.
+/// Pages copied between two checks of the time.
 const BURST: u64 = 64;
 
-/// What to run.
+/// Configuration of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// The guest.
     pub shape: Shape,
-    /// What its vCPUs do, again and again.
+    /// The work of its vCPUs, repeated without end.
     pub work: Work,
-    /// Bytes a second that can be copied.
+    /// Bandwidth of the link, in bytes per second.
     pub link: f64,
-    /// How long the vCPUs may stand still at the end.
+    /// The longest time for which the vCPUs may be stopped at the end.
     pub max_downtime: Duration,
-    /// After so many rounds they are stopped in any case.
+    /// Number of rounds after which the vCPUs are stopped in any case.
     pub max_rounds: u32,
-    /// How long the vCPUs run before, to know their pace.
+    /// How long the vCPUs run before the migration, to measure their pace.
     pub baseline: Duration,
-    /// Pages of one `KVM_CLEAR_DIRTY_LOG`: a multiple of 64, or none for a whole slot.
+    /// Pages per `KVM_CLEAR_DIRTY_LOG`, a multiple of 64; `None` for a whole memslot.
     pub clear_chunk: Option<u64>,
 }
 
 impl Config {
-    /// Checks what can be checked without a guest.
+    /// Checks the configuration, without making a guest.
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::NotEnoughMemory`] for both memories, and what [`Shape::check`]
@@ -61,7 +61,7 @@ impl Config {
         }
         self.shape.check(host)?;
         let second = match self.shape.backing.is_hugetlb() {
-            // Those of a pool are not of what is available.
+            // Pages of the hugetlb pool are not part of the available memory.
             true => self.shape.memory,
             false => self.shape.memory * 2,
         };
@@ -69,53 +69,54 @@ impl Config {
     }
 }
 
-/// One round of copying, beside vCPUs that run.
+/// One round of copying while vCPUs run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pass {
-    /// Pages copied.
+    /// Number of pages copied.
     pub pages: u64,
-    /// How long that took, the calls for the log included.
+    /// Duration in seconds, including the calls for the log.
     pub seconds: f64,
-    /// Its end, in seconds since the migration began.
+    /// End of the round, in seconds since the migration began.
     pub end: f64,
-    /// Pages that were left then.
+    /// Number of pages left to copy at its end.
     pub left: u64,
-    /// How long the last pages would have taken when it began.
+    /// Expected downtime in seconds, if the vCPUs had stopped before this round; infinite for the
+    /// first.
     pub expected_downtime: f64,
 }
 
-/// What a migration was like.
+/// Results of a migration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// What was run.
+    /// The configuration of the run.
     pub config: Config,
     /// The phases.
     pub phases: Vec<PhaseRun>,
-    /// Steps a second of all vCPUs before.
+    /// Steps per second of all vCPUs before the migration.
     pub baseline: f64,
-    /// And over time, during the migration.
+    /// Samples over time during the migration.
     pub samples: Vec<Sample>,
-    /// The rounds; the first copies everything.
+    /// The rounds. The first copies all pages.
     pub passes: Vec<Pass>,
-    /// Whether what was left came to fit into the downtime.
+    /// Whether the rest fitted into the allowed downtime before the rounds ended.
     pub converged: bool,
-    /// From the beginning to the end of the downtime, in seconds.
+    /// Seconds from the start of the migration to the end of the downtime.
     pub seconds: f64,
-    /// From the stop of the vCPUs until the last page was copied.
+    /// Seconds from the request that the vCPUs stop until the last page was copied.
     pub downtime: f64,
-    /// Pages copied meanwhile.
+    /// Number of pages copied in the downtime.
     pub downtime_pages: u64,
-    /// Bytes copied, all in all.
+    /// Number of bytes copied in total.
     pub bytes: u64,
-    /// Switching logging on.
+    /// Call that enabled logging.
     pub enable: CallTimes,
-    /// Fetching the log.
+    /// Calls that fetched the log.
     pub get: CallTimes,
-    /// Clearing it.
+    /// Calls that cleared the log.
     pub clear: CallTimes,
-    /// The logs, held against what was written.
+    /// The result of checking the logs.
     pub verified: Verified,
-    /// Pages whose copy was held against the original: all of them.
+    /// Number of pages that were compared with their copy, which is all of them.
     pub compared: u64,
     /// How often a vCPU stopped because its ring was full.
     pub full_rings: u64,
@@ -125,8 +126,8 @@ pub struct Report {
 ///
 /// # Errors
 /// What [`Config::check`] finds; [`Error::Stopped`]; [`Error::NotCopied`], [`Error::PagesMissing`]
-/// or [`Error::Misread`] if the host's KVM is wrong; any other [`Error`] that the guest or the
-/// kernel gives cause for.
+/// or [`Error::Misread`] if the host's KVM is wrong; any other [`Error`] of the guest or the
+/// kernel.
 pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
     config.check(&crate::probe()?)?;
     let copy = HostMemory::new(config.shape.memory, Backing::Small)?;
@@ -190,7 +191,7 @@ pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
     Ok(Report { phases, ..report })
 }
 
-/// Who copies.
+/// Copies the guest's memory.
 struct Mover<'a> {
     config: &'a Config,
     guest: &'a Guest,
@@ -201,18 +202,19 @@ struct Mover<'a> {
     passes: Vec<Pass>,
     bytes: u64,
     begin: Instant,
-    /// Named by a log and not yet copied.
+    /// Pages that are still to be copied.
     pending: DirtyBitmap,
 }
 
 impl Mover<'_> {
-    /// Copies until the rest fits into the downtime; answers with whether it does.
+    /// Copies until the rest fits into the allowed downtime. Returns whether it does.
     fn precopy(&mut self) -> Result<bool, Error> {
         self.begin = Instant::now();
         self.harvester.start_log(&mut self.enable)?;
         self.pending.words_mut().fill(u64::MAX);
         if self.guest.mode() == Mode::ManualInitiallySet {
-            // Nothing is protected before the first clear.
+            // No page is write-protected before the first clear, so the log is fetched and cleared
+            // first.
             self.fetch()?;
         }
         let mut expected = f64::INFINITY;
@@ -225,7 +227,8 @@ impl Mover<'_> {
             let (end, left) = (self.begin.elapsed().as_secs_f64(), self.pending.count());
             self.passes.push(Pass { pages, seconds, end, left, expected_downtime: expected });
             let left = left * self.guest.page_size();
-            // As fast as the last pass was, the link or who copies; and the log once more.
+            // The rest is copied at the rate of the last round, at most that of the link, and the
+            // log is fetched once more.
             let rate = (pages * self.guest.page_size()) as f64 / copying.as_secs_f64().max(1e-9);
             let rate = if pages == 0 { self.config.link } else { rate.min(self.config.link) };
             expected = left as f64 / rate + self.harvester.last_round.as_secs_f64();
@@ -239,13 +242,13 @@ impl Mover<'_> {
         Ok(false)
     }
 
-    /// The vCPUs stand still: fetches the log a last time and copies all that is left.
+    /// Fetches the log a last time and copies the rest, while the vCPUs are stopped.
     fn last_pages(&mut self) -> Result<u64, Error> {
         self.fetch()?;
         self.copy_pending(false)
     }
 
-    /// Fetches the log; what it names is to be copied.
+    /// Fetches the log, and adds its pages to those that are to be copied.
     fn fetch(&mut self) -> Result<u64, Error> {
         let named = self.harvester.round()?;
         let words = self.pending.words_mut().iter_mut().zip(self.harvester.last().words());
@@ -253,7 +256,7 @@ impl Mover<'_> {
         Ok(named)
     }
 
-    /// Copies what is pending, no faster than the link.
+    /// Copies the pending pages, no faster than the link.
     fn copy_pending(&mut self, running: bool) -> Result<u64, Error> {
         let page_size = self.guest.page_size();
         let all = std::mem::replace(&mut self.pending, DirtyBitmap::new(self.guest.pages()));
@@ -267,14 +270,14 @@ impl Mover<'_> {
                 self.keep_to_the_link(begin, copied * page_size, running, &mut look)?;
             }
         }
-        // The last burst, too, takes its time.
+        // The last burst must take its time on the link, too.
         self.keep_to_the_link(begin, copied * page_size, running, &mut look)?;
         self.bytes += copied * page_size;
         Ok(copied)
     }
 
-    /// Waits until so many bytes can have gone since `begin`. Rings are emptied meanwhile: a vCPU
-    /// must not wait for a round.
+    /// Waits until the link can have carried `bytes` since `begin`. If the vCPUs run, it harvests
+    /// the rings meanwhile, because a vCPU at a full ring must not wait for the end of the round.
     fn keep_to_the_link(
         &mut self,
         begin: Instant,
@@ -308,7 +311,7 @@ fn copy_page(from: &HostMemory, to: &HostMemory, page: u64, page_size: u64) {
     }
 }
 
-/// Holds both memories against each other.
+/// Compares the two memories, and returns the number of pages.
 fn compare(guest: &Guest, copy: &HostMemory, stop: &AtomicBool) -> Result<u64, Error> {
     let page_size = guest.page_size();
     for page in 0..guest.pages() {

@@ -1,7 +1,8 @@
-//! What a guest is put through, one scenario a file.
+//! Scenarios, one per file: a guest's phases and the checks of its work.
 //!
-//! Each checks the guest's work: every page that was written carries the number of the step that
-//! wrote it, and a log that lost a page, or a memory that is not what was written, is an error.
+//! Each scenario checks the guest's work: a page that was written must hold the number of the step
+//! that wrote it. A log without a written page, or memory that differs from what was written, is an
+//! error.
 
 pub mod age;
 pub mod boot_caches;

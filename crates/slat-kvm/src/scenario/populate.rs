@@ -1,4 +1,4 @@
-//! First touches of a guest's memory: what the host and KVM take to give it.
+//! First touches of a guest's memory: the cost of allocating and mapping it.
 
 use crate::Error;
 use crate::guest::Shape;
@@ -7,11 +7,11 @@ use crate::scenario::live::check_reads;
 use crate::stage::{Setting, perform};
 use crate::work::{Touch, Work};
 
-/// Writes to each page for the first time, and reads each.
+/// Writes each page for the first time, and then reads it.
 ///
 /// # Errors
-/// What [`Shape::check`] finds; [`Error::Stopped`]; [`Error::Misread`] or any other [`Error`] that
-/// the guest or the kernel gives cause for.
+/// What [`Shape::check`] finds; [`Error::Stopped`]; [`Error::Misread`] if a page is wrong; any
+/// other [`Error`] of the guest or the kernel.
 pub fn run(shape: &Shape, setting: Setting<'_>) -> Result<Vec<PhaseRun>, Error> {
     let ((), phases) = perform(shape, setting, |stage| {
         stage.populate(Work::each_page(Touch::Read))?;

@@ -1,16 +1,16 @@
-//! Which step of a work wrote which page, from the model of it.
+//! The writes of a work, computed by its model: which step writes which page.
 
 use crate::Error;
 use crate::guest::Guest;
 use crate::work::{Steps, Touch, Work};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The vCPUs' positions.
+/// Returns all vCPUs' positions.
 pub(crate) fn positions(guest: &Guest) -> Vec<u64> {
     (0..guest.parts().len()).map(|vcpu| guest.position(vcpu)).collect()
 }
 
-/// A vCPU's writes, with the numbers of their steps.
+/// Iterates over a vCPU's writes, with the numbers of their steps.
 pub(crate) struct Writes {
     number: u64,
     first: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Writes {
 }
 
 impl Writes {
-    /// Those of all vCPUs, whose positions were `given` when they got the work.
+    /// Returns the writes of each vCPU. `given` has their positions when they got the work.
     pub fn of(guest: &Guest, work: &Work, given: &[u64]) -> Vec<Self> {
         let parts = guest.parts().iter().zip(given).enumerate();
         let writes = parts.map(|(vcpu, (part, &number))| Self {
@@ -29,7 +29,7 @@ impl Writes {
         writes.collect()
     }
 
-    /// The next of those whose step is below `end`: its step and its page.
+    /// Returns the number and the page of the next write whose step is below `end`.
     ///
     /// # Errors
     /// [`Error::Stopped`].
@@ -49,8 +49,8 @@ impl Writes {
     }
 }
 
-/// Holds the memory against the last write of each page, the vCPUs standing still. Where vCPUs
-/// overlap, nobody can say whose was the last: then only that each page holds a stamp of its own.
+/// Compares each page with its last write, while the vCPUs do not run. If vCPUs overlap, the last
+/// write is unknown, and the check is only that each page holds a stamp of its own.
 ///
 /// # Errors
 /// [`Error::WrongStamp`] if a page holds something else; [`Error::Stopped`].
