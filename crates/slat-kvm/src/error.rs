@@ -1,4 +1,4 @@
-//! What can go wrong, said so that the reader knows what would be right.
+//! Errors. Each message says what the user can do about it, where that is known.
 
 use std::io;
 
@@ -12,7 +12,7 @@ pub enum Error {
          machine is itself a guest without nested virtualization"
     )]
     NoKvm,
-    /// The host has KVM, for others.
+    /// The process may not open the host's KVM.
     #[error(
         "no permission to open /dev/kvm: join the group that owns it (often `kvm`), or run as root"
     )]
@@ -25,34 +25,34 @@ pub enum Error {
     MissingCapability {
         /// Name of the capability as in the kernel's api.rst.
         capability: &'static str,
-        /// What asked for it.
+        /// The option or operation that needs it.
         needed_for: &'static str,
     },
     /// Calls of the kernel's functions cannot be counted.
     #[error("{0}")]
     NoProbes(String),
-    /// A value of the configuration cannot be.
+    /// A value of the configuration is out of range.
     #[error("{name} {value} {rule}")]
     Invalid {
-        /// Which value.
+        /// Name of the value.
         name: &'static str,
-        /// What it was.
+        /// The value as it was given.
         value: String,
-        /// What would be right.
+        /// The rule that the value breaks.
         rule: String,
     },
-    /// More memory than the machine can give.
+    /// The guest needs more memory than the machine has available.
     #[error(
         "the guest needs {needed} MiB, and MemAvailable of /proc/meminfo is {available} MiB: \
          ask for less memory, or free some"
     )]
     NotEnoughMemory {
-        /// MiB needed, with what KVM needs to map them.
+        /// MiB needed, including what KVM allocates to map the memory.
         needed: u64,
-        /// MiB that the kernel says can be had.
+        /// MiB that the kernel reports as available.
         available: u64,
     },
-    /// What the guest's memory is bound to cannot hold it.
+    /// The NUMA nodes to which the guest's memory is bound have too little memory.
     #[error(
         "the guest needs {needed} MiB, and NUMA nodes {nodes} can give {available} MiB: ask for less, \
          or name more nodes"
@@ -77,7 +77,7 @@ pub enum Error {
         needed: u64,
         /// How many are free and not reserved.
         free: u64,
-        /// What would change that.
+        /// What makes enough pages available.
         advice: Advice,
     },
     /// Transparent huge pages are switched off.
@@ -86,7 +86,7 @@ pub enum Error {
          echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
     )]
     NoTransparentHugePages,
-    /// The kernel does not tell user space which pages were used.
+    /// The kernel does not report to user space which pages were used.
     #[error(
         "this host has nothing that tells which pages were used: {}",
         if *denied {
@@ -97,10 +97,10 @@ pub enum Error {
         }
     )]
     NoAccessTracking {
-        /// It is there, for others.
+        /// Whether the kernel has such an interface, but denies this process access.
         denied: bool,
     },
-    /// Memory beyond a limit has no place.
+    /// There is too little free swap for the memory beyond a limit.
     #[error(
         "{needed} MiB beyond the limit have to be swapped, and {free} MiB of swap are free: \
          swapon more, or raise --limit"
@@ -108,7 +108,7 @@ pub enum Error {
     NotEnoughSwap {
         /// MiB that have to be swapped.
         needed: u64,
-        /// MiB of swap that nobody uses.
+        /// MiB of swap that are free.
         free: u64,
     },
     /// The kernel refused a call.
@@ -116,32 +116,33 @@ pub enum Error {
     Os {
         /// The call, by its name in the kernel's documentation.
         call: &'static str,
-        /// Its answer. Not the error's source: whoever prints causes would print it twice.
+        /// Its error. It is not the error's source, because a caller that prints the chain of
+        /// sources would print it twice.
         answer: io::Error,
     },
-    /// The guest left its code in a way that it never should.
+    /// The guest left its code with an exit that the code never makes.
     #[error("vCPU {vcpu} stopped with {exit} (registers: {registers})")]
     GuestStopped {
-        /// Which vCPU.
+        /// Index of the vCPU.
         vcpu: usize,
         /// KVM's exit reason.
         exit: String,
-        /// Where it stood.
+        /// The vCPU's registers at the exit.
         registers: String,
     },
-    /// A vCPU left its work without having done it.
+    /// A vCPU left its work before the work was done, without having been asked to stop.
     #[error("vCPU {vcpu} left {left} of {asked} steps undone after {steps}, unasked")]
     WorkIncomplete {
-        /// Which vCPU.
+        /// Index of the vCPU.
         vcpu: usize,
-        /// Steps that it was to do.
+        /// Steps of the work.
         asked: u64,
-        /// Steps that it says it did.
+        /// Steps that the guest reports as done.
         steps: u64,
-        /// Steps that it says are left.
+        /// Steps that the guest reports as left.
         left: u64,
     },
-    /// The guest read what it had not written.
+    /// A vCPU read a page that held another page's contents.
     #[error("{pages} times a page held another page's contents when the guest read it")]
     Misread {
         /// How many reads.
@@ -150,12 +151,12 @@ pub enum Error {
     /// A ring names a page of a slot that is not logged.
     #[error("a dirty ring names page {page} of memslot {slot}, which is not logged")]
     WrongRing {
-        /// The slot, as KVM counts.
+        /// The memslot's number in KVM.
         slot: u32,
-        /// Counted from the start of the slot.
+        /// The page, counted from the start of the slot.
         page: u64,
     },
-    /// A page was written and the log does not have it: a guest migrated with it is corrupt.
+    /// A page was written and is not in the log. A guest that is migrated with this log is corrupt.
     #[error(
         "{missing} written pages are missing from the dirty log of iteration {iteration}, \
          the first at page {first} of the memslot"
@@ -163,62 +164,62 @@ pub enum Error {
     PagesMissing {
         /// Iteration, from 1.
         iteration: u32,
-        /// The first one, counted from the start of the slot.
+        /// The first missing page, counted from the start of the memory.
         first: u64,
-        /// How many.
+        /// How many pages are missing.
         missing: u64,
     },
-    /// A log that has to start with all bits set does not.
+    /// A log that must start with all bits set does not.
     #[error(
         "KVM_DIRTY_LOG_INITIALLY_SET is on, yet only {set} of {pages} pages are in the first log"
     )]
     NotInitiallySet {
         /// Bits set.
         set: u64,
-        /// Pages of the slot.
+        /// Pages of the memory.
         pages: u64,
     },
     /// A page does not hold what the guest wrote to it.
     #[error("page {page} of the memslot holds {found:#x}, the guest wrote {expected:#x}")]
     WrongStamp {
-        /// Counted from the start of the slot.
+        /// The page, counted from the start of the memory.
         page: u64,
-        /// As the host sees it.
+        /// The value in the host's memory.
         found: u64,
-        /// As the guest wrote it.
+        /// The value that the guest wrote.
         expected: u64,
     },
-    /// The migrated memory is not the guest's.
+    /// The migrated memory differs from the guest's.
     #[error("page {page} was migrated as {found:#x}, the guest has {expected:#x}")]
     NotCopied {
-        /// Counted from the start of the memory.
+        /// The page, counted from the start of the memory.
         page: u64,
-        /// In the copy.
+        /// The value in the copy.
         found: u64,
-        /// In the guest.
+        /// The value in the guest.
         expected: u64,
     },
-    /// A vCPU's thread panicked, which is a bug of this program.
+    /// A vCPU's thread panicked, which is a bug in this program.
     #[error("the thread of a vCPU panicked; this is a bug of slat, please report it")]
     ThreadPanicked,
-    /// The caller asked to stop.
+    /// The caller asked the run to stop.
     #[error("stopped on request")]
     Stopped,
 }
 
-/// How to come by more huge pages.
+/// How to get more huge pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Advice {
-    /// Write a number to a file of sysfs.
+    /// Write a number to a file in sysfs.
     Reserve {
         /// The file.
         path: String,
         /// The number of pages that would be enough.
         pages: u64,
     },
-    /// The kernel has no such pool.
+    /// The kernel has no pool of that size.
     NoPool {
-        /// The folder that would exist.
+        /// The directory that would exist.
         path: String,
     },
 }
@@ -235,12 +236,12 @@ impl std::fmt::Display for Advice {
 }
 
 impl Error {
-    /// Wraps the answer of a call, for use with `map_err`.
+    /// Wraps the error of a call, for use with `map_err`.
     pub(crate) fn os<E: Into<io::Error>>(call: &'static str) -> impl FnOnce(E) -> Error {
         move |answer| Error::Os { call, answer: answer.into() }
     }
 
-    /// A configuration value that breaks `rule`.
+    /// Makes an error for a configuration value that breaks `rule`.
     pub(crate) fn invalid(
         name: &'static str,
         value: impl ToString,
@@ -249,7 +250,7 @@ impl Error {
         Error::Invalid { name, value: value.to_string(), rule: rule.into() }
     }
 
-    /// Whether a guest ran and its result is wrong, as opposed to something that the host lacks.
+    /// Returns whether a guest ran and its result is wrong, as opposed to an error about the host.
     pub fn is_wrong_result(&self) -> bool {
         matches!(
             self,
@@ -265,7 +266,7 @@ impl Error {
         )
     }
 
-    /// Whether the host lacks something that another would have.
+    /// Returns whether the host lacks something that another host may have.
     pub fn is_lack(&self) -> bool {
         self.is_kvm_unusable()
             || matches!(
@@ -280,7 +281,8 @@ impl Error {
             )
     }
 
-    /// Whether the error says that KVM cannot be used here at all, as opposed to wrongly.
+    /// Returns whether KVM cannot be used on this host at all, as opposed to a single call that
+    /// failed.
     pub fn is_kvm_unusable(&self) -> bool {
         matches!(self, Error::NoKvm | Error::KvmPermission | Error::UnsupportedArch(_))
     }

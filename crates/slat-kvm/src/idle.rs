@@ -1,9 +1,9 @@
-//! Which pages were used: by what the kernel offers to user space.
+//! Access tracking: which pages were used, as the kernel reports it to user space.
 //!
-//! - Idle page tracking marks single pages, by their frame, and clears the accessed bits of all who
-//!   map them, KVM among them (Documentation/admin-guide/mm/idle_page_tracking.rst).
-//! - The multi-generational LRU ages all of a cgroup's memory at once (multigen_lru.rst, "Working
-//!   set estimation"); whether that looks into KVM's tables depends on the kernel.
+//! - Idle page tracking marks single pages by their frame, and clears the accessed bits of all
+//!   their mappings, KVM's included (Documentation/admin-guide/mm/idle_page_tracking.rst).
+//! - The multi-generational LRU ages all memory of a cgroup at once (multigen_lru.rst, "Working set
+//!   estimation"). Whether it reads KVM's tables depends on the kernel.
 //!
 //! Both need root.
 
@@ -17,11 +17,11 @@ use std::path::{Path, PathBuf};
 
 const BITMAP: &str = "sys/kernel/mm/page_idle/bitmap";
 const LRU_GEN: &str = "sys/kernel/debug/lru_gen";
-/// A page is there, and bits of an entry that are its frame (pagemap.rst).
+/// Bits of a pagemap entry: the page is present, and the number of its frame (pagemap.rst).
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
-/// A way to learn which pages were used.
+/// An interface of the kernel for access tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tracking {
     /// `/sys/kernel/mm/page_idle/bitmap`.
@@ -31,7 +31,7 @@ pub enum Tracking {
 }
 
 impl Tracking {
-    /// What this host has, the more exact first.
+    /// Returns the interface that this host has, idle page tracking first because it is more exact.
     ///
     /// # Errors
     /// [`Error::NoAccessTracking`].
@@ -62,7 +62,7 @@ impl fmt::Display for Tracking {
     }
 }
 
-/// Marks the pages of one memory.
+/// Marks the pages of one memory as not used.
 #[derive(Debug)]
 pub(crate) enum Marker {
     IdlePages { bitmap: File, words: BTreeMap<u64, u64> },
@@ -70,7 +70,8 @@ pub(crate) enum Marker {
 }
 
 impl Marker {
-    /// Finds the frames of `memory`, which is populated and stays where it is, or the cgroup.
+    /// Finds the frames of `memory`, or the cgroup of this process. `memory` is populated, and its
+    /// pages must not move afterwards.
     pub fn new(tracking: Tracking, memory: &HostMemory) -> Result<Self, Error> {
         match tracking {
             Tracking::IdlePages => {
@@ -106,7 +107,7 @@ impl Marker {
             Self::Generations { path, group } => {
                 let text = std::fs::read_to_string(path).map_err(Error::os("read of lru_gen"))?;
                 for (node, newest) in generations(&text, *group) {
-                    // Swap may be used, and every page is looked at.
+                    // The last two numbers allow swap, and make the kernel look at every page.
                     let command = format!("+ {group} {node} {newest} 1 1");
                     std::fs::write(path, command).map_err(Error::os("write of lru_gen"))?;
                 }
@@ -115,7 +116,7 @@ impl Marker {
         }
     }
 
-    /// How many pages are still marked, where the kernel tells.
+    /// Returns how many pages are still marked, where the kernel reports it.
     pub fn idle(&self) -> Result<Option<u64>, Error> {
         let Self::IdlePages { bitmap, words } = self else { return Ok(None) };
         let mut idle = 0;
@@ -130,7 +131,7 @@ impl Marker {
     }
 }
 
-/// The words of the bitmap, by their number, and the bits of the memory's pages in them.
+/// Returns the words of the bitmap that cover the memory's pages, by number, with the pages' bits.
 fn frames(memory: &HostMemory) -> Result<BTreeMap<u64, u64>, Error> {
     let page = rustix::param::page_size() as u64;
     let map = File::open("/proc/self/pagemap").map_err(Error::os("open of pagemap"))?;
@@ -154,7 +155,7 @@ fn frames(memory: &HostMemory) -> Result<BTreeMap<u64, u64>, Error> {
     Ok(words)
 }
 
-/// The number of a cgroup, by its path.
+/// Returns the number of a cgroup by its path.
 fn group(text: &str, path: &str) -> Option<u64> {
     let mut groups = text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -164,7 +165,7 @@ fn group(text: &str, path: &str) -> Option<u64> {
     groups.find(|(_, of)| *of == path).map(|(number, _)| number)
 }
 
-/// The newest generation of a cgroup on each node.
+/// Returns each node and its newest generation of a cgroup.
 fn generations(text: &str, group: u64) -> Vec<(u64, u64)> {
     let (mut inside, mut found) = (false, Vec::<(u64, u64)>::new());
     for line in text.lines() {
@@ -217,7 +218,7 @@ mod tests {
         (0..256).for_each(|page| memory.write(page * 4096, 1).unwrap());
         let words = frames(&memory).unwrap();
         let pages: u32 = words.values().map(|bits| bits.count_ones()).sum();
-        // Without CAP_SYS_ADMIN all frames are shown as 0.
+        // Without CAP_SYS_ADMIN the kernel shows all frames as 0.
         assert!(pages == 256 || words.keys().eq([&0]), "{words:?}");
     }
 }

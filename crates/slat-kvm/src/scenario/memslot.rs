@@ -1,17 +1,18 @@
-//! Memslots that come, move and go beside running vCPUs.
+//! Adding, moving and deleting a memslot while vCPUs run.
 //!
-//! What a VMM does as the guest plugs memory or firmware places a device's BAR. The slot is one
-//! that no vCPU touches; what it costs them all the same is the question. On x86 KVM answers a move
-//! or a deletion by throwing all of the guest's second-level tables away, unless the VM gave that
-//! up (`KVM_X86_QUIRK_SLOT_ZAP_ALL`, Linux 6.12); every other architecture unmaps the slot alone.
-//! The cycle is that of Linux's `memslot_modification_stress_test`, and of the moves of
+//! VMMs do this when the guest plugs memory or firmware places a device's BAR. No vCPU touches the
+//! memslot here, and the run measures what its changes cost the vCPUs. On x86, KVM zaps all
+//! second-level tables of the guest when a memslot is moved or deleted, unless the VM has disabled
+//! that (`KVM_X86_QUIRK_SLOT_ZAP_ALL`, Linux 6.12). Other architectures unmap only the memslot. The
+//! cycle is that of Linux's `memslot_modification_stress_test`, and of the moves of
 //! `memslot_perf_test`.
 //!
 //! | phase | what happens |
 //! |---|---|
 //! | populate | every vCPU writes each of its pages for the first time |
-//! | baseline | the vCPUs run at their pace: what an access usually takes |
-//! | run | they run on, and a slot is added, moved and deleted, over and over |
+//! | warm | every vCPU reads each of its pages |
+//! | baseline | the vCPUs run at their pace: how long an access usually takes |
+//! | run | the vCPUs run while the memslot is added, moved and deleted repeatedly |
 //! | read | every vCPU reads each of its pages |
 
 use super::live::{CallTimes, Sample, baseline, check_reads, sampled, wait};
@@ -24,26 +25,27 @@ use crate::{Error, HostKvm};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// For how long the vCPUs run with nothing in their way.
+/// How long the vCPUs run undisturbed.
 const BASELINE: Duration = Duration::from_millis(500);
 
-/// What to run.
+/// Configuration of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// The guest.
     pub shape: Shape,
-    /// What its vCPUs do, again and again.
+    /// The work of its vCPUs, repeated without end.
     pub work: Work,
-    /// Bytes of the slot: of pages that the guest's memory has, too.
+    /// Size of the memslot in bytes. It maps the first pages of the guest's memory at other
+    /// addresses.
     pub slot: u64,
-    /// How often it is added, moved and deleted.
+    /// How often the memslot is added, moved and deleted.
     pub iterations: u32,
-    /// From the end of each change to the next.
+    /// Time from the end of each change to the start of the next.
     pub delay: Duration,
 }
 
 impl Config {
-    /// Checks what can be checked without a guest.
+    /// Checks the configuration, without making a guest.
     ///
     /// # Errors
     /// [`Error::Invalid`], and what [`Shape::check`] finds.
@@ -67,31 +69,30 @@ impl Config {
     }
 }
 
-/// What a run found.
+/// Results of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// What was run.
+    /// The configuration of the run.
     pub config: Config,
     /// The phases.
     pub phases: Vec<PhaseRun>,
-    /// Steps a second of all vCPUs with nothing in their way.
+    /// Steps per second of all vCPUs while undisturbed.
     pub baseline: f64,
-    /// And over time beside the changes.
+    /// Samples over time during the changes.
     pub samples: Vec<Sample>,
-    /// Adding the slot.
+    /// Calls that added the memslot.
     pub add: CallTimes,
-    /// Moving it to another guest physical address.
+    /// Calls that moved it to another guest-physical address.
     pub shift: CallTimes,
-    /// Deleting it.
+    /// Calls that deleted it.
     pub delete: CallTimes,
 }
 
-/// Runs vCPUs beside a slot that comes, moves and goes.
+/// Runs vCPUs while a memslot is added, moved and deleted.
 ///
 /// # Errors
 /// What [`Config::check`] finds; [`Error::Stopped`]; [`Error::WrongStamp`] or [`Error::Misread`] if
-/// memory is not what was written; any other [`Error`] that the guest or the kernel gives cause
-/// for.
+/// a page is wrong; any other [`Error`] of the guest or the kernel.
 pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
     config.check(&crate::probe()?)?;
     let (report, phases) = perform(&config.shape, setting, |stage| {
@@ -122,7 +123,7 @@ pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
     Ok(Report { phases, ..report })
 }
 
-/// Times of the additions, the moves and the deletions.
+/// Changes the memslot, and returns the times of the additions, the moves and the deletions.
 fn change(guest: &Guest, config: &Config, stop: &AtomicBool) -> Result<[Calls; 3], Error> {
     let mut calls = [Calls::default(); 3];
     for _ in 0..config.iterations {
