@@ -1,79 +1,80 @@
-//! What Linux tells of a host in procfs and sysfs, as far as the laboratory reads it.
+//! Readers of the files of procfs and sysfs in which Linux describes a host.
 //!
-//! A file that is not there, or that has another form than proc(5) and the kernel's documentation
-//! give, says nothing. Why this is no library's: docs/adr/0023-libraries.md.
+//! They return nothing for a file that does not exist or does not have the format of proc(5) and
+//! the kernel's documentation. docs/adr/0023-libraries.md says why no library does this.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// More CPUs or nodes than any machine has.
+/// A limit that no machine's number of CPUs or nodes exceeds.
 const MOST: usize = 1 << 16;
 
-/// The files that a host describes itself by, below `/`, or below where a test has made them up.
+/// The directory below which a host's files are: `/`, or a directory of a test.
 #[derive(Clone, Copy, Debug)]
 pub struct Files<'a>(pub &'a Path);
 
 /// A pool of huge pages (admin-guide/mm/hugetlbpage.rst).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HugePool {
-    /// Bytes of a page.
+    /// Size of a page, in bytes.
     pub page_size: u64,
-    /// Pages in the pool.
+    /// Number of pages in the pool.
     pub total: Option<u64>,
-    /// Pages that nobody uses.
+    /// Number of free pages.
     pub free: Option<u64>,
-    /// Those of them that are promised to a mapping.
+    /// Number of free pages that are reserved for a mapping.
     pub reserved: Option<u64>,
 }
 
-/// Where the time of all CPUs went since the host came up, in hundredths of a second.
+/// How all CPUs spent their time since the host booted, in hundredths of a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticks {
-    /// All of it.
+    /// All time.
     pub all: u64,
-    /// What a machine below gave to others (steal).
+    /// Time in which the machine below gave the CPUs to others (steal).
     pub stolen: u64,
-    /// What nobody used.
+    /// Idle time, including waits for I/O.
     pub idle: u64,
-    /// How many CPUs there are.
+    /// Number of CPUs.
     pub cpus: usize,
 }
 
 impl Files<'static> {
-    /// Those of the host that this runs on.
+    /// Returns the files of the host on which this program runs.
     pub fn here() -> Self {
         Self(Path::new("/"))
     }
 }
 
 impl Files<'_> {
-    /// A file without the blanks at its ends, if it is there and has anything else.
+    /// Returns the contents of a file without leading and trailing blanks, if it exists and is not
+    /// blank.
     pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let text = fs::read_to_string(self.0.join(path)).ok()?;
         let text = text.trim();
         (!text.is_empty()).then(|| text.to_owned())
     }
 
-    /// The number in a file.
+    /// Returns the number in a file.
     pub fn number(&self, path: impl AsRef<Path>) -> Option<u64> {
         self.text(path)?.parse().ok()
     }
 
-    /// CPUs or nodes in a file.
+    /// Returns the CPUs or nodes that a file lists.
     pub fn list(&self, path: impl AsRef<Path>) -> Option<Vec<usize>> {
         list(&self.text(path)?)
     }
 
-    /// The word in brackets of `always [madvise] never`.
+    /// Returns the selected word of a file such as `always [madvise] never`.
     pub fn choice(&self, path: impl AsRef<Path>) -> Option<String> {
         let text = self.text(path)?;
         let (_, rest) = text.split_once('[')?;
         rest.split_once(']').map(|(word, _)| word.to_owned())
     }
 
-    /// Names in a directory, in an order that does not change from run to run.
+    /// Returns the names in a directory, in sorted order.
     pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.0.join(path)).into_iter().flatten().flatten();
         let mut names: Vec<_> =
@@ -82,8 +83,9 @@ impl Files<'_> {
         names
     }
 
-    /// What each CPU runs at now, in MHz: by its driver (admin-guide/pm/cpufreq.rst), or else as
-    /// `/proc/cpuinfo` has it, which only some architectures do.
+    /// Returns the current frequency of each CPU in MHz, from its driver
+    /// (admin-guide/pm/cpufreq.rst) or else from `/proc/cpuinfo`, which has it on some
+    /// architectures only.
     pub fn frequencies(&self) -> Vec<f64> {
         let cpus = "sys/devices/system/cpu";
         let khz = |cpu| self.number(format!("{cpus}/{cpu}/cpufreq/scaling_cur_freq"));
@@ -98,7 +100,7 @@ impl Files<'_> {
         mhz.filter_map(|(_, mhz)| mhz.trim().parse().ok()).collect()
     }
 
-    /// Whether CPUs may exceed their nominal frequency, as their driver has it set.
+    /// Returns whether the driver allows CPUs to exceed their nominal frequency.
     pub fn turbo(&self) -> Option<bool> {
         let cpus = Path::new("sys/devices/system/cpu");
         let boost = || Some(self.number(cpus.join("cpufreq/boost"))? != 0);
@@ -106,67 +108,70 @@ impl Files<'_> {
         no_turbo.map(|no| no == 0).or_else(boost)
     }
 
-    /// Bytes of a field of `/proc/meminfo`.
+    /// Returns a field of `/proc/meminfo`, in bytes.
     pub fn meminfo(&self, name: &str) -> Option<u64> {
         bytes(&self.text("proc/meminfo")?, name)
     }
 
-    /// Whether this process has a capability, by its number.
+    /// Returns whether this process has the capability with a number.
     pub fn is_capable(&self, capability: u32) -> bool {
         let status = self.text("proc/self/status").unwrap_or_default();
         let mask = value(&status, "CapEff").and_then(|mask| u64::from_str_radix(mask, 16).ok());
         mask.is_some_and(|mask| mask >> capability & 1 != 0)
     }
 
-    /// Whether a file system of that kind is mounted.
+    /// Returns whether a file system of type `kind` is mounted.
     pub fn is_mounted(&self, kind: &str) -> bool {
         let mounts = self.text("proc/mounts").unwrap_or_default();
         mounts.lines().any(|line| line.split_whitespace().nth(2) == Some(kind))
     }
 
-    /// How many processes were ready to run, on average of the last minute.
+    /// Returns the load average of the last minute.
     pub fn load(&self) -> Option<f64> {
         self.text("proc/loadavg")?.split_whitespace().next()?.parse().ok()
     }
 
-    /// Bytes of all swap areas.
+    /// Returns the size of all swap areas, in bytes.
     pub fn swap(&self) -> u64 {
-        // Name, type, size and use in KiB, priority.
+        // Columns: name, type, size and used size in KiB, priority.
         let areas = self.text("proc/swaps").unwrap_or_default();
         let size = |line: &str| line.split_whitespace().nth(2)?.parse::<u64>().ok();
         areas.lines().skip(1).filter_map(size).sum::<u64>() << 10
     }
 
-    /// Where the time of all CPUs went.
+    /// Returns how all CPUs spent their time.
     pub fn ticks(&self) -> Option<Ticks> {
         let text = self.text("proc/stat")?;
         let (total, each) = text.split_once('\n').unwrap_or((&text, ""));
         let words = total.strip_prefix("cpu ")?.split_whitespace();
-        // user, nice, system, idle, iowait, irq, softirq, steal; guests' times after count twice.
+        // user, nice, system, idle, iowait, irq, softirq, steal. The guests' times that follow are
+        // part of user and nice.
         let ticks: Vec<u64> = words.take(8).map_while(|tick| tick.parse().ok()).collect();
         let cpus = each.lines().take_while(|line| line.starts_with("cpu")).count().max(1);
         let idle = ticks.get(3)? + ticks.get(4)?;
         Some(Ticks { all: ticks.iter().sum(), stolen: *ticks.get(7)?, idle, cpus })
     }
 
-    /// What of [`Ticks`] this process used, with the children that it waited for.
+    /// Returns the time that this process and its waited-for children used, in the unit of
+    /// [`Ticks`].
     pub fn own(&self) -> Option<u64> {
         let text = self.text("proc/self/stat")?;
-        // utime, stime, cutime and cstime; a name in parentheses, with any words, comes before.
+        // utime, stime, cutime and cstime. The name before them is in parentheses and may contain
+        // blanks.
         let words = text.rsplit_once(')')?.1.split_whitespace().skip(11).take(4);
         words.map(|word| word.parse::<u64>().ok()).sum()
     }
 
-    /// Nanoseconds that the calling thread was ready to run and waited for a CPU, and how often it
-    /// got one after that (scheduler/sched-stats.rst), where the kernel counts it.
+    /// Returns for how many nanoseconds the calling thread was ready and waited for a CPU, and how
+    /// often it got one (scheduler/sched-stats.rst), where the kernel counts that.
     pub fn waits(&self) -> Option<(u64, u64)> {
         let text = self.text("proc/thread-self/schedstat")?;
         let mut words = text.split_whitespace().skip(1).map(str::parse);
         Some((words.next()?.ok()?, words.next()?.ok()?))
     }
 
-    /// The path of this process's control group that has a controller: its own of version 1, or
-    /// that of version 2.
+    /// Returns the path of this process's cgroup for a controller, in version 1 or else in version
+    /// 2.
     pub fn group(&self, controller: &str) -> String {
         let text = self.text("proc/self/cgroup").unwrap_or_default();
         let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
@@ -175,14 +180,14 @@ impl Files<'_> {
         group.map_or("/", |(_, path)| path).to_owned()
     }
 
-    /// Folders of that group and of those that it is in, of version 2.
+    /// Returns the directories of that cgroup and its ancestors, in version 2.
     pub fn groups(&self, controller: &str) -> Vec<PathBuf> {
         let group = self.group(controller);
         let groups = Path::new(group.trim_start_matches('/')).ancestors();
         groups.map(|group| Path::new("sys/fs/cgroup").join(group)).collect()
     }
 
-    /// The pools of huge pages, by page size.
+    /// Returns the pools of huge pages, sorted by page size.
     pub fn huge_pools(&self) -> Vec<HugePool> {
         let folder = Path::new("sys/kernel/mm/hugepages");
         let pool = |name: String| {
@@ -200,7 +205,8 @@ impl Files<'_> {
         pools
     }
 
-    /// Bytes that this process has in transparent huge pages, of mappings that lie within a range.
+    /// Returns the bytes that this process has in transparent huge pages, in mappings that lie
+    /// within a range.
     pub fn anon_huge_pages(&self, range: Range<u64>) -> Option<u64> {
         let smaps = self.text("proc/self/smaps")?;
         let (mut inside, mut sum) = (false, 0);
@@ -215,7 +221,7 @@ impl Files<'_> {
         Some(sum)
     }
 
-    /// Bytes on each NUMA node, of this process's mappings that begin within a range.
+    /// Returns the bytes on each NUMA node, of this process's mappings that start within a range.
     pub fn numa_maps(&self, range: Range<u64>) -> Option<BTreeMap<u32, u64>> {
         let maps = self.text("proc/self/numa_maps")?;
         let mut found = BTreeMap::new();
@@ -242,18 +248,18 @@ fn address(text: &str) -> Result<u64, std::num::ParseIntError> {
     u64::from_str_radix(text, 16)
 }
 
-/// The first value of a line `name: value`.
+/// Returns the value of the first line `name: value`.
 pub fn value<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));
     lines.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
 }
 
-/// Bytes of a line such as `MemAvailable:   1234 kB`.
+/// Returns the value of a line such as `MemAvailable:   1234 kB`, in bytes.
 pub fn bytes(text: &str, name: &str) -> Option<u64> {
     value(text, name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// CPUs or nodes as the kernel lists them, in the order given: `0-3,8`.
+/// Returns the CPUs or nodes of a list such as `0-3,8`, in its order.
 pub fn list(text: &str) -> Option<Vec<usize>> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -269,7 +275,7 @@ pub fn list(text: &str) -> Option<Vec<usize>> {
 mod tests {
     use super::*;
 
-    /// A host with one file.
+    /// Calls `ask` with the files of a host that has one file.
     fn with<R>(path: &str, text: &str, ask: impl FnOnce(Files<'_>) -> R) -> R {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join(path);

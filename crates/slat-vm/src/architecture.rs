@@ -1,5 +1,5 @@
-//! Architectures that are emulated with second-stage translation, by the names that others give
-//! them, and the machine that QEMU makes of each.
+//! Architectures that QEMU emulates with second-stage translation: their names, and the machine
+//! that QEMU emulates for each.
 
 use crate::qemu::{AARCH64, Qemu, X86_64};
 use clap::ValueEnum;
@@ -17,15 +17,15 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// All of them.
+    /// All architectures.
     pub const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
 
-    /// This machine's.
+    /// Returns the architecture of this machine, if it is one of them.
     pub fn of_this_machine() -> Option<Self> {
         Self::ALL.into_iter().find(|arch| arch.name() == std::env::consts::ARCH)
     }
 
-    /// Its name in Rust's targets and in QEMU's programs.
+    /// Returns its name in Rust's targets and in the names of QEMU's programs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",
@@ -33,7 +33,7 @@ impl Architecture {
         }
     }
 
-    /// Its name in Debian's archive.
+    /// Returns its name in Debian's archive.
     pub const fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -41,7 +41,7 @@ impl Architecture {
         }
     }
 
-    /// What emulates it.
+    /// Returns the emulator.
     pub const fn qemu(self) -> Qemu {
         match self {
             Self::X86_64 => X86_64,
@@ -49,7 +49,8 @@ impl Architecture {
         }
     }
 
-    /// The machine, by QEMU's name, with all that second-stage translation needs.
+    /// Returns QEMU's name and options of the machine, with all that second-stage translation
+    /// needs.
     pub const fn machine(self) -> &'static str {
         match self {
             Self::X86_64 => "pc",
@@ -57,11 +58,13 @@ impl Architecture {
         }
     }
 
-    /// A CPU that has all that QEMU can emulate: SVM with nested paging; EL2 with VHE.
+    /// Returns QEMU's name and options of a CPU with all features that QEMU can emulate: SVM with
+    /// nested paging, or EL2 with VHE.
     ///
-    /// Without CMPXCHG16B, after which QEMU 7.2 has wrong flags until they are next set: an
-    /// interrupt in between restores them, and Linux 6.12 dies of a trap flag that nobody set. With
-    /// the fast kind of pointer authentication: the other one takes four times as long in all.
+    /// CMPXCHG16B is excluded, because QEMU 7.2 leaves wrong flags after it until they are next
+    /// set. An interrupt in between saves and restores them, and Linux 6.12 crashes at a trap flag
+    /// that no code set. Pointer authentication uses QEMU's own algorithm, because with the
+    /// architected one a run takes four times as long.
     pub const fn cpu(self) -> &'static str {
         match self {
             Self::X86_64 => "max,-cx16",

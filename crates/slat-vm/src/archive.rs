@@ -1,4 +1,4 @@
-//! apt on its own configuration, state and cache: look up, download, unpack.
+//! Runs apt with a separate configuration, state and cache: look up, download, unpack.
 
 use crate::Mirror;
 use anyhow::{Context, bail, ensure};
@@ -9,20 +9,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// What of the archive is wanted, and how.
+/// A suite and architecture of the archive, and how to fetch from it.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// The suite: `bookworm`, `bookworm-backports`, ...
     pub suite: &'a str,
-    /// The architecture by Debian's name: `amd64`, `arm64`, ...
+    /// Debian's name of the architecture: `amd64`, `arm64`, ...
     pub architecture: &'a str,
-    /// An empty directory for lists, cache and packages, this request's alone.
+    /// An empty directory for lists, cache and packages, which only this request uses.
     pub folder: &'a Path,
-    /// Downloads end early once this is true.
+    /// Stops downloads once it is true.
     pub stop: &'a AtomicBool,
 }
 
-/// The lists of one suite for one architecture, as fresh as the mirror's.
+/// The package lists of one suite for one architecture, as the mirror has them now.
 #[derive(Debug)]
 pub struct Archive<'a> {
     request: Request<'a>,
@@ -30,10 +30,10 @@ pub struct Archive<'a> {
 }
 
 impl<'a> Archive<'a> {
-    /// Fetches the lists; apt verifies their signatures.
+    /// Fetches the lists. apt verifies their signatures.
     ///
     /// # Errors
-    /// There is no apt or no mirror, the mirror does not answer, or a signature is not right.
+    /// apt or a mirror is missing, the mirror does not answer, or a signature is wrong.
     pub fn open(request: Request<'a>) -> anyhow::Result<Self> {
         let mirror = Mirror::of_this_machine()?;
         let config = configure(&mirror, &request)?;
@@ -45,7 +45,7 @@ impl<'a> Archive<'a> {
         Ok(archive)
     }
 
-    /// The packages that a package depends on, alternatives included.
+    /// Returns the packages on which a package depends, including alternatives.
     ///
     /// # Errors
     /// The suite has no such package.
@@ -58,10 +58,10 @@ impl<'a> Archive<'a> {
         Ok(dependencies(&text))
     }
 
-    /// Downloads a package, which apt verifies, and unpacks it into a directory.
+    /// Downloads a package, verified by apt, and unpacks it into a directory.
     ///
     /// # Errors
-    /// The suite has no such package, its checksum is not right, or there is no room.
+    /// The suite has no such package, its checksum is wrong, or the disk is full.
     pub fn unpack(&self, package: &str, into: &Path) -> anyhow::Result<()> {
         let downloads = self.request.folder.join("download");
         let failed = || format!("cannot fetch the package {package}");
@@ -78,20 +78,20 @@ impl<'a> Archive<'a> {
         fs::remove_dir_all(&downloads).with_context(failed)
     }
 
-    /// A command of apt's that reads nothing of the system's but how to reach the network.
+    /// Returns a command of apt's that uses only the system's network configuration.
     fn apt(&self, name: &str) -> Command {
         let mut command = Command::new(name);
         command.arg("-c").arg(&self.config).arg("-q").env("LC_ALL", "C");
         command
     }
 
-    /// Runs a command to its end, or until it is to stop; returns what it printed.
+    /// Runs a command until it ends or the request is stopped, and returns its output.
     fn run(&self, command: &mut Command) -> anyhow::Result<String> {
         run(command, self.request.stop)
     }
 }
 
-/// Writes the configuration that everything is kept below `request.folder` by.
+/// Writes an apt configuration that keeps all files below `request.folder`.
 fn configure(mirror: &Mirror, request: &Request) -> anyhow::Result<PathBuf> {
     let Request { suite, architecture, folder, .. } = request;
     let failed = || format!("cannot write to {}", folder.display());
@@ -102,7 +102,7 @@ fn configure(mirror: &Mirror, request: &Request) -> anyhow::Result<PathBuf> {
     fs::create_dir_all(folder.join("cache/archives/partial")).with_context(failed)?;
     fs::write(folder.join("status"), "").with_context(failed)?;
     fs::write(folder.join("mirror.sources"), mirror.source(suite)).with_context(failed)?;
-    // The system's hooks would run on the system's cache.
+    // The system's hooks are cleared, because they would run on the system's cache.
     let text = format!(
         r#"#clear APT::Architectures;
 #clear APT::Update::Pre-Invoke;
@@ -135,7 +135,7 @@ fn run(command: &mut Command, stop: &AtomicBool) -> anyhow::Result<String> {
     let mut child = started.with_context(|| {
         format!("cannot start {name}; packages of Debian's are fetched on Debian systems only")
     })?;
-    // Both pipes are emptied while the command runs: a full one would stop it.
+    // Both pipes are read while the command runs, because it blocks when one is full.
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let (out, err) = (thread::spawn(|| drained(out)), thread::spawn(|| drained(err)));
     let status = loop {
@@ -167,7 +167,7 @@ fn drained(pipe: Option<impl std::io::Read>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The names in what `apt-cache depends` prints; those that no package has are in brackets.
+/// Parses the names that `apt-cache depends` prints. Names without a package are in angle brackets.
 fn dependencies(text: &str) -> Vec<String> {
     let name = |line: &str| {
         let (kind, name) = line.trim().trim_start_matches('|').split_once(": ")?;

@@ -1,5 +1,5 @@
-//! What a kernel unpacks before it starts the first process: an archive in cpio's newc format
-//! (Linux, Documentation/driver-api/early-userspace/buffer-format.rst).
+//! The initial file system, which the kernel unpacks before it starts the first process: an archive
+//! in cpio's newc format (Linux, Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use anyhow::Context;
 use cpio::newc::{Builder, trailer};
@@ -7,28 +7,29 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Kinds and modes of what is in the archive (`inode(7)`).
+/// File types and modes of the archive's entries (`inode(7)`).
 const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const FILE: u32 = 0o100_644;
 const LINK: u32 = 0o120_777;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
-/// An initial file system that is being written. Paths in it begin at its root, with or without a
-/// slash; the folders on the way are made.
+/// An initial file system that is being written. Paths start at its root, with or without a slash,
+/// and parent directories are added automatically.
 pub struct Initramfs {
     bytes: Vec<u8>,
-    /// Two files of one inode would be taken for one.
+    /// Number of the last inode. Each file has its own, because files with the same inode are hard
+    /// links.
     inode: u32,
-    /// Folders that are there.
+    /// Directories that exist in the archive.
     folders: BTreeSet<PathBuf>,
 }
 
 impl Initramfs {
-    /// What every first process needs: a console, and places to mount to.
+    /// Makes a file system with what every first process needs: a console, and mount points.
     ///
     /// # Errors
-    /// None in practice: it is written to memory.
+    /// None in practice, because it is written to memory.
     pub fn new() -> anyhow::Result<Self> {
         let mut archive = Self { bytes: Vec::new(), inode: 0, folders: BTreeSet::new() };
         for name in ["dev", "proc", "sys", "tmp"] {
@@ -39,10 +40,10 @@ impl Initramfs {
         Ok(archive)
     }
 
-    /// Adds a program, or a shared library.
+    /// Adds a program or a shared library, with an executable mode.
     ///
     /// # Errors
-    /// It is larger than the format allows.
+    /// The file is larger than the format allows.
     pub fn program(&mut self, path: impl AsRef<Path>, contents: &[u8]) -> anyhow::Result<()> {
         self.add(path.as_ref(), PROGRAM, contents)
     }
@@ -50,7 +51,7 @@ impl Initramfs {
     /// Adds a file.
     ///
     /// # Errors
-    /// It is larger than the format allows.
+    /// The file is larger than the format allows.
     pub fn file(&mut self, path: impl AsRef<Path>, contents: &[u8]) -> anyhow::Result<()> {
         self.add(path.as_ref(), FILE, contents)
     }
@@ -58,7 +59,7 @@ impl Initramfs {
     /// Adds a symbolic link.
     ///
     /// # Errors
-    /// None in practice: it is written to memory.
+    /// None in practice, because it is written to memory.
     pub fn link(&mut self, path: impl AsRef<Path>, target: &str) -> anyhow::Result<()> {
         self.add(path.as_ref(), LINK, target.as_bytes())
     }
@@ -98,10 +99,10 @@ impl Initramfs {
         Ok(())
     }
 
-    /// The archive as a kernel takes it.
+    /// Returns the complete archive.
     ///
     /// # Errors
-    /// None in practice: it is written to memory.
+    /// None in practice, because it is written to memory.
     pub fn finish(self) -> anyhow::Result<Vec<u8>> {
         Ok(trailer(self.bytes)?)
     }

@@ -1,15 +1,17 @@
-//! What was fetched once is kept where this user's programs keep what they can fetch again.
+//! The user's cache of downloaded files.
 
 use anyhow::Context;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The folder of this name below `slat` in the user's cache, filled by `fetch` if it is not there.
+/// Returns the directory `name` below `slat` in the user's cache. If it does not exist, `fetch`
+/// makes it.
 ///
-/// `fetch` is given an empty folder to work in, and the folder to make.
+/// The arguments of `fetch` are an empty directory for its work, and the path of the directory to
+/// make.
 ///
 /// # Errors
-/// `fetch` fails, or the cache cannot be written to.
+/// `fetch` fails, or the cache cannot be written.
 pub fn kept(
     name: &str,
     fetch: impl FnOnce(&Path, &Path) -> anyhow::Result<()>,
@@ -29,12 +31,12 @@ fn kept_below(
     let beside = kept.parent().context("a name has a folder")?;
     let failed = || format!("cannot write to {}", beside.display());
     fs::create_dir_all(beside).with_context(failed)?;
-    // Beside its place, so that it gets there whole or not at all.
+    // In the same directory, so that the rename puts the whole result in place atomically.
     let work = tempfile::Builder::new().prefix(".fetching-").tempdir_in(beside);
     let work = work.with_context(failed)?;
     let tree = work.path().join("tree");
     fetch(work.path(), &tree)?;
-    // Somebody else may have been faster.
+    // Another process may have made it meanwhile.
     if let Err(error) = fs::rename(&tree, &kept)
         && !kept.is_dir()
     {
@@ -43,11 +45,10 @@ fn kept_below(
     Ok(kept)
 }
 
-/// The folder `slat` where this user's programs keep what they can fetch or make again (XDG Base
-/// Directory Specification).
+/// Returns the directory `slat` of the user's cache (XDG Base Directory Specification).
 ///
 /// # Errors
-/// The environment names neither a cache nor a home.
+/// The environment names neither a cache nor a home directory.
 pub fn cache_folder() -> anyhow::Result<PathBuf> {
     let absolute = |name: &str| {
         let path = PathBuf::from(std::env::var_os(name)?);

@@ -1,4 +1,4 @@
-//! Debian's cloud kernels, fetched once and kept.
+//! Debian's cloud kernels, downloaded once and kept in the cache.
 
 use crate::{Architecture, Archive, Request, kept};
 use anyhow::{Context, bail, ensure};
@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-/// A cloud kernel of Debian's.
+/// A cloud kernel of Debian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Debian {
     /// Of Debian 12
@@ -20,7 +20,7 @@ pub enum Debian {
 }
 
 impl Debian {
-    /// Linux's version, and the suite that has it.
+    /// Returns Linux's version, and the suite that has the kernel.
     const fn known(self) -> (&'static str, &'static str) {
         match self {
             Self::Linux6_1 => ("6.1", "bookworm"),
@@ -35,29 +35,30 @@ impl fmt::Display for Debian {
     }
 }
 
-/// A kernel on this machine's disk.
+/// A kernel in the file system of this machine.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// The image that a machine boots.
     pub image: PathBuf,
-    /// Its modules, if it has any.
+    /// The directory of its modules, if it has any.
     pub modules: Option<PathBuf>,
 }
 
-/// How the person waiting is told what is fetched.
+/// Reports the progress of a download to the user.
 #[derive(Clone, Copy)]
 pub struct Teller<'a> {
-    /// What is being done.
+    /// Reports the current activity.
     pub say: &'a dyn Fn(&str),
-    /// What is worth a line of its own.
+    /// Reports a message that stays on a line of its own.
     pub note: &'a dyn Fn(&str),
 }
 
 impl Kernel {
-    /// Debian's kernel for an architecture: where it is kept, or else fetched to.
+    /// Returns Debian's kernel for an architecture from the cache, and downloads it first if
+    /// necessary.
     ///
     /// # Errors
-    /// It cannot be fetched, or the cache cannot be written to.
+    /// The download fails, or the cache cannot be written.
     pub fn kept(
         debian: Debian,
         arch: Architecture,
@@ -84,7 +85,7 @@ impl Kernel {
     }
 }
 
-/// A kernel in the folder that its package was unpacked to.
+/// Finds the kernel in the directory to which its package was unpacked.
 fn unpacked(folder: &Path) -> anyhow::Result<Kernel> {
     let only = |folder: &Path, prefix: &str| -> anyhow::Result<Option<PathBuf>> {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -101,7 +102,7 @@ fn unpacked(folder: &Path) -> anyhow::Result<Kernel> {
     let image = only(&folder.join("boot"), "vmlinuz-")?.with_context(|| {
         format!("there is no kernel in {}; remove it to fetch it anew", folder.display())
     })?;
-    // Packages of newer suites have it below usr.
+    // Packages of newer suites have it below `usr`.
     let mut modules = only(&folder.join("lib/modules"), "")?;
     if modules.is_none() {
         modules = only(&folder.join("usr/lib/modules"), "")?;

@@ -1,10 +1,10 @@
-//! What a virtual machine is made of, one home for `slat emulate`, the hypervisor and the tests:
-//! packages of Debian's archive, kernels and their modules, initial file systems, QEMU.
+//! Parts of virtual machines, for `slat emulate`, the hypervisor and the tests: packages of
+//! Debian's archive, kernels and their modules, initial file systems, QEMU.
 //!
-//! Packages are of any suite and architecture, verified by apt and unpacked without being
-//! installed. Nothing needs root and the system's own apt keeps its lists, its cache and its
-//! architectures: apt is given a configuration, a state and a cache of its own. The mirror is the
-//! one that the machine already uses, and so are its proxies.
+//! Packages can be of any suite and architecture. apt verifies them, and they are unpacked without
+//! being installed. Nothing needs root, and the system's own apt lists, cache and architectures
+//! stay unchanged, because apt runs with a separate configuration, state and cache. It uses the
+//! mirror and the proxies that the machine already uses.
 
 mod architecture;
 mod archive;

@@ -1,4 +1,4 @@
-//! A machine that boots Linux: what it is made of, and how its kernel finds its lines.
+//! A virtual machine that boots Linux: its parts, and its serial lines.
 
 use crate::Architecture;
 use crate::qemu::Machine;
@@ -6,34 +6,34 @@ use anyhow::Context;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What is made of a machine that boots Linux.
+/// Configuration of a machine that boots Linux.
 #[derive(Debug)]
 pub struct Linux<'a> {
     /// The architecture.
     pub arch: Architecture,
-    /// The CPUs.
+    /// Number of CPUs.
     pub cpus: u32,
-    /// The memory, in bytes.
+    /// Size of the memory, in bytes.
     pub memory: u64,
-    /// The NUMA nodes, which share both.
+    /// Number of NUMA nodes, which divide CPUs and memory.
     pub numa_nodes: u32,
-    /// The kernel.
+    /// Path of the kernel.
     pub kernel: &'a Path,
-    /// What the kernel unpacks.
+    /// The initial file system, as a cpio archive.
     pub initramfs: &'a [u8],
-    /// Words for the kernel's command line.
+    /// Words to append to the kernel's command line.
     pub append: &'a str,
-    /// The model of the CPUs, if not the one that has all.
+    /// The model of the CPUs; `None` for one with all features.
     pub cpu: Option<&'a str>,
-    /// Whether its clocks count instructions, one a nanosecond, whatever the time outside is. There
-    /// is one CPU then.
+    /// Whether the machine's clocks advance by one nanosecond per instruction, independently of
+    /// real time. The emulation then uses one thread.
     pub counts_instructions: bool,
 }
 
 impl Architecture {
-    /// x86's CPUs take turns on one thread: on threads of their own one may still execute the
-    /// breakpoint with which Linux changes its text (QEMU 7.2) when Linux knows no more of it, and
-    /// dies of it.
+    /// Returns QEMU's accelerator. x86's CPUs share one thread. With a thread each, a CPU may still
+    /// execute the breakpoint by which Linux changes its code (QEMU 7.2) after Linux has forgotten
+    /// it, and Linux crashes.
     const fn accelerator(self) -> &'static str {
         match self {
             Self::X86_64 => "tcg,thread=single",
@@ -41,7 +41,8 @@ impl Architecture {
         }
     }
 
-    /// The second serial line. Arm's machine has one of its own kind only; the other is on PCI.
+    /// Returns the options of the second serial line. It is a PCI device on Arm, because the
+    /// machine has only one serial line of its own there.
     const fn second_line(self) -> [&'static str; 2] {
         match self {
             Self::X86_64 => ["-serial", "chardev:second"],
@@ -49,7 +50,7 @@ impl Architecture {
         }
     }
 
-    /// What Linux calls the second serial line.
+    /// Returns Linux's name of the second serial line.
     pub const fn port(self) -> &'static str {
         match self {
             Self::X86_64 => "/dev/ttyS1",
@@ -57,8 +58,8 @@ impl Architecture {
         }
     }
 
-    /// Where the kernel's messages go, from the first on. On x86 without the check that the timer
-    /// ticks: on a busy machine QEMU's comes too late for it, and Linux panics.
+    /// Returns the kernel parameters that send all messages to the console. On x86 they disable the
+    /// check of the timer: on a busy machine QEMU's timer ticks too late for it, and Linux panics.
     const fn console(self) -> &'static str {
         match self {
             Self::X86_64 => "earlycon=uart8250,io,0x3f8 console=ttyS0 no_timer_check",
@@ -68,17 +69,17 @@ impl Architecture {
 }
 
 impl Linux<'_> {
-    /// The machine, and the file that its second serial line is written to.
+    /// Returns the machine, and the path of the file to which its second serial line is written.
     ///
     /// # Errors
-    /// The folder cannot be written to.
+    /// The folder cannot be written.
     pub fn machine(&self, folder: &Path) -> anyhow::Result<(Machine, PathBuf)> {
         let mut machine = Machine::new(self.arch.qemu(), folder)?;
         let accelerator =
             if self.counts_instructions { "tcg,thread=single" } else { self.arch.accelerator() };
         machine.args(["-accel", accelerator, "-machine", self.arch.machine()]);
         if self.counts_instructions {
-            // 2^0 ns an instruction; a CPU that waits skips to its next timer.
+            // 2^0 ns per instruction. A CPU that waits skips to its next timer.
             machine.args(["-icount", "shift=0,sleep=off"]);
         }
         machine.args(["-cpu", self.cpu.unwrap_or(self.arch.cpu())]);
@@ -92,13 +93,13 @@ impl Linux<'_> {
         let initramfs = folder.join("initramfs");
         fs::write(&initramfs, self.initramfs).context("cannot write the initramfs")?;
         machine.args([Path::new("-kernel"), self.kernel, Path::new("-initrd"), &initramfs]);
-        // A kernel that panics ends the machine at once: it does not reboot.
+        // A kernel that panics ends the machine at once, instead of rebooting it.
         let append = format!("{} panic=-1 {}", self.arch.console(), self.append);
         machine.args(["-append", append.trim_end()]);
         Ok((machine, second))
     }
 
-    /// Options for a node with its share of the CPUs and of the memory.
+    /// Returns the options of a NUMA node with its share of the CPUs and of the memory.
     fn node(&self, node: u32) -> [String; 4] {
         let share = (self.memory / u64::from(self.numa_nodes)) >> 10;
         let from = |node: u32| node * self.cpus / self.numa_nodes;

@@ -1,4 +1,4 @@
-//! Debian's sources of Linux, fetched once and kept.
+//! Debian's source trees of Linux, downloaded once and kept in the cache.
 
 use crate::{Architecture, Archive, Request, Teller, kept};
 use anyhow::{Context, ensure};
@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
-/// Names of sources, and the suite that has each.
+/// Names of source trees, and the suite that has each.
 pub const SOURCES: [(&str, &str); 3] =
     [("debian-6.1", "bookworm"), ("debian-6.12", "trixie"), ("debian-7.3", "experimental")];
 
-/// The tree of a name, where it is kept or else fetched to; nothing if no source is called so.
+/// Returns the source tree `name` from the cache, and downloads it first if necessary. Returns
+/// `None` if there is no such name.
 ///
 /// # Errors
-/// It cannot be fetched or unpacked.
+/// The tree cannot be downloaded or unpacked.
 pub fn linux_source(
     name: &str,
     stop: &AtomicBool,

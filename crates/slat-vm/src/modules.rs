@@ -1,6 +1,7 @@
-//! Modules of a kernel, from its `/lib/modules/VERSION`: which, in which order, unpacked.
+//! Modules of a kernel, from its `/lib/modules/VERSION`: their dependencies and load order,
+//! unpacked.
 //!
-//! `modules.dep` comes with an installed kernel only, so what a module needs is read from the
+//! Only an installed kernel has `modules.dep`, so the dependencies of a module are read from the
 //! module itself (`.modinfo`, as `modinfo` shows it).
 
 use anyhow::{Context, anyhow, bail};
@@ -14,11 +15,11 @@ use std::str::FromStr;
 /// A module, ready to be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Module {
-    /// Its name, with `_`.
+    /// Name of the module, with `_`.
     pub name: String,
-    /// The module itself, unpacked.
+    /// The uncompressed module.
     pub image: Vec<u8>,
-    /// Its parameters: name and value.
+    /// Names and values of its parameters.
     pub params: Vec<(String, String)>,
 }
 
@@ -30,10 +31,10 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Looks what is there.
+    /// Finds the modules in a directory and its subdirectories.
     ///
     /// # Errors
-    /// There is no module in it, or it cannot be read.
+    /// The directory has no module, or it cannot be read.
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         let mut files = BTreeMap::new();
         let mut folders = vec![folder.to_owned()];
@@ -41,7 +42,7 @@ impl Tree {
             let entries = fs::read_dir(&next);
             let entries = entries.map_err(|error| anyhow!("{}: {error}", next.display()))?;
             for entry in entries.flatten() {
-                // Links lead to the kernel's source and build trees.
+                // Symbolic links are skipped: they lead to the kernel's source and build trees.
                 match entry.file_type() {
                     Ok(kind) if kind.is_dir() => folders.push(entry.path()),
                     Ok(kind) if kind.is_file() => {
@@ -64,8 +65,8 @@ impl Tree {
         Ok(Self { files, built_in })
     }
 
-    /// A module and all that it needs, each after what it needs itself. A module that is built in
-    /// needs no loading.
+    /// Returns a module and its dependencies, each after its own dependencies. Built-in modules are
+    /// left out.
     ///
     /// # Errors
     /// A module is missing or cannot be read.
@@ -103,14 +104,14 @@ impl Tree {
     }
 }
 
-/// A parameter of a module, as the kernel's command line would have it.
+/// A parameter of a module, as on the kernel's command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleParam {
     /// Name of the module, with `_`.
     pub module: String,
     /// Name of the parameter.
     pub name: String,
-    /// Its value.
+    /// Value of the parameter.
     pub value: String,
 }
 
@@ -137,8 +138,8 @@ impl FromStr for ModuleParam {
     }
 }
 
-/// Gives each parameter to its module; those of modules that are not loaded are returned, as words
-/// for the kernel's command line, which is where built-in code looks for them.
+/// Adds each parameter to its module. Returns the parameters of modules that are not loaded, as
+/// words for the kernel's command line, which is where built-in code reads them.
 pub fn give(params: &[ModuleParam], modules: &mut [Module]) -> Vec<String> {
     let mut words = Vec::new();
     for ModuleParam { module, name, value } in params {
@@ -150,7 +151,7 @@ pub fn give(params: &[ModuleParam], modules: &mut [Module]) -> Vec<String> {
     words
 }
 
-/// `kvm_amd` for `.../kvm-amd.ko.xz`.
+/// Returns the module's name: `kvm_amd` for `.../kvm-amd.ko.xz`.
 fn module_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
     let (stem, rest) = name.split_once(".ko")?;
@@ -172,7 +173,7 @@ fn unpack(path: &Path) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-/// The modules that a module says it needs.
+/// Returns the names of the modules on which a module depends.
 fn needs(image: &[u8]) -> anyhow::Result<Vec<String>> {
     let file = object::File::parse(image)?;
     let section = file.section_by_name(".modinfo").context("it has no .modinfo")?;
@@ -191,7 +192,7 @@ fn depends(modinfo: &[u8]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// A module that is nothing but an ELF file with a `.modinfo`.
+    /// Makes an ELF file that has only a `.modinfo`.
     fn module(needs: &str) -> Vec<u8> {
         let modinfo = format!("license=GPL\0depends={needs}\0name=x\0");
         let names = b"\0.modinfo\0.shstrtab\0";

@@ -1,5 +1,5 @@
-//! QEMU: its programs, the command line of a machine, and the machine as it runs, which lasts no
-//! longer than it may and never longer than the program that started it.
+//! QEMU: its programs, the command line of a machine, and running the machine. A run ends at a time
+//! limit, and no later than the program that started it.
 
 use anyhow::{Context, bail};
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -12,21 +12,21 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// The serial console: the name of its channel, and of its file.
+/// The serial console: the name of its channel and of its file.
 pub const CONSOLE: &str = "console";
 
-/// Lines of a text that are shown of a machine that did not do what it should.
+/// How many lines of a text an error message shows.
 const LINES: usize = 30;
 
-/// How often a machine is looked at.
+/// Time between two checks of a running machine.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// A program of QEMU's.
+/// A program of QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Qemu {
-    /// The program.
+    /// Name of the program.
     pub program: &'static str,
-    /// The package that Debian has it in.
+    /// Name of the Debian package with the program.
     pub package: &'static str,
 }
 
@@ -34,14 +34,14 @@ pub struct Qemu {
 pub const X86_64: Qemu = Qemu { program: "qemu-system-x86_64", package: "qemu-system-x86" };
 /// The emulator of arm64.
 pub const AARCH64: Qemu = Qemu { program: "qemu-system-aarch64", package: "qemu-system-arm" };
-/// The emulator of RISC-V of 64 bits.
+/// The emulator of 64-bit RISC-V.
 pub const RISCV64: Qemu = Qemu { program: "qemu-system-riscv64", package: "qemu-system-misc" };
 
 impl Qemu {
-    /// What `--version` says in its first line.
+    /// Returns the first line that `--version` prints.
     ///
     /// # Errors
-    /// It is not installed: the error names the package.
+    /// The program is not installed, and the error names its package.
     pub fn version(self) -> anyhow::Result<String> {
         let Self { program, package } = self;
         let output = match Command::new(program).arg("--version").stdin(Stdio::null()).output() {
@@ -56,7 +56,8 @@ impl Qemu {
     }
 }
 
-/// A machine to be: QEMU's command line, and the folder of what is written while it runs.
+/// A machine that is not yet started: QEMU's command line, and the directory for the files that
+/// QEMU writes.
 #[derive(Debug)]
 pub struct Machine {
     command: Command,
@@ -64,11 +65,11 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine that has a serial console, which goes to the file [`CONSOLE`] of the folder, and
-    /// nothing else but what is added. It does not start again when it resets itself.
+    /// Makes a machine with a serial console only, which is written to the file [`CONSOLE`] of the
+    /// directory. A reset ends the machine instead of restarting it.
     ///
     /// # Errors
-    /// The folder cannot be written to.
+    /// The directory cannot be written.
     pub fn new(qemu: Qemu, folder: &Path) -> anyhow::Result<Self> {
         let mut machine = Self { command: Command::new(qemu.program), folder: folder.to_owned() };
         machine.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
@@ -83,28 +84,29 @@ impl Machine {
         self
     }
 
-    /// The words of the command line after the program.
+    /// Returns the command line after the name of the program.
     #[cfg(test)]
     pub(crate) fn words(&self) -> Vec<String> {
         self.command.get_args().map(|word| word.to_string_lossy().into_owned()).collect()
     }
 
-    /// Adds a channel for a device to write to (`-chardev`), and returns its file, which is empty.
+    /// Adds a channel to which a device can write (`-chardev`), and returns the path of its empty
+    /// file.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn channel(&mut self, id: &str) -> anyhow::Result<PathBuf> {
         let path = self.folder.join(id);
         fs::write(&path, "").with_context(|| format!("cannot write {}", path.display()))?;
-        // In options a comma is written twice.
+        // QEMU's options have a comma written twice.
         let escaped = path.display().to_string().replace(',', ",,");
         self.args(["-chardev", &format!("file,id={id},path={escaped}")]);
         Ok(path)
     }
 
-    /// Starts the machine and waits for its end, for that of its time, or until `look` says that it
-    /// is enough: it is called again and again, and with true once the machine has ended. Nothing
-    /// of it is left running, whatever happens.
+    /// Starts the machine and waits until it ends, until `limit` has passed, or until `look`
+    /// returns true. `look` is called repeatedly, and with true once the machine has ended. When
+    /// the call returns, QEMU has ended.
     ///
     /// # Errors
     /// QEMU cannot be started, or `look` fails.
@@ -116,10 +118,10 @@ impl Machine {
         let complaints = self.folder.join("qemu");
         let file = File::create(&complaints).context("cannot write QEMU's messages")?;
         self.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
-        // Ctrl-C is for this program, with which QEMU ends.
+        // A process group of its own, so that Ctrl-C reaches only this program. QEMU ends with it.
         self.command.process_group(0);
-        // SAFETY: between fork and exec only what is safe in a signal handler may be called: prctl
-        // is a system call, made directly, and nothing is allocated.
+        // SAFETY: between fork and exec only async-signal-safe functions may be called. The closure
+        // makes one system call (prctl) directly and allocates nothing.
         unsafe {
             self.command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
         }
@@ -129,7 +131,8 @@ impl Machine {
             .with_context(|| format!("cannot start {}", self.command.get_program().display()))?;
         let mut running = Running(child);
         let status = loop {
-            // Asked before `look` reads what the machine wrote: that is then all.
+            // Checked before `look` reads what the machine wrote, so that after the end it reads
+            // everything.
             let status = running.0.try_wait().context("cannot wait for QEMU")?;
             if look(status.is_some())? || status.is_some() || begin.elapsed() > limit {
                 break status;
@@ -146,12 +149,12 @@ impl Machine {
     }
 }
 
-/// QEMU as it runs; dropped, it is ended.
+/// A running QEMU, which is killed when this is dropped.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Killing fails if it has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -160,15 +163,15 @@ impl Drop for Running {
 /// A machine that has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// QEMU's status, if it ended by itself.
+    /// QEMU's exit status, if it ended by itself.
     pub status: Option<ExitStatus>,
-    /// All that the console said.
+    /// The whole output of the console.
     pub console: String,
-    /// All that QEMU complained of.
+    /// All error messages of QEMU.
     pub complaints: String,
 }
 
-/// The last lines of a text, for the end of an error message.
+/// Formats the last lines of a text, for the end of an error message.
 pub fn last_lines(who: &str, text: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     if lines.is_empty() {
@@ -182,7 +185,7 @@ pub fn last_lines(who: &str, text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A program that is none of QEMU's, run as one is.
+    /// Runs a shell script instead of QEMU.
     fn run(script: &str, limit: Duration, enough: bool) -> (Duration, anyhow::Result<Ended>) {
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new("sh");
