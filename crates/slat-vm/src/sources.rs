@@ -1,12 +1,12 @@
-//! Which mirror this machine uses, from apt's sources in either of their formats
+//! Finds the mirror that this machine uses, from apt's sources in either of their formats
 //! (sources.list(5)).
 
 use anyhow::bail;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Names that Debian's own archive has for its suites; other archives have names of their own, or
-/// components of their own.
+/// Names of the suites of Debian's own archive. Other archives have other suites or other
+/// components.
 const SUITES: [&str; 12] = [
     "buster",
     "bullseye",
@@ -25,17 +25,17 @@ const SUITES: [&str; 12] = [
 /// A mirror of Debian's archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
-    /// Where it is, as apt writes it.
+    /// Its address, as in apt's sources.
     pub uri: String,
-    /// What its signatures are verified by, as `Signed-By` has it; apt's trusted keys without.
+    /// The key that verifies its signatures, as in `Signed-By`; `None` for apt's trusted keys.
     pub signed_by: Option<String>,
 }
 
 impl Mirror {
-    /// The mirror that this machine's apt uses.
+    /// Returns the mirror that this machine's apt uses.
     ///
     /// # Errors
-    /// apt is not there, or none of its sources is Debian's archive.
+    /// apt is not configured, or none of its sources is Debian's archive.
     pub fn of_this_machine() -> anyhow::Result<Self> {
         Self::below(Path::new("/etc/apt"))
     }
@@ -64,7 +64,7 @@ impl Mirror {
         )
     }
 
-    /// A source of one suite of this mirror, in apt's deb822 format.
+    /// Returns a source for one suite of this mirror, in apt's deb822 format.
     pub(crate) fn source(&self, suite: &str) -> String {
         let Self { uri, signed_by } = self;
         let mut text = format!(
@@ -77,7 +77,7 @@ impl Mirror {
     }
 }
 
-/// Whether these are Debian's own suites and its main component.
+/// Returns whether these are suites and the main component of Debian's own archive.
 fn is_debian<'a>(
     mut suites: impl Iterator<Item = &'a str>,
     mut components: impl Iterator<Item = &'a str>,
@@ -92,7 +92,7 @@ fn is_debian<'a>(
     suites.any(own) && components.any(|component| component == "main")
 }
 
-/// A line `deb [options] uri suite component...`, if it is Debian's archive.
+/// Parses a line `deb [options] uri suite component...`, if its source is Debian's archive.
 fn line(line: &str) -> Option<Mirror> {
     let line = line.split('#').next()?.trim();
     let rest = line.strip_prefix("deb")?;
@@ -108,8 +108,8 @@ fn line(line: &str) -> Option<Mirror> {
         .then(|| Mirror { uri: uri.to_owned(), signed_by: signed_by.map(str::to_owned) })
 }
 
-/// The stanzas of a deb822 file, each as its fields. Lines that go on keep their line breaks: a key
-/// can stand in the file itself.
+/// Returns the stanzas of a deb822 file, each as its fields. Continuation lines keep their line
+/// breaks, because a field can contain a whole key.
 fn stanzas(text: &str) -> Vec<Vec<(String, String)>> {
     let mut stanzas = vec![Vec::<(String, String)>::new()];
     for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -128,7 +128,7 @@ fn stanzas(text: &str) -> Vec<Vec<(String, String)>> {
     stanzas
 }
 
-/// A stanza, if it is Debian's archive.
+/// Parses a stanza, if its source is Debian's archive.
 fn stanza(fields: &[(String, String)]) -> Option<Mirror> {
     let field = |name: &str| fields.iter().find(|(n, _)| n == name).map(|(_, value)| &**value);
     let words = |name: &str| field(name).unwrap_or_default().split_whitespace();
@@ -139,7 +139,7 @@ fn stanza(fields: &[(String, String)]) -> Option<Mirror> {
         .then(|| Mirror { uri: uri.to_owned(), signed_by: field("signed-by").map(str::to_owned) })
 }
 
-/// Whether it has every suite: a disc has those that were pressed onto it.
+/// Returns whether the source is a mirror with every suite. A disc has only some.
 fn is_remote(uri: &str) -> bool {
     !uri.starts_with("cdrom:")
 }
