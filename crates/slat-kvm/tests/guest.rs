@@ -1,4 +1,4 @@
-//! The guest by itself: what the ioctls mean, and that a fault would be seen.
+//! The guest by itself: the meaning of the ioctls, and that the checks find a fault.
 
 mod common;
 
@@ -106,8 +106,8 @@ fn a_bitmap_of_another_size_never_reaches_the_kernel() {
     assert!(matches!(guest.get_dirty_log(&mut small), Err(Error::Invalid { .. })));
 }
 
-/// The kernel's log is right here, and the guest wrote less than the check is told: to the check,
-/// the same as a kernel that lost the pages of one vCPU.
+/// The kernel's log is correct here, but one vCPU did not write what the check expects. To the
+/// check, this looks like a kernel that lost the pages of that vCPU.
 #[test]
 fn pages_missing_from_a_real_log_are_found() {
     let Some((guest, mut vcpus)) = guest(Mode::Manual) else { return };
@@ -135,7 +135,7 @@ fn a_page_that_lost_its_stamp_is_found() {
     guest.memory().write(5 * page, 0).unwrap();
     assert!(matches!(guest.check_stamp(5, first + 5), Err(Error::WrongStamp { page: 5, .. })));
     guest.check_stamp(6, first + 6).unwrap();
-    // The guest sees it, too, when it reads.
+    // A read by the guest finds a wrong stamp, too.
     guest.memory().write(7 * page + 8, 7).unwrap();
     assert_eq!(guest.misread(), 0);
     perform(&mut vcpus[0], Work::each_page(Touch::Read));
@@ -224,7 +224,7 @@ fn endless_work_is_stopped_and_goes_on_where_it_was() {
 fn a_vcpu_keeps_its_pace() {
     let Some((guest, mut vcpus)) = guest(Mode::Legacy) else { return };
     let part = vcpus[0].part();
-    // 2048 steps at 20,000 a second are a tenth of a second: never less, whatever the host does.
+    // 2048 steps at 20,000 per second take at least a tenth of a second on any host.
     let start = std::time::Instant::now();
     perform(&mut vcpus[0], Work { per_second: Some(20_000.0), ..write_share(100) });
     let least = (part.pages - 2) as f64 / 20_000.0;
@@ -249,12 +249,12 @@ fn vcpus_keep_their_memory_when_the_guest_is_dropped() {
 #[test]
 fn a_spare_slot_is_there_until_it_is_deleted_and_no_longer() {
     let Some((guest, _vcpus)) = guest(Mode::Legacy) else { return };
-    // KVM deletes no slot that is not there.
+    // KVM refuses to delete a slot that does not exist.
     assert!(matches!(guest.place_spare(MEMORY, None), Err(Error::Os { .. })));
     for _ in 0..2 {
         guest.place_spare(MEMORY / 2, Some(0)).unwrap();
         guest.place_spare(MEMORY / 2, Some(1)).unwrap();
-        // What moves keeps its size.
+        // A move cannot change the size.
         assert!(matches!(guest.place_spare(MEMORY, Some(1)), Err(Error::Os { .. })));
         guest.place_spare(MEMORY / 2, None).unwrap();
         assert!(matches!(guest.place_spare(MEMORY / 2, None), Err(Error::Os { .. })));

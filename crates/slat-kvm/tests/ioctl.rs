@@ -1,4 +1,4 @@
-//! The ioctls of dirty logging, each by itself on the host's KVM.
+//! The ioctls of dirty logging, each tested separately on the host's KVM.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn vm() -> Option<VmFd> {
     Some(Kvm::new().unwrap().create_vm().unwrap())
 }
 
-/// A VM with rings; none where KVM has none.
+/// Makes a VM with dirty rings, or returns `None` where KVM has none.
 fn vm_with_rings() -> Option<VmFd> {
     let vm = vm()?;
     if vm.max_dirty_ring_bytes() == 0 {
@@ -30,7 +30,7 @@ fn vm_with_rings() -> Option<VmFd> {
     Some(vm)
 }
 
-/// A VM that clears its log by hand, with a log of `pages` pages that starts full.
+/// Makes a VM with manual protect, and a log of `pages` pages that starts full.
 fn vm_with_full_log(pages: usize) -> Option<VmFd> {
     let vm = vm()?;
     let all = KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET;
@@ -43,12 +43,12 @@ fn vm_with_full_log(pages: usize) -> Option<VmFd> {
     Some(vm)
 }
 
-/// Adds a slot of fresh memory at a page of the guest's, and says where the memory lies.
+/// Adds a slot of new memory at guest page `at`, and returns the memory's address.
 fn add_slot(vm: &VmFd, slot: u32, at: usize, pages: usize, flags: u32) -> *mut u8 {
     let bytes = pages * page_size();
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory. It is
-    // never unmapped, so no VM outlives it.
+    // SAFETY: the kernel chooses the address of the new mapping, so it replaces no other. It is
+    // never unmapped, so it outlives every VM.
     let memory =
         unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE) }.unwrap();
     let region = kvm_userspace_memory_region {
@@ -58,8 +58,8 @@ fn add_slot(vm: &VmFd, slot: u32, at: usize, pages: usize, flags: u32) -> *mut u
         memory_size: bytes as u64,
         userspace_addr: memory as u64,
     };
-    // SAFETY: the slot is backed by the mapping made above, of its size, which stays. This process
-    // has no reference into it.
+    // SAFETY: the mapping made above backs the slot, has its size, and is never unmapped. This
+    // process has no reference into it.
     unsafe { vm.set_user_memory_region(region) }.unwrap();
     memory.cast()
 }
@@ -73,7 +73,7 @@ fn a_clear_takes_out_of_the_log_the_pages_whose_bits_are_set_and_no_others() {
     let Some(vm) = vm_with_full_log(256) else { return };
     let log = || {
         let mut log = [0; 4];
-        // SAFETY: a slot of 256 pages, and as many bits.
+        // SAFETY: the slot has 256 pages, and `log` has 256 bits.
         unsafe { vm.get_dirty_log_into(1, &mut log) }.unwrap();
         log
     };
@@ -89,7 +89,7 @@ fn a_clear_takes_out_of_the_log_the_pages_whose_bits_are_set_and_no_others() {
 fn a_get_writes_the_words_of_the_slot_and_none_behind_them() {
     let Some(vm) = vm_with_full_log(100) else { return };
     let mut log = [!7; 3];
-    // SAFETY: a slot of 100 pages, and 192 bits.
+    // SAFETY: the slot has 100 pages, and `log` has 192 bits.
     unsafe { vm.get_dirty_log_into(1, &mut log) }.unwrap();
     assert_eq!(log, [!0, (1 << 36) - 1, !7]);
 }
@@ -97,7 +97,7 @@ fn a_get_writes_the_words_of_the_slot_and_none_behind_them() {
 #[test]
 fn a_clear_that_the_bitmap_does_not_cover_never_reaches_the_kernel() {
     let Some(vm) = vm() else { return };
-    // The kernel would look for the slot, which is not there.
+    // This one reaches the kernel, which finds no such slot.
     assert_eq!(errno(vm.clear_dirty_log(1, 0, 128, &[0; 2])), Some(libc::ENOENT));
     assert_eq!(errno(vm.clear_dirty_log(1, 0, 129, &[0; 2])), Some(libc::EINVAL));
     assert_eq!(errno(vm.clear_dirty_log(1, 0, u32::MAX, &[])), Some(libc::EINVAL));
@@ -118,7 +118,7 @@ fn a_clear_begins_at_a_multiple_of_64_pages_and_ends_at_one_or_with_the_slot() {
 fn a_slot_that_is_not_logged_has_no_log_to_get_or_to_clear() {
     let Some(vm) = vm() else { return };
     add_slot(&vm, 1, 0, 64, 0);
-    // SAFETY: a slot of 64 pages, and as many bits.
+    // SAFETY: the slot has 64 pages, and the bitmap has 64 bits.
     let got = unsafe { vm.get_dirty_log_into(1, &mut [0]) };
     assert_eq!(errno(got), Some(libc::ENOENT));
     assert_eq!(errno(vm.clear_dirty_log(1, 0, 64, &[0])), Some(libc::ENOENT));
@@ -128,7 +128,7 @@ fn a_slot_that_is_not_logged_has_no_log_to_get_or_to_clear() {
 fn a_flag_of_manual_protection_that_no_kernel_knows_is_refused() {
     let Some(vm) = vm() else { return };
     assert_eq!(errno(vm.enable_manual_dirty_log_protect(1 << 31)), Some(libc::EINVAL));
-    // The log starts full only where it is cleared by hand.
+    // A log starts full only with manual protect.
     let alone = KVM_DIRTY_LOG_INITIALLY_SET;
     assert_eq!(errno(vm.enable_manual_dirty_log_protect(alone)), Some(libc::EINVAL));
     assert_eq!(errno(vm.enable_manual_dirty_log_protect(0)), None);
@@ -173,7 +173,7 @@ fn a_vm_without_rings_has_none_to_reset_and_gets_no_bitmap_beside_them() {
 fn with_rings_and_no_bitmap_there_is_no_log_to_get_or_to_clear() {
     let Some(vm) = vm_with_rings() else { return };
     add_slot(&vm, 1, 0, 64, KVM_MEM_LOG_DIRTY_PAGES);
-    // SAFETY: a slot of 64 pages, and as many bits.
+    // SAFETY: the slot has 64 pages, and the bitmap has 64 bits.
     let got = unsafe { vm.get_dirty_log_into(1, &mut [0]) };
     assert_eq!(errno(got), Some(libc::ENXIO));
     assert_eq!(errno(vm.clear_dirty_log(1, 0, 64, &[0])), Some(libc::ENXIO));
@@ -184,7 +184,7 @@ fn a_ring_of_a_size_that_cannot_be_is_not_mapped() {
     let Some(vm) = vm_with_rings() else { return };
     let vcpu = vm.create_vcpu(0).unwrap();
     for bytes in [0, 8, RING_BYTES - 16] {
-        // SAFETY: not the ring's size, on purpose: nothing is mapped, so nothing is accessed.
+        // SAFETY: the size is wrong on purpose. Nothing is mapped, so nothing is accessed.
         let mapped = unsafe { vcpu.map_dirty_ring(bytes) };
         assert_eq!(errno(mapped), Some(libc::EINVAL), "{bytes} bytes");
     }
@@ -194,7 +194,7 @@ fn a_ring_of_a_size_that_cannot_be_is_not_mapped() {
 fn a_new_ring_is_empty_and_stays_mapped_when_the_vcpu_is_closed() {
     let Some(vm) = vm_with_rings() else { return };
     let vcpu = vm.create_vcpu(0).unwrap();
-    // SAFETY: the size that `vm_with_rings` enabled, before the vCPU.
+    // SAFETY: `vm_with_rings` enabled rings of this size before the vCPU was made.
     let mut ring = unsafe { vcpu.map_dirty_ring(RING_BYTES) }.unwrap();
     assert_eq!(ring.entries(), RING_BYTES / 16);
     assert_eq!(vm.reset_dirty_rings().unwrap(), 0);
@@ -219,7 +219,7 @@ fn a_vm_and_its_vcpu_have_statistics_of_their_own() {
     if !host.binary_stats {
         return assert_eq!(errno(stats), Some(libc::ENOTTY));
     }
-    // They begin with their name: "kvm-" and a thread, then for a vCPU "/vcpu-" and its number.
+    // The data starts with the name: "kvm-" and a thread; for a vCPU also "/vcpu-" and its number.
     let name = |file: std::fs::File| {
         let mut name = [0; 48];
         let read = rustix::io::pread(&file, &mut name, 24).unwrap();
@@ -231,24 +231,24 @@ fn a_vm_and_its_vcpu_have_statistics_of_their_own() {
     assert_eq!(of_vcpu, format!("{of_vm}/vcpu-1"));
 }
 
-/// Guests that write, in 16-bit code.
+/// Tests with a guest that writes, in 16-bit code.
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
     use super::*;
     use kvm_ioctls::{VcpuExit, VcpuFd};
     use slat_kvm::ioctl::DirtyPage;
 
-    /// A store to each of CX pages from BX on, and HLT.
+    /// Stores to each of CX pages from BX on, then HLT.
     const CODE: [u8; 9] = [0x88, 0x07, 0x81, 0xc3, 0x00, 0x10, 0xe2, 0xf8, 0xf4];
-    /// The logged slot, by a number that is no flag of an entry, and its first page.
+    /// The logged slot, whose number equals no flag of an entry, and its first page.
     const SLOT: u32 = 7;
     const FIRST: u16 = 1;
 
-    /// A vCPU with its code at guest address 0, in a slot that is not logged, and 8 pages behind it
-    /// in `SLOT`, which is.
+    /// Makes a vCPU. Its code is at guest address 0, in a slot that is not logged. 8 pages follow
+    /// in `SLOT`, which is logged.
     fn vcpu(vm: &VmFd) -> VcpuFd {
         let code = add_slot(vm, 0, 0, 1, 0);
-        // SAFETY: the slot has a page, which nobody else accesses before the vCPU runs.
+        // SAFETY: the slot has a page, to which no other code has access before the vCPU runs.
         unsafe { std::ptr::copy_nonoverlapping(CODE.as_ptr(), code, CODE.len()) };
         add_slot(vm, SLOT, FIRST.into(), 8, KVM_MEM_LOG_DIRTY_PAGES);
         let vcpu = vm.create_vcpu(0).unwrap();
@@ -258,7 +258,7 @@ mod x86_64 {
         vcpu
     }
 
-    /// Has the vCPU write to `pages` pages of the slot, from `first` on.
+    /// Makes the vCPU write to `pages` pages of the slot, from `first` on.
     fn write(vcpu: &mut VcpuFd, first: u16, pages: u16) {
         let mut registers = vcpu.get_regs().unwrap();
         registers.rip = 0;
@@ -274,7 +274,7 @@ mod x86_64 {
     fn an_entry_goes_from_empty_to_dirty_to_harvested_to_empty_and_names_its_page_again() {
         let Some(vm) = vm_with_rings() else { return };
         let mut vcpu = vcpu(&vm);
-        // SAFETY: the size that `vm_with_rings` enabled, before the vCPU.
+        // SAFETY: `vm_with_rings` enabled rings of this size before the vCPU was made.
         let mut ring = unsafe { vcpu.map_dirty_ring(RING_BYTES) }.unwrap();
         for round in 0..2 {
             let states = |ring: &slat_kvm::ioctl::DirtyRing| {
@@ -305,7 +305,7 @@ mod x86_64 {
         let mut vcpu = vcpu(&vm);
         let log = || {
             let mut log = [0];
-            // SAFETY: a slot of 8 pages, and 64 bits.
+            // SAFETY: the slot has 8 pages, and `log` has 64 bits.
             unsafe { vm.get_dirty_log_into(SLOT, &mut log) }.unwrap();
             log[0]
         };

@@ -1,4 +1,5 @@
-//! vCPUs that run on while their log is fetched, and migrations. No test looks at a time.
+//! vCPUs that run while their log is fetched, and migrations. No test depends on how long a run
+//! takes.
 
 mod common;
 
@@ -87,7 +88,7 @@ fn a_migrated_memory_is_the_guests_in_each_mode() {
             assert!(report.passes.len() <= 4 && (report.converged || report.passes.len() == 4));
             let copied = report.passes.iter().map(|pass| pass.pages).sum::<u64>();
             assert_eq!(report.bytes, (copied + report.downtime_pages) * 4096);
-            // The link is a limit from below, too: what was copied took its time.
+            // The link also sets a least time for the pages copied.
             assert!(report.seconds >= report.bytes as f64 / 400e6, "{report:?}");
         }
     }
@@ -194,7 +195,7 @@ fn a_guests_memory_lies_on_the_nodes_that_it_is_bound_to() {
         let pin = slat_kvm::numa::cpus(node).unwrap_or_default();
         let setting = Setting { stop: &GO_ON, pin: &pin, on_event: &mut |_| {} };
         let phases = populate::run(&shape, setting).unwrap();
-        // Where the kernel tells, all of it.
+        // Where the kernel reports the placement, all of the memory is on the node.
         assert!(phases[0].nodes.iter().all(|it| it == (&node, &MEMORY)), "{:?}", phases[0].nodes);
     }
 }

@@ -1,4 +1,4 @@
-//! Whole runs, on a small guest, in every mode. No test looks at a time.
+//! Whole runs with a small guest, in every mode. No test depends on how long a run takes.
 
 mod common;
 
@@ -26,9 +26,9 @@ fn run_telling(config: &Config, on_event: &mut dyn FnMut(Event<'_>)) -> Result<R
     run(config, Setting { stop: &AtomicBool::new(false), pin: &[], on_event })
 }
 
-/// Runs what the host can do: nothing if it lacks a mode or has no huge pages to give. Again, if
-/// the log says more than was written: a page that the host moved meanwhile is mapped anew by a
-/// read, writable if it may be, and KVM has it dirty from then on.
+/// Runs a configuration, or returns `None` if the host lacks a mode or huge pages. It repeats the
+/// run if the log has pages that were not written: if the host moved a page meanwhile, a read maps
+/// it again, writable if possible, and KVM then marks it as dirty.
 fn run_if_possible(host: &HostKvm, config: &Config) -> Option<Report> {
     if let Err(error) = config.check(host) {
         eprintln!("skipped: {config:?}: {error}");
@@ -122,7 +122,7 @@ fn any_order_over_several_slots_by_overlapping_vcpus_is_logged_exactly() {
 #[test]
 fn vcpus_stop_at_a_full_ring_and_lose_nothing() {
     let Some(host) = kvm_or_skip() else { return };
-    // 4096 pages for each vCPU, in each of three rounds, and nobody looks unless a ring is full.
+    // Each vCPU writes 4096 pages in each of three rounds, and the host harvests only full rings.
     let config = Config {
         ring_interval: Duration::from_secs(60),
         ..config(shape(Mode::Ring { entries: 1024 }, Backing::Small), 100)
@@ -146,7 +146,7 @@ fn hugetlb_memory_is_logged_where_the_host_has_any() {
 #[test]
 fn the_log_is_cleared_in_chunks_of_any_allowed_size() {
     let Some(host) = kvm_or_skip() else { return };
-    // 8232 pages: the last chunk is none of 64 pages.
+    // 8232 pages: the last chunk is no multiple of 64 pages.
     let memory = MEMORY + 40 * rustix::param::page_size() as u64;
     for chunk in [64, 4096, 1 << 40] {
         let shape = Shape { memory, ..shape(Mode::Manual, Backing::Small) };
@@ -173,7 +173,7 @@ fn guest_code_runs_natively_and_kernel_counters_say_so() {
             assert!((emulated as u64) < vcpu.pages / 100, "{emulated} instructions emulated");
         }
     }
-    // KVM counts what it maps: all of the memory, in small pages, and the guest's code.
+    // KVM's count includes all of the memory, in small pages, and the guest's code.
     let populate = report.of(Phase::Populate).next().expect("it is always there");
     if let Some(mapped) = populate.mapped {
         assert!(mapped.size_4k >= report.pages, "{mapped:?}");

@@ -1,5 +1,5 @@
-//! What a stall is, held against two things that are known: threads that only take CPUs away, and a
-//! delay that is put into the fault path. Both are ratios within one run, taken in turns.
+//! Stalls, compared with two known quantities: threads that only take CPU time, and a delay in the
+//! fault path. Both tests use ratios of runs that alternate.
 
 mod common;
 
@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// By how much a stall may be off.
+/// The largest relative error of a stall.
 const OFF: f64 = 0.1;
-/// Measured again, so often at most, on a machine that is busy with something else.
+/// How often a measurement is repeated at most, in case the machine is busy.
 const TRIES: usize = 5;
 
 fn config(memory: u64, iterations: u32) -> Config {
@@ -33,7 +33,7 @@ fn measured(config: &Config, on_event: &mut dyn FnMut(Event<'_>)) -> Report {
     run(config, Setting { stop: &AtomicBool::new(false), pin: &[], on_event }).unwrap()
 }
 
-/// The stalls of each round, and how many pages it wrote.
+/// Returns the stalls of each round, and the number of pages that it wrote.
 fn rounds(report: &Report) -> Vec<(Stalls, f64)> {
     let vcpus = report.of(Phase::Dirty).map(|round| round.vcpus[0].clone());
     vcpus.map(|vcpu| (vcpu.stalls.unwrap(), vcpu.pages as f64)).collect()
@@ -44,7 +44,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// The medians of the stall a page, and of the longest, over rounds.
+/// Returns the medians over rounds of the stall per page, and of the longest stall.
 fn stalled(config: &Config) -> [f64; 2] {
     let rounds = rounds(&measured(config, &mut |_| {}));
     let a_page = rounds.iter().map(|(stalls, pages)| stalls.seconds / pages);
@@ -82,7 +82,7 @@ fn two_threads_that_spin_are_no_part_of_a_stall_nor_of_the_longest() {
             (0..2).for_each(|what| ratios[what].push(beside[what] / alone[what]));
         }
         now = ratios.each_ref().map(|ratios| median(ratios.clone()));
-        // A slice of the scheduler's is fifty times as long as the longest fault here.
+        // A time slice of the scheduler is fifty times as long as the longest fault here.
         if (now[0] - 1.0).abs() <= OFF && now[1] < 4.0 {
             return;
         }
@@ -90,7 +90,7 @@ fn two_threads_that_spin_are_no_part_of_a_stall_nor_of_the_longest() {
     panic!("a page, and the longest: {now:?} times as long beside them; {ratios:?}");
 }
 
-/// Answers the first write to each page of this process's own memory after a while, by userfaultfd
+/// Delays the first write to each page of a memory of this process, by userfaultfd
 /// (admin-guide/mm/userfaultfd.rst, "Write Protect Notifications").
 struct Delays {
     uffd: OwnedFd,
@@ -98,12 +98,13 @@ struct Delays {
 }
 
 impl Delays {
-    // Of `<linux/userfaultfd.h>`, each with a structure of three or four 64-bit words.
+    // Request codes of `<linux/userfaultfd.h>`. Each request has a structure of three or four
+    // 64-bit words.
     const API: u64 = 0xc018_aa3f;
     const REGISTER: u64 = 0xc020_aa00;
     const WRITE_PROTECT: u64 = 0xc018_aa06;
 
-    /// Protects the one mapping that is a guest's memory of so many bytes.
+    /// Write-protects the guest's memory, which is the only mapping of `bytes` bytes.
     fn begin(bytes: u64) -> Self {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let address = |text| u64::from_str_radix(text, 16).unwrap();
@@ -114,10 +115,10 @@ impl Delays {
         let found: Vec<_> = ranges.filter(|(start, end)| end - start == bytes).collect();
         let [(start, _)] = found[..] else { panic!("no one mapping of {bytes:#x}: {maps}") };
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-        // SAFETY: what faults is the guest's memory alone, and `answer` answers all of it.
+        // SAFETY: only the guest's memory is registered, and `answer` resolves all of its faults.
         let uffd = unsafe { userfaultfd(flags) }.unwrap();
         let delays = Self { uffd, bytes };
-        // Version 0xaa; PAGEFAULT_FLAG_WP; then what the kernel can do.
+        // Version 0xaa, PAGEFAULT_FLAG_WP, and space for the kernel's features and requests.
         delays.call(Self::API, [0xaa, 1, 0, 0]);
         delays.call(Self::REGISTER, [start, bytes, 2, 0]);
         delays.call(Self::WRITE_PROTECT, [start, bytes, 1, 0]);
@@ -125,14 +126,14 @@ impl Delays {
     }
 
     fn call(&self, request: u64, mut words: [u64; 4]) {
-        // SAFETY: the three requests read and write a structure of at most four words, in which no
-        // word is a pointer that the kernel follows.
+        // SAFETY: the three requests read and write a structure of at most four words. The kernel
+        // follows no word as a pointer.
         let done = unsafe { libc::ioctl(self.uffd.as_raw_fd(), request, words.as_mut_ptr()) };
         assert_eq!(done, 0, "{request:#x}: {}", std::io::Error::last_os_error());
     }
 
-    /// Answers each page's first write after so long, and tells for how long it let them wait in
-    /// all: with what this thread itself waited for a CPU.
+    /// Resolves each page's first write after the delay `each`. Returns the seconds of all delays,
+    /// including this thread's own waits for a CPU.
     fn answer(&self, each: Duration) -> f64 {
         let page = rustix::param::page_size() as u64;
         let begin = waited();
@@ -142,7 +143,7 @@ impl Delays {
             let mut ready = [PollFd::new(&self.uffd, PollFlags::IN)];
             let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
             assert_eq!(poll(&mut ready, Some(&minute)).unwrap(), 1, "no page was written");
-            // SAFETY: four words are 32 bytes, the size of an event, and any bits are words.
+            // SAFETY: four words are 32 bytes, the size of an event, and any bits are valid words.
             let bytes = unsafe { event.align_to_mut::<u8>() }.1;
             assert_eq!(rustix::io::read(&self.uffd, &mut *bytes).unwrap(), 32);
             let (at, before) = (Instant::now(), waited());
@@ -156,7 +157,7 @@ impl Delays {
     }
 }
 
-/// Seconds that this thread waited for a CPU.
+/// Returns the seconds that this thread has waited for a CPU.
 fn waited() -> f64 {
     Files::here().waits().map_or(0.0, |(nanoseconds, _)| nanoseconds as f64 / 1e9)
 }
@@ -166,12 +167,12 @@ fn a_delay_in_the_fault_path_is_found_in_the_stall() {
     if kvm_or_skip().is_none() {
         return;
     }
-    // SAFETY: nothing is registered with it.
+    // SAFETY: no memory is registered with it.
     if let Err(error) = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC) } {
         eprintln!("skipped: userfaultfd: {error}; run as root");
         return;
     }
-    // A size that no stack has: the mapping is found by it.
+    // A size that no stack has, because `begin` finds the mapping by its size.
     let config = config(3 << 20, 2);
     let mut found = Vec::new();
     for _ in 0..TRIES {
@@ -190,8 +191,8 @@ fn a_delay_in_the_fault_path_is_found_in_the_stall() {
             known.push(answers.unwrap().join().unwrap());
             report
         });
-        // Both rounds wake this thread and the vCPU as often, which in a virtual machine is a tenth
-        // of a millisecond each time: what the longer delay adds is the delay alone.
+        // Both rounds wake this thread and the vCPU equally often, at a tenth of a millisecond each
+        // in a virtual machine. So only the longer delay makes the difference.
         let rounds = rounds(&report);
         let added = known[1] - known[0];
         assert!(added > 0.5, "{known:?}");

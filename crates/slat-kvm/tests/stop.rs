@@ -1,5 +1,5 @@
-//! Stopping a run at any point leaves nothing behind. Alone in its process, whose threads, file
-//! descriptors and memory it counts.
+//! Stopping a run at any point leaves nothing behind. The test has a process of its own, because it
+//! counts the process's threads, file descriptors and memory.
 
 mod common;
 
@@ -16,8 +16,8 @@ fn entries(folder: &str) -> usize {
     std::fs::read_dir(folder).unwrap().count()
 }
 
-/// Private memory in KiB that is really there. Not the address space: the allocator reserves
-/// 64 MiB of that for each new thread, and keeps it.
+/// Returns the private resident memory in KiB. The size of the address space would not do: the
+/// allocator reserves 64 MiB of it for each new thread, and keeps them.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
@@ -33,7 +33,7 @@ fn stopping_anywhere_leaves_no_thread_no_descriptor_and_no_memory() {
     let config = Config { shape, iterations: 2, ..Config::default() };
     let before = (entries("/proc/self/task"), entries("/proc/self/fd"));
     let resident_before = resident();
-    // Events until the end: begin and end of eight phases, then the check of the stamps.
+    // Events of a whole run: begin and end of eight phases, then the check of the stamps.
     let all = 2 * (2 + 1 + 2 * 2 + 1) + 1;
     for stop_at in 0..=all {
         let stop = AtomicBool::new(stop_at == 0);
@@ -49,7 +49,7 @@ fn stopping_anywhere_leaves_no_thread_no_descriptor_and_no_memory() {
         let result = run(&config, Setting { stop: &stop, pin: &[], on_event });
         assert!(matches!(result, Err(Error::Stopped)), "stopped at {stop_at}: {result:?}");
         assert!(events <= stop_at + 1, "went on to event {events} after {stop_at}");
-        // A thread that was joined leaves its folder of /proc a little later.
+        // The directory of a joined thread may stay in /proc for a short time.
         let patience = Instant::now() + Duration::from_secs(10);
         while entries("/proc/self/task") > before.0 && Instant::now() < patience {
             std::thread::yield_now();

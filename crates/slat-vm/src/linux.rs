@@ -26,7 +26,7 @@ pub struct Linux<'a> {
     /// The model of the CPUs; `None` for one with all features.
     pub cpu: Option<&'a str>,
     /// Whether the machine's clocks advance by one nanosecond per instruction, independently of
-    /// real time. The emulation then uses one thread.
+    /// real time. Callers use it with one CPU only.
     pub counts_instructions: bool,
 }
 

@@ -1,11 +1,11 @@
-//! Whether tests that need a guest can run here.
+//! Checks whether tests that need a guest can run here.
 
 use slat_kvm::{HostKvm, probe};
 
-/// The host's KVM; or nothing, with the reason on stderr.
+/// Returns the host's KVM, or prints the reason to stderr and returns `None`.
 ///
-/// With `SLAT_REQUIRE_KVM=1`, having none is a failure: so that a host that must have KVM cannot
-/// pass by skipping everything.
+/// With `SLAT_REQUIRE_KVM=1` it panics instead, so that a host that must have KVM cannot pass by
+/// skipping all tests.
 pub fn kvm_or_skip() -> Option<HostKvm> {
     match probe() {
         Ok(host) if cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) => Some(host),
