@@ -17,16 +17,16 @@ pub struct Tally {
     pub in_log: u64,
     /// Pages that were written.
     pub written: u64,
-    /// Pages in the log that were not written. This is allowed, but each costs a copy.
+    /// Pages in the log that were not written. KVM may report such pages, but each costs a copy.
     pub excess: u64,
 }
 
 /// Pages that were written and are not in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Missing {
-    /// The first of them.
+    /// The first missing page.
     pub first: u64,
-    /// How many there are.
+    /// Number of missing pages.
     pub count: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Errors. Each message says what the user can do about it, where that is known.
+//! Errors. Where a remedy is known, the message names it.
 
 use std::io;
 
@@ -47,7 +47,7 @@ pub enum Error {
          ask for less memory, or free some"
     )]
     NotEnoughMemory {
-        /// MiB needed, including what KVM allocates to map the memory.
+        /// MiB needed, including KVM's tables for the memory.
         needed: u64,
         /// MiB that the kernel reports as available.
         available: u64,
@@ -73,11 +73,11 @@ pub enum Error {
     NoHugePages {
         /// Bytes of one huge page.
         page_size: u64,
-        /// How many are needed.
+        /// Number of pages needed.
         needed: u64,
-        /// How many are free and not reserved.
+        /// Number of pages that are free and not reserved.
         free: u64,
-        /// What makes enough pages available.
+        /// How to make enough pages available.
         advice: Advice,
     },
     /// Transparent huge pages are switched off.
@@ -145,7 +145,7 @@ pub enum Error {
     /// A vCPU read a page that held another page's contents.
     #[error("{pages} times a page held another page's contents when the guest read it")]
     Misread {
-        /// How many reads.
+        /// Number of such reads.
         pages: u64,
     },
     /// A ring names a page of a slot that is not logged.
@@ -166,7 +166,7 @@ pub enum Error {
         iteration: u32,
         /// The first missing page, counted from the start of the memory.
         first: u64,
-        /// How many pages are missing.
+        /// Number of missing pages.
         missing: u64,
     },
     /// A log that must start with all bits set does not.
@@ -179,7 +179,7 @@ pub enum Error {
         /// Pages of the memory.
         pages: u64,
     },
-    /// A page does not hold what the guest wrote to it.
+    /// A page does not hold the value that the guest wrote to it.
     #[error("page {page} of the memslot holds {found:#x}, the guest wrote {expected:#x}")]
     WrongStamp {
         /// The page, counted from the start of the memory.

@@ -117,7 +117,7 @@ impl Guest {
             let part = Part { first, pages: share };
             let machine = Arc::clone(&machine);
             // Each vCPU numbers its steps from a base of its own, so that no two vCPUs share a
-            // number. No step has number 0, which is what an unwritten page holds.
+            // number. No step has number 0, because an unwritten page holds 0.
             let mailbox = machine.mailbox(index);
             word!(mailbox, position).store((index as u64 + 1) << 40, Relaxed);
             word!(mailbox, threshold).store(u64::MAX, Relaxed);
@@ -208,7 +208,7 @@ impl Guest {
         }
     }
 
-    /// Checks that a page, as the host sees it, holds what step `step` wrote to it.
+    /// Checks that a page, as the host sees it, holds the stamp of step `step`.
     ///
     /// # Errors
     /// [`Error::WrongStamp`] if not.
@@ -460,7 +460,7 @@ impl Guest {
     }
 }
 
-/// Enables what KVM accepts only before the first memslot or vCPU exists.
+/// Enables the capabilities that KVM accepts only before the first memslot or vCPU exists.
 fn enable(vm: &VmFd, shape: &Shape) -> Result<(), Error> {
     let cap = |cap: u32, first: u64, call: &'static str| {
         let args = [first, 0, 0, 0];

@@ -1,8 +1,8 @@
 //! The kernel's pools of huge pages (hugetlbfs), as sysfs shows them.
 //!
 //! A mapping with `MAP_HUGETLB` takes its pages from a pool that the administrator filled
-//! beforehand. The check before the mapping reports what is missing, where the kernel would return
-//! `ENOMEM` only.
+//! beforehand. The check before the mapping reports how many pages are missing, where the kernel
+//! would return `ENOMEM` only.
 
 use crate::{Advice, Error};
 use slat_procfs::Files;

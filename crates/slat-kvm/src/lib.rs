@@ -10,7 +10,7 @@
 //!   can do.
 //! - [`stall`] finds stalls in the times that the vCPUs' own clocks measured.
 //! - [`ioctl`] has the ioctls of dirty logging, and depends on nothing else in this crate.
-//! - [`probe()`] reports what the host's KVM can do. It changes nothing and needs no guest.
+//! - [`probe()`] reports the capabilities of the host's KVM. It changes nothing and needs no guest.
 //!
 //! On x86, the guest's code runs in ring 3. With VMX and SVM this makes no difference. A KVM
 //! without hardware virtualization interprets ring 0 code in its emulator, which writes guest

@@ -13,11 +13,12 @@ pub fn available() -> Result<u64, Error> {
     available.ok_or_else(|| Error::os("MemAvailable of /proc/meminfo")(Errno::NOENT))
 }
 
-/// Checks that `bytes` of guest memory are available, and what KVM allocates to map them.
+/// Checks that `bytes` of guest memory are available, and the memory that KVM allocates to map
+/// them.
 ///
 /// KVM needs up to 8 bytes per page each for its table, the reverse map and the host's own page
-/// table. 1/64 of the memory covers that, and 64 MiB cover what the process and the kernel need
-/// besides.
+/// table. 1/64 of the memory covers that, and 64 MiB cover the other needs of the process and the
+/// kernel.
 ///
 /// # Errors
 /// [`Error::NotEnoughMemory`] if too little is available; [`Error::Os`] as for [`available`].

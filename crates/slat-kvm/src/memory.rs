@@ -224,7 +224,7 @@ impl HostMemory {
     /// Returns the bytes that the kernel holds in transparent huge pages now, or `None` if the
     /// kernel does not report it.
     ///
-    /// The kernel need not follow `MADV_HUGEPAGE`, and a measurement depends on what it did.
+    /// The kernel need not follow `MADV_HUGEPAGE`, and a measurement depends on whether it did.
     pub fn transparent_huge_bytes(&self) -> Option<u64> {
         let start = self.host_address();
         Files::here().anon_huge_pages(start..start + self.len())

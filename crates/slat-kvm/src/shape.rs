@@ -59,8 +59,8 @@ impl Shape {
     /// the machine has available now.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::MissingCapability`], [`Error::NotEnoughOnNodes`], or what
-    /// [`Backing::check`] finds.
+    /// [`Error::Invalid`], [`Error::MissingCapability`], [`Error::NotEnoughOnNodes`], or an error
+    /// of [`Backing::check`].
     pub fn check(&self, host: &HostKvm) -> Result<(), Error> {
         self.check_values(host)?;
         numa::check(&self.nodes, self.memory, self.backing)?;

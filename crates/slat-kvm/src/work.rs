@@ -9,7 +9,7 @@ use crate::Error;
 /// The whole of a share, in per cent.
 pub(crate) const WHOLE: u64 = 100;
 
-/// What a step does to its page.
+/// The operation of a step on its page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Touch {
     /// Writes three words at the start of the page: the step's number, the page's address, and
@@ -53,9 +53,9 @@ pub enum Order {
 pub struct Work {
     /// The order of the pages.
     pub order: Order,
-    /// What `share` per cent of the steps do, evenly spread.
+    /// The operation of `share` per cent of the steps, which are evenly spread.
     pub hit: Touch,
-    /// What the other steps do.
+    /// The operation of the other steps.
     pub miss: Touch,
     /// Share of the hits in per cent, 1 to 100.
     pub share: u8,
@@ -167,8 +167,8 @@ fn draw(state: u64, below: u64) -> u64 {
     ((u128::from(state) * u128::from(below)) >> 64) as u64
 }
 
-/// The steps of a vCPU: each yields the page, counted from the first of its part, and what is done
-/// to it.
+/// The steps of a vCPU: each yields the page, counted from the first of its part, and the operation
+/// on it.
 #[derive(Debug, Clone)]
 pub struct Steps {
     work: Work,

@@ -106,8 +106,8 @@ fn a_bitmap_of_another_size_never_reaches_the_kernel() {
     assert!(matches!(guest.get_dirty_log(&mut small), Err(Error::Invalid { .. })));
 }
 
-/// The kernel's log is correct here, but one vCPU did not write what the check expects. To the
-/// check, this looks like a kernel that lost the pages of that vCPU.
+/// The kernel's log is correct here, but one vCPU did not write the pages that the check expects.
+/// To the check, this looks like a kernel that lost the pages of that vCPU.
 #[test]
 fn pages_missing_from_a_real_log_are_found() {
     let Some((guest, mut vcpus)) = guest(Mode::Manual) else { return };

@@ -1,5 +1,5 @@
 //! Stalls, compared with two known quantities: threads that only take CPU time, and a delay in the
-//! fault path. Both tests use ratios of runs that alternate.
+//! fault path. Both tests compare ratios of measurements that are taken in turns.
 
 mod common;
 

@@ -26,7 +26,7 @@ pub struct Initramfs {
 }
 
 impl Initramfs {
-    /// Makes a file system with what every first process needs: a console, and mount points.
+    /// Makes a file system with a console and mount points, which every first process needs.
     ///
     /// # Errors
     /// None in practice, because it is written to memory.

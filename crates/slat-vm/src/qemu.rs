@@ -131,8 +131,7 @@ impl Machine {
             .with_context(|| format!("cannot start {}", self.command.get_program().display()))?;
         let mut running = Running(child);
         let status = loop {
-            // Checked before `look` reads what the machine wrote, so that after the end it reads
-            // everything.
+            // Checked before `look` reads the output, so that after the end `look` reads all of it.
             let status = running.0.try_wait().context("cannot wait for QEMU")?;
             if look(status.is_some())? || status.is_some() || begin.elapsed() > limit {
                 break status;

@@ -6,8 +6,8 @@
 //!
 //! # Ordering
 //!
-//! The flags of an entry say who owns it. Each transfer is a release that is paired with an
-//! acquire:
+//! The flags of an entry identify its owner, the kernel or user space. Each transfer is a release
+//! that is paired with an acquire:
 //!
 //! 1. The kernel writes slot and page before it sets `KVM_DIRTY_GFN_F_DIRTY`, with a write barrier
 //!    in between. User space loads the flags with acquire and then reads slot and page.
@@ -133,7 +133,7 @@ impl DirtyRing {
     /// [`reset_dirty_rings`](super::VmDirtyLog::reset_dirty_rings). Where hardware has a buffer of
     /// its own (Intel's PML), KVM moves its contents to the ring at the vCPU's next exit.
     pub fn harvest_next(&mut self) -> Option<DirtyPage> {
-        // Acquire (rule 1): the loads below see what the kernel wrote before it set the flag.
+        // Acquire (rule 1): the loads below see the kernel's writes before it set the flag.
         if self.state(self.next) != EntryState::Dirty {
             return None;
         }

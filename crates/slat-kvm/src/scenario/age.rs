@@ -29,8 +29,8 @@ pub struct Report {
 /// Populates the memory, writes and reads it; then marks and writes it, and marks and reads it.
 ///
 /// # Errors
-/// What [`Shape::check`] finds; [`Error::NoAccessTracking`]; [`Error::Stopped`]; [`Error::Misread`]
-/// if a page is wrong; any other [`Error`] of the guest or the kernel.
+/// The errors of [`Shape::check`]; [`Error::NoAccessTracking`]; [`Error::Stopped`];
+/// [`Error::Misread`] if a page is wrong; any other [`Error`] of the guest or the kernel.
 pub fn run(shape: &Shape, tracking: Tracking, setting: Setting<'_>) -> Result<Report, Error> {
     let (report, phases) = perform(shape, setting, |stage| {
         let (write, read) = (Work::each_page(Touch::Write), Work::each_page(Touch::Read));

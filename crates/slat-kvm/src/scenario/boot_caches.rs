@@ -26,7 +26,7 @@ pub struct Report {
 /// Populates the memory, and has all vCPUs turn their caches off and on at once.
 ///
 /// # Errors
-/// What [`Shape::check`] finds; [`Error::MissingCapability`] on other architectures;
+/// The errors of [`Shape::check`]; [`Error::MissingCapability`] on other architectures;
 /// [`Error::Stopped`]; [`Error::Misread`] if a page is wrong; any other [`Error`] of the guest or
 /// the kernel.
 pub fn run(shape: &Shape, setting: Setting<'_>) -> Result<Report, Error> {

@@ -3,13 +3,13 @@
 //! The phases are those of Linux's `dirty_log_perf_test`, so that the times can be compared with
 //! those that kernel developers quote:
 //!
-//! | phase | what is timed |
+//! | phase | timed |
 //! |---|---|
 //! | populate | every vCPU writes each of its pages for the first time, logging off |
 //! | warm | every vCPU does the work of a round, logging off: how long an access usually takes |
 //! | enable | `KVM_SET_USER_MEMORY_REGION` with `KVM_MEM_LOG_DIRTY_PAGES` |
 //! | dirty | every vCPU writes its share of its pages, logging on |
-//! | get | `KVM_GET_DIRTY_LOG` of all memslots; with rings, harvesting what is left in them |
+//! | get | `KVM_GET_DIRTY_LOG` of all memslots; with rings, a last harvest |
 //! | clear | `KVM_CLEAR_DIRTY_LOG` over all memslots, in chunks; only with manual protect |
 //! | disable | `KVM_SET_USER_MEMORY_REGION` without the flag |
 //!
@@ -64,7 +64,7 @@ impl Config {
     /// Checks the configuration, without making a guest.
     ///
     /// # Errors
-    /// [`Error::Invalid`], and what [`Shape::check`] finds.
+    /// [`Error::Invalid`], and the errors of [`Shape::check`].
     pub fn check(&self, host: &HostKvm) -> Result<(), Error> {
         self.work.check()?;
         if self.iterations == 0 {
@@ -118,7 +118,7 @@ impl Report {
 /// Runs a guest and times the phases of dirty logging.
 ///
 /// # Errors
-/// What [`Config::check`] finds; [`Error::Stopped`]; [`Error::PagesMissing`],
+/// The errors of [`Config::check`]; [`Error::Stopped`]; [`Error::PagesMissing`],
 /// [`Error::NotInitiallySet`] or [`Error::WrongStamp`] if the host's KVM is wrong; any other
 /// [`Error`] of the guest or the kernel.
 pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
@@ -160,7 +160,8 @@ impl Run<'_> {
         for iteration in 1..=self.config.iterations {
             self.round(stage, iteration)?;
         }
-        // Fetched before logging ends, to see what the last clear left behind. It is not timed.
+        // Fetched before logging ends, to count the pages that the last clear left behind. It is
+        // not timed.
         self.log.reset();
         match guest.mode().is_ring() {
             true => drop(guest.harvest(&mut self.log)?),

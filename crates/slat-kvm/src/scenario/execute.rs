@@ -13,7 +13,7 @@ use crate::work::{Touch, Work};
 /// Writes, then executes `iterations` times, then reads and writes again.
 ///
 /// # Errors
-/// What [`Shape::check`] finds; [`Error::Stopped`]; [`Error::Misread`] if a page is wrong; any
+/// The errors of [`Shape::check`]; [`Error::Stopped`]; [`Error::Misread`] if a page is wrong; any
 /// other [`Error`] of the guest or the kernel.
 pub fn run(shape: &Shape, iterations: u32, setting: Setting<'_>) -> Result<Vec<PhaseRun>, Error> {
     let ((), phases) = perform(shape, setting, |stage| {

@@ -1,6 +1,6 @@
 //! Fetching the log while vCPUs run: the cost of dirty logging to a guest, over time.
 //!
-//! | phase | what happens |
+//! | phase | activity |
 //! |---|---|
 //! | populate | every vCPU writes each of its pages for the first time, logging off |
 //! | warm | every vCPU reads each of its pages, logging off |
@@ -44,7 +44,7 @@ impl Config {
     /// Checks the configuration, without making a guest.
     ///
     /// # Errors
-    /// [`Error::Invalid`], and what [`Shape::check`] finds.
+    /// [`Error::Invalid`], and the errors of [`Shape::check`].
     pub fn check(&self, host: &HostKvm) -> Result<(), Error> {
         self.work.check()?;
         check_chunk(self.clear_chunk, self.shape.mode)?;
@@ -126,8 +126,8 @@ pub struct Report {
 /// Runs vCPUs while the log is fetched.
 ///
 /// # Errors
-/// What [`Config::check`] finds; [`Error::Stopped`]; [`Error::PagesMissing`] or [`Error::Misread`]
-/// if the host's KVM is wrong; any other [`Error`] of the guest or the kernel.
+/// The errors of [`Config::check`]; [`Error::Stopped`]; [`Error::PagesMissing`] or
+/// [`Error::Misread`] if the host's KVM is wrong; any other [`Error`] of the guest or the kernel.
 pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
     config.check(&crate::probe()?)?;
     let (report, phases) = perform(&config.shape, setting, |stage| {

@@ -15,8 +15,8 @@ use crate::work::{Touch, Work};
 /// writes again, and reads.
 ///
 /// # Errors
-/// What [`Shape::check`] finds; [`Error::Stopped`]; [`Error::Misread`] or [`Error::WrongStamp`] if
-/// a page is wrong; any other [`Error`] of the guest or the kernel.
+/// The errors of [`Shape::check`]; [`Error::Stopped`]; [`Error::Misread`] or [`Error::WrongStamp`]
+/// if a page is wrong; any other [`Error`] of the guest or the kernel.
 pub fn run(shape: &Shape, iterations: u32, setting: Setting<'_>) -> Result<Vec<PhaseRun>, Error> {
     let ((), phases) = perform(shape, setting, |stage| {
         stage.populate(Work::each_page(Touch::Read))?;

@@ -1,13 +1,13 @@
 //! Adding, moving and deleting a memslot while vCPUs run.
 //!
 //! VMMs do this when the guest plugs memory or firmware places a device's BAR. No vCPU touches the
-//! memslot here, and the run measures what its changes cost the vCPUs. On x86, KVM zaps all
+//! memslot here, and the run measures the cost of its changes to the vCPUs. On x86, KVM zaps all
 //! second-level tables of the guest when a memslot is moved or deleted, unless the VM has disabled
 //! that (`KVM_X86_QUIRK_SLOT_ZAP_ALL`, Linux 6.12). Other architectures unmap only the memslot. The
 //! cycle is that of Linux's `memslot_modification_stress_test`, and of the moves of
 //! `memslot_perf_test`.
 //!
-//! | phase | what happens |
+//! | phase | activity |
 //! |---|---|
 //! | populate | every vCPU writes each of its pages for the first time |
 //! | warm | every vCPU reads each of its pages |
@@ -48,7 +48,7 @@ impl Config {
     /// Checks the configuration, without making a guest.
     ///
     /// # Errors
-    /// [`Error::Invalid`], and what [`Shape::check`] finds.
+    /// [`Error::Invalid`], and the errors of [`Shape::check`].
     pub fn check(&self, host: &HostKvm) -> Result<(), Error> {
         self.work.check()?;
         let page = rustix::param::page_size() as u64;
@@ -91,8 +91,8 @@ pub struct Report {
 /// Runs vCPUs while a memslot is added, moved and deleted.
 ///
 /// # Errors
-/// What [`Config::check`] finds; [`Error::Stopped`]; [`Error::WrongStamp`] or [`Error::Misread`] if
-/// a page is wrong; any other [`Error`] of the guest or the kernel.
+/// The errors of [`Config::check`]; [`Error::Stopped`]; [`Error::WrongStamp`] or [`Error::Misread`]
+/// if a page is wrong; any other [`Error`] of the guest or the kernel.
 pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
     config.check(&crate::probe()?)?;
     let (report, phases) = perform(&config.shape, setting, |stage| {

@@ -47,8 +47,8 @@ impl Config {
     /// Checks the configuration, without making a guest.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::NotEnoughMemory`] for both memories, and what [`Shape::check`]
-    /// finds.
+    /// [`Error::Invalid`], [`Error::NotEnoughMemory`] for both memories, and the errors of
+    /// [`Shape::check`].
     pub fn check(&self, host: &HostKvm) -> Result<(), Error> {
         self.work.check()?;
         check_chunk(self.clear_chunk, self.shape.mode)?;
@@ -125,9 +125,9 @@ pub struct Report {
 /// Migrates a guest.
 ///
 /// # Errors
-/// What [`Config::check`] finds; [`Error::Stopped`]; [`Error::NotCopied`], [`Error::PagesMissing`]
-/// or [`Error::Misread`] if the host's KVM is wrong; any other [`Error`] of the guest or the
-/// kernel.
+/// The errors of [`Config::check`]; [`Error::Stopped`]; [`Error::NotCopied`],
+/// [`Error::PagesMissing`] or [`Error::Misread`] if the host's KVM is wrong; any other [`Error`] of
+/// the guest or the kernel.
 pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
     config.check(&crate::probe()?)?;
     let copy = HostMemory::new(config.shape.memory, Backing::Small)?;

@@ -1,8 +1,8 @@
 //! Scenarios, one per file: a guest's phases and the checks of its work.
 //!
 //! Each scenario checks the guest's work: a page that was written must hold the number of the step
-//! that wrote it. A log without a written page, or memory that differs from what was written, is an
-//! error.
+//! that wrote it. A log without a written page, or memory with other contents than those written,
+//! is an error.
 
 pub mod age;
 pub mod boot_caches;

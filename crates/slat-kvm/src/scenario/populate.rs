@@ -10,7 +10,7 @@ use crate::work::{Touch, Work};
 /// Writes each page for the first time, and then reads it.
 ///
 /// # Errors
-/// What [`Shape::check`] finds; [`Error::Stopped`]; [`Error::Misread`] if a page is wrong; any
+/// The errors of [`Shape::check`]; [`Error::Stopped`]; [`Error::Misread`] if a page is wrong; any
 /// other [`Error`] of the guest or the kernel.
 pub fn run(shape: &Shape, setting: Setting<'_>) -> Result<Vec<PhaseRun>, Error> {
     let ((), phases) = perform(shape, setting, |stage| {
