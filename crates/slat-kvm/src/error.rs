@@ -47,7 +47,7 @@ pub enum Error {
          ask for less memory, or free some"
     )]
     NotEnoughMemory {
-        /// MiB needed, including KVM's tables for the memory.
+        /// MiB needed, including the tables and the working memory of KVM and the process.
         needed: u64,
         /// MiB that the kernel reports as available.
         available: u64,

@@ -109,8 +109,8 @@ pub trait VmDirtyLog {
     ///
     /// `flags` is `KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE`, or that with
     /// `KVM_DIRTY_LOG_INITIALLY_SET`: then the log of a slot starts with all bits set and no page
-    /// write-protected. 0 disables it. The call applies to all slots at once, except that a log
-    /// that has already started keeps its bits.
+    /// write-protected. 0 disables manual protect. The call applies to all slots at once, except
+    /// that a log that has already started keeps its bits.
     ///
     /// # Errors
     /// `EINVAL` for flags that this kernel lacks. [`VmFd::check_extension_raw`] returns those that

@@ -50,8 +50,8 @@ pub(crate) struct Words {
     pub returns: u64,
     /// Not 0 if the guest's code must leave after the current step. Only the host writes it.
     pub stop: u64,
-    /// Number of the next step. Only the guest's code writes it and, except for `longest`, the
-    /// words below.
+    /// Number of the next step. Only the guest's code writes this word and those below, except that
+    /// the host resets `longest`.
     pub position: u64,
     /// Number of stalls, and their sum in ticks.
     pub stalls: u64,

@@ -168,9 +168,9 @@ impl<'a> Stage<'a> {
         self.phases.last()
     }
 
-    /// Runs the vCPUs while `beside` runs. Then it asks the vCPUs to stop, calls `stopping` until
-    /// they have stopped or until it returns false, and calls `stopped` with the result of `beside`
-    /// directly after.
+    /// Runs the vCPUs while `beside` runs. Then it asks the vCPUs to stop, and calls `stopping`
+    /// until they have stopped or until it returns false. As soon as they have stopped, it calls
+    /// `stopped` with the result of `beside`.
     pub fn live<T, U>(
         &mut self,
         phase: Phase,

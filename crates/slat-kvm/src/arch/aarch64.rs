@@ -113,7 +113,7 @@ guest_asm!(
     ".Lslat_miss:",
     "ldr x12, [x0, #{miss}]",
     "br x12",
-    // Touch the page. Only this access is measured.
+    // Touch the page: the measured accesses.
     "slat_guest_write:",
     "str x8, [x10]",
     "str x10, [x10, #8]",

@@ -103,7 +103,7 @@ guest_asm!(
     "jmp [r11 + {hit}]",
     ".Lslat_miss:",
     "jmp [r11 + {miss}]",
-    // Touch the page. Only this access is measured.
+    // Touch the page: the measured accesses.
     "slat_guest_write:",
     "mov [rdi], r12",
     "mov [rdi + 8], rdi",
