@@ -58,7 +58,7 @@ impl Vcpu {
     /// Loads work for [`Vcpu::run`]. It is a call of its own, so that it is not timed.
     ///
     /// # Errors
-    /// The errors of [`Work::check`].
+    /// [`Error::Invalid`], and the other errors of [`Work::check`].
     pub fn load(&mut self, work: &Work) -> Result<(), Error> {
         work.check()?;
         let mailbox = self.mailbox();
