@@ -4,7 +4,7 @@
 //! The adversarial [`Machine`](crate::Machine) checks what a CPU *could* do. This machine is for
 //! performance and for stress: millions of accesses a second, while other threads change the
 //! tables. It decodes entries by the same [`Arch`], written from the manuals. If guest memory holds
-//! a value that no CPU wrote there, the engine broke a rule.
+//! a value that was never written there, a rule was broken.
 //!
 //! # Invalidation
 //! Each access of a CPU is a *window*. The CPU makes its counter odd. It reads the global
