@@ -113,7 +113,7 @@ impl<A: Arch> State<A> {
         if unmarked && self.arch.caches_unmarked() && self.lazy.stale_faults {
             return Err(Fault::Accessed);
         }
-        // A write by a translation that is not dirty walks the tables again.
+        // A write through a translation that is not dirty walks the tables again.
         let usable = |entry: &&Entry| entry.allows(access) && marked(entry);
         Ok(held.iter().find(usable).copied())
     }

@@ -14,7 +14,7 @@ fn ends(range: GpaRange) -> (u64, u64) {
 }
 
 impl<A: Arch> Machine<A> {
-    /// Gives the guest memory of the host's.
+    /// Gives the guest memory of the host.
     pub fn give(&self, memory: Hpa, bytes: u64) {
         self.state().host.give(memory.0, bytes);
     }
@@ -33,14 +33,14 @@ impl<A: Arch> Machine<A> {
         }
     }
 
-    /// The host writes to a page of its own through its caches.
+    /// The host writes to its own page through its caches.
     pub fn host_write(&self, memory: Hpa) {
         let mut state = self.state();
         state.check_host(memory.0, "writes");
         state.host.host_write(memory.0);
     }
 
-    /// The host reads a page of its own through its caches.
+    /// The host reads its own page through its caches.
     pub fn host_read(&self, memory: Hpa) {
         let mut state = self.state();
         state.check_host(memory.0, "reads");

@@ -12,33 +12,33 @@ use std::fmt;
 /// The operation of a TLBI.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Tlbi {
-    /// By IPA, this CPU.
+    /// Invalidates by IPA, on this CPU.
     Ipas2e1,
-    /// By IPA, all CPUs.
+    /// Invalidates by IPA, on all CPUs.
     Ipas2e1is,
-    /// By IPA, last level only, all CPUs.
+    /// Invalidates by IPA, last level only, on all CPUs.
     Ipas2le1is,
-    /// By IPA, last level only, this CPU.
+    /// Invalidates by IPA, last level only, on this CPU.
     Ipas2le1,
-    /// By range of IPAs, this CPU.
+    /// Invalidates a range of IPAs, on this CPU.
     Ripas2e1,
-    /// By range of IPAs, last level only, this CPU.
+    /// Invalidates a range of IPAs, last level only, on this CPU.
     Ripas2le1,
-    /// By range of IPAs, all CPUs.
+    /// Invalidates a range of IPAs, on all CPUs.
     Ripas2e1is,
-    /// By range of IPAs, last level only, all CPUs.
+    /// Invalidates a range of IPAs, last level only, on all CPUs.
     Ripas2le1is,
-    /// Stage 1 and combined entries of the current VMID, this CPU.
+    /// Invalidates stage 1 and combined entries of the current VMID, on this CPU.
     Vmalle1,
-    /// Stage 1 and combined entries of the current VMID, all CPUs.
+    /// Invalidates stage 1 and combined entries of the current VMID, on all CPUs.
     Vmalle1is,
-    /// Everything of the current VMID, this CPU.
+    /// Invalidates everything of the current VMID, on this CPU.
     Vmalls12e1,
-    /// Everything of the current VMID, all CPUs.
+    /// Invalidates everything of the current VMID, on all CPUs.
     Vmalls12e1is,
-    /// Everything, all CPUs.
+    /// Invalidates everything, on all CPUs.
     Alle1is,
-    /// By virtual address, the hypervisor's own stage 1.
+    /// Invalidates by virtual address in the hypervisor's own stage 1.
     Vae2is,
 }
 
@@ -48,12 +48,12 @@ impl fmt::Display for Tlbi {
     }
 }
 
-/// What a DSB waits for.
+/// Kind of a DSB, by what it waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Barrier {
     /// All accesses and invalidations, as seen by all CPUs of the guest.
     Ish,
-    /// Stores only: invalidations are not waited for.
+    /// Stores only: this DSB does not wait for invalidations.
     Ishst,
     /// All accesses and invalidations, as seen by this CPU.
     Nsh,

@@ -79,7 +79,7 @@ impl Default for Lazy {
     }
 }
 
-/// How a CPU chooses among what it may use.
+/// How a CPU chooses among the entries that it may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Choice {
     /// The oldest translation, the deepest and oldest cached link, and the older of two values: for

@@ -58,7 +58,7 @@ unsafe impl<A: Arch> Platform for Machine<A> {
             recorder.track(table.words().addr().get(), bytes, hpa);
             recorder.push(Event::Allocate { table: hpa, bytes });
         }
-        // SAFETY: `slots` reaches it, it is of that size and alignment, and nobody else knows it.
+        // SAFETY: `slots` reaches it, it is of that size and alignment, and no other code has it.
         // It is below 2^40 until half a TiB was allocated, or where the test put it by
         // `frames_from`.
         unsafe { Frame::from_hpa(Hpa(hpa)) }

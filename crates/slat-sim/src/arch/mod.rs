@@ -43,7 +43,7 @@ pub trait Arch: Copy + Debug + Send + Sync + 'static {
         false
     }
     /// Returns the value that the MMU writes back to the leaf or link `raw` after it has used it:
-    /// with the accessed mark, and for a write by a leaf, with the dirty mark.
+    /// with the accessed mark, and for a write through a leaf, with the dirty mark.
     ///
     /// # Errors
     /// The fault that the MMU raises if software has to set the mark.

@@ -222,7 +222,7 @@ unsafe impl<A: Arch> Platform for FastMachine<A> {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let hpa = self.frames.take(bytes as u64)?;
         // SAFETY: the frame is inside the table region, which `slots` reaches. It is of that size
-        // and alignment, nobody else uses it, and it is below 2^46, which all formats can hold.
+        // and alignment, no other code uses it, and it is below 2^46, which all formats can hold.
         unsafe { Frame::from_hpa(Hpa(hpa)) }
     }
 
