@@ -1,6 +1,6 @@
-//! Two command lines of a program, each in processes of its own, in the order A, B, B, A: what a
-//! machine does over minutes then weighs on both alike, and what differs between two processes of
-//! one command line shows.
+//! Two command lines of a program, each in its own processes, in the order A, B, B, A. So the
+//! machine's drift over minutes affects both alike, and differences between two processes of one
+//! command line show.
 
 use crate::child;
 use crate::compare::Run;
@@ -10,11 +10,11 @@ use crate::session::Session;
 use anyhow::{Context, bail};
 use std::path::Path;
 
-/// Runs both, `pairs` times twice each, after one run of each that warms up. A process is one
-/// sample of each of its results: the median.
+/// Runs both command lines, `pairs` times twice each, after one run of each to warm up. Each
+/// process is one sample of each of its results: the median.
 ///
 /// # Errors
-/// A process fails; Ctrl-C.
+/// A process fails, or the user presses Ctrl-C.
 pub fn alternate(
     program: &Program,
     first: &[String],
@@ -38,7 +38,7 @@ pub fn alternate(
         session.say(&words.join(" "));
         let run = one(program, words, &folder.path().join(number.to_string()), session)?;
         if counts {
-            // By its place, since the words may be the same.
+            // The position decides, because both command lines may be equal.
             let is_first = matches!((number - 2) % 4, 0 | 3);
             if is_first { of_first.push(run) } else { of_second.push(run) }
         }
@@ -48,11 +48,11 @@ pub fn alternate(
     Ok((Run::of_processes(of_first, first), Run::of_processes(of_second, second)))
 }
 
-/// Runs one command line in pairs of processes, after one that warms up: each process is a run as
+/// Runs one command line in pairs of processes, after one run to warm up. Each process is a run as
 /// `compare` reads it.
 ///
 /// # Errors
-/// A process fails; Ctrl-C.
+/// A process fails, or the user presses Ctrl-C.
 pub fn pairs(
     program: &Program,
     words: &[String],
@@ -73,10 +73,10 @@ pub fn pairs(
     all
 }
 
-/// Runs one command line in a process of its own.
+/// Runs one command line in its own process.
 ///
 /// # Errors
-/// The process fails; Ctrl-C.
+/// The process fails, or the user presses Ctrl-C.
 pub fn once(program: &Program, words: &[String], session: &Session) -> anyhow::Result<Run> {
     child::check_words(program, words)?;
     let folder = tempfile::tempdir().context("cannot make a folder for results")?;

@@ -1,8 +1,8 @@
-//! This program as a process of its own: what is measured in it shares no heap, no warm cache and
-//! no failure with what was measured before.
+//! This program as a child process: a measurement in it shares no heap, no warm cache and no
+//! failure with earlier measurements.
 //!
-//! A child has a process group of its own, so that the terminal's Ctrl-C reaches it once, from
-//! here: to a program a second one means *at once*, and costs what was measured.
+//! A child has its own process group, so that it does not get the terminal's Ctrl-C directly. This
+//! process forwards it once: a second one would end the child at once, and lose its measurements.
 
 use crate::failure::bad_input;
 use crate::scenario::Program;
@@ -15,29 +15,30 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether a child has ended: seldom enough not to be seen in a measurement.
+/// How often the parent checks whether a child has ended: rarely enough not to disturb a
+/// measurement.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long a child may take to end after it was told to.
+/// How long a child may take to end after a signal to end.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A child that has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// How.
+    /// Its exit status.
     pub status: ExitStatus,
     /// Whether its time limit ended it.
     pub out_of_time: bool,
-    /// What it printed.
+    /// Its output on stdout.
     pub stdout: Vec<u8>,
-    /// What it complained of.
+    /// Its output on stderr.
     pub stderr: String,
     /// How long it ran.
     pub took: Duration,
 }
 
 impl Ended {
-    /// Why it counts as failed, in a line, if it does.
+    /// Returns why it counts as failed, in one line, if it does.
     pub fn failure(&self, limit: Option<Duration>) -> Option<String> {
         if let (true, Some(limit)) = (self.out_of_time, limit) {
             return Some(format!("not done within {}", humantime::format_duration(limit)));
@@ -48,18 +49,17 @@ impl Ended {
         (!self.status.success()).then(|| {
             let line = self.stderr.lines().rfind(|line| !line.trim().is_empty());
             let line = line.unwrap_or("it says nothing").trim();
-            // Its name, which the line of an error begins with.
+            // Drops the program's name, with which the line of an error begins.
             let named = line.split_once(": ").filter(|(name, _)| name.starts_with("slat"));
             named.map_or(line, |(_, rest)| rest).to_owned()
         })
     }
 }
 
-/// What may be measured in a child: the words of a scenario, without those that say where the
-/// results go.
+/// Checks that the words measure a scenario, and do not say where results go.
 ///
 /// # Errors
-/// They are those of something else.
+/// The words do something else, or say where results go.
 pub fn check_words(program: &Program, words: &[String]) -> anyhow::Result<()> {
     if !(program.measures)(words) {
         return Err(bad_input(format!(
@@ -77,7 +77,7 @@ pub fn check_words(program: &Program, words: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The words without those that say where the results go.
+/// Returns the words without those that say where results go.
 pub fn without_output(words: &[String]) -> Vec<String> {
     let mut left = Vec::new();
     let mut words = words.iter();
@@ -93,11 +93,11 @@ pub fn without_output(words: &[String]) -> Vec<String> {
     left
 }
 
-/// Runs this program with these words to its end, to that of its time, or until the session is
-/// interrupted, which the child learns.
+/// Runs this program with these words until it ends or its time limit ends it. If the session is
+/// interrupted, the child gets SIGINT.
 ///
 /// # Errors
-/// It cannot be started, or waited for.
+/// The program cannot be started, or waited for.
 pub fn run(words: &[String], limit: Option<Duration>, session: &Session) -> anyhow::Result<Ended> {
     let this = std::env::current_exe().context("cannot find this program")?;
     let mut command = Command::new(this);
@@ -119,14 +119,14 @@ fn gather(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // What came until it broke is what there is.
+            // If the pipe breaks, what came before is kept.
             let _ = pipe.read_to_end(&mut bytes);
         }
         bytes
     })
 }
 
-/// Waits, and says whether the time limit ended it.
+/// Waits for the child; returns its status, and whether the time limit ended it.
 fn wait(
     child: &mut Child,
     began: Instant,
@@ -136,7 +136,7 @@ fn wait(
     let pid = Pid::from_child(child);
     let (mut told, mut late): (bool, Option<Instant>) = (false, None);
     loop {
-        // Until this says that it has ended, the number is the child's and nobody else's.
+        // Until this returns a status, the process identifier belongs to the child.
         if let Some(status) = child.try_wait()? {
             return Ok((status, late.is_some()));
         }

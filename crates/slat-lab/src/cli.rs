@@ -1,4 +1,4 @@
-//! The command line that all programs have in common.
+//! The part of the command line that all programs have in common.
 
 mod compare;
 pub mod count;
@@ -51,7 +51,7 @@ pub enum Switch {
 }
 
 impl Switch {
-    /// Whether it is on.
+    /// Returns whether it is on.
     pub const fn is_on(self) -> bool {
         matches!(self, Self::On)
     }

@@ -1,5 +1,5 @@
-//! Two runs held against each other: which results are of the same thing, whether they differ, and
-//! what else differs between the runs.
+//! Comparison of two runs: which results measure the same thing, whether they differ, and what else
+//! differs between the runs.
 
 pub mod groups;
 mod hosts;
@@ -17,31 +17,31 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The least change between two processes that counts, in per cent, unless another is asked for.
-/// What a machine drifts from one process to the next cannot be seen in the guests of one: on a
-/// busy machine with two CPUs equal runs differed by more than this in 8 of 200 pairs
-/// (`noise --check`).
+/// Default threshold for changes between two processes, in per cent. The guests of one process do
+/// not show how far a machine drifts from one process to the next: on a busy machine with two CPUs,
+/// 8 of 200 pairs of equal runs differed by more than this (`noise --check`).
 pub const DRIFT: f64 = 20.0;
 
-/// The least change between processes in turns that counts, in per cent.
+/// Default threshold for changes between processes in turns, in per cent.
 pub const IN_TURNS: f64 = 2.0;
 
-/// The least change of instructions that an emulator counted, as a part of one: what two guests of
-/// one kernel differ by is a third of that. No noise of the machine touches them, so runs need not
-/// take turns.
+/// Threshold for instructions that an emulator counted, as a part of one. Two guests of one kernel
+/// differ by a third of it. The machine's noise does not affect them, so runs need not take turns.
 pub const EXACT: f64 = 0.01;
 
-/// Fewer groups than this tell no spread of instructions.
+/// With fewer groups, the spread of instructions is unknown.
 const LEAST_EXACT: usize = 2;
 
-/// The change by which it is told how many groups would show it, unless the threshold hides it.
+/// The change for which the needed number of groups is given, unless the threshold is too close to
+/// it.
 const CHANGE: f64 = 0.1;
 
-/// With fewer groups a side nothing is said of a pair: where groups are of two kinds, as those of a
-/// busy host are, all of one side are too often of one kind and all of the other of the other.
+/// With fewer groups a side, a pair gets no verdict. If groups are of two kinds, as those of a busy
+/// host are, all groups of one side are too often of one kind, and all of the other side of the
+/// other kind.
 pub const LEAST: usize = 5;
 
-/// What is said of a pair of results.
+/// The verdict on a pair of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -49,67 +49,68 @@ pub enum Verdict {
     Faster,
     /// The second takes more, by more than the threshold.
     Slower,
-    /// Neither was shown.
+    /// Neither of the two was shown.
     NoDifferenceShown,
     /// Groups are too few, or the machines differ.
     NotComparable,
 }
 
-/// Results of one thing in both runs.
+/// Results of the same thing in both runs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Pair {
     /// Scenario, target and variant.
     pub what: [String; 3],
-    /// Parameters in common.
+    /// The parameters that both have.
     pub params: Map<String, Value>,
     /// Unit of the samples.
     pub unit: Unit,
-    /// The middle of each: the geometric mean of its groups' medians, the mean where one is not
-    /// above 0.
+    /// The middle of each: the geometric mean of its groups' medians, or the mean if one of them is
+    /// not above 0.
     pub middles: [f64; 2],
-    /// The second by the first; no number if both are 0.
+    /// The second divided by the first; NaN if both are 0.
     pub ratio: f64,
-    /// Where that ratio lies, at the level at which the row was tested: beyond the threshold just
-    /// if the row is faster or slower.
+    /// The confidence interval of that ratio, at the level at which the row was tested. It lies
+    /// beyond the threshold exactly if the row is faster or slower.
     pub interval: Option<(f64, f64)>,
-    /// Groups of each, of one guest or one process.
+    /// Number of groups of each; a group is a guest or a process.
     pub groups: [usize; 2],
-    /// Samples of each.
+    /// Number of samples of each.
     pub samples: [usize; 2],
-    /// Half the interquartile range of the groups' medians by their median, of each.
+    /// Half the interquartile range of the groups' medians, divided by their median, of each.
     pub spreads: [f64; 2],
-    /// Groups of each that would show [`Comparison::change`] nine times of ten.
+    /// Number of groups a side that would show [`Comparison::change`] in nine of ten comparisons.
     pub groups_needed: Option<u32>,
-    /// The probability of such groups if the change were no more than the threshold, corrected for
-    /// all rows.
+    /// The probability of such groups if the change were within the threshold, corrected for all
+    /// rows.
     pub p: Option<f64>,
-    /// What is said of it.
+    /// The verdict.
     pub verdict: Verdict,
-    /// Counts that differ: both values, if both runs have it.
+    /// Counts that differ: both values, or `None` for a run that does not have the count.
     pub counts: BTreeMap<String, [Option<u64>; 2]>,
-    /// Whether both runs counted something.
+    /// Whether both runs have a count in common.
     #[serde(skip)]
     pub counted: bool,
     #[serde(skip)]
     contrast: Option<Contrast>,
 }
 
-/// A comparison.
+/// A comparison of two runs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
-    /// The least change that counts, as a part of one.
+    /// The threshold, as a part of one.
     pub threshold: f64,
-    /// The change by which it is told how many groups would show it, as a part of one.
+    /// The change for which the needed number of groups is given, as a part of one.
     pub change: f64,
-    /// Whether the groups of both took turns, so that what the machine drifts weighs on neither.
+    /// Whether the groups of both took turns, so that the machine's drift affects both alike.
     pub in_turns: bool,
-    /// What of the machine differs: times cannot be compared then, counts can.
+    /// The differences of the machines. If there are any, only counts can be compared, and times
+    /// cannot.
     pub machines_differ: Vec<[String; 3]>,
-    /// What else differs between the runs: name, first, second.
+    /// The other differences between the runs: name, first, second.
     pub variables: Vec<[String; 3]>,
-    /// Results of both.
+    /// The results of both.
     pub pairs: Vec<Pair>,
-    /// Results that only one of the runs has: of the first, of the second.
+    /// Number of results that only the first run has, and that only the second has.
     pub alone: [usize; 2],
 }
 
@@ -142,7 +143,8 @@ pub fn compare(first: &Run, second: &Run, threshold: f64) -> Comparison {
         match left.iter().position(same) {
             Some(place) => {
                 let contrast = if in_turns { Contrast::of_turns } else { Contrast::of };
-                // Groups that all lie in one bucket have no spread, and one beside it no meaning.
+                // All groups may lie in one bucket, without a spread. A change to the next bucket
+                // then means nothing.
                 let least = match one.unit == Unit::INSTRUCTIONS {
                     true => EXACT,
                     false => threshold.max(one.coarseness()),
@@ -156,7 +158,8 @@ pub fn compare(first: &Run, second: &Run, threshold: f64) -> Comparison {
     if machines_differ.is_empty() {
         judge(&mut pairs, change);
     }
-    // What was shown to change stands first, what has no verdict last; in each, what changed most.
+    // Shown changes come first, rows without a verdict last; within each, the largest change comes
+    // first.
     pairs.sort_by(|one, other| {
         let ((class, change), (other_class, other_change)) = (rank(one), rank(other));
         class.cmp(&other_class).then(other_change.total_cmp(&change))
@@ -166,23 +169,23 @@ pub fn compare(first: &Run, second: &Run, threshold: f64) -> Comparison {
 }
 
 impl Comparison {
-    /// Whether a time of both runs could be held against the other.
+    /// Returns whether any pair has a verdict on its times.
     pub fn judges(&self) -> bool {
         self.pairs.iter().any(|pair| pair.verdict != Verdict::NotComparable)
     }
 
-    /// Whether anything was shown to be slower.
+    /// Returns whether anything was shown to be slower.
     pub fn slower(&self) -> bool {
         self.pairs.iter().any(|pair| pair.verdict == Verdict::Slower)
     }
 
-    /// Whether something of both runs could be held against each other: times, or counts.
+    /// Returns whether anything can be compared: times or counts.
     pub fn compares(&self) -> bool {
         self.judges() || self.pairs.iter().any(|pair| pair.counted)
     }
 }
 
-/// The place of a pair: its class, and how much it changed.
+/// Returns the rank of a pair: its class, and how much it changed.
 fn rank(pair: &Pair) -> (u8, f64) {
     let class = match pair.verdict {
         Verdict::Faster | Verdict::Slower => 0,
@@ -193,7 +196,8 @@ fn rank(pair: &Pair) -> (u8, f64) {
     (class, if change.is_nan() { if class == 0 { f64::INFINITY } else { 0.0 } } else { change })
 }
 
-/// Parameters that all results of a run that have them agree on: what its command line chose.
+/// Returns the parameters that have one value in all results of a run that have them: the choices
+/// of its command line.
 fn constants(results: &[Measurement]) -> BTreeMap<String, Value> {
     let mut values: BTreeMap<String, Option<Value>> = BTreeMap::new();
     for (name, value) in results.iter().flat_map(|m| &m.params) {
@@ -228,7 +232,7 @@ fn pair(
     let names: BTreeSet<&String> = a.counts.keys().chain(b.counts.keys()).collect();
     let counts = names.into_iter().filter_map(|name| {
         let both = [a.counts.get(name).copied(), b.counts.get(name).copied()];
-        // Times among them are medians, which never agree.
+        // Times among the counts are medians, which never agree.
         (both[0] != both[1] && !name.ends_with("_ns")).then(|| (name.clone(), both))
     });
     Pair {
@@ -250,9 +254,9 @@ fn pair(
     }
 }
 
-/// What is said of the pairs of one machine, all of them together.
+/// Gives a verdict on all pairs of one machine together.
 fn judge(pairs: &mut [Pair], change: f64) {
-    // A row of too few groups, of which nothing is said, takes nothing from what is said of others.
+    // A row of too few groups gets no verdict, and so must not weaken the verdicts on others.
     let least = |pair: &Pair| if pair.unit == Unit::INSTRUCTIONS { LEAST_EXACT } else { LEAST };
     let enough = |pair: &Pair| pair.groups.iter().all(|groups| *groups >= least(pair));
     let tested = pairs.iter_mut().filter(|pair| enough(pair));
@@ -317,7 +321,7 @@ mod tests {
         assert_eq!(of(1.0, 1.5), Verdict::Slower);
         assert_eq!(of(1.0, 0.5), Verdict::Faster);
         assert_eq!(of(1.0, 1.0), Verdict::NoDifferenceShown);
-        // It differs, and does not matter.
+        // The results differ, by less than the threshold.
         assert_eq!(of(1.0, 1.03), Verdict::NoDifferenceShown);
         let few = |middle| run("cpu", &[("x", json!({}), vec![middle])]);
         let pair = &compare(&few(1.0), &few(9.0), 0.05).pairs[0];
@@ -345,7 +349,7 @@ mod tests {
         let of = |name: &str, n: usize| run("cpu", &[(name, json!({}), around(1.0)[..n].to_vec())]);
         assert!(compare(&of("x", 12), &of("x", 12), 0.05).compares());
         assert!(!compare(&of("x", 12), &of("y", 12), 0.05).compares());
-        // Counts are compared whatever the samples are.
+        // Counts are compared with any number of samples.
         assert!(compare(&of("x", 1), &of("x", 1), 0.05).compares());
         let mut bare = of("x", 1);
         bare.results[0].counts.clear();
@@ -361,7 +365,7 @@ mod tests {
         };
         let pair = &compare(&rounds(1.0), &rounds(2.0), 0.02).pairs[0];
         assert_eq!((pair.groups, pair.verdict), ([1, 1], Verdict::NotComparable));
-        // Of a report that does not tell, the number of guests does.
+        // A report without groups has the number of guests.
         let of = |middle| run("cpu", &[("x", json!({ "runs": 6 }), around(middle))]);
         let pair = &compare(&of(1.0), &of(2.0), 0.02).pairs[0];
         assert_eq!((pair.groups, pair.verdict), ([6, 6], Verdict::Slower));
@@ -369,8 +373,8 @@ mod tests {
         assert!(low > 1.9 && low < 2.0 && high > 2.0, "{pair:?}");
     }
 
-    /// Thirty rows of a busy host: rows have speeds of their own, groups a spread with a heavy tail
-    /// and a drift from one to the next, rounds within a group little.
+    /// Thirty rows of a busy host. Each row has its own speed. Groups spread with a heavy tail, and
+    /// drift from one to the next. Rounds within a group spread little.
     fn busy(rng: &mut fastrand::Rng, guests: usize, spread: f64, drift: &mut f64) -> Run {
         const ROUNDS: usize = 4;
         let mut normal = || (0..12).map(|_| rng.f64()).sum::<f64>() - 6.0;
@@ -389,8 +393,8 @@ mod tests {
         run("cpu", &rows.collect::<Vec<_>>())
     }
 
-    /// Of a hundred pairs of equal runs: how many fail, and how many do with one side a tenth
-    /// slower.
+    /// Returns how many of a hundred pairs of equal runs fail, and how many fail with one side a
+    /// tenth slower.
     fn hundred_pairs(guests: usize, spread: f64) -> (usize, usize) {
         let mut rng = fastrand::Rng::with_seed(11);
         let mut drift = 0.0;
@@ -422,8 +426,8 @@ mod tests {
         }
     }
 
-    /// Twelve guests in one process, ten rows: what the machine has drifted to by then, and what
-    /// this process has of its own, weighs on all of its guests alike.
+    /// Twelve guests in one process, with ten rows. The machine's drift so far, and an effect of
+    /// this process, affect all of its guests alike.
     fn process(rng: &mut fastrand::Rng, drift: &mut f64) -> Run {
         let mut normal = || (0..12).map(|_| rng.f64()).sum::<f64>() - 6.0;
         *drift += 0.02 * normal();
@@ -454,7 +458,7 @@ mod tests {
                 second.extend([b, c]);
             }
             let [first, second] = [first, second].map(|runs| Run::of_processes(runs, &[]));
-            // Without a threshold, which would hide that groups are not independent.
+            // A threshold would hide that groups are not independent.
             in_turns += u32::from(compare(&first, &second, 0.0).slower());
             found += u32::from(compare(&first, &second.slowed(0.1), IN_TURNS / 100.0).slower());
         }
@@ -466,7 +470,7 @@ mod tests {
     #[test]
     fn a_stall_that_moves_to_the_next_bucket_is_no_difference_and_one_far_away_is() {
         let of = |stall: f64| run("cpu", &[("dirty-stall-p50", json!({}), vec![stall; 6])]);
-        // Buckets of an eighth: all groups lie in one, without any spread.
+        // Buckets are an eighth wide: all groups lie in one, without any spread.
         let verdict = |stall| compare(&of(4.0), &of(stall), IN_TURNS / 100.0).pairs[0].verdict;
         assert_eq!(verdict(4.5), Verdict::NoDifferenceShown);
         assert_eq!(verdict(5.5), Verdict::Slower);

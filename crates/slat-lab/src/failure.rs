@@ -2,18 +2,18 @@
 
 use std::process::ExitCode;
 
-/// Why a command ended early, where it matters to the caller of the process.
+/// Why a command ended early, if this decides the exit code.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// What was asked for cannot be right on any machine; the text names the value and what would
-    /// be right.
+    /// The input cannot be right on any machine. The text names the value, and what would be right.
     #[error("{0}")]
     BadInput(String),
-    /// An emulated machine ended, or was ended, without a report; the text has what it last said.
+    /// An emulated machine ended, or was ended, without a report. The text has the end of its
+    /// output.
     #[error("{0}")]
     NoReport(String),
-    /// The host lacks what a scenario cannot do without; the text says what, and what would change
-    /// it.
+    /// The host lacks something that a scenario needs. The text says what, and what would change
+    /// this.
     #[error("{0}")]
     CannotRun(String),
     /// Ctrl-C.
@@ -21,17 +21,17 @@ pub enum Failure {
     Interrupted,
 }
 
-/// A [`Failure::BadInput`] as the error that scenarios return.
+/// Creates a [`Failure::BadInput`] as the error that scenarios return.
 pub fn bad_input(message: impl Into<String>) -> anyhow::Error {
     Failure::BadInput(message.into()).into()
 }
 
-/// A [`Failure::NoReport`] as the error that `slat emulate` returns.
+/// Creates a [`Failure::NoReport`] as the error that `slat emulate` returns.
 pub fn no_report(message: impl Into<String>) -> anyhow::Error {
     Failure::NoReport(message.into()).into()
 }
 
-/// The exit code that `--help` documents for this error.
+/// Returns the exit code that `--help` documents for this error.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref::<Failure>() {
         Some(Failure::BadInput(_)) => ExitCode::from(2),
@@ -42,12 +42,12 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     }
 }
 
-/// Whether the error only says that Ctrl-C was pressed.
+/// Returns whether the error only says that the user pressed Ctrl-C.
 pub fn is_interruption(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(Failure::Interrupted))
 }
 
-/// Whether the error says that what was asked for cannot be right.
+/// Returns whether the error says that the input cannot be right.
 pub fn is_bad_input(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(Failure::BadInput(_)))
 }

@@ -1,4 +1,4 @@
-//! Files that are written whole or not at all, and the names of those that a run leaves.
+//! Files that are written completely or not at all, and the names of a run's files.
 
 use crate::failure::bad_input;
 use anyhow::Context;
@@ -7,15 +7,15 @@ use std::io::{self, Write};
 use std::path::Path;
 use tempfile::NamedTempFile;
 
-/// Name of the file for programs.
+/// Name of the results file for programs.
 pub const RESULTS: &str = "results.json";
-/// Name of the file for people.
+/// Name of the report for people.
 pub const PAGE: &str = "report.html";
 
-/// Makes the directory, and finds out whether files can be made in it.
+/// Creates the directory, and checks that files can be created in it.
 ///
 /// # Errors
-/// They cannot.
+/// Files cannot be created there.
 pub fn writable(directory: &Path) -> anyhow::Result<()> {
     let made = fs::create_dir_all(directory).and_then(|()| temporary(directory).map(drop));
     made.map_err(|error| {
@@ -26,10 +26,11 @@ pub fn writable(directory: &Path) -> anyhow::Result<()> {
     })
 }
 
-/// Writes a file that is there complete or not at all, whoever kills this process, or the machine.
+/// Writes a file that exists completely or not at all, even if the process is killed or the machine
+/// stops.
 ///
 /// # Errors
-/// It cannot be written.
+/// The file cannot be written.
 pub fn write_whole(path: &Path, text: &[u8]) -> anyhow::Result<()> {
     let write = || -> io::Result<()> {
         let mut file = temporary(path.parent().unwrap_or(Path::new(".")))?;
@@ -41,13 +42,13 @@ pub fn write_whole(path: &Path, text: &[u8]) -> anyhow::Result<()> {
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A new file in `directory`, under a name that nobody reads, gone when dropped.
+/// Creates a file in `directory` under a temporary name. It is deleted when it is dropped.
 pub fn temporary(directory: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     let _ = builder.prefix(".slat-");
     #[cfg(unix)]
     {
-        // A report is to be read by others as any new file would be.
+        // Others may read a report, as any new file.
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(fs::Permissions::from_mode(0o666));
     }

@@ -1,5 +1,5 @@
-//! The first process of an emulated machine: it makes a system of what the kernel unpacked, runs
-//! the command, answers, and ends the machine, whatever happens.
+//! The first process of an emulated machine. It mounts file systems, runs the command, sends an
+//! answer, and ends the machine in any case.
 
 pub mod job;
 
@@ -17,32 +17,32 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Its name in the machine.
+/// The program's name as the first process.
 pub const NAME: &str = "/init";
 
-/// The name of the program that it runs there: itself.
+/// The name of the program that the first process runs: the same program.
 pub const PROGRAM: &str = "/slat";
 
-/// Where the command leaves its report.
+/// The directory of the command's report.
 const REPORT: &str = "/tmp/report";
 
-/// Set for that program: no time in the machine means anything.
+/// Environment variable that tells the program that times in this machine are meaningless.
 const TIMELESS: &str = "SLAT_TIMELESS";
 
-/// Whether this process runs where no time means anything.
+/// Returns whether this process runs where times are meaningless.
 pub fn is_timeless() -> bool {
     std::env::var_os(TIMELESS).is_some()
 }
 
-/// Whether this process is the first one of an emulated machine.
+/// Returns whether this process is the first one of an emulated machine.
 pub fn is_first_process() -> bool {
-    // The first process of a container may be slat, too; it has no job.
+    // The first process of a container may also be slat, but has no job file.
     std::process::id() == 1
         && std::env::args_os().next().is_some_and(|name| name == NAME)
         && Path::new(job::PATH).exists()
 }
 
-/// Does what the job says. Does not return: the kernel would panic.
+/// Does the job. Does not return, because the kernel would panic.
 pub fn main() -> ! {
     let job = catch_unwind(read_job).unwrap_or_else(|_| bail!("the first process panicked"));
     let answer = match &job {
@@ -63,7 +63,7 @@ pub fn main() -> ! {
 }
 
 fn read_job() -> anyhow::Result<Job> {
-    // Devices first: without them there is nothing to answer on.
+    // Devices come first, because the answer needs them.
     mount_all()?;
     let text = fs::read_to_string(job::PATH).context("there is no job")?;
     serde_json::from_str(&text).context("the job is of another version of slat")
@@ -80,8 +80,8 @@ fn mount_all() -> anyhow::Result<()> {
     ];
     for (kind, place) in places {
         let done = mount(kind, place, kind, MountFlags::empty(), None);
-        // Some kernels mount devices themselves; not every kernel has debugfs or tracefs, and
-        // nothing needs them.
+        // Some kernels mount devices themselves. Not every kernel has debugfs or tracefs, which are
+        // optional.
         if !place.starts_with("/sys/") && done != Err(Errno::BUSY) {
             done.with_context(|| format!("cannot mount {kind} at {place}"))?;
         }
@@ -106,7 +106,7 @@ fn run(job: &Job) -> anyhow::Result<Answer> {
     let mut child = command.spawn().context("cannot start the command")?;
     let mut stderr = String::new();
     if let Some(pipe) = child.stderr.take() {
-        // Where it wrote its report is of no use outside.
+        // The path of its report has no meaning outside.
         let lines = BufReader::new(pipe).lines().map_while(Result::ok);
         for line in lines.filter(|line| !line.is_empty() && !line.contains(REPORT)) {
             eprintln!("{line}");
@@ -122,14 +122,14 @@ fn run(job: &Job) -> anyhow::Result<Answer> {
     Ok(Answer { exit_code: status.code(), stderr, report, ..Answer::default() })
 }
 
-/// Bytes at the end of what a test said that are kept.
+/// Number of bytes at the end of a test's output that are kept.
 const SAID: usize = 2000;
 
 fn test(test: &Test) -> anyhow::Result<Tested> {
     let Test { path, arguments, seconds } = test;
     let failed = || format!("cannot run {path}");
     let log = "/tmp/test";
-    // Some tests share memory by files here.
+    // Some tests share memory by files there.
     fs::create_dir_all("/dev/shm").with_context(failed)?;
     let output = fs::File::create(log).with_context(failed)?;
     let mut command = Command::new(path);
@@ -164,7 +164,7 @@ fn load(module: &LoadModule) -> anyhow::Result<()> {
     finit_module(&file, &words, 0).with_context(|| {
         format!("cannot load the module {name}; the kernel's reason is on the console")
     })?;
-    // The kernel loads a module that is given a parameter which it does not have, and goes on.
+    // The kernel also loads a module with a parameter that the module does not have.
     for (param, _) in params {
         let there = Path::new("/sys/module").join(name).join("parameters").join(param);
         if !there.exists() {
@@ -176,7 +176,7 @@ fn load(module: &LoadModule) -> anyhow::Result<()> {
 
 fn send(answer: &Answer, port: &str) -> anyhow::Result<()> {
     let mut line = fs::File::options().read(true).write(true).open(port)?;
-    // As a terminal it would put a carriage return before each line's end.
+    // As a terminal, the line would send a carriage return before each end of line.
     let mut mode = tcgetattr(&line)?;
     mode.make_raw();
     tcsetattr(&line, OptionalActions::Now, &mode)?;
@@ -187,7 +187,8 @@ fn send(answer: &Answer, port: &str) -> anyhow::Result<()> {
 
 fn end() -> ! {
     let _ = std::io::stderr().flush();
-    // Unless it fails it does not return. Restarting ends the machine, too: QEMU is told not to.
+    // This returns only if it fails. A restart ends the machine, too, because QEMU is told not to
+    // restart.
     let _ = reboot(RebootCommand::PowerOff);
     let _ = reboot(RebootCommand::Restart);
     loop {

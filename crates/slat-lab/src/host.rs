@@ -1,6 +1,6 @@
-//! What the host is: everything that has to be known before two runs can be compared.
+//! The host: everything that must be known to compare two runs.
 //!
-//! Reads files only. Needs no root and changes nothing.
+//! This module only reads files. It needs no root, and changes nothing.
 
 use crate::stats::median;
 use serde::de::{DeserializeOwned, Error};
@@ -13,10 +13,10 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What is said in place of a value that is not known.
+/// The text in place of a value that is not known.
 const NOT_AVAILABLE: &str = "not available";
 
-/// A value that the host may or may not tell.
+/// A value that the host may not provide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known<T>(pub Option<T>);
 
@@ -214,7 +214,7 @@ impl Host {
                 command_line: Known(files.text("proc/cmdline").map(own_words)),
             },
             virtualisation: Virtualisation {
-                // Only x86 has the flag; elsewhere its absence says nothing.
+                // Only x86 has this flag. On other architectures, its absence means nothing.
                 hypervisor: Known(
                     field("flags")
                         .0
@@ -243,8 +243,8 @@ impl Host {
     }
 }
 
-/// Takes what changes by itself out of a host as reports have it: two runs are on one host however
-/// that differs.
+/// Removes values that change by themselves from a host in a report, so that runs on one host
+/// agree.
 pub fn keep_lasting(host: &mut Value) {
     for path in ["/memory/available", "/cpu/mhz"] {
         host.pointer_mut(path).map(Value::take);
@@ -255,23 +255,23 @@ pub fn keep_lasting(host: &mut Value) {
     }
 }
 
-/// What the kernel reads of its command line. What follows is the first process's, which may hold
-/// what nobody wants in a report, and which says nothing of memory.
+/// Returns the part of the command line that the kernel reads. The rest is for the first process.
+/// It may hold secrets, and does not affect memory.
 fn own_words(command_line: String) -> String {
     command_line.split(" -- ").next().unwrap_or_default().to_owned()
 }
 
-/// Bytes that can be had now without pushing anybody else out: what the kernel estimates, or what
-/// is left below the limit of this process's control group, if that is less.
+/// Returns the bytes of memory that are available now: the kernel's estimate, or what is left below
+/// the limit of this process's control groups, if that is less.
 pub fn memory_available() -> u64 {
-    // A kernel that does not tell is older than any that this runs on.
+    // Kernels without this value are older than any that this program supports.
     available_memory(Files::here()).unwrap_or(0)
 }
 
 fn available_memory(files: Files<'_>) -> Option<u64> {
     let left = |group: PathBuf| {
         let read = |name| files.number(group.join(name));
-        // Without a limit the file says `max`, which is no number.
+        // Without a limit the file contains `max`, which is no number.
         Some(read("memory.max")?.saturating_sub(read("memory.current")?))
     };
     let groups = files.groups("memory").into_iter().filter_map(left);
@@ -288,7 +288,7 @@ fn kvm_parameters(files: Files<'_>) -> BTreeMap<String, BTreeMap<String, Known<S
         .collect()
 }
 
-/// What each file of a folder says.
+/// Returns the text of each file in a folder.
 fn texts(files: Files<'_>, folder: &str) -> BTreeMap<String, Known<String>> {
     let text = |name: &String| Known(files.text(format!("{folder}/{name}")));
     files.names(folder).into_iter().map(|name| (name.clone(), text(&name))).collect()

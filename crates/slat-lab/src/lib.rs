@@ -1,10 +1,10 @@
-//! What measuring takes, whatever is measured: sessions, samples, statistics, reports, plans, and
-//! the command line of all that.
+//! Laboratory: sessions, samples, statistics, reports, plans, and the command line for them. It
+//! does not depend on what is measured.
 //!
-//! A [`scenario::Scenario`] measures one thing and returns [`record::Measurement`]s; a
-//! [`session::Session`] is how it meets the person in front of it (progress, Ctrl-C, what had to be
-//! skipped); a [`scenario::Program`] has a list of scenarios; [`report`] turns what was measured
-//! into a table, `results.json` and `report.html`.
+//! A [`scenario::Scenario`] measures one thing and returns [`record::Measurement`]s. It reports
+//! progress, Ctrl-C and skipped parts through a [`session::Session`]. A [`scenario::Program`] has a
+//! list of scenarios. [`report`] turns the measurements into a table, `results.json` and
+//! `report.html`.
 
 pub mod alternate;
 pub mod child;

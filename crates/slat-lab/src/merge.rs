@@ -1,8 +1,8 @@
-//! Reports gathered: samples of one thing on one host joined, hosts kept apart.
+//! Merging of reports: samples of one thing on one host are joined, and hosts are kept apart.
 //!
-//! A `results.json` stays that of one host, so that whatever reads one reads a merged one, too. Two
-//! reports are of one host if nothing that the host says of itself differs, but for what changes by
-//! itself: a kernel that was updated, or a parameter of KVM that was set otherwise, makes another.
+//! A merged `results.json` is still that of one host, so that programs read it like any other. Two
+//! reports are of one host if all that they say of the host agrees, except what changes by itself.
+//! A kernel update, or another value of a KVM parameter, makes another host.
 
 pub mod files;
 
@@ -16,20 +16,20 @@ use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// What was gathered of one host.
+/// The merged reports of one host.
 #[derive(Clone, Debug)]
 pub struct Gathered {
-    /// What it is called here; no other one is called so.
+    /// A name that no other host has here.
     pub name: String,
-    /// Files that its results come from.
+    /// The files of its results.
     pub files: Vec<PathBuf>,
-    /// What it says that the first host of the same name says otherwise.
+    /// Its differences from the first host of the same name.
     pub differs: Vec<String>,
-    /// The results.
+    /// The merged report.
     pub report: Report,
 }
 
-/// Joins reports. `any_name` takes hosts that differ in nothing but their name for one.
+/// Joins reports. With `any_name`, hosts that differ in nothing but their name are one.
 pub fn merge(reports: Vec<(PathBuf, Report)>, any_name: bool, command: &[String]) -> Vec<Gathered> {
     let mut hosts: Vec<(Value, Vec<(PathBuf, Report)>)> = Vec::new();
     for (file, report) in reports {
@@ -63,7 +63,8 @@ pub fn merge(reports: Vec<(PathBuf, Report)>, any_name: bool, command: &[String]
     all
 }
 
-/// All of what a report says of its host that does not change by itself, and who says it.
+/// Returns all facts about a report's host that do not change by themselves, and the version of
+/// slat.
 fn fingerprint(report: &Report, any_name: bool) -> Value {
     let mut host = report.host.clone();
     if any_name {
@@ -74,7 +75,7 @@ fn fingerprint(report: &Report, any_name: bool) -> Value {
     print
 }
 
-/// A name that can be that of a directory.
+/// Returns a name that can be the name of a directory.
 fn slug(name: Option<&str>) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
     let name: String = name.unwrap_or_default().chars().map(plain).collect();
@@ -84,7 +85,7 @@ fn slug(name: Option<&str>) -> String {
     }
 }
 
-/// Where two values differ, by their keys.
+/// Returns the differences of two values, by their keys.
 fn differences(a: &Value, b: &Value) -> Vec<String> {
     fn collect(path: &str, a: &Value, b: &Value, found: &mut Vec<String>) {
         match (a, b) {
@@ -104,15 +105,15 @@ fn differences(a: &Value, b: &Value) -> Vec<String> {
     found
 }
 
-/// One measurement, and the command line that it was taken by.
+/// A measurement, and the command line of its run.
 struct Entry {
     command: Vec<String>,
     measurement: Measurement,
-    /// How many samples each process took.
+    /// Number of samples of each process.
     processes: Vec<usize>,
 }
 
-/// Reports of one host as one: samples of equal measurements in the order of the files.
+/// Joins reports of one host; samples of equal measurements are in the order of the files.
 fn joined<'r>(reports: impl Iterator<Item = &'r Report>, command: &[String]) -> Report {
     let mut entries: Vec<Entry> = Vec::new();
     let mut skipped: Vec<Skipped> = Vec::new();
@@ -153,12 +154,12 @@ fn joined<'r>(reports: impl Iterator<Item = &'r Report>, command: &[String]) -> 
         command: command.to_vec(),
         results,
         skipped,
-        // More samples than any of the runs had are exact otherwise.
+        // The merged samples are more than each run's, so that its precision does not apply.
         repeated: Vec::new(),
     }
 }
 
-/// Whether both are of one thing, by one's own account.
+/// Returns whether both measure the same thing, by their names and parameters.
 fn is_same(a: &Measurement, b: &Measurement) -> bool {
     let key = |m: &Measurement| {
         let mut params = m.params.clone();
@@ -171,14 +172,14 @@ fn is_same(a: &Measurement, b: &Measurement) -> bool {
 fn append(entry: &mut Entry, more: &Measurement) {
     entry.processes.push(more.samples.len());
     let to = &mut entry.measurement;
-    // Guests of one process have more in common than two processes.
+    // Guests of one process have more in common than two processes have.
     to.groups.clone_from(&entry.processes);
     to.samples.extend(&more.samples);
     to.counts = counts(&to.counts, &more.counts);
 }
 
-/// Command lines may differ in what no parameter of the result says. Such results are not joined,
-/// and have the command line as one more parameter.
+/// Command lines may differ in something that no parameter of the result says. Such results are not
+/// joined, and get the command line as one more parameter.
 fn told_apart(entries: Vec<Entry>) -> Vec<Measurement> {
     let twins = |entry: &Entry| {
         entries.iter().any(|other| {
@@ -199,12 +200,13 @@ fn told_apart(entries: Vec<Entry>) -> Vec<Measurement> {
         .collect()
 }
 
-/// How a count that is not the same in each sample is given.
+/// Suffixes of a count that is not the same in each sample.
 const SUFFIXES: [&str; 3] = ["_first", "_min", "_max"];
 
 type Counts = BTreeMap<String, u64>;
 
-/// Counts of both, where they are not equal as first, least and most. What was not counted was 0.
+/// Joins counts. Counts that differ are given as first, least and most. A count that is missing was
+/// 0.
 fn counts(one: &Counts, two: &Counts) -> Counts {
     let (one, two) = (spread(one), spread(two));
     let mut all = Counts::new();
@@ -223,7 +225,7 @@ fn counts(one: &Counts, two: &Counts) -> Counts {
     all
 }
 
-/// Each count as first, least and most.
+/// Returns each count as first, least and most.
 fn spread(counts: &Counts) -> BTreeMap<String, [u64; 3]> {
     let three = |base: &str| {
         let [first, least, most] = SUFFIXES.map(|suffix| counts.get(&format!("{base}{suffix}")));
@@ -262,7 +264,7 @@ mod tests {
     #[test]
     fn samples_of_one_thing_are_joined_in_the_order_of_the_files() {
         let mut second = report("slat bench split --output b --json", &[2.0]);
-        // What changes by itself makes no other host.
+        // Values that change by themselves do not make another host.
         second.1.host.memory.available = Known(Some(1));
         second.1.host.hugetlb[0].free = Known(None);
         second.1.host.cpu.mhz = Known(Some(800.0));

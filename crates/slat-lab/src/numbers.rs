@@ -1,13 +1,13 @@
-//! Numbers as a person reads them: three digits, a unit, no more.
+//! Numbers for people: three digits and a unit.
 
 use crate::stats::Summary;
 
-/// Seconds in the unit that leaves one to three digits before the point.
+/// Formats seconds in the unit that leaves one to three digits before the point.
 pub fn seconds(value: f64) -> String {
     list_of_seconds(&[value])
 }
 
-/// Several times in the unit that suits the greatest: `0.13, 10.2, 10.2 ms`.
+/// Formats several times in the unit that suits the greatest: `0.13, 10.2, 10.2 ms`.
 pub fn list_of_seconds(values: &[f64]) -> String {
     let (scale, unit) = match values.iter().fold(0.0, |most: f64, value| most.max(value.abs())) {
         0.0 => (1.0, "s"),
@@ -20,7 +20,7 @@ pub fn list_of_seconds(values: &[f64]) -> String {
     format!("{} {unit}", scaled.join(", "))
 }
 
-/// Three significant digits, but never fewer than all before the point.
+/// Formats three digits; from 1,000 on, all before the point; below 0.1, three after the point.
 pub fn three_digits(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
@@ -31,14 +31,14 @@ pub fn three_digits(value: f64) -> String {
     }
 }
 
-/// An amount of memory in prose: `23.1 GiB`, `320 MiB`.
+/// Formats an amount of memory: `23.1 GiB`, `320 MiB`.
 pub fn bytes(value: u64) -> String {
     let (shift, unit) = if value < 1 << 30 { (20, "MiB") } else { (30, "GiB") };
     let scaled = value as f64 / (1u64 << shift) as f64;
     if scaled.fract() == 0.0 { format!("{scaled} {unit}") } else { format!("{scaled:.1} {unit}") }
 }
 
-/// The median and, after `±`, half the interquartile range in per cent of it.
+/// Formats the median and, after `±`, half the interquartile range in per cent of it.
 pub fn with_spread(summary: &Summary) -> String {
     if summary.count < 2 {
         return seconds(summary.median);
@@ -46,10 +46,11 @@ pub fn with_spread(summary: &Summary) -> String {
     format!("{} ±{:.0}%", seconds(summary.median), summary.relative_spread() * 100.0)
 }
 
-/// From this spread on, half the interquartile range by the median, a median would mislead.
+/// From this relative spread on (half the interquartile range by the median), a median would
+/// mislead.
 pub const WIDE: f64 = 0.5;
 
-/// The median with its spread; the least and the most where a median would mislead.
+/// Formats the median with its spread, or the least and the most if a median would mislead.
 pub fn with_wide_spread(summary: &Summary) -> String {
     if summary.relative_spread().abs() < WIDE {
         return with_spread(summary);
@@ -57,14 +58,14 @@ pub fn with_wide_spread(summary: &Summary) -> String {
     list_of_seconds(&[summary.min, summary.max]).replace(", ", "–")
 }
 
-/// How far `value` is from `base`, in per cent, with its sign: `−97.3 %`.
+/// Formats the difference of `value` from `base`, in per cent, with its sign: `−97.3 %`.
 pub fn change(value: f64, base: f64) -> String {
     let percent = (value / base - 1.0) * 100.0;
     let sign = if percent < 0.0 { '−' } else { '+' };
     format!("{sign}{:.1} %", percent.abs())
 }
 
-/// Groups of three digits: `524,800`.
+/// Formats a number in groups of three digits: `524,800`.
 pub fn thousands(value: i64) -> String {
     let digits = value.unsigned_abs().to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3 + 1);

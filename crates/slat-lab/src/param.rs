@@ -1,12 +1,11 @@
-//! Parameters of results: in which order a person asks about them, what each is called above a
-//! column, and how its value is written.
+//! Parameters of results: their order, their headings, and how their values are written.
 
 use crate::rate::Rate;
 use crate::size::Size;
 use crate::table::NOTHING;
 use serde_json::Value;
 
-/// What kind of value a parameter has.
+/// How the value of a parameter is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// As it is.
@@ -15,18 +14,19 @@ enum Kind {
     Bytes,
     /// Bytes a second.
     Rate,
-    /// A number of these.
+    /// A number in this unit.
     Of(&'static str),
-    /// Nothing stands for all at once.
+    /// Bytes; `null` means all at once.
     Chunk,
-    /// Prose about a result, which would make its name long without telling it apart.
+    /// Prose about a result. It is not part of the result's name, because it does not distinguish
+    /// results.
     Prose,
 }
 
-/// What is known of a parameter.
+/// A known parameter.
 struct Param {
     name: &'static str,
-    /// Above a column; the name with blanks if there is none.
+    /// The heading of its column; the name with spaces if this is empty.
     heading: &'static str,
     kind: Kind,
 }
@@ -35,7 +35,7 @@ const fn param(name: &'static str, heading: &'static str, kind: Kind) -> Param {
     Param { name, heading, kind }
 }
 
-/// Those that need more than their name, in the order in which a person asks about them. Others
+/// Parameters that need more than their name, in the order in which people ask about them. Others
 /// follow by name.
 const KNOWN: [Param; 37] = [
     param("host", "", Kind::Plain),
@@ -77,33 +77,33 @@ const KNOWN: [Param; 37] = [
     param("published", "", Kind::Prose),
 ];
 
-/// Prose that has no place in a table at all.
+/// Prose that does not belong in a table.
 const MORE_PROSE: [&str; 3] = ["why", "lack", "source"];
 
-/// How many are asked about before the others, which follow by name.
+/// Number of entries of [`KNOWN`] that come first; the others follow by name.
 const ASKED: usize = 23;
 
 fn known(name: &str) -> Option<&'static Param> {
     KNOWN.iter().find(|param| param.name == name)
 }
 
-/// The place of a parameter among others: sort by it, then by name.
+/// Returns the rank of a parameter. Parameters are sorted by it, and then by name.
 pub fn rank(name: &str) -> usize {
     KNOWN[..ASKED].iter().position(|param| param.name == name).unwrap_or(ASKED)
 }
 
-/// What a parameter is called above a column.
+/// Returns the heading of a parameter's column.
 pub fn heading(name: &str) -> String {
     let own = known(name).map(|param| param.heading).filter(|heading| !heading.is_empty());
     own.map_or_else(|| name.replace('_', " "), str::to_owned)
 }
 
-/// Whether it is prose about a result.
+/// Returns whether the parameter is prose about a result.
 pub fn is_prose(name: &str) -> bool {
     known(name).is_some_and(|param| param.kind == Kind::Prose) || MORE_PROSE.contains(&name)
 }
 
-/// A parameter's value as it would be written on the command line.
+/// Formats a parameter's value as on the command line.
 pub fn shown(name: &str, value: Option<&Value>) -> String {
     let kind = known(name).map_or(Kind::Plain, |param| param.kind);
     match (kind, value) {

@@ -1,43 +1,43 @@
-//! How the results of a scenario read: what reports take from it.
+//! Readers: how reports present the results of a scenario.
 
 use crate::record::Measurement;
 use crate::table::Table;
 use crate::verdict::Verdict;
 
-/// A chart and what it shows.
+/// A chart with its title.
 pub struct Chart {
-    /// What it shows.
+    /// Its title.
     pub title: String,
     /// The `<svg>` element.
     pub svg: String,
 }
 
-/// What a report shows of some results.
+/// How a report presents some of its results.
 #[derive(Clone, Copy)]
 pub struct Reader {
-    /// Whether a result is one of them. A result that no reader of a program reads has a row in a
-    /// plain table.
+    /// Returns whether a result belongs to this reader. Results without a reader get a plain table.
     pub reads: fn(&Measurement) -> bool,
-    /// What they answer, in plain words.
+    /// Returns what the results answer, in plain words.
     pub verdict: fn(&[Measurement]) -> Verdict,
-    /// Their tables, the one that answers first.
+    /// Returns their tables. The one with the answer comes first.
     pub tables: fn(&[Measurement]) -> Vec<Table>,
-    /// Tables that are too long for a terminal: on the page alone.
+    /// Returns tables that are too long for a terminal, and appear on the page only.
     pub long: fn(&[Measurement]) -> Vec<Table>,
-    /// Charts that answer, beside the tables.
+    /// Returns charts with answers, which appear with the tables.
     pub plots: fn(&[Measurement]) -> Vec<Chart>,
-    /// Charts of their own.
+    /// Returns further charts, which appear with the evidence.
     pub charts: fn(&[Measurement]) -> Vec<Chart>,
-    /// Whether these show every sample, so that it is not drawn a second time.
+    /// Whether these charts show every sample, so that the samples are not drawn again.
     pub draws_samples: bool,
-    /// Whether a page folds the tables away: they are evidence for what others say.
+    /// Whether a page folds the tables away, because they only support the answers of other
+    /// readers.
     pub folded: bool,
-    /// What limits the meaning of their figures, a sentence or two each.
+    /// What limits the meaning of their figures, in a sentence or two each.
     pub meaning: &'static [&'static str],
 }
 
 impl Reader {
-    /// Of no results.
+    /// A reader of no results.
     pub const NONE: Self = Self {
         reads: |_| false,
         verdict: |_| Verdict::default(),
@@ -50,13 +50,13 @@ impl Reader {
         meaning: &[],
     };
 
-    /// Its results, of all.
+    /// Returns this reader's results.
     pub fn own(&self, results: &[Measurement]) -> Vec<Measurement> {
         results.iter().filter(|m| (self.reads)(m)).cloned().collect()
     }
 }
 
-/// What all readers have to say, in their order.
+/// Returns the verdicts of all readers, in their order.
 pub fn verdict(results: &[Measurement], readers: &[Reader]) -> Verdict {
     let mut all = Verdict::default();
     for reader in readers {

@@ -1,4 +1,4 @@
-//! What a run produces: the schema of `results.json`, one type for every scenario.
+//! The results of a run: the schema of `results.json`, with one type for all scenarios.
 
 use crate::host::{Host, Known};
 use crate::numbers::three_digits;
@@ -36,20 +36,20 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// Whether the samples are times, ratios of times, or hang on how fast things went.
+    /// Returns whether the samples are times, ratios of times, or depend on speed.
     pub fn is_timed(&self) -> bool {
         self.unit.is_timed()
     }
 
-    /// How much of a sample is no measurement: stalls of a part of all, such as `dirty-stall-p99`,
-    /// are told by buckets that are at most an eighth of their value wide.
+    /// Returns the relative width of a sample's bucket, or 0. Stalls by percentile, such as
+    /// `dirty-stall-p99`, are counted in buckets that are at most an eighth of their value wide.
     pub fn coarseness(&self) -> f64 {
         let of_buckets = ["-stall-p50", "-stall-p95", "-stall-p99", "-stall-max"];
         if of_buckets.iter().any(|name| self.variant.ends_with(name)) { 0.125 } else { 0.0 }
     }
 
-    /// The median of each group. Reports from before groups were told have the number of guests
-    /// among the parameters.
+    /// Returns the median of each group. Older reports have no groups, but the number of guests as
+    /// a parameter.
     pub fn group_medians(&self) -> Vec<f64> {
         let all = self.samples.len();
         let guests = self.params.get("runs").and_then(Value::as_u64).unwrap_or(0) as usize;
@@ -68,7 +68,7 @@ impl Measurement {
         medians.collect()
     }
 
-    /// Whether it was made of other results, which stand in the same report.
+    /// Returns whether it was made of other results in the same report.
     pub fn is_made(&self) -> bool {
         self.scenario.ends_with("-asked") || ["replay", "ideas"].contains(&&*self.scenario)
     }
@@ -106,14 +106,14 @@ pub struct Repeated {
 }
 
 impl Repeated {
-    /// What so many runs answered.
+    /// Creates the answer of several runs.
     pub fn new(what: String, variant: String, answers: &[f64], asked: f64) -> Self {
         let percent = median_precision(answers).map(|part| part * 100.0);
         let reached = percent.is_some_and(|percent| percent <= asked);
         Self { what, variant, runs: answers.len(), percent: Known(percent), asked, reached }
     }
 
-    /// The same for a person.
+    /// Returns the same as a line of text.
     pub fn line(&self) -> String {
         let Self { what, variant, runs, asked, .. } = self;
         let s = if *runs == 1 { "" } else { "s" };
@@ -126,8 +126,7 @@ impl Repeated {
     }
 }
 
-/// The version of the schema of `results.json`. A change that a reader can stumble over counts it
-/// up.
+/// The version of the schema of `results.json`. A change that could break a reader increments it.
 pub const SCHEMA: u32 = 1;
 
 /// Everything about one run; `results.json` is this, serialised.
@@ -161,14 +160,14 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether something beside the run was beyond its bound.
+    /// Returns whether a disturbance of the run exceeded its bound.
     pub fn is_noisy(&self) -> bool {
         self.trust.as_ref().is_some_and(|trust| !trust.trusted)
     }
 }
 
-/// The counts of several samples: one number where they agree, first, least and most where not; of
-/// times the median.
+/// Merges the counts of several samples: one number if they agree; otherwise first, least and most;
+/// for times the median.
 pub fn merged_counts(
     samples: impl Iterator<Item = BTreeMap<String, u64>>,
 ) -> BTreeMap<String, u64> {
@@ -176,7 +175,7 @@ pub fn merged_counts(
     let names: BTreeSet<&String> = samples.iter().flat_map(BTreeMap::keys).collect();
     let mut merged = BTreeMap::new();
     for name in names {
-        // KVM's counters are given where they changed.
+        // KVM's counters are given only if they changed.
         let counts = || samples.iter().map(|sample| sample.get(name).copied().unwrap_or(0));
         let (Some(first), Some(min), Some(max)) = (counts().next(), counts().min(), counts().max())
         else {
@@ -195,12 +194,12 @@ pub fn merged_counts(
     merged
 }
 
-/// What went on beside a run that gave these results.
+/// Returns what disturbed the run that gave these results.
 pub fn trust(begin: &Begin, results: &[Measurement]) -> Trust {
     begin.end(vcpus(results), waited(results))
 }
 
-/// The most that vCPUs of a phase waited, in milliseconds of a second.
+/// Returns the longest wait of vCPUs in a phase, in milliseconds of a second.
 fn waited(results: &[Measurement]) -> Option<f64> {
     let waited = results.iter().filter(|m| m.variant.ends_with("-waited"));
     waited.filter_map(|m| crate::stats::median(&m.samples)).reduce(f64::max)
@@ -228,7 +227,7 @@ mod tests {
         assert!(of(&[1.0]).line().contains("no interval after 1 run: not reached"));
     }
 
-    /// `UPDATE_SCHEMA=1 cargo test -p slat-lab` writes it.
+    /// `UPDATE_SCHEMA=1 cargo test -p slat-lab` writes the schema.
     #[test]
     fn the_published_schema_is_that_of_the_types_and_a_report_fits_it() {
         let schema = serde_json::to_value(schemars::schema_for!(Report)).unwrap();

@@ -1,4 +1,4 @@
-//! What a run leaves behind, for a person and for a program.
+//! Reports of a run, for people and for programs.
 
 pub mod charts;
 pub mod comparison;

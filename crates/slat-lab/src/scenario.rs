@@ -1,4 +1,4 @@
-//! What can be measured, one scenario a file, and the programs that have a list of them.
+//! Scenarios, each of which measures something, and the programs that have a list of them.
 
 use crate::cli::OutputArgs;
 use crate::reader::Reader;
@@ -10,41 +10,42 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Something to measure. The command line, the doctor and plans take all that they know of it from
-/// here.
+/// A scenario. The command line, the doctor and plans get all that they know of it from here.
 pub trait Scenario: 'static {
     /// Its name, on the command line and in results.
     const NAME: &'static str;
 
-    /// What it does, in a line.
+    /// Its description, in one line.
     const ABOUT: &'static str;
 
-    /// Command lines, each with what it does.
+    /// Examples of command lines, each with a description.
     const EXAMPLES: &'static str;
 
-    /// Values of options that it has in common with others, and by itself takes otherwise.
+    /// Default values of options that it has in common with others, where its own differ.
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[];
 
-    /// What a host must have for it, by the names of the doctor's findings: of each entry, any one.
+    /// The host's features that it needs, by the names of the doctor's findings. Of each entry, any
+    /// one suffices.
     const NEEDS: &'static [&'static [&'static str]] = &[];
 
-    /// How its results read. Without a reader of their own they are rows of a plain table.
+    /// How reports present its results. Without a reader, they are rows of a plain table.
     const READER: Reader = Reader::NONE;
 
-    /// What can be set.
+    /// Its settings.
     type Settings: Args;
 
     /// Measures.
     ///
-    /// * Input that cannot be right is [`Failure::BadInput`](crate::failure::Failure::BadInput),
-    ///   before anything is measured. Any other error is a measurement that failed.
-    /// * What this machine cannot do is [`Session::skip`], not an error, as long as something of
-    ///   what was asked for remains.
-    /// * It asks [`Session::check`] between samples. Stopped, it returns `Ok` with what is complete
-    ///   enough to be read; the caller knows from [`Session::interrupted`] that it is a part.
+    /// 1. Input that cannot be right is [`Failure::BadInput`](crate::failure::Failure::BadInput),
+    ///    before anything is measured. Any other error is a measurement that failed.
+    /// 2. What this machine cannot do is [`Session::skip`], not an error, as long as something of
+    ///    what was asked for remains.
+    /// 3. It calls [`Session::check`] between samples. When it is stopped, it returns `Ok` with the
+    ///    results that are complete. The caller knows from [`Session::interrupted`] that they are a
+    ///    part.
     ///
     /// # Errors
-    /// Those.
+    /// Those of point 1.
     fn run(settings: &Self::Settings, session: &mut Session) -> anyhow::Result<Vec<Measurement>>;
 }
 
@@ -52,9 +53,9 @@ pub trait Scenario: 'static {
 pub struct Entry {
     /// Its name.
     pub name: &'static str,
-    /// What it does, in a line.
+    /// Its description, in one line.
     pub about: &'static str,
-    /// What a host must have for it.
+    /// The host's features that it needs.
     pub needs: &'static [&'static [&'static str]],
     reader: Reader,
     command: fn() -> Command,
@@ -62,7 +63,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The entry of a scenario.
+    /// Creates the entry of a scenario.
     pub const fn of<S: Scenario>() -> Self {
         Self {
             name: S::NAME,
@@ -77,7 +78,7 @@ impl Entry {
     }
 }
 
-/// A scenario's own part of the command line.
+/// Returns a scenario's own part of the command line.
 fn own<S: Scenario>() -> Command {
     let command = S::Settings::augment_args(Command::new(S::NAME));
     let differing = S::DEFAULTS.iter();
@@ -91,18 +92,18 @@ pub trait Scenarios: 'static {
     /// All of them, in the order of the help.
     const ALL: &'static [Entry];
 
-    /// Whether one has that name.
+    /// Returns whether a scenario has that name.
     fn has(name: &str) -> bool {
         Self::ALL.iter().any(|entry| entry.name == name)
     }
 
-    /// How their results read.
+    /// Returns the readers of their results.
     fn readers() -> Vec<Reader> {
         Self::ALL.iter().map(|entry| entry.reader).collect()
     }
 }
 
-/// A scenario of a list, as the command line chose it.
+/// A scenario that the command line chose from a list.
 pub struct Chosen<L> {
     /// Where its results go.
     pub out: OutputArgs,
@@ -112,10 +113,10 @@ pub struct Chosen<L> {
 }
 
 impl<L> Chosen<L> {
-    /// Measures.
+    /// Runs the scenario.
     ///
     /// # Errors
-    /// The scenario's.
+    /// Those of the scenario.
     pub fn run(&self, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
         (self.entry.run)(&self.matches, session)
     }
@@ -164,13 +165,13 @@ pub struct Program {
     pub version: &'static str,
     /// Its command line.
     pub command: fn() -> Command,
-    /// Whether these words, after its name, measure a scenario.
+    /// Returns whether these words, after its name, measure a scenario.
     pub measures: fn(&[String]) -> bool,
-    /// Words that do.
+    /// Words that do, as an example.
     pub example: &'static str,
-    /// How the results of its runs read, in the order of its reports.
+    /// Returns the readers of its results, in the order of its reports.
     pub readers: fn() -> Vec<Reader>,
-    /// Whether an error is of what the host lacks, which is no failure of a test.
+    /// Returns whether an error says that the host lacks something, so that no test failed.
     pub is_lack: fn(&anyhow::Error) -> bool,
 }
 
@@ -186,7 +187,7 @@ impl fmt::Debug for Program {
     }
 }
 
-/// A scenario's settings, as its command line after its name has them.
+/// Parses a scenario's settings from its command line after its name.
 ///
 /// # Errors
 /// The words cannot be right, or a quote is not closed.
@@ -197,10 +198,10 @@ pub fn settings<S: Scenario>(line: &str) -> anyhow::Result<S::Settings> {
     Ok(S::Settings::from_arg_matches(&matches)?)
 }
 
-/// Runs a scenario by its command line, after its name.
+/// Runs a scenario by its command line after its name.
 ///
 /// # Errors
-/// Those of [`settings`], and the scenario's.
+/// Those of [`settings`] and of the scenario.
 pub fn run<S: Scenario>(line: &str, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     S::run(&settings::<S>(line)?, session)
 }

@@ -1,13 +1,13 @@
-//! What a set of samples says: the middle, how far they spread, the extremes.
+//! Statistics of samples: the middle, the spread, the extremes.
 
 use statrs::distribution::{Binomial, DiscreteCDF};
 use statrs::statistics::{Data, Max, Min, OrderStatistics};
 
-/// The five numbers of a box plot. Medians and quartiles, because samples taken on a shared machine
-/// have outliers on one side only, and a mean would follow them.
+/// The five numbers of a box plot. They are medians and quartiles, because samples from a shared
+/// machine have outliers on one side only, which would move a mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// How many samples there are.
+    /// Number of samples.
     pub count: usize,
     /// The least.
     pub min: f64,
@@ -22,7 +22,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Summarises the samples; there is nothing to say about none.
+    /// Summarises the samples; returns `None` if there are none.
     pub fn of(samples: &[f64]) -> Option<Self> {
         if samples.is_empty() {
             return None;
@@ -38,26 +38,27 @@ impl Summary {
         })
     }
 
-    /// The interquartile range: half of the samples are this close together.
+    /// Returns the interquartile range, in which half of the samples lie.
     pub fn spread(&self) -> f64 {
         self.upper_quartile - self.lower_quartile
     }
 
-    /// Half the interquartile range as a part of the median: what tables print after `±`.
+    /// Returns half the interquartile range as a part of the median, as tables print it after `±`.
     pub fn relative_spread(&self) -> f64 {
         if self.median == 0.0 { 0.0 } else { self.spread() / 2.0 / self.median }
     }
 }
 
-/// The median, or nothing of nothing.
+/// Returns the median, or `None` if there are no samples.
 pub fn median(samples: &[f64]) -> Option<f64> {
     Summary::of(samples).map(|summary| summary.median)
 }
 
-/// Where the median of what the samples are of lies, nineteen times of twenty: by their order
-/// alone, whatever they are distributed like. Each sample is below the median with a probability of
-/// one half, so as many of the least and of the greatest are left out as a coin may show in `n`
-/// throws with a probability of 2.5 % at most; fewer than six samples say nothing.
+/// Returns the 95 % confidence interval of the median of the samples' distribution. It depends on
+/// their order alone, so that it holds for every distribution. Each sample is below the median with
+/// a probability of one half. So the interval leaves out, at each end, as many samples as there may
+/// be heads in `n` throws of a coin with a probability of 2.5 % at most. Returns `None` for fewer
+/// than six samples.
 pub fn median_interval(samples: &[f64]) -> Option<(f64, f64)> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -68,7 +69,7 @@ pub fn median_interval(samples: &[f64]) -> Option<(f64, f64)> {
     Some((sorted[first], sorted[sorted.len() - 1 - first]))
 }
 
-/// Half of that interval as a part of the median.
+/// Returns half of that interval as a part of the median.
 pub fn median_precision(samples: &[f64]) -> Option<f64> {
     let (low, high) = median_interval(samples)?;
     match median(samples)? {
@@ -104,7 +105,7 @@ mod tests {
 
     #[test]
     fn where_the_median_lies_is_told_by_ranks_from_tables() {
-        // Of n samples the rank of the interval's lower end, as tables of the sign test have it.
+        // The rank of the interval's lower end among n samples, from tables of the sign test.
         for (n, rank) in [(6, 1), (8, 1), (9, 2), (11, 2), (12, 3), (15, 4), (20, 6), (50, 18)] {
             let samples: Vec<f64> = (1..=n).rev().map(f64::from).collect();
             let ends = (f64::from(rank), f64::from(n + 1 - rank));
@@ -115,7 +116,8 @@ mod tests {
 
     #[test]
     fn nineteen_of_twenty_intervals_hold_the_median_however_samples_spread() {
-        // Samples whose logarithm is spread evenly, so that their mean is far from their median.
+        // The logarithm of the samples is evenly distributed, so that their mean is far from their
+        // median.
         let (mut state, mut held) = (1u64, 0);
         for _ in 0..2000 {
             let mut sample = || {

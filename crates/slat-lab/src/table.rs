@@ -1,21 +1,21 @@
-//! A table, before anybody prints it.
+//! A table, independent of how it is printed.
 
-/// What a cell holds where there is nothing to say.
+/// The content of a cell without a value.
 pub const NOTHING: &str = "–";
 
-/// A table, before anybody prints it.
+/// A table, independent of how it is printed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// What it shows.
+    /// Its title.
     pub title: String,
-    /// What all rows have in common.
+    /// The parameters that all rows have in common.
     pub common: String,
-    /// Names of the columns. The first [`Table::labels`] of them say what a row is about.
+    /// Names of the columns. The first [`Table::labels`] of them name a row.
     pub columns: Vec<String>,
-    /// How many columns are labels; the others hold numbers.
+    /// Number of columns that are labels; the others hold numbers.
     pub labels: usize,
-    /// The cells, as many in each row as there are columns.
+    /// The cells of each row, one for each column.
     pub rows: Vec<Vec<String>>,
-    /// How to read it.
+    /// Notes on how to read it.
     pub notes: Vec<String>,
 }

@@ -1,22 +1,22 @@
-//! Whether a run can be trusted: what went on beside it, held against stated bounds.
+//! Whether a run can be trusted: disturbances of the run, with a bound for each.
 //!
 //! | bound | why |
 //! |---|---|
 //! | [`WAITED`] | a tenth of a vCPU's time is more than most differences asked about |
-//! | [`STOLEN`] | no clock of a guest tells what the machine below took from its own |
+//! | [`STOLEN`] | no clock of a guest shows the time that the machine below took from its CPUs |
 //! | [`OTHERS`] | other processes compete for CPUs, caches and memory |
-//! | vCPUs: the CPUs | vCPUs that wait for each other make times the scheduler's |
+//! | no more vCPUs than CPUs | if vCPUs wait for each other, times depend on the scheduler |
 
 use crate::host::Known;
 use serde::{Deserialize, Serialize};
 use slat_procfs::{Files, Ticks};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Milliseconds of each second that a vCPU waited for a CPU.
+/// Bound of the milliseconds of each second that a vCPU waited for a CPU.
 pub const WAITED: f64 = 100.0;
-/// Per cent of the CPUs' time that the machine below took.
+/// Bound of the per cent of the CPUs' time that the machine below took.
 pub const STOLEN: f64 = 1.0;
-/// Per cent of the CPUs' time that other processes used.
+/// Bound of the per cent of the CPUs' time that other processes used.
 pub const OTHERS: f64 = 10.0;
 
 /// What went on while the run did, and whether its times can be trusted.
@@ -63,7 +63,7 @@ pub struct Reason {
     pub sentence: String,
 }
 
-/// What is read as a run begins.
+/// The state of the host when a run begins.
 #[derive(Debug)]
 pub struct Begin {
     at: Instant,
@@ -74,7 +74,7 @@ pub struct Begin {
 }
 
 impl Begin {
-    /// Now.
+    /// Reads the state now.
     pub fn now() -> Self {
         let files = Files::here();
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
@@ -82,8 +82,8 @@ impl Begin {
         Self { at: Instant::now(), time, load, ticks, own }
     }
 
-    /// What went on since, beside so many vCPUs at most, which waited so many milliseconds of a
-    /// second for CPUs.
+    /// Returns what happened since. At most `vcpus` vCPUs ran at once, and waited for CPUs for
+    /// `waited` milliseconds of a second.
     pub fn end(&self, vcpus: usize, waited: Option<f64>) -> Trust {
         let files = Files::here();
         let ticks = self.ticks.zip(files.ticks()).filter(|(before, after)| after.all > before.all);
@@ -112,7 +112,7 @@ impl Begin {
 }
 
 impl Trust {
-    /// What can be said of several runs together, if anything is known of one.
+    /// Joins several runs; returns `None` if nothing is known of any of them.
     pub fn joined(runs: &[Option<&Self>]) -> Option<Self> {
         let all = runs.iter().flat_map(|run| match run {
             Some(run) if !run.parts.is_empty() => run.parts.clone(),
@@ -145,7 +145,7 @@ impl Trust {
         })
     }
 
-    /// With the reasons that its figures give on a machine with so many CPUs.
+    /// Adds the reasons that its figures give on a machine with `cpus` CPUs.
     pub(crate) fn judged(self, vcpus: usize, cpus: usize) -> Self {
         let beyond = |what: &str, value: Option<f64>, bound: f64, sentence: fn(f64) -> String| {
             let value = value.filter(|value| *value > bound)?;
@@ -174,7 +174,7 @@ impl Trust {
         Self { trusted: reasons.is_empty(), reasons, ..self }
     }
 
-    /// The first line of a report.
+    /// Returns the first line of a report.
     pub fn line(&self) -> String {
         let (runs, unknown) =
             (self.parts.len(), self.parts.iter().filter(|it| it.is_none()).count());
@@ -205,18 +205,18 @@ impl Trust {
     }
 }
 
-/// A time since 1970 as a person reads it.
+/// Formats a time, in seconds since 1970.
 pub fn date(seconds: u64) -> String {
     let date = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds));
     date.to_string().replace('T', " ").replace('Z', " UTC")
 }
 
-/// How many CPUs this process may use.
+/// Returns the number of CPUs that this process may use.
 pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, Into::into)
 }
 
-/// What to say of more vCPUs than CPUs.
+/// Returns the sentence about more vCPUs than CPUs, if there are more.
 pub fn crowded(vcpus: usize, cpus: usize) -> Option<String> {
     (vcpus > cpus).then(|| format!("{vcpus} vCPUs share {cpus} CPUs and wait for each other"))
 }

@@ -1,8 +1,8 @@
-//! In which order variants take their turns: the one interleaving of all scenarios.
+//! The order in which variants take turns, for all scenarios.
 
-/// The places of `count` variants in round `round`. Whoever comes next finds the machine as the one
-/// before left it: every other round runs backwards, and then the first place goes on by one. Two
-/// variants take their turns as A, B, B, A.
+/// Returns the order of `count` variants in round `round`. Each variant finds the machine as the
+/// one before left it. So every other round runs backwards, and after that the first place moves on
+/// by one. Two variants take turns as A, B, B, A.
 pub fn order(round: usize, count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     order.rotate_left(round / 2 % count.max(1));

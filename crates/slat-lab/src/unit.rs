@@ -1,4 +1,4 @@
-//! Units of samples: what a result counts, how it is printed, and whether noise can touch it.
+//! Units of samples: how they are printed, and whether noise affects them.
 
 use crate::numbers::{WIDE, seconds, thousands, three_digits, with_wide_spread};
 use crate::stats::Summary;
@@ -15,28 +15,28 @@ pub struct Unit(Cow<'static, str>);
 impl Unit {
     /// Seconds.
     pub const SECONDS: Self = Self(Cow::Borrowed("s"));
-    /// Nanoseconds, for a piece of work.
+    /// Nanoseconds, for a single operation.
     pub const NANOSECONDS: Self = Self(Cow::Borrowed("ns"));
-    /// One time by another.
+    /// A ratio of two times.
     pub const RATIO: Self = Self(Cow::Borrowed("x"));
-    /// Milliseconds in each second that something ran.
+    /// Milliseconds in each second of a run.
     pub const SHARE: Self = Self(Cow::Borrowed("ms/s"));
-    /// Hundredths, of a change or a part.
+    /// Per cent, of a change or a part.
     pub const PERCENT: Self = Self(Cow::Borrowed("%"));
-    /// Rounds of a migration, of which a slower host needs more.
+    /// Rounds of a migration; a slower host needs more of them.
     pub const ROUNDS: Self = Self(Cow::Borrowed("rounds"));
-    /// Memory that was copied, of which the same is true.
+    /// Memory that was copied; a slower host copies more of it.
     pub const MEBIBYTES: Self = Self(Cow::Borrowed("MiB"));
-    /// Memory in a second: what was copied, or written.
+    /// Memory that was copied or written in a second.
     pub const RATE: Self = Self(Cow::Borrowed("MiB/s"));
-    /// Bytes, counted.
+    /// A count of bytes.
     pub const BYTES: Self = Self(Cow::Borrowed("bytes"));
-    /// Instructions, counted by an emulator.
+    /// A count of instructions by an emulator.
     pub const INSTRUCTIONS: Self = Self(Cow::Borrowed("instructions"));
-    /// Operations, counted.
+    /// A count of operations.
     pub const OPERATIONS: Self = Self(Cow::Borrowed("operations"));
 
-    /// Whether samples are times, ratios of times, or hang on how fast things went.
+    /// Returns whether samples are times, ratios of times, or depend on speed.
     pub fn is_timed(&self) -> bool {
         let timed = [
             Self::SECONDS,
@@ -51,12 +51,12 @@ impl Unit {
         timed.contains(self)
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.0
     }
 
-    /// A value of it: `1.25 ms`, `0.80 ×`, `12.5 MiB`.
+    /// Formats a value in this unit: `1.25 ms`, `0.80 ×`, `12.5 MiB`.
     pub fn shown(&self, value: f64) -> String {
         match self.name() {
             "s" => seconds(value),
@@ -67,7 +67,7 @@ impl Unit {
         }
     }
 
-    /// The median with its spread; the least and the most where a median would mislead.
+    /// Formats the median with its spread, or the least and the most if a median would mislead.
     pub fn with_spread(&self, summary: &Summary) -> String {
         if *self == Self::SECONDS {
             return with_wide_spread(summary);
@@ -82,7 +82,8 @@ impl Unit {
         }
     }
 
-    /// The same without the name, where a heading or an axis has it; times keep theirs.
+    /// Formats a value without the unit's name, for headings and axes that have it; times keep
+    /// theirs.
     pub fn figure(&self, value: f64) -> String {
         if *self == Self::SECONDS { seconds(value) } else { three_digits(value) }
     }

@@ -1,4 +1,4 @@
-//! What a report answers, in plain words: the first thing that it says.
+//! The answers of a report in plain words, which come first.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,12 +24,12 @@ pub struct Setting {
 }
 
 impl Verdict {
-    /// Without settings.
+    /// Creates a verdict without settings.
     pub fn says(says: impl IntoIterator<Item = String>) -> Self {
         Self { says: says.into_iter().collect(), settings: Vec::new() }
     }
 
-    /// Whether there is nothing to say.
+    /// Returns whether it has neither sentences nor settings.
     pub fn is_empty(&self) -> bool {
         self.says.is_empty() && self.settings.is_empty()
     }

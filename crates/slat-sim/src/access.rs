@@ -1,4 +1,4 @@
-//! What a vCPU does with an address: through its TLB, its walk cache, or the tables.
+//! How a vCPU translates an address: by its TLB, its walk cache, or the tables.
 
 use crate::arch::{Access, Arch, Descriptor, Fault, Sizes};
 use crate::lazy::Choice;
@@ -7,11 +7,11 @@ use crate::state::{Root, State};
 use crate::tlb::{Entry, Scope, Walk};
 use crate::violation::Kind;
 
-/// A walk that hardware begins anew, because a slot changed under it.
+/// Hardware begins the walk anew, because an entry changed during it.
 struct Again;
 
 impl<A: Arch> State<A> {
-    /// The guest on `cpu` touches `gpa`: the host address that it reached.
+    /// Does an access of the guest on `cpu`; returns the host address that it reaches.
     pub fn access(
         &mut self,
         cpu: usize,
@@ -41,7 +41,8 @@ impl<A: Arch> State<A> {
         }
     }
 
-    /// Two sizes raise a conflict abort; its handler invalidates what is cached for the address.
+    /// Raises a conflict abort if the TLB holds two sizes; the abort drops what is cached for the
+    /// address.
     fn abort_conflict(&mut self, cpu: usize, root: Root, gpa: u64) -> Result<(), Fault> {
         if self.arch.sizes() != Sizes::MayAbort || !self.lazy.conflict_aborts {
             return Ok(());
@@ -65,7 +66,7 @@ impl<A: Arch> State<A> {
         Err(Fault::Conflict)
     }
 
-    /// A slot that was invalid goes on faulting, unless an older translation is at hand.
+    /// Faults on a cached invalid entry, unless the CPU chooses an older translation.
     fn through_hole(&mut self, cpu: usize, root: Root, gpa: u64) -> Result<(), Fault> {
         let held = &self.cpus[cpu];
         let Some(born) = held.holes.at(root.vmid, gpa) else { return Ok(()) };
@@ -91,7 +92,7 @@ impl<A: Arch> State<A> {
         let mut held: Vec<_> = self.cpus[cpu].leaves.at(root.vmid, gpa).collect();
         held.extend(self.cpus[cpu].combined.at(root.vmid, gpa));
         if self.choice == Choice::Random {
-            // An entry may be gone, or found first.
+            // A CPU may have dropped any entry, and may find any of them first.
             if self.rng.bool() {
                 held.clear();
             }
@@ -112,7 +113,7 @@ impl<A: Arch> State<A> {
         if unmarked && self.arch.caches_unmarked() && self.lazy.stale_faults {
             return Err(Fault::Accessed);
         }
-        // A write through a translation that is not dirty looks at the tables again.
+        // A write through a translation that is not dirty walks the tables again.
         let usable = |entry: &&Entry| entry.allows(access) && marked(entry);
         Ok(held.iter().find(usable).copied())
     }
@@ -122,7 +123,7 @@ impl<A: Arch> State<A> {
         self.forget(&Scope { cpu: Some(cpu), range, ..Scope::guest(root.vmid) });
     }
 
-    /// Where a walk begins: the root, or a table that the walk cache knows.
+    /// Returns where a walk begins: at the root, or at a table that the walk cache holds.
     fn beginning(&mut self, cpu: usize, root: Root, gpa: u64) -> Walk {
         let mut walks: Vec<_> = self.cpus[cpu].walks.at(root.vmid, gpa).collect();
         walks.push(self.start(root));
@@ -211,7 +212,7 @@ impl<A: Arch> State<A> {
         }
     }
 
-    /// The access arrives.
+    /// Checks an access that was translated, and does it; returns the host address.
     fn reach(
         &mut self,
         cpu: usize,

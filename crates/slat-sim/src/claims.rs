@@ -1,5 +1,5 @@
-//! What the host says, and the machine holds against it: memory taken back, pages protected,
-//! copied, clean, old, translations fresh.
+//! Claims of the host, which the machine checks: memory taken back, pages protected, copied, clean
+//! or old, translations fresh.
 
 use crate::arch::{Access, Arch};
 use crate::machine::Machine;
@@ -14,12 +14,13 @@ fn ends(range: GpaRange) -> (u64, u64) {
 }
 
 impl<A: Arch> Machine<A> {
-    /// Memory of the host's that the guest may have from now on.
+    /// Gives the guest memory of the host.
     pub fn give(&self, memory: Hpa, bytes: u64) {
         self.state().host.give(memory.0, bytes);
     }
 
-    /// The host has other use for the memory: no CPU reaches it any more.
+    /// Takes memory back for another use of the host. Reports every CPU and device that may still
+    /// reach it.
     pub fn take_back(&self, memory: Hpa, bytes: u64) {
         let mut state = self.state();
         state.host.take_back(memory.0, bytes);
@@ -32,14 +33,14 @@ impl<A: Arch> Machine<A> {
         }
     }
 
-    /// The host writes to a page of its own, by its caches.
+    /// The host writes to its own page through its caches.
     pub fn host_write(&self, memory: Hpa) {
         let mut state = self.state();
         state.check_host(memory.0, "writes");
         state.host.host_write(memory.0);
     }
 
-    /// The host reads a page of its own, by its caches.
+    /// The host reads its own page through its caches.
     pub fn host_read(&self, memory: Hpa) {
         let mut state = self.state();
         state.check_host(memory.0, "reads");
@@ -49,17 +50,17 @@ impl<A: Arch> Machine<A> {
         }
     }
 
-    /// Cleans and invalidates data to the point of coherency (Arm: `dc civac`).
+    /// Cleans and invalidates the data cache to the point of coherency (Arm: `dc civac`).
     pub fn clean(&self, memory: Hpa, bytes: u64) {
         self.state().host.clean(memory.0, bytes);
     }
 
-    /// Invalidates instructions (Arm: `ic`).
+    /// Invalidates the instruction cache (Arm: `ic`).
     pub fn forget_instructions(&self, memory: Hpa, bytes: u64) {
         self.state().host.forget_instructions(memory.0, bytes);
     }
 
-    /// From now on nobody writes to these pages, until [`Machine::unprotect`].
+    /// Claims that no CPU writes to these pages from now on, until [`Machine::unprotect`].
     pub fn protect(&self, vmid: Vmid, range: GpaRange) {
         let mut state = self.state();
         let (start, end) = ends(range);
@@ -68,24 +69,25 @@ impl<A: Arch> Machine<A> {
         state.forbid(vmid, (start, end), Kind::RevokedRight, "writes were said to fault", writes);
     }
 
-    /// These pages may be written.
+    /// Ends [`Machine::protect`] for these pages.
     pub fn unprotect(&self, vmid: Vmid, range: GpaRange) {
         let (start, end) = ends(range);
         self.state().uses.unprotect(vmid.0, start, end);
     }
 
-    /// The host has copied these pages, or otherwise accounted for all that was written to them.
+    /// Records that the host has copied these pages, or has otherwise accounted for all writes to
+    /// them.
     pub fn copy(&self, vmid: Vmid, range: GpaRange) {
         self.copy_for(0, vmid, range);
     }
 
-    /// The host says: whatever was written to these pages since they were copied, `dirty` knows.
+    /// Claims that `dirty` is true of every page that was written after it was last copied.
     pub fn claim_clean(&self, vmid: Vmid, range: GpaRange, dirty: impl FnMut(Gpa) -> bool) {
         self.claim_clean_for(0, vmid, range, dirty);
     }
 
-    /// [`Machine::copy`] by one of [`CONSUMERS`](crate::CONSUMERS), each with an account of its own; the first is
-    /// whom `copy` is for.
+    /// Does [`Machine::copy`] for one of [`CONSUMERS`](crate::CONSUMERS), each of which has its own
+    /// account. `copy` is for consumer 0.
     ///
     /// # Panics
     /// If `consumer` is not below [`CONSUMERS`](crate::CONSUMERS).
@@ -95,7 +97,7 @@ impl<A: Arch> Machine<A> {
         uses.update(vmid.0, start, end, |page| page.copied[consumer] = page.written);
     }
 
-    /// [`Machine::claim_clean`] of what that consumer copied.
+    /// Does [`Machine::claim_clean`] for what that consumer copied.
     ///
     /// # Panics
     /// If `consumer` is not below [`CONSUMERS`](crate::CONSUMERS).
@@ -120,13 +122,13 @@ impl<A: Arch> Machine<A> {
         }
     }
 
-    /// The host knows that these pages were used.
+    /// Records that the host knows of all uses of these pages so far.
     pub fn seen(&self, vmid: Vmid, range: GpaRange) {
         let (start, end) = ends(range);
         self.state().uses.update(vmid.0, start, end, |page| page.seen = page.used);
     }
 
-    /// The host says: whatever was used of these pages since they were seen, `young` knows.
+    /// Claims that `young` is true of every page that was used after it was last [`Machine::seen`].
     pub fn claim_old(&self, vmid: Vmid, range: GpaRange, mut young: impl FnMut(Gpa) -> bool) {
         let (start, end) = ends(range);
         let pages = self.state().uses.within(vmid.0, start, end);
@@ -139,8 +141,8 @@ impl<A: Arch> Machine<A> {
         }
     }
 
-    /// The host says: the guest on `cpu` may do this now; that takes it no more than one more
-    /// fault.
+    /// Claims that the guest on `cpu` has the right to `access`, so that it takes one more fault at
+    /// most.
     pub fn claim_progress(&self, cpu: usize, gpa: Gpa, access: Access) {
         let tries = [0; 2].map(|_| self.cpu(cpu).access(gpa.0, access));
         if let Err(fault) = tries[1] {
@@ -150,9 +152,10 @@ impl<A: Arch> Machine<A> {
         }
     }
 
-    /// The host says: nothing is cached of these addresses but what the tables hold.
+    /// Claims that CPUs cache nothing of these addresses but what the tables hold.
     ///
-    /// A translation with fewer rights than the tables give is only slow.
+    /// A cached translation with fewer rights than the tables give is allowed: it only costs a
+    /// fault.
     pub fn claim_fresh(&self, vmid: Vmid, range: GpaRange) {
         let mut state = self.state();
         let (start, end) = ends(range);
@@ -180,7 +183,7 @@ impl<A: Arch> Machine<A> {
     }
 }
 
-/// What is wrong with `old` inside `start..end`, where the tables say `present`.
+/// Returns what is wrong with `old` inside `start..end`, where the tables hold `present`.
 fn staleness(
     present: &BTreeMap<u64, Entry>,
     old: &Entry,
@@ -210,7 +213,7 @@ fn staleness(
 }
 
 impl<A: Arch> State<A> {
-    /// Reports every translation that is still possible and `wrong`.
+    /// Reports every translation of the range that a CPU may still use and that is `wrong`.
     pub(crate) fn forbid(
         &mut self,
         vmid: Vmid,

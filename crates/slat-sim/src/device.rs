@@ -1,5 +1,5 @@
-//! A device behind an IOMMU whose tables follow a guest's: it reaches what it was told is mapped,
-//! until it is told that it is not.
+//! A device behind an IOMMU whose tables follow a guest's: the device reaches a page from
+//! [`DeviceTables::mapped`] to [`DeviceTables::unmapped`].
 
 use crate::arch::Arch;
 use crate::machine::Machine;
@@ -11,14 +11,14 @@ use std::collections::BTreeMap;
 
 const PAGE: u32 = 12;
 
-/// The IOMMU's tables: of each page of the guest, the page of the host, and the right to write.
+/// The IOMMU's tables: for each page of the guest, the page of the host, and the right to write.
 #[derive(Default, Debug)]
 pub(crate) struct Iommu {
     pages: BTreeMap<u64, (u64, bool)>,
 }
 
 impl<A: Arch> State<A> {
-    /// Reports each page in `first..last` of the host's that a device may still reach.
+    /// Reports each page of the host in `first..last` that a device may still reach.
     pub fn forbid_devices(&mut self, first: u64, last: u64) {
         let inside = |hpa: u64| (first..last).contains(&(hpa << PAGE));
         let reached = self.iommu.pages.iter().filter(|(_, (hpa, _))| inside(*hpa));
@@ -31,8 +31,8 @@ impl<A: Arch> State<A> {
 }
 
 impl<A: Arch> Machine<A> {
-    /// A device writes to the guest's memory at `gpa`, or reads it; `None` if its tables do not let
-    /// it.
+    /// Makes a device read or write the guest's memory at `gpa`. Returns `None` if the IOMMU's
+    /// tables do not allow it.
     pub fn device_access(&self, vmid: Vmid, gpa: Gpa, write: bool) -> Option<Hpa> {
         let mut state = self.state();
         let (hpa, _) = state
@@ -54,7 +54,7 @@ impl<A: Arch> Machine<A> {
         Some(Hpa(hpa))
     }
 
-    /// The host says: the device's tables have what the guest's have, and nothing else.
+    /// Claims that the IOMMU's tables map what the guest's tables map, and nothing else.
     pub fn claim_followed(&self, vmid: Vmid) {
         let mut state = self.state();
         let (present, _) = state.present(vmid);

@@ -1,5 +1,5 @@
-//! How a platform serves the engine on each architecture, instruction by instruction: what a test
-//! replaces to have it done wrong.
+//! How a platform serves the engine on each architecture, instruction by instruction. Tests replace
+//! parts of it to have them done wrongly.
 
 use crate::Machine;
 use crate::arch::{Arch, Arm, Ept, Npt, Power, RiscV};
@@ -10,7 +10,7 @@ use slat::format::power::tlbie::{Instruction as PowerInstruction, Tlbie};
 use slat::format::riscv::hfence::{Hfence, Instruction as RiscVInstruction};
 use slat::{Gpa, Hpa, Invalidation, Maintenance};
 
-/// What a hypervisor's platform does when the engine calls.
+/// The functions by which a hypervisor's platform serves the engine's calls.
 #[derive(Debug)]
 pub struct Firmware<A: Arch> {
     /// [`slat::Platform::publish`].
@@ -21,8 +21,8 @@ pub struct Firmware<A: Arch> {
     pub invalidate_local: fn(&Machine<A>, &Invalidation),
     /// [`slat::Platform::maintain`].
     pub maintain: fn(&Machine<A>, Hpa, u64, Maintenance),
-    /// On that CPU, before a guest that faulted there at an address goes on, whatever came of the
-    /// fault.
+    /// Called with a CPU and the address of its last fault, before the guest continues, whatever
+    /// the handling of the fault did.
     pub resume: fn(&Machine<A>, usize, Gpa),
 }
 
@@ -34,7 +34,7 @@ impl<A: Arch> Clone for Firmware<A> {
 
 impl<A: Arch> Copy for Firmware<A> {}
 
-/// What the engine's own sequencer says, executed; `dc` and `ic`.
+/// Executes what the engine's own sequencer gives; maintains caches by `dc` and `ic`.
 pub const ARM: Firmware<Arm> = Firmware {
     publish: publish_arm,
     invalidate: invalidate_arm,
@@ -43,7 +43,7 @@ pub const ARM: Firmware<Arm> = Firmware {
     resume: |_, _, _| (),
 };
 
-/// INVEPT of the guest on each CPU.
+/// Executes INVEPT for the guest on each CPU.
 pub const EPT: Firmware<Ept> = Firmware {
     publish: |_| (),
     invalidate: invalidate_ept,
@@ -52,7 +52,7 @@ pub const EPT: Firmware<Ept> = Firmware {
     resume: |_, _, _| (),
 };
 
-/// An exit of each CPU, and a flush of the guest's ASID when it enters again.
+/// Makes each CPU exit, and flushes the guest's ASID when it enters again.
 pub const NPT: Firmware<Npt> = Firmware {
     publish: |_| (),
     invalidate: invalidate_npt,
@@ -61,7 +61,8 @@ pub const NPT: Firmware<Npt> = Firmware {
     resume: |_, _, _| (),
 };
 
-/// Fences of stores, HFENCE.GVMA of the guest on each hart, and on the one that faulted; FENCE.I.
+/// Executes fences of stores; HFENCE.GVMA for the guest on each hart, and on a hart that faulted;
+/// FENCE.I.
 pub const RISCV: Firmware<RiscV> = Firmware {
     publish: Machine::fence,
     invalidate: invalidate_riscv,
@@ -70,7 +71,7 @@ pub const RISCV: Firmware<RiscV> = Firmware {
     resume: resume_riscv,
 };
 
-/// What the engine's operands of `tlbie` say, executed; `dcbf` and `icbi`.
+/// Executes what the engine's operands of `tlbie` say; maintains caches by `dcbf` and `icbi`.
 pub const POWER: Firmware<Power> = Firmware {
     publish: Machine::<Power>::ptesync,
     invalidate: invalidate_power,
@@ -94,7 +95,7 @@ fn invalidate_local_arm(machine: &Machine<Arm>, what: &Invalidation) {
 }
 
 impl Machine<Arm> {
-    /// The instructions that the engine's sequencer gives for `what` on these CPUs.
+    /// Returns the instructions that the engine's sequencer gives for `what` on these CPUs.
     pub fn sequence(&self, what: &Invalidation) -> Sequence {
         self.sequencer().sequence(what)
     }
@@ -195,8 +196,8 @@ fn invalidate_local_riscv(machine: &Machine<RiscV>, what: &Invalidation) {
     hfence(machine, hart, what);
 }
 
-/// A slot above the page may have been cached as invalid too, and then links a table by now: only
-/// without an address is that ordered. With Svvptc what is left is older rights of a leaf.
+/// The hart may also have cached as invalid an entry above the page that links a table now. Only a
+/// fence without an address orders that. With Svvptc, only older rights of a leaf can be left.
 fn resume_riscv(machine: &Machine<RiscV>, hart: usize, gpa: Gpa) {
     let address = machine.arch().svvptc.then_some(gpa.0 >> 2);
     machine.hfence_gvma(hart, address, None);

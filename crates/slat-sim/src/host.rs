@@ -1,7 +1,8 @@
-//! The host's memory behind the guest: who owns it, what it holds, and what caches hold instead.
+//! The host's memory behind the guest: the owner of each page, and what memory and caches hold of
+//! it.
 //!
-//! Content is a version per page: how often it was written. A cache is wrong where a reader sees an
-//! older version than the last.
+//! The content of a page is a version: the number of writes to it. An access is wrong if it sees an
+//! older version than the last one.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,24 +12,24 @@ const PAGE: u32 = 12;
 #[derive(Clone, Copy, Default, Debug)]
 struct Page {
     latest: u64,
-    /// At the point of coherency.
+    /// The version at the point of coherency.
     memory: u64,
-    /// The line in the data cache, if there is one.
+    /// The version in the data cache, if it holds the page.
     cached: Option<u64>,
-    /// The last version that the host wrote, which the guest may want to execute.
+    /// The last version that the host wrote; the guest may execute it.
     host: u64,
     /// The version that instruction fetches see.
     fetched: u64,
     taken: bool,
 }
 
-/// What an access found wrong.
+/// Why an access is wrong.
 pub(crate) type Stale = &'static str;
 
 /// All pages.
 #[derive(Default, Debug)]
 pub(crate) struct Host {
-    /// First address and end of what was given, ever.
+    /// First address and end of each range that was ever given.
     given: BTreeMap<u64, u64>,
     pages: HashMap<u64, Page>,
 }
@@ -51,7 +52,7 @@ impl Host {
         }
     }
 
-    /// Why the guest must not reach `hpa`, if it must not.
+    /// Returns why the guest must not reach `hpa`, if it must not.
     pub fn refuses(&self, hpa: u64) -> Option<Stale> {
         let given = self.given.range(..=hpa).next_back().is_some_and(|(_, &end)| hpa < end);
         if !given {
@@ -61,7 +62,7 @@ impl Host {
         taken.then_some("it was taken back")
     }
 
-    /// The page, which the host wrote once, by its caches, before it gave it.
+    /// Returns the page. Before the host gave it, it wrote it once through its caches.
     fn page(&mut self, hpa: u64) -> &mut Page {
         self.pages.entry(hpa >> PAGE).or_insert(Page {
             latest: 1,
@@ -87,7 +88,7 @@ impl Host {
         Ok(())
     }
 
-    /// The guest reads or writes; `bypass` the caches or not.
+    /// The guest reads or writes, through the caches or, with `bypass`, past them.
     pub fn guest_access(&mut self, hpa: u64, write: bool, bypass: bool) -> Result<(), Stale> {
         let page = self.page(hpa);
         let seen = if bypass { page.memory } else { *page.cached.get_or_insert(page.memory) };
@@ -115,18 +116,18 @@ impl Host {
         Ok(())
     }
 
-    /// Data cleaned and invalidated to the point of coherency.
+    /// Cleans and invalidates the data cache to the point of coherency.
     pub fn clean(&mut self, hpa: u64, bytes: u64) {
         for page in hpa >> PAGE..(hpa + bytes).div_ceil(1 << PAGE) {
             let page = self.page(page << PAGE);
             if let Some(line) = page.cached.take() {
-                // A clean line is dropped: memory may be newer.
+                // If memory is newer, the line is clean, and is dropped.
                 page.memory = page.memory.max(line);
             }
         }
     }
 
-    /// Instruction caches forget.
+    /// Invalidates the instruction cache.
     pub fn forget_instructions(&mut self, hpa: u64, bytes: u64) {
         for page in hpa >> PAGE..(hpa + bytes).div_ceil(1 << PAGE) {
             let page = self.page(page << PAGE);

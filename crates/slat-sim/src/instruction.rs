@@ -1,5 +1,5 @@
-//! Arm's invalidation instructions, decoded from their manual pages (DDI 0487, C5.5): what the
-//! operand names is worked out here, and nowhere taken from who wrote it.
+//! Arm's invalidation instructions, decoded from their manual pages (DDI 0487, C5.5). This decoder
+//! shares no code with the engine's encoder of operands.
 
 use crate::Machine;
 use crate::arch::{Arch, Arm};
@@ -12,33 +12,33 @@ use std::fmt;
 /// The operation of a TLBI.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Tlbi {
-    /// By IPA, this CPU.
+    /// Invalidates by IPA, on this CPU.
     Ipas2e1,
-    /// By IPA, all CPUs.
+    /// Invalidates by IPA, on all CPUs.
     Ipas2e1is,
-    /// By IPA, last level only, all CPUs.
+    /// Invalidates by IPA, last level only, on all CPUs.
     Ipas2le1is,
-    /// By IPA, last level only, this CPU.
+    /// Invalidates by IPA, last level only, on this CPU.
     Ipas2le1,
-    /// By range of IPAs, this CPU.
+    /// Invalidates a range of IPAs, on this CPU.
     Ripas2e1,
-    /// By range of IPAs, last level only, this CPU.
+    /// Invalidates a range of IPAs, last level only, on this CPU.
     Ripas2le1,
-    /// By range of IPAs, all CPUs.
+    /// Invalidates a range of IPAs, on all CPUs.
     Ripas2e1is,
-    /// By range of IPAs, last level only, all CPUs.
+    /// Invalidates a range of IPAs, last level only, on all CPUs.
     Ripas2le1is,
-    /// Stage 1 and combined entries of the current VMID, this CPU.
+    /// Invalidates stage 1 and combined entries of the current VMID, on this CPU.
     Vmalle1,
-    /// Stage 1 and combined entries of the current VMID, all CPUs.
+    /// Invalidates stage 1 and combined entries of the current VMID, on all CPUs.
     Vmalle1is,
-    /// Everything of the current VMID, this CPU.
+    /// Invalidates everything of the current VMID, on this CPU.
     Vmalls12e1,
-    /// Everything of the current VMID, all CPUs.
+    /// Invalidates everything of the current VMID, on all CPUs.
     Vmalls12e1is,
-    /// Everything, all CPUs.
+    /// Invalidates everything, on all CPUs.
     Alle1is,
-    /// By virtual address, the hypervisor's own stage 1.
+    /// Invalidates by virtual address in the hypervisor's own stage 1.
     Vae2is,
 }
 
@@ -48,12 +48,12 @@ impl fmt::Display for Tlbi {
     }
 }
 
-/// What a DSB waits for.
+/// Kind of a DSB, by what it waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Barrier {
     /// All accesses and invalidations, as seen by all CPUs of the guest.
     Ish,
-    /// Stores only: invalidations are not waited for.
+    /// Stores only: this DSB does not wait for invalidations.
     Ishst,
     /// All accesses and invalidations, as seen by this CPU.
     Nsh,
@@ -66,14 +66,14 @@ const fn bits(raw: u64, high: u32, low: u32) -> u64 {
 }
 
 impl Arm {
-    /// What `TTL[1:0]` of a leaf's level says, as a size.
+    /// Returns the base-2 logarithm of the size that `TTL[1:0]` means, if leaves have that level.
     fn hint(&self, level: u64) -> Option<u32> {
-        // Levels that have no leaves are reserved, and taken for no hint.
+        // The manual reserves levels that have no leaves; they are no hint here.
         (self.largest_block() as u64..=3).contains(&level).then(|| self.shift(level as i8))
     }
 
-    /// What `op` with `operand` names, issued on `cpu` with `vmid` current. Of what the manual
-    /// leaves to the CPU, the least.
+    /// Returns what `op` with `operand` invalidates, if it is issued on `cpu` with `vmid` current.
+    /// Where the manual leaves the extent to the CPU, this is the least.
     pub fn scope(&self, op: Tlbi, operand: u64, cpu: usize, vmid: Vmid) -> Option<Scope> {
         let none = Scope { leaves: false, walks: false, combined: false, ..Scope::guest(vmid) };
         let local = matches!(
@@ -98,8 +98,8 @@ impl Arm {
             }
             Tlbi::Vmalle1 | Tlbi::Vmalle1is => Scope { combined: true, ..none },
             Tlbi::Ipas2e1 | Tlbi::Ipas2e1is | Tlbi::Ipas2le1 | Tlbi::Ipas2le1is => {
-                // IPA[47:12] in bits 35:0, whatever the granule, and with DS IPA[51:48] above; TTL
-                // in bits 47:44.
+                // Bits 35:0 are IPA[47:12] with each granule, and with DS IPA[51:48] above; bits
+                // 47:44 are TTL.
                 let top = if self.lpa2 || self.lpa { 39 } else { 35 };
                 let ipa = bits(operand, top, 0) << 12 >> self.granule << self.granule;
                 let ttl = if self.ttl { bits(operand, 47, 44) } else { 0 };
@@ -108,14 +108,14 @@ impl Arm {
                 } else if ttl >> 2 == self.tg() {
                     self.hint(ttl & 0b11)
                 } else {
-                    // A hint of another granule: no entry has to go.
+                    // The hint is for another granule: the CPU need not drop any entry.
                     return None;
                 };
                 let range = Some((ipa, ipa + (1 << self.granule)));
                 Scope { range, shift, leaves: true, walks: !last_level, ..none }
             }
             Tlbi::Ripas2e1 | Tlbi::Ripas2e1is | Tlbi::Ripas2le1 | Tlbi::Ripas2le1is => {
-                // TG, SCALE, NUM, TTL, BaseADDR in units of the granule.
+                // The fields are TG, SCALE, NUM, TTL, and BaseADDR in units of the granule.
                 if bits(operand, 47, 46) != self.tg() {
                     return None;
                 }
@@ -124,9 +124,9 @@ impl Arm {
                     level if self.ttl && level != 0 => self.hint(level),
                     _ => None,
                 };
-                // With DS in units of 64 KiB.
+                // With DS, BaseADDR is in units of 64 KiB.
                 let base = bits(operand, 36, 0) << if self.lpa2 { 16 } else { self.granule };
-                // With a hint, the bits below the leaf's size are taken for zero.
+                // With a hint, the bits below the leaf's size count as zero.
                 let base = shift.map_or(base, |shift| base >> shift << shift);
                 let end = base + ((num + 1) << (5 * scale + 1 + self.granule));
                 Scope { range: Some((base, end)), shift, leaves: true, walks: !last_level, ..none }
@@ -136,7 +136,7 @@ impl Arm {
 }
 
 impl Machine<Arm> {
-    /// Writes VTTBR_EL2 of the calling thread's CPU: the guest that its invalidations are for.
+    /// Writes VTTBR_EL2 of the calling thread's CPU: sets the guest that its invalidations are for.
     pub fn vttbr(&self, vmid: Vmid) {
         let mut state = self.state();
         state.issuer().vmid = Some(vmid);
@@ -144,7 +144,7 @@ impl Machine<Arm> {
         state.record(Event::Guest(vmid));
     }
 
-    /// Executes a TLBI; it takes effect when a DSB waits for it.
+    /// Executes a TLBI. It takes effect when a DSB waits for it.
     pub fn tlbi(&self, op: Tlbi, operand: u64) {
         let mut state = self.state();
         #[cfg(feature = "trace")]
@@ -166,7 +166,7 @@ impl Machine<Arm> {
         if matches!(barrier, Barrier::Ish | Barrier::Nsh) {
             state.complete(barrier == Barrier::Nsh);
         }
-        // Up to here walkers may have read what no barrier before had drained.
+        // Until this barrier, walkers may have read older values.
         if state.lazy.speculation {
             state.speculate();
         }

@@ -1,40 +1,40 @@
-//! The switches: each kind of laziness on its own.
+//! The switches: one for each kind of laziness.
 
-/// What the machine makes use of, of all that its architecture allows.
+/// The kinds of laziness that the machine uses, of all that its architecture allows.
 ///
-/// With all switches on, a machine is as lazy as it may be. With one off, there is a bug that it
-/// does not see: `tests/machine/laziness.rs` has one for each.
+/// With all switches on, a machine is as lazy as it may be. For each switch, there is a bug that
+/// the machine does not find without it: see `tests/machine/laziness.rs`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lazy {
-    /// TLBs keep translations of the second stage until an invalidation names them.
+    /// TLBs keep translations of the second stage until an invalidation covers them.
     pub tlb: bool,
-    /// TLBs keep translations of both stages together, found by virtual address: an invalidation
-    /// by guest physical address leaves them (Arm; elsewhere an invalidation takes both).
+    /// TLBs also keep translations of both stages, found by virtual address. An invalidation by
+    /// guest physical address leaves these (Arm; elsewhere an invalidation takes both).
     pub combined: bool,
     /// Walk caches keep links to tables, and the rights gathered on the way (EPT), until an
-    /// invalidation names them that is not of leaves alone.
+    /// invalidation covers them that is not for leaves alone.
     pub walk_cache: bool,
-    /// Until a barrier, a walk may read what a slot held at the barrier before (Arm, RISC-V).
+    /// Until a barrier, a walk may read what an entry held at the barrier before (Arm, RISC-V).
     pub late_stores: bool,
-    /// An invalidation takes effect no earlier than the barrier that waits for it, and several that
-    /// one barrier waits for take effect in the worst order (Arm).
+    /// An invalidation takes effect no earlier than the barrier that waits for it. Several that one
+    /// barrier waits for take effect in the worst order (Arm).
     pub late_invalidation: bool,
-    /// At every moment that the machine sees, each CPU walks to everything that it could reach.
+    /// Each CPU walks to all that it can reach when the engine fills a table, publishes stores or
+    /// invalidates, and at each barrier.
     pub speculation: bool,
-    /// A translation cached as dirty lets writes through without another look at the tables.
+    /// A translation cached as dirty serves writes without another walk.
     pub silent_writes: bool,
-    /// A translation cached without a right goes on faulting after the tables grant it (Arm,
-    /// RISC-V); on RISC-V without Svadu also one without the accessed or dirty bit.
+    /// A translation cached without a right continues to fault after the tables grant it (Arm,
+    /// RISC-V). On RISC-V without Svadu, so does one cached without the accessed or dirty bit.
     pub stale_faults: bool,
-    /// A slot that a walk found invalid goes on faulting after it was filled, until an invalidation
-    /// of the hart's own (RISC-V without Svvptc).
+    /// An entry that a walk found invalid continues to fault after it was filled, until the hart
+    /// itself executes an invalidation (RISC-V without Svvptc).
     pub invalid_entries: bool,
-    /// Two sizes of one page in a TLB raise a conflict abort where the CPU may (Arm, FEAT_BBM
-    /// level 2).
+    /// Two sizes of one page in a TLB raise a conflict abort (Arm, FEAT_BBM level 2).
     pub conflict_aborts: bool,
-    /// Lines of memory stay in the data cache, dirty or old, until maintenance (Arm without FWB).
+    /// Lines stay in the data cache, dirty or old, until maintenance (Arm without FWB).
     pub data_cache: bool,
-    /// Instructions are fetched as they were before the host wrote them, until maintenance (Arm
+    /// Instruction fetches see memory as it was before the host wrote it, until maintenance (Arm
     /// without CTR_EL0.DIC).
     pub instruction_cache: bool,
 }
@@ -79,12 +79,12 @@ impl Default for Lazy {
     }
 }
 
-/// How a CPU chooses among what it may use.
+/// How a CPU chooses among the entries that it may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Choice {
-    /// The oldest translation, the deepest and oldest walk, the older of two values: what a named
-    /// test wants.
+    /// The oldest translation, the deepest and oldest cached link, and the older of two values: for
+    /// tests of one case.
     Stalest,
-    /// Anything, by the machine's seed: what histories want.
+    /// Any of them, at random from the machine's seed: for random histories.
     Random,
 }

@@ -1,4 +1,4 @@
-//! The machine: CPUs, memory, and what its user claims about them.
+//! The machine: CPUs, memory, and the operations of a test on them.
 
 use crate::arch::{Access, Arch, Descriptor, Ept, Fault, Npt, RiscV};
 use crate::firmware::Firmware;
@@ -15,44 +15,44 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard};
 
-/// Threads that may walk the tables in software at once.
+/// Number of threads that may walk the tables in software at once.
 const SEATS: usize = 16;
 
-/// When the engine called: what happens meanwhile is up to the hook.
+/// Point at which the engine calls the machine; a test's hook runs there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Moment {
     /// A table was filled, and is not linked yet.
     Fill,
     /// The engine begins to look at a table.
     Table,
-    /// Stores are to be published; not done yet.
+    /// Stores are to be published; this is not done yet.
     Publish,
-    /// An invalidation is to be done; not done yet.
+    /// An invalidation is to be done; this is not done yet.
     Invalidate,
     /// An invalidation was done.
     Invalidated,
 }
 
-/// A slot, for tests that look at it, or change it behind the engine's back.
+/// A page-table entry, for tests that inspect it or change it without the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// The table.
+    /// Address of the table.
     pub table: Hpa,
-    /// The slot's number in it.
+    /// The entry's number in the table.
     pub index: usize,
-    /// Its level, as the architecture names it.
+    /// The table's level, in the architecture's numbering.
     pub level: i8,
-    /// What it held.
+    /// The entry's value when it was read.
     pub raw: u64,
 }
 
 type Hook<A> = Box<dyn FnMut(&Machine<A>, Moment) + Send>;
 
-/// A machine of CPUs that run guests on the engine's tables, as lazily as their architecture
-/// allows, and a host whose memory is behind them.
+/// A machine of CPUs that run guests on the engine's tables, and a host that owns the memory. The
+/// CPUs are as lazy as their architecture allows.
 ///
-/// It is the [`slat::Platform`] of the engine under test. Nothing panics in the engine's
-/// calls: what is wrong is in [`Machine::violations`].
+/// It is the [`slat::Platform`] of the engine under test. The engine's calls do not panic: the
+/// machine reports broken rules in [`Machine::violations`].
 pub struct Machine<A: Arch> {
     state: Mutex<State<A>>,
     pub(crate) grace: Grace<[Seat; SEATS]>,
@@ -62,7 +62,7 @@ pub struct Machine<A: Arch> {
 }
 
 impl<A: Arch> Machine<A> {
-    /// A machine of so many CPUs, as lazy as it may be, that chooses what is stalest.
+    /// Creates a machine of `cpus` CPUs, with [`Lazy::ALL`] and [`Choice::Stalest`].
     pub fn new(arch: A, cpus: usize) -> Self {
         let declared = arch.break_before_make();
         let state = State {
@@ -95,22 +95,22 @@ impl<A: Arch> Machine<A> {
         }
     }
 
-    /// With other switches.
+    /// Sets the switches of laziness.
     #[must_use]
     pub fn lazy(self, lazy: Lazy) -> Self {
         self.state().lazy = lazy;
         self
     }
 
-    /// With tables whose frames begin at `hpa`: as high as descriptors can hold, or where their
-    /// bits part.
+    /// Makes the frames of tables begin at `hpa`: for tests of the highest addresses, and of
+    /// descriptors that split an address into several fields.
     #[must_use]
     pub fn frames_from(self, hpa: u64) -> Self {
         self.state().memory.next = hpa;
         self
     }
 
-    /// With CPUs that choose at random, from `seed`.
+    /// Makes CPUs choose at random, from `seed`.
     #[must_use]
     pub fn random(self, seed: u64) -> Self {
         self.state().choice = Choice::Random;
@@ -118,13 +118,14 @@ impl<A: Arch> Machine<A> {
         self
     }
 
-    /// With a platform that serves the engine otherwise.
+    /// Sets the functions that serve the engine's calls.
     #[must_use]
     pub fn firmware(self, firmware: Firmware<A>) -> Self {
         Self { firmware, ..self }
     }
 
-    /// With a platform that declares what its CPUs may not do.
+    /// Sets what the platform declares to the engine about break-before-make. The machine handles
+    /// conflict aborts only with [`BreakBeforeMake::ConflictHandled`].
     #[must_use]
     pub fn declaring(self, declared: BreakBeforeMake) -> Self {
         self.state().handles_conflicts = declared == BreakBeforeMake::ConflictHandled;
@@ -132,40 +133,40 @@ impl<A: Arch> Machine<A> {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State<A>> {
-        // A test that failed elsewhere is not to hide behind this one's poison.
+        // A panic of another thread, which poisons the lock, must not hide the failure of this one.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// What the CPUs are.
+    /// Returns the architecture of the CPUs.
     pub fn arch(&self) -> A {
         self.state().arch
     }
 
-    /// How many there are.
+    /// Returns the number of CPUs.
     pub fn cpus(&self) -> usize {
         self.state().cpus.len()
     }
 
-    /// The CPU of that number.
+    /// Returns CPU `index`.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there is no such CPU.
     pub fn cpu(&self, index: usize) -> Vcpu<'_, A> {
         assert!(index < self.cpus(), "no CPU {index}");
         Vcpu { machine: self, index }
     }
 
-    /// The calling thread runs on CPU `index`: what it invalidates locally is there.
+    /// Makes the calling thread run on CPU `index`, where its local invalidations take effect.
     pub fn here(&self, index: usize) {
         self.state().issuer().cpu = index;
     }
 
-    /// Calls `hook` whenever the engine calls the machine, but not while it runs.
+    /// Calls `hook` at each of the engine's calls, except while the hook itself runs.
     pub fn meanwhile(&self, hook: impl FnMut(&Self, Moment) + Send + 'static) {
         *self.hook() = Some(Box::new(hook));
     }
 
-    /// No hook any more.
+    /// Removes the hook.
     pub fn undisturbed(&self) {
         *self.hook() = None;
     }
@@ -187,7 +188,7 @@ impl<A: Arch> Machine<A> {
         self.hook().get_or_insert(hook);
     }
 
-    /// CPUs walk to all that they can reach, if they do so unasked.
+    /// Makes every CPU walk to all that it can reach, if [`Lazy::speculation`] is on.
     pub fn speculate(&self) {
         let mut state = self.state();
         if state.lazy.speculation {
@@ -195,35 +196,35 @@ impl<A: Arch> Machine<A> {
         }
     }
 
-    /// The CPU of the calling thread.
+    /// Returns the CPU of the calling thread.
     pub(crate) fn issuer(&self) -> usize {
         self.state().issuer().cpu
     }
 
-    /// A CPU forgets its translations of some addresses, and no links: what no instruction does,
-    /// and a CPU may at any time.
+    /// Makes a CPU drop its translations of `range`, and keep its links to tables. No instruction
+    /// does this; a CPU may do it at any time.
     pub fn forget(&self, cpu: usize, vmid: Vmid, range: GpaRange) {
         let range = Some((range.start().0, range.end().0));
         let scope = Scope { cpu: Some(cpu), range, walks: false, ..Scope::guest(vmid) };
         self.state().forget(&scope);
     }
 
-    /// At most so many frames may be live from now on.
+    /// Limits the number of live frames from now on.
     pub fn limit(&self, frames: usize) {
         self.state().memory.limit = frames;
     }
 
-    /// Frames that were allocated and not freed.
+    /// Returns the number of frames that are allocated and not freed.
     pub fn frames(&self) -> usize {
         self.state().memory.live
     }
 
-    /// Conflict aborts that CPUs raised.
+    /// Returns the number of conflict aborts that CPUs raised.
     pub fn conflict_aborts(&self) -> u64 {
         self.state().conflict_aborts
     }
 
-    /// The slot where a walk for `gpa` ends at this moment.
+    /// Returns the entry where a walk for `gpa` ends now.
     ///
     /// # Panics
     /// If no CPU has the guest's tables loaded.
@@ -245,10 +246,10 @@ impl<A: Arch> Machine<A> {
         }
     }
 
-    /// The slot that links the table which `place` is in.
+    /// Returns the entry that links the table of `place`.
     ///
     /// # Panics
-    /// If that is the root.
+    /// If no entry links that table, as for a root.
     pub fn above(&self, vmid: Vmid, place: &Place) -> Place {
         let mut state = self.state();
         let roots: Vec<_> = state.roots.iter().filter(|root| root.vmid == vmid).copied().collect();
@@ -268,28 +269,29 @@ impl<A: Arch> Machine<A> {
         panic!("nothing links the table at {}", place.table);
     }
 
-    /// The content of slot `index` of the table at `table`.
+    /// Returns the value of entry `index` of the table at `table`.
     ///
     /// # Panics
-    /// If there is no table.
+    /// If there is no such table or entry.
     pub fn peek(&self, table: Hpa, index: usize) -> u64 {
         self.state().memory.get(table.0).expect("a table").cell(index).load()
     }
 
-    /// A plain store of somebody who does not use the engine.
+    /// Stores `raw` to an entry, as code that does not use the engine would.
     ///
     /// # Panics
-    /// If there is no table.
+    /// If there is no such table or entry.
     pub fn poke(&self, table: Hpa, index: usize, raw: u64) {
         self.state().memory.get(table.0).expect("a table").cell(index).store(raw);
     }
 
-    /// What was found wrong until now; each violation is handed out once.
+    /// Returns the violations found since the last call.
     pub fn violations(&self) -> Vec<Violation> {
         self.state().log.take()
     }
 
-    /// What was found wrong, and what only the end shows: freed frames that were written.
+    /// Returns the violations found since the last call, and those that only the end of a test
+    /// shows: freed frames that were written.
     pub fn finish(&self) -> Vec<Violation> {
         let mut state = self.state();
         for hpa in state.memory.spoilt() {
@@ -301,18 +303,19 @@ impl<A: Arch> Machine<A> {
 }
 
 impl Machine<Ept> {
-    /// INVEPT on one CPU: single-context of a guest, or all-context.
+    /// INVEPT on one CPU: single-context for a guest, or all-context for `None`.
     pub fn invept(&self, cpu: usize, guest: Option<Vmid>) {
         let scope = Scope { cpu: Some(cpu), vmid: guest, ..Scope::guest(Vmid(0)) };
         self.state().forget(&scope);
     }
 
-    /// INVLPG on one CPU: the hypervisor's own linear address, hence none of the guest's.
+    /// INVLPG on one CPU. It takes a linear address of the hypervisor, hence drops no translation
+    /// of a guest.
     pub fn invlpg(&self, _cpu: usize, _linear: u64) {}
 }
 
 impl Machine<Npt> {
-    /// VMRUN on one CPU, whose VMCB asks for a flush of this guest's translations.
+    /// VMRUN on one CPU with a VMCB that asks for a flush of this guest's translations.
     pub fn flush_asid(&self, cpu: usize, guest: Vmid) {
         let scope = Scope { cpu: Some(cpu), ..Scope::guest(guest) };
         self.state().forget(&scope);
@@ -320,19 +323,19 @@ impl Machine<Npt> {
 }
 
 impl Machine<RiscV> {
-    /// FENCE W, W: what the calling thread stored to the tables is seen by harts that fence after
-    /// it.
+    /// FENCE W, W: harts that fence after it see what the calling thread stored to the tables
+    /// before it.
     pub fn fence(&self) {
         let mut state = self.state();
-        // Up to here walkers may have read what no fence before had ordered.
+        // Until this fence, walkers may have read older values.
         if state.lazy.speculation {
             state.speculate();
         }
         state.drain();
     }
 
-    /// HFENCE.GVMA on one hart: `rs1` is a guest physical address shifted right by 2, `rs2` a VMID;
-    /// `None` is x0. With an address it orders reads of leaves alone.
+    /// HFENCE.GVMA on one hart. `rs1` is a guest physical address shifted right by 2, `rs2` a VMID;
+    /// `None` is x0. With an address, it orders reads of leaves alone.
     pub fn hfence_gvma(&self, hart: usize, rs1: Option<u64>, rs2: Option<Vmid>) {
         let scope = Scope { cpu: Some(hart), vmid: rs2, ..Scope::guest(Vmid(0)) };
         let scope = match rs1.map(|operand| operand << 2 >> 12 << 12) {
@@ -342,8 +345,8 @@ impl Machine<RiscV> {
         self.state().forget(&scope);
     }
 
-    /// HFENCE.VVMA on one hart: of the guest's own tables, hence none of the second stage's
-    /// entries.
+    /// HFENCE.VVMA on one hart. It orders the guest's own tables, hence keeps all entries of the
+    /// second stage alone.
     pub fn hfence_vvma(&self, hart: usize, guest: Vmid) {
         let none = Scope { leaves: false, walks: false, ..Scope::guest(guest) };
         self.state().forget(&Scope { cpu: Some(hart), ..none });
@@ -361,7 +364,7 @@ impl<A: Arch> fmt::Debug for Machine<A> {
     }
 }
 
-/// One CPU, and the guest on it.
+/// A CPU, and the guest that runs on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Vcpu<'m, A: Arch> {
     pub(crate) machine: &'m Machine<A>,
@@ -369,7 +372,7 @@ pub struct Vcpu<'m, A: Arch> {
 }
 
 impl<A: Arch> Vcpu<'_, A> {
-    /// Loads a guest's tables.
+    /// Loads a guest's tables on this CPU.
     pub fn load(&self, vmid: Vmid, root: Hpa) {
         let mut state = self.machine.state();
         let root = Root { vmid, table: root.0 };
@@ -384,7 +387,7 @@ impl<A: Arch> Vcpu<'_, A> {
         state.record(Event::Load { cpu: self.index, vmid, root: root.table });
     }
 
-    /// Loads nothing. What was cached stays.
+    /// Unloads the tables. What the CPU has cached stays.
     pub fn unload(&self) {
         let mut state = self.machine.state();
         state.cpus[self.index].root = None;
@@ -417,7 +420,7 @@ impl<A: Arch> Vcpu<'_, A> {
         self.access(gpa, Access::Execute)
     }
 
-    /// The guest does `access`, its caches on.
+    /// The guest does `access` with its caches on.
     ///
     /// # Errors
     /// The fault that it takes.
@@ -425,7 +428,7 @@ impl<A: Arch> Vcpu<'_, A> {
         self.guest_access(gpa, access, false)
     }
 
-    /// The guest's MMU walks its own tables by an entry at `gpa`.
+    /// The guest's MMU walks its own tables, through an entry at `gpa`.
     ///
     /// # Errors
     /// The fault that it takes.
@@ -445,7 +448,7 @@ impl<A: Arch> Vcpu<'_, A> {
         done.map(Hpa)
     }
 
-    /// The guest does `access`, its caches off.
+    /// The guest does `access` with its caches off.
     ///
     /// # Errors
     /// The fault that it takes.
@@ -453,7 +456,7 @@ impl<A: Arch> Vcpu<'_, A> {
         self.guest_access(gpa, access, true)
     }
 
-    /// Whether it could still use a translation of `gpa`.
+    /// Returns whether this CPU holds a translation of `gpa`.
     pub fn holds(&self, vmid: Vmid, gpa: Gpa) -> bool {
         let state = self.machine.state();
         let cpu = &state.cpus[self.index];

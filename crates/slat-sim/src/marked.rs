@@ -1,6 +1,6 @@
-//! Hardware that writes the addresses of what it marks as dirty, with the mark: Intel's page
-//! modification log, Arm's FEAT_HDBSS. An entry is written where a leaf becomes dirty by a walk, and
-//! nowhere else; where the buffer is full, the walk does not mark, and the vCPU exits.
+//! Hardware that logs the addresses of leaves that it marks as dirty: Intel's page modification
+//! log, Arm's FEAT_HDBSS. Only a walk that makes a leaf dirty logs it. If the buffer is full, the
+//! walk does not mark, and the vCPU exits.
 
 use crate::arch::Arch;
 use crate::machine::Vcpu;
@@ -23,7 +23,7 @@ impl Marked {
 }
 
 impl<A: Arch> Vcpu<'_, A> {
-    /// From now on its CPU writes what it marks into a buffer of so many entries.
+    /// Makes the CPU log what it marks into a buffer of `room` entries.
     pub fn log_marks(&self, room: usize) {
         let marked = Some(Marked { entries: Vec::new(), room });
         self.machine.state().cpus[self.index].marked = marked;
@@ -35,9 +35,9 @@ impl<A: Arch> Vcpu<'_, A> {
         marked.map(|marked| std::mem::take(&mut marked.entries)).unwrap_or_default()
     }
 
-    /// An exit: the page modification log as it is, and its index; the index is set anew.
+    /// Returns the page modification log and its index at an exit, and sets the index anew.
     pub fn take_pml(&self) -> ([u64; 512], u16) {
-        // What was there before stays there: software is not to read it.
+        // The other entries hold old values, which software must not read.
         let mut log = [0xdead_b000; 512];
         let marks = self.take_marks();
         for (entry, (gpa, _)) in log.iter_mut().rev().zip(&marks) {
@@ -46,12 +46,12 @@ impl<A: Arch> Vcpu<'_, A> {
         (log, 511u16.wrapping_sub(marks.len() as u16))
     }
 
-    /// The dirty state buffer as it is, and HDBSSPROD_EL2.INDEX, which is set to 0.
+    /// Returns the dirty state buffer and HDBSSPROD_EL2.INDEX, and sets the index to 0.
     pub fn take_hdbss(&self) -> (Vec<u64>, usize) {
         let marks = self.take_marks();
         let entry = |&(gpa, level): &(u64, i8)| gpa | (level as u64 & 0b111) << 1 | 1;
         let mut buffer: Vec<_> = marks.iter().map(entry).collect();
-        // What was there before, behind the index.
+        // An old entry behind the index, which software must not read.
         buffer.push(0xdead_b000 | 3 << 1 | 1);
         (buffer, marks.len())
     }

@@ -1,5 +1,5 @@
-//! Memory of tables: frames that are poisoned before and after their life, and what walkers may
-//! still read of them.
+//! Memory of tables: frames that hold poison before they are filled and after they are freed, and
+//! older values that walkers may still read.
 
 use slat::Slot;
 use std::alloc::Layout;
@@ -10,19 +10,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// What a frame holds before it is filled and after it is freed.
 pub(crate) const POISON: u64 = 0xdead_beef_dead_beef;
 
-/// Where frames of tables begin: above the memory of small guests, inside 40 bits.
+/// Where frames of tables begin: above the memory of small guests, and below 2^40.
 pub(crate) const TABLES: u64 = 0x80_0000_0000;
 
-/// One descriptor of a frame, for as long as the machine lives.
+/// One entry of a frame, valid as long as the machine lives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cell(NonNull<Slot>);
 
 impl Cell {
     fn slot(&self) -> &Slot {
         // SAFETY: frames are deallocated only when the machine is dropped, and cells do not leave
-        // it; slots are atomics, valid for any bytes. Frames that software owns exclusively are
-        // not linked, and only linked ones are looked at (or ones of a caller that broke
-        // the rules, single-threaded).
+        // it; slots are atomics, valid for any bytes. Frames that software owns exclusively are not
+        // linked, and the machine reads linked ones only (or those of a caller that broke the rules
+        // on a single thread).
         unsafe { self.0.as_ref() }
     }
 
@@ -47,7 +47,7 @@ pub(crate) struct Table {
     words: NonNull<Slot>,
     layout: Layout,
     pub live: bool,
-    /// What each slot held at the last barrier; `None` before the first one that found it linked.
+    /// The values at the last barrier; `None` before the first barrier that found the table linked.
     drained: Option<Vec<u64>>,
 }
 
@@ -73,7 +73,7 @@ impl Table {
         Cell(unsafe { self.words.add(index) })
     }
 
-    /// Not by stores to slots: nobody's record has them.
+    /// Fills the frame with poison, past `Slot`, so that observers of stores do not record it.
     fn poison(&self) {
         for index in 0..self.len() {
             // SAFETY: inside the allocation, which lives as long as `self` and is shared only as
@@ -83,18 +83,18 @@ impl Table {
         }
     }
 
-    /// What a walker may read instead of the present value.
+    /// Returns the value that a walker may read instead of the present one.
     pub fn late(&self, index: usize) -> Option<u64> {
         Some(self.drained.as_ref()?[index]).filter(|&old| old != self.cell(index).load())
     }
 
-    /// Of the first `slots`, those in which a walker may find anything.
+    /// Returns the numbers of the first `slots` entries that a walker may find non-zero.
     pub fn filled(&self, slots: usize) -> Vec<usize> {
         let may = |&index: &usize| self.cell(index).load() != 0 || self.late(index).is_some();
         (0..slots).filter(may).collect()
     }
 
-    /// From now on, walkers see what the table holds at this moment.
+    /// Makes walkers see what the table holds now.
     pub fn drain(&mut self) {
         let now = (0..self.len()).map(|index| self.cell(index).load()).collect();
         self.drained = Some(now);
@@ -104,7 +104,7 @@ impl Table {
         self.drained.is_some()
     }
 
-    /// A slot that hardware changed: it sees its own store.
+    /// Records an entry that hardware changed: walkers see this store at once.
     pub fn marked(&mut self, index: usize, raw: u64) {
         if let Some(drained) = &mut self.drained {
             drained[index] = raw;
@@ -119,7 +119,7 @@ impl Drop for Table {
     }
 }
 
-/// All frames ever allocated: an address is used once.
+/// All frames ever allocated. No address is used twice.
 #[derive(Debug)]
 pub(crate) struct Memory {
     tables: BTreeMap<u64, Table>,
@@ -152,7 +152,10 @@ impl Memory {
         Some(hpa)
     }
 
-    /// What is wrong with the frame, if anything is.
+    /// Frees a frame.
+    ///
+    /// # Errors
+    /// What is wrong with the call.
     pub fn free(&mut self, hpa: u64, bytes: usize) -> Result<(), &'static str> {
         let table = self.tables.get_mut(&hpa).ok_or("no frame begins there")?;
         if !table.live {
@@ -176,7 +179,7 @@ impl Memory {
         self.tables.get_mut(&hpa)
     }
 
-    /// The frame that `hpa` is in.
+    /// Returns the frame that contains `hpa`.
     pub fn around(&self, hpa: u64) -> Option<(u64, &Table)> {
         let (&start, table) = self.tables.range(..=hpa).next_back()?;
         (hpa < start + table.bytes() as u64).then_some((start, table))
@@ -186,7 +189,7 @@ impl Memory {
         self.tables.iter_mut().filter(|(_, table)| table.live).map(|(&hpa, table)| (hpa, table))
     }
 
-    /// Frames that were written after they were freed.
+    /// Returns the freed frames that were written after that.
     pub fn spoilt(&self) -> Vec<u64> {
         let spoilt = |table: &Table| {
             !table.live && (0..table.len()).any(|index| table.cell(index).load() != POISON)

@@ -1,10 +1,10 @@
-//! Memory that the guest has and the host does not: whose each page is, as the hardware that
-//! protects it has it.
+//! Private memory, which the guest can reach and the host cannot: the owner of each page, as the
+//! hardware that protects it records it.
 //!
-//! A page is the host's, or assigned to one guest address. The hypervisor says so through
-//! [`PrivateHooks`], by which it would execute `RMPUPDATE`, or call a TDX module or an RMM. A page
-//! that is assigned is reached at its guest address alone, and by no host; and one is given back
-//! only once no CPU can reach it.
+//! A page belongs to the host, or is assigned to one guest address. The hypervisor changes this
+//! through [`PrivateHooks`], where it would execute `RMPUPDATE`, or call a TDX module or an RMM. A
+//! page that is assigned is reached at its guest address alone, and never by the host. The
+//! hypervisor gives it back only when no CPU can reach it.
 
 use crate::arch::Arch;
 use crate::machine::Machine;
@@ -20,14 +20,14 @@ const PAGE: u32 = 12;
 /// Pages that are assigned.
 #[derive(Default, Debug)]
 pub(crate) struct Owned {
-    /// Of each, by its number in the host, its number in the guest.
+    /// The guest's page number, by the host's page number.
     pages: HashMap<u64, u64>,
-    /// The machine's answer, unless it agrees.
+    /// The call that the machine refuses, and its error code.
     refuses: Option<(PrivateCall, u64)>,
     told: Vec<(PrivateCall, PrivateLeaves)>,
 }
 
-/// What the hypervisor tells of private memory, or asks about it.
+/// A call of the hypervisor about private memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PrivateCall {
     /// Pages become private, or shared.
@@ -41,13 +41,13 @@ pub enum PrivateCall {
 }
 
 impl Owned {
-    /// What is wrong if the guest reaches `hpa` at `gpa`.
+    /// Returns what is wrong if the guest reaches `hpa` at `gpa`.
     pub fn refuses(&self, hpa: u64, gpa: u64) -> Option<&'static str> {
         let owner = self.pages.get(&(hpa >> PAGE))?;
         (*owner != gpa >> PAGE).then_some("it is private memory of another guest address")
     }
 
-    /// What is wrong if the host reaches `hpa`.
+    /// Returns what is wrong if the host reaches `hpa`.
     pub fn refuses_host(&self, hpa: u64) -> Option<&'static str> {
         self.pages.contains_key(&(hpa >> PAGE)).then_some("it is the guest's private memory")
     }
@@ -60,7 +60,7 @@ impl Owned {
 }
 
 impl<A: Arch> State<A> {
-    /// The host reaches `hpa`, by a mapping of its own.
+    /// Checks an access of the host to `hpa`, by its own mapping.
     pub fn check_host(&mut self, hpa: u64, does: &str) {
         if let Some(why) = self.owned.refuses_host(hpa) {
             let used = format!("the host {does} {hpa:#x}");
@@ -98,27 +98,27 @@ impl<A: Arch> State<A> {
 }
 
 impl<A: Arch> Machine<A> {
-    /// The machine refuses each such call with `code` from now on; with `None` it agrees.
+    /// Makes the machine refuse each such call with `code`; with `None` it accepts all.
     pub fn refuse_private(&self, refused: Option<(PrivateCall, u64)>) {
         self.state().owned.refuses = refused;
     }
 
-    /// What it was told of private memory since this was called last, in order.
+    /// Returns the calls about private memory since the last call of this function, in order.
     pub fn private_calls(&self) -> Vec<(PrivateCall, PrivateLeaves)> {
         std::mem::take(&mut self.state().owned.told)
     }
 
-    /// Whether the page at `memory` is assigned to the guest.
+    /// Returns whether the page at `memory` is assigned to the guest.
     pub fn is_assigned(&self, memory: Hpa) -> bool {
         self.state().owned.refuses_host(memory.0).is_some()
     }
 
-    /// Pages that are assigned.
+    /// Returns the number of pages that are assigned.
     pub fn assigned(&self) -> usize {
         self.state().owned.pages.len()
     }
 
-    /// The host says: all of `range` is of `kind`, as far as CPUs can reach it from now on.
+    /// Claims that all memory of `range` that CPUs may reach from now on is of `kind`.
     pub fn claim_kind(&self, vmid: Vmid, range: GpaRange, kind: MemoryKind) {
         let mut state = self.state();
         let (start, end) = (range.start().0, range.end().0);

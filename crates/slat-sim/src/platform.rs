@@ -11,7 +11,7 @@ use slat_guest::{DeviceTables, Host, PrivateHooks};
 use std::ptr::NonNull;
 
 impl<A: Arch> State<A> {
-    /// Nobody may reach a frame that is freed.
+    /// Reports every CPU that may still reach a frame that is freed.
     fn check_free(&mut self, hpa: u64) {
         let mut reached = Vec::new();
         for (cpu, state) in self.cpus.iter().enumerate() {
@@ -38,13 +38,17 @@ impl<A: Arch> State<A> {
 }
 
 // SAFETY:
-// 1. Frames are allocations of the size and alignment asked for; their addresses, which are not
-//    those of the allocations, are used once and aligned alike.
-// 2. `slots` looks the frame up: the same allocation each time, kept until the machine is dropped.
-// 3. `invalidate` is what the firmware makes of it. One that does less than it should is what this
-//    machine is for: a CPU here that uses what was invalidated reports it, and reaches no memory
-//    but frames, which stay allocated.
-// 4. `grace` is a field.
+// 1. Frames are allocations of the size and alignment asked for. Their addresses, which are not
+//    those of the allocations, are aligned alike and are used once.
+// 2. `slots` looks the frame up: it returns the same allocation each time, which is kept until the
+//    machine is dropped.
+// 3. `invalidate` is done by the firmware. A test may give it one that does less than it should: a
+//    CPU of this machine that uses what was invalidated reports that, and reaches no memory but
+//    frames, which stay allocated.
+// 4. `grace` and `declared` are fields, which do not change.
+// 5. `fill` stores the sequence before it runs the test's hook.
+// 6. No method unwinds while the engine keeps its own rules, unless a hook or firmware of a test
+//    panics.
 unsafe impl<A: Arch> Platform for Machine<A> {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let mut state = self.state();
@@ -54,8 +58,9 @@ unsafe impl<A: Arch> Platform for Machine<A> {
             recorder.track(table.words().addr().get(), bytes, hpa);
             recorder.push(Event::Allocate { table: hpa, bytes });
         }
-        // SAFETY: `slots` reaches it, it is of that size and alignment, below 2^40 for as long as
-        // fewer than half a TiB were allocated, and known to nobody else.
+        // SAFETY: `slots` reaches it, it is of that size and alignment, and no other code has it.
+        // It is below 2^40 until half a TiB was allocated, or where the test put it by
+        // `frames_from`.
         unsafe { Frame::from_hpa(Hpa(hpa)) }
     }
 
@@ -86,7 +91,7 @@ unsafe impl<A: Arch> Platform for Machine<A> {
         }
         let used = format!("software walks {table}");
         state.log.report(Kind::Reserved, None, None, used, "no frame is there");
-        // Something to go on with: the test has failed.
+        // Returns some frame, so that the engine can continue: the violation fails the test.
         let scratch = state.memory.allocate(1 << 16).expect("a frame of nobody's");
         state.memory.get(scratch).expect("just allocated").words()
     }
@@ -126,7 +131,7 @@ unsafe impl<A: Arch> Platform for Machine<A> {
 }
 
 impl<A: Arch> Host for Machine<A> {
-    /// Goes on with each event.
+    /// Advances with each event.
     fn now(&self) -> u64 {
         self.state().tick()
     }

@@ -1,8 +1,8 @@
-//! What happens on a machine that is traced, in one order of all threads.
+//! The record of a machine that is traced: the events of all threads in one order.
 //!
-//! Stores of the engine reach the record through [`slat::observe`]: the record's lock is held
-//! around each, so no two of them are recorded in another order than they happened in. Nothing
-//! else is locked meanwhile; everybody else may hold the machine's state already.
+//! The engine's stores reach the record through [`slat::observe`], which holds the record's lock
+//! around each store: stores are recorded in the order in which they happen. Nothing else is locked
+//! meanwhile, because other threads may wait for the record while they hold the machine's state.
 
 use crate::instruction::{Barrier, Tlbi};
 use slat::Vmid;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::ThreadId;
 
-/// Something that a checker of traces may want to know.
+/// An event that a checker of traces may need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Event {
     Allocate {
@@ -31,7 +31,7 @@ pub(crate) enum Event {
     Unload {
         cpu: usize,
     },
-    /// The guest that the thread's invalidations are for.
+    /// The guest that the thread's invalidations are for now.
     Guest(Vmid),
     Store {
         address: u64,
@@ -52,7 +52,7 @@ struct Tracked {
 
 type Events = Mutex<Vec<(ThreadId, Event)>>;
 
-/// Where tables of traced machines lie.
+/// The tables of all traced machines, by their address in this process.
 static TABLES: RwLock<BTreeMap<usize, Tracked>> = RwLock::new(BTreeMap::new());
 
 static OBSERVER: Observer = |slot, raw, order, store| {
@@ -87,13 +87,13 @@ impl Recorder {
         events.push((std::thread::current().id(), event));
     }
 
-    /// Stores to the `bytes` at `memory` are recorded as ones to `hpa`.
+    /// Records stores to the `bytes` at `memory` as stores to `hpa`.
     pub fn track(&self, memory: usize, bytes: usize, hpa: u64) {
         let tracked = Tracked { bytes, hpa, events: Arc::clone(&self.events) };
         TABLES.write().unwrap_or_else(PoisonError::into_inner).insert(memory, tracked);
     }
 
-    /// Threads by the order in which they appear.
+    /// Returns the events, with threads numbered in the order in which they appear.
     pub fn events(&self) -> Vec<(usize, Event)> {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let mut threads: Vec<ThreadId> = Vec::new();

@@ -1,4 +1,4 @@
-//! Everything that changes, behind one lock: what walks may find, and what they find wrong.
+//! The state of a machine, behind one lock: what walks may find, and the checks of it.
 
 use crate::arch::{Arch, Descriptor, Leaf, Rights};
 use crate::device::Iommu;
@@ -15,7 +15,7 @@ use slat::Vmid;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::thread::ThreadId;
 
-/// A guest's tables, as a CPU loads them.
+/// A guest's root table, as a CPU loads it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Root {
     pub vmid: Vmid,
@@ -29,28 +29,28 @@ pub(crate) struct Cpu {
     pub combined: Leaves,
     pub walks: Walks,
     pub holes: Holes,
-    /// What hardware marked as written, and at which level, if it logs that.
+    /// The log of entries that hardware marked as dirty, if it keeps one.
     pub marked: Option<crate::marked::Marked>,
-    /// Where the guest faulted, and has not been let on yet.
+    /// The address of the last access, if it faulted and the guest has not resumed.
     pub faulted: Option<u64>,
 }
 
 /// A thread of the hypervisor as a processing element that issues invalidations.
 #[derive(Default, Debug)]
 pub(crate) struct Issuer {
-    /// The CPU that it runs on: what an invalidation of the local CPU means.
+    /// The CPU that it runs on, where its local invalidations take effect.
     pub cpu: usize,
-    /// The current guest, where that is not what an invalidation says.
+    /// The current guest, for invalidations that do not name one.
     pub vmid: Option<Vmid>,
-    /// Issued, and not waited for.
+    /// Invalidations that it issued and that no barrier has waited for.
     pub pending: Vec<Scope>,
-    /// Of those, how many an `eieio`, and then a `tlbsync`, came behind (Power).
+    /// Power: how many of `pending` an `eieio`, and then a `tlbsync`, has ordered.
     pub ordered: [usize; 2],
 }
 
 #[derive(Debug)]
 pub(crate) struct State<A> {
-    /// Dropped before the memory whose addresses it knows.
+    /// Comes first, so that it is dropped before the memory whose addresses it knows.
     #[cfg(feature = "trace")]
     pub recorder: Option<Recorder>,
     pub arch: A,
@@ -65,36 +65,36 @@ pub(crate) struct State<A> {
     pub uses: UseLog,
     pub log: Log,
     pub cpus: Vec<Cpu>,
-    /// Those that some CPU has loaded.
+    /// Roots that some CPU has loaded.
     pub roots: Vec<Root>,
-    /// Guests that ever were: what TLBs may hold.
+    /// All guests that ever ran: TLBs may hold translations of each.
     pub vmids: BTreeSet<u16>,
     pub threads: HashMap<ThreadId, Issuer>,
     pub handles_conflicts: bool,
     pub conflict_aborts: u64,
 }
 
-/// A slot as a walker finds it.
+/// A page-table entry as a walker finds it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub cell: Cell,
     pub now: u64,
-    /// What it may read instead.
+    /// An older value that it may read instead.
     pub late: Option<u64>,
 }
 
-/// Who looks.
+/// How to read tables.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Eye {
     pub cpu: Option<usize>,
-    /// Reads old values too.
+    /// Read old values too.
     pub late: bool,
-    /// Sets what hardware sets in tables that it walks through.
+    /// Set the accessed marks of links to tables, as hardware does in a walk.
     pub marks: bool,
 }
 
 impl Eye {
-    /// Reads what is there, and reports nothing.
+    /// Reads current values, and reports nothing.
     pub const GOD: Self = Self { cpu: None, late: false, marks: false };
 }
 
@@ -108,7 +108,7 @@ impl<A: Arch> State<A> {
         self.threads.entry(std::thread::current().id()).or_default()
     }
 
-    /// Roots that no CPU has loaded any more are nobody's tables.
+    /// Forgets roots that no CPU has loaded any more.
     pub fn forget_roots(&mut self) {
         let Self { roots, cpus, .. } = self;
         roots.retain(|root| cpus.iter().any(|cpu| cpu.root == Some(*root)));
@@ -125,7 +125,7 @@ impl<A: Arch> State<A> {
         }
     }
 
-    /// Reads a slot; reports what no walk of `cpu` should meet.
+    /// Reads an entry; reports what no walk of `cpu` should meet.
     pub fn read(&mut self, cpu: Option<usize>, walk: &Walk, index: usize) -> Option<Found> {
         let gpa = walk.start + ((index as u64) << self.arch.shift(walk.level));
         let slots = self.arch.slots(walk.level);
@@ -151,7 +151,7 @@ impl<A: Arch> State<A> {
             }
             return None;
         }
-        // What a walker saw of a table, it may see again, until a barrier.
+        // A walker that has read a table may read these values again, until a barrier.
         if cpu.is_some()
             && !table.has_drained()
             && let Some(table) = self.memory.get_mut(walk.table)
@@ -161,7 +161,7 @@ impl<A: Arch> State<A> {
         Some(found)
     }
 
-    /// Decodes; reports reserved encodings.
+    /// Decodes an entry; reports reserved encodings.
     pub fn decode(&mut self, cpu: Option<usize>, raw: u64, level: i8, gpa: u64) -> Descriptor {
         let decoded = self.arch.decode(raw, level);
         if let (Descriptor::Reserved(why), Some(_)) = (decoded, cpu) {
@@ -171,7 +171,7 @@ impl<A: Arch> State<A> {
         decoded
     }
 
-    /// All leaves and links that walks from `starts` can find.
+    /// Returns all leaves and links that walks from `starts` can find.
     pub fn explore(&mut self, eye: Eye, starts: Vec<Walk>) -> (Vec<Entry>, Vec<Walk>) {
         let (mut leaves, mut links) = (Vec::new(), Vec::new());
         let mut seen = BTreeSet::new();
@@ -182,7 +182,7 @@ impl<A: Arch> State<A> {
                 continue;
             }
             let shift = self.arch.shift(walk.level);
-            // What is wrong with the table as a whole, its first slot tells.
+            // Reading the first entry reports what is wrong with the table as a whole.
             if self.read(eye.cpu, &walk, 0).is_none() {
                 continue;
             }
@@ -224,7 +224,8 @@ impl<A: Arch> State<A> {
         (leaves, links)
     }
 
-    /// What a TLB may keep of the leaf `raw` at `start`: all of its group, from any member.
+    /// Returns what a TLB may keep of the leaf `raw` at `start`: if it is in a group, the whole
+    /// group.
     pub fn entry(
         &mut self,
         cpu: Option<usize>,
@@ -248,7 +249,7 @@ impl<A: Arch> State<A> {
         Entry { start: first, shift, leaf, member, member_shift, born }
     }
 
-    /// Marks a table that a walk goes through; whether it may go on.
+    /// Sets the marks of a link that a walk uses; returns whether the walk may go on.
     fn set(&mut self, walk: &Walk, index: usize, found: Found, raw: u64) -> bool {
         match self.arch.mark(raw, walk.level, false) {
             Ok(new) if new == raw => true,
@@ -257,7 +258,7 @@ impl<A: Arch> State<A> {
         }
     }
 
-    /// Hardware's compare-and-swap.
+    /// Marks an entry by compare-and-swap, as hardware does.
     pub fn mark(&mut self, walk: &Walk, index: usize, cell: Cell, old: u64, new: u64) -> bool {
         let done = cell.exchange(old, new).is_ok();
         if done && let Some(table) = self.memory.get_mut(walk.table) {
@@ -266,8 +267,9 @@ impl<A: Arch> State<A> {
         done
     }
 
-    /// Every CPU walks to whatever it can reach, and caches it. Leaves that were not accessed are
-    /// left alone: to set them would be allowed, and would hide who used them.
+    /// Makes every CPU walk to all that it can reach, and cache it. Leaves that are not accessed
+    /// are left alone: a CPU would be allowed to mark them, but that would hide which accesses used
+    /// them.
     pub fn speculate(&mut self) {
         self.tick();
         for cpu in 0..self.cpus.len() {
@@ -285,7 +287,8 @@ impl<A: Arch> State<A> {
         }
     }
 
-    /// Keeps a translation, if TLBs keep any.
+    /// Caches a translation, if the switches say that TLBs keep it; reports entries that must not
+    /// meet.
     pub fn cache(&mut self, cpu: usize, vmid: Vmid, entry: Entry) {
         let Self { arch, lazy, cpus, log, .. } = self;
         let Cpu { leaves, combined, walks, .. } = &mut cpus[cpu];
@@ -311,7 +314,7 @@ impl<A: Arch> State<A> {
         }
     }
 
-    /// Keeps a link, if walk caches keep any.
+    /// Caches a link, if walk caches keep links; reports entries that must not meet.
     pub fn cache_walk(&mut self, cpu: usize, vmid: Vmid, walk: Walk) {
         let Self { arch, lazy, cpus, log, .. } = self;
         if !lazy.walk_cache {
@@ -334,7 +337,8 @@ impl<A: Arch> State<A> {
         }
     }
 
-    /// Whatever `cpu` may translate `start..end` to from now on, and through which links.
+    /// Returns all translations of `start..end` that `cpu` may use from now on, and its cached
+    /// links.
     pub fn possible(
         &mut self,
         cpu: usize,
@@ -355,7 +359,7 @@ impl<A: Arch> State<A> {
         (all, links)
     }
 
-    /// What the tables of `vmid` say at this moment: leaves and links by their first address.
+    /// Returns what the tables of `vmid` hold now: leaves and links by their first address.
     pub fn present(&mut self, vmid: Vmid) -> (BTreeMap<u64, Entry>, BTreeMap<(u64, u32), Walk>) {
         let roots: Vec<_> = self.roots.iter().filter(|root| root.vmid == vmid).copied().collect();
         let starts = roots.into_iter().map(|root| self.start(root)).collect();
@@ -364,14 +368,15 @@ impl<A: Arch> State<A> {
         let mut members: BTreeMap<u64, u64> = BTreeMap::new();
         leaves.iter().for_each(|entry| *members.entry(entry.start).or_default() += 1);
         for entry in leaves {
-            // A group in part translates no more than its members, whatever a TLB makes of them.
+            // A group with missing members counts as single leaves, even if a TLB uses it as a
+            // whole.
             if members[&entry.start] << entry.member_shift != 1 << entry.shift {
                 let leaf = Leaf { hpa: entry.hpa(entry.member), ..entry.leaf };
                 let (start, shift) = (entry.member, entry.member_shift);
                 present.insert(start, Entry { start, shift, leaf, ..entry });
                 continue;
             }
-            // What is set in any member is the group's.
+            // A mark in any member is a mark of the group.
             let all = present.entry(entry.start).or_insert(entry);
             all.leaf.dirty |= entry.leaf.dirty;
             all.leaf.accessed |= entry.leaf.accessed;
@@ -379,7 +384,7 @@ impl<A: Arch> State<A> {
         (present, links.into_iter().map(|walk| ((walk.start, walk.shift), walk)).collect())
     }
 
-    /// A barrier: walkers see all stores before it.
+    /// Executes a barrier: walkers see all stores before it.
     pub fn drain(&mut self) {
         let starts: Vec<_> = self.roots.iter().map(|&root| self.start(root)).collect();
         for start in starts {
@@ -398,13 +403,14 @@ impl<A: Arch> State<A> {
 
     /// Executes an invalidation.
     pub fn forget(&mut self, scope: &Scope) {
-        // A level is named: groups are of the level of their members.
+        // An invalidation that names a level also covers groups: their members are of that level.
         let members = scope.shift.filter(|&shift| self.arch.group(shift) != 0);
         if let Some(shift) = members {
             let shift = shift + self.arch.group(shift);
             self.forget(&Scope { shift: Some(shift), walks: false, ..*scope });
         }
-        // Without links, what has become one stays.
+        // An invalidation that leaves links also leaves cached invalid entries that now link a
+        // table.
         let links = if scope.walks { Vec::new() } else { self.linked_holes() };
         for (index, cpu) in self.cpus.iter_mut().enumerate() {
             if scope.cpu.is_some_and(|only| only != index) {
@@ -423,7 +429,7 @@ impl<A: Arch> State<A> {
         }
     }
 
-    /// Slots that some CPU has cached as invalid, and that link a table by now.
+    /// Returns the entries that some CPU has cached as invalid, and that link a table now.
     fn linked_holes(&mut self) -> Vec<(Vmid, u64, u32)> {
         let mut holes: Vec<_> = self.cpus.iter().flat_map(|cpu| cpu.holes.all()).collect();
         holes.retain(|&(vmid, start, shift)| {
@@ -433,7 +439,7 @@ impl<A: Arch> State<A> {
         holes
     }
 
-    /// Whether the slot for `start` that covers `2^shift` bytes links a table, below `walk`.
+    /// Returns whether the entry for `gpa` that covers `2^shift` bytes links a table, below `walk`.
     fn links(&mut self, mut walk: Walk, gpa: u64, shift: u32) -> bool {
         loop {
             let here = self.arch.shift(walk.level);
@@ -451,9 +457,9 @@ impl<A: Arch> State<A> {
         }
     }
 
-    /// What the calling thread issued takes effect: in the worst order, and each CPU goes on in
-    /// between. On this CPU alone, `locally`, what goes to all of them is still under way
-    /// elsewhere.
+    /// Completes the invalidations that the calling thread issued, in the worst order, while other
+    /// CPUs run. With `locally`, those for all CPUs complete on this CPU alone, and stay pending
+    /// for the others.
     pub fn complete(&mut self, locally: bool) {
         let issuer = self.issuer();
         let (here, mut pending) = (issuer.cpu, std::mem::take(&mut issuer.pending));
@@ -464,7 +470,8 @@ impl<A: Arch> State<A> {
                 scope.cpu = Some(here);
             }
             self.forget(&scope);
-            // Translations of both stages come back from those of the second alone.
+            // A CPU may make translations of both stages again, from those of the second stage that
+            // it has.
             if self.lazy.combined && !scope.leaves {
                 for cpu in &mut self.cpus {
                     let Some(root) = cpu.root else { continue };

@@ -1,4 +1,4 @@
-//! What a CPU keeps of its walks: it forgets nothing that no invalidation names.
+//! What a CPU caches of its walks. It drops only what an invalidation covers.
 
 use crate::arch::{Access, Arch, Leaf, Rights, Sizes};
 use slat::Vmid;
@@ -10,7 +10,7 @@ pub(crate) struct Entry {
     pub start: u64,
     pub shift: u32,
     pub leaf: Leaf,
-    /// The slot that it was made of: as large as the entry, or one of a group.
+    /// The leaf that it was made of: as large as the entry, or one member of a group.
     pub member: u64,
     pub member_shift: u32,
     /// When it was cached.
@@ -53,10 +53,10 @@ impl Entry {
 /// A link to a table in a walk cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Walk {
-    /// What the table covers.
+    /// The first address that the table covers.
     pub start: u64,
     pub shift: u32,
-    /// The level of its slots.
+    /// The level of its entries.
     pub level: i8,
     pub table: u64,
     pub rights: Rights,
@@ -69,16 +69,16 @@ impl Walk {
     }
 }
 
-/// What an invalidation names.
+/// The extent of an invalidation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scope {
-    /// One CPU; all of them if `None`.
+    /// One CPU; all CPUs if `None`.
     pub cpu: Option<usize>,
-    /// One guest; all if `None`.
+    /// One guest; all guests if `None`.
     pub vmid: Option<Vmid>,
-    /// First address and end; everything if `None`.
+    /// First address and end; all addresses if `None`.
     pub range: Option<(u64, u64)>,
-    /// Leaves of this size only, base-2 logarithm.
+    /// Leaves of this size only, as base-2 logarithm; of all sizes if `None`.
     pub shift: Option<u32>,
     /// Second-stage translations.
     pub leaves: bool,
@@ -89,7 +89,7 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// Everything of `vmid` on all CPUs.
+    /// Creates the scope of everything of `vmid` on all CPUs.
     pub const fn guest(vmid: Vmid) -> Self {
         Self {
             cpu: None,
@@ -110,7 +110,7 @@ impl Scope {
     }
 }
 
-/// Two entries of one TLB that must not meet.
+/// Two entries of one TLB that must not be cached at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Clash {
     /// Another address, memory type or table for the same page.
@@ -122,8 +122,8 @@ pub(crate) enum Clash {
 /// VMID, base-2 logarithm of the bytes, first address.
 type Key = (u16, u32, u64);
 
-/// Entries of one kind, by what they cover. Several may cover the same: what was true at
-/// different times.
+/// Cached translations, by what they cover. Several may cover the same addresses, as the tables
+/// held them at different times.
 #[derive(Default, Debug)]
 pub(crate) struct Leaves(BTreeMap<Key, Vec<Entry>>);
 
@@ -162,7 +162,7 @@ impl Leaves {
         self.within(vmid, 0, u64::MAX)
     }
 
-    /// Caches `new`; names an older entry that it must not meet.
+    /// Caches `new`; returns an older entry that must not be cached at the same time.
     pub fn insert<A: Arch>(&mut self, arch: &A, vmid: Vmid, new: Entry) -> Option<(Clash, Entry)> {
         let at = self.0.entry((vmid.0, new.shift, new.start)).or_default();
         if at.iter().any(|old| old.same(&new)) {
@@ -194,7 +194,7 @@ fn clash<A: Arch>(arch: &A, old: &Entry, new: &Entry) -> Option<Clash> {
     (old.shift != new.shift && forbidden).then_some(Clash::Resized)
 }
 
-/// Links to tables, by what the tables cover.
+/// Cached links to tables, by what the tables cover.
 #[derive(Default, Debug)]
 pub(crate) struct Walks(BTreeMap<Key, Vec<Walk>>);
 
@@ -211,7 +211,7 @@ impl Walks {
         self.0.values().flatten().copied()
     }
 
-    /// Caches `new`; names an older link of the same place to another table.
+    /// Caches `new`; returns an older link at the same place to another table.
     pub fn insert<A: Arch>(&mut self, arch: &A, vmid: Vmid, new: Walk) -> Option<Walk> {
         let at = self.0.entry((vmid.0, new.shift, new.start)).or_default();
         if at.iter().any(|old| (old.table, old.rights) == (new.table, new.rights)) {
@@ -226,7 +226,7 @@ impl Walks {
     }
 }
 
-/// Slots that were found invalid, by what they cover, and when.
+/// Entries that were found invalid, by what they cover, and the time of that.
 #[derive(Default, Debug)]
 pub(crate) struct Holes(BTreeMap<Key, u64>);
 
@@ -235,14 +235,14 @@ impl Holes {
         self.0.entry((vmid.0, shift, start)).or_insert(born);
     }
 
-    /// When the oldest one that covers `gpa` was cached.
+    /// Returns when the oldest of them that covers `gpa` was cached.
     pub fn at(&self, vmid: Vmid, gpa: u64) -> Option<u64> {
         let held = sizes(&self.0, vmid).into_iter();
         held.filter_map(|shift| self.0.get(&(vmid.0, shift, gpa >> shift << shift)).copied()).min()
     }
 
-    /// Forgets what `scope` names, but for those that are `kept`: VMID, first address, base-2
-    /// logarithm of the bytes.
+    /// Drops what `scope` covers, except `kept`: VMID, first address, base-2 logarithm of the
+    /// bytes.
     pub fn forget(&mut self, scope: &Scope, kept: &[(Vmid, u64, u32)]) {
         self.0.retain(|key, _| {
             !scope.names(key, key.2 + (1 << key.1)) || kept.contains(&(Vmid(key.0), key.2, key.1))

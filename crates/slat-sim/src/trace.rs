@@ -1,19 +1,21 @@
-//! What the engine did, as a trace for [Casemate], an executable model of the discipline that Arm
-//! demands of page tables.
+//! Writes the engine's stores and invalidations as a trace for [Casemate], an executable model of
+//! the rules that Arm has for changing page tables.
 //!
-//! The grammar is that of Casemate 3.0.2's parser, which wants every record to end with a source
-//! location: one record a line, `(mem-write (id 0) (tid 0) (mem-order release) (address 0x..)
+//! The grammar is that of Casemate 3.0.2's parser, which requires a source location at the end of
+//! every record: one record a line, `(mem-write (id 0) (tid 0) (mem-order release) (address 0x..)
 //! (value 0x..) (src "slat:0"))`, in that order of fields. `casemate-check -R` reads it.
 //!
 //! - There are no locks: the engine has none, and `-R` asks for none.
-//! - A thread is one of Casemate's CPUs. Its `vttbr_el2` is what [`Machine::vttbr`] said; before, a
-//!   root of nobody's, whose guest no invalidation of the engine is for. A guest that no CPU has
-//!   loaded yet is unknown there, and so are invalidations for it.
-//! - A root that a CPU of the machine loads is shown by a thread that loads it, and goes back to
-//!   what it had. It is given up (`release_table`) before the first of the tables that are freed
-//!   with it.
-//! - `ripas2e1is` becomes as many `ipas2e1is`, last-level forms become `ipas2e1is`. They invalidate
-//!   no less: whether the engine's own are enough is checked here, not there.
+//! - A thread is one of Casemate's CPUs. Its `vttbr_el2` is the guest that [`Machine::vttbr`] set
+//!   last. Before that, it is a root that no guest has, with a VMID that no invalidation of the
+//!   engine names. Casemate does not know a guest that no CPU has loaded yet, nor invalidations for
+//!   it.
+//! - When a CPU of the machine loads a root, the thread writes that root to its `vttbr_el2`, and
+//!   then its old value again. A root is released (`release_table`) before the first of the tables
+//!   that are freed with it.
+//! - `ripas2e1is` becomes one `ipas2e1is` for each page, and last-level forms become `ipas2e1is`.
+//!   They invalidate no less. Whether the engine's own invalidations suffice is checked by
+//!   [`Machine`].
 //! - What hardware marks (accessed, dirty) is a store of the thread that runs the CPU.
 //!
 //! [Casemate]: https://github.com/rems-project/casemate
@@ -27,25 +29,25 @@ use slat::observe::Order;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
 
-/// Casemate's CPUs, as it is built by default.
+/// Number of Casemate's CPUs in its default build.
 const THREADS: usize = 4;
-/// Pages of one range that are written out.
+/// Most pages of one range that are written out.
 const PAGES: u64 = 1 << 18;
 
-/// Why there is no trace: Casemate has no word for it, or understands it otherwise.
+/// Why there is no trace: Casemate cannot express an event, or would interpret it differently.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Untold {
-    /// The machine is not [`Machine::tracing`].
+    /// The machine does not record: it was made without [`Machine::tracing`].
     NotRecorded,
-    /// Not 4K pages without FEAT_LPA2, or not a root of one page that begins at the level which
-    /// its addresses need: 26 to 30, 35 to 39, or 44 to 48 bits.
+    /// The tables are not of 4K pages without FEAT_LPA2, or their root is not one page that begins
+    /// at the level which its addresses need: 26 to 30, 35 to 39, or 44 to 48 bits.
     Tables {
         /// Base-2 logarithm of the granule.
         granule: u32,
         /// Bits of a guest physical address.
         address_bits: u32,
-        /// FEAT_LPA2.
+        /// Whether FEAT_LPA2 or FEAT_LPA is in use.
         lpa2: bool,
     },
     /// More threads than Casemate has CPUs, which are 4.
@@ -54,7 +56,7 @@ pub enum Untold {
     Barrier(Barrier),
     /// An invalidation for this CPU alone.
     Local(Tlbi),
-    /// A range of more pages than are written out.
+    /// A range of more pages than a trace writes out.
     Range(u64),
 }
 
@@ -83,17 +85,18 @@ impl fmt::Display for Untold {
 impl std::error::Error for Untold {}
 
 impl Machine<Arm> {
-    /// With a record of what the engine did, which [`Machine::trace`] writes out.
+    /// Makes the machine record what the engine does, for [`Machine::trace`].
     #[must_use]
     pub fn tracing(self) -> Self {
         self.state().recorder = Some(Recorder::new());
         self
     }
 
-    /// What the engine did, in Casemate's format: see `docs/bugs.md` for what Casemate judges.
+    /// Returns what the engine did, in Casemate's format. See `docs/bugs.md` for what Casemate
+    /// checks.
     ///
     /// # Errors
-    /// What Casemate has no word for.
+    /// The event, or the property of the tables, that Casemate cannot express.
     pub fn trace(&self) -> Result<String, Untold> {
         let state = self.state();
         let recorder = state.recorder.as_ref().ok_or(Untold::NotRecorded)?;
@@ -148,7 +151,7 @@ fn export(arch: &Arm, events: &[(usize, Event)]) -> Result<String, Untold> {
     Ok(out.text)
 }
 
-/// Refuses tables that Casemate walks otherwise: it derives the level of the root from the number
+/// Refuses tables that Casemate walks differently: it derives the level of the root from the number
 /// of bits, 9 a level.
 fn tables(arch: &Arm) -> Result<(), Untold> {
     let &Arm { granule, address_bits, start_level, lpa2, lpa, .. } = arch;
@@ -161,8 +164,8 @@ fn tables(arch: &Arm) -> Result<(), Untold> {
     if known { Ok(()) } else { Err(Untold::Tables { granule, address_bits, lpa2: lpa2 || lpa }) }
 }
 
-/// Where the tables under a root begin to be freed with it: the first of the frees that one thread
-/// does without anything between them, and the last of which is the root's.
+/// Returns where a thread begins to free the tables under a root: the first of a thread's
+/// consecutive frees, the last of which frees the root.
 fn ends(events: &[(usize, Event)]) -> BTreeMap<usize, u64> {
     let roots: BTreeSet<_> = events
         .iter()
@@ -193,13 +196,13 @@ struct Writer<'a> {
     arch: &'a Arm,
     text: String,
     id: usize,
-    /// A root of nobody's, with its VMID, as VTTBR_EL2 holds it.
+    /// A root that no guest has, with its VMID, in the format of VTTBR_EL2.
     nobody: u64,
     /// VTTBR_EL2 of each thread that has appeared.
     vttbr: BTreeMap<usize, u64>,
-    /// The same of guests that were loaded and not freed.
+    /// The value of VTTBR_EL2 for each guest that was loaded and not freed.
     guests: BTreeMap<u16, u64>,
-    /// The same of the machine's CPUs.
+    /// The value of VTTBR_EL2 of each of the machine's CPUs.
     cpus: BTreeMap<usize, u64>,
 }
 
@@ -236,7 +239,7 @@ impl<'a> Writer<'a> {
         self.record(thread, "sysreg-write", &format!("(sysreg {name}) (value {value:#x})"));
     }
 
-    /// Before the first event of a thread.
+    /// Writes what comes before the first event of a thread.
     fn begin(&mut self, thread: usize) {
         if self.vttbr.contains_key(&thread) {
             return;
@@ -246,7 +249,7 @@ impl<'a> Writer<'a> {
             let table = nobody & ROOT;
             self.record(thread, "mem-init", &format!("(address {table:#x}) (size 0x1000)"));
         }
-        // T0SZ, SL0, and a RES1.
+        // T0SZ, SL0, and bit 31, which is RES1.
         let level = 2 - self.arch.start_level as u64;
         let vtcr = u64::from(64 - self.arch.address_bits) | level << 6 | 1 << 31;
         self.register(thread, "vtcr_el2", vtcr);
@@ -274,8 +277,9 @@ impl<'a> Writer<'a> {
         self.vttbr(thread, value);
     }
 
-    /// Casemate gives up a root that no CPU has in its register. One that a CPU of the machine has
-    /// loaded still stays in the thread's.
+    /// Casemate releases a root only if no CPU has it in its register. A root that a CPU of the
+    /// machine still has loaded is therefore written to the thread's register, so that Casemate
+    /// reports it.
     fn release(&mut self, thread: usize, root: u64) {
         if let Some(&loaded) = self.cpus.values().find(|loaded| *loaded & ROOT == root) {
             self.vttbr(thread, loaded);

@@ -1,22 +1,22 @@
-//! What the guest did to each of its pages, and what software was told of it.
+//! The guest's accesses to each of its pages, and how many of them software knows of.
 
 use std::collections::HashMap;
 
-/// Whose copies of a guest are told apart: a dirty log's and a pager's.
+/// Number of consumers whose copies of a guest are counted apart: a dirty log and a pager.
 pub const CONSUMERS: usize = 2;
 
-/// One page of 4 KiB of a guest.
+/// A page of 4 KiB of a guest.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Used {
-    /// How often it was written.
+    /// Number of writes.
     pub written: u64,
-    /// How many of these writes are in a copy that the host made, for each consumer.
+    /// Number of writes that are in a copy of the host, for each consumer.
     pub copied: [u64; CONSUMERS],
-    /// Who wrote last.
+    /// The CPU of the last write; the number of CPUs for a device.
     pub writer: usize,
-    /// How often it was used.
+    /// Number of accesses.
     pub used: u64,
-    /// How many of these uses software was told of.
+    /// Number of accesses that software knows of.
     pub seen: u64,
 }
 
@@ -26,7 +26,7 @@ type Page = (u16, u64);
 #[derive(Default, Debug)]
 pub(crate) struct UseLog {
     pages: HashMap<Page, Used>,
-    /// Ranges of addresses that are not to be written now: VMID, first, end.
+    /// Ranges of addresses that must not be written now: VMID, first address, end.
     protected: Vec<(u16, u64, u64)>,
 }
 

@@ -1,59 +1,62 @@
-//! What the machine reports: which rule was broken, by whom, where, by using what.
+//! The machine's reports: which rule was broken, by which CPU, where, and by what.
 
 use slat::Gpa;
 use std::fmt;
 
-/// Which rule was broken.
+/// A rule that can be broken.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[non_exhaustive]
 pub enum Kind {
-    /// A translation is, or may be, used that the tables do not hold any more.
+    /// A CPU uses, or may use, a translation that the tables do not hold any more.
     StaleTranslation,
-    /// A walk may begin in a table that is not linked there any more.
+    /// A walk may begin at a table that is not linked there any more.
     StaleWalk,
-    /// An access reaches, or may reach, memory that was taken back.
+    /// An access reaches, or may reach, memory that was taken back or never given.
     FreedMemory,
-    /// A walk, of hardware or of software, reaches or may reach a table that was given back.
+    /// A walk, of hardware or of software, reaches or may reach a table that was freed.
     FreedTable,
-    /// A live entry was replaced by another address, memory type or table without a break.
+    /// A live entry was replaced by one with another address, memory type or table, without a
+    /// break.
     BreakBeforeMake,
     /// Two sizes of one page are cached, and the CPU does not allow that.
     SizeConflict,
-    /// A write that is neither marked in the tables nor known to software.
+    /// A write is neither marked in the tables nor known to software.
     LostDirty,
-    /// An access that is neither marked in the tables nor known to software.
+    /// An access is neither marked in the tables nor known to software.
     LostYoung,
-    /// A write goes, or may go, through a right that was said to be revoked.
+    /// A write uses, or may use, a right that was said to be revoked.
     RevokedRight,
-    /// Somebody sees old bytes: caches were not cleaned or invalidated.
+    /// An access sees old data, because caches were not cleaned or invalidated.
     MissingMaintenance,
     /// A CPU faults for ever on a right that the tables grant.
     Livelock,
     /// A walk reads a table that was not filled.
     Unfilled,
-    /// An encoding that the manual reserves, or a walk into what is no table.
+    /// An entry has an encoding that the manual reserves, or a walk leads to memory that is no
+    /// table.
     Reserved,
-    /// The guest reaches a page table of its own hypervisor.
+    /// The guest reaches a table of its own hypervisor.
     TableExposed,
-    /// The host, or another guest address, reaches a page that is private, or may; or who owns it
-    /// was said wrongly.
+    /// The host, or another guest address, reaches or may reach a private page; or the hypervisor's
+    /// calls contradict who owns a page.
     PrivateExposed,
-    /// A frame is freed twice, with another size, while loaded, or was written after that.
+    /// A frame is freed twice, with another size, or while it is loaded; or it was written after
+    /// that.
     BadFree,
 }
 
-/// A rule broken.
+/// A rule that was broken.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// Which.
+    /// The rule.
     pub kind: Kind,
-    /// The CPU whose TLB, walk or access it is; `None` for software.
+    /// The CPU whose TLB, walk or access broke it; `None` for software.
     pub cpu: Option<usize>,
-    /// The guest's address, where there is one.
+    /// The guest's address, if there is one.
     pub gpa: Option<Gpa>,
-    /// What was used, or may be.
+    /// What was used, or may be used.
     pub used: String,
-    /// What should have been.
+    /// What should have been the case.
     pub expected: String,
 }
 
@@ -71,12 +74,12 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Violations in the order in which they were found, each once.
+/// Violations in the order in which they were found, without duplicates.
 #[derive(Default, Debug)]
 pub(crate) struct Log(Vec<Violation>);
 
 impl Log {
-    /// Enough to see what is wrong; a broken engine breaks everything afterwards.
+    /// Most violations that are kept: a broken engine breaks everything afterwards.
     const MOST: usize = 64;
 
     pub fn report(

@@ -1,4 +1,4 @@
-//! The fast machine: real memory, through the engine's tables, on threads.
+//! Tests of the fast machine: threads access real memory through the engine's tables.
 
 #![cfg(target_os = "linux")]
 
@@ -17,7 +17,7 @@ const GUEST: u64 = 0x8000_0000;
 const PAGE: u64 = 0x1000;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// Pages so far apart share an entry of the TLB.
+/// Two pages at this distance share an entry of the TLB.
 const CONFLICT: u64 = 4 * MIB;
 
 const CLEAN: Attributes = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
@@ -157,7 +157,7 @@ fn intels_walks_mark_the_tables_on_their_way() {
     map(&mut guard, &machine, range(0, PAGE), hpa(&machine, 0), CLEAN);
     // SAFETY: the root stays allocated while the tables live.
     let root = unsafe { machine.slots(tables.root()).as_ref() };
-    // The engine sets the bit in what it links.
+    // The engine links tables with the bit set.
     let unused = root.load() & !(1 << 8);
     root.exchange(root.load(), unused).unwrap();
     let mut cpu = machine.cpu(0).unwrap();
@@ -228,7 +228,7 @@ fn stale<A: Arch, F: Format>(arch: A, format: F) {
     let mut member = Member::join(&machine).unwrap();
     let mut cpu = machine.cpu(0).unwrap();
     cpu.load(VMID, tables.root());
-    // Looked up, more than is looked up, in one large entry, in pieces.
+    // A range that the TLB looks up; a larger one; one large entry; a block in pieces.
     for bytes in [PAGE, MIB, 2 * MIB, 1 << 30] {
         let gpa = range(4 << 30, bytes);
         let last = (4 << 30) + bytes - 8;
@@ -248,7 +248,7 @@ fn stale<A: Arch, F: Format>(arch: A, format: F) {
     map(&mut guard, &machine, other, hpa(&machine, PAGE), Attributes::RAM);
     drop(guard);
     cpu.read(GUEST + PAGE).unwrap();
-    // More than a CPU can look up: it was asleep.
+    // From round 10 on the CPU does not look, and misses more invalidations than it can look up.
     for round in 0..100 {
         unmap(&tables, &mut member, page);
         let to = hpa(&machine, PAGE * (2 + round));
@@ -272,7 +272,8 @@ fn a_stale_entry_is_never_used_after_invalidation() {
     stale(arm().0, arm().1);
 }
 
-/// Threads that write all the time, and walk once a round, at every write, or at every fourth one.
+/// Three threads write all the time. They walk once a round, at each write, and at every fourth
+/// write.
 fn no_late_store<A: Arch, F: Format>(arch: A, format: F, membarrier: bool) {
     const WRITERS: u64 = 3;
     const ROUNDS: u64 = 100;
@@ -287,7 +288,7 @@ fn no_late_store<A: Arch, F: Format>(arch: A, format: F, membarrier: bool) {
             scope.spawn(move || {
                 let mut cpu = machine.cpu(writer as usize).unwrap();
                 cpu.load(VMID, tables.root());
-                // Pages that share an entry drive each other out.
+                // Pages that share an entry evict each other.
                 let other = GUEST + if writer == 1 { CONFLICT } else { 0 };
                 while !stop.load(Relaxed) {
                     let value = counter.fetch_add(1, Relaxed);
@@ -335,7 +336,7 @@ fn nor_does_one_where_the_kernel_has_no_membarrier() {
     no_late_store(ept().0, ept().1, false);
 }
 
-/// A migration: what is copied after each harvest is, in the end, what the guest has.
+/// A migration: the copies made after each harvest must, in the end, equal the guest's memory.
 fn migration<A: Arch, F: Format>(arch: A, format: F) {
     const PAGES: u64 = 64;
     let machine = &machine(arch, 2, PAGES * PAGE);

@@ -2,35 +2,35 @@
 
 use clap::{builder::RangedI64ValueParser, value_parser};
 
-/// Guests, or turns of each variant, that are measured: 1 to 1,000.
+/// Parser of the number of guests, or turns of each variant, that are measured: 1 to 1,000.
 pub fn rounds() -> RangedI64ValueParser<u32> {
     value_parser!(u32).range(1..=1000)
 }
 
-/// Rounds of work in one guest: 1 to 10,000.
+/// Parser of the number of rounds of work in one guest: 1 to 10,000.
 pub fn iterations() -> RangedI64ValueParser<u32> {
     value_parser!(u32).range(1..=10_000)
 }
 
-/// vCPUs of a guest of the engine, each a thread: 1 to 192.
+/// Parser of the number of vCPUs of a guest of the engine, each of which is a thread: 1 to 192.
 pub fn threads() -> RangedI64ValueParser<u16> {
     value_parser!(u16).range(1..=192)
 }
 
-/// vCPUs of a guest under KVM: 1 to 512.
+/// Parser of the number of vCPUs of a guest under KVM: 1 to 512.
 pub fn vcpus() -> RangedI64ValueParser<u32> {
     value_parser!(u32).range(1..=512)
 }
 
-/// How many of a hundred: 1 to 100.
+/// Parser of a whole number of per cent: 1 to 100.
 pub fn of_hundred() -> RangedI64ValueParser<u8> {
     value_parser!(u8).range(1..=100)
 }
 
-/// Per cent of something, with or without the sign: 0.1 to 1,000.
+/// Parses a percentage, with or without the sign: 0.1 to 1,000.
 ///
 /// # Errors
-/// It is no number, or out of bounds.
+/// The text is no number, or the number is out of bounds.
 pub fn percent(text: &str) -> Result<f64, String> {
     let number = text.trim().trim_end_matches('%').trim_end().parse::<f64>().ok();
     let within = number.filter(|number| (0.1..=1000.0).contains(number));
@@ -43,7 +43,7 @@ mod tests {
     use clap::{Command, builder::TypedValueParser};
     use std::ffi::OsStr;
 
-    /// Whether each value that bounds are probed with is taken.
+    /// Returns which of the values the parser accepts.
     fn taken<P: TypedValueParser>(parser: &P, values: [&str; 4]) -> [bool; 4] {
         values.map(|it| parser.parse_ref(&Command::new("test"), None, OsStr::new(it)).is_ok())
     }

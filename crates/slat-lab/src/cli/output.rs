@@ -1,4 +1,4 @@
-//! The command line of where results go, and how they are printed.
+//! The command line that says where results go, and how they are printed.
 
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ pub struct PrintArgs {
 }
 
 impl PrintArgs {
-    /// The format that was asked for.
+    /// Returns the format that the user asked for.
     pub fn format(self) -> ReportFormat {
         match self {
             Self { report: Some(format), .. } => format,
@@ -51,7 +51,7 @@ impl PrintArgs {
         }
     }
 
-    /// Whether any was asked for.
+    /// Returns whether the user asked for a format.
     pub fn is_given(self) -> bool {
         self.report.is_some() || self.json || self.markdown
     }
@@ -78,7 +78,7 @@ pub struct TablePrintArgs {
 }
 
 impl TablePrintArgs {
-    /// The format that was asked for.
+    /// Returns the format that the user asked for.
     pub fn format(&self) -> Format {
         match self {
             Self { report: Some(format), .. } => *format,
@@ -89,7 +89,7 @@ impl TablePrintArgs {
     }
 }
 
-/// `--format` names the format of page tables, and nothing else.
+/// Refuses the old use of `--format`, which now means the format of page tables only.
 fn renamed(value: &str) -> Result<String, String> {
     Err(format!("--format is of page tables now; write --report {value}"))
 }

@@ -1,4 +1,4 @@
-//! The command line that prints a run again.
+//! The command line of `render`, which prints a run again.
 
 use super::PrintArgs;
 use clap::Args;

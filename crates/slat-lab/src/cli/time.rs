@@ -1,17 +1,17 @@
-//! Times on the command line: all of them with a unit, as `500ms`, `5s` or `2m`.
+//! Times on the command line. Each has a unit, such as `500ms`, `5s` or `2m`.
 
 use std::time::Duration;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Reads a time that is no less than `least`, and a day at most.
+/// Returns a parser of times from `least` to a day.
 pub fn at_least(least: Duration) -> impl Fn(&str) -> Result<Duration, String> + Clone {
     move |text| {
         let text = text.trim();
         if text.parse::<f64>().is_ok() {
             return Err(format!("`{text}` has no unit; write {text}s, {text}ms or {text}m"));
         }
-        // A part of one unit, as 0.5s, is two units to the library.
+        // The library does not accept fractions of a unit, such as 0.5s.
         let time = part(text).or_else(|| humantime::parse_duration(text).ok());
         let within = time.filter(|time| (least..=DAY).contains(time));
         within.ok_or_else(|| {
@@ -21,17 +21,17 @@ pub fn at_least(least: Duration) -> impl Fn(&str) -> Result<Duration, String> + 
     }
 }
 
-/// A time, which may be none.
+/// Parses a time, which may be zero.
 pub fn any(text: &str) -> Result<Duration, String> {
     at_least(Duration::ZERO)(text)
 }
 
-/// A time in which something can be done.
+/// Parses a time of 1 ms or more.
 pub fn some(text: &str) -> Result<Duration, String> {
     at_least(Duration::from_millis(1))(text)
 }
 
-/// A time in which a guest can run.
+/// Parses a time of 50 ms or more, in which a guest can run.
 pub fn run(text: &str) -> Result<Duration, String> {
     at_least(Duration::from_millis(50))(text)
 }

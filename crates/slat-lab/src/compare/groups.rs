@@ -1,41 +1,43 @@
-//! Whether two sets of groups differ by more than a threshold: Welch's test of the logarithms of
-//! the groups' medians, and Holm's correction for all rows of a comparison together. A group is
-//! what one guest or one process gave; its samples have more in common than two groups.
+//! Tests whether two sets of groups differ by more than a threshold: Welch's test of the logarithms
+//! of the groups' medians, and Holm's correction for all rows of a comparison together. A group
+//! holds the samples of one guest or one process, which have more in common than two groups have.
 
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
-/// How often a comparison may show a difference where there is none, of all of its rows together.
+/// The probability with which a comparison may show a difference where there is none, in any of its
+/// rows.
 pub const LEVEL: f64 = 0.05;
 
-/// How often a difference that is there has to be found.
+/// The probability with which a difference that exists has to be found.
 const POWER: f64 = 0.9;
 
-/// More groups than anybody measures.
+/// Upper bound of the number of groups: more than anyone would measure.
 const MOST: u32 = 10_000;
 
-/// Two sets of groups, held against each other.
+/// A comparison of two sets of groups.
 #[derive(Clone, Copy, Debug)]
 pub struct Contrast {
     difference: f64,
     error: f64,
     freedom: f64,
-    /// Standard deviation between groups of one side.
+    /// Standard deviation between the groups of one side.
     deviation: f64,
-    /// Differences that do not matter.
+    /// The bounds of differences that do not matter.
     margins: [f64; 2],
     /// Whether groups of both sides took turns.
     turns: bool,
-    /// What a difference is a part of; nothing if it is one of logarithms.
+    /// The value that a difference is a part of; `None` if the difference is one of logarithms.
     base: Option<f64>,
 }
 
 impl Contrast {
-    /// Of the groups' medians; nothing of fewer than two groups, which tell no spread.
+    /// Compares medians of groups. Returns `None` if a side has fewer than two groups, whose spread
+    /// is unknown.
     pub fn of(a: &[f64], b: &[f64], threshold: f64) -> Option<Self> {
         if a.len().min(b.len()) < 2 {
             return None;
         }
-        // What can be 0 or less, as a stall or a loss can, has no logarithm.
+        // Values that can be 0 or less, such as stalls and losses, have no logarithm.
         let logs = a.iter().chain(b).all(|x| *x > 0.0);
         let told = |x: &[f64]| moments(x.iter().map(|x| if logs { x.ln() } else { *x }));
         let ((n, mean_a, of_a), (m, mean_b, of_b)) = (told(a), told(b));
@@ -57,9 +59,9 @@ impl Contrast {
         })
     }
 
-    /// Of groups that took turns: each of one side against that of the other which ran beside it,
-    /// so that what the machine does over minutes weighs on neither. Nothing of fewer than two
-    /// turns, or where a group is missing.
+    /// Compares groups that took turns: each group of one side with the group of the other side
+    /// that ran next to it, so that the machine's drift over minutes affects both alike. Returns
+    /// `None` for fewer than two turns, or if a group is missing.
     pub fn of_turns(a: &[f64], b: &[f64], threshold: f64) -> Option<Self> {
         let of_both = Self::of(a, b, threshold).filter(|_| a.len() == b.len())?;
         let told = |x: f64| if of_both.base.is_none() { x.ln() } else { x };
@@ -68,27 +70,28 @@ impl Contrast {
             difference: mean,
             error: (variance / n).sqrt(),
             freedom: n - 1.0,
-            // As of two independent sides, whose difference has twice the variance of one.
+            // As if the two sides were independent: their difference has twice the variance of one.
             deviation: (variance / 2.0).sqrt(),
             turns: true,
             ..of_both
         })
     }
 
-    /// The probability of as much beyond the threshold, if it were no more than that.
+    /// Returns the probability of a difference this far beyond the threshold, if the true one were
+    /// within it.
     pub fn p(&self) -> f64 {
         let [low, high] = self.margins;
         let beyond = (self.difference - high).max(low - self.difference);
-        // What lies at the threshold lies beyond it by the rounding of a logarithm alone.
+        // A value at the threshold is beyond it only by the rounding of a logarithm.
         if beyond <= 1e-9 || self.difference.is_nan() {
             return 1.0;
         }
-        // Without any spread, as counts are, what differs differs.
+        // Without any spread, as between counts, every difference is one.
         let t = if self.error > 0.0 { beyond / self.error } else { return 0.0 };
         student(self.freedom).map_or(1.0, |student| (2.0 * student.cdf(-t)).min(1.0))
     }
 
-    /// Where the ratio lies, but for so much of the cases.
+    /// Returns the confidence interval of the ratio, at `level`.
     pub fn interval(&self, level: f64) -> Option<(f64, f64)> {
         let reach = quantile(self.freedom, level / 2.0)? * self.error;
         let ratio = |difference: f64| match self.base {
@@ -99,7 +102,7 @@ impl Contrast {
         (both.0.is_finite() && both.1.is_finite()).then_some(both)
     }
 
-    /// How many groups a side would show such a change, nine times of ten.
+    /// Returns the number of groups a side that would show this change in nine of ten comparisons.
     pub fn needed(&self, change: f64, level: f64) -> Option<u32> {
         let change = self.base.map_or(change.ln_1p(), |base| change * base) - self.margins[1];
         if change <= 0.0 {
@@ -122,7 +125,7 @@ impl Contrast {
     }
 }
 
-/// How many, their mean and variance.
+/// Returns the number of values, their mean and their variance.
 fn moments(values: impl Iterator<Item = f64> + Clone) -> (f64, f64, f64) {
     let n = values.clone().count() as f64;
     let mean = values.clone().sum::<f64>() / n;
@@ -133,12 +136,12 @@ fn student(freedom: f64) -> Option<StudentsT> {
     StudentsT::new(0.0, 1.0, freedom).ok()
 }
 
-/// What is exceeded in so much of the cases.
+/// Returns the value that is exceeded with the probability `part`.
 fn quantile(freedom: f64, part: f64) -> Option<f64> {
     Some(-student(freedom)?.inverse_cdf(part))
 }
 
-/// Each probability as Holm corrects it for all of them, and the level at which its row was tested.
+/// Returns each probability with Holm's correction, and the level at which its row was tested.
 pub fn holm(all: &[f64]) -> Vec<(f64, f64)> {
     let mut order: Vec<usize> = (0..all.len()).collect();
     order.sort_by(|a, b| all[*a].total_cmp(&all[*b]));
@@ -146,7 +149,7 @@ pub fn holm(all: &[f64]) -> Vec<(f64, f64)> {
     let (mut most, mut level): (f64, f64) = (0.0, LEVEL);
     for (place, row) in order.into_iter().enumerate() {
         let left = (all.len() - place) as f64;
-        // Behind the first that shows nothing, none does.
+        // After the first row that shows nothing, no row shows anything.
         if most <= LEVEL {
             level = LEVEL / left;
         }
@@ -212,7 +215,8 @@ mod tests {
 
     #[test]
     fn what_the_machine_drifts_is_no_difference_of_sides_that_took_turns() {
-        // Each turn is slower than the one before, each side alike; the second is 5 % slower.
+        // Each turn is slower than the one before, on both sides alike; the second side is 5 %
+        // slower.
         let drift = |turn: u32| 1.0 + f64::from(turn) * 0.2;
         let a: Vec<f64> = (0..6).map(drift).collect();
         let noise = [0.002, -0.003, 0.001, 0.003, -0.002, -0.001];

@@ -1,10 +1,10 @@
-//! What differs between the hosts of two runs: the machine itself, and what may be chosen on it.
+//! Differences between the hosts of two runs: the machine itself, and settings of it.
 
 use super::run::Run;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
-/// What of the host is the machine itself.
+/// The facts about the host that belong to the machine itself.
 const MACHINE: [&str; 6] = [
     "/cpu/model",
     "/cpu/architecture",
@@ -14,13 +14,13 @@ const MACHINE: [&str; 6] = [
     "/virtualisation/product",
 ];
 
-/// What of the machine differs: name, first, second.
+/// Returns the differences of the machines: name, first, second.
 pub(super) fn machines(first: &Run, second: &Run) -> Vec<[String; 3]> {
     MACHINE
         .iter()
         .filter_map(|path| {
             let (a, b) = (first.host.pointer(path), second.host.pointer(path));
-            // Kernels keep different amounts for themselves.
+            // Kernels reserve different amounts of memory.
             let close = *path == "/memory/total"
                 && a.and_then(Value::as_f64)
                     .zip(b.and_then(Value::as_f64))
@@ -30,7 +30,8 @@ pub(super) fn machines(first: &Run, second: &Run) -> Vec<[String; 3]> {
         .collect()
 }
 
-/// Kernel, parameters of its modules, choices of the host, the tool, the command line.
+/// Returns differences of the kernel, module parameters, settings of the host, tool and command
+/// line.
 pub(super) fn variables(first: &Run, second: &Run) -> Vec<[String; 3]> {
     let mut found = Vec::new();
     let mut say = |name: &str, a: Option<&Value>, b: Option<&Value>| {
@@ -55,7 +56,7 @@ pub(super) fn variables(first: &Run, second: &Run) -> Vec<[String; 3]> {
         "/numa_nodes",
     ] {
         let (a, b) = (first.host.pointer(path), second.host.pointer(path));
-        // What a report older than the field does not tell is no difference.
+        // If an older report does not have the field, this is no difference.
         if a.is_some() && b.is_some() {
             say(&path[1..].replace(['/', '_'], " "), a, b);
         }

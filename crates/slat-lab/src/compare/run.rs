@@ -1,4 +1,4 @@
-//! A run that is held against another: as its file has it, or made of several processes.
+//! A run to be compared: read from a file, or made of several processes.
 
 use crate::failure::bad_input;
 use crate::host::keep_lasting;
@@ -10,17 +10,16 @@ use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// A run, as its file has it.
+/// A run, without the parts of its report that are not compared.
 #[derive(Clone, Debug)]
 pub struct Run {
     pub(super) host: Value,
     pub(super) tool: Value,
     pub(super) command: Vec<String>,
     pub(super) results: Vec<Measurement>,
-    /// Whether its groups took turns, in their order, with those of the run that it is held
-    /// against.
+    /// Whether its groups took turns, in their order, with those of the other run.
     pub(super) took_turns: bool,
-    /// Seconds since 1970, where the report tells.
+    /// When it began, in seconds since 1970, if the report has it.
     pub(super) began: Option<u64>,
 }
 
@@ -28,7 +27,7 @@ impl Run {
     /// Reads `results.json`, or the one in a directory.
     ///
     /// # Errors
-    /// There is none, it is no report, or one of another schema.
+    /// There is no such file, or it is no report, or a report of another schema.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let file = if path.is_dir() { path.join("results.json") } else { path.to_owned() };
         let name = file.display().to_string();
@@ -46,31 +45,31 @@ impl Run {
             results: results
                 .map_err(|error| bad_input(format!("{name}: results: {error}")))?
                 .into_iter()
-                // What was made of other results is not compared beside them.
+                // Results that were made of others are not compared in addition to them.
                 .filter(|m| !m.scenario.ends_with("-asked") && m.scenario != "replay")
-                // Nor what is a course over time, and no sample beside others.
+                // A course over time has no samples to compare.
                 .filter(|m| !m.variant.starts_with("pace") && !m.variant.starts_with("pass"))
-                // Nor a rate, of which more is better: its time stands beside it.
+                // More of a rate is better; the time of the same work is compared instead.
                 .filter(|m| m.unit != Unit::RATE)
-                // Nor the part of each vCPU beside the whole.
+                // The parts of single vCPUs are not compared in addition to the whole.
                 .filter(|m| !m.params.contains_key("vcpu"))
                 .collect(),
         })
     }
 
-    /// The command line, and when it was run.
+    /// Returns the command line, and when it was run.
     pub fn said(&self) -> String {
         let date = self.began.map_or_else(String::new, |began| format!(", {}", date(began)));
         format!("`{}`{date}", self.command.join(" "))
     }
 
-    /// What was measured, without what was made of other results.
+    /// Returns the measurements, without those that were made of others.
     pub fn results(&self) -> &[Measurement] {
         &self.results
     }
 
-    /// Processes of one command line as one run, whose samples are each process's median: two
-    /// samples of one process have more in common than two processes.
+    /// Joins processes of one command line into one run, whose samples are the medians of the
+    /// processes: two samples of one process have more in common than two processes have.
     pub fn of_processes(runs: Vec<Self>, words: &[String]) -> Self {
         let mut runs = runs.into_iter();
         let Some(mut all) = runs.next() else {
@@ -93,7 +92,7 @@ impl Run {
         all
     }
 
-    /// The same, had all that hangs on speed taken longer by that part.
+    /// Returns the same run with all samples that depend on speed larger by `part`.
     pub fn slowed(mut self, part: f64) -> Self {
         for m in self.results.iter_mut().filter(|m| m.is_timed()) {
             m.samples.iter_mut().for_each(|sample| *sample *= 1.0 + part);
@@ -102,10 +101,11 @@ impl Run {
     }
 }
 
-/// A report as its file has it.
+/// Reads a report from a file.
 ///
 /// # Errors
-/// There is none, it is no report, or one of another schema; the text names the file.
+/// There is no such file, or it is no report, or a report of another schema. The text names the
+/// file.
 pub fn read_report(file: &Path) -> anyhow::Result<Value> {
     let refused = |why: String| {
         bad_input(format!("{}: {why}; give the results.json of a run", file.display()))
@@ -114,10 +114,10 @@ pub fn read_report(file: &Path) -> anyhow::Result<Value> {
     parse_report(&text).map_err(refused)
 }
 
-/// The text of a report, or why it is none.
+/// Parses a report; the error says why the text is none.
 ///
 /// # Errors
-/// It is no JSON, or of another schema.
+/// The text is no JSON, or of another schema.
 pub fn parse_report(text: &[u8]) -> Result<Value, String> {
     let report: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     match &report["schema"] {
@@ -126,7 +126,7 @@ pub fn parse_report(text: &[u8]) -> Result<Value, String> {
     }
 }
 
-/// What results must have in common to be of one thing.
+/// Returns what two results of the same thing have in common.
 pub(super) fn key<'m>(
     m: &'m Measurement,
     ignoring: &BTreeSet<String>,

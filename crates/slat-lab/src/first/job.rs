@@ -1,19 +1,19 @@
-//! What is said to the first process of the machine, and what it answers.
+//! The job of the first process of the machine, and its answer.
 //!
-//! The answer comes over a serial line that is its alone, and is framed all the same: a machine
-//! that ends in the middle of it must not look like one that reported less.
+//! The answer comes over its own serial line, in a frame with length and checksum: an answer that
+//! breaks off must not look like a shorter one.
 
 use serde::{Deserialize, Serialize};
 
-/// Where the first process finds its job.
+/// Where the first process reads its job.
 pub const PATH: &str = "/job.json";
 
-/// What the first process is to do.
+/// The job of the first process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
-    /// Modules to load, in that order.
+    /// Modules to load, in this order.
     pub modules: Vec<LoadModule>,
-    /// The words after the program; none if there are tests.
+    /// The words of the command after the program's name; empty if there are tests.
     pub command: Vec<String>,
     /// Programs to run one after the other.
     #[serde(default)]
@@ -22,27 +22,27 @@ pub struct Job {
     pub port: String,
 }
 
-/// A program to run for what it says and how it ends.
+/// A test program, of which the output and the exit code are returned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Test {
     /// Its file.
     pub path: String,
     /// Its arguments.
     pub arguments: Vec<String>,
-    /// Seconds after which it is ended.
+    /// Time limit, in seconds.
     pub seconds: u32,
 }
 
-/// What came of such a program.
+/// The result of a test program.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tested {
-    /// Its exit code; nothing if a signal, or its time, ended it.
+    /// Its exit code; `None` if a signal or the time limit ended it.
     pub exit_code: Option<i32>,
-    /// Whether its time ended it.
+    /// Whether the time limit ended it.
     pub timed_out: bool,
-    /// How long it took.
+    /// How long it took, in seconds.
     pub seconds: f64,
-    /// The end of what it said.
+    /// The end of its output.
     pub output: String,
 }
 
@@ -53,34 +53,35 @@ pub struct LoadModule {
     pub name: String,
     /// Its file.
     pub path: String,
-    /// Its parameters: name and value.
+    /// Its parameters, as names and values.
     pub params: Vec<(String, String)>,
 }
 
-/// What the first process answers.
+/// The answer of the first process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Why the command could not be run, if so.
+    /// Why the command could not be run, if it could not.
     pub error: Option<String>,
-    /// How the command ended; nothing if a signal ended it.
+    /// The exit code of the command; `None` if a signal ended it.
     pub exit_code: Option<i32>,
-    /// What it said on stderr.
+    /// Its output on stderr.
     pub stderr: String,
     /// Its results.json.
     pub report: Option<String>,
-    /// What came of each test.
+    /// The result of each test.
     #[serde(default)]
     pub tests: Vec<Tested>,
 }
 
 const MAGIC: &[u8] = b"slat-answer ";
-/// Length and checksum, eight hexadecimal digits each, with a space and a line's end.
+/// Length of the frame's header: length and checksum, in eight hexadecimal digits each, a space and
+/// an end of line.
 const SIZES: usize = 18;
 
-/// An answer as it is sent.
+/// Encodes an answer for the serial line.
 ///
 /// # Errors
-/// None in practice: it is JSON in memory.
+/// None in practice, because it writes JSON to memory.
 pub fn encode(answer: &Answer) -> serde_json::Result<Vec<u8>> {
     let body = serde_json::to_vec(answer)?;
     let mut bytes = MAGIC.to_vec();
@@ -89,20 +90,20 @@ pub fn encode(answer: &Answer) -> serde_json::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What has arrived so far.
+/// What has arrived of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Arrived {
     /// Nothing of an answer.
     Nothing,
-    /// This many bytes of so many.
+    /// The first number of bytes, of the second number.
     Part(usize, usize),
-    /// All of it, and its checksum is right.
+    /// The whole answer, with a correct checksum.
     All(Box<Answer>),
-    /// All of it, and it is not what was sent.
+    /// The whole answer, with an error in it.
     Damaged,
 }
 
-/// Looks for an answer in what came over the line.
+/// Looks for an answer in the bytes from the serial line.
 pub fn decode(bytes: &[u8]) -> Arrived {
     let Some(start) = bytes.windows(MAGIC.len()).position(|window| window == MAGIC) else {
         return Arrived::Nothing;
@@ -161,7 +162,7 @@ mod tests {
         for place in MAGIC.len()..whole.len() {
             let mut line = whole.clone();
             line[place] ^= 1;
-            // A space or a line's end between the numbers carries nothing.
+            // Changes of the space or the end of line in the header have no effect.
             let carries = ![MAGIC.len() + 8, MAGIC.len() + 17].contains(&place);
             assert!(!carries || !matches!(decode(&line), Arrived::All(_)), "{place}");
         }

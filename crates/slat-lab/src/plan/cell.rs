@@ -1,4 +1,4 @@
-//! One cell of a plan: a command line, and where its results stand.
+//! A cell of a plan: a command line, and the files of its results.
 
 use super::{Setting, parser};
 use crate::child;
@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
     program: &'static Program,
-    /// From 1, in the order of the plan.
+    /// Its number, from 1 in the order of the plan.
     pub number: usize,
-    /// From 1.
+    /// The number of its repeat, from 1.
     pub repeat: u32,
     /// The words of the command line, without the program.
     pub words: Vec<String>,
-    /// How many of them are the scenario's.
+    /// Number of words that come from the scenario.
     scenario: usize,
     /// Names of the settings.
     settings: Vec<String>,
 }
 
 impl Cell {
-    /// The scenario's words with one combination of settings.
+    /// Creates a cell of the scenario's words with one combination of settings.
     pub(super) fn new(
         program: &'static Program,
         number: usize,
@@ -33,24 +33,24 @@ impl Cell {
     ) -> Self {
         let mut words = scenario.to_vec();
         for (name, value) in combination {
-            // Values were looked at as the plan was read.
+            // The values were checked when the plan was read.
             words.extend(written(name, value).unwrap_or_default());
         }
         let settings = combination.iter().map(|(name, _)| name.clone()).collect();
         Self { program, number, repeat, words, scenario: scenario.len(), settings }
     }
 
-    /// The command line, to be pasted into a shell.
+    /// Returns the command line, ready to paste into a shell.
     pub fn line(&self) -> String {
         let words = self.words.iter().map(String::as_str);
         let line = shlex::try_join(words).unwrap_or_else(|_| self.words.join(" "));
         format!("{} {line}", self.program.name)
     }
 
-    /// What the parser of command lines says to this one.
+    /// Checks the command line with the program's parser.
     ///
     /// # Errors
-    /// It refuses it, or the scenario says itself what is a setting.
+    /// The parser refuses it, or the scenario's words also set one of the settings.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         let parser = parser(self.program);
         let command = self.command(&parser);
@@ -62,13 +62,13 @@ impl Cell {
             bail!("`{}` prints a text and measures nothing; leave out --help", self.line());
         }
         let text = error.render().to_string();
-        // What follows is about the command line of a person, not of a plan.
+        // The rest is for people at a command line, not for a plan.
         let text = text.split("\n\nUsage:").next().unwrap_or(&text);
         let text = text.split("\n\nFor more information").next().unwrap_or(text);
         bail!("`{}`: {}", self.line(), text.trim_start_matches("error: ").trim())
     }
 
-    /// The part of the parser that reads the scenario.
+    /// Returns the part of the parser that reads the scenario.
     fn command<'p>(&self, parser: &'p clap::Command) -> &'p clap::Command {
         let mut command = parser;
         for word in &self.words[..self.scenario] {
@@ -80,7 +80,8 @@ impl Cell {
         command
     }
 
-    /// A flag that is left out is no proof that the option exists.
+    /// Checks that each setting is an option: a flag that is false leaves no word for the parser to
+    /// refuse.
     fn check_known(&self, command: &clap::Command) -> anyhow::Result<()> {
         let known = |name: &&String| {
             command.get_arguments().any(|argument| argument.get_long() == Some(name))
@@ -95,7 +96,7 @@ impl Cell {
         }
     }
 
-    /// An option that takes a list would take both lists without a word.
+    /// Checks that no option is set twice: an option that takes a list would accept both.
     fn check_twice(&self, command: &clap::Command) -> anyhow::Result<()> {
         for name in &self.settings {
             let arguments = command.get_arguments();
@@ -121,33 +122,33 @@ impl Cell {
         self.words[..self.scenario].join(" ")
     }
 
-    /// Whether a report's command line is this cell's.
+    /// Returns whether a report's command line is that of this cell.
     pub fn is_command(&self, command: &[String]) -> bool {
         command.first().is_some_and(|word| word == self.program.name)
             && child::without_output(&command[1..]) == self.words
     }
 
-    /// Its report in `directory`.
+    /// Returns the path of its report in `directory`.
     pub fn report(&self, directory: &Path) -> PathBuf {
         directory.join(format!("cell-{:03}.json", self.number))
     }
 
-    /// What is left of it in `directory` if it failed.
+    /// Returns the path of its record in `directory` if it failed.
     pub fn failure(&self, directory: &Path) -> PathBuf {
         directory.join(format!("cell-{:03}{FAILED}", self.number))
     }
 }
 
-/// How the file of a cell that failed ends.
+/// The end of the name of a failed cell's record.
 pub const FAILED: &str = ".failed.json";
 
-/// Whether a file of that name is a cell's report.
+/// Returns whether a file of this name is a cell's report.
 pub fn is_report(name: &str) -> bool {
     let number = name.strip_prefix("cell-").and_then(|name| name.strip_suffix(".json"));
     number.is_some_and(|number| number.len() >= 3 && number.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// The name of a setting as an option.
+/// Returns the option that a setting names.
 pub(super) fn option_of(name: &str) -> anyhow::Result<String> {
     if name.starts_with('-') {
         bail!("settings.{name}: write the option without dashes, {}", name.trim_start_matches('-'));
@@ -161,7 +162,7 @@ pub(super) fn option_of(name: &str) -> anyhow::Result<String> {
     Ok(format!("--{name}"))
 }
 
-/// A setting as words of a command line: an option that is a flag is there or not.
+/// Returns a setting as words of a command line. A flag has one word, or none if it is false.
 pub(super) fn written(name: &str, value: &toml::Value) -> anyhow::Result<Vec<String>> {
     let option = option_of(name)?;
     let value = match value {
@@ -174,6 +175,6 @@ pub(super) fn written(name: &str, value: &toml::Value) -> anyhow::Result<Vec<Str
             "settings.{name} has {other}; values are texts, numbers, or true and false for a flag"
         ),
     };
-    // A value that begins with a dash would be taken for an option.
+    // A value that begins with a dash would be read as an option.
     Ok(if value.starts_with('-') { vec![format!("{option}={value}")] } else { vec![option, value] })
 }

@@ -1,7 +1,7 @@
-//! Cells, each in a process of its own, its report in a file of its own.
+//! Runs cells, each in its own process, with its report in its own file.
 //!
-//! A file is there complete or not at all, so that a job that is killed has lost the cell it was at
-//! and nothing else; a job that starts again goes on from there.
+//! A file exists completely or not at all. So a job that is killed loses only the cell that it was
+//! measuring, and a job that starts again continues from there.
 
 use super::Plan;
 use super::cell::Cell;
@@ -16,56 +16,56 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What became of a cell.
+/// The state of a cell after the run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "kebab-case")]
 pub enum State {
     /// It was measured.
     Measured,
-    /// Its report was there before.
+    /// Its report existed before.
     AlreadyThere,
-    /// It failed; a file has the rest.
+    /// It failed; its record has the details.
     Failed {
         /// Why.
         reason: String,
-        /// The exit code, if it was not killed.
+        /// The exit code, if no signal ended it.
         exit_code: Option<i32>,
     },
-    /// It was interrupted, or its turn did not come.
+    /// It was interrupted, or the run ended before it began.
     NotRun,
 }
 
-/// A cell and what became of it.
+/// A cell, and its state after the run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// Its number.
     pub cell: usize,
-    /// Which repeat.
+    /// The number of its repeat.
     pub repeat: u32,
     /// Its command line.
     pub command: String,
-    /// What became of it.
+    /// Its state.
     #[serde(flatten)]
     pub state: State,
 }
 
-/// Cells that were asked for, and where their reports stand.
+/// The states of all requested cells, and the directory of their reports.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcomes {
-    /// Where.
+    /// The directory.
     pub directory: PathBuf,
-    /// In the order of their numbers.
+    /// The cells, in the order of their numbers.
     pub cells: Vec<Outcome>,
 }
 
 impl Outcomes {
-    /// How many cells are as `wanted` has it.
+    /// Returns the number of cells whose state is `wanted`.
     pub fn count(&self, wanted: impl Fn(&State) -> bool) -> usize {
         self.cells.iter().filter(|cell| wanted(&cell.state)).count()
     }
 }
 
-/// Runs the cells that have no report yet, or all of them `again`.
+/// Runs the cells that have no report yet, or with `again` all of them.
 ///
 /// # Errors
 /// The directory cannot be written to, or has reports of another plan.
@@ -78,7 +78,7 @@ pub fn run(
 ) -> anyhow::Result<Outcomes> {
     files::writable(directory)?;
     let there = |cell: &&&Cell| is_there(cell, directory);
-    // Before minutes are spent measuring.
+    // This comes before minutes are spent on measuring.
     let done: Vec<usize> = match again {
         true => Vec::new(),
         false => cells
@@ -107,7 +107,7 @@ pub fn run(
     Ok(Outcomes { directory: directory.to_owned(), cells: outcomes })
 }
 
-/// Whether the cell's report stands there.
+/// Returns whether the cell's report exists.
 fn is_there(cell: &Cell, directory: &Path) -> anyhow::Result<bool> {
     let file = cell.report(directory);
     if !file.exists() {
@@ -156,13 +156,13 @@ fn one(
     };
     let record = record(cell, &ended, &reason, report.ok());
     files::write_whole(&file, (serde_json::to_string_pretty(&record)? + "\n").as_bytes())?;
-    // What was measured before is not this time's result.
+    // An earlier report is not the result of this run.
     remove(&cell.report(directory))?;
     session.note(&format!("slat: cell {}: `{}`: {reason}", cell.number, cell.line()));
     Ok(State::Failed { reason, exit_code: ended.status.code() })
 }
 
-/// What is kept of a cell that failed: a report of a part, too, if it printed one.
+/// Returns the record of a failed cell, with its partial report if it printed one.
 fn record(cell: &Cell, ended: &Ended, reason: &str, report: Option<Value>) -> Value {
     use std::os::unix::process::ExitStatusExt;
     json!({

@@ -1,4 +1,4 @@
-//! Charts as SVG text that needs nothing from anywhere else.
+//! Charts as SVG text that refers to nothing outside it.
 
 pub mod distributions;
 mod ecdf;
@@ -15,20 +15,19 @@ use plotters::prelude::*;
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Colours that keep apart for the colour-blind, too (Okabe and Ito).
+/// Colours that the colour-blind can distinguish, too (Okabe and Ito).
 const COLOURS: [RGBColor; 4] =
     [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115), RGBColor(204, 121, 167)];
-/// More of them, for charts that tell more apart.
+/// More colours, for charts with more lines.
 ///
-/// The page's style gives each of these, black and white another colour where the reader's screen
-/// is dark.
+/// The page's style replaces each of these colours, black and white on dark screens.
 const MORE: [RGBColor; 4] =
     [RGBColor(86, 180, 233), RGBColor(230, 159, 0), RGBColor(120, 120, 120), RGBColor(0, 0, 0)];
 const WIDTH: u32 = 860;
 const DOT: i32 = 4;
 const FONT: (&str, u32) = ("sans-serif", 13);
 
-/// The colour of the `place`-th of several things.
+/// Returns the colour of item `place`.
 fn colour(place: usize) -> RGBColor {
     let all = COLOURS.len() + MORE.len();
     *COLOURS.iter().chain(&MORE).nth(place % all).unwrap_or(&BLACK)
@@ -43,8 +42,8 @@ fn names<'a, DB: DrawingBackend + 'a, CT: CoordTranslate>(
     names.label_font(FONT).position(corner).background_style(WHITE.mix(0.8)).draw()
 }
 
-/// Draws on a fresh sheet. What cannot be drawn leaves the sheet unfinished: a report without one
-/// of its charts is better than none.
+/// Draws on a new sheet. If drawing fails, the sheet stays unfinished: a report without one chart
+/// is better than no report.
 fn svg(height: u32, draw: impl FnOnce(&Area) -> Drawn) -> String {
     let mut text = String::new();
     {
@@ -52,7 +51,7 @@ fn svg(height: u32, draw: impl FnOnce(&Area) -> Drawn) -> String {
         let drawn = area.fill(&WHITE).and_then(|()| draw(&area)).and_then(|()| area.present());
         debug_assert!(drawn.is_ok(), "{drawn:?}");
     }
-    // Inside HTML the element needs no namespace, and a report without any address in it is easily
-    // seen to load nothing.
+    // Inside HTML the element needs no namespace. Without any address in it, a report visibly loads
+    // nothing.
     text.replace(" xmlns=\"http://www.w3.org/2000/svg\"", "")
 }

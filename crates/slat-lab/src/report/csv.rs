@@ -1,5 +1,5 @@
-//! Every sample and every count as a row of its own: the long form that data frames and
-//! spreadsheets take apart.
+//! CSV with a row for each sample and each count: the long form that data frames and spreadsheets
+//! read.
 
 use crate::record::Measurement;
 use crate::record::Report;
@@ -7,15 +7,16 @@ use anyhow::Context;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Columns that say what a row is of; between these and [`LAST`] stand the parameters.
+/// Columns that name the measurement. The parameters stand between these and [`LAST`].
 const FIRST: [&str; 3] = ["scenario", "target", "variant"];
-/// `sample` counts from 1 and is empty for a count, `count` is its name and empty for a sample.
+/// `sample` counts from 1, and is empty for a count. `count` is the count's name, and is empty for
+/// a sample.
 const LAST: [&str; 4] = ["unit", "sample", "count", "value"];
 
-/// The results as comma-separated values (RFC 4180) with a line of headings.
+/// Renders the results as comma-separated values (RFC 4180), with a line of headings.
 ///
 /// # Errors
-/// None that is known: the writer writes to memory.
+/// None in practice, because the writer writes to memory.
 pub fn render(report: &Report) -> anyhow::Result<String> {
     let all = report.results.iter().flat_map(|m| m.params.keys().map(String::as_str));
     let names: BTreeSet<&str> = all.collect();
@@ -41,7 +42,7 @@ pub fn render(report: &Report) -> anyhow::Result<String> {
     String::from_utf8(writer.into_inner()?).context("a name is not UTF-8")
 }
 
-/// A parameter's column; no two columns share a name.
+/// Returns the name of a parameter's column, which no other column has.
 fn heading(name: &str) -> String {
     match FIRST.contains(&name) || LAST.contains(&name) {
         true => format!("param_{name}"),
@@ -49,7 +50,7 @@ fn heading(name: &str) -> String {
     }
 }
 
-/// A parameter as results.json has it; empty where the measurement has none of that name.
+/// Returns a parameter as in results.json; empty if the measurement does not have it.
 fn parameter(measurement: &Measurement, name: &str) -> String {
     match measurement.params.get(name) {
         None => String::new(),

@@ -2,8 +2,9 @@
 
 use crate::record::Report;
 
-/// The report as JSON that ends in a newline: parameters and counts in the order of their names,
-/// results in the order of the run, so that two runs differ only where the machine did.
+/// Renders the report as JSON that ends in a newline. Parameters and counts are in the order of
+/// their names, results in the order of the run, so that two runs differ only where the machine
+/// did.
 pub fn render(report: &Report) -> serde_json::Result<String> {
     serde_json::to_string_pretty(report).map(|text| text + "\n")
 }

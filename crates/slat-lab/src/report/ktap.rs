@@ -1,8 +1,8 @@
-//! Results as tests, for kernel CI: KTAP version 1 (Documentation/dev-tools/ktap.rst).
+//! Results as tests for kernel CI: KTAP version 1 (Documentation/dev-tools/ktap.rst).
 //!
-//! A test is a measurement, and something that was left out a skipped one. A test fails where a
-//! check did: what was tried and went wrong, a threshold that three quarters of the rounds missed,
-//! a run that did not come to its end. A time alone fails nothing.
+//! Each measurement is a test, and each skipped part is a skipped test. A test fails if a check
+//! failed: a part was tried and failed, three quarters of the rounds missed a threshold, or the run
+//! did not end. A time alone never fails.
 
 use super::tables::asked::verdict;
 use super::text;
@@ -16,17 +16,17 @@ use crate::unit::Unit;
 use std::collections::HashMap;
 use std::fmt::Write;
 
-/// One line of results, with what stands above it.
+/// A result line, and the diagnostics above it.
 struct Test {
     name: String,
     passed: bool,
-    /// Whether a threshold decided that.
+    /// Whether a threshold decided the result.
     judged: bool,
     skipped: Option<String>,
     diagnostics: Vec<String>,
 }
 
-/// The report as KTAP.
+/// Renders the report as KTAP.
 pub fn render(report: &Report) -> String {
     let tests = tests(report);
     let mut ktap = format!("KTAP version 1\n1..{}\n", tests.len());
@@ -38,7 +38,7 @@ pub fn render(report: &Report) -> String {
         diagnostic(&mut ktap, &line);
     }
     for (number, test) in (1..).zip(&tests) {
-        // What belongs to a test stands before its result.
+        // The diagnostics of a test come before its result.
         test.diagnostics.iter().for_each(|line| diagnostic(&mut ktap, line));
         let result = if test.passed { "ok" } else { "not ok" };
         let skipped = test.skipped.as_deref().map(|reason| format!(" # SKIP {}", one_line(reason)));
@@ -72,7 +72,7 @@ fn tests(report: &Report) -> Vec<Test> {
             diagnostics: vec!["interrupted: what is here is a part".to_owned()],
         });
     }
-    // Whoever follows a test from run to run follows its name.
+    // Tests are followed from run to run by their names.
     let mut seen: HashMap<String, u32> = HashMap::new();
     for test in &mut tests {
         let times = seen.entry(test.name.clone()).or_default();
@@ -120,7 +120,7 @@ fn figures(summary: &Summary, unit: &Unit) -> String {
     }
 }
 
-/// A name holds no `#`, after which a parser looks for a directive.
+/// Returns a name without `#`, after which a parser looks for a directive.
 fn name(text: &str) -> String {
     one_line(&text.replace('#', " no. ").replace(NOTHING, "-"))
 }
@@ -141,10 +141,11 @@ mod tests {
     use crate::fake;
     use crate::record::Skipped;
 
-    /// A result as a parser of KTAP sees it: whether it passed, its name, what it was skipped for.
+    /// A result as a parser of KTAP sees it: whether it passed, its name, and the reason if it was
+    /// skipped.
     type Parsed = (bool, String, Option<String>);
 
-    /// Reads by the rules of the format: version, plan, diagnostics, and results numbered from 1.
+    /// Parses by the rules of the format: version, plan, diagnostics, and results numbered from 1.
     fn parse(text: &str) -> Vec<Parsed> {
         let mut lines = text.lines();
         assert_eq!(lines.next(), Some("KTAP version 1"));

@@ -1,4 +1,4 @@
-//! Tables as Markdown, to be pasted into a mail or an issue.
+//! Tables as Markdown, for mails and issues.
 
 use super::tables;
 use super::text;
@@ -8,7 +8,7 @@ use crate::table::Table;
 use crate::verdict::Setting;
 use std::fmt::Write;
 
-/// The whole report: where it was taken and by which command, so that others can do it again.
+/// Renders the whole report, with its host and command line, so that others can repeat it.
 pub fn render(report: &Report, readers: &[Reader]) -> String {
     let words = report.command.iter().map(String::as_str);
     let command = shlex::try_join(words).unwrap_or_else(|_| report.command.join(" "));
@@ -42,7 +42,7 @@ pub fn render(report: &Report, readers: &[Reader]) -> String {
     markdown
 }
 
-/// A table with its title before and its notes behind it.
+/// Renders a table, with its title above and its notes below.
 pub fn table(table: &Table) -> String {
     let mut text = format!("### {}\n\n", table.title);
     if !table.common.is_empty() {

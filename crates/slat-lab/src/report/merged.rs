@@ -1,4 +1,4 @@
-//! What many hosts measured, in one table: a row for each setting on each host.
+//! The measurements of many hosts in one table: a row for each setting on each host.
 
 use super::tables;
 use crate::merge::Gathered;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 const MANY_HOSTS: &str =
     "table.json has how many samples. Times of different hosts are those of different machines.";
 
-/// The hosts, what each of them measured, and what is missing.
+/// Returns tables of the hosts, of their measurements, and of what is missing.
 pub fn tables(hosts: &[Gathered], bad: &[Left], failed: &[Left]) -> Vec<Table> {
     let mut all = vec![hosts_table(hosts)];
     all.extend(tables::plain(&named(hosts)).into_iter().map(|mut table| {
@@ -51,8 +51,9 @@ fn hosts_table(hosts: &[Gathered]) -> Table {
     }
 }
 
-/// All measurements with the host among their parameters; those of one thing beside each other.
-/// What was made of other results stays in each host's report, and so do the parts of a whole.
+/// Returns all measurements, with the host as a parameter, and those of one thing next to each
+/// other. Measurements that were made of others, and those of single vCPUs, stay in each host's
+/// report.
 fn named(hosts: &[Gathered]) -> Vec<Measurement> {
     let mut all: Vec<(&Measurement, Vec<Measurement>)> = Vec::new();
     for host in hosts {
@@ -85,7 +86,7 @@ fn left(title: &str, files: &[Left]) -> Option<Table> {
     })
 }
 
-/// The same for programs.
+/// Returns the same for programs.
 pub fn value_of(hosts: &[Gathered], bad: &[Left], failed: &[Left]) -> Value {
     let rows = named(hosts).into_iter().filter_map(|mut m| {
         let summary = Summary::of(&m.samples)?;

@@ -1,7 +1,7 @@
-//! The tables of a report: what they say, whoever prints them.
+//! The tables of a report, independent of how they are printed.
 //!
-//! One rule serves all of them: a parameter that every row has in common is said once, above the
-//! table; one that differs is a column.
+//! All of them follow one rule: a parameter that all rows have in common stands once, above the
+//! table; a parameter that differs is a column.
 
 pub mod asked;
 pub mod counts;
@@ -13,20 +13,21 @@ use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
 use serde_json::{Map, Value};
 
-/// All tables that the results fill: each reader's, in the readers' order, and a plain one for
-/// results that none of them reads.
+/// Returns all tables of the results: those of each reader, in the readers' order, and plain ones
+/// for results that no reader reads.
 pub fn all(results: &[Measurement], readers: &[Reader]) -> Vec<Table> {
     let read = readers.iter().flat_map(|reader| (reader.tables)(&reader.own(results)));
     read.chain(unread(results, readers)).collect()
 }
 
-/// Plain tables of the results that no reader reads.
+/// Returns plain tables of the results that no reader reads.
 pub fn unread(results: &[Measurement], readers: &[Reader]) -> Vec<Table> {
     let unread = |m: &&Measurement| !readers.iter().any(|reader| (reader.reads)(m));
     plain(&results.iter().filter(unread).cloned().collect::<Vec<_>>())
 }
 
-/// A table for each scenario and target: settings down, variants across.
+/// Returns a table for each scenario and target, with a row for each setting and a column for each
+/// variant.
 pub fn plain(results: &[Measurement]) -> Vec<Table> {
     let mut kinds: Vec<(&str, &str)> = Vec::new();
     for m in results {
@@ -77,33 +78,33 @@ fn value(m: Option<&Measurement>) -> String {
     m.unit.with_spread(&summary)
 }
 
-/// Measurements that differ only in their variant (or in what `ignoring` names): one row.
+/// Measurements that differ only in their variant (or in the parameters to ignore): one row.
 pub struct Row<'a> {
     /// The parameters they share.
     pub params: Map<String, Value>,
-    /// They themselves, in the order they were measured in.
+    /// The measurements, in the order of the run.
     pub measurements: Vec<&'a Measurement>,
 }
 
 impl<'a> Row<'a> {
-    /// The measurement of one variant.
+    /// Returns the measurement of one variant.
     pub fn variant(&self, variant: &str) -> Option<&'a Measurement> {
         self.measurements.iter().find(|m| m.variant == variant).copied()
     }
 
-    /// The measurement of one variant, of all vCPUs together.
+    /// Returns the measurement of one variant for all vCPUs together.
     pub fn whole(&self, variant: &str) -> Option<&'a Measurement> {
         let whole = |m: &&&Measurement| m.variant == variant && !m.params.contains_key("vcpu");
         self.measurements.iter().find(whole).copied()
     }
 
-    /// A parameter as text, if it is there.
+    /// Returns a parameter that is text, if the row has it.
     pub fn param(&self, name: &str) -> Option<&str> {
         self.params.get(name)?.as_str()
     }
 }
 
-/// Gathers one scenario's measurements into rows, in the order of their first appearance.
+/// Groups one scenario's measurements into rows, in the order of their first appearance.
 pub fn rows<'a>(results: &'a [Measurement], scenario: &str, ignoring: &[&str]) -> Vec<Row<'a>> {
     let mut rows: Vec<Row> = Vec::new();
     for measurement in results.iter().filter(|m| m.scenario == scenario) {
@@ -117,16 +118,16 @@ pub fn rows<'a>(results: &'a [Measurement], scenario: &str, ignoring: &[&str]) -
     rows
 }
 
-/// The parameters of some rows, parted into those that are equal in all and those that are not.
+/// The parameters of some rows: those that are equal in all rows, and those that differ.
 pub struct Labels {
-    /// What is said once, above the table.
+    /// The equal ones, as the text above the table.
     pub common: String,
     /// Names of the parameters that differ.
     pub differing: Vec<String>,
 }
 
 impl Labels {
-    /// Parts the parameters of `rows`.
+    /// Divides the parameters of `rows`.
     pub fn of(rows: &[Row]) -> Self {
         let mut names: Vec<&String> = rows.iter().flat_map(|row| row.params.keys()).collect();
         names.sort_by_key(|name| (rank(name), name.as_str()));
@@ -142,12 +143,12 @@ impl Labels {
         Self { common: common.join(", "), differing: differing.into_iter().cloned().collect() }
     }
 
-    /// The headings of the label columns.
+    /// Returns the headings of the label columns.
     pub fn headings(&self) -> impl Iterator<Item = String> + '_ {
         self.differing.iter().map(|name| heading(name))
     }
 
-    /// The label cells of one row.
+    /// Returns the label cells of one row.
     pub fn cells(&self, row: &Row) -> Vec<String> {
         self.differing.iter().map(|name| shown(name, row.params.get(name))).collect()
     }

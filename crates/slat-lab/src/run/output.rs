@@ -1,4 +1,4 @@
-//! Where results go: stdout, and two files in a directory.
+//! Output of results: stdout, and two files in a directory.
 
 use crate::failure::bad_input;
 use crate::files::{PAGE, RESULTS, temporary, writable};
@@ -10,15 +10,15 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// A directory that two files can be written to, as was found out before measuring.
+/// A directory that was found writable before measuring.
 ///
-/// Nothing stays in it while measuring: a process that is killed leaves no file behind.
+/// No file stays in it during the measurement, so that a process that is killed leaves none behind.
 pub struct Output {
     directory: PathBuf,
 }
 
 impl Output {
-    /// Makes the directory, and finds out whether files can be made in it.
+    /// Creates the directory, and checks that files can be created in it.
     pub fn prepare(directory: &Path) -> anyhow::Result<Self> {
         writable(directory)?;
         for name in [RESULTS, PAGE] {
@@ -33,12 +33,12 @@ impl Output {
         Ok(Self { directory: directory.to_owned() })
     }
 
-    /// Whether results of an earlier run stand there.
+    /// Returns whether the directory has results of an earlier run.
     pub fn has_results(&self) -> bool {
         self.directory.join(RESULTS).exists()
     }
 
-    /// Writes both files, each complete or not at all, and says where they are.
+    /// Writes both files, each completely or not at all, and returns their directory.
     pub fn write(self, report: &Report, readers: &[Reader]) -> anyhow::Result<PathBuf> {
         let directory = self.directory;
         let write = |text: &str| -> io::Result<NamedTempFile> {
@@ -56,7 +56,7 @@ impl Output {
     }
 }
 
-/// Prints to stdout, for as long as somebody reads it.
+/// Prints to stdout; it is no error if no process reads it any more.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -65,7 +65,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Columns that a table may take: those of the terminal, or what reads well in a file.
+/// Returns the number of columns for tables: those of the terminal, or a good width for a file.
 pub fn width() -> u16 {
     const IN_A_FILE: u16 = 120;
     if !io::stdout().is_terminal() {

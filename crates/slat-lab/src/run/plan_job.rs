@@ -1,4 +1,4 @@
-//! `plan` and `merge`.
+//! The commands `plan` and `merge`.
 
 use super::output::{self, Output};
 use crate::cli::{Format, MergeArgs, PlanArgs};
@@ -54,7 +54,7 @@ pub fn plan(program: &'static Program, args: &PlanArgs) -> anyhow::Result<ExitCo
     })
 }
 
-/// Gathers reports: one a host, and a table of all of them.
+/// Merges reports: one report for each host, and a table of all of them.
 pub fn merge(program: &Program, args: &MergeArgs) -> anyhow::Result<ExitCode> {
     let found = files::read(&args.paths, &args.output, args.skip_bad)?;
     let Found { reports, bad, failed } = found;

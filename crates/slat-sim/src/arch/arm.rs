@@ -1,12 +1,12 @@
 //! Arm's stage 2, VMSAv8-64, from the Architecture Reference Manual (DDI 0487): D8.2 for the walk,
 //! D8.3 for descriptors, D8.4 for rights, D8.5 for hardware updates, D8.16 for TLBs and
-//! break-before-make. Levels are Arm's: 3 is that of pages.
+//! break-before-make. Levels are Arm's: level 3 is that of pages.
 
 use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
 use crate::{Firmware, firmware};
 use slat::BreakBeforeMake;
 
-/// A CPU of Arm's, its VTCR_EL2 and HCR_EL2.
+/// An Arm CPU, with its VTCR_EL2 and HCR_EL2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arm {
     /// Base-2 logarithm of the granule: 12, 14 or 16.
@@ -19,28 +19,29 @@ pub struct Arm {
     pub hardware_accessed: bool,
     /// VTCR_EL2.HD: hardware marks writes to leaves with DBM.
     pub hardware_dirty: bool,
-    /// VTCR_EL2.DS (FEAT_LPA2), of the granules 4K and 16K: 52-bit addresses, and their blocks of
-    /// 512g and 64g.
+    /// VTCR_EL2.DS (FEAT_LPA2), for the granules 4K and 16K: 52-bit addresses, and blocks of 512g
+    /// or 64g.
     pub lpa2: bool,
-    /// FEAT_LPA, of the granule 64K: 52-bit addresses, and its blocks of 4t.
+    /// FEAT_LPA, for the granule 64K: 52-bit addresses, and blocks of 4t.
     pub lpa: bool,
     /// HCR_EL2.FWB (FEAT_S2FWB).
     pub forced_write_back: bool,
     /// CTR_EL0.DIC: the instruction cache is coherent.
     pub coherent_instructions: bool,
-    /// FEAT_TTL: operands of invalidations may name a level.
+    /// FEAT_TTL: the operand of an invalidation may name a level.
     pub ttl: bool,
-    /// FEAT_TLBIRANGE: invalidations may take a range.
+    /// FEAT_TLBIRANGE: an invalidation may cover a range.
     pub range_instructions: bool,
-    /// ID_AA64MMFR2_EL1.BBM: 0, 1 or 2; and 3, level 2 without conflict aborts.
+    /// ID_AA64MMFR2_EL1.BBM: 0, 1 or 2; 3 is level 2 without conflict aborts.
     pub bbm: u8,
 }
 
 impl Arm {
-    /// A CPU with hardware accessed and dirty state and hints of level, nothing forced, FEAT_BBM
-    /// level 0.
+    /// Creates a CPU that marks accessed and dirty in hardware, and has FEAT_TTL and FEAT_BBM level
+    /// 0, but none of the other features.
     ///
-    /// The start level is the lowest one that 16 concatenated tables reach.
+    /// A walk starts at the level nearest to the pages from which 16 concatenated tables cover all
+    /// addresses.
     pub const fn new(granule: u32, address_bits: u32) -> Self {
         let stride = granule - 3;
         let mut start_level = 2;
@@ -63,22 +64,22 @@ impl Arm {
         }
     }
 
-    /// The same with FEAT_LPA2 in use.
+    /// Returns the same CPU with FEAT_LPA2 in use.
     pub const fn with_lpa2(self) -> Self {
         Self { lpa2: true, ..self }
     }
 
-    /// The same with FEAT_LPA in use.
+    /// Returns the same CPU with FEAT_LPA in use.
     pub const fn with_lpa(self) -> Self {
         Self { lpa: true, ..self }
     }
 
-    /// The first bit above an address's lower part.
+    /// Returns the first bit above the lower part of an address.
     const fn address_top(&self) -> u32 {
         if self.lpa2 { 50 } else { 48 }
     }
 
-    /// The level of the largest blocks.
+    /// Returns the level of the largest blocks.
     pub(crate) const fn largest_block(&self) -> i8 {
         match (self.granule, self.lpa2 || self.lpa) {
             (12, true) => 0,
@@ -87,21 +88,21 @@ impl Arm {
         }
     }
 
-    /// OA[47:shift]; with DS OA[49:shift], and OA[51:50] in bits 9:8; with FEAT_LPA OA[51:48] in
-    /// bits 15:12.
+    /// Returns the output address: OA[47:shift]; with DS OA[49:shift], and OA[51:50] in bits 9:8;
+    /// with FEAT_LPA OA[51:48] in bits 15:12.
     const fn output(&self, raw: u64, shift: u32) -> u64 {
         let low = bits(raw, self.address_top() - 1, shift) << shift;
         let high = if self.lpa { bits(raw, 15, 12) << 48 } else { 0 };
         low | high | if self.lpa2 { bits(raw, 9, 8) << 50 } else { 0 }
     }
 
-    /// The bits from 12 to `below` that an address leaves 0.
+    /// Returns the bits from 12 up to `below`, which are 0 in an aligned address.
     const fn unaligned(&self, raw: u64, below: u32) -> u64 {
         let high = if self.lpa { 0b1111 << 12 } else { 0 };
         bits(raw & !high, below - 1, 0) >> 12
     }
 
-    /// The TG field of range invalidations, and of TTL.
+    /// Returns the TG field of range invalidations and of TTL.
     pub(crate) const fn tg(&self) -> u64 {
         match self.granule {
             12 => 0b01,
@@ -140,7 +141,7 @@ impl Arch for Arm {
         }
     }
 
-    /// D8.3.1, without D128; RES0 bits are reserved here.
+    /// D8.3.1, without D128. A RES0 bit that is set counts as reserved.
     fn decode(&self, raw: u64, level: i8) -> Descriptor {
         if bits(raw, 0, 0) == 0 {
             return Descriptor::Invalid;
@@ -176,18 +177,18 @@ impl Arch for Arm {
             rights: Rights {
                 read: s2ap & 0b01 != 0,
                 write: writable || dbm && self.hardware_dirty,
-                // EL1's: XN[1:0] of 0b00 and 0b11.
+                // XN[1:0] of 0b00 and 0b11 let EL1 execute.
                 execute: matches!(bits(raw, 54, 53), 0b00 | 0b11),
             },
             memory: bits(raw, 5, 2) as u8,
-            // With DS, VTCR_EL2.SH0 is every leaf's.
+            // With DS, VTCR_EL2.SH0 applies to every leaf.
             shareability: if self.lpa2 { 0 } else { bits(raw, 9, 8) as u8 },
             accessed: bits(raw, 10, 10) == 1,
             dirty: writable,
         })
     }
 
-    /// D8.7, "The Contiguous bit": of pages, and of the blocks next above.
+    /// D8.7, "The Contiguous bit": for pages, and for the blocks of the next levels up.
     fn group(&self, shift: u32) -> u32 {
         let above = (shift - self.granule) / (self.granule - 3);
         match (self.granule, above) {
@@ -202,7 +203,7 @@ impl Arch for Arm {
         bits(raw, 52, 52) == 1
     }
 
-    /// D8.5: tables are not marked (FEAT_HAFT is off).
+    /// D8.5: links to tables are not marked (FEAT_HAFT is off).
     fn mark(&self, raw: u64, level: i8, write: bool) -> Result<u64, Fault> {
         let Descriptor::Leaf(leaf) = self.decode(raw, level) else { return Ok(raw) };
         if !leaf.accessed && !self.hardware_accessed {
@@ -231,7 +232,8 @@ impl Arch for Arm {
         false
     }
 
-    /// D8.6: without FWB the weaker of both stages; with it, MemAttr 0b0110 forces Write-Back.
+    /// D8.6: without FWB, the weaker attribute of both stages; with it, MemAttr 0b0110 forces
+    /// Write-Back.
     fn bypasses(&self, memory: u8, uncached: bool) -> bool {
         if self.forced_write_back { memory != 0b0110 } else { memory != 0b1111 || uncached }
     }

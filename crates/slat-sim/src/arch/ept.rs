@@ -1,23 +1,23 @@
 //! Intel's extended page tables, from the Software Developer's Manual, volume 3C: 30.3 (formats,
-//! misconfigurations, accessed and dirty flags), 30.4 (caching and INVEPT). Levels are Intel's:
-//! 4 is the PML4, 1 the page table.
+//! misconfigurations, accessed and dirty flags), 30.4 (caching and INVEPT). Levels are Intel's: 4
+//! is the PML4, 1 the page table.
 
 use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
 use crate::{Firmware, firmware};
 use slat::BreakBeforeMake;
 
-/// A CPU of Intel's, its EPTP and VM-execution controls.
+/// An Intel CPU, with its EPTP and VM-execution controls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ept {
     /// MAXPHYADDR: neither guest nor host addresses are wider.
     pub physical_bits: u32,
     /// Bit 6 of the EPTP: hardware sets accessed and dirty flags.
     pub accessed_dirty: bool,
-    /// Mode-based execute control: bit 10 is a right of its own.
+    /// Mode-based execute control: bit 10 is a separate right.
     pub mode_based_execute: bool,
-    /// IA32_VMX_EPT_VPID_CAP bit 0: leaves that can be executed and not read.
+    /// IA32_VMX_EPT_VPID_CAP bit 0: a leaf may be executable and not readable.
     pub execute_only: bool,
-    /// Not `IF_PSCHANGE_MC_NO`: code cached in two sizes is a machine check (CVE-2018-12207).
+    /// `IF_PSCHANGE_MC_NO` is clear: code cached in two sizes is a machine check (CVE-2018-12207).
     pub multihit: bool,
 }
 
@@ -115,7 +115,7 @@ impl Arch for Ept {
         })
     }
 
-    /// 30.3.5: accessed in every entry that is used, dirty in the leaf of a write.
+    /// 30.3.5: accessed in every entry of the walk; dirty in the leaf of a write.
     fn mark(&self, raw: u64, level: i8, write: bool) -> Result<u64, Fault> {
         if !self.accessed_dirty {
             return Ok(raw);
@@ -137,7 +137,7 @@ impl Arch for Ept {
         if self.multihit { Sizes::ForbiddenForCode } else { Sizes::Allowed }
     }
 
-    /// 30.4.3.1: an EPT violation invalidates what would have been used for the address.
+    /// 30.4.3.1: an EPT violation invalidates the cached entries for the address.
     fn fault_forgets(&self) -> bool {
         true
     }

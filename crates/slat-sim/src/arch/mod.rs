@@ -1,4 +1,4 @@
-//! What an MMU does, written from its manual and from nothing in the engine.
+//! MMUs of the architectures, written from their manuals without the engine's code.
 
 pub mod arm;
 pub mod ept;
@@ -17,108 +17,111 @@ pub use riscv::RiscV;
 
 /// The second-stage MMU of one architecture, as configured.
 ///
-/// Levels carry the names that the manual gives them: Arm's grow towards the pages (level 3),
-/// Intel's and AMD's towards the root (level 1 is that of pages), as RISC-V's (level 0).
+/// Levels are numbered as in the manual: Arm's grow towards the pages (3 is that of pages), Intel's
+/// and AMD's towards the root (1 is that of pages), RISC-V's likewise (0 is that of pages).
 pub trait Arch: Copy + Debug + Send + Sync + 'static {
-    /// Bits of a guest physical address.
+    /// Returns the number of bits of a guest physical address.
     fn address_bits(&self) -> u32;
-    /// The level at which a walk starts.
+    /// Returns the level at which a walk starts.
     fn root_level(&self) -> i8;
-    /// The level that a table at `level` links.
+    /// Returns the level of the tables that a table of `level` links.
     fn below(&self, level: i8) -> i8;
-    /// Base-2 logarithm of the bytes that a slot of `level` covers.
+    /// Returns the base-2 logarithm of the bytes that an entry of `level` covers.
     fn shift(&self, level: i8) -> u32;
-    /// Slots of a table of `level`.
+    /// Returns the number of entries of a table of `level`.
     fn slots(&self, level: i8) -> usize;
-    /// What the MMU makes of `raw` at `level`.
+    /// Decodes the entry `raw` of `level`.
     fn decode(&self, raw: u64, level: i8) -> Descriptor;
-    /// Base-2 logarithm of how many neighbours make a group that a TLB may hold as one, where
-    /// leaves of `2^shift` bytes say that they are of one.
+    /// Returns the base-2 logarithm of the number of adjacent leaves, of `2^shift` bytes each, that
+    /// make a group, which a TLB may hold as one translation; 0 if there are no groups of that
+    /// size.
     fn group(&self, _shift: u32) -> u32 {
         0
     }
-    /// Whether the leaf `raw` is of such a group.
+    /// Returns whether the leaf `raw` is in such a group.
     fn grouped(&self, _raw: u64) -> bool {
         false
     }
-    /// What the MMU writes back to a leaf or table at `level` that it used: accessed, and for a
-    /// write that found a leaf, dirty.
+    /// Returns the value that the MMU writes back to the leaf or link `raw` after it has used it:
+    /// with the accessed mark, and for a write through a leaf, with the dirty mark.
     ///
     /// # Errors
-    /// The fault of an MMU that leaves this to software.
+    /// The fault that the MMU raises if software has to set the mark.
     fn mark(&self, raw: u64, level: i8, write: bool) -> Result<u64, Fault>;
-    /// Stores to tables reach walkers late, and invalidations take effect late.
+    /// Returns whether stores to tables reach walkers late, and invalidations take effect late.
     fn late(&self) -> bool;
-    /// Replacing a live entry by another address, memory type or table needs a break.
+    /// Returns whether a live entry needs a break before it gets another address, memory type or
+    /// table.
     fn breaks(&self) -> bool;
-    /// What two sizes of one page in a TLB are.
+    /// Returns what happens if a TLB holds two sizes of one page.
     fn sizes(&self) -> Sizes;
-    /// A permission fault drops what was cached for the address.
+    /// Returns whether a permission fault drops the cached entries for the address.
     fn fault_forgets(&self) -> bool;
-    /// A slot that was found invalid may be cached: it goes on faulting after it was filled, until
-    /// an invalidation.
+    /// Returns whether the CPU may cache an invalid entry, and so continue to fault after the entry
+    /// was filled, until an invalidation.
     fn caches_invalid(&self) -> bool {
         false
     }
-    /// A leaf that waits for software to mark it may be cached: it goes on faulting after it was
-    /// marked, until an invalidation.
+    /// Returns whether the CPU may cache a leaf that software has to mark, and so continue to fault
+    /// after that, until an invalidation.
     fn caches_unmarked(&self) -> bool {
         false
     }
-    /// The guest's walks of its own tables are writes to the pages that they lie in.
+    /// Returns whether the guest's walks of its own tables count as writes to the pages that hold
+    /// them.
     fn walks_write(&self) -> bool {
         false
     }
-    /// Whether an access with a leaf's memory type bypasses the host's caches; `uncached` is the
-    /// guest's own wish (Arm: MMU or caches off).
+    /// Returns whether an access with a leaf's memory type bypasses the host's caches. `uncached`
+    /// is the guest's own choice (Arm: MMU or caches off).
     fn bypasses(&self, memory: u8, uncached: bool) -> bool;
-    /// Instruction fetches may be older than what the host wrote.
+    /// Returns whether instruction fetches may see older memory than what the host wrote.
     fn stale_fetch(&self) -> bool;
-    /// The level at which leaves have `2^shift` bytes.
+    /// Returns the level at which leaves have `2^shift` bytes, if there is one.
     fn leaf_level(&self, shift: u32) -> Option<i8>;
-    /// What a correct platform declares.
+    /// Returns what a correct platform declares.
     fn break_before_make(&self) -> BreakBeforeMake;
-    /// How a correct platform of this architecture serves the engine.
+    /// Returns the functions by which a correct platform of this architecture serves the engine.
     fn firmware() -> crate::Firmware<Self>;
 }
 
-/// What a slot holds, to an MMU.
+/// An entry as an MMU decodes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Descriptor {
-    /// A translation fault; cached where [`Arch::caches_invalid`].
+    /// Raises a translation fault; may be cached if [`Arch::caches_invalid`].
     Invalid,
-    /// The next table.
+    /// A link to a table.
     Table {
-        /// Its address.
+        /// The address of the table.
         table: u64,
-        /// What the walk may still do below it.
+        /// The rights that remain below it.
         rights: Rights,
     },
     /// A page or block.
     Leaf(Leaf),
-    /// Reserved by the manual; says why.
+    /// An encoding that the manual reserves, and the reason.
     Reserved(&'static str),
 }
 
 /// A page or block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leaf {
-    /// Where it points.
+    /// The host address that it maps to.
     pub hpa: u64,
-    /// What the guest may do. A right to write that hardware will grant, by marking the leaf
-    /// dirty, is one.
+    /// The guest's rights. They include a right to write that hardware grants when it marks the
+    /// leaf dirty.
     pub rights: Rights,
     /// The memory type, in the architecture's encoding.
     pub memory: u8,
     /// The shareability, in the architecture's encoding; 0 where there is none.
     pub shareability: u8,
-    /// May be cached.
+    /// Hardware has used the leaf, so that it may be cached.
     pub accessed: bool,
-    /// A write needs no marking.
+    /// The leaf is marked dirty, so that a write needs no mark.
     pub dirty: bool,
 }
 
-/// What a guest may do.
+/// A guest's rights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "read, write, execute")]
 pub struct Rights {
@@ -131,7 +134,7 @@ impl Rights {
     /// All of them.
     pub const ALL: Self = Self { read: true, write: true, execute: true };
 
-    /// Those of both.
+    /// Returns the rights that both have.
     pub const fn and(self, other: Self) -> Self {
         Self {
             read: self.read && other.read,
@@ -140,7 +143,7 @@ impl Rights {
         }
     }
 
-    /// Whether `access` is one of them.
+    /// Returns whether they allow `access`.
     pub const fn allow(self, access: Access) -> bool {
         match access {
             Access::Read => self.read,
@@ -150,7 +153,7 @@ impl Rights {
     }
 }
 
-/// What a guest does.
+/// An access of a guest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(missing_docs, reason = "read, write, execute")]
 pub enum Access {
@@ -162,29 +165,29 @@ pub enum Access {
 /// Why an access did not complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// No root is loaded, or a slot is invalid.
+    /// No root is loaded, or an entry is invalid.
     Translation,
-    /// The leaf is not accessed, or for a write not dirty, and hardware does not set that.
+    /// The leaf has no accessed mark, or no dirty mark for a write, and hardware does not set it.
     Accessed,
     /// A right is missing.
     Permission,
-    /// Two sizes of one page are in the TLB, and the platform does not handle that.
+    /// The TLB holds two sizes of one page, and the platform does not handle that.
     Conflict,
     /// A reserved encoding.
     Reserved,
-    /// The buffer of addresses is full: nothing was marked, and the vCPU exits.
+    /// The log of dirty pages is full: nothing was marked, and the vCPU exits.
     LogFull,
 }
 
-/// Two sizes of one page in one TLB.
+/// The effect of two sizes of one page in one TLB.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sizes {
-    /// Must not happen.
+    /// It must not happen.
     Forbidden,
-    /// May raise a conflict abort, which the platform then has to handle.
+    /// It may raise a conflict abort, which the platform has to handle.
     MayAbort,
-    /// May not happen with the right to execute (Intel's "machine check on page size change").
+    /// It must not happen for executable pages (Intel's "machine check on page size change").
     ForbiddenForCode,
-    /// Harmless.
+    /// It has no effect.
     Allowed,
 }

@@ -6,12 +6,12 @@ use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
 use crate::{Firmware, firmware};
 use slat::BreakBeforeMake;
 
-/// A CPU of AMD's whose host runs in long mode, with no-execute on.
+/// An AMD CPU whose host runs in long mode, with no-execute enabled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Npt {
     /// Bits of a physical address.
     pub physical_bits: u32,
-    /// Levels of the host's paging mode: 5 where it has CR4.LA57 set, else 4.
+    /// Levels of the host's paging mode: 5 if it sets CR4.LA57, else 4.
     pub levels: u8,
 }
 
@@ -50,7 +50,7 @@ impl Arch for Npt {
         512
     }
 
-    /// 5.3.3 to 5.3.5; nested walks have the rights of user programs (15.25.6).
+    /// 5.3.3 to 5.3.5; nested walks count as accesses of user mode (15.25.6).
     fn decode(&self, raw: u64, level: i8) -> Descriptor {
         if raw & PRESENT == 0 {
             return Descriptor::Invalid;
@@ -71,7 +71,7 @@ impl Arch for Npt {
         if level > 3 {
             return Descriptor::Reserved("no page of 512 GiB");
         }
-        // The high bit of the PAT's index is bit 7 of a page, bit 12 of a large one.
+        // The high bit of the PAT index is bit 7 of a page, and bit 12 of a large page.
         let pat = if level == 1 { raw >> 7 & 1 } else { raw >> 12 & 1 };
         let address = if level == 1 { address } else { address & !(1 << 12) };
         if address & ((1 << self.shift(level)) - 1) != 0 {
@@ -87,13 +87,14 @@ impl Arch for Npt {
         })
     }
 
-    /// 5.4.2: accessed in every entry that is used, dirty in the leaf of a write.
+    /// 5.4.2: accessed in every entry of the walk; dirty in the leaf of a write.
     fn mark(&self, raw: u64, level: i8, write: bool) -> Result<u64, Fault> {
         let leaf = level == 1 || raw & LARGE != 0;
         Ok(raw | ACCESSED | if write && leaf { DIRTY } else { 0 })
     }
 
-    /// Stores are seen in order, and who has a flush made waits for the exit before it.
+    /// Stores are seen in order, and a thread that requests a flush waits until the CPU has left
+    /// its guest.
     fn late(&self) -> bool {
         false
     }
@@ -106,12 +107,12 @@ impl Arch for Npt {
         Sizes::Allowed
     }
 
-    /// 5.5: a right that was added needs no invalidation, for a fault walks the tables again.
+    /// 5.5: a right that was added needs no invalidation, because a fault walks the tables again.
     fn fault_forgets(&self) -> bool {
         true
     }
 
-    /// 15.25.6: the guest's page-table walks need the right to write, and make dirty.
+    /// 15.25.6: the guest's page-table walks need the right to write, and set dirty marks.
     fn walks_write(&self) -> bool {
         true
     }

@@ -1,7 +1,8 @@
-//! Radix trees of POWER9 and POWER10, partition-scoped, from the Power ISA, Book III ("Radix Tree
+//! Partition-scoped radix trees of POWER9 and POWER10, from the Power ISA, Book III ("Radix Tree
 //! Translation", 3.0B 5.7.10; "Reference and Change Recording", 5.7.12; "TLB Management
 //! Instructions") and the processors' manuals ("Supported Radix Tree Configurations"). Levels count
-//! from the root, 1, to the page table, 4; bits of a word are numbered from the highest.
+//! from the root, 1, to the page table, 4; bits of a word are numbered from the most significant,
+//! 0.
 
 use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
 use crate::tlb::Scope;
@@ -15,11 +16,11 @@ pub struct Power {
     pub page: u32,
     /// Bits of a real address.
     pub real_bits: u32,
-    /// Hardware sets R and C; else an interrupt has software set them.
+    /// Hardware sets R and C; otherwise it raises an interrupt, and software sets them.
     pub sets: bool,
 }
 
-/// Bits `first` to `last` of a word, both included.
+/// Returns bits `first` to `last` of a word, both included.
 const fn field(word: u64, first: u32, last: u32) -> u64 {
     word << first >> (63 - (last - first))
 }
@@ -32,7 +33,7 @@ const fn mask(n: u32) -> u64 {
     1 << (63 - n)
 }
 
-/// The word that the eight bytes of an entry are, the first being the most significant.
+/// Returns the entry as a word, whose most significant byte comes first in memory.
 const fn word(raw: u64) -> u64 {
     u64::from_be_bytes(raw.to_ne_bytes())
 }
@@ -42,12 +43,12 @@ const fn raw(word: u64) -> u64 {
 }
 
 impl Power {
-    /// A core that sets R and C, with pages of `2^page` bytes.
+    /// Creates a core that sets R and C, with pages of `2^page` bytes.
     pub const fn new(page: u32) -> Self {
         Self { page, real_bits: 51, sets: true }
     }
 
-    /// NLS, or RPDS: index bits of a table of `level`.
+    /// Returns the number of index bits of a table of `level` (NLS, or RPDS for the root).
     fn index_bits(&self, level: i8) -> u32 {
         match level {
             1 => 13,
@@ -56,11 +57,12 @@ impl Power {
         }
     }
 
-    /// What a `tlbie` with R=1 and PRS=0 names. Of what the manual leaves to the CPU, the least.
+    /// Returns the extent of a `tlbie` with R=1 and PRS=0. Where the manual leaves it to the CPU,
+    /// this is the least.
     pub fn scope(&self, rb: u64, rs: u64, ric: u8) -> Option<Scope> {
-        // RS: the PID, which partition-scoped entries have not, and the LPID.
+        // RS holds the LPID, and the PID, which partition-scoped entries do not have.
         let guest = Scope::guest(Vmid(field(rs, 32, 63) as u16));
-        // RIC: the TLB; the page walk cache; both, and what is cached of tables in memory.
+        // RIC 0 is the TLB; 1 the page walk cache; 2 both, and cached process and partition tables.
         let (leaves, walks) = match ric {
             0 => (true, false),
             1 => (false, true),
@@ -69,7 +71,7 @@ impl Power {
         };
         let guest = Scope { leaves, walks, combined: leaves, ..guest };
         match field(rb, 52, 53) {
-            // One page, of the size that AP says; the page walk cache is not named by address.
+            // One page, of the size in AP. The page walk cache cannot be invalidated by address.
             0 if leaves => {
                 let shift = match field(rb, 56, 58) {
                     0 => 12,
@@ -84,7 +86,7 @@ impl Power {
             }
             2 => Some(guest),
             3 => Some(Scope { vmid: None, ..guest }),
-            // By PID: nothing of a partition's.
+            // By PID: this covers no partition-scoped entries.
             _ => None,
         }
     }
@@ -144,7 +146,7 @@ impl Arch for Power {
             rights: Rights {
                 read: bit(word, 61) || bit(word, 62),
                 write: bit(word, 62),
-                // Nothing is fetched from what is guarded.
+                // Instructions are not fetched from guarded memory.
                 execute: bit(word, 63) && att != 0b10,
             },
             memory: att as u8,
@@ -175,12 +177,12 @@ impl Arch for Power {
         Sizes::Forbidden
     }
 
-    /// 3.1B 6.10.1.2: an entry is fetched again before its missing right is a fault.
+    /// 3.1B 6.10.1.2: before it faults for a missing right, the CPU fetches the entry again.
     fn fault_forgets(&self) -> bool {
         true
     }
 
-    /// Attributes 2 and 3 inhibit caching. A guest's own that conflict are an interrupt.
+    /// Attributes 2 and 3 inhibit caching. A guest's attribute that conflicts raises an interrupt.
     fn bypasses(&self, memory: u8, _uncached: bool) -> bool {
         memory >= 0b10
     }
@@ -215,14 +217,14 @@ impl Machine<Power> {
         }
     }
 
-    /// Executes an `eieio`: what came before it, a `tlbsync` behind it orders.
+    /// Executes an `eieio`: a later `tlbsync` orders the invalidations before it.
     pub fn eieio(&self) {
         let mut state = self.state();
         let issuer = state.issuer();
         issuer.ordered[0] = issuer.pending.len();
     }
 
-    /// Executes a `tlbsync`: a `ptesync` behind it waits for the other CPUs.
+    /// Executes a `tlbsync`: a later `ptesync` waits for the invalidations that are ordered.
     pub fn tlbsync(&self) {
         let mut state = self.state();
         let issuer = state.issuer();
@@ -237,7 +239,7 @@ impl Machine<Power> {
         let later = issuer.pending.split_off(ordered.min(issuer.pending.len()));
         state.complete(false);
         state.issuer().pending = later;
-        // Up to here walkers may have read what no barrier before had drained.
+        // Until this barrier, walkers may have read older values.
         if state.lazy.speculation {
             state.speculate();
         }

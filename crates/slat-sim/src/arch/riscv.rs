@@ -8,14 +8,14 @@ use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
 use crate::{Firmware, firmware};
 use slat::BreakBeforeMake;
 
-/// A hart, its hgatp and menvcfg.
+/// A hart, with its hgatp and menvcfg.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RiscV {
-    /// Levels of hgatp.MODE: 3 of Sv39x4, 4 of Sv48x4, 5 of Sv57x4.
+    /// Levels of hgatp.MODE: 3 for Sv39x4, 4 for Sv48x4, 5 for Sv57x4.
     pub levels: u8,
     /// Bits of a physical address.
     pub physical_bits: u32,
-    /// Svadu, menvcfg.ADUE: hardware sets A and D. Without it (Svade) their want is a fault.
+    /// Svadu, menvcfg.ADUE: hardware sets A and D. Without it (Svade), a clear bit is a fault.
     pub hardware_marks: bool,
     /// Svpbmt, menvcfg.PBMTE: leaves have a memory type.
     pub memory_types: bool,
@@ -24,7 +24,7 @@ pub struct RiscV {
 }
 
 impl Default for RiscV {
-    /// Sv39x4 with Svadu, and nothing else.
+    /// Creates a hart with Sv39x4 and Svadu, and no other extension.
     fn default() -> Self {
         Self {
             levels: 3,
@@ -43,7 +43,7 @@ const EXECUTE: u64 = 1 << 3;
 const USER: u64 = 1 << 4;
 const ACCESSED: u64 = 1 << 6;
 const DIRTY: u64 = 1 << 7;
-/// What the root's index has more than another table's.
+/// Number of index bits that the root has in addition to those of another table.
 const ROOT_EXTRA_BITS: u32 = 2;
 
 const fn bits(raw: u64, high: u32, low: u32) -> u64 {
@@ -71,8 +71,8 @@ impl Arch for RiscV {
         if level == self.root_level() { 512 << ROOT_EXTRA_BITS } else { 512 }
     }
 
-    /// Steps 3 to 6 of the translation process, for a CPU without Svnapot. What the manual has
-    /// raise a page fault because it is reserved is told from an entry that is invalid.
+    /// Steps 3 to 6 of the translation process, for a CPU without Svnapot. Encodings that raise a
+    /// page fault because they are reserved are distinguished from invalid entries.
     fn decode(&self, raw: u64, level: i8) -> Descriptor {
         if raw & VALID == 0 {
             return Descriptor::Invalid;
@@ -137,12 +137,12 @@ impl Arch for RiscV {
         Ok(marked)
     }
 
-    /// Implicit reads of the tables are ordered by fences alone.
+    /// Only fences order implicit reads of the tables.
     fn late(&self) -> bool {
         true
     }
 
-    /// Either of two entries is used, "but the behavior is otherwise well-defined".
+    /// The hart uses either of two entries, "but the behavior is otherwise well-defined".
     fn breaks(&self) -> bool {
         false
     }
@@ -151,7 +151,7 @@ impl Arch for RiscV {
         Sizes::Allowed
     }
 
-    /// A fault orders nothing.
+    /// A fault does not order reads of the tables.
     fn fault_forgets(&self) -> bool {
         false
     }
@@ -164,12 +164,12 @@ impl Arch for RiscV {
         !self.hardware_marks
     }
 
-    /// Svpbmt's NC and IO; the guest itself has no word in it.
+    /// Svpbmt's NC and IO bypass the caches; the guest itself cannot choose that.
     fn bypasses(&self, memory: u8, _uncached: bool) -> bool {
         memory != 0
     }
 
-    /// Until FENCE.I.
+    /// Fetches may see older memory until FENCE.I.
     fn stale_fetch(&self) -> bool {
         true
     }

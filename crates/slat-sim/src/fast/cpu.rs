@@ -1,4 +1,4 @@
-//! A CPU: windows, walks, and the accesses themselves.
+//! A CPU of the fast machine: its windows, walks and accesses.
 
 use super::error::{AccessError, Why};
 use super::moment::{Moment, moment};
@@ -9,15 +9,15 @@ use crate::arch::{Access, Arch, Descriptor, Fault, Rights};
 use slat::{Hpa, Vmid};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A CPU of a [`FastMachine`], and the thread that drives it: [`FastMachine::cpu`].
+/// A CPU of a [`FastMachine`], driven by one thread; see [`FastMachine::cpu`].
 #[derive(Debug)]
 pub struct FastCpu<'m, A: Arch> {
     machine: &'m FastMachine<A>,
     door: &'m Door,
     barriers: Barriers,
-    /// What `door` shows.
+    /// The counter that `door` holds.
     window: u64,
-    /// The generation as of which the TLB is right.
+    /// The generation whose invalidations the TLB has seen.
     seen: u64,
     tlb: Tlb,
     root: Option<(Vmid, Hpa)>,
@@ -30,19 +30,19 @@ impl<'m, A: Arch> FastCpu<'m, A> {
         Self { machine, door, barriers, window, seen, tlb, root: None, walks: 0 }
     }
 
-    /// Runs the guest `vmid`, with the tables at `root`, from now on; nothing cached stays.
+    /// Runs the guest `vmid` with the tables at `root` from now on, and flushes the TLB.
     pub fn load(&mut self, vmid: Vmid, root: Hpa) {
         self.root = Some((vmid, root));
         self.tlb.flush();
     }
 
-    /// Runs no guest: every access faults.
+    /// Runs no guest from now on, so that every access faults.
     pub fn unload(&mut self) {
         self.root = None;
         self.tlb.flush();
     }
 
-    /// Walks so far: accesses that the TLB did not serve.
+    /// Returns the number of walks so far: accesses that the TLB did not serve.
     pub const fn walks(&self) -> u64 {
         self.walks
     }
@@ -87,15 +87,15 @@ impl<'m, A: Arch> FastCpu<'m, A> {
             None => self.miss(gpa, access),
         };
         let result = result.map(|hpa| {
-            // SAFETY: `miss` finds and keeps pieces inside guest memory only, and refuses addresses
-            // that are not aligned, which the TLB does not match.
+            // SAFETY: `miss` finds and keeps pieces of guest memory only. It refuses addresses that
+            // are not aligned, and the TLB does not match them.
             go(unsafe { self.machine.space.word(hpa) })
         });
         self.end();
         result
     }
 
-    /// The order of the three is what the protocol stands on.
+    /// The protocol depends on the order of its three steps.
     #[inline(always)]
     fn begin(&mut self) {
         self.window += 1;
@@ -114,7 +114,7 @@ impl<'m, A: Arch> FastCpu<'m, A> {
         self.door.set(self.window);
     }
 
-    /// Forgets what was invalidated since the last window.
+    /// Drops what was invalidated since the last window.
     #[cold]
     fn catch_up(&mut self, now: u64) {
         let Self { machine, seen, tlb, root, .. } = self;
@@ -146,7 +146,7 @@ impl<'m, A: Arch> FastCpu<'m, A> {
         Ok(found.hpa)
     }
 
-    /// What the tables say, marked as hardware marks it.
+    /// Walks the tables, and marks entries as hardware does.
     fn walk(&mut self, gpa: u64, access: Access) -> Result<Found, Why> {
         let (arch, space) = (&self.machine.arch, &self.machine.space);
         self.walks += 1;
@@ -169,7 +169,7 @@ impl<'m, A: Arch> FastCpu<'m, A> {
                 Descriptor::Reserved(_) => return Err(Fault::Reserved.into()),
                 Descriptor::Table { table: next, rights } => {
                     let marked = arch.mark(raw, level, write)?;
-                    // A slot that changed under the mark is read again.
+                    // If the entry changed before the mark was set, it is read again.
                     if marked == raw || slot.exchange(raw, marked).is_ok() {
                         above = above.and(rights);
                         (level, table) = (arch.below(level), next);
@@ -177,7 +177,8 @@ impl<'m, A: Arch> FastCpu<'m, A> {
                     continue;
                 }
                 Descriptor::Leaf(leaf) => {
-                    // Before rights: a fault of the access flag has priority over them.
+                    // Comes before the rights, because a fault of the access flag has priority over
+                    // a permission fault.
                     let marked = arch.mark(raw, level, write)?;
                     let rights = above.and(leaf.rights);
                     if !rights.allow(access) {
@@ -188,7 +189,7 @@ impl<'m, A: Arch> FastCpu<'m, A> {
                     (marked, Found { gpa, hpa, shift, rights, dirty })
                 }
             };
-            // Guest memory begins and ends at a multiple of every piece.
+            // Guest memory begins and ends at a multiple of the size of each piece.
             if !space.memory().contains(&found.hpa) {
                 return Err(Why::NoMemory { hpa: found.hpa });
             }

@@ -1,29 +1,29 @@
-//! Why an access, or a CPU, was refused.
+//! Errors of accesses, and of requests for a CPU.
 
 use crate::arch::{Access, Fault};
 use std::fmt;
 
-/// An access that did not happen.
+/// Error of an access, which did not happen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AccessError {
-    /// Where.
+    /// The guest physical address.
     pub gpa: u64,
-    /// What the guest wanted.
+    /// The access that the guest tried.
     pub access: Access,
-    /// Why it did not get it.
+    /// Why it failed.
     pub why: Why,
 }
 
-/// Why an access did not happen.
+/// Why an access failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// The MMU says no; a hypervisor may answer that.
+    /// The MMU faulted; a hypervisor may handle this.
     Mmu(Fault),
     /// The address is not a multiple of 8.
     Unaligned,
-    /// The tables lead out of the memory that the machine has for that.
+    /// The tables lead to an address outside the machine's memory for tables or guests.
     NoMemory {
-        /// Where to.
+        /// The address.
         hpa: u64,
     },
 }
@@ -35,7 +35,7 @@ impl From<Fault> for Why {
 }
 
 impl AccessError {
-    /// What the MMU said, if it was the MMU.
+    /// Returns the MMU's fault, if it faulted.
     pub const fn fault(&self) -> Option<Fault> {
         match self.why {
             Why::Mmu(fault) => Some(fault),
@@ -57,12 +57,12 @@ impl fmt::Display for AccessError {
 
 impl std::error::Error for AccessError {}
 
-/// Why a CPU could not be had.
+/// Why a CPU is not available.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CpuError {
-    /// There is none of that number.
+    /// The machine has no CPU of that number.
     Unknown {
-        /// How many there are.
+        /// Number of CPUs of the machine.
         cpus: usize,
     },
     /// Another thread has it.

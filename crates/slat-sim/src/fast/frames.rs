@@ -1,4 +1,4 @@
-//! Frames for tables: handed out from one region, and reused by size.
+//! Frames for tables, allocated from one region and reused by size.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard};
@@ -11,14 +11,15 @@ pub(super) struct Frames(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    /// Never handed out.
+    /// Memory that was never allocated.
     rest: Range<u64>,
-    /// Given back, by base-2 logarithm of their size.
+    /// Freed frames, by the base-2 logarithm of their size.
     free: [Vec<u64>; u64::BITS as usize],
 }
 
 impl Frames {
-    /// `rest` does not contain address 0, and begins and ends at a multiple of the smallest frame.
+    /// Creates an allocator for `rest`, which does not contain address 0, and begins and ends at a
+    /// multiple of the smallest frame.
     pub fn new(rest: Range<u64>) -> Self {
         Self(Mutex::new(State { rest, free: [const { Vec::new() }; u64::BITS as usize] }))
     }
@@ -27,7 +28,8 @@ impl Frames {
         self.0.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 
-    /// A frame of `bytes`, aligned to its size; `None` if there is none, or no such size.
+    /// Allocates a frame of `bytes`, aligned to its size. Returns `None` if there is no room, or
+    /// `bytes` is no size of a frame.
     pub fn take(&self, bytes: u64) -> Option<u64> {
         if !bytes.is_power_of_two() || bytes < 1 << SMALLEST {
             return None;
@@ -38,7 +40,7 @@ impl Frames {
         }
         let frame = state.rest.start.checked_next_multiple_of(bytes)?;
         let end = frame.checked_add(bytes).filter(|&end| end <= state.rest.end)?;
-        // What alignment skips serves as smaller frames.
+        // Keeps what alignment skips as smaller frames.
         while state.rest.start < frame {
             let log = state.rest.start.trailing_zeros();
             let skipped = state.rest.start;

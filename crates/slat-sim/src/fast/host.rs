@@ -1,4 +1,4 @@
-//! Guest memory as the host sees it.
+//! The host's access to guest memory.
 
 use super::FastMachine;
 use crate::arch::Arch;
@@ -8,20 +8,20 @@ use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl<A: Arch> FastMachine<A> {
-    /// Where guest memory begins: a multiple of 1 GiB.
+    /// Returns where guest memory begins: a multiple of 1 GiB.
     pub const fn memory_base(&self) -> Hpa {
         Hpa(self.space.memory().start)
     }
 
-    /// Bytes of guest memory: a multiple of 2 MiB.
+    /// Returns the number of bytes of guest memory: a multiple of 2 MiB.
     pub const fn memory_bytes(&self) -> u64 {
         self.space.memory().end - self.space.memory().start
     }
 
-    /// A word of guest memory.
+    /// Loads a word of guest memory.
     ///
     /// # Panics
-    /// It is none.
+    /// If `hpa` is not a word of guest memory.
     pub fn read_host(&self, hpa: Hpa) -> u64 {
         self.space.words(hpa.0, 8)[0].load(Relaxed)
     }
@@ -29,23 +29,24 @@ impl<A: Arch> FastMachine<A> {
     /// Stores to a word of guest memory.
     ///
     /// # Panics
-    /// It is none.
+    /// If `hpa` is not a word of guest memory.
     pub fn write_host(&self, hpa: Hpa, value: u64) {
         self.space.words(hpa.0, 8)[0].store(value, Relaxed);
     }
 
-    /// Where this process has guest memory: for instructions that change none of it.
+    /// Returns the address of guest memory in this process, for instructions that do not change
+    /// memory.
     ///
     /// # Panics
-    /// That is not whole words of guest memory.
+    /// If the range is not whole words of guest memory.
     pub fn address(&self, hpa: Hpa, bytes: u64) -> *const u8 {
         self.space.words(hpa.0, bytes).as_ptr().cast()
     }
 
-    /// Copies guest memory from `hpa` on, word by word, whoever writes to it meanwhile.
+    /// Copies guest memory from `hpa` to `to`, word by word, even while others write to it.
     ///
     /// # Panics
-    /// That is not whole words of guest memory.
+    /// If the range is not whole words of guest memory.
     pub fn copy_out(&self, hpa: Hpa, to: &mut [u8]) {
         let words = self.space.words(hpa.0, to.len() as u64);
         for (to, word) in to.chunks_exact_mut(8).zip(words) {
@@ -53,10 +54,10 @@ impl<A: Arch> FastMachine<A> {
         }
     }
 
-    /// Copies to guest memory from `hpa` on, word by word, whoever reads it meanwhile.
+    /// Copies `from` to guest memory at `hpa`, word by word, even while others read it.
     ///
     /// # Panics
-    /// That is not whole words of guest memory.
+    /// If the range is not whole words of guest memory.
     pub fn copy_in(&self, hpa: Hpa, from: &[u8]) {
         let words = self.space.words(hpa.0, from.len() as u64);
         for (from, word) in from.as_chunks::<8>().0.iter().zip(words) {
@@ -64,24 +65,24 @@ impl<A: Arch> FastMachine<A> {
         }
     }
 
-    /// Gives memory back to the host: it reads as zero from now on.
+    /// Gives guest memory back to the host. It reads as zero afterwards.
     ///
     /// # Errors
-    /// The host's.
+    /// The error of the host.
     ///
     /// # Panics
-    /// That is not whole pages of guest memory.
+    /// If the range is not whole pages of guest memory.
     pub fn discard(&self, hpa: Hpa, bytes: u64) -> io::Result<()> {
         self.space.advise(hpa.0, bytes, Advice::LinuxDontNeed)
     }
 
-    /// Has the host provide memory now rather than when it is touched.
+    /// Makes the host allocate guest memory now, rather than when it is first touched.
     ///
     /// # Errors
-    /// The host's; kernels before 5.14 cannot.
+    /// The error of the host; kernels before 5.14 do not support this.
     ///
     /// # Panics
-    /// That is not whole pages of guest memory.
+    /// If the range is not whole pages of guest memory.
     pub fn populate(&self, hpa: Hpa, bytes: u64) -> io::Result<()> {
         self.space.advise(hpa.0, bytes, Advice::LinuxPopulateWrite)
     }
@@ -89,7 +90,7 @@ impl<A: Arch> FastMachine<A> {
     /// Asks the host to back guest memory by huge pages, or not to.
     ///
     /// # Errors
-    /// The host has none.
+    /// The host does not support huge pages.
     pub fn set_huge_pages(&self, wanted: bool) -> io::Result<()> {
         let advice = if wanted { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
         self.space.advise(self.memory_base().0, self.memory_bytes(), advice)
@@ -97,7 +98,7 @@ impl<A: Arch> FastMachine<A> {
 }
 
 impl<A: Arch> slat_guest::Host for FastMachine<A> {
-    /// Nanoseconds since the machine was made.
+    /// Returns nanoseconds since the machine was created.
     fn now(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }

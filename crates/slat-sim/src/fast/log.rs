@@ -1,17 +1,18 @@
-//! The global generation, and what was invalidated lately.
+//! The global generation, and the ranges of recent invalidations.
 
 use slat::Invalidation;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Invalidations that are remembered; a CPU that missed more forgets all.
+/// Number of invalidations that are recorded. A CPU that missed more than half of them flushes its
+/// TLB.
 const RECENT: u64 = 64;
 
-/// Beside the generation, which every window reads, stands nothing that is written more often.
+/// Every window reads the generation, so its cache line holds nothing that is written more often.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Log {
-    /// How many invalidations have begun.
+    /// Number of invalidations that have begun.
     now: AtomicU64,
     recent: Box<[Record]>,
     order: Mutex<()>,
@@ -35,8 +36,8 @@ impl Default for Log {
 }
 
 impl Log {
-    /// Acquire: with the generation its records are seen, and the tables as they were changed
-    /// before.
+    /// Acquire: a thread that sees the generation also sees its records, and the changes of tables
+    /// before it.
     #[inline(always)]
     pub fn now(&self) -> u64 {
         self.now.load(Ordering::Acquire)
@@ -52,16 +53,16 @@ impl Log {
         let _order = self.order.lock().unwrap_or_else(|poison| poison.into_inner());
         let next = self.now.load(Ordering::Relaxed) + 1;
         let record = self.record_of(next);
-        // Release: who reads this instead of what stood there before, finds that the generation has
-        // moved that far.
+        // Release: a thread that reads the new record instead of the old one also finds that the
+        // generation has reached `next - 1`.
         record.vmid.store(what.vmid.0.into(), Ordering::Release);
         record.start.store(bounds.0, Ordering::Release);
         record.end.store(bounds.1, Ordering::Release);
         self.now.store(next, Ordering::Release);
     }
 
-    /// Visits vmid, start and end of what was invalidated after `seen`, up to `now`. `false` if
-    /// some of it was forgotten: what was visited may be wrong, and is not all.
+    /// Visits VMID, start and end of each invalidation after `seen` and up to `now`. Returns
+    /// `false` if some records are missing: the visited ones may be wrong then, and are not all.
     #[must_use]
     pub fn since(&self, seen: u64, now: u64, mut visit: impl FnMut(u64, u64, u64)) -> bool {
         if now - seen > RECENT / 2 {
@@ -72,8 +73,8 @@ impl Log {
             let word = |word: &AtomicU64| word.load(Ordering::Acquire);
             visit(word(&record.vmid), word(&record.start), word(&record.end));
         }
-        // The first of these records is overwritten by generation `seen + 1 + RECENT`, by somebody
-        // who has seen the one before it.
+        // The first of these records is overwritten by generation `seen + 1 + RECENT`, by a thread
+        // that has seen the generation before it.
         self.now() < seen + RECENT
     }
 }

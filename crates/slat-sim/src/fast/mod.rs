@@ -1,44 +1,46 @@
-//! The fast machine: vCPUs are threads of the host's, which load from and store to real memory
-//! through the tables that the engine under test keeps.
+//! The fast machine: vCPUs are threads of the host, which access real memory through the engine's
+//! tables.
 //!
-//! The adversarial [`Machine`](crate::Machine) asks what a CPU *could* do; this one is for what it
-//! costs, and for stress: millions of accesses a second, beside threads that change the tables. It
-//! decodes by the same [`Arch`], written from the manuals. Where guest memory holds what nobody can
-//! have written, some rule was broken.
+//! The adversarial [`Machine`](crate::Machine) checks what a CPU *could* do. This machine is for
+//! performance and for stress: millions of accesses a second, while other threads change the
+//! tables. It decodes entries by the same [`Arch`], written from the manuals. If guest memory holds
+//! a value that was never written there, a rule was broken.
 //!
 //! # Invalidation
-//! Each access of a CPU is a *window*: its counter becomes odd; it looks at the global generation,
-//! and if that has moved, forgets what was invalidated since; it goes through its TLB or walks, and
-//! accesses memory; its counter becomes even. Who invalidates records the range, advances the
-//! generation, executes a barrier on every CPU (`membarrier`), and waits for each counter that is
-//! odd until it changes.
+//! Each access of a CPU is a *window*. The CPU makes its counter odd. It reads the global
+//! generation, and if that has changed, drops what was invalidated since. It uses its TLB or walks,
+//! and accesses memory. It makes its counter even. An invalidating thread records the range,
+//! advances the generation, executes a barrier on every CPU (`membarrier`), and waits for each odd
+//! counter until it changes.
 //!
-//! That is sound. The barrier runs on a CPU's thread somewhere between two of its instructions:
+//! This is sound. The barrier runs on a CPU's thread between two of its instructions:
 //!
-//! - Before a window looks at the generation: what precedes the barrier at the invalidator is seen
-//!   after it, so the window finds the new generation, and its walks the new tables.
-//! - After that: the odd counter was stored before the barrier, so the invalidator sees it, or what
-//!   followed it, and returns only after the window has ended.
+//! - Before the window reads the generation: the CPU sees after the barrier what the invalidating
+//!   thread did before it. So the window finds the new generation, and its walks find the new
+//!   tables.
+//! - After that: the CPU stored the odd counter before the barrier. So the invalidating thread sees
+//!   that value, or a later one, and returns only after the window has ended.
 //!
-//! No stale entry is lost on the way. A walk inside a window fills the TLB as of the generation
-//! that the window *began* with. If tables changed under the walk, the generation moves after the
-//! change, hence the next window finds another generation than the one that the entry belongs to,
-//! and forgets the entry before it looks anything up. Looking at the generation after the walk
-//! instead would take an entry from before for one from after.
+//! No stale entry escapes. A walk inside a window fills the TLB as of the generation that the
+//! window *began* with. If tables change during the walk, the generation changes afterwards. So the
+//! next window finds another generation than that of the entry, and drops the entry before it uses
+//! the TLB. If the CPU read the generation after the walk, it could take an older entry for a newer
+//! one.
 //!
-//! A walk, too, happens inside a window: once an invalidation has returned, no CPU is inside a
-//! table that was unlinked before it. A CPU outside a window is not waited for, whatever its thread
-//! does. Counters, not flags: a CPU that begins one window after the other holds nobody up.
+//! A walk, too, is inside a window: once an invalidation has returned, no CPU reads a table that
+//! was unlinked before it. An invalidation does not wait for a CPU outside a window, whatever its
+//! thread does. Counters instead of flags: a CPU that begins one window after another delays no
+//! invalidation.
 //!
-//! The fence is asymmetric: a window has compiler fences and plain stores, and who invalidates pays
-//! for both sides. Where the kernel has no `membarrier` ([`FastMachine::set_membarrier`]), both
-//! sides execute a sequentially consistent fence between their store and their load: of the two, at
-//! least one sees the other's.
+//! The fence is asymmetric: a window has compiler fences and plain stores, and the invalidating
+//! thread pays for both sides. If the kernel has no `membarrier` ([`FastMachine::set_membarrier`]),
+//! both sides execute a sequentially consistent fence between their store and their load: at least
+//! one of the two sees the other's store.
 //!
 //! # What a TLB does here
-//! It keeps what walks found, until an invalidation names it, or another page needs its place.
-//! Leaves are kept in pieces of 4 KiB or 2 MiB. A write needs an entry that is known to be dirty,
-//! else the walk marks the leaf. There is no walk cache, no laziness, no speculation.
+//! It keeps what walks found, until an invalidation covers it, or another page needs its place.
+//! Leaves are kept in pieces of 4 KiB or 2 MiB. A write needs an entry that is known to be dirty;
+//! otherwise a walk marks the leaf. There is no walk cache, no laziness and no speculation.
 //!
 //! # Example
 //! ```
@@ -88,7 +90,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 use window::{Barriers, Door};
 
-/// Threads that may be inside tables at a time.
+/// Number of threads that may be inside tables at a time.
 const SEATS: usize = 256;
 
 /// A machine whose memory is real and whose CPUs are threads.
@@ -106,7 +108,7 @@ pub struct FastMachine<A: Arch> {
     start: Instant,
 }
 
-/// What the engine asked for, on a cache line of its own.
+/// The counters behind [`Service`], on a cache line of their own.
 #[derive(Default, Debug)]
 #[repr(align(128))]
 struct Counters {
@@ -116,13 +118,13 @@ struct Counters {
     instructions: AtomicU64,
 }
 
-/// What the engine asked of a machine, and what that cost.
+/// The engine's calls of a machine, and their cost.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Service {
     /// Invalidations executed.
     pub invalidations: u64,
-    /// Time in which those who invalidated waited for CPUs, the barrier on them included; of all
-    /// threads together.
+    /// Time in which threads waited in invalidations for CPUs, including the barrier on them; the
+    /// sum over all threads.
     pub waited: Duration,
     /// Bytes of data made coherent.
     pub data: u64,
@@ -131,8 +133,8 @@ pub struct Service {
 }
 
 impl<A: Arch> FastMachine<A> {
-    /// A machine of `cpus` CPUs, with `memory_bytes` of guest memory and `table_bytes` for tables,
-    /// all zero. The host gives pages as they are touched.
+    /// Creates a machine of `cpus` CPUs, with `memory_bytes` of guest memory and `table_bytes` for
+    /// tables, all zero. The host allocates pages when they are first touched.
     ///
     /// # Errors
     /// The host refuses the mapping, or it would need host addresses of more than 46 bits.
@@ -152,29 +154,29 @@ impl<A: Arch> FastMachine<A> {
         })
     }
 
-    /// Declares another rule for changes of size than a correct platform of this architecture: CPUs
-    /// here bear all of them.
+    /// Declares another rule for break-before-make than a correct platform of this architecture.
+    /// CPUs of this machine tolerate all of them.
     pub fn set_break_before_make(&mut self, declared: BreakBeforeMake) {
         self.break_before_make = declared;
     }
 
-    /// Does without `membarrier`, or uses it if the kernel has it; returns whether it is in use.
+    /// Uses `membarrier` if it is wanted and the kernel has it; returns whether it is in use.
     pub fn set_membarrier(&mut self, wanted: bool) -> bool {
         self.barriers = if wanted { Barriers::register() } else { Barriers::Symmetric };
         self.barriers == Barriers::Asymmetric
     }
 
-    /// The architecture that CPUs walk by.
+    /// Returns the architecture of the CPUs.
     pub const fn arch(&self) -> &A {
         &self.arch
     }
 
-    /// How many CPUs there are.
+    /// Returns the number of CPUs.
     pub const fn cpus(&self) -> usize {
         self.doors.len()
     }
 
-    /// A CPU, for one thread to drive. It comes back when it is dropped.
+    /// Returns a CPU for one thread, which gives it back when it drops it.
     ///
     /// # Errors
     /// There is no such CPU, or it is taken.
@@ -184,7 +186,7 @@ impl<A: Arch> FastMachine<A> {
         Ok(FastCpu::new(self, door, window))
     }
 
-    /// What was asked of the machine so far.
+    /// Returns the engine's calls so far, and their cost.
     pub fn service(&self) -> Service {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Service {
@@ -195,7 +197,7 @@ impl<A: Arch> FastMachine<A> {
         }
     }
 
-    /// Returns once no CPU is in a window that began before the generation moved.
+    /// Returns when no CPU is in a window that began before the generation changed.
     fn wait_for_cpus(&self) {
         let start = Instant::now();
         self.barriers.everywhere();
@@ -209,18 +211,18 @@ impl<A: Arch> FastMachine<A> {
 // 1. `Frames` hands out disjoint, aligned parts of the table region, and a part again only after it
 //    was given back. Guest memory is another region.
 // 2. `slots` adds the address to the base of one mapping, which lives as long as the machine.
-// 3. By the protocol in the module's documentation no CPU uses, after `invalidate` has returned,
-//    what it cached before the generation moved, nor is it in a walk that began before. Nothing
-//    else is cached.
+// 3. By the protocol in the module's documentation, after `invalidate` has returned, no CPU uses
+//    what it cached before the generation changed, nor is it in a walk that began before. CPUs
+//    cache nothing else.
 // 4. `grace` is a field; `break_before_make` changes by `&mut self` only, when no tables borrow the
 //    machine.
-// 5. `fill` is the engine's own.
-// 6. Locks that were poisoned are taken all the same; nothing else could unwind.
+// 5. `fill` is the trait's default.
+// 6. Poisoned locks are taken as well; nothing else can unwind.
 unsafe impl<A: Arch> Platform for FastMachine<A> {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let hpa = self.frames.take(bytes as u64)?;
-        // SAFETY: inside the table region, which `slots` reaches; of that size and alignment, and
-        // nobody else's; below 2^46, which all formats can hold.
+        // SAFETY: the frame is inside the table region, which `slots` reaches. It is of that size
+        // and alignment, no other code uses it, and it is below 2^46, which all formats can hold.
         unsafe { Frame::from_hpa(Hpa(hpa)) }
     }
 
@@ -230,8 +232,8 @@ unsafe impl<A: Arch> Platform for FastMachine<A> {
 
     #[inline(always)]
     fn slots(&self, table: Hpa) -> NonNull<Slot> {
-        // SAFETY: the engine asks for addresses inside frames that `allocate` returned: inside the
-        // mapping.
+        // SAFETY: the engine passes addresses inside frames that `allocate` returned, which are
+        // inside the mapping.
         unsafe { self.space.base().add(table.0 as usize).cast() }
     }
 

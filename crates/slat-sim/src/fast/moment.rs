@@ -1,4 +1,4 @@
-//! Where a test may step in: between the steps of an access.
+//! Points between the steps of an access where a test can run code.
 
 /// A point inside a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,7 +27,7 @@ mod hook {
         static NEXT: RefCell<Option<Hook>> = const { RefCell::new(None) };
     }
 
-    /// Calls `what` once, when this thread's CPU is there next.
+    /// Calls `what` once, when this thread's CPU reaches `moment` next.
     pub fn next(moment: Moment, what: impl FnOnce() + 'static) {
         NEXT.set(Some((moment, Box::new(what))));
     }

@@ -6,8 +6,8 @@
 //!            unused, up to a multiple of 1 GiB
 //! memory     guest memory, a multiple of 2 MiB
 //! ```
-//! The mapping is aligned to 2 MiB, so what is aligned for a block of that size is aligned for a
-//! huge page of the host's.
+//! The mapping is aligned to 2 MiB: an address that is aligned for a block of that size is aligned
+//! for a huge page of the host.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use slat::Slot;
@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU64;
 const FIRST_FRAME: u64 = 0x1000;
 const HUGE: u64 = 2 << 20;
 const GIB: u64 = 1 << 30;
-/// Within what every architecture here can address.
+/// The end of the addresses, which every architecture can reach.
 const LIMIT: u64 = 1 << 46;
 
 #[derive(Debug)]
@@ -31,8 +31,8 @@ pub(super) struct Space {
     memory: Range<u64>,
 }
 
-// SAFETY: the mapping belongs to the value until it is dropped. Its words are shared as atomics,
-// or, where the engine owns a frame exclusively, by the rules of `Platform`.
+// SAFETY: the value owns the mapping until it is dropped. Its words are shared as atomics, or,
+// where the engine owns a frame exclusively, by the rules of `Platform`.
 unsafe impl Send for Space {}
 // SAFETY: as above; no other field changes.
 unsafe impl Sync for Space {}
@@ -54,12 +54,13 @@ impl Space {
         let map =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), map_bytes, prot, flags)? };
         let map = NonNull::new(map.cast::<u8>()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        // SAFETY: less than HUGE, by which the mapping is larger than what is used of it.
+        // SAFETY: the offset is less than HUGE, by which the mapping is larger than the part in
+        // use.
         let base = unsafe { map.add(map.align_offset(HUGE as usize)) };
         Ok(Self { map, map_bytes, base, tables_end, memory })
     }
 
-    /// Where host address 0 would stand.
+    /// Returns the pointer to host address 0.
     #[inline(always)]
     pub const fn base(&self) -> NonNull<u8> {
         self.base
@@ -73,33 +74,33 @@ impl Space {
         &self.memory
     }
 
-    /// A slot of a table, to a walker; `None` if that is no table memory.
+    /// Returns an entry of a table, for a walker; `None` if it is not in the memory for tables.
     pub fn slot(&self, table: u64, index: usize) -> Option<&Slot> {
         let at = table.checked_add(index as u64 * 8)?;
         if at < FIRST_FRAME || at >= self.tables_end || at % 8 != 0 {
             return None;
         }
-        // SAFETY: an aligned word inside the table region, mapped as long as `self` lives and
-        // initialised (the kernel gave zeros). Slots are atomics; what a walker reaches is linked,
-        // and nobody owns it exclusively.
+        // SAFETY: an aligned word inside the table region, which is mapped as long as `self` lives
+        // and is initialised (the kernel gave zeros). Slots are atomics. What a walker reaches is
+        // linked, so no thread owns it exclusively.
         Some(unsafe { self.base.add(at as usize).cast::<Slot>().as_ref() })
     }
 
-    /// A word of guest memory.
+    /// Returns a word of guest memory.
     ///
     /// # Safety
     /// `hpa` is a multiple of 8 inside guest memory.
     #[inline(always)]
     pub unsafe fn word(&self, hpa: u64) -> &AtomicU64 {
         // SAFETY: inside the mapping and aligned, by the contract; initialised, as the kernel gave
-        // zeros. Guest memory is never accessed but as atomics.
+        // zeros. Guest memory is only accessed as atomics.
         unsafe { self.base.add(hpa as usize).cast::<AtomicU64>().as_ref() }
     }
 
-    /// `bytes` of guest memory from `hpa` on, as words.
+    /// Returns `bytes` of guest memory from `hpa` on, as words.
     ///
     /// # Panics
-    /// That is not words of guest memory.
+    /// If the range is not whole words of guest memory.
     pub fn words(&self, hpa: u64, bytes: u64) -> &[AtomicU64] {
         assert!(
             (hpa | bytes).is_multiple_of(8),
@@ -122,12 +123,12 @@ impl Space {
     /// Advises the host about guest memory.
     ///
     /// # Panics
-    /// That is not pages of guest memory.
+    /// If the range is not whole pages of guest memory.
     pub fn advise(&self, hpa: u64, bytes: u64, advice: Advice) -> io::Result<()> {
         assert!((hpa | bytes).is_multiple_of(0x1000), "advice is about whole pages");
         self.check(hpa, bytes);
-        // SAFETY: inside guest memory, which nobody holds but as atomics: advice that changes its
-        // content is as a store of zeros by another thread.
+        // SAFETY: inside guest memory, which is only referred to as atomics. Advice that changes
+        // its content acts like stores of zeros by another thread.
         unsafe {
             let at = self.base.add(hpa as usize).as_ptr();
             Ok(rustix::mm::madvise(at.cast(), bytes as usize, advice)?)
@@ -137,7 +138,7 @@ impl Space {
 
 impl Drop for Space {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, of that length, and nothing borrows it any more.
+        // SAFETY: the mapping is the value's own, of that length, and nothing borrows it any more.
         let _ = unsafe { rustix::mm::munmap(self.map.as_ptr().cast(), self.map_bytes) };
     }
 }

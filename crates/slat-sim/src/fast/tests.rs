@@ -1,4 +1,4 @@
-//! What happens when an invalidation comes between two steps of an access.
+//! An invalidation between two steps of an access.
 
 use super::moment::{Moment, next};
 use super::{FastCpu, FastMachine, Why};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const VMID: Vmid = Vmid(1);
 
-/// A machine, a root, and its slot for the first page, in tables made by hand.
+/// Creates a machine, and a root that maps the first page through tables made by hand.
 fn machine() -> (Arc<FastMachine<Ept>>, Hpa) {
     let machine = FastMachine::new(Ept::default(), 1, 2 << 20, 1 << 20).unwrap();
     let [root, l3, l2, l1] = [(); 4].map(|()| machine.allocate(0x1000).unwrap().hpa());
@@ -27,8 +27,8 @@ fn set(machine: &FastMachine<Ept>, table: Hpa, raw: u64) {
     while slot.exchange(slot.load(), raw).is_err() {}
 }
 
-/// On another thread: empties the slot in `root`, invalidates, and says that it is done. Returns
-/// once that has begun, and had time to end.
+/// Starts a thread that clears the entry in `root`, invalidates, and sets `done`. Returns after the
+/// invalidation has begun and has had time to end.
 fn unmap(machine: &Arc<FastMachine<Ept>>, root: Hpa, done: &Arc<AtomicBool>) {
     let before = machine.log.now();
     let (other, done) = (machine.clone(), done.clone());
@@ -61,7 +61,7 @@ fn unmapped_at(moment: Moment, warm: bool, membarrier: bool) {
     });
     let result = cpu.write(0, 2);
     assert!(waits.load(SeqCst), "the invalidation waits for the access");
-    // A walk that began before may have found the page, or not.
+    // If the walk began before the change, it may have found the page or not.
     assert!(result.is_ok() || moment == Moment::Looked && !warm);
     while !done.load(SeqCst) {
         thread::yield_now();

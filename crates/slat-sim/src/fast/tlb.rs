@@ -1,51 +1,51 @@
 //! The TLB of one CPU: two direct-mapped arrays, for pieces of 4 KiB and of 2 MiB.
 //!
 //! An entry has a tag for each kind of access: the address of the piece, and in its low bits the
-//! epoch in which it was filled. One comparison says that the page is the right one, that the
+//! epoch in which it was filled. One comparison checks that the page is the right one, that the
 //! access is allowed, that the entry was not flushed, and that the address is aligned.
 
 use crate::arch::{Access, Rights};
 
-/// Entries of 4 KiB.
+/// Number of entries for pieces of 4 KiB.
 const SMALL: usize = 1024;
-/// Entries of 2 MiB.
+/// Number of entries for pieces of 2 MiB.
 const LARGE: usize = 256;
-/// Base-2 logarithms of the pieces.
+/// Base-2 logarithms of the sizes of the pieces.
 const SMALL_SHIFT: u32 = 12;
 const LARGE_SHIFT: u32 = 21;
-/// Epochs stand where a tag has neither the address of a piece nor the three bits that are zero in
-/// the address of a word; 0 is never one, so an empty tag matches nothing.
+/// Epochs use the bits of a tag that are neither the address of a piece nor the three bits that are
+/// zero in the address of a word. No epoch is 0, so that an empty tag matches nothing.
 const EPOCH_STEP: u64 = 8;
 const EPOCHS_END: u64 = 1 << SMALL_SHIFT;
-/// Up to this size, a range is looked up; beyond it, all is forgotten.
+/// Largest range that is looked up; for a larger one, the TLB is flushed.
 const HULL: u64 = 64 << SMALL_SHIFT;
 
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 struct Entry {
-    /// By [`Access`].
+    /// Indexed by [`Access`].
     tags: [u64; 3],
-    /// What leads from guest to host addresses.
+    /// The difference of host and guest addresses.
     addend: u64,
 }
 
 const EMPTY: Entry = Entry { tags: [0; 3], addend: 0 };
 
-/// What a walk found.
+/// The result of a walk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub gpa: u64,
-    /// Where `gpa` is.
+    /// The host address of `gpa`.
     pub hpa: u64,
     /// Base-2 logarithm of the leaf's size.
     pub shift: u32,
     pub rights: Rights,
-    /// A write needs no marking.
+    /// The leaf is marked dirty, so that a write needs no mark.
     pub dirty: bool,
 }
 
 impl Found {
-    /// Base-2 logarithm of the size of the pieces in which the leaf is kept.
+    /// Returns the base-2 logarithm of the size of the pieces in which the leaf is kept.
     pub const fn piece(&self) -> u32 {
         if self.shift < LARGE_SHIFT { SMALL_SHIFT } else { LARGE_SHIFT }
     }
@@ -56,7 +56,8 @@ pub(super) struct Tlb {
     small: Box<[Entry; SMALL]>,
     large: Box<[Entry; LARGE]>,
     epoch: u64,
-    /// Pieces of leaves larger than any of the entries: an address names more than its piece.
+    /// Whether there may be pieces of larger leaves, which an invalidation of any address of the
+    /// leaf covers.
     fractured: bool,
 }
 
@@ -71,7 +72,7 @@ const fn below(shift: u32) -> u64 {
     (1 << shift) - 1
 }
 
-/// The tag of a piece, with what keeps an unaligned address from matching.
+/// Returns the tag of a piece, with the low bits that keep an unaligned address from matching.
 #[inline(always)]
 const fn tag(gpa: u64, shift: u32, epoch: u64) -> u64 {
     gpa & !(below(shift) - 7) | epoch
@@ -83,7 +84,7 @@ const fn index(gpa: u64, shift: u32, entries: usize) -> usize {
 }
 
 impl Tlb {
-    /// The host address of a word that may be accessed so without a walk.
+    /// Returns the host address of a word, if the TLB allows the access without a walk.
     #[inline(always)]
     pub fn find(&self, gpa: u64, access: Access) -> Option<u64> {
         let entry = &self.small[index(gpa, SMALL_SHIFT, SMALL)];
@@ -95,7 +96,7 @@ impl Tlb {
         hit.then(|| gpa.wrapping_add(entry.addend))
     }
 
-    /// Keeps the piece around what was found.
+    /// Keeps the piece that contains the result of a walk.
     pub fn keep(&mut self, found: &Found) {
         let (gpa, shift) = (found.gpa, found.piece());
         let tag = tag(gpa & !7, shift, self.epoch);
@@ -110,7 +111,7 @@ impl Tlb {
         }
     }
 
-    /// Forgets what translates any address in `start..end`.
+    /// Drops all entries that translate an address in `start..end`.
     pub fn forget(&mut self, start: u64, end: u64) {
         if self.fractured || start >= end || end - start > HULL {
             return self.flush();
@@ -124,7 +125,7 @@ impl Tlb {
         }
     }
 
-    /// Forgets all: mostly by going on to the next epoch.
+    /// Drops all entries, usually by advancing the epoch.
     pub fn flush(&mut self) {
         self.fractured = false;
         self.epoch += EPOCH_STEP;
@@ -137,7 +138,7 @@ impl Tlb {
 }
 
 impl Entry {
-    /// Empties the entry if it is that of the piece at `gpa`, of whatever epoch.
+    /// Empties the entry if it is for the piece at `gpa`, in any epoch.
     fn forget(&mut self, gpa: u64) {
         for tag in &mut self.tags {
             if *tag & !below(SMALL_SHIFT) == gpa {

@@ -1,24 +1,24 @@
-//! When a CPU is accessing memory, and how one waits until it no longer is. The protocol is argued
-//! in the documentation of [`fast`](super).
+//! Windows, in which a CPU accesses memory, and the wait until a window ends. The documentation of
+//! [`fast`](super) explains the protocol.
 
 use rustix::io::Errno;
 use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence, fence};
 
-/// How often one looks before one lets others run.
+/// How often a wait reads the counter before it yields to other threads.
 const SPINS: u32 = 128;
 
-/// How stores and loads of CPUs and of those who invalidate are ordered.
+/// How stores and loads of CPUs and of invalidating threads are ordered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Barriers {
-    /// Who invalidates executes a barrier on all CPUs.
+    /// The invalidating thread executes a barrier on all CPUs.
     Asymmetric,
-    /// Each executes its own.
+    /// Each side executes its own barrier.
     Symmetric,
 }
 
 impl Barriers {
-    /// The cheaper ones, if the kernel has them.
+    /// Returns `Asymmetric`, which is cheaper, if the kernel supports it.
     pub fn register() -> Self {
         let (register, execute) =
             (MembarrierCommand::RegisterPrivateExpedited, MembarrierCommand::PrivateExpedited);
@@ -29,7 +29,7 @@ impl Barriers {
         }
     }
 
-    /// Between a CPU's odd counter and its look at the generation.
+    /// Orders a CPU's store of the odd counter before its load of the generation.
     #[inline(always)]
     pub fn here(self) {
         match self {
@@ -38,7 +38,7 @@ impl Barriers {
         }
     }
 
-    /// Between the new generation and the look at the CPUs' counters.
+    /// Orders the store of the new generation before the loads of the CPUs' counters.
     pub fn everywhere(self) {
         fence(Ordering::SeqCst);
         if self == Self::Symmetric {
@@ -48,42 +48,45 @@ impl Barriers {
             match membarrier(MembarrierCommand::PrivateExpedited) {
                 Ok(()) => return,
                 Err(Errno::NOMEM) => std::thread::yield_now(),
-                // It was registered. To go on would be unsound, and nobody here may unwind.
+                // It was registered, so this cannot happen. To continue would be unsound, and a
+                // caller must not see an unwinding.
                 Err(_) => std::process::abort(),
             }
         }
     }
 }
 
-/// Of one CPU: whether it is in a window, and whether a thread has it.
+/// The state of a CPU: whether it is in a window, and whether a thread has it.
 #[derive(Default, Debug)]
 #[repr(align(128))]
 pub(super) struct Door {
-    /// Odd in a window; moves at its begin and end.
+    /// Odd in a window; changes at its begin and end.
     window: AtomicU64,
     taken: AtomicBool,
 }
 
 impl Door {
-    /// The present counter, for the thread that has the CPU from now on.
+    /// Takes the CPU for the calling thread, and returns its counter. Returns `None` if it is
+    /// taken.
     pub fn take(&self) -> Option<u64> {
         let taken = self.taken.swap(true, Ordering::AcqRel);
         (!taken).then(|| self.window.load(Ordering::Relaxed))
     }
 
-    /// The CPU is nobody's; a window that was left by a panic ends.
+    /// Gives the CPU back, and ends a window that a panic left open.
     pub fn give(&self, window: u64) {
         self.set(window.next_multiple_of(2));
         self.taken.store(false, Ordering::Release);
     }
 
-    /// Release, also where a window begins: who sees the next window has waited for the one before.
+    /// Release, also where a window begins: a thread that sees the next window need not wait for
+    /// the one before.
     #[inline(always)]
     pub fn set(&self, window: u64) {
         self.window.store(window, Ordering::Release);
     }
 
-    /// Returns once a window that is open now has ended.
+    /// Returns when the window that is open now has ended.
     pub fn wait(&self) {
         let open = self.window.load(Ordering::Acquire);
         if open.is_multiple_of(2) {
@@ -113,8 +116,7 @@ mod tests {
         }
     }
 
-    /// A CPU begins a window while the generation moves, over and over, at slightly different
-    /// times.
+    /// A CPU begins a window while the generation changes, repeatedly, at slightly different times.
     fn crossing(barriers: Barriers) {
         const ROUNDS: u64 = 20_000;
         let (door, generation) = (&Door::default(), &Padded::default());

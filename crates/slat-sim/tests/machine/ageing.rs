@@ -1,5 +1,5 @@
-//! Ageing without a lock, beside everything that changes the entries that it looks at: no access
-//! goes unreported, whoever marks accesses, and whether or not tables are marked.
+//! Ageing without a lock, while other operations change the entries that it reads. No access may go
+//! unreported, whether hardware or software marks accesses, and whether or not tables are marked.
 
 use crate::cases::Case;
 use crate::common::*;
@@ -7,7 +7,7 @@ use slat::{Access, Ageing, Ages, Attributes, Format, Hpa, Member, Removals, Skip
 use slat_sim::{Arch, Machine};
 use std::sync::{Arc, Mutex};
 
-/// What happens beside a scan.
+/// The operation that runs with a scan.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Other {
     Fault,
@@ -21,7 +21,7 @@ enum Other {
 const OTHERS: [Other; 6] =
     [Other::Fault, Other::Unmap, Other::Split, Other::Protect, Other::Collapse, Other::Scan];
 
-/// A block, and a table of pages beside it of which some are mapped.
+/// A block, and a table of pages after it, some of which are mapped.
 const BYTES: u64 = 4 << 20;
 const PAGES: usize = (BYTES >> 12) as usize;
 const MAPPED: u64 = 24 << 12;
@@ -30,7 +30,7 @@ fn bit(bits: &[u64], page: usize) -> bool {
     bits[page / 64] >> (page % 64) & 1 == 1
 }
 
-/// Young, or nobody can tell.
+/// Numbers of pages that are young, or for which a scan has no answer.
 type Known = Vec<usize>;
 
 fn scan<F: Format, A: Arch>(guest: &Guest<'_, F, A>, skip: Skip) -> Known {
@@ -50,7 +50,7 @@ fn see<A: Arch>(machine: &Machine<A>, known: &[usize]) {
     }
 }
 
-/// What `other` does; what it learns of young pages.
+/// Does `other`; returns the young pages that it learns of.
 fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: Skip) -> Known {
     let machine = guest.machine;
     let mut storage = [const { None }; 8];
@@ -93,15 +93,16 @@ fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: Skip)
         .collect()
 }
 
-/// Both for as long as the process: a hook may keep them.
+/// Leaks the machine and the guest, because a hook keeps references to them.
 fn leaked<C: Case>() -> &'static Guest<'static, C::F, C::A> {
-    // What CPUs do unasked would mark tables, and hide what is wrong with them.
+    // Speculative walks would mark tables, and so hide bugs in their marks.
     let machine = C::machine().lazy(without(|lazy| lazy.speculation = false));
     let machine = Box::leak(Box::new(machine));
     Box::leak(Box::new(C::guest(machine)))
 }
 
-/// At the `nth` moment of `outer`, `inner` happens as a whole; at every moment a CPU uses pages.
+/// Runs a scan and `other`: one of them at the `nth` moment of the other. CPUs use pages from the
+/// moment before that on. Returns whether there is an `nth` moment.
 fn meet<C: Case>(scan_is_outer: bool, other: Other, skip: Skip, nth: usize) -> bool {
     let guest = leaked::<C>();
     let machine = guest.machine;
@@ -109,7 +110,7 @@ fn meet<C: Case>(scan_is_outer: bool, other: Other, skip: Skip, nth: usize) -> b
     let table = BASE + (2 << 20);
     guest.map(table, RAM + (2 << 20), MAPPED, K4);
     see(machine, &scan(guest, skip));
-    // Before: known to the first scan, or to the next.
+    // Uses before both: this scan or the next one has to report them.
     for page in [1, 5, 6, 7, 20] {
         guest.read(0, table + (page << 12));
     }
@@ -129,7 +130,7 @@ fn meet<C: Case>(scan_is_outer: bool, other: Other, skip: Skip, nth: usize) -> b
             *done.lock().unwrap() = true;
         }
         if calls + 1 >= nth {
-            // Of pages that nobody has used before.
+            // Pages 3 and 8 were not used before.
             let _ = machine.cpu(1).read(table + 0x3000);
             let _ = machine.cpu(0).read(table + 0x8000);
         }
@@ -137,14 +138,14 @@ fn meet<C: Case>(scan_is_outer: bool, other: Other, skip: Skip, nth: usize) -> b
     let outer = if scan_is_outer { scan(guest, skip) } else { beside(guest, other, skip) };
     machine.undisturbed();
     known.lock().unwrap().extend(outer);
-    // Used again, now that every scan has cleared what it clears.
+    // A use after all scans: the tables must have its mark.
     let _ = machine.cpu(1).read(table + 0x2000);
     see(machine, &known.lock().unwrap());
     let _ = guest.attempt(0, table + 0x1000, slat_sim::Access::Read);
     machine.claim_old(VMID, range(BASE, BYTES), |gpa| {
         guest.look(gpa).is_some_and(|leaf| leaf.attributes.accessed)
     });
-    // And the next scan hears of all that this leaves.
+    // The next scan has to report all that is left.
     see(machine, &scan(guest, skip));
     machine.claim_old(VMID, range(BASE, BYTES), |_| false);
     let text: Vec<_> = machine.finish().iter().map(ToString::to_string).collect();
@@ -154,13 +155,13 @@ fn meet<C: Case>(scan_is_outer: bool, other: Other, skip: Skip, nth: usize) -> b
 }
 
 fn no_access_goes_unreported_whatever_a_scan_meets<C: Case>() {
-    // Where tables are not marked, it is the same.
+    // If tables are not marked, both ways to skip are the same.
     let skips = [Skip::Nothing, Skip::Exact];
     let skips = if C::F::TABLE_ACCESSED == 0 { &skips[..1] } else { &skips };
     for &skip in skips {
         for other in OTHERS {
             for scan_is_outer in [false, true] {
-                // Every moment, or every third.
+                // Each moment, or each third one.
                 let step = if cfg!(feature = "every-format") { 1 } else { 3 };
                 let moments = (1..40).step_by(step);
                 let met = moments.take_while(|&nth| meet::<C>(scan_is_outer, other, skip, nth));

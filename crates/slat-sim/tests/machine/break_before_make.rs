@@ -1,4 +1,5 @@
-//! Live entries replaced without a break, on CPUs that demand one, and on CPUs that do not.
+//! Live entries that are replaced without a break, on CPUs that require one and on CPUs that do
+//! not.
 
 use crate::cases::Case;
 use crate::common::*;
@@ -7,7 +8,7 @@ use slat::{Attributes, BreakBeforeMake, Execute, Format, Hpa, Memory, PageSize, 
 use slat_sim::arch::Sizes;
 use slat_sim::{Arch, Arm, Ept, Kind, Machine};
 
-/// A table over a live block, as a split on x86 does it; the invalidation comes afterwards.
+/// Replaces a live block by a table, as a split on x86 does, and invalidates afterwards.
 fn split_live<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
     guest.map(BASE, RAM, 2 << 20, M2);
     guest.read(0, BASE);
@@ -71,7 +72,7 @@ fn level_2_with_a_handler_aborts_and_goes_on() {
 
 #[test]
 fn a_split_that_is_not_broken_where_it_should_be_is_noticed() {
-    // The platform declares what its CPUs are not.
+    // The platform declares what its CPUs do not support.
     let machine = arm_machine().declaring(BreakBeforeMake::Never);
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 2 << 20, M2);
@@ -140,7 +141,7 @@ fn a_break_without_its_invalidation_is_none() {
     caught(&machine, Kind::BreakBeforeMake);
 }
 
-/// No-execute huge pages exist because of this: a machine check on page size change.
+/// The reason for no-execute huge pages: a machine check on page size change.
 #[test]
 fn code_in_two_sizes_is_a_machine_check() {
     let machine = Machine::new(Ept { multihit: true, ..Ept::default() }, 2);

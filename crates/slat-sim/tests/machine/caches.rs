@@ -112,7 +112,7 @@ fn the_engine_maintains_whatever_way_it_maps() {
         machine.cpu(0).access_uncached(gpa, Access::Read).unwrap();
         machine.cpu(0).execute(gpa).unwrap();
     };
-    // A table of pages; a page beside them; pages beside them; a block; a reservation.
+    // A table of pages; a page after them, and more pages; a block; a reservation.
     guest.map(BASE, RAM, 0x2000, K4);
     guest.map(BASE + 0x2000, RAM + 0x2000, 0x1000, K4);
     guest.map(BASE + 0x3000, RAM + 0x3000, 0x2000, K4);

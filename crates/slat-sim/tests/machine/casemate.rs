@@ -1,8 +1,9 @@
-//! The engine before another judge: Casemate, an executable model of the discipline that Arm
-//! demands, which others wrote. `CASEMATE_CHECK` names its `casemate-check`; without it these tests
-//! say so, and check nothing.
+//! Checks of the engine's stores by Casemate, an executable model of Arm's rules, written by
+//! others. `CASEMATE_CHECK` is the path of its `casemate-check`. Without it, these tests say so,
+//! and check nothing.
 //!
-//! What Casemate does not judge, or forbids beyond the architecture, is left out: docs/bugs.md.
+//! Operations that Casemate does not check, or forbids beyond the architecture, are left out: see
+//! docs/bugs.md.
 
 use crate::common::*;
 use slat::format::arm64::tlbi::Instruction;
@@ -15,15 +16,15 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What Casemate says of a trace.
+/// Casemate's result for a trace.
 #[derive(PartialEq, Eq, Debug)]
 enum Verdict {
     Accepted,
-    /// Which rule is broken.
+    /// The rule that is broken.
     Rejected(String),
 }
 
-/// The rules that are Casemate's answer to a fault; whatever else it says is no verdict.
+/// Casemate's messages for broken rules. A rejection with another message fails the test.
 const RULES: [&str; 7] = [
     "BBM invalid unclean->valid",
     "BBM valid->valid",
@@ -59,7 +60,7 @@ fn judge(checker: &Path, machine: &Machine<Arm>, name: &str) -> Verdict {
 }
 
 thread_local! {
-    /// Which invalidation is left out, and how many there were until now.
+    /// The number of the invalidation to leave out; `SEEN` counts the invalidations so far.
     static LEFT_OUT: Cell<usize> = const { Cell::new(usize::MAX) };
     static SEEN: Cell<usize> = const { Cell::new(0) };
     static SEQUENCE: Cell<Instructions> = const { Cell::new(by_address) };
@@ -68,13 +69,13 @@ thread_local! {
 type Scenario = fn(&ArmGuest<'_>);
 type Instructions = fn(&Machine<Arm>, &Invalidation);
 
-/// What the engine's sequencer says.
+/// Executes what the engine's sequencer gives.
 fn by_address(machine: &Machine<Arm>, what: &Invalidation) {
     (slat_sim::firmware::ARM.invalidate)(machine, what);
 }
 
-/// All of the guest, whatever is asked for: Casemate does not see that an invalidation by address
-/// takes links.
+/// Invalidates the whole guest, whatever the engine asks for: Casemate does not see that an
+/// invalidation by address covers links.
 fn whole(machine: &Machine<Arm>, what: &Invalidation) {
     by_address(machine, &Invalidation { range: None, leaf: None, tables: true, ..*what });
 }
@@ -93,7 +94,7 @@ fn machine(arch: Arm) -> Machine<Arm> {
     Machine::new(arch, 2).firmware(firmware).tracing()
 }
 
-/// A scenario, its invalidation `number` left out; how many there were.
+/// Runs a scenario without its invalidation `number`; returns the number of invalidations.
 fn run(
     checker: &Path,
     arch: Arm,
@@ -108,7 +109,7 @@ fn run(
     let guest = Guest::arm(&machine);
     (operation.run)(&guest);
     let seen = SEEN.get();
-    // The end of the guest is its own invalidation's, and is never faulty.
+    // The end of the guest has an invalidation of its own, which is never left out.
     LEFT_OUT.set(usize::MAX);
     end(guest);
     if number == usize::MAX {
@@ -118,7 +119,7 @@ fn run(
     (seen, judge(checker, &machine, &name))
 }
 
-/// All CPUs leave the guest, and its tables are given back.
+/// Unloads the guest from all CPUs, and frees its tables.
 fn end(guest: ArmGuest<'_>) {
     let machine = guest.machine;
     (0..machine.cpus()).for_each(|cpu| machine.cpu(cpu).unload());
@@ -129,9 +130,9 @@ fn end(guest: ArmGuest<'_>) {
 struct Operation {
     name: &'static str,
     run: Scenario,
-    /// It unlinks tables, which Casemate sees only where all of the guest is invalidated.
+    /// It unlinks tables, which Casemate accepts only if the whole guest is invalidated.
     unlinks: bool,
-    /// Casemate sees whether its invalidations are there.
+    /// Casemate rejects its trace if an invalidation is missing.
     judged: bool,
 }
 
@@ -300,7 +301,7 @@ fn software(guest: &ArmGuest<'_>) {
     });
 }
 
-/// How the platform invalidates while `operation` is judged.
+/// Returns how the platform invalidates in the trace of `operation`.
 fn sequence(operation: &Operation) -> Instructions {
     if operation.unlinks { whole } else { by_address }
 }
@@ -343,7 +344,7 @@ fn casemate_misses_every_invalidation_that_is_left_out() {
     assert!(left_out >= 8, "{left_out} invalidations");
 }
 
-/// The instructions of an invalidation, some of them changed on the way to the machine.
+/// Executes the instructions of an invalidation, each of them changed by `change`.
 fn executed(
     machine: &Machine<Arm>,
     what: &Invalidation,
@@ -402,7 +403,7 @@ fn casemate_rejects_every_invalidation_that_is_wrong() {
     let mut wrong = Vec::new();
     for (name, fault) in FAULTS {
         let operation = Operation { name, run: replace, unlinks: false, judged: true };
-        // No invalidation has that number: all of them are there, and wrong.
+        // No invalidation has this number: all of them are executed, and are wrong.
         let (_, verdict) = run(&checker, arm(), &operation, fault, usize::MAX - 1);
         eprintln!("{name}: {verdict:?}");
         if verdict == Verdict::Accepted {
@@ -412,7 +413,7 @@ fn casemate_rejects_every_invalidation_that_is_wrong() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Somebody's stores that break a rule, behind the engine's back.
+/// Stores that do not come from the engine, and break a rule.
 const STORES: [(&str, Scenario); 6] = [
     ("a block becomes a table", |guest| {
         guest.map(BASE, RAM, 2 << 20, M2);
@@ -435,7 +436,8 @@ const STORES: [(&str, Scenario); 6] = [
     ("a table that is linked is freed", |guest| {
         guest.map(BASE, RAM, 0x1000, K4);
         let table = guest.place(BASE).table;
-        // SAFETY: none; the machine keeps the memory of frames that are freed.
+        // SAFETY: the test breaks the contract on purpose; the machine keeps the memory of freed
+        // frames.
         unsafe { guest.machine.free(Frame::from_hpa(table).unwrap(), 4096) };
     }),
     ("a table that was just unlinked is freed", |guest| {
@@ -473,7 +475,7 @@ fn casemate_rejects_stores_that_break_the_rules() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// The platform declares what its CPUs are not.
+/// The platform declares what its CPUs do not support.
 #[test]
 fn casemate_rejects_changes_of_size_that_are_not_broken_first() {
     let Some(checker) = checker() else { return };
@@ -487,7 +489,8 @@ fn casemate_rejects_changes_of_size_that_are_not_broken_first() {
     }
 }
 
-/// Three threads, each with 2 MiB of the guest's: with this one they are as many as Casemate knows.
+/// Three threads, each with 2 MiB of the guest. With the main thread, these are as many as Casemate
+/// supports.
 #[test]
 fn casemate_accepts_threads_and_rejects_one_that_waits_for_nothing() {
     let Some(checker) = checker() else { return };
@@ -502,7 +505,7 @@ fn casemate_accepts_threads_and_rejects_one_that_waits_for_nothing() {
                     SEQUENCE.set(whole);
                     let base = BASE + (index << 21);
                     for round in 0..4 {
-                        // The faulty one leaves the break of its first split out.
+                        // The faulty thread leaves out the break of its first split.
                         let number = if faulty == Some(index) { 0 } else { usize::MAX };
                         guest.map(base, RAM + (index << 21), 2 << 20, M2);
                         SEEN.set(0);

@@ -1,5 +1,5 @@
-//! Groups of leaves that a TLB holds as one (Arm's Contiguous bit), changed in part: as the engine
-//! does it, and by stores that forget what it must not.
+//! Groups of leaves that a TLB holds as one (Arm's Contiguous bit), changed in part: by the engine,
+//! and by stores that omit a step.
 
 use crate::common::*;
 use slat::{Access, Attributes, Hpa, Platform};
@@ -17,7 +17,7 @@ fn folded<'p>(machine: &'p Machine<Arm>, attributes: Attributes) -> ArmGuest<'p>
     guest
 }
 
-/// Both CPUs hold the group, and write to it whenever the engine calls the platform.
+/// Makes both CPUs cache the group, and access it at each of the engine's calls.
 fn used(guest: &ArmGuest<'_>) {
     (0..2).for_each(|cpu| guest.write(cpu, BASE + 7 * PAGE));
     guest.machine.meanwhile(|machine, _| {
@@ -55,7 +55,7 @@ fn a_page_of_a_group_is_unmapped_and_no_cpu_reaches_its_memory() {
     on_every_level(|guest| {
         guest.unmap(BASE + 3 * PAGE, PAGE);
         assert!(guest.machine.cpu(0).read(BASE + 3 * PAGE).is_err());
-        // All of the other, without unfolding it.
+        // The whole other group, without unfolding it.
         guest.unmap(BASE + GROUP, GROUP);
     });
 }
@@ -86,7 +86,7 @@ fn a_member_that_loses_its_right_beside_the_others_is_noticed() {
     let machine = arm_machine();
     let guest = folded(&machine, Attributes::RAM);
     guest.read(0, BASE + 7 * PAGE);
-    // Neither unfolded nor broken; invalidated as it should be.
+    // The group is neither unfolded nor broken; the invalidation is correct.
     let page = range(BASE + 3 * PAGE, PAGE);
     guest.poke(BASE + 3 * PAGE, |raw| raw & !(1 << 7 | 1 << 51));
     machine.publish();

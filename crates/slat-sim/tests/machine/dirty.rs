@@ -1,4 +1,4 @@
-//! Writes that nobody hears of, and writes through rights that were taken away.
+//! Writes that go unreported, and writes by rights that were taken away.
 
 use crate::cases::Case;
 use crate::common::*;
@@ -6,7 +6,7 @@ use slat::format::arm64::Arm64;
 use slat::{Access, Format, Gpa, Hpa, Platform, Removals};
 use slat_sim::{Arm, Kind, Machine, Moment};
 
-/// One page, which the host has copied, writable and clean.
+/// Maps a page, writable and clean, and caches it.
 fn clean_page(guest: &ArmGuest<'_>) {
     guest.map_clean(BASE, RAM, 0x1000, K4);
     guest.read(0, BASE);
@@ -66,7 +66,7 @@ fn write_protection_that_keeps_dbm_protects_nothing() {
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
-    // S2AP[1] alone.
+    // Clears S2AP[1] alone.
     guest.poke(BASE, |raw| raw & !(1 << 7));
     guest.flush();
     machine.protect(VMID, range(BASE, 0x1000));
@@ -179,7 +179,7 @@ fn the_engines_unmap_hands_out_a_write_in_between() {
     clean(&machine);
 }
 
-/// Cleaned in the tables; then the host copies, then invalidates, or the other way round.
+/// Cleans a page in the tables. Then the host copies it before the invalidation, or after it.
 fn clean_and_copy(guest: &ArmGuest<'_>, invalidate_first: bool) {
     guest.map(BASE, RAM, 0x1000, K4);
     guest.write(1, BASE);
@@ -222,7 +222,7 @@ fn clean_without_an_invalidation_is_claimed_in_vain() {
     caught(&machine, Kind::LostDirty);
 }
 
-/// Rounds of a migration: harvested, copied, written meanwhile.
+/// Rounds of a migration: harvest and copy, while the guest writes.
 fn migrate<F: Format, A: slat_sim::Arch>(machine: &Machine<A>, format: F) {
     let guest = Guest::new(machine, format);
     guest.map(BASE, RAM, 0x20000, K4);
@@ -250,7 +250,7 @@ fn the_engines_harvest_misses_no_write<C: Case>() {
     clean(&machine);
 }
 
-/// Where hardware marks nothing, a round protects what it has harvested.
+/// If hardware marks nothing, each round protects the pages before it harvests them.
 #[test]
 fn the_engines_protection_log_misses_no_write() {
     let machine = Machine::new(Arm { hardware_dirty: false, ..arm() }, 2);
@@ -259,7 +259,7 @@ fn the_engines_protection_log_misses_no_write() {
     let all = range(BASE, 0x4000);
     for round in 0..3 {
         guest.write_protect(BASE, 0x4000);
-        // Protected pages that were written are dirty: taken with them, and copied after.
+        // Protected pages that were written are dirty: this harvest takes them, before the copy.
         let mut bitmap = [0u64];
         guest.with(|guard, _| guard.harvest(all, &mut bitmap).unwrap());
         machine.copy(VMID, all);
@@ -272,7 +272,8 @@ fn the_engines_protection_log_misses_no_write() {
     clean(&machine);
 }
 
-/// A table of pages becomes a block by hand: agreement, status and block from one look.
+/// Turns a table of pages into a block by hand: the check, the status and the block come from one
+/// read of the leaves.
 fn collapse_by_hand(guest: &ArmGuest<'_>, meanwhile: impl FnOnce()) {
     let leaf = guest.place(BASE);
     let link = guest.machine.above(VMID, &leaf);
@@ -317,7 +318,7 @@ fn the_engines_collapse_takes_every_write_along() {
         guest.map_clean(BASE, RAM, 2 << 20, K4);
         machine.meanwhile(|machine, moment| {
             if moment == Moment::Invalidate {
-                // Through the walk cache, after the block stands there.
+                // By the walk cache, after the block is in place.
                 let _ = machine.cpu(1).write(BASE + 0x7000);
             }
         });
@@ -360,7 +361,7 @@ fn a_table_that_loses_the_right_to_write_protects_nothing_before_the_invalidatio
 }
 
 fn a_leaf_made_writable_below_a_table_that_is_not_pushed_down_too_early_is_written<C: Case>() {
-    // The right goes back to the table while the children still have theirs.
+    // The link becomes writable while the leaves below it still are.
     let machine = C::machine();
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x2000, K4);

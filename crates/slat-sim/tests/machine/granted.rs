@@ -1,4 +1,4 @@
-//! What the CPU that faulted forgets after it was given a right, or found it given.
+//! What a CPU that faulted invalidates after its fault granted a right, or found it granted.
 
 use crate::cases::Case;
 use crate::common::*;
@@ -7,8 +7,8 @@ use slat_sim::{Arch, Firmware, Kind, Machine};
 
 type Of<'t, 'p, C> = Granted<'t, 'p, <C as Case>::F, Machine<<C as Case>::A>>;
 
-/// CPU 0 holds a page without the right to write, faults, and is answered; `used` is what becomes
-/// of the answer. Where `other`, a thread of another CPU gave the right before.
+/// CPU 0 caches a page without the right to write, and faults. The fault is handled, and `used`
+/// consumes the result. With `other`, a thread of another CPU has granted the right before.
 fn answered<C: Case>(
     firmware: Firmware<C::A>,
     other: bool,
@@ -36,7 +36,7 @@ fn answered<C: Case>(
     machine
 }
 
-/// Nothing beside the answer makes a CPU forget.
+/// A platform on which only the handling of a fault makes a CPU drop entries.
 fn alone<A: Arch>() -> Firmware<A> {
     Firmware { resume: |_, _, _| (), ..A::firmware() }
 }

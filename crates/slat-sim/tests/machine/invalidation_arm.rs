@@ -1,7 +1,7 @@
-//! Arm's invalidations, each wrong in the way in which somebody had it wrong.
+//! Invalidations on Arm, each with a bug that some hypervisor had.
 //!
-//! One scenario: both CPUs use a page, and then it is unmapped and its memory taken back. The
-//! platform under the engine is at fault, or, in the last test, is not.
+//! All tests have one scenario: both CPUs use a page, which is then unmapped, and its memory is
+//! taken back. The platform under the engine is wrong; in the last tests it is correct.
 
 use crate::common::*;
 use slat::format::arm64::tlbi::{Instruction, Tlbi as Sequencer};
@@ -9,7 +9,7 @@ use slat::format::arm64::{Arm64Lpa2K4, id::Granule};
 use slat::{Format, Invalidation, PageSize};
 use slat_sim::{Arm, Barrier, Firmware, Kind, Machine, Tlbi};
 
-/// Far from address 0, so that a wrong operand names somebody else's page.
+/// Far from address 0, so that a wrong operand is the address of another page.
 const FAR: u64 = 0x12_3400_0000;
 
 fn unmap_a_page<const G: u32>(machine: &Machine<Arm>) {
@@ -29,7 +29,7 @@ fn machine<const G: u32>(invalidate: fn(&Machine<Arm>, &Invalidation)) -> Machin
     Machine::new(Arm::new(G, BITS), 2).firmware(invalidating(invalidate))
 }
 
-/// The right sequence with operands that `wrong` makes of the right ones.
+/// Executes the right sequence with operands that `wrong` changes.
 fn with_operands(machine: &Machine<Arm>, what: &Invalidation, wrong: impl Fn(u64) -> u64) {
     machine.vttbr(what.vmid);
     for instruction in machine.sequence(what) {
@@ -41,7 +41,7 @@ fn with_operands(machine: &Machine<Arm>, what: &Invalidation, wrong: impl Fn(u64
     }
 }
 
-/// The right sequence with instructions that `wrong` makes of the right ones.
+/// Executes the right sequence with instructions that `wrong` changes or leaves out.
 fn with_instructions(
     machine: &Machine<Arm>,
     what: &Invalidation,
@@ -74,7 +74,7 @@ fn an_operand_in_units_of_the_granule_leaves_a_64k_page() {
 
 #[test]
 fn address_bits_that_spill_into_the_level_hint_leave_the_page() {
-    // As of a sign-extended address: TTL names a granule that the tables do not have.
+    // As with a sign-extended address: TTL names a granule that the tables do not have.
     let machine = machine::<12>(|machine, what| with_operands(machine, what, |x| x | 0xffff << 44));
     unmap_a_page::<12>(&machine);
     caught(&machine, Kind::FreedMemory);
@@ -202,7 +202,7 @@ fn without_the_last_dsb_ish_combined_translations_are_still_there() {
 fn without_dsb_ishst_after_a_map_the_guest_faults_again() {
     let faulty = Firmware { publish: |_| (), ..slat_sim::firmware::ARM };
     for (firmware, kind) in [(faulty, Some(Kind::Livelock)), (slat_sim::firmware::ARM, None)] {
-        // A walk that nobody asked for would have seen it by now.
+        // A speculative walk would have read the entry by now.
         let lazy = without(|lazy| lazy.speculation = false);
         let machine = arm_machine().firmware(firmware).lazy(lazy);
         let guest = Guest::arm(&machine);
@@ -244,7 +244,7 @@ fn last_levels_alone_leave_links_to_an_unlinked_table() {
         with_instructions(machine, what, |i| {
             Some(match i {
                 Instruction::Ipas2e1is(x) => Instruction::Ipas2le1is(x),
-                // Of the whole guest, as by addresses.
+                // Of the whole guest, only what invalidations by address cover.
                 Instruction::Vmalls12e1is => Instruction::Vmalle1is,
                 other => other,
             })
@@ -253,7 +253,7 @@ fn last_levels_alone_leave_links_to_an_unlinked_table() {
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 2 << 20, K4);
     guest.read(1, BASE);
-    // The table above stays, so that the invalidation is by addresses.
+    // The table above stays linked, so that the invalidation is by address.
     guest.map(BASE + (2 << 20), RAM + (2 << 20), 0x1000, K4);
     guest.unmap(BASE, 2 << 20);
     assert_eq!(guest.tables.reclaim(), 1);
@@ -264,7 +264,7 @@ fn engine_is_clean<const G: u32>(change: impl Fn(Arm) -> Arm) {
     let machine = Machine::new(change(Arm::new(G, BITS)), 2);
     unmap_a_page::<G>(&machine);
     clean(&machine);
-    // And of a whole table, and of more than instructions by address are good for.
+    // Then a whole table, and a range that is too large for instructions by address.
     let machine = Machine::new(change(Arm::new(G, BITS)), 2);
     let guest = Guest::new(&machine, arm64::<G>());
     let table = slat::format::arm64::Arm64::<G>::size(1).bytes();
@@ -290,7 +290,7 @@ fn the_engines_sequences_leave_nothing_on_any_granule() {
     }
 }
 
-/// Pages beyond 48 bits, of tables and memory beyond them, are unmapped as a range.
+/// Unmaps a range of pages above 2^48, with tables and memory above 2^48 as well.
 fn unmap_beyond_48_bits(machine: &Machine<Arm>) {
     const TOP: u64 = 0xf_1234_5600_0000;
     let format = Arm64Lpa2K4 { hardware_dirty: true, ..Default::default() };
@@ -312,7 +312,7 @@ fn lpa2_machine() -> Machine<Arm> {
 fn with_lpa2_a_range_in_units_of_the_granule_leaves_the_pages() {
     let machine = lpa2_machine().firmware(invalidating(|machine: &Machine<Arm>, what| {
         machine.vttbr(what.vmid);
-        // As if DS were 0, though of addresses as wide.
+        // As if DS were 0, with addresses of the same width.
         let start = what.range.unwrap().start().0;
         machine.dsb(Barrier::Ishst);
         machine.tlbi(Tlbi::Ripas2e1is, 0b01 << 46 | 31 << 39 | start >> 12 & ((1 << 37) - 1));

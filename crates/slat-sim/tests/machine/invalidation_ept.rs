@@ -1,4 +1,4 @@
-//! Intel's invalidations, wrong in the ways in which somebody had them wrong.
+//! Invalidations on Intel, with bugs that some hypervisor had.
 
 use crate::common::*;
 use slat::Invalidation;
@@ -51,7 +51,7 @@ fn the_engines_invalidations_leave_nothing() {
     guest.map(BASE, RAM + (2 << 20), 2 << 20, K4);
     guest.read(1, BASE);
     guest.unmap(BASE, 2 << 20);
-    // The table of pages, and the two above it, which are empty then.
+    // The table of pages, and the two above it, which are empty now.
     assert_eq!(guest.tables.reclaim(), 3);
     clean(&machine);
 }

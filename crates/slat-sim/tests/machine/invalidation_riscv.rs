@@ -1,7 +1,7 @@
-//! RISC-V's fences, each wrong in the way in which somebody had it wrong, or left out.
+//! Fences on RISC-V, each left out or with a bug that some hypervisor had.
 //!
-//! Two scenarios: both harts use a page, and then it is unmapped and its memory taken back; a hart
-//! faults, and its fault is answered.
+//! There are two scenarios. Both harts use a page, which is then unmapped, and its memory is taken
+//! back. Or a hart faults, and the fault is handled.
 
 use crate::cases::{Case, Hart};
 use crate::common::*;
@@ -9,7 +9,7 @@ use slat::format::riscv::{Mode, RiscV as GStage};
 use slat::{Access, Gpa, Invalidation, Vmid};
 use slat_sim::{Firmware, Kind, Machine, RiscV, firmware};
 
-/// Far from address 0, so that a wrong operand names somebody else's page.
+/// Far from address 0, so that a wrong operand is the address of another page.
 const FAR: u64 = 0x12_3400_0000;
 
 fn unmap_a_page(machine: &Machine<RiscV>) {
@@ -24,14 +24,14 @@ fn machine(invalidate: fn(&Machine<RiscV>, &Invalidation)) -> Machine<RiscV> {
     Hart::machine().firmware(invalidating(invalidate))
 }
 
-/// What the right platform does by address, with other operands.
+/// Does what the correct platform does by address, with operands that `wrong` changes.
 fn with_operands(
     machine: &Machine<RiscV>,
     what: &Invalidation,
     wrong: impl Fn(u64, Vmid) -> (u64, Vmid),
 ) {
     machine.fence();
-    // Of the whole guest: all that these tests map.
+    // For the whole guest, the range that these tests map.
     let range = what.range.unwrap_or(range(BASE, 2 << 20));
     for hart in 0..2 {
         for gpa in (range.start().0..range.end().0).step_by(0x1000) {
@@ -138,7 +138,7 @@ fn addresses_leave_links_to_an_unlinked_table() {
         guest.map(BASE, RAM, 2 << 20, K4);
         guest.read(1, BASE);
         guest.unmap(BASE, 2 << 20);
-        // The table of pages, and the one above it, which is empty then.
+        // The table of pages, and the one above it, which is empty now.
         assert_eq!(guest.tables.reclaim(), 2);
         match kind {
             Some(kind) => caught(&machine, kind),
@@ -151,7 +151,7 @@ fn addresses_leave_links_to_an_unlinked_table() {
 fn without_a_fence_after_a_map_the_guest_faults_again() {
     let faulty = Firmware { publish: |_| (), ..firmware::RISCV };
     for (firmware, kind) in [(faulty, Some(Kind::Livelock)), (firmware::RISCV, None)] {
-        // A walk that nobody asked for would have seen it by now.
+        // A speculative walk would have read the entry by now.
         let lazy = without(|lazy| lazy.speculation = false);
         let machine = Hart::machine().firmware(firmware).lazy(lazy);
         let guest = Hart::guest(&machine);
@@ -166,7 +166,7 @@ fn without_a_fence_after_a_map_the_guest_faults_again() {
     }
 }
 
-/// A hart that faulted is resumed by `resume`, after `answer`.
+/// Handles a fault by `answer`, and resumes the hart by `resume`.
 fn fault(
     arch: RiscV,
     resume: fn(&Machine<RiscV>, usize, Gpa),
@@ -262,7 +262,7 @@ fn a_leaf_that_software_marked_needs_it_too() {
 
 #[test]
 fn a_hart_that_finds_its_fault_answered_by_another_needs_it_as_well() {
-    // Nothing is left to change: the hart's own entry is what keeps it.
+    // Nothing is left to change: only the hart's own entry makes it fault.
     let nothing = |_: &Guest<'_, GStage, RiscV>| ();
     let other = |guest: &Guest<'_, GStage, RiscV>| {
         guest.machine.here(1);
@@ -280,7 +280,7 @@ fn the_engines_invalidations_leave_nothing_in_any_mode() {
         let machine = Machine::new(RiscV { levels, ..RiscV::default() }, 2).frames_from(1 << 54);
         let format = GStage { widest, ..GStage::default() };
         let guest = Guest::with_bits(&machine, format, widest.address_bits());
-        // The upper half, which is no sign here.
+        // The upper half: addresses are not sign-extended.
         let top = (1 << widest.address_bits()) - (4 << 20);
         guest.map(top, RAM, 0x3000, K4);
         guest.map(top + (2 << 20), RAM + (2 << 20), 2 << 20, M2);

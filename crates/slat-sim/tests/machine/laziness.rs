@@ -1,5 +1,5 @@
-//! Each kind of laziness finds something that nothing else finds: a bug that is caught with all
-//! switches on, and escapes with one off.
+//! Each kind of laziness finds a bug that nothing else finds: the machine finds it with all
+//! switches on, and misses it with one off.
 
 use crate::cases::{Case, Hart};
 use crate::common::*;
@@ -7,7 +7,8 @@ use slat::format::arm64::tlbi::Instruction;
 use slat::{BreakBeforeMake, Gpa, Hpa, Invalidation, Platform};
 use slat_sim::{Access, Arm, Ept, Firmware, Kind, Lazy, Machine, firmware};
 
-/// Caught with everything on, as `kind`; with `switch` off, nothing is wrong.
+/// Checks that the machine finds the bug with all switches on, as `kind`, and misses it with
+/// `switch` off.
 fn escapes(bug: impl Fn(Lazy) -> Machine<Arm>, kind: Kind, switch: fn(&mut Lazy)) {
     caught(&bug(Lazy::ALL), kind);
     clean(&bug(without(switch)));
@@ -18,7 +19,7 @@ fn skipping(machine: &Machine<Arm>, what: &Invalidation, skip: impl Fn(&Instruct
     machine.sequence(what).filter(|i| !skip(i)).for_each(|i| machine.execute(i));
 }
 
-/// A page is unmapped and its memory taken back, over a platform that invalidates by `invalidate`.
+/// Unmaps a page and takes its memory back, on a platform that invalidates by `invalidate`.
 fn unmap_a_page(lazy: Lazy, invalidate: fn(&Machine<Arm>, &Invalidation)) -> Machine<Arm> {
     let machine = arm_machine().firmware(invalidating(invalidate)).lazy(lazy);
     let guest = Guest::arm(&machine);
@@ -31,7 +32,7 @@ fn unmap_a_page(lazy: Lazy, invalidate: fn(&Machine<Arm>, &Invalidation)) -> Mac
 
 #[test]
 fn tlb() {
-    // Nothing but entries of both stages is invalidated.
+    // The platform invalidates entries of both stages only.
     let bug = |lazy| {
         unmap_a_page(lazy, |machine, what| {
             skipping(machine, what, |i| {
@@ -39,7 +40,8 @@ fn tlb() {
             });
         })
     };
-    // With the second stage's entries gone, those of both stages are not brought back by them.
+    // If the second stage's entries are not cached, those of both stages cannot come back from
+    // them.
     escapes(bug, Kind::FreedMemory, |lazy| lazy.tlb = false);
 }
 
@@ -69,7 +71,7 @@ fn walk_cache() {
         let guest = Guest::arm(&machine);
         guest.map(BASE, RAM, 2 << 20, K4);
         guest.read(1, BASE);
-        // The table above stays, so that the invalidation is by addresses.
+        // The table above stays linked, so that the invalidation is by address.
         guest.map(BASE + (2 << 20), RAM + (2 << 20), 0x1000, K4);
         guest.unmap(BASE, 2 << 20);
         assert_eq!(guest.tables.reclaim(), 1);
@@ -80,7 +82,7 @@ fn walk_cache() {
 
 #[test]
 fn walk_cache_with_rights() {
-    // On x86 the right to write goes from a table, and nobody is told.
+    // On x86, the right to write is taken from a table, and links are not invalidated.
     let bug = |lazy| {
         let machine = Machine::new(Ept::default(), 2).lazy(lazy);
         let guest = Guest::ept(&machine);
@@ -88,7 +90,7 @@ fn walk_cache_with_rights() {
         guest.read(1, BASE);
         let link = machine.above(VMID, &guest.place(BASE));
         machine.poke(link.table, link.index, link.raw & !0b10);
-        // Leaves alone are invalidated: no instruction does only that, a broken emulation might.
+        // Only leaves are invalidated: no instruction does only that, but a wrong emulation might.
         for cpu in 0..2 {
             machine.forget(cpu, VMID, range(BASE, 0x2000));
         }
@@ -129,7 +131,7 @@ fn late_invalidation() {
 
 #[test]
 fn speculation() {
-    // Nobody asked for the page while it changed its address without a break.
+    // No access uses the page while its address changes without a break.
     let bug = |lazy| {
         let machine = arm_machine().lazy(lazy);
         let guest = Guest::arm(&machine);
@@ -145,7 +147,7 @@ fn speculation() {
 
 #[test]
 fn silent_writes() {
-    // Cleaned without an invalidation.
+    // The page is cleaned without an invalidation.
     let bug = |lazy| {
         let machine = arm_machine().lazy(lazy);
         let guest = Guest::arm(&machine);
@@ -163,7 +165,7 @@ fn silent_writes() {
 
 #[test]
 fn stale_faults() {
-    // A right given back without an invalidation.
+    // A right is given back without an invalidation.
     let bug = |lazy| {
         let machine = arm_machine().lazy(lazy);
         let guest = Guest::arm(&machine);
@@ -181,7 +183,7 @@ fn stale_faults() {
 
 #[test]
 fn invalid_entries() {
-    // A hart that faulted goes on without a fence.
+    // A hart that faulted resumes without a fence.
     let bug = |lazy| {
         let faulty = Firmware { resume: |_, _, _| (), ..firmware::RISCV };
         let machine = Hart::machine().firmware(faulty).lazy(lazy);
@@ -197,7 +199,7 @@ fn invalid_entries() {
 
 #[test]
 fn conflict_aborts() {
-    // Level 2 taken for level 3.
+    // The platform declares level 3, and its CPUs have level 2.
     let bug = |lazy| {
         let arch = Arm { bbm: 2, ..arm() };
         let machine = Machine::new(arch, 2).declaring(BreakBeforeMake::Never).lazy(lazy);
@@ -210,7 +212,7 @@ fn conflict_aborts() {
     escapes(bug, Kind::SizeConflict, |lazy| lazy.conflict_aborts = false);
 }
 
-/// The guest's first access to memory that the host wrote, over a platform without maintenance.
+/// The guest's first access to memory that the host wrote, on a platform without maintenance.
 fn careless(lazy: Lazy, access: Access) -> Machine<Arm> {
     let careless = Firmware { maintain: |_, _, _, _| (), ..firmware::ARM };
     let machine = arm_machine().firmware(careless).lazy(lazy);

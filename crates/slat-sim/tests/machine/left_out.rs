@@ -1,5 +1,5 @@
-//! Each invalidation of the engine's left out, one at a time: whatever is left then may be used,
-//! and is noticed.
+//! Leaves out each of the engine's invalidations, one at a time. The machine must find what is left
+//! then.
 
 use crate::cases::Case;
 use crate::common::*;
@@ -8,7 +8,7 @@ use slat_sim::{Arch, Firmware, Machine};
 use std::cell::Cell;
 
 thread_local! {
-    /// Which one is left out, and how many there were until now.
+    /// The number of the invalidation to leave out; `SEEN` counts the invalidations so far.
     static LEFT_OUT: Cell<usize> = const { Cell::new(usize::MAX) };
     static SEEN: Cell<usize> = const { Cell::new(0) };
 }
@@ -16,19 +16,20 @@ thread_local! {
 fn invalidate<A: Arch>(machine: &Machine<A>, what: &Invalidation) {
     let number = SEEN.replace(SEEN.get() + 1);
     if number == LEFT_OUT.get() {
-        // What it publishes is.
+        // The stores are still published.
         slat::Platform::publish(machine);
     } else {
         (A::firmware().invalidate)(machine, what);
     }
 }
 
-/// `scenario` with invalidation `number` left out; how many there were, and whether it was noticed.
+/// Runs `scenario` without invalidation `number`; returns the number of invalidations, and whether
+/// the machine found the bug.
 fn run<C: Case>(number: usize, scenario: fn(&Guest<'_, C::F, C::A>)) -> (usize, bool) {
     LEFT_OUT.set(number);
     SEEN.set(0);
     let faulty = Firmware { invalidate: invalidate::<C::A>, ..C::A::firmware() };
-    // On one thread: no hook, and what CPUs do unasked is enough of a guest.
+    // There is no hook on this thread: speculation is enough of a guest.
     let machine = C::machine().firmware(faulty);
     scenario(&C::guest(&machine).with_consumers());
     (SEEN.get(), !machine.finish().is_empty())
@@ -77,7 +78,7 @@ fn harvest<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
     guest.fresh(BASE, 0x3000);
 }
 
-/// A log that completes late, and a pager who takes one of its pages in between.
+/// A log that completes late, while a pager takes one of its pages.
 fn consumers<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
     guest.map(BASE, RAM, 0x2000, K4);
     guest.write(1, BASE);
@@ -93,7 +94,7 @@ fn consumers<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
     guest.with(|guard, _| guard.harvest_for(pager, first, &mut [0]).unwrap());
     guest.machine.copy_for(1, VMID, first);
     guest.fresh(BASE, 0x1000);
-    // Not covered by the pager's, on a CPU that forgets all of the guest at once.
+    // Comes after the pager's invalidation, which covers the whole guest on some CPUs.
     guest.write(1, BASE + 0x1000);
     late.merge(clean(range(BASE + 0x1000, 0x1000)));
     late.complete();

@@ -1,8 +1,7 @@
-//! The engine on the adversarial machine, and what others did instead.
+//! The engine on the adversarial machine, compared with faulty code.
 //!
-//! A test whose name begins with what somebody got wrong has it wrong on purpose, in the platform
-//! or in stores of its own, and is caught. Beside it the engine does the same, and nothing is
-//! found.
+//! A test whose name describes a bug has that bug on purpose, in its platform or in its own stores,
+//! and the machine finds it. Next to it, the engine does the same, and the machine finds nothing.
 
 #[macro_use]
 mod cases;

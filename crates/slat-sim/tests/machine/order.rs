@@ -1,5 +1,5 @@
-//! Things done in the wrong order: freed before invalidated, linked before filled, copied before
-//! clean; and in the right one, by the engine.
+//! Steps in the wrong order: freed before invalidated, linked before filled, copied before clean;
+//! and in the right order, by the engine.
 
 use crate::cases::Case;
 use crate::common::*;
@@ -38,7 +38,7 @@ fn the_engine_hands_out_memory_after_the_invalidation() {
     clean(&machine);
 }
 
-/// An empty table in a slot of its parent, unlinked and freed by a plain store and no thought.
+/// Unlinks an empty table by a plain store, and frees it without waiting for walks.
 fn free_a_table(machine: &Machine<Arm>, invalidate: bool) {
     let guest = Guest::arm(machine);
     guest.map(BASE, RAM, 0x1000, K4);
@@ -49,8 +49,8 @@ fn free_a_table(machine: &Machine<Arm>, invalidate: bool) {
     if invalidate {
         guest.flush();
     }
-    // SAFETY: the frame came from the engine's cache, a page; whether hardware reaches it is what
-    // this is about.
+    // SAFETY: the frame is a page from the engine's cache. The test is about whether hardware still
+    // reaches it.
     unsafe { machine.free(Frame::from_hpa(leaf.table).unwrap(), 4096) };
 }
 
@@ -86,7 +86,7 @@ fn a_table_freed_twice_or_written_afterwards_is_noticed() {
     let machine = arm_machine();
     let frame = machine.allocate(4096).unwrap();
     let hpa = frame.hpa();
-    // SAFETY: just allocated, and never linked; the second time is what this is about.
+    // SAFETY: just allocated, and never linked. The second free breaks the contract on purpose.
     unsafe {
         machine.free(frame, 4096);
         machine.free(Frame::from_hpa(hpa).unwrap(), 4096);
@@ -112,7 +112,7 @@ fn the_engine_frees_tables_when_nobody_walks_them() {
     guest.unmap(BASE, 2 << 20);
     assert_eq!(guest.tables.reclaim(), 0, "somebody may be in it");
     drop(inside);
-    // The table of pages, and the one above it, which is empty then.
+    // The table of pages, and the one above it, which is empty now.
     assert_eq!(guest.tables.reclaim(), 2);
     assert_eq!(machine.frames(), frames - 2);
     clean(&machine);
@@ -127,13 +127,13 @@ fn a_software_walk_into_a_freed_table_is_noticed() {
     let link = machine.above(VMID, &leaf);
     machine.poke(link.table, link.index, 0);
     guest.flush();
-    // SAFETY: unlinked and invalidated; that software is still in it is what this is about.
+    // SAFETY: unlinked and invalidated. That software still walks it is the purpose of the test.
     unsafe { machine.free(Frame::from_hpa(leaf.table).unwrap(), 4096) };
     machine.slots(leaf.table);
     caught(&machine, Kind::FreedTable);
 }
 
-/// A block becomes a table of pages; `early` links the table before it is filled.
+/// Turns a block into a table of pages; with `early`, links the table before it is filled.
 fn split_by_hand(machine: &Machine<Arm>, early: bool) {
     let guest = Guest::arm(machine);
     guest.map(BASE, RAM, 2 << 20, M2);
@@ -144,7 +144,7 @@ fn split_by_hand(machine: &Machine<Arm>, early: bool) {
     if early {
         link();
         machine.publish();
-        // The guest runs on.
+        // The guest continues to run.
         let _ = machine.cpu(0).read(BASE + 0x5000);
     }
     let bits = Arm64::<12>::attribute_bits(block.raw, 1);
@@ -191,7 +191,7 @@ fn the_engine_links_tables_that_are_filled() {
 
 #[test]
 fn descriptors_written_into_what_a_leaf_maps_are_guest_memory() {
-    // Software takes a block for a table, as a remap of part of it did.
+    // Software takes a block for a table, as a remap of a part of it did.
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 2 << 20, M2);
@@ -202,7 +202,7 @@ fn descriptors_written_into_what_a_leaf_maps_are_guest_memory() {
 
 #[test]
 fn a_link_to_guest_memory_is_walked_as_what_the_guest_wrote() {
-    // The type bits of a block written at a page's level, one level up: a block taken for a table.
+    // A link to memory of the guest, as if a block were a table.
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 2 << 20, M2);
@@ -253,7 +253,7 @@ fn a_reserved_encoding_is_a_misconfiguration() {
 }
 
 fn a_copy_on_write_without_an_invalidation_leaves_writes_in_the_old_page<C: Case>() {
-    // The host moves a page: the guest goes on writing to where it was.
+    // The host moves a page, and the guest continues to write to the old one.
     let machine = C::machine();
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
@@ -308,7 +308,7 @@ fn tables_that_are_destroyed_while_loaded_are_noticed() {
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
-    // SAFETY: not kept, which is what this is about.
+    // SAFETY: the test breaks the contract on purpose: CPUs have the tables loaded.
     unsafe { guest.tables.deactivate() }.destroy();
     caught(&machine, Kind::BadFree);
 }
@@ -327,7 +327,7 @@ fn a_cache_that_is_dropped_gives_its_frames_back() {
 
 #[test]
 fn what_the_engine_maps_is_there_when_it_returns() {
-    // In a table that walkers have seen: what it held before is what they may still see.
+    // The table was walked before, so walkers may still read its older values.
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
@@ -367,7 +367,7 @@ fn what_a_dropped_guard_or_removal_owed_is_done_by_the_next() {
                 false => _ = guard.write_protect(range(BASE, 0x1000)).unwrap(),
             }
         }
-        // Another's, who owes for another page.
+        // Another guard, which owes an invalidation of another page.
         guest.with(|guard, _| _ = guard.write_protect(range(BASE + 0x2000, 0x1000)).unwrap());
         guest.fresh(BASE, 0x3000);
         clean(&machine);

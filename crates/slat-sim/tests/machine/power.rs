@@ -1,5 +1,5 @@
-//! Power's radix trees: invalidations that leave something out, on purpose, and uses of leaves that
-//! hardware does not mark.
+//! Power's radix trees: invalidations that leave something out on purpose, and leaves that hardware
+//! does not mark.
 
 use crate::common::*;
 use slat::format::power::tlbie::{Instruction, Operands, Tlbie};
@@ -27,7 +27,7 @@ fn execute(machine: &Machine<Power>, instruction: Instruction) {
     }
 }
 
-/// A machine whose platform invalidates so.
+/// Creates a machine whose platform invalidates by `invalidate`.
 fn wrong(invalidate: fn(&Machine<Power>, &Invalidation)) -> Machine<Power> {
     Machine::new(Power::new(16), 2).firmware(invalidating(invalidate))
 }
@@ -37,7 +37,7 @@ fn skipping(machine: &Machine<Power>, what: &Invalidation, skip: impl Fn(&Instru
     sequence.filter(|i| !skip(i)).for_each(|i| execute(machine, i));
 }
 
-/// A page goes, while the other CPU runs on, and its memory is taken back.
+/// Unmaps a page while the other CPU runs, and takes its memory back.
 fn unmap_a_page(machine: &Machine<Power>) {
     let guest = Guest::new(machine, FORMAT);
     guest.map(BASE, RAM, 2 * K64, size());
@@ -46,7 +46,7 @@ fn unmap_a_page(machine: &Machine<Power>) {
     let _ = machine.cpu(1).write(BASE);
 }
 
-/// A table goes with its pages, as do those above it, which nothing else is in; all are given back.
+/// Unmaps all pages of a table, so that it and the empty tables above it are freed.
 fn unmap_a_table(machine: &Machine<Power>) {
     let guest = Guest::new(machine, FORMAT);
     guest.map(BASE, RAM, 2 << 20, size());
@@ -88,7 +88,7 @@ fn tables_that_are_invalidated_by_address_alone_stay_in_the_walk_cache() {
         machine.ptesync();
         let range = what.range.unwrap_or_else(|| range(BASE, 2 << 20));
         for gpa in (range.start().0..range.end().0).step_by(K64 as usize) {
-            // RIC=2 by address is no invalidation of links.
+            // RIC=2 by address does not invalidate links.
             execute(machine, Instruction::All(Operands { rb: gpa | 5 << 5, rs: VMID.0.into() }));
         }
         for last in [Instruction::Eieio, Instruction::Tlbsync, Instruction::Ptesync] {
@@ -106,7 +106,7 @@ fn an_invalidation_of_another_page_size_leaves_the_page() {
             execute(
                 machine,
                 match instruction {
-                    // AP 0: 4k.
+                    // AP 0 means 4k.
                     Instruction::Tlb(x) => Instruction::Tlb(Operands { rb: x.rb & !0xe0, ..x }),
                     other => other,
                 },
@@ -164,7 +164,7 @@ fn a_block_that_is_split_without_a_break_is_two_translations() {
     machine.publish();
     guest.read(0, BASE + K64);
     caught(&machine, Kind::SizeConflict);
-    // The engine's split breaks.
+    // The engine's split uses a break.
     let machine = Machine::new(Power::new(16), 2);
     let guest = Guest::new(&machine, FORMAT);
     guest.map(BASE, RAM, 2 << 20, M2);
@@ -187,7 +187,7 @@ fn a_write_that_hardware_does_not_mark_is_asked_for_and_then_known() {
     guest.relax(BASE, 0x1000, Access::Write);
     assert_eq!(write(), Ok(Hpa(RAM)));
     guest.check_dirty(BASE, 0x1000);
-    // Cleaned, and invalidated: no write goes unseen.
+    // The page is cleaned and invalidated, so that every write is seen.
     let mut bitmap = [0];
     guest.with(|guard, _| guard.harvest(range(BASE, 0x1000), &mut bitmap).unwrap());
     machine.copy(VMID, range(BASE, 0x1000));

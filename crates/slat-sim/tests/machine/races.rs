@@ -1,5 +1,5 @@
-//! The races that any engine has to survive: a fault against the host's taking memory back, a
-//! collapse against an unmap, a push-down against the next round of logging.
+//! Races that every engine has to survive: a fault while the host takes memory back, a collapse
+//! during an unmap, a push-down during the next round of logging.
 
 use crate::cases::Case;
 use crate::common::*;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 fn a_fault_that_maps_what_the_host_took_back_meanwhile_is_noticed() {
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
-    // The fault has read that RAM is behind the page; then the host empties the range, and is done.
+    // The fault has looked up RAM for the page; then the host empties the range and continues.
     guest.unmap(BASE, 0x1000);
     machine.take_back(Hpa(RAM), 0x1000);
     guest.map(BASE, RAM, 0x1000, K4);
@@ -31,7 +31,7 @@ fn a_reservation_does_not_outlive_the_hosts_taking_memory_back() {
     let mut member = Member::join(&machine).unwrap();
     let mut fault = guest.tables.enter(&mut member).unwrap();
     let reservation = fault.reserve(Gpa(BASE), K4, &mut cache).unwrap();
-    // Here the backing is asked, and answers RAM. Then the host takes it back.
+    // The fault asks for the backing here, and gets RAM. Then the host takes it back.
     guest.unmap(BASE, 0x1000);
     machine.take_back(Hpa(RAM), 0x1000);
     assert_eq!(reservation.commit(Hpa(RAM), Attributes::RAM), Ok(None));
@@ -39,7 +39,7 @@ fn a_reservation_does_not_outlive_the_hosts_taking_memory_back() {
     clean(&machine);
 }
 
-/// Both for as long as the process: a hook may keep them.
+/// Leaks the machine and the guest, because a hook keeps references to them.
 fn leaked<A: Arch, F: slat::Format>(
     machine: Machine<A>,
     format: F,
@@ -47,7 +47,7 @@ fn leaked<A: Arch, F: slat::Format>(
     Box::leak(Box::new(Guest::new(Box::leak(Box::new(machine)), format)))
 }
 
-/// While the engine collapses, at its `nth` call, another thread unmaps a page.
+/// Runs a collapse. At its `nth` call, another thread unmaps a page.
 fn collapse_beside_unmap<A: Arch, F: slat::Format>(machine: Machine<A>, format: F, nth: usize) {
     let guest = leaked(machine, format);
     let machine = guest.machine;
@@ -64,7 +64,7 @@ fn collapse_beside_unmap<A: Arch, F: slat::Format>(machine: Machine<A>, format: 
         let mut removals = Removals::new(&guest.tables, &mut storage);
         let mut member = Member::join(machine).unwrap();
         let mut guard = guest.tables.enter(&mut member).unwrap();
-        // It may be told to try again, and does not here.
+        // The unmap may have to be tried again; this test does not.
         let _ = guard.unmap(range(BASE + 0x7000, 0x1000), &mut removals);
         drop(guard);
         removals.complete().for_each(|leaf| machine.take_back(leaf.hpa, leaf.bytes));
@@ -85,7 +85,7 @@ fn the_engines_collapse_beside_an_unmap_brings_nothing_back<C: Case>() {
     }
 }
 
-/// A split, at each of whose calls another thread does something to a page of the block.
+/// Runs a split. At its `nth` call, another thread protects the block.
 fn the_engines_split_beside_a_protection_forgets_neither<C: Case>() {
     for nth in 1..12 {
         let guest = leaked(C::machine(), C::format());
@@ -114,7 +114,7 @@ fn the_engines_split_beside_a_protection_forgets_neither<C: Case>() {
     }
 }
 
-/// Rounds of logging by subtrees, beside faults that push protection down, on real threads.
+/// Rounds of logging by subtrees on real threads, while faults push protection down.
 fn the_engines_push_down_beside_rounds_of_protection_loses_no_write<C: Case>() {
     const PAGES: u64 = 24;
     for seed in slat_seed::seeds(4) {
@@ -148,7 +148,7 @@ fn the_engines_push_down_beside_rounds_of_protection_loses_no_write<C: Case>() {
             for _ in 0..60 {
                 let taken = std::mem::take(&mut *log.lock().unwrap());
                 let mut guard = guest.tables.enter(&mut member).unwrap();
-                // What cannot be protected now keeps its place in the log.
+                // Pages that cannot be protected now stay in the log.
                 let done = guard.write_protect_subtrees(all).is_ok();
                 guard.complete();
                 let mut bitmap = [0u64; 8];
@@ -184,7 +184,7 @@ fn a_round_that_is_not_invalidated_loses_a_write<C: Case>() {
     let mut member = Member::join(&machine).unwrap();
     let mut guard = guest.tables.enter(&mut member).unwrap();
     guard.write_protect_subtrees(range(BASE, 2 << 20)).unwrap();
-    // "The round has begun": it has not.
+    // The test claims that the round has begun, which is wrong.
     machine.protect(VMID, range(BASE, 2 << 20));
     machine.copy(VMID, range(BASE, 0x4000));
     guest.write(1, BASE);
@@ -192,7 +192,7 @@ fn a_round_that_is_not_invalidated_loses_a_write<C: Case>() {
 }
 
 fn a_table_is_not_freed_under_a_walk_in_software<C: Case>() {
-    // At each moment of another thread's scan, the table that it scans is unmapped and reclaimed.
+    // At one moment of a scan, another thread unmaps and reclaims the table that is scanned.
     for nth in 1..8 {
         let guest = leaked(C::machine(), C::format());
         let machine = guest.machine;

@@ -1,4 +1,4 @@
-//! Real threads: vCPUs beside threads of the hypervisor, on one guest.
+//! Real threads: vCPUs and threads of the hypervisor on one guest.
 
 use crate::cases::Case;
 use crate::common::*;
@@ -9,16 +9,16 @@ use slat::{
 use slat_sim::{Arch, Arm, Machine};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Each thread of the hypervisor has 2 MiB of the guest's, and 2 MiB of memory at a time.
+/// The share of each thread of the hypervisor: bytes of the guest, and of memory at a time.
 const SHARE: u64 = 2 << 20;
 const HOST: u64 = 1 << 34;
 const WORKERS: u64 = 2;
 const ROUNDS: u64 = 24;
-/// Whoever holds an entry for so long will not let go of it.
+/// A thread that holds an entry for this long will never release it.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Repeats `operation` while another thread holds an entry of it, as long as one that has no CPU
-/// at the moment may take: the engine's own patience is some tens of microseconds.
+/// Repeats `operation` while another thread holds an entry, for as long as a thread without a CPU
+/// may need. The engine itself waits some tens of microseconds only.
 fn patiently<T, E: PartialEq + std::fmt::Debug>(
     contended: E,
     mut operation: impl FnMut() -> Result<T, Halted<E>>,
@@ -34,9 +34,9 @@ fn patiently<T, E: PartialEq + std::fmt::Debug>(
     }
 }
 
-/// `kept`: something else is mapped, so that tables above the threads' shares stay. If not, one
-/// thread unlinks a table that has another's share in it, too, and hardware may be in that table,
-/// which links nothing any more, until the thread that unlinked it has completed.
+/// With `kept`, another page is mapped, so that tables above the threads' shares stay. Without it,
+/// a thread may unlink a table that also covers another thread's share. Hardware may still walk
+/// that empty table, until the thread that unlinked it has completed.
 fn worker<F: Format, A: Arch>(guest: &Guest<'_, F, A>, index: u64, seed: u64, kept: bool) {
     let machine = guest.machine;
     machine.here(index as usize % machine.cpus());

@@ -1,4 +1,5 @@
-//! Traces in Casemate's format, held against what they promise; no Casemate is needed here.
+//! Traces in Casemate's format, checked against their documentation. These tests do not need
+//! Casemate.
 
 use crate::common::*;
 use slat::format::arm64::tlbi::Instruction;
@@ -10,7 +11,7 @@ fn traced() -> String {
     let machine = arm_machine().tracing();
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
-    // Its neighbour keeps the table: the page alone is unmapped.
+    // The next page keeps the table, so that only a page is unmapped.
     guest.map(BASE + 0x1000, RAM + 0x1000, 0x1000, K4);
     guest.unmap(BASE, 0x1000);
     (0..2).for_each(|cpu| machine.cpu(cpu).unload());
@@ -43,7 +44,7 @@ fn every_record_has_the_fields_of_the_grammar_in_order() {
         let fields = rest.strip_prefix(&common).expect(line);
         let fields = fields.strip_suffix(" (src \"slat:0\"))").expect(line);
         let shape: String = {
-            // Numbers become their kind.
+            // Numbers are replaced by N.
             let words = fields.split(' ').map(|word| {
                 if word.starts_with("0x") { word.find(')').map_or("N", |_| "N)") } else { word }
             });
@@ -87,7 +88,7 @@ fn a_root_is_given_up_before_its_tables_are_freed() {
     assert!(behind.iter().all(|line| line.starts_with("(mem-free")), "{behind:#?}");
 }
 
-/// Whatever way the engine stores by: to tables that are live, new, inactive, or its own.
+/// All ways in which the engine stores: to tables that are live, new, inactive, or exclusive.
 #[test]
 fn the_stores_of_a_trace_in_order_make_the_tables() {
     let machine = arm_machine().tracing();
@@ -138,7 +139,7 @@ fn an_entry_that_is_invalid_for_a_moment_is_so_in_the_trace() {
     let leaf = guest.place(BASE);
     machine.poke(leaf.table, leaf.index, 0);
     machine.poke(leaf.table, leaf.index, leaf.raw);
-    // A table that nothing links.
+    // A table that no entry links.
     let table = machine.allocate(4096).unwrap().hpa();
     machine.poke(table, 3, 0x18);
     let stored: Vec<_> = stores(&machine.trace().unwrap());

@@ -1,4 +1,4 @@
-//! The guest's own page tables: its MMU walks them through the second stage.
+//! The guest's own page tables, which its MMU walks through the second stage.
 
 use crate::cases::Case;
 use crate::common::*;
@@ -39,7 +39,7 @@ fn a_walk_that_was_taken_for_a_read_is_lost<C: Case>() {
     let guest = C::guest(&machine);
     guest.map_clean(BASE, RAM, 0x1000, K4);
     machine.cpu(0).walk(BASE).unwrap();
-    // "The guest has only read": the page is marked clean again.
+    // As if the guest had only read: the page is marked clean again.
     guest.poke(BASE, |raw| raw & !<C::F as slat::Format>::DIRTY);
     guest.flush();
     guest.check_dirty(BASE, 0x1000);

@@ -1,4 +1,4 @@
-//! Accesses that nobody hears of.
+//! Accesses that go unreported.
 
 use crate::cases::Case;
 use crate::common::*;
@@ -6,7 +6,8 @@ use slat::format::arm64::Arm64;
 use slat::{Ageing, Ages, Format, Gpa, Platform, Skip};
 use slat_sim::{Arch, Kind};
 
-/// A scan of a whole table from `BASE`; what is young is seen. Returns the first 64 pages' answer.
+/// Scans a whole table from `BASE`, and records the pages that are young or have no answer as seen.
+/// Returns which of the first 64 pages are young.
 fn scan<F: Format, A: Arch>(guest: &Guest<'_, F, A>, how: Ageing) -> u64 {
     let (mut young, mut unanswered) = ([0u64; 8], [0u64; 8]);
     let all = range(BASE, 2 << 20);
@@ -61,7 +62,7 @@ fn a_young_page_cleared_by_a_plain_store_is_lost() {
 }
 
 fn a_tables_bit_cleared_after_its_leaves_hides_an_access<C: Case>() {
-    // The walk cache marks a leaf and not the table above it.
+    // The walk cache marks a leaf, and not the table above it.
     let machine = C::machine();
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x20000, K4);
@@ -74,7 +75,7 @@ fn a_tables_bit_cleared_after_its_leaves_hides_an_access<C: Case>() {
     machine.seen(VMID, range(BASE, 0x20000));
     machine.poke(link.table, link.index, link.raw & !accessed_bit);
     guest.read(1, BASE + 0x1000);
-    // "The table was not used, so nothing below it was."
+    // As if nothing below a table without a mark had been used.
     let above = machine.peek(link.table, link.index) & accessed_bit != 0;
     machine.claim_old(VMID, range(BASE, 0x20000), |_| above);
     caught(&machine, Kind::LostYoung);
@@ -106,7 +107,7 @@ fn the_engines_exact_scans_miss_no_access<C: Case>() {
 
 #[test]
 fn a_scan_that_is_not_fresh_may_miss_what_a_tlb_holds() {
-    // Linux does without the invalidation, and says so; here it shows.
+    // Linux leaves the invalidation out, and documents that. Here it has an effect.
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 0x20000, K4);
@@ -137,7 +138,7 @@ fn without_hardware_the_access_flag_faults() {
 }
 
 fn an_exact_scan_hears_of_accesses_through_a_walk_cache_at_every_moment<C: Case>() {
-    // What CPUs do unasked would mark the tables, and hide it.
+    // Speculative walks would mark the tables, and so hide the bug.
     let lazy = without(|lazy| lazy.speculation = false);
     for nth in 1..16 {
         let machine = C::machine().lazy(lazy);
@@ -177,7 +178,7 @@ fn an_exact_scan_finds_what_software_made_young<C: Case>() {
     guest.map(BASE, RAM, 0x4000, K4);
     scan(&guest, EXACT);
     assert_eq!(scan(&guest, EXACT), 0, "nothing was used since");
-    // A fault's page; a page and a block beside it; a leaf that was there; a reservation.
+    // A page mapped by a fault; two pages after it; a leaf that was there; a reservation.
     guest.map(BASE + 0x4000, RAM + 0x4000, 0x1000, K4);
     assert_eq!(scan(&guest, EXACT), 1 << 4);
     guest.map(BASE + 0x5000, RAM + 0x5000, 0x2000, K4);

@@ -1,4 +1,4 @@
-//! How the samples of each measurement spread, scenario by scenario.
+//! The distribution of each measurement's samples, by scenario.
 
 use super::ecdf;
 use super::strips::{self, Strip};
@@ -10,26 +10,26 @@ use crate::report::tables::{Labels, Row};
 use crate::table::NOTHING;
 use crate::unit::Unit;
 
-/// From so many samples on, dots lie on each other, and a line says more.
+/// From this number of samples on, dots overlap, and a line is clearer.
 const MANY: usize = 50;
-/// More lines than this cannot be told apart.
+/// More lines cannot be distinguished.
 const LINES: usize = 8;
-/// More strips than this are two charts.
+/// More strips become two charts.
 const STRIPS: usize = 40;
 
-/// Parameters that follow from others, or from what was measured.
+/// Parameters that follow from others, or from the results.
 const DERIVED: [&str; 2] = ["bytes", "slots"];
 
 /// The charts of one scenario.
 pub struct Scenario {
-    /// Which.
+    /// Name of the scenario.
     pub name: String,
     /// Its charts.
     pub charts: Vec<Chart>,
 }
 
-/// The distributions of each scenario's measurements. Those whose reader draws them have their
-/// charts there, and what was made of other measurements has none.
+/// Returns the distributions of each scenario's measurements, without those that a reader draws
+/// itself, and without measurements that were made of others.
 pub fn all(results: &[Measurement], readers: &[Reader]) -> Vec<Scenario> {
     let drawn: Vec<&Reader> = readers.iter().filter(|reader| reader.draws_samples).collect();
     let mut topics: Vec<(Topic, Vec<&Measurement>)> = Vec::new();
@@ -53,14 +53,14 @@ pub fn all(results: &[Measurement], readers: &[Reader]) -> Vec<Scenario> {
     scenarios
 }
 
-/// What the measurements of a chart have in common.
+/// The properties that the measurements of a chart have in common.
 #[derive(PartialEq)]
 struct Topic<'a> {
     scenario: &'a str,
     unit: &'a Unit,
-    /// The operation, the figure or the phase.
+    /// The operation, figure or phase.
     name: &'a str,
-    /// Whether that is the variant.
+    /// Whether the name is the variant.
     is_phase: bool,
 }
 
@@ -68,7 +68,7 @@ impl<'a> Topic<'a> {
     fn of(m: &'a Measurement) -> Self {
         let named = ["operation", "part", "figure"].into_iter();
         let name = named.filter_map(|name| m.params.get(name)?.as_str()).next();
-        // Under KVM a variant is a phase, and the parameters are the ways.
+        // Under KVM a variant is a phase, and the parameters distinguish the ways.
         let is_phase = name.is_none() && m.target == "kvm";
         let name = name.unwrap_or(if is_phase { &m.variant } else { "" });
         Self { scenario: &m.scenario, unit: &m.unit, name, is_phase }
@@ -115,7 +115,7 @@ fn charts(topic: &Topic, measurements: &[&Measurement]) -> Vec<Chart> {
     drawn.into_iter().flatten().map(|svg| Chart { title: topic.title(), svg }).collect()
 }
 
-/// What tells a measurement from the others of its chart.
+/// Returns the label that distinguishes a measurement from the others of its chart.
 fn label(topic: &Topic, row: &Row, differing: &[String]) -> String {
     let variant = row.measurements.iter().map(|m| &m.variant);
     let own = variant.clone().filter(|_| !topic.is_phase).cloned();

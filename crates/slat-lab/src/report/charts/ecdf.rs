@@ -1,20 +1,22 @@
-//! Many samples: the part of them that does not exceed a value, a line for each measurement.
+//! Empirical distribution functions: the part of many samples that does not exceed a value.
 
 use super::strips::Strip;
 use super::{DOT, FONT, colour};
 use crate::unit::Unit;
 use plotters::prelude::*;
 
-/// Points of a line; more would not be seen.
+/// Number of points of a line; more would not be visible.
 const POINTS: usize = 400;
 
-/// The empirical distribution functions of a few measurements. Nothing without samples to draw.
+/// Draws the empirical distribution functions of a few measurements. Returns `None` without
+/// samples.
 pub(super) fn svg(strips: &[Strip], unit: &Unit) -> Option<String> {
     let lines: Vec<(&str, Vec<(f64, f64)>)> =
         strips.iter().map(|strip| (&*strip.label, steps(strip.samples))).collect();
     let all = || lines.iter().flat_map(|(_, points)| points).map(|(value, _)| *value);
     let (least, most) = (all().min_by(f64::total_cmp)?, all().max_by(f64::total_cmp)?);
-    // A long tail would leave nothing of the rest; logarithms of what is not positive are none.
+    // On a linear scale a long tail would hide the rest. Values that are not positive have no
+    // logarithm.
     let is_wide = least > 0.0 && most / least > 8.0;
     let to = |value: f64| if is_wide { value.log10() } else { value };
     let back = |value: f64| if is_wide { 10f64.powf(value) } else { value };
@@ -46,8 +48,8 @@ pub(super) fn svg(strips: &[Strip], unit: &Unit) -> Option<String> {
     }))
 }
 
-/// The corners of a line: each value, the part of all that is below, and the part that is not
-/// above.
+/// Returns the corners of a line: for each value, the part of samples below it, and the part that
+/// is not above it.
 fn steps(samples: &[f64]) -> Vec<(f64, f64)> {
     let mut sorted: Vec<f64> = samples.iter().copied().filter(|s| s.is_finite()).collect();
     sorted.sort_by(f64::total_cmp);
@@ -55,7 +57,7 @@ fn steps(samples: &[f64]) -> Vec<(f64, f64)> {
     let stride = count.div_ceil(POINTS).max(1);
     let mut points: Vec<(f64, f64)> = Vec::new();
     for (place, value) in sorted.iter().enumerate() {
-        // The extremes stay, whatever is left out between them.
+        // The extremes stay, even if points between them are left out.
         if place % stride != 0 && place + 1 != count {
             continue;
         }

@@ -1,11 +1,11 @@
-//! Times of one round after the other: a line for each way.
+//! Times by round, with a line for each way.
 
 use super::{DOT, FONT, colour};
 use crate::numbers::seconds;
 use crate::reader::Chart;
 use plotters::prelude::*;
 
-/// The lines, each with its name. Nothing without a round.
+/// Draws the lines, each with its name. Returns `None` if there are no rounds.
 pub fn chart(title: &str, lines: &[(String, Vec<f64>)]) -> Option<Chart> {
     let rounds =
         lines.iter().map(|(_, samples)| samples.len()).max().filter(|rounds| *rounds > 0)?;
@@ -35,7 +35,7 @@ pub fn chart(title: &str, lines: &[(String, Vec<f64>)]) -> Option<Chart> {
             let colour = colour(index);
             let points = || samples.iter().enumerate().map(|(n, time)| (n as f64 + 1.0, *time));
             let line = chart.draw_series(LineSeries::new(points(), colour.stroke_width(2)))?;
-            // One way alone has nothing to be told from, and no name.
+            // A single way needs no name.
             if lines.len() > 1 {
                 line.label(name)
                     .legend(move |(x, y)| Circle::new((x + 8, y), DOT, colour.filled()));

@@ -1,14 +1,13 @@
-//! How many times as long as a base others took: a row for each thing that was done, a dot for
-//! each of the others.
+//! Times in relation to a base: a row for each operation, with a dot for each way.
 
 use super::{DOT, FONT, colour};
 use crate::reader::Chart;
 use plotters::prelude::*;
 
-/// What was done, and each other's place among the names with its ratio.
+/// The operation, and the ratio of each way, by its place among the names.
 pub type Row = (String, Vec<(usize, f64)>);
 
-/// The chart, on a logarithmic scale. Nothing without a ratio.
+/// Draws the ratios on a logarithmic scale. Returns `None` if there are none.
 pub fn chart(title: &str, axis: &str, names: &[&str], rows: &[Row]) -> Option<Chart> {
     let all = || rows.iter().flat_map(|(_, dots)| dots).map(|(_, ratio)| *ratio);
     let (least, most) = (all().min_by(f64::total_cmp)?, all().max_by(f64::total_cmp)?);

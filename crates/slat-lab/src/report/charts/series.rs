@@ -1,4 +1,4 @@
-//! Values over time: a line for each of what is told.
+//! Values over time, with a line for each series.
 
 use super::{FONT, colour};
 use crate::reader::Chart;
@@ -7,7 +7,7 @@ use plotters::prelude::*;
 /// A line: its name, and pairs of seconds and values.
 pub type Line = (String, Vec<(f64, f64)>);
 
-/// The chart of lines; what the values are. Nothing without two moments.
+/// Draws the lines; `values` is the axis's name. Returns `None` for fewer than two points in time.
 pub fn chart(title: &str, values: &str, lines: &[Line]) -> Option<Chart> {
     let all = || lines.iter().flat_map(|(_, points)| points);
     let finite = |value: &f64| value.is_finite();
@@ -67,7 +67,7 @@ mod tests {
             assert!(svg.contains(text), "{text}");
         }
         assert!(!svg.contains("NaN") && !svg.contains("://"));
-        // Nothing but zeros is a line as well.
+        // A line of zeros is drawn as well.
         assert!(chart("t", "v", &[line("a", &[(0.0, 0.0), (1.0, 0.0)])]).is_some());
     }
 }

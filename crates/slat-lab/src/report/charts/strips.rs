@@ -1,4 +1,4 @@
-//! Samples as they are: a strip of dots for each measurement, over the box of their quartiles.
+//! All samples: a strip of dots for each measurement, over the box of its quartiles.
 
 use super::{Area, DOT, Drawn, FONT, colour};
 use crate::stats::Summary;
@@ -6,24 +6,24 @@ use crate::unit::Unit;
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;
 
-/// One measurement.
+/// A measurement.
 pub struct Strip<'a> {
-    /// What stands beside it.
+    /// The label of its row.
     pub label: String,
-    /// Strips of one family have one colour.
+    /// Strips of one family have the same colour.
     pub family: &'a str,
     /// Its samples.
     pub samples: &'a [f64],
 }
 
-/// From this ratio of the greatest to the least on, a linear scale would show the greatest alone.
+/// From this ratio of the greatest to the least on, a linear scale would show only the greatest.
 const WIDE: f64 = 8.0;
-/// With fewer samples quartiles are guesses.
+/// With fewer samples, quartiles would be guesses.
 const BOXED: usize = 5;
-/// Width of a letter of a label, about.
+/// Approximate width of a letter of a label.
 const LETTER: usize = 7;
 
-/// The strips, the first on top. Nothing without samples to draw.
+/// Draws the strips, the first on top. Returns `None` if there are no samples.
 pub fn svg(strips: &[Strip], unit: &Unit) -> Option<String> {
     let all = || strips.iter().flat_map(|strip| strip.samples).copied().filter(|s| s.is_finite());
     let (least, most) = (all().min_by(f64::total_cmp)?, all().max_by(f64::total_cmp)?);
@@ -33,13 +33,13 @@ pub fn svg(strips: &[Strip], unit: &Unit) -> Option<String> {
             let range = (least / 1.5..most * 1.5).log_scale();
             return draw(area, strips, (range, 30), &|value| tick(value, unit));
         }
-        // A scale that begins at its least value would make much of little.
+        // A scale that begins at its least value would exaggerate small differences.
         let room = (most - least).max(most.abs() / 10.0).max(f64::MIN_POSITIVE) / 10.0;
         draw(area, strips, (least - room..most + room, 8), &|value| unit.figure(value))
     }))
 }
 
-/// Draws over a range with so many ticks at most.
+/// Draws over a range with at most `ticks` ticks.
 fn draw<R>(
     area: &Area,
     strips: &[Strip],
@@ -50,7 +50,7 @@ where
     R: AsRangedCoord<Value = f64>,
     R::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
-    // Between the many lines of a logarithmic scale there is no room for more.
+    // Between the many lines of a logarithmic scale, there is no room for more.
     let light = if ticks > 10 { 1 } else { 4 };
     let count = strips.len();
     let longest = strips.iter().map(|strip| strip.label.chars().count()).max().unwrap_or(0);
@@ -98,8 +98,8 @@ where
     Ok(())
 }
 
-/// The label of a tick on the logarithmic scale. Only 1, 2 and 5 of each decade get one: between
-/// the others there is no room for text.
+/// Returns the label of a tick on the logarithmic scale. Only 1, 2 and 5 of each decade have one:
+/// there is no room for more text.
 fn tick(value: f64, unit: &Unit) -> String {
     let leading = format!("{value:e}").chars().next();
     if matches!(leading, Some('1' | '2' | '5')) { unit.figure(value) } else { String::new() }

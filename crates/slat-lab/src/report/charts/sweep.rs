@@ -1,23 +1,23 @@
-//! What comes of one setting after the other: a line for each way, a hollow dot where what was
-//! asked for was not reached.
+//! Results by setting: a line for each way, with a hollow dot where the target was not reached.
 
 use super::{DOT, FONT, colour};
 use crate::numbers::seconds;
 use crate::reader::Chart;
 use plotters::prelude::*;
 
-/// A setting and what came of it.
+/// A setting and its result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
     /// The setting.
     pub x: f64,
-    /// Seconds.
+    /// The result, in seconds.
     pub y: f64,
-    /// Whether it reached what was asked for.
+    /// Whether it reached its target.
     pub reached: bool,
 }
 
-/// The chart of ways, each with its name; the names of both axes. Nothing without a point.
+/// Draws the ways, each with its name; `axes` are the axes' names. Returns `None` if there are no
+/// points.
 pub fn chart(title: &str, axes: [&str; 2], ways: &[(String, Vec<Point>)]) -> Option<Chart> {
     let all = || ways.iter().flat_map(|(_, points)| points);
     let right = all().map(|point| point.x).reduce(f64::max).filter(|x| *x > 0.0)?;

@@ -1,13 +1,14 @@
-//! A migration over time: the pace of the guest above, what is left to copy below, and the time in
-//! which the guest stands still.
+//! A migration over time: the pace of the guest above, what is left to copy below, and the downtime
+//! of the guest.
 
 use super::{Area, DOT, Drawn, FONT, colour};
 use crate::numbers::seconds;
 use crate::reader::Chart;
 use plotters::prelude::*;
 
-/// The chart: pairs of seconds and per cent of the pace without logging, pairs of seconds and MiB
-/// that were left, and from when to when the guest stood still. Nothing without a time.
+/// Draws a migration. `pace` has pairs of seconds and per cent of the pace without logging, `left`
+/// pairs of seconds and MiB left to copy; `stop` is the begin and end of the downtime. Returns
+/// `None` without a time.
 pub fn chart(
     title: &str,
     pace: &[(f64, f64)],
@@ -15,7 +16,7 @@ pub fn chart(
     stop: (f64, f64),
 ) -> Option<Chart> {
     let end = Some(stop.1).filter(|end| end.is_finite() && *end > 0.0)?;
-    // Beyond the stop there is no pace to be told.
+    // After the stop there is no pace.
     let pace: Vec<_> = pace.iter().copied().filter(|(at, _)| *at <= stop.0 + 0.05).collect();
     let svg = super::svg(380, |area| {
         let (above, below) = area.split_vertically(190);

@@ -1,4 +1,4 @@
-//! What was counted, one count a line: for runs whose times say nothing.
+//! Counts, one a line, for runs whose times mean nothing.
 
 use super::{Labels, Row, rows};
 use crate::numbers::{thousands, three_digits};
@@ -8,7 +8,8 @@ use crate::table::Table;
 use crate::unit::Unit;
 use serde_json::Value;
 
-/// A table for each scenario that counted. What single vCPUs counted is in `results.json` only.
+/// Returns a table for each scenario with counts. Counts of single vCPUs are in `results.json`
+/// only.
 pub fn tables(results: &[Measurement]) -> Vec<Table> {
     let mut scenarios: Vec<&str> = Vec::new();
     let counted = |m: &&Measurement| !m.counts.is_empty() || m.unit == Unit::INSTRUCTIONS;
@@ -54,8 +55,8 @@ fn table(results: &[Measurement], scenario: &str) -> Table {
     }
 }
 
-/// Instructions that were counted: the median with its spread, and by page where it is known of how
-/// many.
+/// Returns counted instructions: the median with its spread, and by page if the number of pages is
+/// known.
 fn instructions(m: &Measurement) -> Vec<[String; 2]> {
     let summary = (m.unit == Unit::INSTRUCTIONS).then(|| Summary::of(&m.samples)).flatten();
     let Some(summary) = summary else { return Vec::new() };
