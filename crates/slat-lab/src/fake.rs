@@ -1,4 +1,4 @@
-//! Reports and hosts made up for tests: every kind of row, and figures that never change.
+//! Reports and hosts for tests, with all kinds of rows and fixed figures.
 
 use crate::host::{Cpu, Host, HugePool, Kernel, Known, Kvm, Memory, Thp, Virtualisation};
 use crate::record::{Measurement, Skipped};
@@ -8,7 +8,7 @@ use crate::unit::Unit;
 use crate::verdict::Verdict;
 use serde_json::{Value, json};
 
-/// A report with a bit of everything.
+/// Returns a report with all kinds of results.
 pub fn report() -> Report {
     let mut results = dirty_log();
     results.extend(limits());
@@ -32,7 +32,7 @@ pub fn report() -> Report {
     }
 }
 
-/// A run that nothing disturbed.
+/// Returns the trust of a run without disturbances.
 pub fn trust() -> Trust {
     Trust {
         trusted: true,
@@ -48,7 +48,7 @@ pub fn trust() -> Trust {
     }
 }
 
-/// The same with a single result, for reading.
+/// Returns the same report with a single result, which is easier to read.
 pub fn short_report() -> Report {
     let report = report();
     let bounded = |m: &Measurement| m.variant == "bounded";
@@ -56,7 +56,7 @@ pub fn short_report() -> Report {
     Report { results, ..report }
 }
 
-/// Results of the engine's guests.
+/// Returns results of the engine's guests.
 pub fn guests() -> Vec<Measurement> {
     let mut results = Vec::new();
     let params = |figure: &str| {
@@ -94,8 +94,8 @@ pub fn guests() -> Vec<Measurement> {
     results
 }
 
-/// Results of guests under KVM: a migration that did not converge and one that did, execution,
-/// logging.
+/// Returns results of guests under KVM: a migration that did not converge and one that did,
+/// execution, and logging.
 pub fn kvm() -> Vec<Measurement> {
     let mut results = Vec::new();
     let mut add = |scenario, params: &Value, figures: &[(&str, &str, f64)]| {
@@ -335,10 +335,10 @@ fn limits() -> Vec<Measurement> {
     ]
 }
 
-/// A host made of files, by their paths below its root.
+/// Creates the files of a host, by their paths below its root.
 ///
 /// # Panics
-/// The files cannot be written.
+/// If the files cannot be written.
 pub fn files(files: &[(&str, &str)]) -> tempfile::TempDir {
     let root = tempfile::tempdir().expect("a folder for files");
     for (path, text) in files {

@@ -1,7 +1,7 @@
-//! A plan: which command lines of a program are to be measured, as a matrix in a file.
+//! A plan: a matrix of a program's command lines, in a file.
 //!
-//! A cell is one command line in one repeat. Its number depends on the file alone, so that many
-//! hosts, or many jobs of a scheduler, can part the cells among themselves without a word.
+//! A cell is one command line in one repeat. Its number depends on the file alone, so that hosts,
+//! or jobs of a scheduler, can share the cells without communication.
 
 pub mod cell;
 pub mod run;
@@ -19,7 +19,7 @@ use std::time::Duration;
 /// The version of plan files.
 const VERSION: u32 = 1;
 
-/// More cells than anybody waits for are a slip.
+/// Most cells of a plan; more are probably a mistake.
 const MOST: usize = 100_000;
 
 /// A plan, with every cell checked.
@@ -27,11 +27,11 @@ const MOST: usize = 100_000;
 pub struct Plan {
     /// All cells, in the order of their numbers.
     pub cells: Vec<Cell>,
-    /// How long a cell may take.
+    /// The time limit of each cell.
     pub limit: Option<Duration>,
 }
 
-/// The file.
+/// The content of the file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
@@ -50,10 +50,10 @@ fn once() -> u32 {
     1
 }
 
-/// What `exclude` calls the scenario, beside the settings.
+/// The name of the scenario in `exclude`, next to the settings.
 const SCENARIO: &str = "scenario";
 
-/// One option with one of its values.
+/// An option with one of its values.
 type Setting = (String, toml::Value);
 
 impl Plan {
@@ -96,7 +96,8 @@ impl Plan {
         let combinations = combinations(&settings, scenarios.len() * file.repeats as usize)?;
         let exclude = excluded(program, &file, &scenarios, &settings)?;
         let mut plan = Self { cells: Vec::new(), limit: limit(file.time_limit.as_deref())? };
-        // All of a repeat before the next: what a machine does over hours weighs on all alike.
+        // Each repeat runs all cells before the next one begins, so that the machine's drift over
+        // hours affects all cells alike.
         for repeat in 1..=file.repeats {
             for scenario in &scenarios {
                 for combination in &combinations {
@@ -111,13 +112,13 @@ impl Plan {
         if plan.cells.is_empty() {
             return refuse("every combination is excluded: no cell is left".to_owned());
         }
-        // Repeats have the same command lines.
+        // All repeats have the same command lines.
         plan.cells.iter().filter(|cell| cell.repeat == 1).try_for_each(Cell::check)?;
         Ok(plan)
     }
 }
 
-/// A scenario's words, with or without the program's name.
+/// Parses a scenario's words, with or without the program's name.
 fn words(program: &Program, text: &str) -> anyhow::Result<Vec<String>> {
     let words = shlex::split(text).with_context(|| format!("`{text}`: a quote is not closed"))?;
     let skip = usize::from(words.first().is_some_and(|word| word == program.name));
@@ -126,12 +127,12 @@ fn words(program: &Program, text: &str) -> anyhow::Result<Vec<String>> {
     Ok(words)
 }
 
-/// The first element that was there before, with its place.
+/// Returns the first element that occurred before, with its place.
 fn repeated<T: PartialEq>(list: &[T]) -> Option<(usize, &T)> {
     list.iter().enumerate().find(|(place, one)| list[..*place].contains(one))
 }
 
-/// Settings in the order of the file, each with all of its values.
+/// Returns the settings in the order of the file, each with all of its values.
 fn settings(table: &toml::Table) -> anyhow::Result<Vec<(String, Vec<toml::Value>)>> {
     let mut all = Vec::new();
     for (name, values) in table {
@@ -153,7 +154,7 @@ fn settings(table: &toml::Table) -> anyhow::Result<Vec<(String, Vec<toml::Value>
     Ok(all)
 }
 
-/// Every combination; the first setting changes most seldom.
+/// Returns all combinations. The first setting changes most slowly.
 fn combinations(
     settings: &[(String, Vec<toml::Value>)],
     times: usize,
@@ -180,7 +181,7 @@ fn combinations(
     Ok(all)
 }
 
-/// A combination that is not to be measured: all of it has to fit.
+/// A combination to leave out: all of its settings have to match.
 struct Exclude {
     scenario: Option<Vec<String>>,
     settings: Vec<Setting>,
@@ -234,8 +235,9 @@ fn limit(text: Option<&str>) -> anyhow::Result<Option<Duration>> {
     Ok(Some(limit.map_err(|error| anyhow::anyhow!("time-limit: {error}"))?))
 }
 
-/// The cells of this share. Every N-th, so that each share has some of every part of the plan, and
-/// all repeats of a cell fall to one host if N divides the cells of a repeat.
+/// Returns the cells of a share. It has every N-th cell, so that each share has some of every part
+/// of the plan, and all repeats of a cell are in one share if N divides the number of cells of a
+/// repeat.
 ///
 /// # Errors
 /// There is no cell of that number.
@@ -255,7 +257,7 @@ pub fn share_of(share: Option<Share>, cells: &[Cell]) -> anyhow::Result<Vec<&Cel
     })
 }
 
-/// The parser of command lines, as a plan's settings meet it.
+/// Returns the program's parser, ready to check a plan's settings.
 fn parser(program: &Program) -> clap::Command {
     let mut parser = (program.command)();
     parser.build();

@@ -1,4 +1,4 @@
-//! What every program does with its command line: run a scenario, show what it measured, compare.
+//! The commands of every program: run a scenario, show its results, compare.
 
 pub mod output;
 mod plan_job;
@@ -25,10 +25,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The exit code of a run that --fail-if-noisy does not let pass.
+/// The exit code of a run that --fail-if-noisy rejects.
 pub const NOISY: u8 = 6;
 
-/// The end of a program: what went wrong is said on stderr, and is its exit code.
+/// Ends a program: prints an error to stderr, and returns its exit code.
 pub fn exit(program: &Program, result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
         eprintln!("{}: {error:#}", program.name);
@@ -70,7 +70,7 @@ pub fn common(program: &'static Program, command: &Common) -> anyhow::Result<Exi
     }
 }
 
-/// Runs the scenario that was chosen, and shows what it measured.
+/// Runs the scenario that was chosen, and shows its results.
 ///
 /// # Errors
 /// Those of the scenario.
@@ -78,16 +78,16 @@ pub fn chosen<L>(program: &Program, chosen: &Chosen<L>) -> anyhow::Result<ExitCo
     bench(program, &chosen.out, |session| chosen.run(session))
 }
 
-/// Runs one scenario and shows what it measured.
+/// Runs a scenario, and shows its results.
 ///
 /// # Errors
-/// Those of the scenario; results that cannot be written.
+/// Those of the scenario; results cannot be written.
 pub fn bench(
     program: &Program,
     args: &OutputArgs,
     scenario: impl FnOnce(&mut Session) -> anyhow::Result<Vec<Measurement>>,
 ) -> anyhow::Result<ExitCode> {
-    // Whatever can be known to go wrong goes wrong before minutes are spent measuring.
+    // Checks that can fail come before minutes are spent on measuring.
     let output = args.output.as_deref().map(Output::prepare).transpose()?;
     let host = Host::read();
     let begin = Begin::now();
@@ -115,7 +115,7 @@ pub fn bench(
     })
 }
 
-/// A test that could not run is a result, too, for whoever reads test results only.
+/// Reports a test that could not run, for programs that read test results only.
 fn test_failed(
     program: &Program,
     host: Host,
@@ -137,7 +137,7 @@ fn test_failed(
     Ok(failure::exit_code(&error))
 }
 
-/// Prints a run again. What its results answer is told anew, as this program reads them.
+/// Prints a run again, with the answers as this version of the program finds them.
 fn render(program: &Program, args: &RenderArgs) -> anyhow::Result<ExitCode> {
     let report = read(program, &args.run)?;
     let output = args.output.as_deref().map(Output::prepare).transpose()?;
@@ -145,10 +145,10 @@ fn render(program: &Program, args: &RenderArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A report as its file has it, with the answers that this program finds in it.
+/// Reads a report from a file, and finds its answers anew.
 ///
 /// # Errors
-/// There is none, it is no report, or one of another schema.
+/// There is no such file, or it is no report, or a report of another schema.
 pub fn read(program: &Program, path: &Path) -> anyhow::Result<Report> {
     let file = if path.is_dir() { path.join(crate::files::RESULTS) } else { path.to_owned() };
     let report: Report = serde_json::from_value(compare::read_report(&file)?)
@@ -157,7 +157,7 @@ pub fn read(program: &Program, path: &Path) -> anyhow::Result<Report> {
     Ok(Report { verdict, ..report })
 }
 
-/// Holds two runs against each other.
+/// Compares two runs.
 fn compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     let (first, second) = (Run::read(&args.first)?, Run::read(&args.second)?);
     let comparison = compare::compare(&first, &second, args.threshold / 100.0);
@@ -225,7 +225,7 @@ fn alternate(
 /// Thresholds that are checked, in per cent.
 const THRESHOLDS: [f64; 4] = [2.0, 5.0, 10.0, 20.0];
 
-/// Says how often comparisons of a command line with itself are wrong, and how often they find a
+/// Prints how often comparisons of a command line with itself are wrong, and how often they find a
 /// slowdown, by threshold.
 fn validate(program: &Program, args: &NoiseArgs, count: u32) -> anyhow::Result<ExitCode> {
     let mut session = Session::interactive()?;
@@ -276,8 +276,9 @@ fn validate(program: &Program, args: &NoiseArgs, count: u32) -> anyhow::Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-/// Groups a side that the steadiest row needs. Of each row the middle of all comparisons counts: in
-/// a single one the least is that of the row which happened to spread least.
+/// Returns the number of groups a side that the steadiest row needs. For each row, the median over
+/// all comparisons counts: a single comparison's least would be a row that happened to spread
+/// least.
 fn needed(all: &[Comparison]) -> Option<u32> {
     let mut rows: BTreeMap<_, Vec<f64>> = BTreeMap::new();
     for pair in all.iter().flat_map(|comparison| &comparison.pairs) {
@@ -288,12 +289,12 @@ fn needed(all: &[Comparison]) -> Option<u32> {
     middles.min_by(f64::total_cmp).map(|groups| groups.ceil() as u32)
 }
 
-/// The words of a command line, by the shell's rules.
+/// Splits a command line into words by the shell's rules.
 fn words(text: &str) -> anyhow::Result<Vec<String>> {
     shlex::split(text).ok_or_else(|| bad_input(format!("`{text}`: a quote is not closed")))
 }
 
-/// What was measured, with what a reader has to know beside it.
+/// Creates the report of the results, with the facts that readers need.
 pub fn report(
     program: &Program,
     host: Host,
@@ -324,10 +325,10 @@ pub fn report(
     }
 }
 
-/// Prints the report and writes its files.
+/// Prints the report, and writes its files.
 ///
 /// # Errors
-/// A file that cannot be written; stdout that cannot.
+/// A file, or stdout, cannot be written.
 pub fn show(
     program: &Program,
     report: &Report,
@@ -343,7 +344,7 @@ pub fn show(
         ReportFormat::Csv => csv::render(report)?,
         ReportFormat::Ktap => ktap::render(report),
     })?;
-    // Rows have no place for what is not there.
+    // Rows have no place for what was not measured.
     if format == ReportFormat::Csv {
         let lines =
             report.skipped.iter().map(|s| format!("not measured: {}: {}", s.what, s.reason));
@@ -353,10 +354,10 @@ pub fn show(
     Ok(())
 }
 
-/// Prints the report as `text` has it, in lines of a width, and writes its files.
+/// Prints the report in the form of `text`, with the terminal's width, and writes its files.
 ///
 /// # Errors
-/// A file that cannot be written; stdout that cannot.
+/// A file, or stdout, cannot be written.
 pub fn show_as(
     program: &Program,
     report: &Report,
@@ -369,14 +370,14 @@ pub fn show_as(
     Ok(())
 }
 
-/// Writes the files, first of all: a pipe that closes early must not cost them, nor a disk that is
-/// full the table.
+/// Writes the files first: they must not be lost if a pipe closes early, and the table must not be
+/// lost if the disk is full.
 fn write(
     report: &Report,
     readers: &[Reader],
     output: Option<Output>,
 ) -> anyhow::Result<Option<PathBuf>> {
-    // Ctrl-C a moment after the start must not cost the report of an earlier run.
+    // Ctrl-C shortly after the start must not overwrite the report of an earlier run.
     let nothing = report.partial && report.results.is_empty();
     let output = output.filter(|output| !(nothing && output.has_results()));
     output.map(|output| output.write(report, readers)).transpose()
@@ -392,12 +393,12 @@ fn say(written: Option<PathBuf>) {
     }
 }
 
-/// The command line as it can be repeated: wherever the program was, its name is its own.
+/// Returns the command line to repeat the run, with the program's own name instead of its path.
 pub fn command(program: &Program, arguments: impl Iterator<Item = String>) -> Vec<String> {
     std::iter::once(program.name.to_owned()).chain(arguments.skip(1)).collect()
 }
 
-/// Whether the other end of a pipe is gone: nobody is reading, and that is no failure of ours.
+/// Returns whether a pipe was closed by its reader, which is no failure of this program.
 fn nobody_reads(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::BrokenPipe
 }

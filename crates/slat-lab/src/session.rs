@@ -1,4 +1,4 @@
-//! How a scenario meets the person in front of it: progress, Ctrl-C, what had to be skipped.
+//! Sessions: progress, Ctrl-C and skipped parts of a run.
 
 use crate::failure::Failure;
 use crate::host;
@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// One run of the command.
+/// A run of a command.
 pub struct Session {
     stop: Arc<AtomicBool>,
     out_of_time: Arc<AtomicBool>,
     bar: ProgressBar,
     on_terminal: bool,
-    /// Where nobody sees a bar: the part that runs, when it began, when the last line was printed.
+    /// Progress as lines, if stderr is no terminal.
     lines: Option<Mutex<Lines>>,
     skipped: Vec<Skipped>,
     repeated: Vec<Repeated>,
@@ -26,16 +26,16 @@ pub struct Session {
     failed: bool,
 }
 
-/// From one line of progress to the next, where stderr is no terminal.
+/// Time between two lines of progress, if stderr is no terminal.
 const LINE: Duration = Duration::from_secs(60);
 
-/// Signals that come within this time are one.
+/// Two signals within this time count as one.
 const TWICE: Duration = Duration::from_secs(1);
 
-/// Below this many columns the bar gives way to the words.
+/// On terminals with fewer columns, progress has no bar.
 const NARROW: u16 = 70;
 
-/// Progress as lines.
+/// Progress as lines: the part that runs, when it began, and when the last line was printed.
 #[derive(Debug)]
 struct Lines {
     what: String,
@@ -44,12 +44,12 @@ struct Lines {
 }
 
 impl Session {
-    /// A session that shows progress, as a bar when stderr is a terminal and as a line a minute
-    /// when not, and stops on Ctrl-C (or SIGTERM, SIGHUP).
+    /// Creates a session that shows progress, as a bar if stderr is a terminal and as a line a
+    /// minute if not, and stops on Ctrl-C (or SIGTERM, SIGHUP).
     ///
     /// # Errors
     ///
-    /// The handler for Ctrl-C cannot be installed; there can be one such session a process.
+    /// The handler for Ctrl-C cannot be installed: a process can have one such session.
     pub fn interactive() -> anyhow::Result<Self> {
         let on_terminal = std::io::stderr().is_terminal();
         let now = Instant::now();
@@ -60,8 +60,8 @@ impl Session {
         let mut first: Option<Instant> = None;
         ctrlc::set_handler(move || {
             stop.store(true, Ordering::Relaxed);
-            // The second one means it: whatever hangs, the person gets the prompt back. But
-            // `timeout` signals a process, and then its whole group.
+            // A second signal ends the program at once, even if it hangs. But `timeout` signals
+            // first a process and then its whole group.
             if first.get_or_insert_with(Instant::now).elapsed() > TWICE {
                 abandon();
                 std::process::exit(130);
@@ -71,7 +71,7 @@ impl Session {
         Ok(session)
     }
 
-    /// A session that shows nothing and that only [`Session::stop`] stops: for tests.
+    /// Creates a session for tests, which shows nothing and which only [`Session::stop`] stops.
     pub fn quiet() -> Self {
         Self {
             stop: Arc::default(),
@@ -86,7 +86,7 @@ impl Session {
         }
     }
 
-    /// Starts a part of the run that takes `steps` steps, and names it to the person waiting.
+    /// Starts a part of the run, with a name and a number of steps.
     pub fn start(&mut self, what: &str, steps: u64) {
         self.bar.finish_and_clear();
         if let Some(lines) = &mut self.lines {
@@ -104,13 +104,14 @@ impl Session {
         self.bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())
             .with_style(style)
             .with_prefix(what.to_owned());
-        // Drawn only when a step is reported: a thread that redraws would disturb the measurement.
+        // It is drawn only when a step is reported: a thread that redraws would disturb the
+        // measurement.
         self.bar.tick();
     }
 
-    /// Says what is being measured now, within the part that was started.
+    /// Shows what is being measured now, within the current part.
     ///
-    /// Draws on the terminal, so it belongs between two samples and never inside one.
+    /// It draws on the terminal, so call it between samples, and never during one.
     pub fn say(&self, what: &str) {
         self.bar.set_message(what.to_owned());
         self.bar.tick();
@@ -124,36 +125,36 @@ impl Session {
         }
     }
 
-    /// One step of the current part is done. Belongs between two samples, too.
+    /// Records that a step of the current part is done. Call it between samples, too.
     pub fn step(&self) {
         self.bar.inc(1);
     }
 
-    /// The current part is over; its progress bar goes away.
+    /// Ends the current part, and removes its progress bar.
     pub fn finish(&mut self) {
         self.bar.finish_and_clear();
         self.bar = ProgressBar::hidden();
     }
 
-    /// Prints a line to stderr, above the progress bar. For what the person must know now.
+    /// Prints an urgent line to stderr, above the progress bar.
     pub fn note(&self, line: &str) {
         self.bar.suspend(|| eprintln!("{line}"));
     }
 
-    /// Whether to go on.
+    /// Returns an error if the run must stop.
     ///
     /// # Errors
     ///
-    /// [`Failure::Interrupted`] after Ctrl-C.
+    /// [`Failure::Interrupted`] after Ctrl-C, or when the time is up.
     pub fn check(&self) -> Result<(), Failure> {
         if self.interrupted() { Err(Failure::Interrupted) } else { Ok(()) }
     }
 
-    /// From now on there is this much time; then the run is stopped as Ctrl-C stops it.
+    /// Limits the time from now on. When it is up, the run stops as it does on Ctrl-C.
     pub fn limit(&self, time: Duration) {
         self.deadline.get_or_init(|| Instant::now() + time);
         let (stop, out_of_time) = (self.stop.clone(), self.out_of_time.clone());
-        // Whoever is done earlier takes the thread down with the process.
+        // If the run ends earlier, the thread ends with the process.
         std::thread::spawn(move || {
             std::thread::sleep(time);
             if !stop.swap(true, Ordering::Relaxed) {
@@ -162,17 +163,17 @@ impl Session {
         });
     }
 
-    /// How much of it is left, if there is a limit.
+    /// Returns how much time is left, if there is a limit.
     pub fn left(&self) -> Option<Duration> {
         self.deadline.get().map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether it was the time limit that stopped the run.
+    /// Returns whether the time limit stopped the run.
     pub fn out_of_time(&self) -> bool {
         self.out_of_time.load(Ordering::Relaxed)
     }
 
-    /// Tells the person waiting what the run takes from a host that may carry others' guests.
+    /// Prints what the run takes from the host, which may also run guests of others.
     pub fn announce(&self, memory: u64, vcpus: usize, helpers: usize) {
         let (cpus, threads) = (trust::cpus(), vcpus + helpers);
         if let Some(reason) = trust::crowded(vcpus, cpus) {
@@ -187,39 +188,39 @@ impl Session {
         }
     }
 
-    /// Whether Ctrl-C was pressed, or the time is up.
+    /// Returns whether the run must stop: the user pressed Ctrl-C, or the time is up.
     pub fn interrupted(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// What a thread looks at to learn that it should stop.
+    /// Returns the flag that tells threads to stop.
     pub fn stop_flag(&self) -> Arc<AtomicBool> {
         self.stop.clone()
     }
 
-    /// Does what the first Ctrl-C does.
+    /// Stops the run, as the first Ctrl-C does.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Records that something was not measured: what, and why (with what would change that).
+    /// Records that something was not measured, and why (with what would change that).
     pub fn skip(&mut self, what: impl Into<String>, reason: impl Into<String>) {
         let (what, reason) = (what.into(), reason.into());
         self.skipped.push(Skipped { what, reason, failed: false });
     }
 
-    /// Records how exact an answer is that runs were repeated for.
+    /// Records the precision of an answer for which runs were repeated.
     pub fn repeat(&mut self, answer: Repeated) {
         self.repeated.push(answer);
     }
 
-    /// How exact answers are.
+    /// Returns the precisions of answers.
     pub fn repeated(&self) -> &[Repeated] {
         &self.repeated
     }
 
-    /// Records that something failed while the rest goes on: the report has it, and the exit code
-    /// says so.
+    /// Records that something failed while the rest continues. The report and the exit code show
+    /// it.
     pub fn fail(&mut self, what: impl Into<String>, reason: impl Into<String>) {
         let (what, reason) = (what.into(), reason.into());
         self.note(&format!("slat: {what}: {reason}"));
@@ -227,23 +228,24 @@ impl Session {
         self.failed = true;
     }
 
-    /// Whether anything failed.
+    /// Returns whether anything failed.
     pub fn failed(&self) -> bool {
         self.failed
     }
 
-    /// What has been skipped so far.
+    /// Returns what was skipped so far.
     pub fn skipped(&self) -> &[Skipped] {
         &self.skipped
     }
 
-    /// Bytes of memory that can be had now without pushing anybody else out (`MemAvailable`).
+    /// Returns the bytes of memory that are available now (`MemAvailable`, or less by a control
+    /// group).
     pub fn memory_available(&self) -> u64 {
         host::memory_available()
     }
 }
 
-/// How progress is drawn on a terminal that is so wide. What may be cut is `wide_msg`.
+/// Returns how progress is drawn on a terminal with this many columns. `wide_msg` may be cut.
 fn template(columns: u16) -> &'static str {
     match columns {
         ..NARROW => "{pos}/{len}, about {eta} left  {wide_msg:.dim}",
@@ -251,7 +253,7 @@ fn template(columns: u16) -> &'static str {
     }
 }
 
-/// Progress as a line: what is measured, how much of it is done, and about how much time is left.
+/// Returns a line of progress: what is measured, how much is done, and about how much time is left.
 fn line(part: &str, what: &str, elapsed: Duration, done: u64, all: u64) -> String {
     let left = match done {
         0 => String::new(),
@@ -263,15 +265,15 @@ fn line(part: &str, what: &str, elapsed: Duration, done: u64, all: u64) -> Strin
     format!("{part}: {what} ({done} of {all} steps, {} s{left})", elapsed.as_secs())
 }
 
-/// The process group of the child that runs now, 0 without one.
+/// The process group of the running child; 0 if there is none.
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
-/// A child that runs, whose group is ended when the person waiting wants to stop at once.
+/// A running child, whose process group is killed if the user stops the program at once.
 #[derive(Debug)]
 pub struct Running(());
 
 impl Running {
-    /// Of the child with this process identifier, which is its group's.
+    /// Registers the child with this process identifier, which is also that of its group.
     pub fn new(child: u32) -> Self {
         CHILD.store(child.cast_signed(), Ordering::Relaxed);
         Self(())
@@ -284,7 +286,7 @@ impl Drop for Running {
     }
 }
 
-/// Ends the child that runs, and what it started, at once.
+/// Kills the running child and its process group.
 fn abandon() {
     if let Some(group) = Pid::from_raw(CHILD.load(Ordering::Relaxed)) {
         let _ = kill_process_group(group, Signal::KILL);

@@ -100,12 +100,12 @@ pub struct MergeArgs {
     pub print: TablePrintArgs,
 }
 
-/// Which cells, as `--cell` has it.
+/// The cells that `--cell` selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
     /// The cell of this number.
     One(usize),
-    /// The first of so many even shares, both counted from 1.
+    /// One of several even shares: its number, from 1, and the number of shares.
     Part(usize, usize),
 }
 

@@ -1,4 +1,4 @@
-//! Which files are merged, and what is in them.
+//! The files to merge, and their reports.
 
 use crate::compare;
 use crate::failure::bad_input;
@@ -11,31 +11,31 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Something that was found and not merged.
+/// A file that was found and not merged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Left {
-    /// Which file.
+    /// The file.
     pub file: PathBuf,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// What was found.
+/// The files that were found.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Reports, in the order in which they were asked for, those of a directory by name.
+    /// Reports in the order of the arguments; those of a directory in the order of their names.
     pub reports: Vec<(PathBuf, Report)>,
-    /// Files that are no report.
+    /// Files that are no reports.
     pub bad: Vec<Left>,
     /// Cells that failed.
     pub failed: Vec<Left>,
 }
 
-/// Reads what `paths` name: files, and in directories those that `slat` writes, but for those below
+/// Reads the files that `paths` name, and from directories those that `slat` writes, except below
 /// `output`.
 ///
 /// # Errors
-/// A file is no report, or the copy of another one, and `skip_bad` is not set; none is left.
+/// Without `skip_bad`, a file is no report, or is a copy of another one; or there is no report.
 pub fn read(paths: &[PathBuf], output: &Path, skip_bad: bool) -> anyhow::Result<Found> {
     let mut found = Found::default();
     let mut files = Vec::new();
@@ -56,7 +56,7 @@ pub fn read(paths: &[PathBuf], output: &Path, skip_bad: bool) -> anyhow::Result<
     }
     let mut seen: Vec<(PathBuf, Vec<u8>)> = Vec::new();
     for file in files {
-        // The same file by two names is one.
+        // A file with two names is read once.
         let place = fs::canonicalize(&file).unwrap_or_else(|_| file.clone());
         if seen.iter().any(|(known, _)| *known == place) {
             continue;
@@ -64,7 +64,7 @@ pub fn read(paths: &[PathBuf], output: &Path, skip_bad: bool) -> anyhow::Result<
         let text = fs::read(&file).unwrap_or_default();
         let copied = seen.iter().find(|(_, other)| !text.is_empty() && *other == text);
         let report = match copied {
-            // Its samples would count twice.
+            // The samples of a copy would count twice.
             Some((of, _)) => Err(format!("it is a copy of {}", of.display())),
             None => one(&file),
         };
@@ -90,14 +90,15 @@ pub fn read(paths: &[PathBuf], output: &Path, skip_bad: bool) -> anyhow::Result<
     Ok(found)
 }
 
-/// A report, or why the file is none.
+/// Reads a report; the error says why the file is none.
 fn one(file: &Path) -> Result<Report, String> {
     let text = fs::read(file).map_err(|error| error.to_string())?;
     let report = compare::parse_report(&text).map_err(|why| format!("no report of slat: {why}"))?;
     serde_json::from_value(report).map_err(|error| format!("no report of slat: {error}"))
 }
 
-/// Reports in a directory and those below it, by name; cells that failed.
+/// Finds the reports in a directory and below it, in the order of their names, and the failed
+/// cells.
 fn below(
     directory: &Path,
     output: &Path,
@@ -126,7 +127,7 @@ fn below(
     Ok(())
 }
 
-/// What a cell that failed says of itself.
+/// Returns the command and the reason from a failed cell's record.
 fn failure(file: &Path) -> String {
     let record: Value =
         fs::read(file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
@@ -140,7 +141,7 @@ mod tests {
     use crate::fake;
     use crate::report::json;
 
-    /// A directory of files, all with the text of a report where none is given.
+    /// Creates a directory of files, each with the given text or a report.
     fn files(names: &[(&str, Option<&str>)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (number, (name, text)) in names.iter().enumerate() {
@@ -174,7 +175,7 @@ mod tests {
         let found = read(&[path.to_owned()], &path.join("merged"), false).unwrap();
         assert_eq!(names(path, &found), ["a/results.json", "b/cell-001.json", "b/cell-002.json"]);
         assert_eq!(found.failed[0].reason, "`slat x`: no memory");
-        // Named twice is read once.
+        // A file that is named twice is read once.
         let twice = [path.join("a/results.json"), path.join("a")];
         assert_eq!(read(&twice, &path.join("merged"), false).unwrap().reports.len(), 1);
     }
@@ -198,7 +199,7 @@ mod tests {
             let found = read(&paths, Path::new("out"), true).unwrap();
             assert_eq!((found.reports.len(), found.bad.len()), (1, 1));
             assert!(found.bad[0].reason.contains(why));
-            // Nothing but bad files is an error all the same.
+            // If all files are bad, this is an error even with `skip_bad`.
             assert!(read(&paths[1..], Path::new("out"), true).is_err());
         }
     }

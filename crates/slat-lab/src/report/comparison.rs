@@ -1,4 +1,4 @@
-//! A comparison as tables.
+//! Tables of a comparison.
 
 use crate::compare::{Comparison, DRIFT, EXACT, LEAST, Pair, Verdict};
 use crate::numbers::{thousands, three_digits};
@@ -7,24 +7,24 @@ use crate::table::{NOTHING, Table};
 use crate::unit::Unit;
 use serde_json::{Map, Value};
 
-/// Rows of a table that nobody asked all of.
+/// Number of rows of a table, unless the user asks for all.
 const DOZEN: usize = 12;
 
-/// Which results are listed.
+/// The rows to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
-    /// Those that differ, and of the others so many that it is a dozen
+    /// Those that differ, and others up to a dozen.
     Dozen,
-    /// Those that differ
+    /// Those that differ.
     Differing,
-    /// All
+    /// All rows.
     All,
 }
 
-/// What is compared, what differs beside it, and counts that differ.
+/// Returns tables of the pairs, of other differences of the runs, and of counts that differ.
 pub fn tables(comparison: &Comparison, rows: Rows) -> Vec<Table> {
     let (times, counts) = (Some(pairs(comparison, rows)), counts(comparison, rows));
-    // Of unlike machines counts alone can be compared: they come first then.
+    // If the machines differ, only counts can be compared, and come first.
     let [first, second] =
         if comparison.machines_differ.is_empty() { [times, counts] } else { [counts, times] };
     let all = [machines(comparison), variables(comparison), first, second];
@@ -42,7 +42,7 @@ fn words(pair: &Pair) -> &'static str {
     }
 }
 
-/// Parameters that all pairs have in common are said once.
+/// Returns the parameters that all pairs have in common; a table shows them once.
 fn constants(comparison: &Comparison) -> Map<String, Value> {
     let mut pairs = comparison.pairs.iter();
     let mut common = pairs.next().map_or_else(Map::new, |pair| pair.params.clone());
@@ -58,7 +58,7 @@ fn listed<'p>(params: impl Iterator<Item = (&'p String, &'p Value)>) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
-/// A pair's name, without what all have in common.
+/// Returns a pair's name, without the parameters that all pairs have in common.
 fn name(pair: &Pair, constants: &Map<String, Value>) -> String {
     let [scenario, _, variant] = &pair.what;
     let params = listed(pair.params.iter().filter(|(name, _)| !constants.contains_key(*name)));
@@ -159,7 +159,7 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
     let needed: Vec<f64> =
         comparison.pairs.iter().filter_map(|pair| Some(f64::from(pair.groups_needed?))).collect();
     if let Some(all) = Summary::of(&needed) {
-        // Each of the pairs of `ab` is two processes a side.
+        // Each of `ab`'s pairs has two processes a side.
         let (part, option) = if comparison.in_turns { (2.0, "--pairs") } else { (1.0, "-r") };
         let [least, middle] =
             [all.min, all.median].map(|groups| thousands((groups / part).ceil() as i64));
@@ -219,13 +219,14 @@ fn variables(comparison: &Comparison) -> Option<Table> {
     )
 }
 
-/// Counts that differ, those first that differ most; a dozen unless all are asked for.
+/// Returns the counts that differ, with the largest difference first; a dozen, unless all are to be
+/// listed.
 fn counts(comparison: &Comparison, rows: Rows) -> Option<Table> {
     let text = |count: Option<u64>| {
         count.map_or_else(|| NOTHING.to_owned(), |count| thousands(count as i64))
     };
     let constants = &constants(comparison);
-    // One that was not counted in one of the runs was 0 there.
+    // A count that one of the runs does not have was 0 there.
     let change = |[a, b]: &[Option<u64>; 2]| {
         let [a, b] = [a, b].map(|count| count.unwrap_or(0) as f64 + 1.0);
         (a / b).ln().abs()

@@ -1,4 +1,4 @@
-//! `report.html`: one file that needs no network and no other file.
+//! `report.html`: a single file that needs neither the network nor other files.
 
 use super::{charts, tables};
 use crate::host::Known;
@@ -11,11 +11,11 @@ use crate::trust::date;
 use crate::verdict::Verdict;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-/// Charts are drawn in the colours of a light page; a dark one replaces each of them.
+/// Charts are drawn in colours for a light page. The style replaces each of them for a dark one.
 const STYLE: &str = include_str!("page.css");
 
-/// The report as a page: what it answers, then tables and plots for whoever decides, then the
-/// evidence, folded away.
+/// Renders the report as a page: the answers, then tables and plots for decisions, then the
+/// evidence, which is folded away.
 pub fn render(report: &Report, readers: &[Reader]) -> String {
     let mut sections = answers(report, readers);
     let first_of_evidence = sections.len();
@@ -63,7 +63,7 @@ fn head(title: &str) -> Markup {
     }
 }
 
-/// A page of its own that is no report of a run: tables and charts in the same style.
+/// Renders a page that is no report of a run, with tables and charts in the same style.
 pub fn page(
     title: &str,
     lead: &str,
@@ -91,13 +91,13 @@ pub fn page(
     page.into_string()
 }
 
-/// A part of the page that the contents name.
+/// A section of the page, with an entry in the table of contents.
 struct Section {
     title: String,
     content: Markup,
 }
 
-/// What somebody reads who decides.
+/// Returns the sections for readers who have to decide.
 fn answers(report: &Report, readers: &[Reader]) -> Vec<Section> {
     let mut sections = Vec::new();
     for reader in readers {
@@ -130,7 +130,7 @@ fn answers(report: &Report, readers: &[Reader]) -> Vec<Section> {
     sections
 }
 
-/// What somebody opens who doubts.
+/// Returns the sections for readers who want to check the answers.
 fn evidence(report: &Report, readers: &[Reader]) -> Vec<Section> {
     let section = |title: &str, content| Section { title: title.to_owned(), content };
     let mut sections =
@@ -177,7 +177,7 @@ fn verdict(verdict: &Verdict) -> Markup {
     }
 }
 
-/// When, for how long, by what and where.
+/// Returns when, for how long, by which version and where the run was.
 fn when(report: &Report) -> String {
     let (cpu, kernel) = (&report.host.cpu.model, &report.host.kernel.release);
     let time = report.trust.as_ref().map_or_else(String::new, |trust| {
@@ -205,12 +205,12 @@ fn table_section(table: &Table) -> Section {
     Section { title: table.title.clone(), content }
 }
 
-/// How charts of samples are read.
+/// How to read charts of samples.
 const DOTS: &str = "Each dot is one sample. Bars behind dots reach from the lower to the upper \
                     quartile, with a mark at the median. Where values spread far, the scale is \
                     logarithmic.";
 
-/// How the samples of everything else spread.
+/// Returns the distributions of all other samples.
 fn distributions(scenarios: &[charts::distributions::Scenario]) -> Markup {
     html! {
         p.common {
@@ -227,7 +227,7 @@ fn distributions(scenarios: &[charts::distributions::Scenario]) -> Markup {
     }
 }
 
-/// What a reader must know before quoting any of it.
+/// Returns what readers must know before they quote any figure.
 fn meaning(report: &Report, readers: &[Reader]) -> Markup {
     let is_guest = report.host.virtualisation.hypervisor.0 == Some(true);
     let measured = readers.iter().filter(|reader| report.results.iter().any(reader.reads));
@@ -299,7 +299,7 @@ fn host_section(report: &Report) -> Markup {
     }
 }
 
-/// The command line with quotes where a shell needs them.
+/// Returns the command line, with quotes where a shell needs them.
 fn command_line(command: &[String]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,=:".contains(c);
     let quoted = command.iter().map(|word| {

@@ -1,16 +1,16 @@
-//! A plan's cells, and what became of them, as a person reads it.
+//! Text and tables of a plan's cells, and of their states after a run.
 
 use crate::plan::cell::Cell;
 use crate::plan::run::{Outcomes, State};
 use crate::table::{NOTHING, Table};
 
-/// A line a cell: its number and its command line.
+/// Returns a line for each cell: its number and its command line.
 pub fn list(cells: &[&Cell]) -> String {
     let width = cells.iter().map(|cell| cell.number.to_string().len()).max().unwrap_or(1);
     cells.iter().map(|cell| format!("{:>width$}  {}\n", cell.number, cell.line())).collect()
 }
 
-/// The same as a table.
+/// Returns the same as a table.
 pub fn list_table(cells: &[&Cell]) -> Table {
     let row = |cell: &&Cell| vec![cell.number.to_string(), format!("`{}`", cell.line())];
     Table {
@@ -23,7 +23,7 @@ pub fn list_table(cells: &[&Cell]) -> Table {
     }
 }
 
-/// How many cells came to what end; where the reports stand.
+/// Returns the number of cells in each state, and the directory of the reports.
 pub fn summary(outcomes: &Outcomes) -> String {
     let of = |wanted: fn(&State) -> bool| outcomes.count(wanted);
     let mut parts = vec![format!("{} measured", of(|state| *state == State::Measured))];
@@ -45,7 +45,7 @@ pub fn summary(outcomes: &Outcomes) -> String {
     )
 }
 
-/// The cells that failed, if any did.
+/// Returns a table of the cells that failed, if there are any.
 pub fn failed(outcomes: &Outcomes) -> Option<Table> {
     let rows: Vec<_> = outcomes
         .cells

@@ -1,4 +1,4 @@
-//! The report on a terminal.
+//! The report for a terminal.
 
 use super::tables;
 use crate::reader::Reader;
@@ -13,13 +13,13 @@ use comfy_table::{
 use std::fmt::Write;
 use textwrap::Options;
 
-/// A line below the headings and none elsewhere: figures need air, not boxes.
+/// A line below the headings, and no other lines.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─'));
 
-/// Above what is said of runs that were repeated.
+/// The heading above answers of repeated runs.
 pub const REPEATED: &str = "Repeated until 95 % intervals of medians are narrow";
 
-/// The whole report, in lines of at most `width` columns where the tables can be made to fit.
+/// Renders the whole report, in lines of at most `width` columns if the tables can be made to fit.
 pub fn render(report: &Report, readers: &[Reader], width: u16) -> String {
     let mut text = String::new();
     header(&mut text, report, width);
@@ -34,7 +34,7 @@ pub fn render(report: &Report, readers: &[Reader], width: u16) -> String {
     text
 }
 
-/// The machine, and what that means for times.
+/// Returns a line about the machine, and what it means for times.
 pub fn host(report: &Report) -> String {
     let host = &report.host;
     let below = match host.virtualisation.hypervisor.0 {
@@ -51,8 +51,8 @@ pub fn host(report: &Report) -> String {
     )
 }
 
-/// The first lines: whether the run can be trusted, what it answers, the machine, and whether this
-/// is a part.
+/// Appends the first lines: whether the run can be trusted, its answers, the machine, and whether
+/// it was interrupted.
 pub fn header(text: &mut String, report: &Report, width: u16) {
     if let Some(trust) = &report.trust {
         wrap(text, &trust.line(), "", width);
@@ -64,7 +64,7 @@ pub fn header(text: &mut String, report: &Report, width: u16) {
     }
 }
 
-/// What the results answer, and what to set.
+/// Appends the answers, and the settings that follow from them.
 fn verdict(text: &mut String, verdict: &Verdict, width: u16) {
     for sentence in &verdict.says {
         let options = Options::new(width.into()).initial_indent("- ").subsequent_indent("  ");
@@ -72,12 +72,12 @@ fn verdict(text: &mut String, verdict: &Verdict, width: u16) {
     }
     let widest = verdict.settings.iter().map(|setting| setting.of.chars().count()).max();
     for Setting { of, line } in &verdict.settings {
-        // A line that is to be typed is not broken.
+        // A line to be typed is not broken.
         let _ = writeln!(text, "    {of:width$}  {line}", width = widest.unwrap_or(0));
     }
 }
 
-/// One table, in lines of at most `width` columns where it can be made to fit.
+/// Appends a table, in lines of at most `width` columns if it can be made to fit.
 pub fn grid(text: &mut String, table: &Table, width: u16) {
     text.push('\n');
     text.push_str(&table.title);
@@ -109,14 +109,14 @@ pub fn grid(text: &mut String, table: &Table, width: u16) {
     }
 }
 
-/// The longest piece of a column's cells, broken at some characters.
+/// Returns the length of the longest piece of a column's cells, broken at the characters `at`.
 fn widest(table: &Table, index: usize, at: &[char]) -> usize {
     let cells = table.rows.iter().map(|row| &row[index]).chain([&table.columns[index]]);
     cells.flat_map(|cell| cell.split(at)).map(|piece| piece.chars().count()).max().unwrap_or(0)
 }
 
-/// However narrow the terminal is, no word is broken; a single label is a sentence, which may take
-/// a few lines, not ten.
+/// Returns a column's lower bound: no word is broken, even on a narrow terminal. A single label is
+/// a sentence, which may take a few lines, but not ten.
 fn constraint(table: &Table, index: usize) -> Option<ColumnConstraint> {
     let mut least = widest(table, index, &[' ', '\n']);
     if index == 0 && table.labels == 1 {
@@ -126,7 +126,7 @@ fn constraint(table: &Table, index: usize) -> Option<ColumnConstraint> {
     Some(ColumnConstraint::LowerBoundary(Width::Fixed(u16::try_from(least + padding).ok()?)))
 }
 
-/// What was left out, and why.
+/// Appends what was not measured, and why.
 pub fn skipped(text: &mut String, skipped: &[Skipped], width: u16) {
     if skipped.is_empty() {
         return;

@@ -1,4 +1,4 @@
-//! The formats that scenarios are run on, each with a machine that is as lazy as it may be.
+//! The formats that scenarios run on, each with a machine that is as lazy as it may be.
 
 use crate::common::{BITS, Guest};
 use slat::Format;
@@ -15,15 +15,16 @@ use slat_sim::{Arch, Arm, Ept, Machine, RiscV};
 #[cfg(feature = "every-format")]
 use slat_sim::{Npt, Power};
 
-/// A format and who walks it.
+/// A format, and the architecture that walks its tables.
 pub trait Case {
     type F: Format + Sync;
     type A: Arch;
-    /// Where histories find memory: where the format's addresses are hard to hold.
+    /// Where the memory of histories begins: at addresses that are difficult for the format to
+    /// hold.
     const HOST: u64 = 1 << 33;
-    /// Where tables are.
+    /// Where tables begin.
     const FRAMES: u64 = 1 << 39;
-    /// A random history as long as any.
+    /// Number of steps of a random history.
     const STEPS: usize = 60;
 
     fn format() -> Self::F;
@@ -62,12 +63,12 @@ macro_rules! case {
 
 case!(ArmK4: Arm64K4, Arm; crate::common::arm64(), Arm::new(12, BITS));
 case!(
-    /// Nothing but the access flag is hardware's.
+    /// Hardware sets the access flag, and nothing else.
     #[cfg(feature = "every-format")]
     ArmPlain: Arm64K4, Arm; Arm64::default(), Arm { hardware_dirty: false, ..Arm::new(12, BITS) }
 );
 case!(
-    /// Memory on both sides of where an address's bits part.
+    /// Memory on both sides of the address at which a descriptor splits its fields.
     #[cfg(feature = "every-format")]
     Lpa2K4: Arm64Lpa2K4, Arm;
     Arm64 { hardware_dirty: true, ..Arm64::default() }, Arm::new(12, BITS).with_lpa2();
@@ -98,7 +99,7 @@ case!(
     const FRAMES: u64 = 1 << 47;
 );
 case!(
-    /// Five levels.
+    /// With five levels.
     #[cfg(feature = "every-format")]
     Amd5: Npt1G, Npt;
     Npt1G { five_levels: true, output_bits: 48 }, Npt { levels: 5, ..Npt::default() };
@@ -111,14 +112,14 @@ case!(
     const FRAMES: u64 = 0b11 << 54;
 );
 case!(
-    /// Accessed and dirty by faults.
+    /// Faults set the accessed and dirty bits.
     #[cfg(feature = "every-format")]
     HartSvade: GStage, RiscV;
     GStage::default(), RiscV { hardware_marks: false, ..RiscV::default() };
     const HOST: u64 = 1 << 55;
 );
 case!(
-    /// Nothing that is invalid stays cached, and fences are by address where they can be.
+    /// Invalid entries are not cached, and fences are by address where possible.
     #[cfg(feature = "every-format")]
     HartSvvptc: GStage, RiscV; GStage::default(), RiscV { svvptc: true, ..RiscV::default() };
 );
@@ -128,7 +129,7 @@ case!(
     Radix4k: PowerK4, Power; PowerK4 { output_bits: 51 }, Power::new(12)
 );
 case!(
-    /// R and C by an interrupt.
+    /// An interrupt sets R and C.
     #[cfg(feature = "every-format")]
     Radix4kAsks: PowerK4, Power;
     PowerK4 { output_bits: 51 }, Power { sets: false, ..Power::new(12) }
@@ -143,7 +144,7 @@ case!(
     PowerK64 { output_bits: 51 }, Power { sets: false, ..Power::new(16) }
 );
 
-/// Runs scenarios, functions of a [`Case`], on every format: on some by default.
+/// Runs scenarios, which are functions of a [`Case`], on every format; by default on some.
 macro_rules! on_every_format {
     ($($name:ident),* $(,)?) => {$(
         mod $name {
@@ -158,7 +159,7 @@ macro_rules! on_every_format {
     )*};
 }
 
-/// Runs scenarios on the formats whose tables have rights and accessed bits.
+/// Runs scenarios on the formats whose links have rights and accessed bits.
 macro_rules! on_x86 {
     ($($name:ident),* $(,)?) => {$(
         mod $name {

@@ -1,4 +1,4 @@
-//! A guest on the adversarial machine: its tables are the engine's, its memory is the host's.
+//! A guest on the adversarial machine: the engine has its tables, and the host has its memory.
 
 use slat::format::arm64::Arm64;
 use slat::format::ept::Ept1G;
@@ -9,16 +9,16 @@ use slat::{
 use slat_sim::{Arch, Arm, Ept, Firmware, Kind, Lazy, Machine, Place, Violation};
 
 pub const VMID: Vmid = Vmid(7);
-/// The host's memory.
+/// Where the host's memory begins.
 pub const RAM: u64 = 0x4000_0000;
-/// The guest's, somewhere in the middle of its addresses.
+/// Where the guest's memory begins, in the middle of its addresses.
 pub const BASE: u64 = 0x8000_0000;
 pub const K4: PageSize = PageSize::SIZE_4K;
 pub const M2: PageSize = PageSize::SIZE_2M;
 /// Bits of a guest physical address.
 pub const BITS: u32 = 39;
 
-/// As a fault of reading maps it.
+/// The attributes with which a read fault maps a page.
 pub const CLEAN: Attributes = Attributes { dirty: false, ..Attributes::RAM };
 
 pub fn range(start: u64, bytes: u64) -> GpaRange {
@@ -37,7 +37,7 @@ pub fn ept() -> Ept1G {
     Ept1G { output_bits: Ept::default().physical_bits, ..Default::default() }
 }
 
-/// Two CPUs of Arm's, FEAT_BBM level 0.
+/// Creates a machine of two Arm CPUs with FEAT_BBM level 0.
 pub fn arm_machine() -> Machine<Arm> {
     Machine::new(arm(), 2)
 }
@@ -46,12 +46,12 @@ pub fn ept_machine() -> Machine<Ept> {
     Machine::new(Ept::default(), 2)
 }
 
-/// A platform that invalidates otherwise.
+/// Returns a platform that invalidates by `invalidate`.
 pub fn invalidating<A: Arch>(invalidate: fn(&Machine<A>, &Invalidation)) -> Firmware<A> {
     Firmware { invalidate, ..A::firmware() }
 }
 
-/// Everything but one kind of laziness.
+/// Returns all kinds of laziness except one.
 pub fn without(switch: fn(&mut Lazy)) -> Lazy {
     let mut lazy = Lazy::ALL;
     switch(&mut lazy);
@@ -61,7 +61,7 @@ pub fn without(switch: fn(&mut Lazy)) -> Lazy {
 pub struct Guest<'p, F: Format, A: Arch> {
     pub machine: &'p Machine<A>,
     pub tables: Tables<'p, F, Machine<A>>,
-    /// A log and a pager, if there are: the machine keeps an account for each.
+    /// The log and the pager, if there are any; the machine has an account for each.
     pub consumers: Vec<Consumer>,
 }
 
@@ -81,7 +81,7 @@ impl<'p> EptGuest<'p> {
 }
 
 impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
-    /// Empty tables, loaded on every CPU; 64 MiB of memory to map.
+    /// Creates empty tables, loads them on every CPU, and gives the guest 64 MiB of memory.
     pub fn new(machine: &'p Machine<A>, format: F) -> Self {
         Self::with_bits(machine, format, BITS)
     }
@@ -94,14 +94,14 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
         guest
     }
 
-    /// With a log and a pager, who take dirty state each for itself.
+    /// Adds a log and a pager, each of which takes dirty state for itself.
     pub fn with_consumers(mut self) -> Self {
         let marks = [Software::A, Software::B];
         self.consumers = marks.map(|mark| self.tables.add_consumer(mark).unwrap()).into();
         self
     }
 
-    /// What `operate` does through a guard; what is owed is completed.
+    /// Runs `operate` with a guard, and completes what it owes.
     pub fn with<R>(
         &self,
         operate: impl FnOnce(&mut Guard<'_, 'p, F, Machine<A>>, &mut TableCache<'_, F, Machine<A>>) -> R,
@@ -126,18 +126,19 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
         self.map_as(gpa, hpa, bytes, size, Attributes::RAM);
     }
 
-    /// As a fault of reading maps it where hardware marks the first write.
+    /// Maps pages as a read fault does, clean if hardware marks the first write.
     pub fn map_clean(&self, gpa: u64, hpa: u64, bytes: u64, size: PageSize) {
         self.map_as(gpa, hpa, bytes, size, self.possible(CLEAN));
     }
 
-    /// Dirty where nobody marks writes.
+    /// Returns the attributes if the format can encode them, or else [`Attributes::RAM`], which is
+    /// dirty.
     pub fn possible(&self, attributes: Attributes) -> Attributes {
         let clean = self.with(|guard, _| guard.format().encode(attributes).is_ok());
         if clean { attributes } else { Attributes::RAM }
     }
 
-    /// Unmaps as one should: memory is taken back once the guest cannot reach it.
+    /// Unmaps correctly: takes memory back when the guest cannot reach it any more.
     pub fn unmap(&self, gpa: u64, bytes: u64) {
         let mut storage = [slat::Place::EMPTY; 64];
         let mut removals = Removals::new(&self.tables, &mut storage);
@@ -160,7 +161,8 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
         self.forget_rights(gpa, bytes);
     }
 
-    /// What a fault handler owes its own CPU after a right was given; here on all of them.
+    /// Invalidates as a fault handler must on its own CPU after it granted a right; here on all
+    /// CPUs.
     pub fn forget_rights(&self, gpa: u64, bytes: u64) {
         slat::Platform::publish(self.machine);
         for cpu in 0..self.machine.cpus() {
@@ -176,19 +178,19 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
         self.with(|guard, _| guard.collapse(range(gpa, bytes), size).unwrap());
     }
 
-    /// What the engine knows of the page.
+    /// Returns the engine's translation of the page.
     pub fn look(&self, gpa: Gpa) -> Option<slat::Translation> {
         let mut member = Member::join(self.machine).unwrap();
         let guard = self.tables.enter(&mut member).unwrap();
         guard.translate(gpa).unwrap()
     }
 
-    /// Whether the engine knows the page as dirty.
+    /// Returns whether the engine reports the page as dirty.
     pub fn is_dirty(&self, gpa: Gpa) -> bool {
         self.look(gpa).is_some_and(|found| found.attributes.dirty)
     }
 
-    /// Whatever was written since it was copied is dirty.
+    /// Claims that every page that was written after it was copied is dirty.
     pub fn check_dirty(&self, gpa: u64, bytes: u64) {
         self.machine.claim_clean(VMID, range(gpa, bytes), |gpa| self.is_dirty(gpa));
     }
@@ -201,14 +203,14 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
         self.machine.slot(VMID, Gpa(gpa))
     }
 
-    /// Somebody else's store to the slot where `gpa` ends.
+    /// Changes the entry where `gpa` ends, without the engine.
     pub fn poke(&self, gpa: u64, change: impl FnOnce(u64) -> u64) -> Place {
         let place = self.place(gpa);
         self.machine.poke(place.table, place.index, change(place.raw));
         place
     }
 
-    /// Somebody else's invalidation of everything, as it should be.
+    /// Invalidates everything correctly, without the engine.
     pub fn flush(&self) {
         let all = Invalidation { vmid: VMID, range: None, leaf: None, tables: true };
         slat::Platform::invalidate(self.machine, &all);
@@ -222,8 +224,8 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
         self.attempt(cpu, gpa, slat_sim::Access::Write).unwrap();
     }
 
-    /// The guest's access, with the faults that a hypervisor answers without a change of rights: a
-    /// leaf that software has to mark; what a CPU holds that is older than the tables.
+    /// Does an access of the guest, and handles faults that need no change of rights: a leaf that
+    /// software has to mark, and cached entries that are older than the tables.
     pub fn attempt(
         &self,
         cpu: usize,
@@ -258,7 +260,7 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
     }
 }
 
-/// The kinds of what was found, each once.
+/// Returns the kinds of the violations, each once.
 pub fn kinds(violations: &[Violation]) -> Vec<Kind> {
     let mut kinds: Vec<_> = violations.iter().map(|violation| violation.kind).collect();
     kinds.sort();
@@ -266,7 +268,7 @@ pub fn kinds(violations: &[Violation]) -> Vec<Kind> {
     kinds
 }
 
-/// It was caught, as what it is.
+/// Checks that the machine found a violation of this kind.
 #[track_caller]
 pub fn caught<A: Arch>(machine: &Machine<A>, kind: Kind) {
     let found = machine.finish();
@@ -274,7 +276,7 @@ pub fn caught<A: Arch>(machine: &Machine<A>, kind: Kind) {
     assert!(kinds(&found).contains(&kind), "no {kind:?} in {text:#?}");
 }
 
-/// Nothing was wrong.
+/// Checks that the machine found no violation.
 #[track_caller]
 pub fn clean<A: Arch>(machine: &Machine<A>) {
     let text: Vec<_> = machine.finish().iter().map(ToString::to_string).collect();

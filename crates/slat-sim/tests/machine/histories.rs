@@ -1,5 +1,5 @@
-//! Random histories of all operations, vCPUs that use the guest's memory at every moment that the
-//! machine sees, and a flat model of what is mapped.
+//! Random histories of all operations. vCPUs use the guest's memory at each of the engine's calls,
+//! and a flat model records what is mapped.
 
 use crate::cases::Case;
 use crate::common::*;
@@ -10,7 +10,7 @@ use slat_sim::{Arch, Arm, Machine};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// Host memory for new mappings: none is used twice.
+/// Host memory for new mappings; none is used twice.
 const HOST: u64 = 1 << 33;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -27,7 +27,7 @@ struct History<'p, F: Format, A: Arch> {
     page: u64,
     block: u64,
     blocks: u64,
-    /// Pages of a run at most.
+    /// Most pages of a range.
     longest: u64,
     hints: Arc<Mutex<fastrand::Rng>>,
 }
@@ -51,7 +51,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         }
     }
 
-    /// With a log and a pager, every other time.
+    /// Adds a log and a pager to every other pair of seeds.
     fn with_consumers(self, seed: u64) -> Self {
         match seed / 2 % 2 {
             0 => Self { guest: self.guest.with_consumers(), ..self },
@@ -59,7 +59,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         }
     }
 
-    /// With memory from `host` on.
+    /// Takes memory from `host` on.
     fn with_memory(self, host: u64) -> Self {
         self.guest.machine.give(Hpa(host), 1 << 37);
         Self { next_host: host, ..self }
@@ -69,7 +69,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         range(BASE, self.blocks * self.block)
     }
 
-    /// Some pages, or some blocks.
+    /// Returns some pages or some blocks.
     fn some(&mut self) -> GpaRange {
         if self.rng.u8(..3) == 0 {
             let first = self.rng.u64(..self.blocks);
@@ -77,14 +77,14 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
             return range(BASE + first * self.block, count * self.block);
         }
         let pages = self.blocks * self.block / self.page;
-        // Near an end of a block, most of the time.
+        // Near an end of a block, in most cases.
         let near = self.rng.u64(..self.blocks) * self.block / self.page;
         let first = near.saturating_add(self.rng.u64(..24)).saturating_sub(8).min(pages - 1);
         let count = self.rng.u64(1..=self.longest.min(pages - first));
         range(BASE + first * self.page, count * self.page)
     }
 
-    /// vCPUs use pages while the engine works.
+    /// Makes vCPUs use pages while the engine works.
     fn run_guest(&self) {
         let (rng, page) = (self.hints.clone(), self.page);
         let (blocks, block) = (self.blocks, self.block);
@@ -130,7 +130,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         if self.pages(some).any(|page| self.model.contains_key(&page)) {
             return;
         }
-        // As aligned as the guest's address, sometimes.
+        // In some cases, as aligned as the guest's address.
         self.next_host = self.next_host.next_multiple_of(self.block);
         let slip = if self.rng.bool() { some.start().0 % self.block } else { 0 };
         let hpa = self.next_host + slip;
@@ -207,7 +207,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
                 page.protected &= !done;
             }
             if !done {
-                // Refused: nothing was done.
+                // The engine refused, and changed nothing.
                 let protected: Vec<_> = self.model.range(start..end).collect();
                 for (&gpa, _) in protected.into_iter().filter(|(_, page)| page.protected) {
                     self.guest.machine.protect(VMID, range(gpa, self.page));
@@ -236,7 +236,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         self.guest.with(|guard, _| guard.collapse(all, block).unwrap());
     }
 
-    /// Moves a leaf as one should: protected, completed, copied, replaced.
+    /// Moves a leaf correctly: protects it, completes that, copies it, and replaces it.
     fn move_leaf(&mut self) {
         let at = self.some().start();
         let Some(leaf) = self.guest.look(at) else { return };
@@ -266,7 +266,8 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         }
     }
 
-    /// Pages that are not mapped get an owner, who keeps others out, and gives them up.
+    /// Sets an owner of pages that are not mapped, which keeps other uses out, and removes it
+    /// again.
     fn own(&mut self) {
         let some = self.some();
         let owner = slat::Owner::new(self.rng.u64(..1 << slat::Owner::BITS));
@@ -291,14 +292,14 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         let mut bitmap = vec![0u64; (some.size() / self.page).div_ceil(64) as usize];
         self.guest.with(|guard, _| _ = guard.harvest(some, &mut bitmap));
         for (index, gpa) in self.pages(some).enumerate() {
-            // With consumers it is taken for nobody: each of them is told all the same.
+            // With consumers, this harvest counts for none of them: each still gets the pages.
             if bitmap[index / 64] >> (index % 64) & 1 == 1 && self.guest.consumers.is_empty() {
                 self.guest.machine.copy(VMID, range(gpa, self.page));
             }
         }
     }
 
-    /// A log or a pager takes what was written, and copies it.
+    /// A log or a pager takes the written pages, and copies them.
     fn take(&mut self) {
         let some = self.some();
         let number = self.rng.usize(..self.guest.consumers.len());
@@ -321,7 +322,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
     }
 
     fn age(&mut self) {
-        // The accessed bit is the whole block's: who ages a part of it ages all.
+        // The accessed bit belongs to the whole block, so that ageing a part would age all of it.
         let some = self.all();
         let words = (some.size() / self.page).div_ceil(64) as usize;
         let (mut young, mut unanswered) = (vec![0u64; words], vec![0u64; words]);
@@ -337,7 +338,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         }
     }
 
-    /// What holds after each operation, once it is completed.
+    /// Checks what holds after each operation that is completed.
     fn check(&mut self) {
         let (machine, guest, all) = (self.guest.machine, &self.guest, self.all());
         machine.undisturbed();
@@ -352,7 +353,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
             }),
         }
         machine.claim_old(VMID, all, |gpa| leaf(gpa).is_some_and(|leaf| leaf.attributes.accessed));
-        // The guest finds what the model says, at some addresses.
+        // At some addresses, the guest must find what the model says.
         for _ in 0..8 {
             let gpa = self.some().start().0;
             let cpu = self.rng.usize(..machine.cpus());
@@ -418,7 +419,7 @@ fn histories_on_64k_are_clean() {
 
 #[test]
 fn histories_without_hardware_state_are_clean() {
-    // Every page is mapped dirty, and every flag is set by faults: here, beforehand.
+    // FEAT_S2FWB is in use, and there are three CPUs.
     let arch = Arm { forced_write_back: true, ..Arm::new(12, BITS) };
     let format = slat::format::arm64::Arm64::<12> { forced_write_back: true, ..arm64() };
     let seed = slat_seed::seed();

@@ -1,4 +1,4 @@
-//! What was asked of an operation, and what it reached.
+//! Thresholds of operations, and the results for them.
 
 use crate::numbers::three_digits;
 use crate::record::Measurement;
@@ -7,18 +7,18 @@ use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
 use crate::verdict::Verdict;
 
-/// A parameter as text, or what stands for none.
+/// Returns a parameter as text; [`NOTHING`] if there is none.
 pub fn parameter<'a>(measurement: &'a Measurement, name: &str) -> &'a str {
     measurement.params.get(name).and_then(|value| value.as_str()).unwrap_or(NOTHING)
 }
 
-/// The memory that was measured.
+/// Returns the size of the memory that was measured.
 pub fn memory(measurement: &Measurement) -> String {
     let memory = measurement.params.get("memory").and_then(|value| value.as_u64());
     memory.map_or_else(|| NOTHING.to_owned(), |bytes| Size(bytes).to_string())
 }
 
-/// The words of a verdict: the median decides, the spread says how much to believe it.
+/// Returns the words of a verdict: the median decides, and the quartiles say whether barely.
 pub fn verdict(summary: &Summary, asked: f64) -> &'static str {
     let (low, high) = (summary.lower_quartile, summary.upper_quartile);
     match summary.median <= asked {
@@ -29,11 +29,11 @@ pub fn verdict(summary: &Summary, asked: f64) -> &'static str {
     }
 }
 
-/// How many ratios that nothing was asked of a verdict tells.
+/// Number of ratios without a threshold in a verdict.
 const TOLD: usize = 4;
 
-/// How many thresholds of some results are met, and which are not; of ratios that nothing was
-/// asked of, what the first few are.
+/// Returns how many thresholds of some results are met, and which are not; and the first few ratios
+/// that have no threshold.
 pub fn said(results: &[Measurement]) -> Verdict {
     let (mut met, mut missed, mut open) = (0, Vec::new(), Vec::new());
     for m in results.iter().filter(|m| m.scenario.ends_with("-asked")) {
@@ -71,7 +71,7 @@ pub fn said(results: &[Measurement]) -> Verdict {
     Verdict::says(judged.into_iter().chain(open))
 }
 
-/// One row for each threshold of the scenario whose results are named so.
+/// Returns a table with a row for each threshold of `scenario`.
 pub fn table(results: &[Measurement], scenario: &str, title: &str, meant: &str) -> Option<Table> {
     let rows: Vec<Vec<String>> = results
         .iter()
