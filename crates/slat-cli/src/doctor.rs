@@ -24,7 +24,7 @@ use crate::kvm::Guests;
 use serde::Serialize;
 use slat_lab::scenario::Scenarios;
 
-/// Name under which the doctor judges `slat emulate`, beside the scenarios of guests.
+/// Name under which the doctor judges `slat emulate`.
 pub const EMULATE: &str = "emulate";
 
 /// Name under which the doctor judges `slat watch`.

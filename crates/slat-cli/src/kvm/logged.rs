@@ -71,7 +71,8 @@ fn way(manual_protect: bool, initially_set: bool) -> &'static str {
     }
 }
 
-/// Returns the sentence on what a logged write costs, beside a write without a log.
+/// Returns the sentence that compares the cost of a logged write with that of a write without a
+/// log.
 pub fn verdict(results: &[Measurement]) -> Verdict {
     let Some(guests) = guests(results) else { return Verdict::default() };
     let known = || guests.iter().filter(|guest| !guest.shown.is_empty());

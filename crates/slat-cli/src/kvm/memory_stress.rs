@@ -1,5 +1,5 @@
-//! The scenario `memory-stress`: a guest fills its memory, the VMM takes it away, and the guest fills
-//! it again.
+//! The scenario `memory-stress`: a guest fills its memory, the VMM takes it away, and the guest
+//! fills it again.
 
 use super::kept::Answer;
 use super::options::GuestArgs;

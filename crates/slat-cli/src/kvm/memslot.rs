@@ -132,7 +132,7 @@ impl Scenario for Memslot {
     }
 }
 
-/// Measures a guest beside which a memslot changes, as `args` asks.
+/// Measures a guest while the VMM adds, moves and deletes a memslot, as `args` asks.
 ///
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.
