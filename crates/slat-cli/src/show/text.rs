@@ -11,7 +11,7 @@ use std::fmt::Write;
 /// Characters in a line of a map.
 const LINE: usize = 64;
 
-/// Largest number of lines in a map; beyond it, [`unit`] returns a larger unit.
+/// Largest number of lines in a map; beyond it, [`unit()`] returns a larger unit.
 const LINES: u64 = 32;
 
 /// Returns the memory that a character of the maps stands for, in bytes: the smallest for which a
