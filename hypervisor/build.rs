@@ -1,4 +1,5 @@
-//! Where each program lies in memory: its linker script, on the bare machine only.
+//! Selects the linker script of each program, which places it in memory. Only programs for the
+//! machine without an operating system have one.
 
 fn main() {
     let here = std::env::var("CARGO_MANIFEST_DIR").expect("cargo says where it builds");

@@ -1,54 +1,56 @@
-//! Whether a copy of the guest's memory is of one moment, by what the guest's program wrote there:
-//! `crew.rs` of the program in `hypervisor/work` says in which order.
+//! Checks whether a copy of the guest's memory has the state of one moment, by the stamps that the
+//! guest's program wrote there. `crew.rs` of that program, in `hypervisor/work`, defines their
+//! order.
 
 use core::fmt;
 
-/// What a page of the program's begins with.
+/// The first words of one of the program's pages.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stamped {
-    /// Thread and number.
+    /// The stamp: the thread plus 1 in the upper 16 bits, the number in the lower 48.
     pub stamp: u64,
-    /// The last number that the thread's neighbour had written, as it was read before.
+    /// The last number of the thread's neighbour, which the thread read before it wrote the stamp.
     pub seen: u64,
 }
 
 impl Stamped {
-    /// The number.
+    /// Returns the number of the stamp.
     pub const fn number(&self) -> u64 {
         self.stamp & NUMBER
     }
 }
 
-/// Why it is of no one moment.
+/// Why a copy does not have the state of one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Torn {
-    /// The page has no number that its thread writes there.
+    /// The page has a stamp that its thread does not write there.
     Foreign {
-        /// Whose page it is.
+        /// The thread that owns the page.
         thread: u64,
-        /// Which of them.
+        /// Index of the page among those of the thread.
         page: u64,
-        /// What it begins with.
+        /// The stamp in the page.
         stamp: u64,
     },
-    /// A later number of the same thread is there, and this page's last before it is not.
+    /// The copy has a later number of the same thread, but not the number that the thread wrote to
+    /// this page before it.
     Older {
-        /// Whose page it is.
+        /// The thread that owns the page.
         thread: u64,
-        /// Which of them.
+        /// Index of the page among those of the thread.
         page: u64,
-        /// The number that is there.
+        /// The number in the page.
         number: u64,
-        /// The thread's last that is there.
+        /// The last number of the thread in the copy.
         last: u64,
     },
-    /// The thread had seen a number of its neighbour's that is not there.
+    /// The thread had read a number of its neighbour that the copy does not have.
     Unseen {
         /// The thread.
         thread: u64,
-        /// What it had seen.
+        /// The number that it had read.
         seen: u64,
-        /// The neighbour's last that is there.
+        /// The last number of the neighbour in the copy.
         last: u64,
     },
 }
@@ -73,11 +75,11 @@ impl fmt::Display for Torn {
 
 const NUMBER: u64 = (1 << 48) - 1;
 
-/// Checks `threads` times `each` pages, of which `at` is asked by thread and page; returns how many
-/// numbers all threads had written.
+/// Checks the pages of `threads` threads, `each` of them for each thread; `at` returns the first
+/// words of a page by thread and page. Returns how many numbers all threads together had written.
 ///
 /// # Errors
-/// The copy is of more than one moment.
+/// Returns [`Torn`] if the copy does not have the state of one moment.
 pub fn check(threads: u64, each: u64, at: impl Fn(u64, u64) -> Stamped) -> Result<u64, Torn> {
     let number = |thread, page| at(thread, page).number();
     let last_of = |thread| (0..each).map(|page| number(thread, page)).max().unwrap_or_default();
@@ -107,7 +109,8 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// Two threads with four pages each, after so many numbers, each of which saw the other's last.
+    /// Returns the pages of two threads with four pages each, after they wrote `numbers` numbers.
+    /// Each thread has read the last number of the other.
     fn written(numbers: [u64; 2]) -> Vec<Stamped> {
         let of = |thread: usize| {
             (0..4).map(move |page| {
@@ -134,7 +137,8 @@ mod tests {
 
     #[test]
     fn a_page_of_an_earlier_moment_is_found() {
-        // Number 10 has not come to page 2 yet: of that moment, unless number 11 is there.
+        // Page 2 does not have number 10 yet, which is a state of one moment unless number 11 is
+        // there.
         let mut torn = written([11, 8]);
         torn[2].stamp -= 4;
         assert_eq!(checked(&torn), Err(Torn::Unseen { thread: 1, seen: 10, last: 9 }));

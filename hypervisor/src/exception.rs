@@ -1,46 +1,46 @@
-//! How a CPU takes an exception to EL1: DDI 0487, `AArch64.TakeException` of its pseudocode, and
-//! D1.3, "Exceptions".
+//! How a CPU takes an exception to EL1. See `AArch64.TakeException` in the pseudocode of DDI 0487,
+//! and its D1.3, "Exceptions".
 
-/// SPSR_EL1's and SPSR_EL2's mode, in AArch64 and AArch32.
+/// Mode field of SPSR_EL1 and SPSR_EL2, with the bit that selects AArch32.
 const MODE: u64 = 0b1_1111;
 const EL0: u64 = 0b0_0000;
 const EL1_SP0: u64 = 0b0_0100;
 const EL1_SPX: u64 = 0b0_0101;
-/// User mode, the only one that AArch32 has below an EL1 of AArch64.
+/// User mode of AArch32, its only mode if EL1 is AArch64.
 const USER: u64 = 0b1_0000;
 
 const FLAGS: u64 = 0b1111 << 28;
 const TCO: u64 = 1 << 25;
 const DIT: u64 = 1 << 24;
 const PAN: u64 = 1 << 22;
-/// Where AArch32 has DIT.
+/// DIT of a state in AArch32.
 const DIT_USER: u64 = 1 << 21;
 const SSBS: u64 = 1 << 12;
 const DAIF: u64 = 0b1111 << 6;
 
-/// SCTLR_EL1: SSBS as exceptions find it; PAN is left.
+/// Fields of SCTLR_EL1. DSSBS is the value of SSBS after an exception; SPAN leaves PAN unchanged.
 const DSSBS: u64 = 1 << 44;
 const SPAN: u64 = 1 << 23;
 
-/// The state in which an exception finds the guest.
+/// The state of the guest when it takes an exception.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct State {
-    /// As SPSR_EL2 has it.
+    /// The processor state, as in SPSR_EL2.
     pub pstate: u64,
     /// SCTLR_EL1.
     pub sctlr: u64,
-    /// FEAT_MTE2: there are tags to check.
+    /// Whether the CPU has FEAT_MTE2, so that it checks tags.
     pub tags: bool,
 }
 
 impl State {
-    /// It comes from EL0.
+    /// Returns whether the exception is taken from EL0.
     pub const fn from_el0(&self) -> bool {
         matches!(self.pstate & MODE, EL0 | USER)
     }
 
-    /// Where the handler of synchronous exceptions begins, by VBAR_EL1. The register's lowest bits
-    /// mean nothing, but may hold what the guest wrote.
+    /// Returns the address of the handler of synchronous exceptions, for a value of VBAR_EL1. The
+    /// lowest bits of that register are ignored, but keep what the guest wrote.
     pub const fn handler(&self, vbar: u64) -> u64 {
         let entry = match self.pstate & MODE {
             EL1_SP0 => 0x000,
@@ -51,7 +51,8 @@ impl State {
         vbar & !0x7ff | entry
     }
 
-    /// The state in which the handler begins: interrupts masked, on EL1's own stack.
+    /// Returns the processor state at the start of the handler: interrupts are masked, and EL1 uses
+    /// its own stack.
     pub const fn after(&self) -> u64 {
         let Self { pstate, sctlr, tags } = *self;
         let user = pstate & MODE == USER;

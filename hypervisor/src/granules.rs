@@ -1,25 +1,26 @@
-//! Which private pages the guest has, as a machine that protects them keeps it: SNP's RMP, TDX's
-//! secure EPT, CCA's granules. It refuses to give a page twice, or to take what was not given; here
-//! that is counted.
+//! Accounts of the private pages that the guest has. A machine that protects private memory keeps
+//! them in SNP's RMP, TDX's secure EPT or CCA's granules. Such a machine refuses to give a page
+//! twice, or to take a page that was not given; here such errors are counted.
 
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// A bit a page, which says that the guest has it.
+/// The accounts: a bit for each page, which is set if the guest has the page, and counts.
 #[derive(Debug)]
 pub struct Granules<B> {
     given: B,
     counts: [AtomicU64; 3],
 }
 
-/// What came of all pages.
+/// Counts of pages.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Granted {
     /// Pages that were given.
     pub given: u64,
     /// Pages that were taken.
     pub taken: u64,
-    /// Pages that were given though the guest had them, taken though it had not, or are none.
+    /// Pages that were given although the guest had them, that were taken although it did not have
+    /// them, or that do not exist.
     pub wrong: u64,
 }
 
@@ -28,24 +29,25 @@ const TAKEN: usize = 1;
 const WRONG: usize = 2;
 
 impl<B: Deref<Target = [AtomicU64]>> Granules<B> {
-    /// As many pages as these words have bits. The guest has none.
+    /// Creates accounts of as many pages as these words have bits, all of them clear: the guest has
+    /// no page.
     pub fn new(words: B) -> Self {
         Self { given: words, counts: [const { AtomicU64::new(0) }; 3] }
     }
 
-    /// The guest is given these pages.
+    /// Records that the guest gets these pages.
     pub fn give(&self, first: u64, pages: u64) {
         self.each(first, pages, GIVEN, |word, bit| word.fetch_or(bit, Ordering::SeqCst) & bit == 0);
     }
 
-    /// They are taken from it.
+    /// Records that these pages are taken from the guest.
     pub fn take(&self, first: u64, pages: u64) {
         self.each(first, pages, TAKEN, |word, bit| {
             word.fetch_and(!bit, Ordering::SeqCst) & bit != 0
         });
     }
 
-    /// Something that is no page of this memory's.
+    /// Counts an operation on something that is not a page of this memory.
     pub fn is_wrong(&self) {
         self.counts[WRONG].fetch_add(1, Ordering::Relaxed);
     }
@@ -58,12 +60,12 @@ impl<B: Deref<Target = [AtomicU64]>> Granules<B> {
         }
     }
 
-    /// How many pages the guest has.
+    /// Returns how many pages the guest has.
     pub fn held(&self) -> u64 {
         self.given.iter().map(|word| u64::from(word.load(Ordering::SeqCst).count_ones())).sum()
     }
 
-    /// What came of all pages so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Granted {
         let [given, taken, wrong] = self.counts.each_ref().map(|all| all.load(Ordering::Relaxed));
         Granted { given, taken, wrong }

@@ -1,5 +1,5 @@
-//! What the hypervisor knows that needs no machine: its options, the guest's addresses, how exits
-//! are read, how exceptions are taken, and what the guest's program wrote.
+//! The parts of the hypervisor that need no machine: its options, the guest's addresses, decoding
+//! of exits, exceptions to EL1, and checks of what the guest's program wrote.
 
 #![no_std]
 #![warn(missing_docs)]

@@ -1,7 +1,7 @@
-//! An arm64 hypervisor at EL2, under QEMU: one guest, Linux, on `slat-guest`.
+//! An arm64 hypervisor at EL2, under QEMU. It runs one guest, Linux, on `slat-guest`.
 //!
-//! Each vCPU has a CPU to itself; one more CPU is the manager's, which logs, copies and ages the
-//! guest's memory while the guest runs. `docs/hypervisor.md` walks through the code.
+//! Each vCPU has a CPU of its own. One more CPU is the manager's, which logs, copies and ages the
+//! guest's memory while the guest runs. `docs/hypervisor.md` explains the code.
 
 #![cfg_attr(target_os = "none", no_std, no_main)]
 

@@ -1,44 +1,43 @@
-//! What is asked of the hypervisor: words of its command line, which QEMU puts into the device
-//! tree.
+//! Options of the hypervisor: words of its command line, which QEMU puts into the device tree.
 
 use crate::layout::{INITRD, LEAST_RAM, MOST_RAM};
 use core::fmt;
 use core::ops::RangeInclusive;
 
-/// All of it. What follows `--` is the guest's.
+/// All options. What follows `--` is the guest's command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options<'a> {
-    /// vCPUs, each on the CPU of its number; one more CPU is the manager's.
+    /// Number of vCPUs, each of which runs on the CPU of its number. One more CPU is the manager's.
     pub vcpus: u64,
     /// The vCPU that boots the guest.
     pub first: u64,
-    /// Bytes of guest memory.
+    /// Size of the guest's memory, in bytes.
     pub memory: u64,
-    /// Bytes of the largest leaf.
+    /// Size of the largest leaf, in bytes.
     pub largest: u64,
-    /// Bits of the guest's addresses; 0 are as many as there are.
+    /// Width of guest addresses in bits; 0 is the widest that the CPU has.
     pub bits: u64,
-    /// Bytes of its initramfs.
+    /// Size of the guest's initramfs, in bytes.
     pub initrd: u64,
-    /// What the manager does.
+    /// The manager's job.
     pub job: Job,
     /// How writes are logged.
     pub logging: Logging,
-    /// What becomes of fetches from huge pages.
+    /// What a fetch from a huge page does.
     pub execute: ExecuteHuge,
-    /// What a switch of a vCPU's caches does.
+    /// What the hypervisor does when a vCPU switches its caches.
     pub caches: Caches,
-    /// When a vCPU's switches of its caches are trapped.
+    /// When switches of a vCPU's caches are trapped.
     pub trap: Trap,
-    /// What is done wrong on purpose.
+    /// A deliberate fault.
     pub fault: Fault,
-    /// The guest's time, in seconds; then it is stopped.
+    /// Seconds after which the guest is stopped.
     pub seconds: u64,
     /// The guest's command line.
     pub guest: &'a str,
 }
 
-/// A choice of an option, by its word.
+/// Defines the choices of an option, each with its word.
 macro_rules! choice {
     ($(#[$doc:meta])* $name:ident { $($(#[$each:meta])* $variant:ident = $word:literal,)* }) => {
         $(#[$doc])*
@@ -48,10 +47,10 @@ macro_rules! choice {
         }
 
         impl $name {
-            /// All of them.
+            /// All choices.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// Its word.
+            /// Returns the word of the choice.
             pub const fn word(self) -> &'static str {
                 match self { $(Self::$variant => $word,)* }
             }
@@ -60,21 +59,23 @@ macro_rules! choice {
 }
 
 choice! {
-    /// What the manager does beside the guest.
+    /// What the manager does while the guest runs.
     Job {
-        /// Nothing: it waits for the guest's end.
+        /// It only waits for the guest's end.
         Boot = "boot",
-        /// Copies the guest's memory while it runs, and switches it to the copy.
+        /// It copies the guest's memory while the guest runs, and switches the guest to the copy.
         Migrate = "migrate",
-        /// Measures the guest's working set.
+        /// It measures the guest's working set.
         Age = "age",
-        /// Moves the guest's leaves one by one while it runs, and gives it another VMID.
+        /// It moves the guest's leaves one by one while the guest runs, and gives it another VMID.
         Move = "move",
-        /// Takes the guest's memory to a snapshot; it comes back page by page while the guest runs.
+        /// It moves the guest's memory to a snapshot, from which the memory comes back page by page
+        /// while the guest runs.
         Restore = "restore",
-        /// Forks the guest while it writes, and checks the fork.
+        /// It forks the guest while the guest writes, and checks the fork.
         Fork = "fork",
-        /// Makes pages of the guest's private and shared again while it uses them, as it does too.
+        /// It converts pages of the guest to private and back to shared while the guest uses them.
+        /// The guest converts pages as well.
         Private = "private",
     }
 }
@@ -82,9 +83,9 @@ choice! {
 choice! {
     /// How writes are logged.
     Logging {
-        /// By write protection.
+        /// By write-protecting leaves.
         Protect = "protect",
-        /// By hardware's dirty bits.
+        /// By the dirty state that hardware marks.
         Hardware = "hardware",
     }
 }
@@ -92,27 +93,27 @@ choice! {
 choice! {
     /// Whether huge pages may be executed.
     ExecuteHuge {
-        /// They may.
+        /// Huge pages are executable.
         Allowed = "allowed",
-        /// A fetch splits them.
+        /// A fetch splits the huge page.
         Split = "split",
-        /// A fetch splits them, and makes one page executable.
+        /// A fetch splits the huge page, and makes one page executable.
         SplitPage = "split-page",
-        /// A fetch takes them away.
+        /// A fetch unmaps the huge page.
         Zap = "zap",
     }
 }
 
 choice! {
-    /// What a switch of a vCPU's caches does.
+    /// What the hypervisor does when a vCPU switches its caches.
     Caches {
-        /// What the vCPU used without caches is maintained.
+        /// It maintains the pages that the vCPU used while its caches were off.
         Exact = "exact",
-        /// All memory, at every switch.
+        /// It flushes all memory at every switch.
         Every = "every",
-        /// All memory, at the first switch of all.
+        /// It flushes all memory when the first vCPU switches its caches on.
         First = "first",
-        /// All memory, at switches of vCPU 0.
+        /// It flushes all memory at switches of vCPU 0.
         Vcpu0 = "vcpu0",
     }
 }
@@ -120,7 +121,7 @@ choice! {
 choice! {
     /// When writes of the registers that switch caches are trapped.
     Trap {
-        /// While the policy needs it: a guest that switches off later is not noticed.
+        /// While the policy needs it. A guest that switches its caches off later is not noticed.
         Needed = "needed",
         /// Always.
         Always = "always",
@@ -128,27 +129,27 @@ choice! {
 }
 
 choice! {
-    /// A deliberate fault: what the machine, or the checks, must notice.
+    /// A deliberate fault, which the machine or the checks must detect.
     Fault {
-        /// None.
+        /// No fault.
         None = "none",
-        /// No invalidation at all.
+        /// No TLB invalidation is executed.
         NoTlbi = "no-tlbi",
-        /// Invalidations reach the manager's own CPU only.
+        /// An invalidation reaches only the CPU that executes it.
         Local = "local",
-        /// The guest's combined entries are left.
+        /// Entries that combine stage 1 and stage 2 are not invalidated.
         NoStage1 = "no-stage1",
-        /// The entries of stage 2 are left.
+        /// Entries of stage 2 are not invalidated.
         NoStage2 = "no-stage2",
-        /// The log is cleared, and nothing invalidated.
+        /// The log is cleared without an invalidation.
         KeepDirty = "keep-dirty",
-        /// Another guest's entries are invalidated.
+        /// The entries of another VMID are invalidated.
         WrongVmid = "wrong-vmid",
-        /// Sizes change without a break.
+        /// The size of a leaf changes without break-before-make.
         NoBreak = "no-break",
-        /// Nothing waits for an invalidation.
+        /// No barrier waits for an invalidation.
         NoBarrier = "no-barrier",
-        /// Caches are not maintained.
+        /// Data caches are not maintained.
         NoMaintenance = "no-maintenance",
     }
 }
@@ -156,9 +157,9 @@ choice! {
 /// Why a command line is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refused<'a> {
-    /// The word.
+    /// The word that is refused.
     pub word: &'a str,
-    /// What it may be.
+    /// What is allowed.
     pub wanted: &'static str,
 }
 
@@ -168,7 +169,7 @@ impl fmt::Display for Refused<'_> {
     }
 }
 
-/// A number, with k, m or g.
+/// Parses a number, which may end in k, m or g.
 fn number(text: &str) -> Option<u64> {
     let shift = match text.bytes().last()? {
         b'k' => 10,
@@ -184,7 +185,7 @@ fn chosen<T: Copy>(all: &[T], word: impl Fn(T) -> &'static str, text: &str) -> O
 }
 
 impl<'a> Options<'a> {
-    /// What holds where nothing is said.
+    /// The defaults.
     pub const DEFAULT: Self = Self {
         vcpus: 1,
         first: 0,
@@ -202,17 +203,17 @@ impl<'a> Options<'a> {
         guest: "",
     };
 
-    /// Widths of guest addresses.
+    /// Widths of guest addresses that can be asked for, in bits.
     pub const BITS: RangeInclusive<u64> = 39..=52;
-    /// The most vCPUs.
+    /// The largest number of vCPUs.
     pub const MOST_VCPUS: u64 = 8;
-    /// The most seconds: a day.
+    /// The longest time of a guest, in seconds: a day.
     pub const MOST_SECONDS: u64 = 24 * 60 * 60;
 
-    /// Reads `text`.
+    /// Parses a command line.
     ///
     /// # Errors
-    /// The first word that cannot be, and what it could be.
+    /// Returns the first word that is wrong, and what is allowed.
     pub fn parse(text: &'a str) -> Result<Self, Refused<'a>> {
         let (own, guest) = text.split_once("--").unwrap_or((text, ""));
         let mut options = Self { guest: guest.trim(), ..Self::DEFAULT };
@@ -253,7 +254,8 @@ impl<'a> Options<'a> {
             let fits = (LEAST_RAM..=MOST_RAM).contains(&options.memory);
             let fits = fits && options.memory.is_multiple_of(2 << 20);
             may_be(fits, "a multiple of 2m, from 192m to 255g")?;
-            // Both copies of its RAM, and devices, lie below 512 GiB.
+            // Both copies of the guest's RAM, and all devices, are below 512 GiB, so 39 bits are
+            // enough.
             let wide = options.bits == 0 || Self::BITS.contains(&options.bits);
             may_be(wide, "39 to 52 bits, or 0 for all that there are")?;
             may_be(options.seconds <= Self::MOST_SECONDS, "at most a day, 86400")?;

@@ -1,11 +1,12 @@
-//! Whether a vCPU gets anywhere: one that faults for ever, since its tables and the hypervisor's
-//! disagree, or since its handler faults itself, keeps its CPU from all else without a word.
+//! Detects a vCPU that makes no progress. A vCPU may fault forever, because stage 2 refuses what
+//! the hypervisor considers mapped, or because the guest's exception handler faults itself. It
+//! would occupy its CPU without any message.
 
-/// How often a vCPU may fault in the same state. A guest may well poll what is not there; then its
-/// registers change.
+/// How often in a row a vCPU may fault in the same state. A guest that polls an absent device
+/// faults repeatedly too, but its registers change.
 pub const PATIENCE: u32 = 10_000;
 
-/// A vCPU at a fault.
+/// The state of a vCPU at a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     /// The virtual address.
@@ -20,7 +21,7 @@ pub struct Place {
     pub x: [u64; 31],
 }
 
-/// The last fault, and how often it came in a row.
+/// The last fault of a vCPU, and how often it was repeated.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
     last: Option<Place>,
@@ -28,7 +29,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Notes a fault. Whether it came too often in a row.
+    /// Records a fault. Returns whether the same fault came too often in a row.
     pub fn faults_for_ever(&mut self, place: Place) -> bool {
         self.again = if self.last == Some(place) { self.again + 1 } else { 0 };
         self.last = Some(place);

@@ -1,20 +1,20 @@
-//! How long vCPUs were held up, of what was noted each time.
+//! Summary of the times for which faults delayed vCPUs.
 
-/// How often, and how long.
+/// Number and percentiles of such times.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stalls {
-    /// How often.
+    /// Number of times.
     pub count: u64,
-    /// Half of them took no longer.
+    /// The median: half of the times are no longer.
     pub p50: u64,
-    /// 99 of 100 took no longer.
+    /// The 99th percentile: 99 of 100 times are no longer.
     pub p99: u64,
-    /// The longest.
+    /// The longest time.
     pub longest: u64,
 }
 
 impl Stalls {
-    /// Of these times, which it sorts.
+    /// Summarises these times, and sorts them.
     pub fn of(times: &mut [u64]) -> Self {
         times.sort_unstable();
         let Some(&longest) = times.last() else { return Self::default() };

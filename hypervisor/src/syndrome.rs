@@ -1,62 +1,64 @@
-//! Why a CPU left the guest: ESR_EL2, as in the Arm Architecture Reference Manual (DDI 0487),
-//! D24.2, "ESR_EL2, Exception Syndrome Register (EL2)".
+//! Decodes why a CPU left the guest, from ESR_EL2. See the Arm Architecture Reference Manual (DDI
+//! 0487), D24.2, "ESR_EL2, Exception Syndrome Register (EL2)".
 
-/// What the guest did.
+/// Reason of an exit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Exit {
     /// An access that stage 2 refused, or that an external abort ended.
     Abort(Abort),
-    /// HVC, or SMC, which is trapped.
+    /// A call by HVC, or by SMC, which is trapped.
     Call {
-        /// It was SMC, and is to be skipped: unlike HVC it has not been executed.
+        /// Whether it was SMC. The hypervisor has to skip an SMC: it was trapped before it was
+        /// executed, unlike HVC.
         smc: bool,
-        /// Its immediate: calls by the SMC Calling Convention have 0.
+        /// The immediate, which is 0 for calls of the SMC Calling Convention.
         immediate: u16,
     },
     /// An access to a system register, or an instruction of the same encoding.
     System(System),
-    /// Anything else: nothing that was asked for.
+    /// Anything else. The hypervisor enables no trap of that kind.
     Other {
         /// The exception class.
         class: u8,
     },
 }
 
-/// A fault of stage 2.
+/// An abort that was taken to EL2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Abort {
-    /// An instruction was fetched.
+    /// Whether it was an instruction fetch.
     pub fetch: bool,
-    /// Data was written; hardware's update of a stage-1 table is a write too.
+    /// Whether it was a write of data. An update of a stage-1 table by hardware is a write too.
     pub write: bool,
-    /// By the walk of the guest's own tables.
+    /// Whether the walk of the guest's stage-1 tables caused it.
     pub stage1_walk: bool,
-    /// By a data cache maintenance instruction.
+    /// Whether a data cache maintenance instruction caused it.
     pub maintenance: bool,
-    /// Why.
+    /// The kind of the fault.
     pub kind: Kind,
-    /// What a load or store did, where hardware says so.
+    /// The load or store, if hardware describes it.
     pub data: Option<Data>,
 }
 
-/// What an access needs.
+/// The right that an access needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Need {
-    /// To read.
+    /// The right to read.
     Read,
-    /// To write.
+    /// The right to write.
     Write,
-    /// To execute.
+    /// The right to execute.
     Execute,
 }
 
 impl Abort {
-    /// The right that the access needs.
+    /// Returns the right that the access needs.
     ///
-    /// The walk of the guest's own tables reads them, and writes where hardware sets an accessed or
-    /// dirty flag: that is what a missing right is about, whatever access it was that walked. Cache
-    /// maintenance is reported as a write, and needs the right to read; DC IVAC, which needs the
-    /// right to write, has a permission fault.
+    /// A walk of the guest's stage-1 tables reads them, and writes to them only where hardware sets
+    /// an accessed or dirty flag. A permission fault of a walk therefore asks for the right to
+    /// write, whatever access caused the walk. Cache maintenance is reported as a write, but needs
+    /// only the right to read. The exception is DC IVAC, which needs the right to write, and gets a
+    /// permission fault without it.
     pub fn need(&self) -> Need {
         let denied = self.kind == Kind::Permission;
         match *self {
@@ -70,31 +72,31 @@ impl Abort {
     }
 }
 
-/// Why an access was refused.
+/// Kind of a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Nothing is mapped.
     Translation,
-    /// The accessed flag is clear, and hardware does not set it.
+    /// The access flag is clear, and hardware does not set it.
     AccessFlag,
     /// The right is missing.
     Permission,
-    /// Two entries matched: a size was changed without a break.
+    /// Two TLB entries matched, because the size of a leaf changed without break-before-make.
     TlbConflict,
-    /// Anything else, by its code.
+    /// Another fault, with its status code.
     Other(u8),
 }
 
-/// A single load or store of a general register (ISV).
+/// A load or store of one general register, which hardware describes (ISV).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Data {
-    /// Bytes.
+    /// Size of the access, in bytes.
     pub bytes: u8,
-    /// The register; 31 is zero.
+    /// The general register; 31 is XZR.
     pub register: u8,
-    /// A load extends the sign.
+    /// Whether a load extends the sign.
     pub sign_extend: bool,
-    /// The register has 64 bits, not 32.
+    /// Whether the register has 64 bits, not 32.
     pub wide: bool,
 }
 
@@ -103,13 +105,13 @@ pub struct Data {
 pub struct System {
     /// Op0, Op1, CRn, CRm, Op2.
     pub name: (u8, u8, u8, u8, u8),
-    /// The general register; 31 is zero.
+    /// The general register; 31 is XZR.
     pub register: u8,
-    /// It is read.
+    /// Whether the access is a read.
     pub read: bool,
 }
 
-/// Reads ESR_EL2.
+/// Decodes a value of ESR_EL2.
 pub const fn decode(esr: u64) -> Exit {
     match (esr >> 26 & 0x3f) as u8 {
         0x16 => Exit::Call { smc: false, immediate: esr as u16 },
@@ -144,7 +146,8 @@ const fn abort(esr: u64, fetch: bool) -> Abort {
         write: bit(esr, 6) && !fetch,
         stage1_walk: bit(esr, 7),
         maintenance: bit(esr, 8) && !fetch,
-        // The level is in bits 1:0, but for level -1, which only 52-bit addresses have.
+        // Bits 1:0 have the level. Level -1, which only 52-bit addresses have, has codes of its
+        // own.
         kind: match field(esr, 0, 6) {
             0x04..=0x07 | 0x2b => Kind::Translation,
             0x08..=0x0b => Kind::AccessFlag,
@@ -203,9 +206,9 @@ mod tests {
         assert_eq!(need(0x20 << 26 | walk | 0x0f), Need::Write);
         assert_eq!(need(0x20 << 26 | walk | 0x07), Need::Read);
         assert_eq!(need(0x20 << 26 | 0x0f), Need::Execute);
-        // A store whose walk found no table: the table is to be read.
+        // A store whose walk found no mapping for a table needs to read the table.
         assert_eq!(need(0x24 << 26 | 1 << 6 | walk | 0x07), Need::Read);
-        // DC CIVAC of what is not mapped; DC IVAC of what is read-only.
+        // DC CIVAC of an address that is not mapped, and DC IVAC of one that is read-only.
         assert_eq!(need(0x24 << 26 | 1 << 8 | 1 << 6 | 0x07), Need::Read);
         assert_eq!(need(0x24 << 26 | 1 << 8 | 1 << 6 | 0x0f), Need::Write);
     }

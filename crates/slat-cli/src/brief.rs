@@ -1,4 +1,5 @@
-//! What the main job prints: two questions on one screen. All tables are in report.html.
+//! The screen that the main job prints: a table of what guests pay, and a table of what the ideas
+//! could save. report.html has all tables.
 
 use crate::ideas;
 use crate::kvm::logged;
@@ -6,7 +7,7 @@ use slat_lab::record::Report;
 use slat_lab::report::text;
 use std::fmt::Write;
 
-/// The screen, in lines of at most `width` columns where the tables can be made to fit.
+/// Returns the screen, in lines of at most `width` columns where the tables can be made to fit.
 pub fn render(report: &Report, width: u16) -> String {
     let mut screen = String::new();
     text::header(&mut screen, report, width);

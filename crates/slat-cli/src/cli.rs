@@ -66,12 +66,13 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
 
-    /// How to do the main job.
+    /// Options of the main job.
     #[command(flatten)]
     pub main: MainArgs,
 }
 
-/// The main job: what memory management costs guests on this host, and what it could cost.
+/// Options of the main job, which measures what memory management costs guests on this host, and
+/// what it could cost.
 #[derive(Clone, Debug, Default, Args)]
 pub struct MainArgs {
     /// Where to write results.json and report.html
@@ -82,7 +83,7 @@ pub struct MainArgs {
     #[arg(long)]
     pub quick: bool,
 
-    /// How it is printed.
+    /// How the report is printed.
     #[command(flatten)]
     pub print: PrintArgs,
 
@@ -91,13 +92,13 @@ pub struct MainArgs {
     pub fail_if_noisy: bool,
 }
 
-/// What `slat` can do beside the main job.
+/// Subcommands of `slat`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Measure one scenario on a guest under this host's KVM
     #[command(arg_required_else_help = true)]
     Bench {
-        /// Which.
+        /// The scenario to measure.
         #[command(subcommand)]
         scenario: Chosen<Guests>,
     },
@@ -111,7 +112,7 @@ pub enum Command {
     /// Find the setting that costs guests on this host the least
     #[command(arg_required_else_help = true)]
     Tune {
-        /// Of what.
+        /// The scenario whose settings to try.
         #[command(subcommand)]
         what: Chosen<Tunes>,
     },
@@ -125,7 +126,7 @@ pub enum Command {
     /// Run a program and count the calls of kernel functions meanwhile
     #[command(hide = true)]
     Calls(CallsArgs),
-    /// What all programs have.
+    /// Subcommands that every program of the laboratory has.
     #[command(flatten)]
     Common(Common),
 }

@@ -1,9 +1,8 @@
-//! What a host can measure and what it cannot, with the reason and the command that would change
-//! it: `slat doctor`.
+//! `slat doctor`: what a host can measure and what it cannot, with the reason and the command that
+//! would change it.
 //!
-//! Each file below looks at one part of the host and answers with [`Finding`]s; [`verdict`] says
-//! which of them a scenario cannot do without. Reads only: whatever must be written to be found
-//! out is not found out.
+//! Most modules examine one part of the host and return [`Finding`]s; [`verdict`] decides which of
+//! them a scenario needs. The doctor only reads: it leaves out what could be found only by writing.
 
 mod evidence;
 mod isolation;
@@ -25,32 +24,33 @@ use crate::kvm::Guests;
 use serde::Serialize;
 use slat_lab::scenario::Scenarios;
 
-/// What a host may be asked for beside the scenarios of guests: to emulate a machine.
+/// Name under which the doctor judges `slat emulate`.
 pub const EMULATE: &str = "emulate";
 
-/// And to watch guests that run already.
+/// Name under which the doctor judges `slat watch`.
 pub const WATCH: &str = "watch";
 
-/// The names of all that a host may be asked to run.
+/// Returns the names of all that the doctor judges: the scenarios of guests, `emulate` and `watch`.
 pub fn scenarios() -> impl Iterator<Item = &'static str> {
     Guests::ALL.iter().map(|entry| entry.name).chain([EMULATE, WATCH])
 }
 
-/// Which scenarios' figures depend on a matter.
+/// The scenarios whose figures depend on a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum For {
-    /// All that measure.
+    /// All but `watch`.
     All,
-    /// Those that run a guest under the host's KVM.
+    /// The scenarios that run a guest under the host's KVM.
     Guests,
-    /// Those of these names.
+    /// The scenarios of these names.
     Only(&'static [&'static str]),
 }
 
 impl For {
     fn has(self, scenario: &str) -> bool {
         match self {
-            // A watch counts what is there; what else the machine does is no fault of its figures.
+            // A watch reports the guests as they run, so other load on the host does not make its
+            // figures wrong.
             Self::All => scenario != WATCH,
             Self::Guests => scenario != EMULATE && scenario != WATCH,
             Self::Only(names) => names.contains(&scenario),
@@ -58,20 +58,20 @@ impl For {
     }
 }
 
-/// How the host stands in one matter.
+/// The state of the host in one respect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
-    /// As a measurement wants it.
+    /// As measurements need it.
     Ok,
-    /// Usable, and the figures have to be read with that in mind.
+    /// Usable, with an effect on the figures.
     Limited,
-    /// Not there.
+    /// Missing.
     Missing,
 }
 
 impl Status {
-    /// The word that is printed.
+    /// Returns the word that is printed.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -81,32 +81,32 @@ impl Status {
     }
 }
 
-/// Findings that are read together.
+/// A group of findings, as they are printed together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Group {
-    /// The processor, and what is below it.
+    /// The processor, and the hypervisor below this host.
     Processor,
     /// The host's KVM.
     Kvm,
     /// Memory and huge pages.
     Memory,
-    /// Ways to learn which pages were used.
+    /// Interfaces that tell which pages were used.
     Tracking,
-    /// Counters and clocks that explain a time.
+    /// Counters and clocks that explain where time went.
     Statistics,
     /// Control groups and swap.
     Limits,
-    /// What else the CPUs do.
+    /// Other load of the CPUs, and their frequency.
     Isolation,
-    /// Programs that `slat emulate` runs.
+    /// Programs that `slat emulate` needs.
     Tools,
-    /// What `slat watch` may see.
+    /// What `slat watch` can see.
     Watch,
 }
 
 impl Group {
-    /// What the group is called.
+    /// Returns the title of the group.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Processor => "Processor and virtualisation",
@@ -122,17 +122,17 @@ impl Group {
     }
 }
 
-/// What would make it better.
+/// What would improve a finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
     /// A command, which may need root.
     Command(String),
-    /// Something that no command of this host does.
+    /// An action that no command of this host does.
     ByHand(String),
-    /// Nothing does, for this reason.
+    /// Nothing on this host, for this reason.
     Nothing(String),
-    /// Whatever changes another finding.
+    /// The change of the finding of this name.
     See(&'static str),
 }
 
@@ -149,7 +149,7 @@ impl Change {
         Self::Nothing(text.into())
     }
 
-    /// The change as a sentence, commands between backquotes.
+    /// Returns the change as a sentence, with commands between backquotes.
     pub fn sentence(&self) -> String {
         match self {
             Self::Command(command) => format!("`{command}`"),
@@ -160,35 +160,35 @@ impl Change {
     }
 }
 
-/// One matter: how the host stands, why anybody asks, and what would change it.
+/// A finding: the state of the host in one respect, why it matters, and what would change it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Where it belongs.
+    /// The group of the finding.
     pub group: Group,
-    /// What was looked at; [`verdict`] knows it by this name.
+    /// Name of the finding, under which [`verdict`] looks it up.
     pub name: &'static str,
-    /// How the host stands.
+    /// The state of the host.
     pub status: Status,
-    /// What was found.
+    /// What was found, in words.
     pub found: String,
     /// Why it matters.
     pub why: &'static str,
-    /// What it matters for.
+    /// The scenarios whose figures depend on it.
     pub scenarios: Vec<String>,
-    /// What would change it; nothing where it is as it should be.
+    /// What would change it; `None` if the status is [`Status::Ok`].
     pub change: Option<Change>,
     #[serde(skip)]
     matters_for: For,
 }
 
 impl Finding {
-    /// Whether the scenario's figures depend on it.
+    /// Returns whether the figures of the scenario depend on it.
     pub fn matters_for(&self, scenario: &str) -> bool {
         self.matters_for.has(scenario)
     }
 }
 
-/// A matter before it was looked at.
+/// A finding before the host is examined for it.
 struct Subject {
     group: Group,
     name: &'static str,
@@ -221,7 +221,7 @@ impl Subject {
     }
 }
 
-/// Everything that was found, group by group.
+/// Examines the host, and returns the findings in the order of the groups.
 pub fn examine(evidence: &Evidence) -> Vec<Finding> {
     let parts: [fn(&Evidence) -> Vec<Finding>; 9] = [
         processor::findings,

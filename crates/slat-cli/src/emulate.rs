@@ -1,8 +1,8 @@
-//! `slat` in an emulated machine: another kernel, another architecture, or second-stage translation
-//! that this machine does not have, and the report of what was counted there.
+//! Runs `slat` in an emulated machine, which may have another kernel, another architecture, or a
+//! second-stage translation that this host lacks, and returns the report of what was counted there.
 //!
-//! The machine is QEMU without acceleration, a kernel, and an initial file system that holds
-//! nothing but the program itself, and the libraries that it needs: it is the first process
+//! The machine is QEMU without acceleration, with a kernel and an initramfs. The initramfs has the
+//! program, its libraries, kernel modules and the job. The program is both the first process
 //! ([`slat_lab::first`]) and the command. Nothing is installed and nothing needs root.
 
 mod binary;
@@ -26,21 +26,21 @@ use slat_vm::modules::{self, Module};
 use slat_vm::{Architecture, Initramfs, Linux};
 use std::path::Path;
 
-/// What came of a command in an emulated machine.
+/// The outcome of a command in an emulated machine.
 #[derive(Debug)]
 pub struct Run {
-    /// All that the console said.
+    /// All output of the console.
     pub console: String,
-    /// How the command ended and what it reported; or why it did not.
+    /// How the command ended and its report, or why it did not end.
     pub end: anyhow::Result<Ended>,
 }
 
 /// A command that ran to its end.
 #[derive(Debug)]
 pub struct Ended {
-    /// Its exit code.
+    /// Exit code of the command.
     pub exit_code: u8,
-    /// What it said on stderr.
+    /// Its output on stderr.
     pub stderr: String,
     /// Its report, if it wrote one.
     pub report: Option<Emulated>,
@@ -49,12 +49,12 @@ pub struct Ended {
 /// Runs a command in the machine that `args` describes.
 ///
 /// # Errors
-/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for what cannot be right,
-/// [`Failure::Interrupted`](slat_lab::failure::Failure::Interrupted), or whatever is missing. What
-/// happened once the machine ran is in [`Run::end`].
+/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for options that cannot be right,
+/// [`Failure::Interrupted`](slat_lab::failure::Failure::Interrupted), or an error for what is
+/// missing. Failures inside a machine that ran are in [`Run::end`].
 pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
     let (name, words) = match args.run {
-        // It reads its words itself.
+        // The other program parses its arguments itself.
         Some(_) => ("slat", &args.command[..]),
         None => check_command(&args.command)?,
     };
@@ -117,10 +117,10 @@ pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
     Ok(run)
 }
 
-/// A program that is not slat, in the machine.
+/// Path in the machine of a program that runs in place of slat.
 const OTHER: &str = "/other";
 
-/// Everything that the machine has.
+/// Returns the initramfs, which has all files of the machine.
 fn initramfs(
     program: &Program,
     other: Option<&Program>,
@@ -145,7 +145,7 @@ fn initramfs(
     };
     if let Some(other) = other {
         archive.program(OTHER, &other.bytes)?;
-        // Whatever both need is there already.
+        // Libraries that both programs need are already in the archive.
         let ours = |path: &Path| program.libraries.iter().any(|(own, _)| own == path);
         for (path, bytes) in other.libraries.iter().filter(|(path, _)| !ours(path)) {
             archive.program(path, bytes)?;
@@ -158,7 +158,7 @@ fn initramfs(
     archive.finish()
 }
 
-/// Adds the program as the first process, with what it needs.
+/// Adds the program that is the first process, and its libraries.
 pub fn add_program(archive: &mut Initramfs, program: &Program) -> anyhow::Result<()> {
     archive.program(PROGRAM, &program.bytes)?;
     for (path, bytes) in &program.libraries {
@@ -167,7 +167,7 @@ pub fn add_program(archive: &mut Initramfs, program: &Program) -> anyhow::Result
     archive.link(NAME, PROGRAM)
 }
 
-/// Adds what the first process is to do.
+/// Adds the job that the first process reads.
 pub fn add_job(archive: &mut Initramfs, job: &Job) -> anyhow::Result<()> {
     archive.file(job::PATH, &serde_json::to_vec(job)?)
 }
@@ -177,7 +177,7 @@ fn ended(answer: Answer, emulator: Emulator) -> anyhow::Result<Ended> {
     if let Some(error) = error {
         return Err(no_report(format!("in the machine: {error}")));
     }
-    // Another program than slat, which reports nothing.
+    // A program that ran in place of slat gives output and an exit code, and no report.
     if let Some(ran) = tests.into_iter().next() {
         (exit_code, stderr) = (ran.exit_code, ran.output);
     }
@@ -189,14 +189,16 @@ fn ended(answer: Answer, emulator: Emulator) -> anyhow::Result<Ended> {
     Ok(Ended { exit_code, stderr, report })
 }
 
-/// The engine's program, which may run in a machine as well.
+/// Name of the program that measures Slat's own tables, which may also run in a machine.
 const BENCH: &str = "slat-bench";
 
-/// Which program the words are for, and its own words, before a machine is started for them. Those
-/// of `slat-bench` it reads itself.
+/// Checks the command before a machine starts. Returns the program that it is for, and the words of
+/// the program. The words of `slat-bench` are checked only for options of output, because that
+/// program parses them itself.
 ///
 /// # Errors
-/// They are no command that reports.
+/// Returns [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for words that are not a
+/// command with a report, or that name an output.
 fn check_command(words: &[String]) -> anyhow::Result<(&'static str, &[String])> {
     let elsewhere = || {
         bad_input(

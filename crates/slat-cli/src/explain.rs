@@ -1,16 +1,15 @@
-//! Where the time of a guest's phases went, from counters: faults by kind times their cost, calls
-//! times theirs, and what is left unexplained.
+//! Explains by counters where the time of a guest's phases went: faults times their cost, calls
+//! times theirs, and the rest, which is unexplained.
 //!
-//! A vCPU's time in a phase is taken apart into
+//! The time of the vCPUs in a phase is the sum of
 //!
-//! - its accesses, each at the usual time of warm memory;
-//! - its faults, each at the median of its stalls (the guest's clock), by the kernel's count of
-//!   them;
-//! - what its thread waited for a CPU, by the scheduler's count;
-//! - the rest. It is printed, whatever its sign: faults that took longer than the median, exits
-//!   that are no faults, pauses of a paced guest, the machine below.
+//! - accesses, each at the usual time of warm memory;
+//! - faults, by the kernel's count, each at the median of the stalls (by the guest's clock);
+//! - waiting of the vCPU threads for a CPU, by the scheduler's count;
+//! - the rest: faults that took longer than the median, exits that are no faults, pauses of a paced
+//!   guest, the hypervisor below. It is printed even if it is negative.
 //!
-//! Nothing here is measured twice: a cost that does not fit the count shows in the rest.
+//! The rest is computed from the others, so an error in a count or in a cost shows in it.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -21,7 +20,7 @@ use slat_lab::report::tables::{Labels, Row};
 use slat_lab::table::{NOTHING, Table};
 use slat_lab::verdict::Verdict;
 
-/// Kinds of faults, as the kernel's statistics have them on x86.
+/// Kinds of faults: the kernel's counters on x86, and their names in the table.
 const KINDS: [(&str, &str); 4] = [
     ("pf_fixed", "mapped"),
     ("pf_fast", "without the lock"),
@@ -29,38 +28,39 @@ const KINDS: [(&str, &str); 4] = [
     ("pf_spurious", "spurious"),
 ];
 
-/// One phase, taken apart. Times are seconds of all vCPUs together.
+/// The explanation of one phase. Times are in seconds, summed over all vCPUs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explained {
-    /// Scenario and phase.
+    /// The scenario and the phase.
     pub what: [String; 2],
-    /// The guest.
+    /// The parameters of the guest.
     pub params: Map<String, Value>,
-    /// What is explained: time of the vCPUs, or of the calls.
+    /// The time that is explained: that of the vCPUs, or of the calls if no vCPU ran.
     pub total: f64,
-    /// Accesses at the usual time.
+    /// Time of accesses, at the usual time of each.
     pub usual: f64,
-    /// Faults, or exits where the kernel counts no faults.
+    /// Number of faults; of exits if the kernel counts no faults.
     pub faults: f64,
-    /// Their kinds, where the kernel tells.
+    /// Number of faults of each kind, as far as the kernel counts kinds.
     pub kinds: Vec<(String, f64)>,
-    /// What a fault cost: the median.
+    /// Median time of a fault.
     pub fault: f64,
-    /// Waiting for a CPU.
+    /// Time that vCPU threads waited for a CPU.
     pub waited: f64,
-    /// Calls, and what one took on average.
+    /// Number of calls.
     pub calls: f64,
-    /// See there.
+    /// Mean time of a call.
     pub call: f64,
-    /// What is left.
+    /// The rest of the time, which may be negative.
     pub unexplained: f64,
 }
 
-/// Takes apart every phase that has what it takes.
+/// Explains every phase that has the counts for it.
 pub fn explain(results: &[Measurement]) -> Vec<Explained> {
     let of_guests =
         || results.iter().filter(|m| m.target == "kvm" && !m.params.contains_key("vcpu"));
-    // Counters that are 0 are not told: whether this kernel counts faults shows in any phase.
+    // Counters that are 0 are left out of a phase, so all phases are searched for one that shows
+    // whether this kernel counts faults.
     let counts_faults =
         of_guests().any(|m| m.counts.keys().any(|name| name.starts_with("pf_taken")));
     of_guests().filter_map(|m| one(m, counts_faults)).collect()
@@ -83,7 +83,7 @@ fn one(m: &Measurement, counts_faults: bool) -> Option<Explained> {
     };
     let calls = |calls: f64| ns("calls_ns").map_or(0.0, |all| all / calls.max(1.0));
     let Some(total) = ns("vcpu_ns") else {
-        // A phase of the host: calls, and nothing else.
+        // A phase in which no vCPU runs is explained by its calls alone.
         let total = ns("calls_ns").filter(|_| empty.calls > 0.0)?;
         return Some(Explained { total, call: calls(empty.calls), ..empty });
     };
@@ -99,12 +99,12 @@ fn one(m: &Measurement, counts_faults: bool) -> Option<Explained> {
     Some(Explained { total, usual, faults, kinds, fault, waited, call, unexplained, ..empty })
 }
 
-/// A count of the occurrence that the times are of.
+/// Returns a count of the occurrence of the phase that the times are from.
 fn count(m: &Measurement, name: &str) -> Option<f64> {
     m.counts.get(&format!("{name}_typical")).map(|count| *count as f64)
 }
 
-/// The account of guests' time in a report: a sentence, and on the page the whole table.
+/// Reader of all guests' results: a sentence on their time, and on the page the whole table.
 pub const READER: Reader = Reader {
     reads: |m| m.target == "kvm",
     verdict: |results| Verdict::says(sentence(&explain(results))),
@@ -112,18 +112,18 @@ pub const READER: Reader = Reader {
     ..Reader::NONE
 };
 
-/// Phases in which vCPUs do what is asked about.
+/// Phases that the sentence is about.
 const ASKED: [&str; 3] = ["dirty", "run", "execute"];
 
-/// Where the vCPUs' time went, in all guests together.
+/// Returns the sentence on where the vCPUs' time went, in all guests together.
 fn sentence(explained: &[Explained]) -> Option<String> {
-    // A guest that keeps to a rate pauses, which no counter tells.
+    // A guest with a dirty rate pauses, and no counter has the time of the pauses.
     let paced = |it: &Explained| it.params.contains_key("dirty_rate");
     let asked = |it: &&Explained| ASKED.contains(&&*it.what[1]) && it.fault > 0.0 && !paced(it);
     let asked = || explained.iter().filter(asked);
     let sum = |of: fn(&Explained) -> f64| asked().map(of).sum::<f64>();
     let total = Some(sum(|it| it.total)).filter(|total| *total > 0.0)?;
-    // A little less than nothing is nothing.
+    // Adding 0 turns -0 into 0.
     let round = |part: f64| (part * 100.0).round() + 0.0;
     let percent = |of: fn(&Explained) -> f64| format!("{} %", round(sum(of) / total));
     let rest = round(sum(|it| it.unexplained) / total);
@@ -142,7 +142,7 @@ fn sentence(explained: &[Explained]) -> Option<String> {
     ))
 }
 
-/// What was taken apart, a table for each scenario.
+/// Returns a table of explanations for each scenario.
 pub fn tables(explained: &[Explained]) -> Vec<Table> {
     let mut scenarios: Vec<&str> = Vec::new();
     for it in explained {

@@ -1,39 +1,39 @@
-//! What a migration would do to a guest: one of another size than was copied here, or one that runs
-//! already and is watched.
+//! Computes what a migration would do to a guest: one of another size than was migrated here, or
+//! one that runs and is watched.
 //!
-//! Pre-copy at constant rates: while a round copies what is left, the guest dirties pages that it
-//! has not dirtied in that round, as fast as it is said to write. A guest that writes the same
-//! pages again and again leaves less than this says, and migrates sooner.
+//! The model is pre-copy at constant rates: while a round copies what is left, the guest dirties
+//! pages at its rate, each of them once. A guest that writes the same pages repeatedly dirties
+//! fewer, and migrates sooner than computed.
 
-/// A guest to be migrated, and the link. Rates are bytes a second.
+/// A guest to migrate, and the link. Rates are in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Guest {
-    /// Bytes of its memory.
+    /// Memory of the guest, in bytes.
     pub memory: f64,
-    /// What it writes.
+    /// Rate at which the guest dirties pages.
     pub writes: f64,
-    /// What is copied.
+    /// Rate at which pages are copied.
     pub copied: f64,
-    /// Seconds that it may stand still.
+    /// Longest downtime allowed, in seconds.
     pub max_downtime: f64,
-    /// Rounds after which it is stopped in any case.
+    /// Rounds after which the guest is stopped in any case.
     pub max_rounds: u32,
 }
 
-/// What would come of it.
+/// The computed migration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Forecast {
-    /// Seconds, the downtime included.
+    /// Duration in seconds, with the downtime.
     pub total: f64,
-    /// Seconds.
+    /// Downtime in seconds.
     pub downtime: f64,
-    /// Times that what is left is copied before it is stopped.
+    /// Rounds of copying before the guest is stopped.
     pub rounds: u32,
-    /// Whether what is left comes to fit into the downtime allowed.
+    /// Whether the rest can be copied within the downtime allowed.
     pub converges: bool,
 }
 
-/// Copies, by calculation.
+/// Computes the migration of a guest.
 pub fn of(guest: &Guest) -> Forecast {
     let (mut left, mut total, mut rounds) = (guest.memory, 0.0, 0);
     for _ in 0..guest.max_rounds {
@@ -50,11 +50,11 @@ pub fn of(guest: &Guest) -> Forecast {
     Forecast { total: total + downtime, downtime, rounds, converges }
 }
 
-/// Halvings of a range: each of its values is told within one in 10^12.
+/// Halvings of a range, which find a value with an error of at most 10⁻¹² of the range.
 const HALVINGS: u32 = 40;
 
-/// The value between two from which on it is so; `None` if it never is. It has to be so from some
-/// value on.
+/// Returns the least value of a range for which `is_so` holds, or `None` if it holds for none. If
+/// it holds for a value, it must hold for all larger ones.
 fn from_where(low: f64, high: f64, is_so: impl Fn(f64) -> bool) -> Option<f64> {
     if !is_so(high) {
         return None;
@@ -67,15 +67,17 @@ fn from_where(low: f64, high: f64, is_so: impl Fn(f64) -> bool) -> Option<f64> {
     Some(so)
 }
 
-/// The slowest copying at which it converges.
+/// Returns the lowest rate of copying at which the migration converges, or `None` if it does not at
+/// 4096 times the given rate.
 pub fn needed_copy(guest: &Guest) -> Option<f64> {
     from_where(0.0, guest.copied * 4096.0, |copied| of(&Guest { copied, ..*guest }).converges)
 }
 
-/// How fast the guest may write at most so that it converges: what a VMM's throttling
-/// (auto-converge) has to bring it down to.
+/// Returns the highest rate of writing at which the migration converges, to which a VMM's
+/// throttling (auto-converge) has to slow the guest. The result is at most 16 times the rate of
+/// copying.
 pub fn bearable_writes(guest: &Guest) -> f64 {
-    // Beyond, it is no matter how much.
+    // A guest that converges at this rate converges at any rate.
     let most = guest.copied * 16.0;
     let slower = |by: f64| of(&Guest { writes: most - by, ..*guest }).converges;
     if slower(0.0) {
@@ -103,7 +105,8 @@ mod tests {
 
     #[test]
     fn rounds_shrink_as_the_rates_are_to_each_other() {
-        // 16 s, 4 s, 1 s; a quarter of a second is left, which may be stood still for.
+        // Rounds of 16 s, 4 s and 1 s; the rest takes a quarter of a second, which is within the
+        // downtime.
         let quarter = of(&guest(GIB / 4.0));
         assert_eq!(quarter, Forecast { total: 21.25, downtime: 0.25, rounds: 3, converges: true });
     }
@@ -124,11 +127,11 @@ mod tests {
         let writes = bearable_writes(&faster);
         let at = |writes| of(&Guest { writes, ..faster }).converges;
         assert!(at(writes) && !at(writes * 1.05) && writes < GIB, "{writes}");
-        // All of it fits into the time, whatever is written.
+        // All memory can be copied within the downtime, whatever the guest writes.
         let small = Guest { memory: GIB / 4.0, ..faster };
         assert_eq!(bearable_writes(&small), 16.0 * GIB);
         assert!(needed_copy(&small).unwrap() < GIB);
-        // Nothing fits into no time, however fast.
+        // No rate of copying fits into a downtime of 0.
         let never = Guest { max_downtime: 0.0, ..faster };
         assert_eq!(needed_copy(&never), None);
         assert!(bearable_writes(&never) < 1e-9 * GIB);

@@ -1,8 +1,9 @@
-//! What memory management could cost: each idea that Slat grew from, in the engine, in one row.
+//! Measures what memory management could cost: each of the five ideas that Slat grew from, in
+//! Slat's own tables, as a row of a table.
 //!
-//! The engine works on tables in this process's memory, so no guest runs and nothing is left out
-//! but the hardware's part. Ideas about Arm are measured in Arm's format, the others in x86's, or
-//! in Arm's on an Arm host.
+//! The tables are in this process's memory and no guest runs, so only the cost of the hardware is
+//! left out. Ideas about Arm are measured in Arm's format, the others in x86's, or in Arm's on an
+//! Arm host.
 
 use serde_json::json;
 use slat_ideas::format::TableFormat;
@@ -21,34 +22,35 @@ use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 use slat_lab::unit::Unit;
 
-/// The name of the rows in results.
+/// Scenario of the rows in results.
 pub const SCENARIO: &str = "ideas";
 
-/// How the rows read.
+/// Reader of the rows.
 pub const READER: Reader = Reader {
     reads: |m| m.scenario == SCENARIO,
     tables: |results| table(results).into_iter().collect(),
     ..Reader::NONE
 };
 
-/// The format of this host's own tables.
+/// Format of the second-stage tables of this host's architecture.
 const HOST: TableFormat =
     if cfg!(target_arch = "aarch64") { TableFormat::Arm64K4 } else { TableFormat::Ept };
 
-/// How much is measured.
+/// Sizes of the measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Memory of the guest whose tables are split.
     pub split: Size,
-    /// Memory of the guests that execute and are aged.
+    /// Memory of the guests that execute, and of those that are aged.
     pub guest: Size,
-    /// Memory of the guest whose caches come on, which is counted and needs none.
+    /// Memory of the guest whose vCPUs switch their caches on. Flushes are only counted, so this
+    /// memory is not allocated.
     pub flushed: Size,
-    /// Samples of each.
+    /// Rounds of executing and ageing; a split is sampled at least 10 times.
     pub rounds: u32,
 }
 
-/// An idea: what is timed or counted, and what was published of it.
+/// An idea: what is timed or counted, and the figure that was published.
 struct Idea {
     name: &'static str,
     what: &'static str,
@@ -81,10 +83,11 @@ const FLUSH: Idea = Idea {
     published: published::FLUSH,
 };
 
-/// Measures all five. The first results are the rows, the others what they are made from.
+/// Measures all five ideas. The first results are the rows; after them come the measurements from
+/// which the rows are computed.
 ///
 /// # Errors
-/// Those of the scenarios.
+/// Returns the errors of the scenarios.
 pub fn run(sizes: &Sizes, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let mut ideas = Ideas { rows: Vec::new(), all: Vec::new() };
     let steps = [Ideas::splits, Ideas::faults, Ideas::ageing, Ideas::flushes];
@@ -103,14 +106,14 @@ struct Ideas {
     all: Vec<Measurement>,
 }
 
-/// What one command gave.
+/// A command, and its results.
 struct Ran {
     command: String,
     results: Vec<Measurement>,
 }
 
 impl Ideas {
-    /// Runs a scenario by the command line that is named beside its idea.
+    /// Runs a scenario by the command line that the idea's row shows.
     fn ran<S: Scenario>(&mut self, line: &str, session: &mut Session) -> anyhow::Result<Ran> {
         let results = scenario::run::<S>(line, session)?;
         self.all.extend(results.iter().cloned());
@@ -141,7 +144,8 @@ impl Ideas {
         });
     }
 
-    /// Linux's proposal, and what the engine does by itself: whole tables at a time.
+    /// Measures splits with bounded walks, as proposed for Linux, and as Slat splits by default: a
+    /// whole table at a time.
     fn splits(&mut self, sizes: &Sizes, session: &mut Session) -> anyhow::Result<()> {
         let Sizes { split, rounds, .. } = sizes;
         let line = format!(
@@ -211,16 +215,16 @@ impl Ran {
     }
 }
 
-/// What was proposed, done here.
+/// Variant of an idea as it was proposed.
 pub const AS_PROPOSED: &str = "as proposed";
-/// What the engine does beyond it.
+/// Variant of what Slat does beyond the proposal.
 pub const FURTHER: &str = "further";
 
 fn quotients(of: &[f64], by: &[f64]) -> Vec<f64> {
     of.iter().zip(by).map(|(of, by)| of / by).collect()
 }
 
-/// A ratio, small ones as a fraction.
+/// Formats a ratio; below 0.01 as a fraction.
 fn times(ratio: f64) -> String {
     match ratio {
         0.0..0.01 => format!("1/{} ×", thousands((1.0 / ratio).round() as i64)),
@@ -228,7 +232,7 @@ fn times(ratio: f64) -> String {
     }
 }
 
-/// A row for each idea.
+/// Returns the table with a row for each idea.
 pub fn table(results: &[Measurement]) -> Option<Table> {
     let of = |idea: &str, variant: &str| {
         let found = results
@@ -290,7 +294,8 @@ mod tests {
         let proposed = rows.iter().filter(|m| m.variant == AS_PROPOSED);
         let names: Vec<_> = proposed.map(|m| m.params["idea"].clone()).collect();
         assert_eq!(names, [SPLIT, CALL, EXECUTE, AGEING, FLUSH].map(|idea| json!(idea.name)));
-        // Counts, the same on every machine: all of memory 64 times, or what was touched, twice.
+        // The counts are the same on every machine: all of memory 64 times, or twice the memory
+        // that was touched.
         let flushed = |kind: &str| {
             let row = rows.iter().find(|m| m.params["idea"] == FLUSH.name && m.variant == kind);
             row.unwrap().samples[0]

@@ -1,4 +1,4 @@
-//! Linux kernels with edits: from what was asked for to a tree, its edits, and an image.
+//! Linux kernels with edits: finds a source tree, applies the edits, and builds an image.
 
 use crate::cli::{ConfigArgs, TreeChoice};
 use anyhow::Context;
@@ -8,20 +8,21 @@ use slat_lab::session::Session;
 use slat_vm::{Architecture, SOURCES, Teller, cache_folder, linux_source};
 use std::path::{Path, PathBuf};
 
-/// A tree with edits, of which nothing is built yet.
+/// A source tree with edits.
 #[derive(Debug)]
 pub struct Source {
     /// The tree.
     pub tree: Tree,
-    /// It with its edits.
+    /// The files that the edits change.
     pub edited: Edited,
 }
 
 impl Source {
-    /// Finds a tree, fetches it if it is one of Debian's, and applies its edits.
+    /// Finds a tree, fetches it if it is one of Debian's, and applies the edits to it.
     ///
     /// # Errors
-    /// [`Failure::BadInput`] for a tree or an edit that there is not; an edit that does not fit.
+    /// [`Failure::BadInput`] for a tree or an edit that does not exist, or an error for an edit
+    /// that does not fit the tree.
     pub fn find(
         choice: &TreeChoice,
         edits: Option<&Path>,
@@ -35,10 +36,11 @@ impl Source {
         Ok(Self { tree, edited })
     }
 
-    /// Builds it, or finds it built.
+    /// Builds the kernel, as far as it is not built already.
     ///
     /// # Errors
-    /// See [`Build::run`]; [`Failure::BadInput`] for a file of options that is none.
+    /// See [`Build::run`]. Also returns [`Failure::BadInput`] for a file of options that cannot be
+    /// read, or that has other lines.
     pub fn build(
         &self,
         arch: Architecture,
@@ -48,7 +50,8 @@ impl Source {
         self.with(arch, config, session, |build| build.run())
     }
 
-    /// Compiles KVM's objects and those that the edits touch; says how many commands it took.
+    /// Compiles KVM's objects and those that the edits touch. Returns the number of commands that
+    /// ran.
     ///
     /// # Errors
     /// As [`build`](Self::build).
@@ -61,11 +64,11 @@ impl Source {
         self.with(arch, config, session, |build| build.objects_only())
     }
 
-    /// Compiles, after each edit in turn, the objects that any of them touches; says how many
-    /// commands each took.
+    /// Compiles, after each edit in turn, the objects that any edit touches. Returns the number of
+    /// commands that ran for each edit.
     ///
     /// # Errors
-    /// As [`build`](Self::build), with the edit.
+    /// As [`build`](Self::build); the error names the edit.
     pub fn each(
         &self,
         arch: Architecture,
@@ -75,7 +78,7 @@ impl Source {
         self.with(arch, config, session, |build| build.each())
     }
 
-    /// Where the tree with its edits is, as a copy.
+    /// Returns the path of a copy of the tree that has the edits.
     ///
     /// # Errors
     /// As [`build`](Self::build).
@@ -106,19 +109,19 @@ impl Source {
         run(build).map_err(|error| interrupted(error, session))
     }
 
-    /// Where what is built of this tree is kept.
+    /// Returns the folder that keeps what is built from this tree.
     ///
     /// # Errors
-    /// There is no cache.
+    /// Returns an error if there is no cache folder.
     pub fn folder(&self) -> anyhow::Result<PathBuf> {
         Ok(cache_folder()?.join("linux").join(kept_as(&self.tree)))
     }
 }
 
-/// A tree by its path, or by the name of a source of Debian's.
+/// Opens a tree by its path, or by the name of one of Debian's sources.
 ///
 /// # Errors
-/// [`Failure::BadInput`] if it is neither; or it cannot be fetched.
+/// [`Failure::BadInput`] if the name is neither, or an error if the source cannot be fetched.
 pub fn tree(name: &str, session: &Session) -> anyhow::Result<Tree> {
     let tell = Teller { say: &|what| session.say(what), note: &|line| session.note(line) };
     let path = linux_source(name, &session.stop_flag(), tell)
@@ -138,7 +141,7 @@ pub fn tree(name: &str, session: &Session) -> anyhow::Result<Tree> {
     Tree::open(&name, &path).map_err(refused)
 }
 
-/// The name of the folder in which what is built of a tree is kept.
+/// Returns the name of the folder that keeps what is built from a tree.
 fn kept_as(tree: &Tree) -> String {
     if SOURCES.iter().any(|(name, _)| *name == tree.name) {
         return tree.name.clone();
@@ -148,7 +151,7 @@ fn kept_as(tree: &Tree) -> String {
     format!("{name}-{:08x}", crc32fast::hash(path))
 }
 
-/// Options of a configuration, from a file.
+/// Reads options of a kernel configuration from a file.
 fn options(path: &Path) -> anyhow::Result<String> {
     let refused = |why: &str| bad_input(format!("--config {}: {why}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| refused(&error.to_string()))?;
@@ -167,7 +170,7 @@ fn interrupted(error: anyhow::Error, session: &Session) -> anyhow::Error {
     if session.interrupted() { Failure::Interrupted.into() } else { error }
 }
 
-/// What cannot be right on any machine ends as bad input does.
+/// Converts errors of the command line's values to [`Failure::BadInput`].
 fn refused(error: Error) -> anyhow::Error {
     match error {
         Error::NoTree { .. } | Error::NoEdit { .. } | Error::Malformed { .. } => {

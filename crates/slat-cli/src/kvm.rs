@@ -1,8 +1,9 @@
-//! What a guest under the host's KVM pays: from the command line to `slat-kvm` and back.
+//! Scenarios that measure a guest under the host's KVM: they turn options into runs of `slat-kvm`,
+//! and its reports into measurements.
 //!
-//! Each phase is a measurement with a sample for each time it came; each vCPU's part in a phase is
-//! another, with the parameter `vcpu`. How long vCPUs stood still, by their own clocks, is told of
-//! the vCPU that had it worst.
+//! Each phase is a measurement with one sample for each time that it ran. Each vCPU's part in a
+//! phase is another measurement, with the parameter `vcpu`. Stalls, which vCPUs measure by their
+//! own clocks, are reported for the vCPU with the largest value.
 
 pub mod age;
 pub mod boot_caches;
@@ -48,7 +49,7 @@ impl Scenarios for Guests {
     ];
 }
 
-/// What is tuned.
+/// The scenarios of `slat tune`.
 pub struct Tunes;
 
 impl Scenarios for Tunes {

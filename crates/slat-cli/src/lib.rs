@@ -1,4 +1,4 @@
-//! The `slat` command: what memory management costs guests, measured from user space.
+//! The `slat` command, which measures from user space what memory management costs guests.
 
 pub mod brief;
 pub mod cli;
@@ -22,7 +22,7 @@ pub use run::main;
 use clap::CommandFactory;
 use slat_lab::scenario::Program;
 
-/// This program.
+/// Name, version and command line of this program, as `slat-lab` uses them.
 pub static PROGRAM: Program = Program {
     name: "slat",
     version: env!("CARGO_PKG_VERSION"),

@@ -1,12 +1,13 @@
-//! Command lines of an older `slat`, and what they are now.
+//! Translates command lines of an older `slat` to those of today.
 
-/// Scenarios of the engine, which `slat bench` measured once.
+/// Scenarios of Slat's own tables, which `slat bench` measured formerly.
 const ENGINE: [&str; 5] = ["split", "engine", "reclaim", "idle", "cache-toggle"];
 
-/// Options of the engine's guests, of scenarios that both programs have.
+/// Options that select Slat's own tables, in scenarios that both programs have.
 const OPTIONS: [&str; 5] = ["--format", "--bbm", "--exit", "--way", "--granule"];
 
-/// What to write in place of these words, if they are of an older command line.
+/// Returns the message that says what to write in place of these words, if they are of an older
+/// command line.
 pub fn moved(words: &[String]) -> Option<String> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let (scenario, rest) = match *words.first()? {
@@ -36,14 +37,14 @@ pub fn moved(words: &[String]) -> Option<String> {
     })
 }
 
-/// The value of `--target`.
+/// Returns the value of `--target`.
 fn target<'w>(words: &[&'w str]) -> Option<&'w str> {
     let value = words.iter().find_map(|word| word.strip_prefix("--target="));
     value.or_else(|| words.windows(2).find(|pair| pair[0] == "--target").map(|pair| pair[1]))
 }
 
-/// The words without `--target` of a guest, and without `--all-peers`; `slat-bench` has a
-/// `--target` of its own.
+/// Returns the words without `--all-peers`, and without `--target` where its value is `engine` or
+/// `kvm`. Other values stay, because `slat-bench` has a `--target` of its own.
 fn without_target<'w>(words: &[&'w str]) -> Vec<&'w str> {
     let mut left = Vec::new();
     let mut words = words.iter().peekable();

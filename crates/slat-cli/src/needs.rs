@@ -1,12 +1,12 @@
-//! What a host may lack that a scenario cannot do without, by the names of the doctor's findings.
+//! Requirements of scenarios that a host may lack, under the names of `slat doctor`'s findings.
 
-/// KVM itself.
+/// KVM's device.
 pub const KVM_DEVICE: &str = "/dev/kvm";
 
-/// The architecture that guests have code for.
+/// Whether `slat-kvm` has guest code for the host's architecture.
 pub const GUEST_CODE: &str = "guest code";
 
-/// Whether a guest that switches its caches off and on costs KVM anything.
+/// Whether KVM has to act when a guest switches its caches off and on.
 pub const CACHES: &str = "caches that guests switch";
 
 /// Idle page tracking.
@@ -15,5 +15,5 @@ pub const PAGE_IDLE: &str = "page_idle";
 /// The interface of the multi-generational LRU in debugfs.
 pub const MGLRU: &str = "MGLRU";
 
-/// What every scenario of a guest needs.
+/// Requirements of every scenario that runs a guest.
 pub const GUEST: &[&[&str]] = &[&[GUEST_CODE], &[KVM_DEVICE]];

@@ -1,4 +1,4 @@
-//! How the results of this program read.
+//! Readers of this program's results, which turn them into sentences, tables and charts.
 
 use crate::{explain, ideas, kvm};
 use slat_ideas::guest::age::Age;
@@ -9,7 +9,8 @@ use slat_ideas::split;
 use slat_lab::reader::Reader;
 use slat_lab::scenario::{Scenario, Scenarios};
 
-/// Guests under KVM, then the ideas, then what those are made from.
+/// Returns the readers in the order of the report: guests under KVM, then the ideas, then the
+/// measurements from which the ideas' figures are computed.
 pub fn readers() -> Vec<Reader> {
     let evidence = [split::READER, RATIOS, Execute::READER, Age::READER, CacheToggle::READER];
     let evidence =
@@ -72,7 +73,7 @@ mod tests {
         report.results.iter_mut().for_each(|m| m.samples = vec![0.5, 0.6, 0.7, 0.8, 0.9]);
         let page = html::render(&report, &readers());
         let style = page.split("</style>").next().unwrap();
-        // Light blue and orange, the two that need no other.
+        // Light blue and orange, which can be read on both backgrounds.
         let both = ["#56B4E9", "#E69F00"];
         let colours = page.split("<svg").skip(1).flat_map(|svg| {
             let pieces = ["fill=\"#", "stroke=\"#"].map(|key| svg.split(key).skip(1));

@@ -1,4 +1,4 @@
-//! Runs commands: from the command line to the exit code.
+//! Runs commands, from the command line to the exit code.
 
 mod doctor;
 mod emulate;
@@ -16,7 +16,7 @@ use slat_lab::run;
 use slat_lab::session::Session;
 use std::process::ExitCode;
 
-/// The `slat` command.
+/// Runs the `slat` command, and returns its exit code.
 pub fn main() -> ExitCode {
     if slat_lab::first::is_first_process() {
         slat_lab::first::main();
@@ -24,7 +24,8 @@ pub fn main() -> ExitCode {
     match Cli::try_parse() {
         Ok(cli) => run::exit(&PROGRAM, execute(&cli)),
         Err(error) => {
-            // A wrong command line ends here, with exit code 2.
+            // A wrong command line ends here with exit code 2. `--help` and `--version` are also
+            // errors of clap; they end with 0.
             if let Some(now) = moved(&std::env::args().skip(1).collect::<Vec<_>>()) {
                 eprintln!("error: {now}");
                 return ExitCode::from(2);

@@ -1,4 +1,5 @@
-//! KVM's own selftests, built static from the tree with its edits, and run on its kernel.
+//! Builds KVM's selftests from a tree with its edits, linked statically, and runs them on the
+//! kernel of that tree.
 
 use crate::cli::{TestArgs, TreeChoice};
 use crate::emulate::{self, machine};
@@ -17,14 +18,14 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// A test: its name, its arguments, and where it is: on all architectures, or on one.
+/// A test: its name, its arguments, and its architecture (`None` is all).
 type Known = (&'static str, &'static str, Option<Architecture>);
 
 const ARM: Option<Architecture> = Some(Architecture::Aarch64);
 const X86: Option<Architecture> = Some(Architecture::X86_64);
 
-/// The tests of what the edits touch, on sizes that end in seconds in an emulator. On Arm `-m 3` is
-/// a guest mode with 4 KiB pages and 48 bits; without it each test runs up to twelve.
+/// The tests of the code that the edits touch, with sizes that take seconds in an emulator. On Arm,
+/// tests of [`TAKE_MODE`] also get `-m`; without it, each of them runs up to twelve guest modes.
 const KNOWN: [Known; 20] = [
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2", None),
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2 -s anonymous_thp", None),
@@ -48,7 +49,7 @@ const KNOWN: [Known; 20] = [
     ("guest_print_test", "", None),
 ];
 
-/// Tests that take a guest's mode on Arm.
+/// Tests that accept a guest mode (`-m`) on Arm.
 const TAKE_MODE: [&str; 7] = [
     "dirty_log_perf_test",
     "dirty_log_test",
@@ -59,8 +60,8 @@ const TAKE_MODE: [&str; 7] = [
     "page_fault_test",
 ];
 
-/// The guest's mode: 48 bits of physical address, or 40, which a CPU that was asked for has at the
-/// least, as QEMU's cortex-a76.
+/// Returns the number of the guest mode with 4 KiB pages: with 48 bits of physical address, or with
+/// 40 if a CPU was named. QEMU's cortex-a76, for example, has only 40.
 const fn mode(cpu: Option<&str>) -> &'static str {
     match cpu {
         None => "3",
@@ -68,53 +69,53 @@ const fn mode(cpu: Option<&str>) -> &'static str {
     }
 }
 
-/// Seconds that a test may take in the machine.
+/// Longest time of a test in the machine, in seconds.
 const LIMIT: u32 = 150;
 
-/// The exit code with which a selftest says that it cannot run there.
+/// Exit code of a selftest that cannot run on the kernel or CPU.
 const SKIPPED: i32 = 4;
 
-/// What came of the tests.
+/// Results of the tests.
 #[derive(Debug, Serialize)]
 pub struct Results {
-    /// The architecture that they ran on.
+    /// The architecture that the tests ran on.
     pub architecture: String,
     /// The tree that the kernel was built from: `debian-6.12`, or its path.
     pub tree: String,
-    /// Its edits.
+    /// The edits of the tree.
     pub edits: Vec<String>,
-    /// What the kernel calls itself.
+    /// The release of the kernel, as it names itself.
     pub release: String,
-    /// Whether the machine's clock counted instructions, so that seconds are 10⁹ of them.
+    /// Whether the machine's clock counted instructions, so that a second is 10⁹ instructions.
     pub counts_instructions: bool,
-    /// Each of them.
+    /// The result of each test.
     pub tests: Vec<Test>,
 }
 
-/// One test.
+/// The result of one test.
 #[derive(Debug, Serialize)]
 pub struct Test {
-    /// Its name and its arguments.
+    /// Name and arguments of the test.
     pub name: String,
-    /// Its exit code; nothing if a signal, or its time, ended it.
+    /// Exit code; `None` if a signal or the time limit ended the test.
     pub exit_code: Option<i32>,
-    /// Whether its time ended it.
+    /// Whether the time limit ended the test.
     pub timed_out: bool,
-    /// What came of it, in words.
+    /// The result in words.
     pub result: String,
-    /// How long it took, by the machine's clock.
+    /// Duration by the machine's clock, in seconds.
     pub seconds: f64,
-    /// How often functions were called meanwhile that were asked for.
+    /// How often each function of `--probe` was called while the test ran.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub calls: BTreeMap<String, u64>,
-    /// The end of what it said.
+    /// The end of the test's output.
     pub output: String,
 }
 
-/// What a line begins with that tells how often a function was called.
+/// Prefix of a line of output that says how often a function was called.
 pub const CALLS: &str = "slat: calls of ";
 
-/// The counts among what was said.
+/// Returns the counts of calls in the output.
 fn calls(output: &str) -> BTreeMap<String, u64> {
     let line = |line: &str| {
         let (name, count) = line.strip_prefix(CALLS)?.split_once(' ')?;
@@ -124,12 +125,12 @@ fn calls(output: &str) -> BTreeMap<String, u64> {
 }
 
 impl Test {
-    /// Whether it found something wrong, or did not end.
+    /// Returns whether the test failed or did not end.
     pub fn failed(&self) -> bool {
         !matches!(self.exit_code, Some(0 | SKIPPED))
     }
 
-    /// What a program that was run in the machine came to.
+    /// Returns the result of a test from what the machine reported of it.
     fn of(name: String, ran: Tested) -> Self {
         let result = match ran.exit_code {
             Some(0) => "passed".to_owned(),
@@ -153,7 +154,7 @@ impl Test {
         }
     }
 
-    /// Its line in a table.
+    /// Returns the row of the test in the table.
     pub fn cells(&self, probes: &[String]) -> Vec<String> {
         let mut cells =
             vec![self.name.clone(), self.result.clone(), format!("{:.1}", self.seconds)];
@@ -166,11 +167,11 @@ impl Test {
     }
 }
 
-/// Builds the kernel and the tests, and runs them.
+/// Builds the kernel and the tests, and runs the tests in an emulated machine.
 ///
 /// # Errors
-/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for tests that there are not; a
-/// build that failed; a machine that did not boot.
+/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for tests that do not exist, or an
+/// error if a build fails or the machine does not boot.
 pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow::Result<Results> {
     let wanted = |name: &str| args.tests.is_empty() || args.tests.iter().any(|test| test == name);
     let of_arch = KNOWN.iter().filter(|(_, _, of)| of.is_none_or(|of| of == arch));
@@ -200,7 +201,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     let (mut tests, mut named) = (Vec::new(), Vec::new());
     for (name, arguments, _) in known {
         let Some((_, path)) = programs.iter().find(|(program, _)| program == name) else {
-            // Not every tree has every test.
+            // Not every tree has this test.
             continue;
         };
         let place = format!("/tests/{name}");
@@ -232,7 +233,8 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     emulate::add_job(&mut archive, &job)?;
     session.say(&format!("running {} tests", named.len()));
     let initramfs = archive.finish()?;
-    // Huge pages that were split for execution are recovered every 100 ms, as `-p 100` says.
+    // KVM recovers huge pages that were split for execution every 100 ms, as `-p 100` tells
+    // nx_huge_pages_test.
     let append = format!(
         "hugepages=24 kvm.nx_huge_pages=1 kvm.nx_huge_pages_recovery_ratio=1 \
          kvm.nx_huge_pages_recovery_period_ms=100 {}",
@@ -270,7 +272,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     })
 }
 
-/// Builds tests, static; those that the tree does not have are left out. Name and program of each.
+/// Builds the tests that the tree has, linked statically. Returns the name and the program of each.
 fn build(
     source: &Source,
     arch: Architecture,
@@ -280,7 +282,7 @@ fn build(
     let folder = source.folder()?;
     let (tree, objects) = (source.copy(arch, session)?, folder.join(format!("{arch}-selftests")));
     let own = tree.join("tools/testing/selftests/kvm");
-    // Tests of one architecture lie in a folder, by one of two names.
+    // Tests of one architecture are in a folder whose name differs between kernel versions.
     let folders: &[&str] = match arch {
         Architecture::X86_64 => &["", "x86/", "x86_64/"],
         Architecture::Aarch64 => &["", "arm64/", "aarch64/"],
@@ -325,7 +327,8 @@ fn build(
     Ok(there.iter().map(program).collect())
 }
 
-/// Libraries that tests of another architecture are linked with: fetched once.
+/// Returns the folder of libraries for tests of another architecture, which are fetched once.
+/// Returns `None` for this host's architecture.
 fn libraries(arch: Architecture, session: &Session) -> anyhow::Result<Option<PathBuf>> {
     if Some(arch) == Architecture::of_this_machine() {
         return Ok(None);

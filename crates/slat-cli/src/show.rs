@@ -1,8 +1,8 @@
-//! Second-stage tables drawn: the engine's after a few operations, a dump's, or those that KVM has
-//! for a running guest.
+//! Draws second-stage tables: those that Slat has after a few operations, those of a dump, or those
+//! that KVM has for a running guest.
 //!
-//! Whatever they come from, they become a [`dump::Dump`]: runs of leaves. Text and picture are made
-//! of that alone, so a drawing can be made again from its dump.
+//! Tables from each source become a [`dump::Dump`], which has runs of leaves. Text and picture
+//! depend on the dump alone, so a dump is enough to draw them again.
 
 pub mod bins;
 pub mod build;

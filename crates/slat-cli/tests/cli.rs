@@ -1,4 +1,4 @@
-//! The `slat` command as a user meets it: what it prints, and the exit code.
+//! The `slat` command on the command line: what it prints, and its exit code.
 
 mod common;
 
@@ -110,7 +110,7 @@ fn an_output_whose_files_are_directories_is_refused() {
 
 #[test]
 fn a_doctor_refuses_what_the_host_cannot_run_by_an_exit_code_of_its_own() {
-    // No program is in a folder that does not exist, whatever is installed.
+    // With a PATH of a folder that does not exist, no program is found, whatever is installed.
     slat(&["doctor", "--for", "emulate"])
         .env("PATH", "/nonexistent")
         .assert()

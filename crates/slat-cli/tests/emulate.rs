@@ -1,5 +1,5 @@
-//! `slat emulate` as a user meets it when something is wrong. What runs to its end needs kernels
-//! and static programs: `cargo xtask test emulators`.
+//! `slat emulate` on the command line, when something is wrong. Runs that succeed need kernels and
+//! static programs; `cargo xtask test emulators` tests them.
 
 use assert_cmd::Command;
 use predicates::prelude::*;
@@ -12,7 +12,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A folder with a program that is static and a kernel that is none.
+/// A folder with a static program, and a file in place of a kernel.
 struct Folder(TempDir);
 
 impl Folder {
@@ -30,7 +30,7 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// An emulation of the kernel that is none, whose temporary files are in this folder.
+    /// Returns the command that emulates that kernel, with its temporary files in this folder.
     fn emulate(&self, arch: &str, options: &[&str]) -> std::process::Command {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slat"));
         command.args(["emulate", "--arch", arch, "--kernel"]).arg(self.path("kernel"));
@@ -43,7 +43,7 @@ impl Folder {
         command
     }
 
-    /// Nothing that was made while a machine ran is left.
+    /// Checks that no temporary file and no process of a machine is left.
     fn is_tidy(&self) {
         let left: Vec<_> = fs::read_dir(self.path("tmp")).unwrap().flatten().collect();
         assert!(left.is_empty(), "{left:?}");
@@ -51,7 +51,7 @@ impl Folder {
     }
 }
 
-/// A header and one segment to load: what a static program looks like from outside.
+/// Returns a header and a segment to load, which are enough to look like a static program.
 fn executable(machine: u16) -> Vec<u8> {
     let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
     bytes.resize(16, 0);
@@ -69,7 +69,7 @@ fn executable(machine: u16) -> Vec<u8> {
     bytes
 }
 
-/// How many processes of QEMU name a file in a folder.
+/// Returns the number of QEMU's processes whose command lines name a file in a folder.
 fn emulators(folder: &Path) -> usize {
     let folder = folder.to_str().unwrap();
     let processes = fs::read_dir("/proc").unwrap().flatten();
@@ -139,7 +139,7 @@ fn a_program_that_could_not_run_there_is_refused_with_the_way_to_one_that_can() 
     with("x86_64", Path::new("/no/such/slat"), &["/no/such/slat"]);
     with("x86_64", &folder.path("kernel"), &["no ELF", "cargo xtask static --arch x86_64"]);
     with("x86_64", &folder.path("aarch64"), &["is not for x86_64"]);
-    // This very program is of one architecture.
+    // This program is for one architecture only.
     let other = if cfg!(target_arch = "x86_64") { "aarch64" } else { "x86_64" };
     let own = Path::new(env!("CARGO_BIN_EXE_slat"));
     with(other, own, &["is not for", "target/static/slat-"]);

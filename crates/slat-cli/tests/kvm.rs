@@ -1,4 +1,4 @@
-//! Guests under this host's KVM, as a user runs them.
+//! `slat bench` and the main job on the command line, with guests under this host's KVM.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn rates_hot_sets_and_rings_that_cannot_be_are_refused() {
     }
 }
 
-/// The report on stdout.
+/// Returns the report on stdout.
 fn report(words: &[&str]) -> serde_json::Value {
     let done = slat(words).arg("--json").assert().success();
     serde_json::from_slice(&done.get_output().stdout).expect("a report is JSON")
@@ -144,15 +144,15 @@ fn slots_come_and_go_beside_vcpus_and_memory_lies_where_it_is_bound() {
     }
 }
 
-/// The report that a run leaves which is told to end after some seconds, and which has left nothing
-/// else: no file, no control group.
+/// Interrupts a run after some seconds. Returns its report, and checks that the run left no file
+/// and no control group.
 fn told_to_end(line: &str, signal: Signal, seconds: u64) -> serde_json::Value {
     let folder = tempfile::tempdir().unwrap();
     let (report, temporary) = (folder.path().join("report"), folder.path().join("tmp"));
     std::fs::create_dir(&temporary).unwrap();
     let mut child = spawned(line, &report, &temporary);
     std::thread::sleep(std::time::Duration::from_secs(seconds));
-    // Twice, as `timeout` does: to the process, and to its group.
+    // The signal comes twice, as from `timeout`: to the process, and to its group.
     send(&child, signal);
     std::thread::sleep(std::time::Duration::from_millis(5));
     send(&child, signal);
@@ -160,7 +160,7 @@ fn told_to_end(line: &str, signal: Signal, seconds: u64) -> serde_json::Value {
     assert_eq!(child.wait().unwrap().code(), Some(130), "{line}");
     let left: Vec<_> = temporary.read_dir().unwrap().flatten().collect();
     assert!(left.is_empty(), "{line}: {left:?}");
-    // Below which group it would be depends on the host.
+    // The parent of the control group depends on the host.
     let groups = walkdir(std::path::Path::new("/sys/fs/cgroup"));
     assert!(!groups.iter().any(|path| path.ends_with(&group)), "{line}: {group} is left");
     let text = std::fs::read(report.join("results.json")).unwrap();
@@ -170,7 +170,7 @@ fn told_to_end(line: &str, signal: Signal, seconds: u64) -> serde_json::Value {
     report
 }
 
-/// All folders below one.
+/// Returns all folders below one.
 fn walkdir(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     let entries = folder.read_dir().into_iter().flatten().flatten();
     let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -204,7 +204,7 @@ fn a_run_that_only_warmed_up_stands_and_is_named_so() {
     let report = told_to_end(line, Signal::INT, 2);
     let fills = named(&report, "refill");
     assert!(fills.iter().any(|m| m["params"]["warm_up"] == true), "{report}");
-    // All of it fits below the limit, so that no swap is needed; the control group is.
+    // All memory fits below the limit, so the test needs a control group but no swap.
     let limit = "bench memory-stress --memory 64m --limit 128m";
     let words: Vec<_> = limit.split(' ').chain(["--quick"]).collect();
     let done = slat(&words).output().unwrap();

@@ -1,4 +1,4 @@
-//! The plan of `examples/slurm`, which is of guests under KVM.
+//! The plan of `examples/slurm`, which measures guests under KVM.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! `slat show` as a user meets it.
+//! `slat show` on the command line.
 
 use assert_cmd::Command;
 use predicates::prelude::*;

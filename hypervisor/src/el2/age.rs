@@ -1,4 +1,4 @@
-//! Ageing: the manager scans the accessed flags that hardware sets, without a lock, and finds how
+//! The job `age`: the manager reads and clears accessed marks without a lock, and so measures how
 //! much memory the guest uses.
 
 use super::guest::{Hypervisor, PAGE};
@@ -12,19 +12,20 @@ use serde_json::json;
 use slat::{Ageing, Gpa, GpaRange, Skip};
 use slat_hypervisor::layout::GUEST_RAM;
 
-/// Pages of the guest's program, in which it says how large its set is. Its memory is in huge
-/// pages, so a set fills the granules that it touches.
+/// Page size in which the guest's program declares its set, in bytes. The program's memory is in
+/// huge pages, so a set fills each granule that it touches.
 const GUEST_PAGE: u64 = 4096;
-/// How long the guest runs between two scans, in milliseconds: it goes through its set in less.
+/// Time for which the guest runs between two scans, in milliseconds. The program needs less to read
+/// its whole set.
 const INTERVAL: u64 = 250;
-/// Scans of each size, of which the median counts.
+/// Number of scans of each size; their median counts.
 const SCANS: usize = 3;
 
-/// Has the guest use all of its set, half, and a quarter, and scans; what it uses with a set of one
-/// page is the system's own.
+/// Lets the guest use all of its set, a half and a quarter, and measures each. The pages used with
+/// a set of one page are those of the guest's system, and are subtracted.
 ///
 /// # Errors
-/// The guest never began, or a size was missed by more than 5 %.
+/// Returns an error if the guest does not start, or if a measured size is wrong by more than 5 %.
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
     wait_for(hypervisor, 1)?;
     let declared = hypervisor.control.declared.load(Ordering::Acquire);
@@ -67,12 +68,12 @@ fn median(
     Ok(young[SCANS / 2])
 }
 
-/// Pages of the guest's RAM that were used since the last scan.
+/// Returns the number of pages of the guest's RAM that were used since the last scan.
 fn scan(hypervisor: &Hypervisor, thread: &mut Thread<'_>) -> Result<u64, String> {
     let bytes = hypervisor.options.memory;
     let range = GpaRange::new(Gpa(GUEST_RAM), bytes).map_err(|error| error.to_string())?;
     let mut young = vec![0; (bytes / PAGE).div_ceil(64) as usize];
-    // Fresh: a page that a TLB holds is used without its flag.
+    // `fresh`, because an access through a TLB entry does not set the accessed mark.
     let how = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
     let aged = thread.worker().age(range, None, &mut young, how).map_err(|e| e.to_string())?;
     if aged.unanswered != 0 {

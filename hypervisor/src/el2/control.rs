@@ -1,5 +1,5 @@
-//! The control page: how the guest's program and the manager talk. Nothing is mapped there, so each
-//! access leaves the guest, and is emulated.
+//! The control page, through which the guest's program and the manager communicate. Nothing is
+//! mapped there, so each access leaves the guest, and is emulated.
 
 use super::cpu::Registers;
 use super::guest::Control;
@@ -9,8 +9,8 @@ use slat_hypervisor::layout::{
 };
 use slat_hypervisor::syndrome::Abort;
 
-/// Does what a load or store of the guest's asks for. Registers that are not there read as zero,
-/// and ignore what is written. `convert` does a conversion, and answers it.
+/// Emulates a load or store of the guest. Registers that do not exist read as zero and ignore
+/// writes. `convert` does a conversion, and returns its result.
 pub fn access(
     control: &Control,
     abort: &Abort,

@@ -1,4 +1,4 @@
-//! A CPU at EL2: its registers, and the way into the guest.
+//! A CPU at EL2: its registers, and the entry into the guest.
 
 use aarch64_cpu::registers::*;
 use core::arch::{asm, global_asm};
@@ -13,12 +13,12 @@ pub struct Registers {
 }
 
 impl Registers {
-    /// A register of an instruction: 31 is zero.
+    /// Returns a register by its number in an instruction, where 31 is XZR.
     pub fn get(&self, number: u8) -> u64 {
         self.x.get(number as usize).copied().unwrap_or(0)
     }
 
-    /// As above: what is written to 31 is gone.
+    /// Sets a register by its number in an instruction; a write to 31 has no effect.
     pub fn set(&mut self, number: u8, value: u64) {
         if let Some(register) = self.x.get_mut(number as usize) {
             *register = value;
@@ -26,7 +26,7 @@ impl Registers {
     }
 }
 
-/// What made a CPU leave the guest, by vector.
+/// Reason for which a CPU left the guest, by the vector that it took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Left {
     Synchronous,
@@ -39,14 +39,15 @@ unsafe extern "C" {
     pub fn start_secondary();
 }
 
-/// Runs the guest until it leaves.
+/// Runs the guest until the CPU leaves it.
 ///
 /// # Safety
-/// VTTBR_EL2 holds tables that let the guest reach its own memory only, and ELR_EL2 and SPSR_EL2
-/// its state at EL1 or EL0.
+/// 1. VTTBR_EL2 has tables by which the guest reaches its own memory only.
+/// 2. ELR_EL2 and SPSR_EL2 have the guest's state, at EL1 or EL0.
 pub unsafe fn run(registers: &mut Registers) -> Left {
-    // SAFETY: `enter` keeps what the C ABI has it keep, writes to `registers`, which outlive the
-    // call, and returns by the vectors of `boot.s`. What the guest may do is the caller's promise.
+    // SAFETY: `enter` preserves the registers of the C ABI, writes to `registers`, which outlives
+    // the call, and returns by the vectors of `boot.s`. The caller promises 1 and 2, which limit
+    // what the guest can do.
     match unsafe { enter(registers) } {
         0 => Left::Synchronous,
         3 => Left::SystemError,
@@ -81,13 +82,13 @@ macro_rules! write {
 }
 pub(crate) use write;
 
-/// The counter, whose frequency is that of `CNTFRQ_EL0`.
+/// Returns the value of the physical counter, whose frequency is [`frequency`].
 pub fn now() -> u64 {
     isb();
     CNTPCT_EL0.get()
 }
 
-/// Ticks of a second.
+/// Returns the frequency of the counter, in Hz.
 pub fn frequency() -> u64 {
     CNTFRQ_EL0.get()
 }
@@ -96,14 +97,14 @@ pub fn isb() {
     aarch64_cpu::asm::barrier::isb(aarch64_cpu::asm::barrier::SY);
 }
 
-/// Lets other CPUs go on: an emulator that runs them in turns gives them the turn.
+/// Yields: an emulator that runs CPUs in turns runs another CPU.
 pub fn relax() {
-    // SAFETY: a hint.
+    // SAFETY: the instruction is a hint.
     unsafe { asm!("yield", options(nomem, nostack)) }
 }
 
-/// Interrupts all other CPUs that have interrupt 0 of software enabled, as Linux has: a guest that
-/// waits for one goes on.
+/// Sends the software-generated interrupt 0 to all other CPUs. Linux has it enabled, so a vCPU that
+/// waits for an interrupt continues.
 pub fn wake_others() {
     const SYSTEM_REGISTERS: u64 = 1 << 0;
     const ALL_OTHERS: u64 = 1 << 40;
@@ -114,7 +115,7 @@ pub fn wake_others() {
     isb();
 }
 
-/// ESR, ELR and FAR of an exception that EL2 itself took.
+/// Returns ESR, ELR and FAR of an exception that EL2 itself took.
 pub fn own_exception() -> (u64, u64, u64) {
     (read!("esr_el2"), read!("elr_el2"), read!("far_el2"))
 }
@@ -123,10 +124,10 @@ const fn field(register: u64, shift: u32) -> u64 {
     register >> shift & 0xf
 }
 
-/// What the guest may use without leaving: everything but what [`super::vcpu`] traps. Interrupts
-/// and timers go straight to it.
+/// Lets the guest use everything without an exit but what [`super::vcpu`] traps. The guest takes
+/// interrupts and timers directly.
 pub fn open_to_guest() {
-    // No trap of FP, SIMD, SVE or SME; RES1 as the manual has it.
+    // Does not trap FP, SIMD, SVE or SME. The other bits are RES1.
     write!("cptr_el2", 0x22ff);
     let (pfr0, pfr1) = (read!("id_aa64pfr0_el1"), read!("id_aa64pfr1_el1"));
     let mmfr1 = read!("id_aa64mmfr1_el1");
@@ -140,11 +141,10 @@ pub fn open_to_guest() {
         write!("s3_4_c1_c2_6", 0x8000_000f);
     }
     if field(mmfr1, 40) != 0 {
-        // HCRX_EL2: the features that it lets through are those that Linux finds by their ID
-        // registers; MSCEn is one.
+        // HCRX_EL2: enables MSCEn, because Linux uses this feature where the ID registers have it.
         write!("s3_4_c1_c2_2", 1 << 11);
     }
-    // Timers, counters, performance counters.
+    // The guest uses timers, counters and performance counters without traps.
     write!("cnthctl_el2", 0b11);
     write!("cntvoff_el2", 0);
     let counters = read!("pmcr_el0") >> 11 & 0x1f;
@@ -153,14 +153,15 @@ pub fn open_to_guest() {
     // The guest sees the CPU that it has.
     write!("vpidr_el2", read!("midr_el1"));
     write!("vmpidr_el2", read!("mpidr_el1"));
-    // ICC_SRE_EL2: the GIC's registers, also for EL1. ICH_HCR_EL2: no virtual ones.
+    // ICC_SRE_EL2: EL2 and EL1 use the GIC's system registers. ICH_HCR_EL2: no virtual CPU
+    // interface.
     write!("s3_4_c12_c9_5", 0xf);
     isb();
     write!("s3_4_c12_c11_0", 0);
     isb();
 }
 
-/// EL1 as after a reset: MMU and caches off.
+/// Resets EL1: its MMU and caches are off.
 pub fn reset_el1() {
     write!("sctlr_el1", 0x30d0_0800);
     write!("cpacr_el1", 0);

@@ -1,4 +1,5 @@
-//! The device tree that Linux boots with: what of QEMU's `virt` machine the guest gets.
+//! The device tree that Linux boots with. It has the parts of QEMU's `virt` machine that the guest
+//! gets.
 
 use alloc::format;
 use slat_hypervisor::layout::*;
@@ -16,12 +17,12 @@ const LOW: u32 = 8;
 /// Writes the tree to its place in the guest's memory.
 ///
 /// # Errors
-/// What the writer refuses.
+/// Returns the error of the tree's writer.
 pub fn write(options: &Options<'_>) -> Result<(), Error> {
     let tree = build(options)?;
     let at = (HOME + DEVICE_TREE) as *mut u8;
-    // SAFETY: the guest's RAM has 2 MiB there before the initramfs, more than a tree takes; the
-    // guest does not run yet. EL2 maps it at its own address.
+    // SAFETY: the guest's RAM has 2 MiB there before the initramfs, which is more than a tree
+    // takes. EL2 maps this memory at its own address, and the guest does not run yet.
     unsafe { at.copy_from_nonoverlapping(tree.as_ptr(), tree.len()) }
     Ok(())
 }

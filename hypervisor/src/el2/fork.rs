@@ -1,11 +1,13 @@
-//! A running guest is forked, twice: its memory as it is at one moment stays, while the guest goes
-//! on writing, and what the two do not share any more is copied.
+//! The job `fork`: forks a running guest twice. A fork keeps the guest's memory as it was at one
+//! moment, while the guest continues to write; a page is copied before the guest changes it.
 //!
-//! The first time nothing but the fork itself holds the guest up. What its program wrote tells
-//! whether the fork is of one moment (`slat_hypervisor::cut`), and checksums of all words, at once
-//! and later, whether anybody writes to it still. The second time the guest's writes are held while
-//! the checksums are taken of its own memory: they are the fork's. Then all that the two share is
-//! copied in the background, beside the copies that its faults make.
+//! The first time, only the fork itself delays the guest. The stamps of the guest's program show
+//! whether the fork has the state of one moment (`slat_hypervisor::cut`). Checksums of all pages,
+//! at once and later, show whether the fork still changes.
+//!
+//! The second time, the guest's writes are held while checksums of its own memory are computed; the
+//! fork must have the same. Then the manager copies all pages that the two share, while the guest's
+//! faults copy pages as well.
 
 use super::cpu;
 use super::guest::{Hypervisor, MOST_PAGES, PAGE};
@@ -24,19 +26,19 @@ use slat_hypervisor::cut::{self, Stamped};
 use slat_hypervisor::layout::GUEST_RAM;
 use slat_hypervisor::stalls::Stalls;
 
-/// Pages that are copied together in the background. An emulator that runs CPUs in turns takes a
-/// turn of each between two such runs.
+/// Pages that the manager copies before it yields. An emulator that runs CPUs in turns then runs
+/// the others.
 const TOGETHER: u64 = 2048;
-/// Pages of the guest's program, as it tells them.
+/// Size of the pages that the guest's program names, in bytes.
 const GUEST_PAGE: u64 = 4096;
 
 /// The guest's memory, or a fork of it.
 type Shared = Cow<'static, Regions>;
 
-/// Does all of that, and has the guest check what it wrote.
+/// Runs the job, and lets the guest check what it wrote.
 ///
 /// # Errors
-/// What went wrong, in words.
+/// Returns in words what went wrong.
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
     wait_for(hypervisor, 1)?;
     sleep(hypervisor, RUNS);
@@ -73,9 +75,9 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     for first in (0..pages).step_by(TOGETHER as usize) {
         for page in first..pages.min(first + TOGETHER) {
             let host = Hva(GUEST.0 + page * PAGE);
-            // No guest has it mapped: it is a writer without leaves.
+            // No guest maps the fork, so the manager asks its backing for a page to write to.
             while let Err(why) = fork.page(host, Access::Write) {
-                // Of the last page that the two share the guest may be making a copy of its own.
+                // There may be no frame, because the guest copies the last page that the two share.
                 if why != NoPage::NotYet {
                     return Err(format!("page {page}: {why:?}"));
                 }
@@ -110,12 +112,12 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         "record": "fork",
         "pages": pages,
         "frequency": cpu::frequency(),
-        // The first time.
+        // Figures of the first fork.
         "fork_ticks": forked,
         "stamps": written,
         "alone": told(&alone),
         "alone_copied": copied,
-        // The second.
+        // Figures of the second fork.
         "held_ticks": still,
         "stamps_then": moment,
         "copied_by_faults": by_faults,
@@ -125,25 +127,26 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     Ok(())
 }
 
-/// How long faults held vCPUs up.
+/// Returns the JSON of a summary of stalls.
 fn told(stalls: &Stalls) -> Value {
     let Stalls { count, p50, p99, longest } = *stalls;
     json!({ "stalls": count, "p50_ticks": p50, "p99_ticks": p99, "longest_ticks": longest })
 }
 
-/// Where a page of the memory is, which has all of its pages.
+/// Returns the address of a page of `memory`. A page without a frame is an error.
 fn place(here: &Forkable, memory: &Shared, page: u64) -> Result<u64, String> {
     let frame = memory.frame(Hva(GUEST.0 + page * PAGE));
     let frame = frame.ok_or_else(|| format!("page {page} is nowhere"))?;
     Ok(here.frames.memory().hpa(frame).0)
 }
 
-/// A checksum of each page's words.
+/// Returns a checksum of each page.
 fn sums(here: &Forkable, memory: &Shared, pages: u64) -> Result<Vec<u64>, String> {
     (0..pages).map(|page| Ok(sum(place(here, memory, page)?))).collect()
 }
 
-/// Each word goes in, by its place: a word that differs makes another sum, whatever follows it.
+/// Returns a checksum of the words of a page and of their order: if one word differs, the checksum
+/// differs.
 fn sum(at: u64) -> u64 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     (at..at + PAGE)
@@ -151,10 +154,11 @@ fn sum(at: u64) -> u64 {
         .fold(0, |sum: u64, word| (sum ^ load(word)).wrapping_mul(ODD).rotate_left(29))
 }
 
-/// A word of the guest's memory.
+/// Reads a word of the guest's memory.
 fn load(at: u64) -> u64 {
-    // SAFETY: RAM that EL2 maps at its own address, aligned, and no memory of this program's: a
-    // deliberate fault may have the guest write to it.
+    // SAFETY: the address is aligned, and in RAM that EL2 maps at its own address. It is not memory
+    // of this program. The read is volatile, because with a deliberate fault the guest may write
+    // there.
     unsafe { (at as *const u64).read_volatile() }
 }
 
@@ -167,7 +171,8 @@ fn same(before: &[u64], after: &[u64], what: &str) -> Result<(), String> {
     }
 }
 
-/// Threads of the guest's program, the pages of each, and what their pages begin with in `memory`.
+/// Returns the number of threads of the guest's program, the number of pages of each, and the first
+/// words of their pages in `memory`.
 fn stamps(
     hypervisor: &Hypervisor,
     here: &Forkable,
@@ -196,7 +201,7 @@ fn stamps(
     Ok((threads, each, pages))
 }
 
-/// Waits until each thread of the guest's program has written beyond its first numbers.
+/// Waits until each thread of the guest's program has overwritten its first number.
 fn until_it_writes(hypervisor: &Hypervisor, here: &Forkable) -> Result<(), String> {
     loop {
         let (_, each, pages) = stamps(hypervisor, here, &here.memory)?;
@@ -210,7 +215,8 @@ fn until_it_writes(hypervisor: &Hypervisor, here: &Forkable) -> Result<(), Strin
     }
 }
 
-/// What the guest's program wrote is of one moment in the fork; how many stamps it had written.
+/// Checks that the stamps in the fork are of one moment. Returns how many numbers the guest's
+/// program had written.
 fn whole(hypervisor: &Hypervisor, here: &Forkable, fork: &Shared) -> Result<u64, String> {
     let (threads, each, pages) = stamps(hypervisor, here, fork)?;
     let at = |thread, page| pages[(thread * each + page) as usize];

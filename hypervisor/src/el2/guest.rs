@@ -1,4 +1,4 @@
-//! The guest: its memory, and what each vCPU starts with.
+//! The guest: its memory, and the start of each vCPU.
 
 use super::memory::{GUEST, Machine};
 use super::platform::{El2, id_registers};
@@ -21,8 +21,8 @@ use slat_hypervisor::layout::*;
 use slat_hypervisor::options::{Caches, ExecuteHuge, Job, Logging, Options};
 use spin::Mutex;
 
-/// The descriptors of the guest's tables. Chosen when built: nearly all of the program is compiled
-/// for them, so that two at once would be two programs in one.
+/// Format of the guest's tables. It is chosen at build time, because nearly all of the program is
+/// generic over it, and two formats would double the program.
 pub type Stage2 = Arm64<GRANULE_SHIFT, { cfg!(feature = "lpa2") }>;
 
 /// Base-2 logarithm of the granule.
@@ -37,46 +37,48 @@ const _: () = assert!(
     "FEAT_LPA2 is of the granules of 4k and 16k"
 );
 
-/// Bytes of the smallest leaf: what the guest's memory is copied, logged and aged in.
+/// Size of the smallest leaf, in bytes. The guest's memory is copied, logged and aged by these
+/// pages.
 pub const PAGE: u64 = 1 << GRANULE_SHIFT;
-/// The same as a size.
+/// [`PAGE`] as a [`PageSize`].
 pub const PAGE_SIZE: PageSize = PageSize::from_bytes(PAGE).expect("a power of two");
 
 /// The guest's memory.
 pub type Memory = Guest<'static, Stage2, El2, Behind>;
-/// What is behind it: the machine's memory, whose content may come late.
+/// Backing of the guest's memory: the machine's memory, whose content may arrive late.
 pub type Behind = PostCopy<Machine>;
 
-/// The slot of the guest's RAM; devices have those behind it.
+/// Memslot of the guest's RAM. Devices have the memslots that follow.
 pub const RAM_SLOT: SlotId = SlotId(0);
 
-/// Everything, for all CPUs.
+/// State of the hypervisor, which all CPUs share.
 pub struct Hypervisor {
     pub options: Options<'static>,
     pub machine: &'static El2,
     pub id: IdRegisters,
     pub memory: Memory,
     pub vtcr: u64,
-    /// When the guest is to be over, by `cpu::now`.
+    /// Time at which the guest is ended, by `cpu::now`.
     pub deadline: u64,
-    /// Where each vCPU starts when it is switched on.
+    /// Start of each vCPU when it is switched on.
     pub vcpus: Box<[Start]>,
-    /// What the guest's program has said: see `layout::CONTROL_EVENT`.
+    /// Registers of the control page: see `layout::CONTROL_EVENT`.
     pub control: Control,
-    /// How long faults hold up vCPUs.
+    /// Times for which faults delay vCPUs.
     pub stalls: Notes,
-    /// The manager has taken all of the guest's memory: who faults need not try again yet.
+    /// Set while the manager has invalidated all of the guest's memory, so that a vCPU which faults
+    /// waits.
     pub stopped: AtomicBool,
-    /// vCPUs that wait because of that, with nothing of the guest running on their CPUs.
+    /// Number of vCPUs that wait in [`Hypervisor::pause`]. Their CPUs run nothing of the guest.
     pub waiting: AtomicU64,
-    /// Why the guest is over.
+    /// Why the guest ended; `None` while it runs.
     pub end: Mutex<Option<String>>,
     pub ended: AtomicBool,
-    /// The manager has ended it: each vCPU says where it was.
+    /// Set if the manager ended the guest; each vCPU then prints its registers.
     pub cut_short: AtomicBool,
 }
 
-/// Where a vCPU starts.
+/// The start of a vCPU, which PSCI's CPU_ON sets.
 #[derive(Default)]
 pub struct Start {
     entry: AtomicU64,
@@ -84,7 +86,7 @@ pub struct Start {
 }
 
 impl Start {
-    /// Entry and context, exchanged.
+    /// Sets entry and context, and returns those before.
     pub fn replace(&self, entry: u64, context: u64) -> (u64, u64) {
         let before = (&self.entry, &self.context);
         (before.0.swap(entry, Ordering::AcqRel), before.1.swap(context, Ordering::AcqRel))
@@ -99,7 +101,8 @@ impl Start {
     }
 }
 
-/// Pages that the program may tell of, fewer than this: 4 GiB.
+/// Limit of the pages that the program may name on the control page: those of 4 GiB. Further pages
+/// are ignored, so a list of this length may be incomplete.
 pub const MOST_PAGES: usize = 1 << 20;
 
 /// The registers of the control page.
@@ -109,14 +112,14 @@ pub struct Control {
     pub declared: AtomicU64,
     pub stop: AtomicBool,
     pub size: AtomicU64,
-    /// Page frames of the program's memory, as it told them.
+    /// Page frames of the program's memory, in the order in which the program named them.
     pub pages: Mutex<Vec<u64>>,
-    /// What the last conversion that the program asked for came to.
+    /// Result of the last conversion that the program asked for.
     pub converted: AtomicU64,
 }
 
 impl Control {
-    /// The program has one more page: its guest physical address is a multiple of 4 KiB.
+    /// Adds a page that the program named; `frame` is its guest physical address in units of 4 KiB.
     pub fn add_page(&self, frame: u64) {
         let mut pages = self.pages.lock();
         if pages.len() < MOST_PAGES {
@@ -125,25 +128,25 @@ impl Control {
     }
 }
 
-/// Set once, by the boot CPU, before it starts another.
+/// Address of the hypervisor. The boot CPU sets it once, before it starts another CPU.
 static THE: AtomicU64 = AtomicU64::new(0);
 
-/// The hypervisor, on CPUs other than the first.
+/// Returns the hypervisor, on CPUs other than the boot CPU.
 pub fn the() -> &'static Hypervisor {
     let at = THE.load(Ordering::Acquire) as *const Hypervisor;
-    // SAFETY: other CPUs are started after `Hypervisor::new` has stored the address of what it
-    // leaked.
+    // SAFETY: the boot CPU starts other CPUs only after `Hypervisor::new` has stored the address of
+    // the value that it leaked.
     unsafe { at.as_ref() }.expect("the boot CPU has made it")
 }
 
 impl Hypervisor {
-    /// The guest that the command line asks for, ready to start.
+    /// Creates the guest that the command line asks for, ready to start.
     ///
     /// # Errors
-    /// What cannot be, in words.
+    /// Returns in words what is wrong with the options or the machine.
     pub fn new() -> Result<&'static Self, String> {
-        // SAFETY: QEMU puts the device tree of the machine there, for a program that leaves the
-        // place free.
+        // SAFETY: QEMU puts the device tree of the machine at the start of RAM, which `link.ld`
+        // leaves free.
         let tree = unsafe { fdt::Fdt::from_ptr(RAM as *const u8) };
         let tree = tree.map_err(|error| format!("no device tree at {RAM:#x}: {error:?}"))?;
         let options = Options::parse(tree.chosen().bootargs().unwrap_or_default());
@@ -177,7 +180,7 @@ impl Hypervisor {
             }
             private::prepare(machine, options.memory);
         }
-        // As wide as the CPU has it, or as RAM and devices need.
+        // Without an option, guest addresses are as wide as the CPU and the format allow.
         let bits = format.output_bits().min(id.address_bits());
         let bits = match options.bits as u32 {
             0 => bits,
@@ -224,19 +227,20 @@ impl Hypervisor {
         Ok(hypervisor)
     }
 
-    /// Whether the guest is over.
+    /// Returns whether the guest has ended.
     pub fn ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Lets others go on: what a vCPU faulted on is not there yet. Returns whether the guest stood
-    /// still meanwhile, with its tables not loaded under its VMID: who runs it then loads them anew.
+    /// Yields to other CPUs, because the page that a vCPU faulted on is not there yet. While
+    /// `stopped` is set, waits with VMID 0 loaded, and returns true: the caller then loads the
+    /// guest's tables again before it runs the guest.
     pub fn pause(&self) -> bool {
         super::cpu::relax();
         if !self.stopped.load(Ordering::Acquire) {
             return false;
         }
-        // VMID 0 is nobody's.
+        // No guest has VMID 0.
         super::platform::load_vmid(Vmid(0));
         self.waiting.fetch_add(1, Ordering::AcqRel);
         while self.stopped.load(Ordering::Acquire) && !self.ended() {
@@ -246,7 +250,7 @@ impl Hypervisor {
         true
     }
 
-    /// Says that the guest is over, and why; the manager does the rest.
+    /// Ends the guest and stores why. The manager then reports and switches the machine off.
     pub fn end(&self, why: String) {
         self.end.lock().get_or_insert(why);
         self.ended.store(true, Ordering::Release);
@@ -256,7 +260,7 @@ impl Hypervisor {
 fn config(options: &Options<'_>) -> Result<Config, String> {
     let largest = PageSize::from_bytes(options.largest);
     let largest = largest.ok_or_else(|| format!("leaves of {:#x} bytes", options.largest))?;
-    // The manager is a vCPU more: it maps ahead of the guest.
+    // The manager needs a vCPU of its own, because it maps pages ahead of the guest.
     let mut config = Config::new(options.vcpus as u16 + 1, largest);
     config.logging = match options.logging {
         Logging::Protect => slat_guest::Logging::Protect,
@@ -278,7 +282,7 @@ fn config(options: &Options<'_>) -> Result<Config, String> {
     Ok(config)
 }
 
-/// The guest's RAM, all of which is there until a job takes it.
+/// Returns the backing of the guest's RAM. All of it is present until a job takes it away.
 fn behind(options: &Options<'_>) -> Result<Behind, String> {
     let ram = HvaRange { start: GUEST, bytes: options.memory };
     let largest = PageSize::from_bytes(options.largest).unwrap_or(PAGE_SIZE);
@@ -293,7 +297,7 @@ fn behind(options: &Options<'_>) -> Result<Behind, String> {
     Ok(late)
 }
 
-/// The guest's RAM, as its slot.
+/// Returns the memslot of the guest's RAM.
 pub fn ram(options: &Options<'_>) -> SlotSpec {
     let private = (options.job == Job::Private).then_some(PrivateAt(0));
     let ram = SlotSpec::new(RAM_SLOT, Gpa(GUEST_RAM), options.memory, GUEST);
@@ -306,7 +310,8 @@ fn slots(memory: &Memory, options: &Options<'_>) -> Result<(), slat_guest::SlotE
     worker.set_slot(ram(options))?;
     let devices = [DISTRIBUTOR, redistributors(options.vcpus), UART];
     for (number, device) in devices.into_iter().enumerate() {
-        // What else is in the granule comes along: nothing, for these.
+        // The rest of a device's granule is mapped as well; for these devices nothing else is
+        // there.
         let bytes = device.bytes.next_multiple_of(PAGE);
         let (id, gpa, host) = (SlotId(1 + number as u16), Gpa(device.base), Hva(device.base));
         worker.set_slot(SlotSpec::new(id, gpa, bytes, host))?;

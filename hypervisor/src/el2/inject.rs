@@ -1,29 +1,29 @@
-//! Exceptions that the hypervisor has the guest take, as hardware would: see [`exception`].
+//! Injects exceptions into the guest, which takes them as from hardware: see [`exception`].
 //!
 //! [`exception`]: slat_hypervisor::exception
 
 use super::cpu::{isb, read, write};
 use slat_hypervisor::exception::State;
 
-/// What the guest is told.
+/// An exception to inject.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Told {
-    /// A synchronous external abort: nothing answers at the address.
+    /// A synchronous external abort, because nothing responds at the address.
     ExternalAbort {
-        /// An instruction was fetched.
+        /// Whether it was an instruction fetch.
         fetch: bool,
-        /// It was written.
+        /// Whether it was a write.
         write: bool,
-        /// As the guest addressed it.
+        /// The virtual address of the access.
         far: u64,
     },
-    /// The instruction is undefined.
+    /// An undefined instruction.
     Undefined,
 }
 
 const IL: u64 = 1 << 25;
 
-/// Has the guest take the exception when it runs again.
+/// Makes the guest take the exception when it runs again.
 pub fn take(told: Told) {
     let pstate = read!("spsr_el2");
     let tags = read!("id_aa64pfr1_el1") >> 8 & 0xf >= 2;

@@ -1,5 +1,4 @@
-//! The manager: the CPU that stays with the hypervisor, and works on the guest's memory while the
-//! guest runs.
+//! The manager: a CPU that runs no vCPU, and works on the guest's memory while the guest runs.
 
 use super::guest::{Behind, Hypervisor, Memory, Stage2};
 use super::memory::GUEST;
@@ -16,22 +15,22 @@ use slat_hypervisor::options::{Caches, Job};
 use smccc::Smc;
 use smccc::psci::{AffinityState, LowestAffinityLevel};
 
-/// How long vCPUs have to say where they were, in milliseconds.
+/// Time within which vCPUs have to print their registers, in milliseconds.
 const LEAVE: u64 = 500;
 
-/// A thread of the manager's: a vCPU that never runs, but can map.
+/// The manager's thread in `slat-guest`: a vCPU that never runs, but can map pages.
 pub type Thread<'w> = Vcpu<'w, Stage2, super::platform::El2, Behind>;
 
-/// Does the job, waits for the guest's end, reports, and switches the machine off.
+/// Runs the job, waits for the guest's end, reports, and switches the machine off.
 pub fn run(hypervisor: &'static Hypervisor) -> ! {
-    // Invalidations act on the VMID that is loaded.
+    // TLB invalidations act on the VMID that is loaded, so this CPU loads the guest's.
     HCR_EL2.write(HCR_EL2::VM::Enable + HCR_EL2::RW::EL1IsAarch64);
     vcpu::load(hypervisor, &hypervisor.memory, hypervisor.memory.tables().root());
     let mut room = [const { None }; TABLE_PAGES];
     match Vcpu::new(&hypervisor.memory, hypervisor.options.vcpus as u16, &mut room) {
         Ok(mut thread) => {
-            // It maps where vCPUs are whose caches are on; other policies know no other place, and
-            // would count it as a vCPU's switch.
+            // The manager maps into the tables of vCPUs whose caches are on. Other policies have no
+            // other tables, and would count this as a switch of a vCPU.
             if hypervisor.options.caches == Caches::Exact {
                 thread.set_caches(true);
             }
@@ -56,7 +55,7 @@ pub fn run(hypervisor: &'static Hypervisor) -> ! {
     psci::system_off()
 }
 
-/// Lets the guest run for so many milliseconds, or to its end.
+/// Lets the guest run for `milliseconds`, or to its end.
 pub fn sleep(hypervisor: &Hypervisor, milliseconds: u64) {
     let until = cpu::now() + milliseconds * cpu::frequency() / 1000;
     while cpu::now() < until && !hypervisor.ended() {
@@ -64,10 +63,10 @@ pub fn sleep(hypervisor: &Hypervisor, milliseconds: u64) {
     }
 }
 
-/// Waits until the guest's program has said `event`.
+/// Waits until the guest's program has reported `event`.
 ///
 /// # Errors
-/// It said that it failed, the guest is over, or its time is.
+/// Returns an error if the program has failed, if the guest has ended, or if its time is over.
 pub fn wait_for(hypervisor: &Hypervisor, event: u64) -> Result<(), String> {
     loop {
         match hypervisor.control.event.load(Ordering::Acquire) {
@@ -83,10 +82,10 @@ pub fn wait_for(hypervisor: &Hypervisor, event: u64) -> Result<(), String> {
     }
 }
 
-/// Waits until the guest is over.
+/// Waits until the guest has ended.
 ///
 /// # Errors
-/// Its time is, before.
+/// Returns an error if its time is over before.
 fn wait_for_end(hypervisor: &Hypervisor) -> Result<(), String> {
     while !hypervisor.ended() {
         if cpu::now() > hypervisor.deadline {
@@ -97,14 +96,15 @@ fn wait_for_end(hypervisor: &Hypervisor) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a vCPU's CPU is on.
+/// Returns whether the CPU of a vCPU is on.
 pub fn is_on(cpu: u64) -> bool {
     let state = smccc::psci::affinity_info::<Smc>(cpu, LowestAffinityLevel::All);
     state.is_ok_and(|state| state != AffinityState::Off)
 }
 
-/// Ends a guest that has not ended itself. Each vCPU says where it was: its memory is taken, so it
-/// leaves with its next instruction, if it ever has one.
+/// Ends a guest that has not ended by itself, and lets each vCPU print its registers. The memory is
+/// invalidated, so a vCPU leaves the guest with its next instruction. One that waits for an
+/// interrupt may have no next instruction.
 fn stop(hypervisor: &Hypervisor, thread: &mut Thread<'_>, why: String) {
     if hypervisor.ended() {
         return;

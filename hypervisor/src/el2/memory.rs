@@ -1,4 +1,4 @@
-//! The machine's memory: the hypervisor's own, and what is behind the guest.
+//! The machine's memory: the hypervisor's own, and the backing of the guest.
 
 use super::guest::{PAGE_SIZE, the};
 use alloc::boxed::Box;
@@ -13,23 +13,23 @@ use slat_guest::{
 use slat_hypervisor::layout::{HOME, RAM, away};
 use slat_hypervisor::options::Options;
 
-/// A buddy allocator gives blocks aligned to their size, as tables want them.
+/// The heap. A buddy allocator returns blocks that are aligned to their size, as tables need.
 #[global_allocator]
 static HEAP: LockedHeap<33> = LockedHeap::empty();
 
-/// Where the heap starts: behind the program, which `link.ld` puts at 2 MiB.
+/// Start of the heap, behind the program, which `link.ld` places 2 MiB behind the start of RAM.
 const HEAP_START: u64 = RAM + (32 << 20);
 const HEAP_BYTES: u64 = 256 << 20;
 
-/// The stacks of all CPUs, 64 KiB each, by number.
+/// Stacks of all CPUs, 64 KiB each, by the number of the CPU.
 #[unsafe(no_mangle)]
 static mut STACKS: [[u128; 4096]; CPUS] = [[0; 4096]; CPUS];
 
-/// vCPUs', and the manager's.
+/// Number of CPUs: those of vCPUs, and the manager's.
 const CPUS: usize = Options::MOST_VCPUS as usize + 1;
 
-/// The hypervisor's own table, walked by EL2: 512 GiB, each GiB a block at its own address. The
-/// first is for devices. Read by the MMU, changed before other CPUs are on.
+/// The hypervisor's own stage-1 table at EL2. It maps 512 GiB, each GiB by a block at its own
+/// address; the first is for devices. It changes only before other CPUs are on.
 #[unsafe(no_mangle)]
 static IDENTITY: Table = Table({
     const VALID: u64 = 1 << 0;
@@ -52,36 +52,38 @@ static IDENTITY: Table = Table({
 #[repr(align(4096))]
 struct Table([AtomicU64; 512]);
 
-/// The hypervisor reaches these whole GiB no more.
+/// Removes these whole GiB from the hypervisor's own table.
 pub fn hide(start: u64, bytes: u64) {
     for gib in start >> 30..(start + bytes).div_ceil(1 << 30) {
         IDENTITY.0[gib as usize].store(0, Ordering::Release);
     }
-    // SAFETY: entries that were just emptied are forgotten; nothing of this program is there.
+    // SAFETY: it invalidates translations by entries that were just cleared, and no memory of this
+    // program is there.
     unsafe {
         core::arch::asm!("dsb ishst", "tlbi alle2is", "dsb ish", "isb", options(nostack));
     }
 }
 
-/// Gives the heap its memory.
+/// Initialises the heap.
 pub fn init() {
     // SAFETY: the boot CPU calls this once, before anything is allocated. The range is RAM of the
-    // machine that holds nothing else: the program ends below, the guest's memory starts above.
+    // machine that has no other use: the program ends below it, and the guest's memory starts
+    // above.
     unsafe { HEAP.lock().init(HEAP_START as usize, HEAP_BYTES as usize) }
 }
 
-/// The guest's RAM in the backing's addresses; what is below are addresses of devices.
+/// Start of the guest's RAM in the backing's addresses. Lower addresses are those of devices.
 pub const GUEST: Hva = Hva(1 << 40);
 
-/// What is behind the guest's addresses: devices, where they are, and RAM, which can move.
+/// Backing of the guest's addresses: devices at their own addresses, and RAM, which can move.
 #[derive(Debug)]
 pub struct Machine {
-    /// Where the guest's RAM is.
+    /// Address of the guest's RAM.
     home: AtomicU64,
     bytes: u64,
-    /// A bit a page that has moved from there to the other region.
+    /// A bit for each page, which is set if the page has moved from there to the other region.
     away: Box<[AtomicU64]>,
-    /// Instead of all that: memory that is shared with forks.
+    /// Memory that is shared with forks, which replaces all of the above.
     forkable: Option<Forkable>,
 }
 
@@ -92,20 +94,20 @@ impl Machine {
         Self { home: AtomicU64::new(HOME), bytes, away, forkable: None }
     }
 
-    /// For a guest that is forked.
+    /// Creates the backing of a guest that is forked.
     ///
     /// # Errors
-    /// There is too little memory for what is known of each page.
+    /// Returns an error if there is too little memory for the state of each page.
     pub fn forked(ram: HvaRange) -> Result<Self, String> {
         Ok(Self { forkable: Some(Forkable::new(ram)?), ..Self::new(ram.bytes) })
     }
 
-    /// The guest's memory, if it was made to be forked.
+    /// Returns the guest's memory if it can be forked.
     pub fn forkable(&self) -> Option<&Forkable> {
         self.forkable.as_ref()
     }
 
-    /// These bytes of the guest's RAM are in the other region from now on.
+    /// Records that these bytes of the guest's RAM have moved to the other region.
     pub fn moved(&self, offset: u64, bytes: u64) {
         let pages = |at: u64| at / PAGE_SIZE.bytes();
         for page in pages(offset)..pages(offset + bytes) {
@@ -113,7 +115,8 @@ impl Machine {
         }
     }
 
-    /// Where a byte of the guest's RAM is, and how much around it is beside it.
+    /// Returns the address of a byte of the guest's RAM, and the size of the aligned block around
+    /// it that is contiguous.
     fn place(&self, offset: u64) -> (u64, PageSize) {
         let page = offset / PAGE_SIZE.bytes();
         let moved = self.away[page as usize / 64].load(Ordering::Acquire) >> (page % 64) & 1 == 1;
@@ -122,12 +125,12 @@ impl Machine {
         (start + offset, if alone { PAGE_SIZE } else { PageSize::SIZE_1G })
     }
 
-    /// Where the guest's RAM is.
+    /// Address of the guest's RAM.
     pub fn home(&self) -> u64 {
         self.home.load(Ordering::Acquire)
     }
 
-    /// It is somewhere else from now on: who calls this holds an invalidation of all of it.
+    /// Sets another address for the guest's RAM. The caller holds an invalidation of all of it.
     pub fn move_to(&self, home: u64) {
         self.home.store(home, Ordering::Release);
     }
@@ -163,11 +166,11 @@ impl Backing for Machine {
     }
 }
 
-/// The guest's memory as frames that it shares with forks: those of its own region, where the
-/// machine has loaded what it boots from, and as many in the other.
+/// Frames that the guest shares with a fork: those of its own region, into which the machine has
+/// loaded the guest, and as many in the other region.
 ///
-/// All of guest and fork, and none besides: where both copy their last common page at once, one of
-/// them finds no frame, and waits until the other has parted from it.
+/// These are as many as guest and fork can need, and no more. If both copy their last common page
+/// at once, one of them finds no frame, and waits until the other has its own page.
 #[derive(Debug)]
 pub struct Regions {
     bytes: u64,
@@ -184,34 +187,37 @@ impl Frames for Regions {
 
     fn copy(&self, from: u32, to: u32) {
         let [from, to] = [from, to].map(|frame| self.hpa(frame).0);
-        // SAFETY: both are RAM that EL2 maps at its own address, a page each, and differ; nobody
-        // writes the first, and nobody else has the second.
+        // SAFETY: both are RAM that EL2 maps at its own address, a page each, and they differ.
+        // `SharedFrames` copies only from a frame that nothing writes, to a frame that has no other
+        // user.
         unsafe {
             (to as *mut u64)
                 .copy_from_nonoverlapping(from as *const u64, PAGE_SIZE.bytes() as usize / 8);
         }
     }
 
-    /// Asked for each page of the guest's, and before it runs: it holds what was loaded there.
+    /// Called for each page of the guest before the guest runs. The page keeps what the machine
+    /// loaded there, so this does nothing.
     fn zero(&self, _frame: u32) {}
 
-    /// The fork has no vCPUs: who copies its pages asks again.
+    /// Wakes the guest's vCPUs. The fork has none: the job that copies its pages tries again by
+    /// itself.
     fn freed(&self) {
         the().memory.arrived(HvaRange { start: GUEST, bytes: self.bytes });
     }
 }
 
-/// What is behind a guest that is forked.
+/// Backing of a guest that is forked.
 #[derive(Debug)]
 pub struct Forkable {
     /// All frames.
     pub frames: &'static SharedFrames<Regions>,
-    /// The guest's.
+    /// Memory of the guest.
     pub memory: Cow<'static, Regions>,
 }
 
 impl Forkable {
-    /// All of the guest's memory, where the machine has loaded it.
+    /// Creates the guest's memory from the frames into which the machine has loaded it.
     fn new(ram: HvaRange) -> Result<Self, String> {
         let (bytes, page) = (ram.bytes, PAGE_SIZE.bytes());
         let regions = Regions { bytes };

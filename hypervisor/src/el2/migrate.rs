@@ -1,10 +1,10 @@
-//! Live migration in place: the guest's memory is copied to another region of the machine while the
-//! guest runs, round by round; then the guest is switched to the copy, and runs on.
+//! The job `migrate`: a live migration within the machine. The manager copies the guest's memory to
+//! another region, round by round, while the guest runs; then it switches the guest to the copy.
 //!
-//! Who stops the vCPUs is the memory itself. The host takes all of it back
-//! ([`Worker::invalidate`]), as a host does that moves a page: from then on no vCPU gets anything
-//! from RAM, and each faults until the memory is back, at its new place. One that waits for an
-//! interrupt just goes on waiting.
+//! The vCPUs are stopped by their memory. The manager invalidates all of it
+//! ([`Worker::invalidate`]), as a host does to move a page. From then on each vCPU that accesses
+//! RAM faults, and waits until the memory is back at its new address. A vCPU that waits for an
+//! interrupt continues to wait.
 //!
 //! [`Worker::invalidate`]: slat_guest::Worker::invalidate
 
@@ -23,20 +23,22 @@ use slat::{Access, Gpa, GpaRange, Hpa};
 use slat_guest::{Host, HvaRange, SlotChange, SlotSpec};
 use slat_hypervisor::layout::{GUEST_RAM, away};
 
-/// Rounds at most: a guest that writes faster than it is copied never converges.
+/// Largest number of rounds, because a guest that writes faster than it is copied never converges.
 const ROUNDS: usize = 8;
-/// Pages that may be left for the time in which the guest stands still.
+/// Pages that may be left to copy while the guest stands still.
 const FEW: u64 = 64;
-/// What the old memory is filled with after the switch, so that who still uses it is noticed.
+/// Word with which the old memory is filled after the switch, so that the guest detects a vCPU that
+/// still uses it.
 pub const GONE: u64 = 0xdead_dead_dead_dead;
-/// How long the guest runs before, between rounds, and after, in milliseconds.
+/// Time for which the guest runs before a migration, between rounds, and after it, in milliseconds.
+/// Other jobs use it too.
 pub const RUNS: u64 = 100;
 
-/// Migrates the guest, which writes to its memory all the time, and has it check what it wrote.
+/// Migrates the guest while it writes to its memory, and lets it check what it wrote.
 ///
 /// # Errors
-/// What went wrong: the copies differ, the guest found something else than it wrote, or it never
-/// began.
+/// Returns in words what went wrong: the copies differ, the guest found something else than it
+/// wrote, or it did not start.
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
     wait_for(hypervisor, 1)?;
     sleep(hypervisor, RUNS);
@@ -61,7 +63,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     let mut faults: Vec<Vec<u64>> = vec![faults_of(hypervisor)];
     let copy = |run: Run| {
         run.copy(home, away);
-        // What is to be executed was written as data.
+        // Instructions in the copy were written as data, so they have to be visible to fetches.
         hypervisor.machine.clean(Hpa(away + run.first * PAGE), run.pages * PAGE, true);
     };
     copy(Run { first: 0, pages });
@@ -72,7 +74,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         let cleared = thread.worker().clear_log(RAM_SLOT, 0, pages, &bitmap);
         hypervisor.machine.clearing.store(false, Ordering::Relaxed);
         cleared.map_err(|error| error.to_string())?;
-        // Those vCPUs that are past the caches have written past them.
+        // vCPUs whose caches are off have written to memory directly.
         thread.worker().host_reads(all);
         runs(&bitmap, copy);
         say!("round {round}: {dirty} pages");
@@ -84,7 +86,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         sleep(hypervisor, RUNS);
     }
 
-    // From here on no vCPU reaches its memory.
+    // After the invalidation no vCPU reaches its memory.
     let stop = cpu::now();
     hypervisor.stopped.store(true, Ordering::Release);
     let invalidation =
@@ -104,7 +106,8 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     equal?;
     say!("switched: {left} pages were left, downtime {downtime} ticks of {} Hz", cpu::frequency());
 
-    // The guest runs on, on pages: all are mapped ahead of its faults, to become blocks again.
+    // The guest runs again, on pages. The manager maps all of them ahead of faults, so that they
+    // can be collapsed to blocks.
     for page in 0..pages {
         thread.fault(Gpa(GUEST_RAM + page * PAGE), Access::Read);
     }
@@ -125,13 +128,14 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         "left": left,
         "downtime_ticks": downtime,
         "collapsed_bytes": collapsed,
-        // Of each vCPU, before the first round and after each, and once huge pages were recovered.
+        // Faults of each vCPU: before the first round, after each round, and after the collapse to
+        // huge pages.
         "faults": faults,
     }));
     Ok(())
 }
 
-/// All stage-2 faults of each vCPU so far.
+/// Returns the number of stage-2 faults of each vCPU so far.
 fn faults_of(hypervisor: &Hypervisor) -> Vec<u64> {
     let stats = hypervisor.memory.stats();
     let all = |vcpu: &slat_guest::VcpuStats| {
@@ -140,18 +144,19 @@ fn faults_of(hypervisor: &Hypervisor) -> Vec<u64> {
     stats.vcpus[..hypervisor.options.vcpus as usize].iter().map(all).collect()
 }
 
-/// Pages beside each other.
+/// A run of adjacent pages of the guest's RAM.
 pub struct Run {
     pub first: u64,
     pub pages: u64,
 }
 
 impl Run {
-    /// Copies them from one region to the other.
+    /// Copies the pages from one region to the other.
     pub fn copy(&self, from: u64, to: u64) {
         let (offset, bytes) = (self.first * PAGE, self.pages * PAGE);
-        // SAFETY: both are RAM that EL2 maps, `bytes` long, and apart. The guest may write to the
-        // first meanwhile, which is no memory of this program's; what it writes is copied again.
+        // SAFETY: both are RAM that EL2 maps, `bytes` long, and do not overlap. Neither is memory
+        // of this program. The guest may write to the first meanwhile; what it writes is copied
+        // again.
         unsafe {
             asm!(
                 "2:",
@@ -170,15 +175,16 @@ impl Run {
         }
     }
 
-    /// Whether both regions have the same in them.
+    /// Checks that both regions have the same content.
     fn compare(&self, one: u64, other: u64) -> Result<(), String> {
         let words = (self.pages * PAGE / 8) as usize;
-        // SAFETY: RAM that EL2 maps at its own address, aligned, initialised by the machine; no
-        // vCPU has it mapped while the caller holds the invalidation, so nobody writes.
+        // SAFETY: both are RAM that EL2 maps at its own address, aligned, and initialised by the
+        // machine. No vCPU has it mapped while the caller holds the invalidation, so nothing writes
+        // to it.
         let [one, other] = [one, other].map(|start| unsafe {
             core::slice::from_raw_parts((start + self.first * PAGE) as *const u64, words)
         });
-        // Eight at a time: an emulator runs this.
+        // Eight words at a time, because this is slow in an emulator otherwise.
         let differ = |(one, other): (&[u64], &[u64])| {
             one.iter().zip(other).fold(0, |bits, (one, other)| bits | (one ^ other)) != 0
         };
@@ -194,16 +200,16 @@ impl Run {
         ))
     }
 
-    /// Fills them.
+    /// Fills the pages with a word.
     pub fn fill(&self, start: u64, with: u64) {
         let words = (self.pages * PAGE / 8) as usize;
         let first = start + self.first * PAGE;
-        // SAFETY: as above, and these pages of the guest's memory are elsewhere by now.
+        // SAFETY: as above, and the guest does not use these pages at this address any more.
         unsafe { core::slice::from_raw_parts_mut(first as *mut u64, words) }.fill(with);
     }
 }
 
-/// Hands out the pages of a bitmap, run by run.
+/// Calls `each` with the runs of pages in a bitmap.
 fn runs(bitmap: &[u64], mut each: impl FnMut(Run)) {
     for (word, &bits) in bitmap.iter().enumerate() {
         let mut bits = bits;

@@ -1,4 +1,4 @@
-//! The hypervisor proper: from the first instruction to the guest's end.
+//! The hypervisor on the machine, from the first instruction to the guest's end.
 
 mod age;
 mod control;
@@ -23,8 +23,9 @@ mod vcpu;
 use guest::Hypervisor;
 use report::say;
 
-/// The CPU that QEMU starts: prepares everything, starts the manager, and runs the guest's first
-/// vCPU, or its own once that is switched on.
+/// Entry of the CPU that QEMU starts. It prepares everything and starts the manager's CPU. Then it
+/// runs vCPU 0 if that boots the guest; otherwise it starts the CPU of the first vCPU and switches
+/// itself off, until the guest switches vCPU 0 on.
 #[unsafe(no_mangle)]
 extern "C" fn boot() -> ! {
     memory::init();
@@ -51,7 +52,7 @@ extern "C" fn boot() -> ! {
     vcpu::run(hypervisor, 0)
 }
 
-/// A CPU that was started: the manager's, or that of a vCPU.
+/// Entry of all other CPUs: the manager's, and those of vCPUs.
 #[unsafe(no_mangle)]
 extern "C" fn secondary(cpu: u64) -> ! {
     let hypervisor = guest::the();
@@ -61,7 +62,7 @@ extern "C" fn secondary(cpu: u64) -> ! {
     vcpu::run(hypervisor, cpu)
 }
 
-/// An exception of the hypervisor's own.
+/// Handler of exceptions that the hypervisor itself takes at EL2; it ends the machine.
 #[unsafe(no_mangle)]
 extern "C" fn broken(vector: u64) -> ! {
     let (esr, elr, far) = cpu::own_exception();

@@ -1,9 +1,11 @@
-//! Leaves that move under a running guest, an owner of what is not mapped, and another VMID.
+//! The job `move`: sets the owner of an address that is not mapped, moves leaves under a running
+//! guest, and gives the guest another VMID.
 //!
-//! Leaf by leaf some of the guest's memory goes to another region of the machine, while its vCPUs
-//! write to it: leaves are write-protected, copied, and replaced in place, unless a vCPU has written
-//! in between. Then the guest gets another VMID, as when a hypervisor's VMIDs run out. For
-//! that its vCPUs stand still, as in a migration: the memory stops them.
+//! Some of the guest's memory moves leaf by leaf to another region of the machine, while vCPUs
+//! write to it. Leaves are write-protected, copied, and replaced in place, unless a vCPU has
+//! written in between. Then the guest gets another VMID, as when a hypervisor runs out of VMIDs.
+//! Meanwhile the vCPUs are stopped as in a migration: all memory is invalidated, so each of them
+//! faults and waits.
 
 use super::guest::{Hypervisor, PAGE};
 use super::manager::{Thread, is_on, sleep, wait_for};
@@ -23,23 +25,24 @@ use slat::{
 use slat_guest::HvaRange;
 use slat_hypervisor::layout::{GUEST_RAM, away};
 
-/// Bytes that are moved, at most.
+/// Bytes after which no more leaves are moved.
 const MOST: u64 = 8 << 20;
-/// Bytes of leaves that are protected, copied and replaced together, at most.
+/// Largest number of bytes in leaves that are protected, copied and replaced together.
 const TOGETHER: u64 = 256 << 10;
-/// How often a leaf is copied anew, because a vCPU has written to it, before it stays where it is.
+/// Number of copies of a leaf that may fail, because a vCPU has written to it, before it stays
+/// where it is.
 const TRIES: u64 = 4;
-/// Whose an address is that the guest does not have.
+/// Owner of an address that the guest does not have.
 const HYPERVISOR: Owner = Owner::new(0x5_1a7).expect("a word of 48 bits");
-/// What CPUs know the guest by afterwards.
+/// The guest's VMID afterwards.
 const RENEWED: Vmid = Vmid(2);
-/// How long vCPUs have to come out of the guest, in milliseconds.
+/// Time within which vCPUs have to leave the guest, in milliseconds.
 const LEAVE: u64 = 5000;
 
-/// Does all of that, and has the guest check what it wrote.
+/// Runs the job, and lets the guest check what it wrote.
 ///
 /// # Errors
-/// What went wrong, in words.
+/// Returns in words what went wrong.
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
     wait_for(hypervisor, 1)?;
     sleep(hypervisor, RUNS);
@@ -65,8 +68,8 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     Ok(())
 }
 
-/// Gives an address behind the guest's RAM an owner, sees that it keeps a mapping out, and takes it
-/// back.
+/// Sets the owner of an address behind the guest's RAM, checks that a mapping there is refused, and
+/// clears the owner.
 fn own(hypervisor: &'static Hypervisor) -> Result<(), String> {
     let machine = hypervisor.machine;
     let tables = hypervisor.memory.tables();
@@ -94,18 +97,19 @@ fn own(hypervisor: &'static Hypervisor) -> Result<(), String> {
     Ok(())
 }
 
-/// What came of the leaves of the guest's RAM.
+/// Counts of moved leaves.
 #[derive(Default)]
 struct Moved {
-    /// Bytes of those that were moved.
+    /// Bytes of leaves that were moved.
     bytes: u64,
-    /// Copies that were in vain, as a vCPU wrote to the leaf.
+    /// Copies that failed, because a vCPU wrote to the leaf.
     anew: u64,
-    /// Leaves that stayed where they were: a vCPU always did.
+    /// Leaves that stayed where they were, because a vCPU wrote during every copy.
     left: u64,
 }
 
-/// Leaves beside each other, of one size and alike but for what vCPUs and logs change in them.
+/// Adjacent leaves of one size, whose attributes differ only in what vCPUs and logs change: the
+/// right to write, accessed and dirty.
 struct Alike {
     first: Leaf,
     bytes: u64,
@@ -122,7 +126,7 @@ impl Alike {
     }
 }
 
-/// Moves leaves of the guest's RAM from one region to the other while it runs.
+/// Moves leaves of the guest's RAM from one region to the other while the guest runs.
 fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, String> {
     let mut member = Member::join(hypervisor.machine).map_err(|error| error.to_string())?;
     let tables = hypervisor.memory.tables();
@@ -139,7 +143,7 @@ fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, Str
         }
     }
     let mut moved = Moved::default();
-    // From the end, where Linux puts programs.
+    // The last leaves come first, because Linux puts programs at the end of RAM.
     for Alike { first, bytes } in runs.into_iter().rev() {
         if moved.bytes >= MOST || hypervisor.ended() {
             break;
@@ -151,8 +155,9 @@ fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, Str
             let pages = Run { first: at / PAGE, pages: (end - at) / PAGE };
             let range = GpaRange::new(Gpa(GUEST_RAM + at), end - at).map_err(|e| e.to_string())?;
             guard.write_protect(range).map_err(|halted| halted.to_string())?;
-            // Nobody else takes rights in this job, as there is no log; else what was written beside
-            // the copy could look as if it had not been.
+            // This job has no log, so nothing else takes away the right to write. Otherwise a leaf
+            // could be write-protected again after a vCPU wrote during the copy, and the write
+            // would be lost.
             guard.owe(range).map_err(|error| error.to_string())?;
             guard.complete();
             pages.copy(from, to);
@@ -168,7 +173,7 @@ fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, Str
             };
             if at < reached {
                 hypervisor.memory.backing().inner().moved(at, reached - at);
-                // Who still used it would be noticed.
+                // A vCPU that still uses the old memory finds this word and fails its check.
                 Run { first: at / PAGE, pages: (reached - at) / PAGE }.fill(from, GONE);
                 (moved.bytes, tries) = (moved.bytes + (reached - at), 0);
             }
@@ -192,13 +197,13 @@ fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, Str
     Ok(moved)
 }
 
-/// Gives the guest another VMID; returns for how long its vCPUs stood still.
+/// Gives the guest another VMID. Returns for how many ticks its vCPUs stood still.
 fn renew(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<u64, String> {
     let begin = cpu::now();
     hypervisor.stopped.store(true, Ordering::Release);
     let all = HvaRange { start: GUEST, bytes: hypervisor.options.memory };
     let invalidation = thread.worker().invalidate(all, |_| {});
-    // One that waits for an interrupt is woken, and faults.
+    // A vCPU that waits for an interrupt is woken, and then faults as well.
     cpu::wake_others();
     let until = begin + LEAVE * cpu::frequency() / 1000;
     let on = || (0..hypervisor.options.vcpus).filter(|vcpu| is_on(*vcpu)).count() as u64;
@@ -209,10 +214,10 @@ fn renew(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<u64
         cpu::relax();
     }
     // SAFETY:
-    // 1. All vCPUs wait in `Hypervisor::pause`, under VMID 0, and load the new one before they run
-    //    again; this CPU does so below.
-    // 2. There is no other guest, and this one never had the new VMID.
-    // 3. The old one is invalidated below, on all CPUs, before anybody could get it.
+    // 1. All vCPUs wait in `Hypervisor::pause` with VMID 0 loaded, and load the new VMID before
+    //    they run again. This CPU loads it below.
+    // 2. There is no other guest, and this guest never had the new VMID.
+    // 3. The old VMID is invalidated below on all CPUs, before any guest could get it.
     let old = unsafe { hypervisor.memory.renew(RENEWED) };
     let left = Invalidation { vmid: old, range: None, leaf: None, tables: true };
     hypervisor.machine.invalidate(&left);

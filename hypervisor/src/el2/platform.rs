@@ -1,5 +1,4 @@
-//! What the engine asks of the machine: TLB invalidation, barriers, cache maintenance, table pages.
-//! All of it that is special about EL2 is here.
+//! The platform of `slat` at EL2: TLB invalidation, barriers, cache maintenance and table pages.
 
 use super::cpu;
 use super::guest::Stage2;
@@ -17,30 +16,30 @@ use slat::{
 use slat_guest::{Host, NoHooks, PrivateHooks};
 use slat_hypervisor::options::{Fault, Options};
 
-/// Threads that walk tables: a vCPU each, and the manager, which has a second seat for what it does
-/// to the tables themselves.
+/// Seats of threads that walk tables: one for each vCPU, and two for the manager, which also works
+/// on the tables directly.
 const SEATS: usize = Options::MOST_VCPUS as usize + 2;
 
-/// Instructions by address at most, before the whole guest is invalidated. Each stops all CPUs for
-/// a moment where they are emulated.
+/// Largest number of invalidations by address; beyond it the whole guest is invalidated. In an
+/// emulator, each such instruction stops all CPUs for a moment.
 const MOST_BY_ADDRESS: u64 = 16;
 
-/// The machine under the guest's tables.
+/// The machine that the guest's tables are for.
 #[derive(Debug)]
 pub struct El2 {
     grace: Grace<[Seat; SEATS]>,
     tlbi: Tlbi,
     break_before_make: BreakBeforeMake,
-    /// FEAT_S2FWB: nothing gets past the data caches.
+    /// FEAT_S2FWB: the guest's accesses always use the data caches.
     forced_write_back: bool,
     fault: Fault,
-    /// For a guest with private memory.
+    /// Accounts of private memory, for a guest that has it.
     keeper: Option<Keeper>,
-    /// The manager is clearing the log: for [`Fault::KeepDirty`].
+    /// Set while the manager clears the log, for [`Fault::KeepDirty`].
     pub clearing: AtomicBool,
 }
 
-/// The ID registers of this CPU. Those of QEMU's `virt` machine are all the same.
+/// Returns the ID registers of this CPU. All CPUs of QEMU's `virt` machine have the same values.
 pub fn id_registers() -> IdRegisters {
     IdRegisters {
         mmfr0: cpu::read!("id_aa64mmfr0_el1"),
@@ -51,13 +50,13 @@ pub fn id_registers() -> IdRegisters {
 }
 
 impl El2 {
-    /// The machine as its ID registers have it, and a fault on purpose.
+    /// Creates the platform from the ID registers, with a deliberate fault.
     pub fn new(id: &IdRegisters, format: &Stage2, fault: Fault, keeper: Option<Keeper>) -> Self {
         let tlbi = Tlbi { most_by_address: MOST_BY_ADDRESS, ..id.tlbi(format) };
         Self {
             grace: Grace::new([const { Seat::new() }; SEATS]),
             tlbi: if fault == Fault::Local { tlbi.local() } else { tlbi },
-            // `vcpu` handles conflicts.
+            // `true`, because `vcpu` handles TLB conflicts.
             break_before_make: match fault {
                 Fault::NoBreak => BreakBeforeMake::Never,
                 _ => id.break_before_make(true),
@@ -69,19 +68,21 @@ impl El2 {
         }
     }
 
-    /// Who keeps account of private memory.
+    /// Returns the accounts of private memory.
     pub fn keeper(&self) -> Option<&Keeper> {
         self.keeper.as_ref()
     }
 
-    /// Writes back and forgets what data caches hold of a piece of memory; with FEAT_S2FWB, where
-    /// nothing gets past them, just enough for it to be `fetched`. By address, through EL2's own
-    /// mapping: a line is the same under every address of its memory.
+    /// Cleans and invalidates data caches for a range of memory. With FEAT_S2FWB, where the guest
+    /// always uses the caches, it only cleans the range to the point of unification, and only if it
+    /// is to be `fetched`. It works by EL2's own addresses: a data cache line is the same under
+    /// every address of its memory.
     pub fn clean(&self, memory: Hpa, bytes: u64, fetched: bool) {
         let ctr = cpu::read!("ctr_el0");
         let lines = memory.0..memory.0 + bytes;
         let lines = lines.step_by(4 << (ctr >> CTR_DATA_LINE_SHIFT & 0xf));
-        // SAFETY: what is in memory, seen from anywhere, stays.
+        // SAFETY: cleaning, with or without invalidation, loses no data: every observer sees the
+        // same content of memory as before.
         unsafe {
             if !self.forced_write_back {
                 lines.for_each(|line| asm!("dc civac, {}", in(reg) line, options(nostack)));
@@ -92,31 +93,31 @@ impl El2 {
         }
     }
 
-    /// Forgets all that this CPU holds of the guest: before it loads another root for the same
-    /// VMID, and after a TLB conflict.
+    /// Invalidates all entries of a VMID in this CPU's TLB. This is needed when it loads another
+    /// root for the same VMID, and after a TLB conflict.
     pub fn forget_all(&self, vmid: Vmid) {
         let all = Invalidation { vmid, range: None, leaf: None, tables: true };
         self.tlbi.local().sequence(&all).for_each(execute);
     }
 }
 
-/// CTR_EL0: the smallest line of data caches, as a power of two of words; whether data need not be
-/// cleaned, and instructions not be invalidated, to be fetched.
+/// Fields of CTR_EL0: the smallest data cache line, as a power of two in words; whether a fetch
+/// needs no cleaning of data caches; and whether it needs no invalidation of instruction caches.
 const CTR_DATA_LINE_SHIFT: u32 = 16;
 const CTR_IDC: u64 = 1 << 28;
 const CTR_DIC: u64 = 1 << 29;
-/// Where VTTBR_EL2 has the VMID.
+/// Position of the VMID in VTTBR_EL2.
 const VTTBR_VMID: u32 = 48;
 
-/// Calls `invalidate` with this VMID in VTTBR_EL2, which says whose entries instructions are about.
-/// Nothing of the guest runs on this CPU meanwhile.
+/// Calls `invalidate` with this VMID in VTTBR_EL2, because invalidations act on the VMID that is
+/// loaded. This CPU runs nothing of the guest meanwhile.
 fn with_vmid(vmid: Vmid, invalidate: impl FnOnce()) {
     let loaded = load_vmid(vmid);
     invalidate();
     load_vmid(loaded);
 }
 
-/// Loads a VMID beside the root that is loaded; returns the one before.
+/// Loads a VMID, and keeps the root that is loaded. Returns the VMID before.
 pub fn load_vmid(vmid: Vmid) -> Vmid {
     let loaded = cpu::read!("vttbr_el2");
     let wanted = loaded & !(0xffff << VTTBR_VMID) | u64::from(vmid.0) << VTTBR_VMID;
@@ -127,12 +128,12 @@ pub fn load_vmid(vmid: Vmid) -> Vmid {
     Vmid((loaded >> VTTBR_VMID) as u16)
 }
 
-/// Executes one instruction of a sequence, about the VMID in VTTBR_EL2.
+/// Executes one instruction of a sequence, for the VMID in VTTBR_EL2.
 fn execute(instruction: Instruction) {
     macro_rules! plain {
         ($text:literal) => {
-            // SAFETY: a barrier, or an invalidation of the guest's translations: it removes what is
-            // cached, and changes nothing else.
+            // SAFETY: a barrier, or an invalidation of the guest's translations, which removes TLB
+            // entries and changes nothing else.
             unsafe { asm!($text, options(nostack)) }
         };
     }
@@ -150,8 +151,8 @@ fn execute(instruction: Instruction) {
         Instruction::Isb => plain!("isb"),
         Instruction::Ipas2e1is(x) => with!("tlbi ipas2e1is", x),
         Instruction::Ipas2le1is(x) => with!("tlbi ipas2le1is", x),
-        // RIPAS2E1IS, RIPAS2LE1IS, and those without IS: assemblers know them with FEAT_TLBIRANGE
-        // only.
+        // RIPAS2E1IS, RIPAS2LE1IS, and both without IS are written by number, because assemblers
+        // accept their names only with FEAT_TLBIRANGE.
         Instruction::Ripas2e1is(x) => with!("sys #4, c8, c0, #2", x),
         Instruction::Ripas2le1is(x) => with!("sys #4, c8, c0, #6", x),
         Instruction::Vmalle1is => plain!("tlbi vmalle1is"),
@@ -165,14 +166,15 @@ fn execute(instruction: Instruction) {
     }
 }
 
-/// What a deliberate fault makes of an instruction. For the whole guest there is one instruction
-/// for both stages: without stage 2 it is that of stage 1, without stage 1 there is none.
+/// Returns the instruction that a deliberate fault executes in place of another, if any. One
+/// instruction invalidates both stages of the whole guest: without stage 2, that of stage 1
+/// replaces it; without stage 1, it is left out.
 fn spoiled(fault: Fault, instruction: Instruction) -> Option<Instruction> {
     use Instruction::*;
     match (fault, instruction) {
         (Fault::NoTlbi, DsbIshst | DsbIsh | DsbNshst | DsbNsh | Isb) => Some(instruction),
         (Fault::NoTlbi, _) => None,
-        // QEMU 7.2 broadcasts this one whatever its scope.
+        // QEMU 7.2 broadcasts this instruction although it is local.
         (Fault::Local, Vmalls12e1) => Some(Vmalle1),
         (Fault::NoStage1, Vmalle1 | Vmalle1is | Vmalls12e1 | Vmalls12e1is) => None,
         (Fault::NoStage2, Vmalls12e1is) => Some(Vmalle1is),
@@ -187,23 +189,27 @@ fn layout(bytes: usize) -> Layout {
 }
 
 // SAFETY:
-// 1. The buddy allocator returns blocks of that size and alignment, nobody else's until `dealloc`.
-// 2. EL2 maps all RAM at its own address, writable, for good: the address is the pointer.
-// 3. The sequence is the one for this CPU's features, on all CPUs of the inner shareable domain,
-//    and ends with the barrier that waits for it; a deliberate fault breaks this promise on
+// 1. The buddy allocator returns blocks of that size and alignment, which have no other user until
+//    `dealloc`.
+// 2. EL2 maps all RAM of the heap at its own address, writable, and never changes that: the address
+//    is the pointer.
+// 3. The sequence is the one for this CPU's features. It acts on all CPUs of the inner shareable
+//    domain, and ends with the barrier that waits for it. A deliberate fault breaks this promise on
 //    purpose.
-// 4. Both are fields that nobody changes.
-// 5. `fill` is the one that is provided.
-// 6. Nothing here panics but on sizes that are no powers of two, which the engine does not ask for.
+// 4. Both are fields that never change.
+// 5. `fill` is the provided method.
+// 6. No method here panics, except for sizes that are not powers of two, which `slat` does not ask
+//    for.
 unsafe impl Platform for El2 {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
-        // SAFETY: the size is not 0. Alignment and ownership are those of `Frame::from_hpa`'s
-        // contract.
+        // SAFETY: the size is not 0. The block is aligned and owned as the contract of
+        // `Frame::from_hpa` requires.
         unsafe { Frame::from_hpa(Hpa(alloc(layout(bytes)) as u64)) }
     }
 
     unsafe fn free(&self, frame: Frame, bytes: usize) {
-        // SAFETY: the frame is from `allocate`, with that size, and nobody reaches it any more.
+        // SAFETY: the caller promises that the frame is from `allocate` with that size, and that
+        // nothing reaches it any more.
         unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
     }
 
@@ -212,8 +218,8 @@ unsafe impl Platform for El2 {
     }
 
     fn publish(&self) {
-        // An entry that was invalid is in no TLB: only the store has to be seen by walks. No ISB,
-        // since this CPU returns to the guest by an exception return before it uses the entry.
+        // No TLB has an entry that was invalid, so only walks have to see the store. An ISB is not
+        // needed, because this CPU uses the entry only after an exception return to the guest.
         aarch64_cpu::asm::barrier::dsb(aarch64_cpu::asm::barrier::ISHST);
     }
 
@@ -246,7 +252,8 @@ unsafe impl Platform for El2 {
             return;
         }
         let fetched = what == Maintenance::Instructions;
-        // What it cannot reach it has not written since that was cleaned, before the guest ran.
+        // The hypervisor cannot reach private memory. It was cleaned before the guest ran, and the
+        // hypervisor has not written to it since.
         if !self.keeper().is_some_and(|keeper| keeper.keeps(memory)) {
             self.clean(memory, bytes, fetched);
         }
@@ -263,8 +270,8 @@ impl Host for El2 {
 
     fn forget_instructions(&self) {
         if cpu::read!("ctr_el0") & CTR_DIC == 0 {
-            // SAFETY: instructions are fetched again. By address would not reach the aliases of a
-            // cache that is indexed by virtual addresses.
+            // SAFETY: it only makes CPUs fetch instructions again. An invalidation by address would
+            // not reach aliases in a cache that is indexed by virtual addresses.
             unsafe { asm!("ic ialluis", "dsb ish", "isb", options(nostack)) }
         }
     }

@@ -1,10 +1,11 @@
-//! Pages of the guest's become private and shared again, as it asks and as the manager does, while
-//! its vCPUs use them.
+//! The job `private`: the guest and the manager convert pages of the guest to private and back to
+//! shared, while vCPUs use them.
 //!
-//! Private memory is the machine's other region. The hypervisor's own table does not map it from
-//! before the guest runs: an access of its own would end the machine. So nothing is ever carried
-//! over between the two kinds of a page, nor wiped: each keeps what the guest last had there, which
-//! the guest checks, and private memory begins with a word that only its owner can have read.
+//! Private memory is the machine's other region. The hypervisor removes it from its own table
+//! before the guest runs, so that an access of its own would end the machine. A conversion
+//! therefore neither copies nor clears: each of the two kinds of a page keeps what the guest last
+//! wrote there, and the guest checks that. Before the first write, private memory has the word
+//! `NEVER`, which a guest can have read only from private memory.
 
 use super::cpu::{self, read};
 use super::guest::{Behind, Hypervisor, PAGE, Stage2};
@@ -27,22 +28,24 @@ use slat_guest::{
 use slat_hypervisor::granules::Granules;
 use slat_hypervisor::layout::{DEVICE_TREE, GUEST_RAM, away};
 
-/// What private memory holds before the guest writes to it: `NEVER` of the guest's program.
+/// Content of private memory before the guest writes to it, the same as `NEVER` of the guest's
+/// program.
 const NEVER: u64 = 0x6e65_7665_7220_7365;
-/// How often the manager converts what the program has left to it, there and back; more often if
-/// vCPUs have not asked for `FEW` conversions by then, which is up to how busy the emulator is.
+/// Number of rounds in which the manager converts its pages to private and back. There are up to
+/// `MOST_ROUNDS` if vCPUs have asked for fewer than `FEW` conversions by then, which depends on how
+/// fast the emulator is.
 const ROUNDS: u64 = 6;
 const FEW: u64 = 500;
 const MOST_ROUNDS: u64 = 60;
-/// How long the guest uses what was converted, in milliseconds.
+/// Time for which the guest uses the pages after a conversion, in milliseconds.
 const USES: u64 = 30;
-/// Of so many conversions the machine refuses one.
+/// Of this many conversions, the machine refuses one as busy.
 const BUSY_EVERY: u64 = 16;
-/// Bytes of the guest's that stay shared, from its device tree on.
+/// Bytes of the guest's memory that cannot be converted, from its device tree on.
 const FIRM: u64 = 2 << 20;
 
-/// The answers, other than 0, that the guest reads after a conversion: `private.rs` of the program
-/// in `hypervisor/work` has the same.
+/// Results that the guest reads after a conversion, other than 0. `private.rs` of the program in
+/// `hypervisor/work` has the same.
 mod answer {
     pub const BUSY: u64 = 1;
     pub const FIRM: u64 = 2;
@@ -51,23 +54,23 @@ mod answer {
     pub const OTHER: u64 = 5;
 }
 
-/// A machine that protects private memory, as far as it keeps accounts.
+/// The accounts that a machine which protects private memory would keep.
 #[derive(Debug)]
 pub struct Keeper {
-    /// Where private memory is.
+    /// Start of private memory.
     start: u64,
     bytes: u64,
     pages: Granules<Box<[AtomicU64]>>,
     asked: AtomicU64,
-    /// Conversions that were allowed, by kind.
+    /// Conversions that were allowed, to shared and to private.
     allowed: [AtomicU64; 2],
-    /// Refused, by code.
+    /// Conversions that were refused, as busy and as firm.
     refused: [AtomicU64; 2],
     splits: AtomicU64,
 }
 
 impl Keeper {
-    /// For a guest with so much memory.
+    /// Creates the accounts of a guest with `bytes` of memory.
     pub fn new(bytes: u64) -> Self {
         let words = (bytes / PAGE).div_ceil(64);
         let zero = || AtomicU64::new(0);
@@ -82,12 +85,13 @@ impl Keeper {
         }
     }
 
-    /// Whether it is private memory.
+    /// Returns whether an address is in private memory.
     pub fn keeps(&self, memory: Hpa) -> bool {
         memory.0 >= self.start && memory.0 - self.start < self.bytes
     }
 
-    /// The page numbers of leaves, whose place in private memory is that in the guest's.
+    /// Returns the first page and the number of pages of leaves, or `None` if their offset in
+    /// private memory is not that in the guest's memory.
     fn numbers(&self, leaves: &PrivateLeaves) -> Option<(u64, u64)> {
         let offset = leaves.gpa.0.checked_sub(GUEST_RAM)?;
         (leaves.hpa.0 == self.start + offset).then_some((offset / PAGE, leaves.bytes / PAGE))
@@ -130,8 +134,8 @@ impl PrivateHooks for Keeper {
     }
 }
 
-/// Private memory begins with what nobody wrote, and is the hypervisor's no more. Before other CPUs
-/// are on.
+/// Fills private memory with [`NEVER`], and removes it from the hypervisor's own table. It runs
+/// before other CPUs are on.
 pub fn prepare(machine: &El2, bytes: u64) {
     let start = away(bytes);
     Run { first: 0, pages: bytes / PAGE }.fill(start, NEVER);
@@ -139,8 +143,8 @@ pub fn prepare(machine: &El2, bytes: u64) {
     memory::hide(start, bytes);
 }
 
-/// Converts a page as the guest's program asks: its frame's number, and in bit 0 the kind. What it
-/// reads as the answer.
+/// Converts a page as the guest's program asks: `word` is twice the number of its frame, plus 1 for
+/// private. Returns the result for the program.
 pub fn asked(worker: &mut Worker<'_, Stage2, El2, Behind>, word: u64) -> u64 {
     let to = if word & 1 == 1 { MemoryKind::Private } else { MemoryKind::Shared };
     let Ok(page) = GpaRange::new(Gpa((word >> 1) << 12), 1 << 12) else {
@@ -155,27 +159,27 @@ pub fn asked(worker: &mut Worker<'_, Stage2, El2, Behind>, word: u64) -> u64 {
     }
 }
 
-/// What the manager has done.
+/// Counts of what the manager has done.
 #[derive(Default)]
 struct Done {
     conversions: u64,
     pages: u64,
     busy: u64,
     taken_back: u64,
-    /// Each of which has one refusal for a pin.
+    /// Rounds, each of which has one refusal because of a pin.
     rounds: u64,
 }
 
-/// Conversions for which vCPUs asked, and which were done or are under way.
+/// Returns the number of conversions by vCPUs that were done or are in progress.
 fn by_vcpus(keeper: &Keeper, done: &Done) -> u64 {
     let all: u64 = keeper.allowed.iter().map(|count| count.load(Ordering::Relaxed)).sum();
     all.saturating_sub(done.conversions)
 }
 
-/// Converts what the program has left to the manager, there and back, and has it check all.
+/// Converts the manager's pages to private and back, and lets the guest check all pages.
 ///
 /// # Errors
-/// What went wrong, in words.
+/// Returns in words what went wrong.
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
     wait_for(hypervisor, 1)?;
     sleep(hypervisor, RUNS);
@@ -191,7 +195,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
             convert(thread, run, MemoryKind::Private, &mut done)?;
         }
         sleep(hypervisor, USES);
-        // Taken, and mapped again by faults: the guest finds what it had there.
+        // Private pages are unmapped, and faults map them again: the guest finds its content there.
         let all = PrivateRange { start: PrivateAt(0), bytes };
         let taken = thread
             .worker()
@@ -202,7 +206,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
             return Err(format!("private memory at {} was pinned", runs[0].start()));
         }
         for &run in &runs {
-            // By parts: blocks are split.
+            // Conversions of parts of a run split its blocks.
             for part in parts(run)? {
                 convert(thread, part, MemoryKind::Shared, &mut done)?;
             }
@@ -220,7 +224,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     wait_for(hypervisor, 2)?;
     unreachable(bytes)?;
 
-    // The program has left nothing private.
+    // The program has converted all of its pages to shared.
     let counts = keeper.pages.counts();
     let held = keeper.pages.held();
     let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -256,7 +260,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     Ok(())
 }
 
-/// Converts once more if the machine is busy.
+/// Converts a run, and tries again while the machine is busy.
 fn convert(
     thread: &mut Thread<'_>,
     run: GpaRange,
@@ -278,7 +282,7 @@ fn convert(
     }
 }
 
-/// Pages beside each other, of those that the program has told.
+/// Returns the runs of adjacent pages among those that the program has named.
 fn runs(frames: &[u64]) -> Result<Vec<GpaRange>, String> {
     let mut frames = frames.to_vec();
     frames.sort_unstable();
@@ -298,7 +302,7 @@ fn runs(frames: &[u64]) -> Result<Vec<GpaRange>, String> {
     Ok(runs)
 }
 
-/// A quarter of a run, and the rest.
+/// Divides a run into its first quarter and the rest.
 fn parts(run: GpaRange) -> Result<Vec<GpaRange>, String> {
     let quarter = (run.size() / 4) & !(PAGE - 1);
     let parts = [(run.start().0, quarter), (run.start().0 + quarter, run.size() - quarter)];
@@ -306,8 +310,8 @@ fn parts(run: GpaRange) -> Result<Vec<GpaRange>, String> {
     parts.map(|(at, bytes)| GpaRange::new(Gpa(at), bytes).map_err(|e| e.to_string())).collect()
 }
 
-/// This CPU's MMU finds no translation of EL2's for any page of private memory, and one for the
-/// guest's shared memory.
+/// Checks that this CPU's MMU finds no translation at EL2 for any page of private memory, but one
+/// for the guest's shared memory.
 fn unreachable(bytes: u64) -> Result<(), String> {
     let start = away(bytes);
     match (start..start + bytes).step_by(PAGE as usize).find(|&page| reaches(page)) {
@@ -317,10 +321,10 @@ fn unreachable(bytes: u64) -> Result<(), String> {
     }
 }
 
-/// Whether EL2 may read there.
+/// Returns whether EL2 can read at an address.
 fn reaches(address: u64) -> bool {
-    // SAFETY: asks EL2's stage 1 for a translation; the answer goes to PAR_EL1, in which the
-    // manager's CPU has nothing of a guest's.
+    // SAFETY: the instruction translates by EL2's stage 1, and changes only PAR_EL1. No vCPU runs
+    // on the manager's CPU, so no guest uses that register.
     unsafe {
         core::arch::asm!("at s1e2r, {}", in(reg) address, options(nostack));
     }

@@ -1,5 +1,5 @@
-//! Power states of CPUs (PSCI, DEN 0022): the firmware's, below EL2, and what of them the guest
-//! gets.
+//! Power states of CPUs (PSCI, DEN 0022): calls to the firmware, and those calls that the
+//! hypervisor offers to the guest.
 
 use super::cpu::start_secondary;
 use super::guest::Hypervisor;
@@ -12,7 +12,7 @@ pub fn system_off() -> ! {
     unreachable!("a machine that is off");
 }
 
-/// Starts a CPU in `secondary`, with its number.
+/// Starts a CPU in `secondary`, with its number as argument.
 pub fn start(cpu: u64) -> Result<(), psci::Error> {
     psci::cpu_on::<Smc>(cpu, start_secondary as *const () as u64, cpu)
 }
@@ -23,21 +23,21 @@ pub fn cpu_off() -> ! {
     unreachable!("a CPU that is off: {failed:?}");
 }
 
-/// What a call comes to for who runs the vCPU.
+/// Result of a call, for the vCPU that made it.
 pub enum Answer {
-    /// The guest gets this in x0.
+    /// The value that the guest gets in x0.
     Value(i64),
-    /// This vCPU is switched off.
+    /// The vCPU is switched off.
     Off,
     /// The guest ends.
     End(&'static str),
 }
 
-/// The function identifiers' bit that says that arguments have 64 bits.
+/// Bit of a function identifier that says that its arguments have 64 bits.
 const WIDE: u64 = 1 << 30;
 
-/// Answers the call with these first registers. What is not known, PSCI or not, is NOT_SUPPORTED,
-/// which is what a caller by the SMC Calling Convention expects of a service that is missing.
+/// Handles the call in these registers. An unknown function, of PSCI or not, returns NOT_SUPPORTED,
+/// as the SMC Calling Convention requires for a service that is missing.
 pub fn call(hypervisor: &Hypervisor, x: &[u64; 31]) -> Answer {
     let function = x[0] as u32;
     let mask = if x[0] & WIDE != 0 { u64::MAX } else { u32::MAX.into() };
@@ -62,7 +62,7 @@ pub fn call(hypervisor: &Hypervisor, x: &[u64; 31]) -> Answer {
         psci::PSCI_CPU_OFF => return Answer::Off,
         psci::PSCI_AFFINITY_INFO_32 | psci::PSCI_AFFINITY_INFO_64 => {
             match target < hypervisor.options.vcpus && x[2] & mask == 0 {
-                // The firmware knows when the CPU is really off, and can be switched on again.
+                // Only the firmware knows when the CPU is off and can be switched on again.
                 true => match psci::affinity_info::<Smc>(target, psci::LowestAffinityLevel::All) {
                     Ok(state) => state as i64,
                     Err(error) => error.into(),
@@ -77,12 +77,12 @@ pub fn call(hypervisor: &Hypervisor, x: &[u64; 31]) -> Answer {
     Answer::Value(value)
 }
 
-/// Switches vCPU `target` on, at `entry`. Its number is its CPU's Aff0.
+/// Switches vCPU `target` on at `entry`. The number of a vCPU is the Aff0 of its CPU.
 fn cpu_on(hypervisor: &Hypervisor, target: u64, entry: u64, context: u64) -> i64 {
     let Some(start_at) = hypervisor.vcpus.get(target as usize) else {
         return error::INVALID_PARAMETERS.into();
     };
-    // Set before the CPU is on; if it is on already, nobody reads it.
+    // Set before the CPU is on. If the CPU is on already, it does not read this value.
     let before = start_at.replace(entry, context);
     match start(target) {
         Ok(()) => error::SUCCESS.into(),

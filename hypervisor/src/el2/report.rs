@@ -1,6 +1,6 @@
-//! What the hypervisor says: lines of text for people, lines of JSON for the report. They go to the
-//! emulator by semihosting, which leaves the serial line to the guest; on hardware it would be a
-//! second line.
+//! Output of the hypervisor: lines of text for people, and lines of JSON for the report. They go to
+//! the emulator by semihosting, because the guest has the serial line. Hardware would need a second
+//! serial line.
 
 use super::cpu;
 use alloc::ffi::CString;
@@ -10,13 +10,14 @@ use core::arch::asm;
 use core::fmt;
 use spin::Mutex;
 
-/// One line at a time.
+/// Lock that keeps lines of several CPUs apart.
 static LINE: Mutex<()> = Mutex::new(());
 
-/// Prints a line for people, with the machine's time.
+/// Prints a line of text, with the machine's time.
 pub fn line(arguments: fmt::Arguments<'_>) {
     let milliseconds = cpu::now() / (cpu::frequency() / 1000).max(1);
-    // Formatted before the lock: an argument may have something to say.
+    // The line is formatted before `print` takes the lock, because formatting an argument may print
+    // as well.
     print(format!("{:>4}.{:03}  {arguments}\n", milliseconds / 1000, milliseconds % 1000));
 }
 
@@ -28,8 +29,8 @@ pub fn record(value: &serde_json::Value) {
 fn print(text: String) {
     let Ok(text) = CString::new(text.replace('\0', "")) else { return };
     let _turn = LINE.lock();
-    // SAFETY: HLT 0xf000 is semihosting's call; operation 4, SYS_WRITE0, reads the string at x1 up
-    // to its zero and changes x0 only. QEMU is started with semihosting on.
+    // SAFETY: HLT 0xf000 is a semihosting call. Its operation 4, SYS_WRITE0, reads the string at x1
+    // up to the terminating zero, and changes only x0. QEMU is started with semihosting enabled.
     unsafe {
         asm!("hlt #0xf000", inout("x0") 4u64 => _, in("x1") text.as_ptr(), options(nostack));
     }

@@ -1,9 +1,9 @@
-//! A running guest goes back to a snapshot, and runs on at once: its memory comes back page by page,
-//! what it faults on first.
+//! The job `restore`: a running guest is restored from a snapshot, and runs at once. Its memory
+//! comes back page by page, and the pages that it faults on come first.
 //!
-//! The guest is stopped by its memory, as in a migration; the snapshot is a copy in the machine's
-//! other region. Its own region is filled with what no guest wrote, so that a page that is mapped
-//! before its content is there is noticed.
+//! The guest is stopped as in a migration, and the snapshot is a copy in the machine's other
+//! region. The guest's own region is filled with a word that no guest writes, so that the guest
+//! detects a page that is mapped before its content is there.
 
 use super::cpu;
 use super::guest::{Hypervisor, PAGE};
@@ -19,15 +19,15 @@ use slat::Hpa;
 use slat_guest::{Host, HvaRange};
 use slat_hypervisor::layout::away;
 
-/// Pages that come together in the background.
+/// Largest number of pages that are restored together in the background.
 const TOGETHER: u64 = 64;
-/// How long faults alone are served between two such runs, in milliseconds.
+/// Time between two such runs in which only faults are served, in milliseconds.
 const BETWEEN: u64 = 1;
 
-/// Does all of that, and has the guest check what it wrote.
+/// Runs the job, and lets the guest check what it wrote.
 ///
 /// # Errors
-/// What went wrong, in words.
+/// Returns in words what went wrong.
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
     wait_for(hypervisor, 1)?;
     sleep(hypervisor, RUNS);
@@ -49,7 +49,8 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     hypervisor.stopped.store(false, Ordering::Release);
     let still = cpu::now() - begin;
 
-    // Pages at a time: faults first, and the rest when none has come for a while.
+    // Restores pages that vCPUs wait for first. Others follow once `BETWEEN` has passed since the
+    // last run in the background.
     let begin = cpu::now();
     let mut due = begin;
     while late.counts().missing != 0 {
@@ -85,7 +86,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         "frequency": cpu::frequency(),
         "still_ticks": still,
         "restore_ticks": restored,
-        // How long vCPUs waited for pages.
+        // Times for which vCPUs waited for pages.
         "stalls": stalls.count,
         "stall_p50_ticks": stalls.p50,
         "stall_p99_ticks": stalls.p99,

@@ -1,5 +1,5 @@
-//! How long faults hold up vCPUs: from the first fault on an address to the one after which the
-//! guest goes on. Noted while a job asks.
+//! Times for which faults delay vCPUs: from the first fault on an address until the guest
+//! continues. They are recorded while a job asks for them.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -8,13 +8,13 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use slat_hypervisor::stalls::Stalls;
 use spin::Mutex;
 
-/// Times of each vCPU that are kept, at most.
+/// Largest number of times that are kept for each vCPU.
 const MOST: usize = 1 << 18;
 
-/// What each vCPU has noted.
+/// The recorded times of each vCPU.
 pub struct Notes {
     asked: AtomicBool,
-    /// Locked by the vCPU, and by who asks.
+    /// Times in ticks. A vCPU locks its own list to add to it, and the manager to take it.
     times: Box<[Mutex<Vec<u64>>]>,
 }
 
@@ -24,7 +24,7 @@ impl Notes {
         Self { asked: AtomicBool::new(false), times }
     }
 
-    /// vCPU `vcpu` was held up for so many ticks.
+    /// Records that a fault delayed vCPU `vcpu` for `ticks` ticks.
     pub fn note(&self, vcpu: u16, ticks: u64) {
         if self.asked.load(Ordering::Relaxed) {
             let mut times = self.times[vcpu as usize].lock();
@@ -34,12 +34,12 @@ impl Notes {
         }
     }
 
-    /// From now on times are noted.
+    /// Starts to record times.
     pub fn begin(&self) {
         self.asked.store(true, Ordering::Relaxed);
     }
 
-    /// What was noted, and no more is.
+    /// Stops recording, and returns a summary of the times.
     pub fn end(&self) -> Stalls {
         self.asked.store(false, Ordering::Relaxed);
         let mut all: Vec<u64> =

@@ -1,24 +1,24 @@
-//! System registers that the guest writes while HCR_EL2.TVM traps them: emulated by the same write.
+//! Emulates writes of system registers that HCR_EL2.TVM traps, by the same write at EL2.
 
 use super::cpu::write;
 use slat_hypervisor::syndrome::System;
 
-/// What a trapped access was.
+/// What a trapped access did.
 pub enum Done {
-    /// A register was written that has nothing to do with caches.
+    /// It wrote a register that does not switch caches.
     Written,
-    /// SCTLR_EL1 was written; whether MMU and data cache are both on.
+    /// It wrote SCTLR_EL1; the value says whether MMU and data cache are both on.
     Caches(bool),
-    /// A data cache was maintained by set and way.
+    /// It was maintenance of a data cache by set and way, which is left to the caller.
     SetWay,
-    /// Nothing that is trapped on purpose.
+    /// It is not one that is trapped on purpose, and was not emulated.
     Unknown,
 }
 
 /// SCTLR_EL1.{M, C}.
 const CACHED: u64 = 1 << 0 | 1 << 2;
 
-/// Does what the guest was kept from.
+/// Emulates a trapped access, with the value of its register.
 pub fn emulate(system: System, value: u64) -> Done {
     if system.read {
         return Done::Unknown;

@@ -1,4 +1,4 @@
-//! A vCPU: it runs until something needs an answer.
+//! A vCPU: runs the guest, and handles its exits.
 
 use super::cpu::{self, Left, Registers, read, write};
 use super::guest::{Behind, Hypervisor, Memory, Stage2};
@@ -17,13 +17,13 @@ use slat_hypervisor::options::Trap;
 use slat_hypervisor::progress::{Place, Progress};
 use slat_hypervisor::syndrome::{self, Abort, Exit, Kind, Need};
 
-/// What this CPU's thread works with.
+/// The vCPU of `slat-guest` that a CPU runs.
 type Thread<'w> = Vcpu<'w, Stage2, super::platform::El2, Behind>;
 
-/// EL1 on its own stack, all interrupts masked: as PSCI starts a CPU.
+/// Processor state with which PSCI starts a CPU: EL1 on its own stack, all interrupts masked.
 const START_STATE: u64 = 0b1111 << 6 | 0b0101;
 
-/// Runs vCPU `id` on this CPU, until it is switched off.
+/// Runs vCPU `id` on this CPU until it is switched off.
 pub fn run(hypervisor: &'static Hypervisor, id: u64) -> ! {
     let why = {
         let mut room = [const { None }; TABLE_PAGES];
@@ -43,11 +43,11 @@ struct Running<'w> {
     vcpu: Thread<'w>,
     registers: Registers,
     progress: Progress,
-    /// Since when it waits for what it faulted on.
+    /// Time since which the vCPU waits for the page that it faulted on.
     waits_since: Option<u64>,
 }
 
-/// Whether the guest goes on.
+/// How the guest continues after an exit.
 enum Next {
     Run,
     Off,
@@ -55,7 +55,7 @@ enum Next {
 }
 
 impl<'w> Running<'w> {
-    /// At its first instruction.
+    /// Prepares the vCPU at its first instruction.
     fn new(hypervisor: &'static Hypervisor, mut vcpu: Thread<'w>) -> Self {
         let (entry, context) = hypervisor.vcpus[vcpu.id() as usize].get();
         cpu::open_to_guest();
@@ -72,14 +72,14 @@ impl<'w> Running<'w> {
         running
     }
 
-    /// Loads the root of the tables that this vCPU is to run on. Under `exact` it has one of its
-    /// own while its caches are off; both have the same VMID, so what the other left is forgotten
-    /// first.
+    /// Loads the root of the tables that this vCPU uses. Under `exact`, a vCPU has tables of its
+    /// own while its caches are off. Both have the same VMID, so [`load`] also invalidates what
+    /// this CPU's TLB has of the other tables.
     fn load_root(&mut self) {
         load(self.hypervisor, &self.hypervisor.memory, self.vcpu.root());
     }
 
-    /// Whether writes of the registers that switch caches leave the guest.
+    /// Sets HCR_EL2. `caches` says whether writes of the registers that switch caches are trapped.
     fn trap(&self, caches: bool) {
         let forced = self.hypervisor.memory.tables().format().forced_write_back;
         let caches = caches || self.hypervisor.options.trap == Trap::Always && !forced;
@@ -97,7 +97,8 @@ impl<'w> Running<'w> {
         cpu::isb();
     }
 
-    /// Until it is switched off, or the guest is over: why.
+    /// Runs until the vCPU is switched off or the guest has ended. Returns why, if this vCPU ends
+    /// the guest.
     fn run(mut self) -> Option<String> {
         loop {
             if self.hypervisor.ended() {
@@ -106,9 +107,10 @@ impl<'w> Running<'w> {
                 }
                 return None;
             }
-            // SAFETY: the tables map what `guest::slots` and the backing name: the guest's memory,
-            // and the devices that it is given. ELR_EL2 and SPSR_EL2 are where the guest left, or
-            // begins.
+            // SAFETY:
+            // 1. The tables map what `guest::slots` and the backing name: the guest's memory, and
+            //    the devices that are passed through.
+            // 2. ELR_EL2 and SPSR_EL2 have the state at which the guest left or begins.
             let left = unsafe { cpu::run(&mut self.registers) };
             let next = match left {
                 Left::Synchronous => self.synchronous(),
@@ -166,8 +168,7 @@ impl<'w> Running<'w> {
     }
 
     fn call(&mut self, immediate: u16) -> Next {
-        // Immediates other than 0 are not the SMC Calling Convention's: nobody has defined them
-        // here.
+        // The SMC Calling Convention uses the immediate 0 only. Calls with others are not defined.
         let answer = match immediate {
             0 => psci::call(self.hypervisor, &self.registers.x),
             _ => Answer::Value(smccc::psci::error::NOT_SUPPORTED.into()),
@@ -199,7 +200,8 @@ impl<'w> Running<'w> {
             }
             Kind::Translation | Kind::AccessFlag | Kind::Permission => {}
         }
-        // A walk that a change of the guest's tables has overtaken is done anew.
+        // If the guest has changed its tables since the fault, there may be no address; the guest
+        // retries.
         let Some(gpa) = address(&abort, far) else { return Next::Run };
         let access = match abort.need() {
             Need::Read => Access::Read,
@@ -214,7 +216,7 @@ impl<'w> Running<'w> {
             _ => self.hypervisor.stalls.note(self.vcpu.id(), cpu::now() - begin),
         }
         match outcome {
-            // Nothing else runs on this CPU: it waits.
+            // This CPU runs nothing else, so it waits for the page.
             Outcome::Retry(Retry::NotYet(Some(arrival))) => {
                 while !self.vcpu.is_ready(&arrival) && !self.hypervisor.ended() {
                     cpu::relax();
@@ -247,8 +249,8 @@ impl<'w> Running<'w> {
         }
     }
 
-    /// The guest goes on, unless it faults for ever. Where it was comes along: it may be on its way
-    /// to a handler by now.
+    /// Continues the guest, unless it faults forever. `pc` and `pstate` are those of the fault,
+    /// because an injected exception may have changed the registers since.
     fn moved_on(&mut self, far: u64, gpa: u64, access: Access, (pc, pstate): (u64, u64)) -> Next {
         let place = Place { far, gpa, pc, pstate, x: self.registers.x };
         if !self.progress.faults_for_ever(place) {
@@ -260,7 +262,8 @@ impl<'w> Running<'w> {
         ))
     }
 
-    /// Says where the guest is. In one piece: other vCPUs may do so too.
+    /// Prints the registers of the vCPU. It is one message, because other vCPUs may print at the
+    /// same time.
     fn dump(&self) {
         let mut rows = String::new();
         for (row, four) in self.registers.x.chunks(4).enumerate() {
@@ -279,7 +282,7 @@ impl<'w> Running<'w> {
     }
 }
 
-/// Loads the guest's tables on this CPU, which forgets what it held of them.
+/// Loads the guest's tables on this CPU, and invalidates what its TLB has of the guest's VMID.
 pub fn load(hypervisor: &Hypervisor, memory: &Memory, root: slat::Hpa) {
     let vmid = memory.tables().vmid();
     let vttbr = hypervisor.id.vttbr(memory.tables().format(), root, vmid);
@@ -290,21 +293,22 @@ pub fn load(hypervisor: &Hypervisor, memory: &Memory, root: slat::Hpa) {
     hypervisor.machine.forget_all(vmid);
 }
 
-/// The guest goes on behind the instruction that left, which may be the last of all addresses.
+/// Skips the instruction that left the guest, which may be at the end of all addresses.
 fn skip() {
     write!("elr_el2", read!("elr_el2").wrapping_add(4));
 }
 
-/// The guest physical address of an abort. HPFAR_EL2 has it, unless a right was missing for the
-/// access itself: then the guest's own walk finds it once more.
+/// Returns the guest physical address of an abort. HPFAR_EL2 has it, except for a permission fault
+/// of the access itself; then this CPU walks the guest's stage-1 tables again. Returns `None` if
+/// that walk finds no translation.
 fn address(abort: &Abort, far: u64) -> Option<u64> {
     const PAGE: u64 = 0xfff;
     if abort.kind != Kind::Permission || abort.stage1_walk {
         return Some((read!("hpfar_el2") & !0xf) << 8 | far & PAGE);
     }
     let before = read!("par_el1");
-    // SAFETY: asks the guest's stage 1 for a translation; the answer goes to PAR_EL1, which is put
-    // back.
+    // SAFETY: the instruction translates by the guest's stage 1, and changes only PAR_EL1, which is
+    // restored below.
     unsafe {
         core::arch::asm!("at s1e1r, {}", in(reg) far, options(nostack));
     }

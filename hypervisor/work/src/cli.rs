@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// What there is to be done.
+/// The usage that is printed.
 pub const USAGE: &str = "\
 usage: work write MIB [SECONDS]      write stamps to memory, and check each before it goes
        work crew MIB [SECONDS]       the same on all CPUs, in an order that a copy must have kept
@@ -14,32 +14,32 @@ usage: work write MIB [SECONDS]      write stamps to memory, and check each befo
 
 Without the hypervisor, whatever waits for its stop goes on for SECONDS, or 3.";
 
-/// One thing to be done.
+/// A job of the program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Job {
     /// Print the usage.
     Help,
-    /// Write and check.
+    /// Write stamps to memory and check them.
     Write { mib: usize, seconds: Option<u64> },
-    /// Write and check on all CPUs.
+    /// Write and check stamps on all CPUs.
     Crew { mib: usize, seconds: Option<u64> },
-    /// Convert and check.
+    /// Convert pages to private and back, and check them.
     Private { mib: usize },
-    /// Read.
+    /// Read memory page after page.
     Touch { mib: usize },
-    /// Call.
+    /// Call code in every page of memory.
     Execute { mib: usize },
     /// Start another kernel.
     Kexec { image: PathBuf, cmdline: String, initrd: Option<PathBuf> },
-    /// Reach a register.
+    /// Read or write 4 bytes at a physical address.
     Poke { address: u64, value: Option<u32> },
 }
 
 impl Job {
-    /// The job that the arguments name.
+    /// Returns the job that the arguments name.
     ///
     /// # Errors
-    /// They name none; the error says why.
+    /// Returns in words why the arguments name no job.
     pub fn parse(arguments: &[String]) -> Result<Self, String> {
         let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
         match words[..] {
@@ -79,10 +79,10 @@ impl Job {
     }
 }
 
-/// MiB, as many as a program can have.
+/// Parses a size in MiB.
 fn size(text: &str) -> Result<usize, String> {
     let mib = number("MIB", text)?;
-    // Page numbers and counts of pages have 32 bits in stamps and registers.
+    // Stamps and registers have 32 bits for page numbers and counts of pages.
     match usize::try_from(mib) {
         Ok(mib) if (1..1 << 24).contains(&mib) => Ok(mib),
         _ => Err(format!("MIB is from 1 to {}, not {mib}", (1 << 24) - 1)),
@@ -97,7 +97,7 @@ fn address(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A number, hexadecimal after 0x.
+/// Parses a number, which is hexadecimal after `0x`.
 fn number(name: &str, text: &str) -> Result<u64, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),

@@ -1,48 +1,50 @@
-//! The hypervisor's control page: what the guest tells it, and what it tells the guest.
+//! The hypervisor's control page, through which this program and the hypervisor communicate.
 
 use crate::device::Device;
 use anyhow::anyhow;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Where the page is in the guest's physical memory.
+/// Guest physical address of the page.
 const PAGE: u64 = 0x0b00_0000;
-/// Written: an [`Event`]. Read: 0 go on, 1 stop.
+/// A write is an [`Event`]. A read is 1 if the job is to stop, and 0 if not.
 const EVENT: usize = 0x00;
-/// Written: a number that the work counts by.
+/// A write is a number that the hypervisor's job needs, such as a number of pages.
 const DECLARE: usize = 0x04;
-/// Read: how many pages of its set the work is to use; 0 for all.
+/// A read is the number of pages of its set that the job is to use; 0 is all.
 const SIZE: usize = 0x08;
 
-/// Written: the number of a page frame of the work's memory, one after the other.
+/// Each write is the number of a page frame of the job's memory.
 const PAGES: usize = 0x0c;
 
-/// Written: twice a page frame's number, and 1 for private, 0 for shared. Read: the answer.
+/// A write is twice the number of a page frame, plus 1 for private or plus 0 for shared. A read is
+/// the result.
 const CONVERT: usize = 0x10;
 
-/// Accesses to pages between two looks at the page: a look is an exit to the hypervisor.
+/// Accesses to memory between two reads of the control page, each of which is an exit to the
+/// hypervisor.
 pub const LOOK_EVERY: usize = 1024;
 
-/// How long work goes on that nobody stops.
+/// Duration of a job that has neither a hypervisor nor a time limit.
 const ALONE: Duration = Duration::from_secs(3);
 
-/// What the hypervisor is told.
+/// A state that the program reports to the hypervisor.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
-    /// All is mapped, and the work begins.
+    /// All memory is mapped, and the job begins.
     Started = 1,
-    /// All was as expected.
+    /// All results were right.
     Passed = 2,
-    /// Something was not.
+    /// A result was wrong, or the job failed.
     Failed = 3,
 }
 
-/// The control page, if there is one: one access at a time.
+/// The control page, if there is one. A lock allows one access at a time.
 #[derive(Debug)]
 pub struct Control(Option<Mutex<Device>>);
 
 impl Control {
-    /// Finds the page, or says why there is none.
+    /// Maps the page, or prints why there is none.
     pub fn open() -> Self {
         let device = Device::open(PAGE).and_then(|device| match device.load(EVENT) {
             Ok(_) => Ok(device),
@@ -57,39 +59,41 @@ impl Control {
         }
     }
 
-    /// Tells the hypervisor.
+    /// Reports an event to the hypervisor.
     pub fn tell(&self, event: Event) {
         self.store(EVENT, event as u32);
     }
 
-    /// Tells the hypervisor a number that the work counts by.
+    /// Tells the hypervisor the number that its job needs.
     pub fn declare(&self, number: u32) {
         self.store(DECLARE, number);
     }
 
-    /// Whether there is a hypervisor to talk to.
+    /// Returns whether there is a control page.
     pub fn is_there(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Tells the hypervisor of one more page of the work's.
+    /// Tells the hypervisor the frame of one more page of the job's memory.
     pub fn page(&self, frame: u32) {
         self.store(PAGES, frame);
     }
 
-    /// Has a page made private, or shared; what the hypervisor answers, 0 if it was done.
+    /// Asks the hypervisor to make a page private or shared. Returns the result, which is 0 if it
+    /// was done, or `None` if there is no control page.
     pub fn convert(&self, frame: u32, private: bool) -> Option<u32> {
         let device = self.0.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         device.store(CONVERT, frame << 1 | u32::from(private)).ok()?;
         device.load(CONVERT).ok()
     }
 
-    /// How many pages of its set the work is to use, if not all.
+    /// Returns how many pages of its set the job is to use, or `None` for all.
     pub fn size(&self) -> Option<usize> {
         self.load(SIZE).filter(|size| *size != 0).map(|size| size as usize)
     }
 
-    /// From now on there are these seconds, or until the hypervisor says stop; with neither, a few.
+    /// Returns the end of a job that begins now: after these seconds, or when the hypervisor stops
+    /// it. Without both, it ends after `ALONE`.
     pub fn until(&self, seconds: Option<u64>) -> Until<'_> {
         let alone = self.0.is_none().then_some(ALONE);
         let time = seconds.map(Duration::from_secs).or(alone);
@@ -109,14 +113,14 @@ impl Control {
         }
     }
 
-    /// As where there is no hypervisor.
+    /// Returns a control without a hypervisor.
     #[cfg(test)]
     pub fn absent() -> Self {
         Self(None)
     }
 }
 
-/// When work ends.
+/// The end of a job.
 #[derive(Debug)]
 pub struct Until<'a> {
     control: &'a Control,
@@ -124,7 +128,7 @@ pub struct Until<'a> {
 }
 
 impl Until<'_> {
-    /// Whether it is to end now.
+    /// Returns whether the job is to end now.
     pub fn over(&self) -> bool {
         self.control.load(EVENT) == Some(1) || self.end.is_some_and(|end| Instant::now() >= end)
     }

@@ -1,10 +1,11 @@
-//! Stamps are written by all CPUs at once, each to pages of its own, in an order that a copy of the
-//! memory tells: whether it is of one moment.
+//! The job `crew`: all CPUs write stamps at once, each to pages of its own. The order of the stamps
+//! shows whether a copy of the memory has the state of one moment.
 //!
-//! Thread `t` has as many pages as every other, and writes number `n` to page `n` of them, modulo
-//! their count. So at any moment they hold the last numbers, without a gap. Beside each stamp, and
-//! before it, goes the number that the thread's neighbour had written by then: who has the one has
-//! the other. The hypervisor is told where the pages are, thread after thread.
+//! All threads have the same number of pages. A thread writes number `n` to its page `n`, modulo
+//! their count, so its pages always hold its last numbers without a gap. Before each stamp, the
+//! thread writes the last number of its neighbour beside it: a copy that has the stamp also has
+//! that number of the neighbour. The program tells the hypervisor the frames of the pages, thread
+//! after thread.
 
 use crate::Verdict;
 use crate::control::{Control, Event, LOOK_EVERY};
@@ -13,12 +14,12 @@ use crate::pages;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-/// Where a page has its stamp, in words.
+/// Index of the word in a page that is the stamp.
 const STAMP: usize = 0;
-/// Where it has what the neighbour had written.
+/// Index of the word that is the number of the neighbour.
 const SEEN: usize = 1;
 
-/// What a page held, and should have held.
+/// A word of a page that was wrong.
 #[derive(Debug, PartialEq, Eq)]
 struct Mismatch {
     thread: usize,
@@ -28,22 +29,22 @@ struct Mismatch {
     expected: u64,
 }
 
-/// Never 0, which is what lost memory holds.
+/// Returns a stamp. It is never 0, which lost memory holds.
 const fn stamp(thread: usize, number: u64) -> u64 {
     (thread as u64 + 1) << 48 | number
 }
 
-/// What all threads share.
+/// State that all threads share.
 struct Crew {
     memory: Memory,
-    /// Pages of each thread.
+    /// Number of pages of each thread.
     each: usize,
-    /// Of each thread, the last number that it wrote.
+    /// The last number that each thread wrote.
     written: Vec<AtomicU64>,
 }
 
 impl Crew {
-    /// Maps the memory, and stamps all of it: each thread's first numbers.
+    /// Maps the memory, and stamps all pages with the first numbers of their threads.
     fn new(mib: usize, threads: usize) -> anyhow::Result<Self> {
         let memory = Memory::new(mib)?;
         pages::keep(&memory, pages::Size::Small);
@@ -56,12 +57,13 @@ impl Crew {
         Ok(Self { memory, each, written })
     }
 
-    /// Checks and writes as thread `thread` until it is over, then checks all that it wrote;
-    /// returns how many that were.
+    /// Checks and writes pages as thread `thread` until `over` returns true, and then checks all of
+    /// its pages. Returns the number of stamps that it wrote.
     fn write(&self, thread: usize, mut over: impl FnMut() -> bool) -> Result<u64, Mismatch> {
         let first = self.each as u64;
         let neighbour = &self.written[(thread + 1) % self.written.len()];
-        // Kept beside, so that what was lost or exchanged is noticed, whatever it holds.
+        // Expected values are kept outside the pages, so that a page that was lost or exchanged is
+        // detected whatever it holds.
         let mut seen = vec![0; self.each];
         let mut number = first;
         loop {
@@ -95,11 +97,11 @@ impl Crew {
     }
 }
 
-/// Writes and checks on all CPUs until the hypervisor says stop, or for some seconds. What it
-/// declares is how many pages each thread has.
+/// Runs the job on all CPUs until the hypervisor stops it, or for some seconds. It declares the
+/// number of pages of each thread.
 ///
 /// # Errors
-/// The memory cannot be mapped, or its pages not be found.
+/// Returns an error if the memory cannot be mapped, or if its page frames cannot be found.
 pub fn run(mib: usize, seconds: Option<u64>, control: &Control) -> anyhow::Result<Verdict> {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let crew = Crew::new(mib, threads)?;
@@ -175,7 +177,7 @@ mod tests {
             let before = place.swap(77, Ordering::Relaxed);
             let lost = Mismatch { thread: 0, page: 7, word, held: 77, expected };
             assert_eq!(crew.write(0, looks(1)), Err(lost));
-            // What precedes it was stamped anew.
+            // The thread has stamped the pages before it again.
             place.store(before, Ordering::Relaxed);
             for page in 0..7 {
                 crew.memory.word(page, STAMP).store(stamp(0, page as u64), Ordering::Relaxed);

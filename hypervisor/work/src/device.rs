@@ -1,4 +1,4 @@
-//! A page of physical addresses that is a device's.
+//! Access to a page of a device's registers.
 
 use crate::guarded::{self, BusError};
 use anyhow::{Context, bail, ensure};
@@ -8,25 +8,25 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::ptr;
 
-/// A page of physical memory, mapped as a device's.
+/// A page of physical addresses, mapped as device memory.
 #[derive(Debug)]
 pub struct Device {
     base: *mut u8,
-    /// The kernel's pages have a size of its own choice.
+    /// Size of the page, which the kernel decides.
     size: usize,
-    /// Where in the page the address is that was asked for.
+    /// Offset in the page of the address that was asked for.
     offset: usize,
 }
 
-// SAFETY: the mapping is no thread's own, and lasts until the process ends.
+// SAFETY: the mapping belongs to the process, not to a thread, and lasts until the process ends.
 unsafe impl Send for Device {}
 
 impl Device {
-    /// Maps the page that a physical address is in.
+    /// Maps the page that has a physical address.
     ///
     /// # Errors
-    /// The machine is not arm64, or the kernel gives no access: it has no /dev/mem, or the address
-    /// is that of RAM, or of a device with a driver.
+    /// Returns an error if the machine is not arm64, or if the kernel gives no access: it has no
+    /// /dev/mem, or the address is in RAM or in a device that has a driver.
     pub fn open(address: u64) -> anyhow::Result<Self> {
         if cfg!(not(target_arch = "aarch64")) {
             bail!("device memory is reached on arm64 only");
@@ -34,13 +34,13 @@ impl Device {
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_SYNC);
         let file = options.open("/dev/mem").context("cannot open /dev/mem")?;
-        // SAFETY: it only answers a question.
+        // SAFETY: the call only returns a constant of the system.
         let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let size = u64::try_from(size).context("the kernel does not say how large pages are")?;
         let start = libc::off_t::try_from(address & !(size - 1));
         let start = start.with_context(|| format!("{address:#x} is no physical address"))?;
-        // SAFETY: a new mapping, of no memory that Rust knows of; the file may be closed
-        // afterwards.
+        // SAFETY: this is a new mapping, which has no memory of a Rust object. The file may be
+        // closed afterwards.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -60,15 +60,20 @@ impl Device {
         Ok(Self { base: base.cast(), size: size as usize, offset })
     }
 
-    /// The 4 bytes at an offset.
+    /// Loads the 4 bytes at an offset.
     pub fn load(&self, offset: usize) -> Result<u32, BusError> {
-        // SAFETY: the register is mapped until the process ends.
+        // SAFETY:
+        // 1. The page is mapped for reading until the process ends.
+        // 2. `register` has checked the alignment.
         unsafe { guarded::load(self.register(offset)) }
     }
 
     /// Stores 4 bytes at an offset.
     pub fn store(&self, offset: usize, value: u32) -> Result<(), BusError> {
-        // SAFETY: the register is mapped until the process ends, and no memory of Rust's.
+        // SAFETY:
+        // 1. The page is mapped for writing until the process ends.
+        // 2. `register` has checked the alignment.
+        // 3. The mapping has no Rust object.
         unsafe { guarded::store(self.register(offset), value) }
     }
 

@@ -1,12 +1,12 @@
-//! Code in every page of some memory, called.
+//! The job `execute`: calls code in every page of some memory.
 
 use crate::Verdict;
 use crate::control::Control;
 
-/// Calls every page twice; the first round's fetches are the ones that a hypervisor may trap.
+/// Calls every page twice. A hypervisor may trap the fetches of the first round.
 ///
 /// # Errors
-/// The machine is not arm64, or the memory cannot be mapped.
+/// Returns an error if the machine is not arm64, or if the memory cannot be mapped.
 #[cfg(target_arch = "aarch64")]
 pub fn run(mib: usize, control: &Control) -> anyhow::Result<Verdict> {
     use crate::control::Event;
@@ -22,14 +22,15 @@ pub fn run(mib: usize, control: &Control) -> anyhow::Result<Verdict> {
         .map(|page| unsafe { memory.page(page).cast::<u32>().add(fastrand::usize(..PAGE / 4)) })
         .collect();
     for entry in &entries {
-        // SAFETY: mapped for writing, aligned, and used by nobody else.
+        // SAFETY: the word is mapped for writing and aligned, and nothing else uses it.
         unsafe { entry.write_volatile(RET) };
     }
     publish(&entries);
     control.tell(Event::Started);
     for _ in 0..ROUNDS {
         for entry in &entries {
-            // SAFETY: a function that only returns is at this address, made visible to fetches.
+            // SAFETY: at this address is a function that only returns, and `publish` has made it
+            // visible to fetches.
             unsafe { std::mem::transmute::<*mut u32, extern "C" fn()>(*entry)() };
         }
     }
@@ -55,10 +56,10 @@ fn publish(instructions: &[*mut u32]) {
     }
 }
 
-/// Refuses: the code is arm64's.
+/// Refuses the job, because the code is for arm64.
 ///
 /// # Errors
-/// Always.
+/// Always returns an error.
 #[cfg(not(target_arch = "aarch64"))]
 pub fn run(_: usize, _: &Control) -> anyhow::Result<Verdict> {
     anyhow::bail!("execute: the code is arm64's, and this machine is not")

@@ -1,9 +1,9 @@
-//! Single loads and stores that may be answered with a fault.
+//! Single loads and stores that may fault.
 //!
-//! One instruction each, with neither a pair nor a writeback: the syndrome of its abort then says
-//! which register is meant, and a hypervisor need not decode it.
+//! Each is one instruction without a pair of registers and without writeback. The syndrome of its
+//! abort then names the register, so a hypervisor need not decode the instruction.
 
-/// The access was answered with SIGBUS or SIGSEGV.
+/// Error of an access that got SIGBUS or SIGSEGV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BusError;
 
@@ -15,7 +15,7 @@ mod arm64 {
     use std::sync::Once;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Between these accesses a fault is a fault.
+    /// Whether a guarded access is in progress. Faults at other times are real.
     static INSIDE: AtomicBool = AtomicBool::new(false);
     static FAULTED: AtomicBool = AtomicBool::new(false);
 
@@ -25,15 +25,16 @@ mod arm64 {
         context: *mut libc::c_void,
     ) {
         if !INSIDE.load(Ordering::SeqCst) {
-            // SAFETY: signal is safe in a handler; the access then faults again, for good.
+            // SAFETY: `signal` is async-signal-safe. The access then faults again, and ends the
+            // process.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
             return;
         }
         FAULTED.store(true, Ordering::SeqCst);
-        // SAFETY: with SA_SIGINFO the third argument is the interrupted thread's ucontext_t, which
-        // nobody else uses before the handler returns.
+        // SAFETY: with SA_SIGINFO the third argument is the ucontext_t of the interrupted thread,
+        // which nothing else uses before the handler returns.
         let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
-        // The access is one instruction of 4 bytes, which is left out.
+        // Skips the access, which is one instruction of 4 bytes.
         context.uc_mcontext.pc += 4;
     }
 
@@ -41,13 +42,13 @@ mod arm64 {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(|| {
             for signal in [libc::SIGBUS, libc::SIGSEGV] {
-                // SAFETY: sigaction is made of integers, for which zero is a value.
+                // SAFETY: `sigaction` consists of integers, for which zero is a valid value.
                 let mut action: libc::sigaction = unsafe { zeroed() };
                 action.sa_sigaction = faulted as *const () as usize;
                 action.sa_flags = libc::SA_SIGINFO;
                 let mut old = MaybeUninit::uninit();
-                // SAFETY: both point to what they should, and the handler calls nothing but what
-                // may be called in one.
+                // SAFETY: both pointers are valid, and the handler calls only async-signal-safe
+                // functions.
                 unsafe { libc::sigaction(signal, &action, old.as_mut_ptr()) };
             }
         });
@@ -61,10 +62,11 @@ mod arm64 {
     /// Loads 4 bytes.
     ///
     /// # Safety
-    /// `address` is mapped for reading as long as this runs, and a multiple of 4.
+    /// 1. `address` is mapped for reading while this runs.
+    /// 2. It is a multiple of 4.
     pub unsafe fn load(address: *const u32) -> Result<u32, BusError> {
         let mut value = 0_u32;
-        // SAFETY: by the caller's promise; a fault leaves `value` as it was.
+        // SAFETY: the caller promises 1 and 2. A fault leaves `value` unchanged.
         guard(|| unsafe {
             asm!("ldr {value:w}, [{address}]", value = inout(reg) value,
                  address = in(reg) address, options(nostack, preserves_flags));
@@ -75,10 +77,11 @@ mod arm64 {
     /// Stores 4 bytes.
     ///
     /// # Safety
-    /// `address` is mapped for writing as long as this runs, is a multiple of 4, and no Rust
-    /// object.
+    /// 1. `address` is mapped for writing while this runs.
+    /// 2. It is a multiple of 4.
+    /// 3. It is not part of a Rust object.
     pub unsafe fn store(address: *mut u32, value: u32) -> Result<(), BusError> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller promises 1 to 3.
         guard(|| unsafe {
             asm!("str {value:w}, [{address}]", value = in(reg) value,
                  address = in(reg) address, options(nostack, preserves_flags));
@@ -89,19 +92,19 @@ mod arm64 {
 #[cfg(target_arch = "aarch64")]
 pub use arm64::{load, store};
 
-/// Never reached: no device is opened on other machines.
+/// Never called, because no device is opened on other machines.
 ///
 /// # Safety
-/// None is needed.
+/// There is no requirement.
 #[cfg(not(target_arch = "aarch64"))]
 pub unsafe fn load(_: *const u32) -> Result<u32, BusError> {
     Err(BusError)
 }
 
-/// Never reached: no device is opened on other machines.
+/// Never called, because no device is opened on other machines.
 ///
 /// # Safety
-/// None is needed.
+/// There is no requirement.
 #[cfg(not(target_arch = "aarch64"))]
 pub unsafe fn store(_: *mut u32, _: u32) -> Result<(), BusError> {
     Err(BusError)

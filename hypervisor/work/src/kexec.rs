@@ -1,4 +1,4 @@
-//! Another kernel is started in place of the running one.
+//! The job `kexec`: starts another kernel in place of the running one.
 
 mod place;
 mod tree;
@@ -10,10 +10,10 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// The running machine's device tree, as this kernel was given it.
+/// The device tree that the running kernel got.
 const TREE: &str = "/sys/firmware/fdt";
 
-/// A segment as `kexec_load(2)` takes it.
+/// A segment, in the layout of `kexec_load(2)`.
 #[repr(C)]
 struct Segment {
     buffer: *const u8,
@@ -22,10 +22,11 @@ struct Segment {
     room: u64,
 }
 
-/// Loads the kernel, its device tree and its initial file system, and starts it.
+/// Loads a kernel, its device tree and its initramfs, and starts the kernel.
 ///
 /// # Errors
-/// A file cannot be read, there is no room, or this kernel refuses. Otherwise it does not return.
+/// Returns an error if a file cannot be read, if there is no room, or if the running kernel
+/// refuses. Otherwise it does not return.
 pub fn run(image: &Path, cmdline: &str, initrd: Option<&Path>) -> anyhow::Result<ExitCode> {
     let read =
         |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
@@ -54,7 +55,7 @@ pub fn run(image: &Path, cmdline: &str, initrd: Option<&Path>) -> anyhow::Result
         "work: kexec: kernel at {:#x}, device tree at {:#x}, initrd at {:#x}",
         layout.kernel, layout.tree, layout.initrd
     );
-    // SAFETY: it ends all of this kernel or returns an error.
+    // SAFETY: the call ends the running kernel and this process, or returns an error.
     unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_KEXEC) };
     bail!("the loaded kernel was not started: {}", io::Error::last_os_error())
 }
@@ -65,9 +66,9 @@ fn segment(bytes: &[u8], address: u64, room: u64) -> Segment {
 }
 
 fn load(entry: u64, segments: &[Segment]) -> anyhow::Result<()> {
-    // The running kernel's own architecture (linux/kexec.h).
+    // The architecture of the running kernel (linux/kexec.h).
     const KEXEC_ARCH_DEFAULT: libc::c_ulong = 0;
-    // SAFETY: the buffers live as long as the call, and the layout of segments is the kernel's.
+    // SAFETY: the buffers outlive the call, and `Segment` has the kernel's layout.
     let loaded = unsafe {
         libc::syscall(
             libc::SYS_kexec_load,
@@ -81,8 +82,9 @@ fn load(entry: u64, segments: &[Segment]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What runs between the kernels. Linux enters what `kexec_load(2)` loaded with x0 = 0, where an
-/// arm64 kernel expects the address of its device tree (Documentation/arch/arm64/booting.rst).
+/// Returns the code that runs between the kernels. Linux enters the code that `kexec_load(2)`
+/// loaded with x0 = 0, but an arm64 kernel expects the address of its device tree there
+/// (Documentation/arch/arm64/booting.rst).
 fn purgatory(tree: u64, kernel: u64) -> Vec<u8> {
     let code: [u32; 6] = [
         0x5800_00c0, // ldr x0, tree

@@ -1,5 +1,5 @@
-//! What a guest of the hypervisor does once it has booted: memory is written, read and executed,
-//! and the hypervisor is told over its control page how that went.
+//! The program that a guest of the hypervisor runs once it has booted. It writes, reads and
+//! executes memory, and reports the result to the hypervisor through the control page.
 
 mod cli;
 mod control;
@@ -19,7 +19,7 @@ use cli::{Job, USAGE};
 use control::Control;
 use std::process::ExitCode;
 
-/// Whether the work found what it expected.
+/// Whether a job found what it expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Right,
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Does a work that the hypervisor hears the verdict of.
+/// Runs a job, and reports its verdict to the hypervisor.
 fn judged(work: impl FnOnce(&Control) -> anyhow::Result<Verdict>) -> anyhow::Result<ExitCode> {
     let control = Control::open();
     let verdict = work(&control);

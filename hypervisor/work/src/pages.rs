@@ -1,5 +1,4 @@
-//! Where the program's pages are in the guest's physical memory, and that they stay there; which
-//! CPU a thread runs on.
+//! Finds the page frames of the program's memory, keeps the pages there, and keeps threads on CPUs.
 
 use crate::memory::{Memory, PAGE};
 use anyhow::{Context, ensure};
@@ -7,19 +6,19 @@ use std::fs::{self, File};
 use std::mem::zeroed;
 use std::os::unix::fs::FileExt;
 
-/// In pages of which size a program's memory is.
+/// Size of the pages that the kernel is to use for a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// The smallest.
+    /// The kernel's smallest pages.
     Small,
-    /// Huge pages, where the kernel has them.
+    /// Huge pages, if the kernel has them.
     Huge,
 }
 
-/// Asks the kernel to keep the memory where it is, in pages of that size. What it will not keep is
-/// found out by who looks again.
+/// Asks the kernel to keep the memory at its page frames, in pages of that size. The kernel may
+/// move pages nevertheless, so a job compares [`frames`] at its end.
 pub fn keep(memory: &Memory, size: Size) {
-    // SAFETY: advice about, and a lock of, a mapping that is this program's.
+    // SAFETY: the calls advise on and lock a mapping of this program, and change no content.
     unsafe {
         let (base, bytes) = (memory.page(0).cast(), memory.pages() * PAGE);
         let advice = match size {
@@ -29,14 +28,14 @@ pub fn keep(memory: &Memory, size: Size) {
         libc::madvise(base, bytes, advice);
         libc::mlock(base, bytes);
     }
-    // Not there in kernels that move no pages.
+    // Kernels without compaction do not have this file.
     let _ = fs::write("/proc/sys/vm/compact_unevictable_allowed", "0");
 }
 
-/// The number of the page frame of each of its pages (Linux: admin-guide/mm/pagemap.rst).
+/// Returns the number of the page frame of each page (Linux: admin-guide/mm/pagemap.rst).
 ///
 /// # Errors
-/// The kernel does not tell.
+/// Returns an error if the kernel does not tell, as without CAP_SYS_ADMIN.
 pub fn frames(memory: &Memory) -> anyhow::Result<Vec<u32>> {
     const PRESENT: u64 = 1 << 63;
     const FRAME: u64 = (1 << 55) - 1;
@@ -53,9 +52,10 @@ pub fn frames(memory: &Memory) -> anyhow::Result<Vec<u32>> {
     entries.collect()
 }
 
-/// Keeps this thread on a CPU, if there is one of that number.
+/// Keeps this thread on a CPU, if there is a CPU of that number.
 pub fn on_cpu(cpu: usize) {
-    // SAFETY: a set of CPUs is made of integers, for which zero is a value; the kernel reads it.
+    // SAFETY: a set of CPUs consists of integers, for which zero is a valid value, and the kernel
+    // only reads it.
     unsafe {
         let mut set: libc::cpu_set_t = zeroed();
         libc::CPU_SET(cpu, &mut set);
@@ -74,7 +74,7 @@ mod tests {
             memory.word(page, 0).store(1, std::sync::atomic::Ordering::Relaxed);
         }
         keep(&memory, Size::Small);
-        // Without the privilege all frames are 0, which is an error.
+        // Without CAP_SYS_ADMIN all frames are 0, which `frames` returns as an error.
         let Ok(mut frames) = frames(&memory) else { return };
         frames.sort_unstable();
         frames.dedup();

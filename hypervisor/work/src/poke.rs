@@ -1,13 +1,13 @@
-//! One access to a physical address.
+//! The job `poke`: one access to a physical address.
 
 use crate::device::Device;
 use std::process::ExitCode;
 
-/// Reads 4 bytes and prints them, or writes them. An access that nothing answers ends with status
-/// 3.
+/// Reads 4 bytes and prints them, or writes them. Returns exit code 3 if nothing responds at the
+/// address.
 ///
 /// # Errors
-/// The kernel gives no access to the address.
+/// Returns an error if the kernel gives no access to the address.
 pub fn run(address: u64, value: Option<u32>) -> anyhow::Result<ExitCode> {
     let device = Device::open(address)?;
     let done = match value {

@@ -1,8 +1,8 @@
-//! Pages become private and shared again: those of each thread as it asks, others as the hypervisor
-//! likes, while all threads use them.
+//! The job `private`: pages are converted to private and back to shared while threads use them.
+//! Each thread asks for conversions of its own pages; the hypervisor converts others by itself.
 //!
-//! A page has two contents, one for each kind, of which the guest reaches the one that the page is
-//! of; neither ever shows the other's. Private memory that nobody has written holds [`NEVER`].
+//! A page has a content for each of the two kinds, and the guest reaches that of the page's present
+//! kind. Private memory that was never written holds [`NEVER`].
 
 use crate::Verdict;
 use crate::control::{Control, Event};
@@ -12,43 +12,44 @@ use anyhow::{Context, ensure};
 use std::sync::atomic::Ordering;
 use std::thread;
 
-/// What private memory holds that was never written.
+/// Content of private memory that was never written.
 pub const NEVER: u64 = 0x6e65_7665_7220_7365;
 
-/// What the hypervisor answers, beside 0.
+/// Results of a conversion, other than 0.
 mod answer {
-    /// The machine is: ask again.
+    /// The machine is busy; the program tries again.
     pub const BUSY: u32 = 1;
-    /// The page has to stay what it is.
+    /// The page must not be converted.
     pub const FIRM: u32 = 2;
-    /// It cannot be private.
+    /// The page cannot be private.
     pub const NOT_PRIVATE: u32 = 3;
 }
 
-/// Page frames that cannot be converted, and why: the device tree's, the control page's.
+/// Page frames that cannot be converted, with the expected result: the device tree's and the
+/// control page's.
 const REFUSED: [(u32, u32); 2] = [(0x4_8000, answer::FIRM), (0xb000, answer::NOT_PRIVATE)];
 
-/// Of so many pages one is its thread's, to convert; the hypervisor converts the others.
+/// One of this many pages is converted by a thread; the hypervisor converts the others.
 const OWN: usize = 8;
-/// Looks at pages that the hypervisor converts, for each of a thread's own.
+/// Reads of pages that the hypervisor converts, for each conversion of a thread's own page.
 const LOOKS: usize = 64;
 
-/// The pages of a thread that it converts itself.
+/// The pages that a thread converts itself.
 struct Own<'m> {
     memory: &'m Memory,
     pages: Vec<Page>,
 }
 
-/// One of them.
+/// A page that a thread converts.
 struct Page {
     number: usize,
     frame: u32,
     private: bool,
-    /// What it holds while it is shared, and while it is private.
+    /// Its content while it is shared, and while it is private.
     holds: [u64; 2],
 }
 
-/// Why the work stops.
+/// Why the job fails.
 #[derive(Debug, PartialEq, Eq)]
 enum Wrong {
     Content {
@@ -64,12 +65,13 @@ enum Wrong {
     },
 }
 
-/// What was done.
+/// Counts of what was done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Done {
     conversions: u64,
     busy: u64,
-    /// Looks at pages of the hypervisor's, while they were shared, and private.
+    /// Reads of pages that the hypervisor converts, while they were shared, and while they were
+    /// private.
     looks: [u64; 2],
 }
 
@@ -84,7 +86,7 @@ impl Own<'_> {
         Err(Wrong::Content { page: number, private, held, expected })
     }
 
-    /// Has the page converted to its other kind, and checks what is there then.
+    /// Converts a page to its other kind, and checks its content.
     fn turn(
         &mut self,
         at: usize,
@@ -104,8 +106,8 @@ impl Own<'_> {
         self.check(at)
     }
 
-    /// Checks, writes and converts pages in turn until it is over; in between `look` looks at
-    /// others. Then all become shared.
+    /// Checks, writes and converts pages in turn until `over` returns true; after each conversion,
+    /// `look` checks other pages. At the end all pages become shared.
     fn work(
         &mut self,
         convert: impl Fn(u32, bool) -> u32,
@@ -136,15 +138,16 @@ impl Own<'_> {
     }
 }
 
-/// What a page of the hypervisor's holds while it is shared.
+/// Returns the content of a page while it is shared, before a thread writes to it.
 const fn shared(page: usize) -> u64 {
     (page as u64 + 1) << 32
 }
 
-/// Works on all CPUs until the hypervisor says stop.
+/// Runs the job on all CPUs until the hypervisor stops it.
 ///
 /// # Errors
-/// The memory cannot be mapped, its pages not be found, or there is no hypervisor that converts.
+/// Returns an error if the memory cannot be mapped, if its page frames cannot be found, or if there
+/// is no hypervisor that converts pages.
 pub fn run(mib: usize, control: &Control) -> anyhow::Result<Verdict> {
     ensure!(control.is_there(), "nobody is there who could convert pages");
     for (frame, expected) in REFUSED {
@@ -158,7 +161,8 @@ pub fn run(mib: usize, control: &Control) -> anyhow::Result<Verdict> {
     }
     let frames = pages::frames(&memory)?;
     let threads = thread::available_parallelism().map_or(1, usize::from);
-    // The last pages, so that those before are in blocks of their own.
+    // Threads have the last pages, so that the pages before are in blocks which the hypervisor
+    // alone converts.
     let first_own = memory.pages() - memory.pages() / OWN;
     for frame in &frames[..first_own] {
         control.page(*frame);
@@ -197,7 +201,7 @@ pub fn run(mib: usize, control: &Control) -> anyhow::Result<Verdict> {
             }
         }
     }
-    // The hypervisor has left all of its pages shared.
+    // The hypervisor has converted all of its pages to shared.
     for page in 0..first_own {
         let (held, expected) = (memory.word(page, 0).load(Ordering::Relaxed), shared(page));
         if held != expected {
@@ -227,8 +231,8 @@ impl Done {
     }
 }
 
-/// Looks at pages that the hypervisor converts at the same time: they hold what they do in one of
-/// the two kinds.
+/// Checks pages that the hypervisor converts at the same time: each has the content of one of its
+/// two kinds.
 fn look(memory: &Memory, pages: usize, done: &mut Done) -> Result<(), Wrong> {
     for _ in 0..LOOKS {
         let page = fastrand::usize(..pages);
@@ -247,12 +251,13 @@ mod tests {
     use super::*;
     use std::cell::{Cell, RefCell};
 
-    /// What is behind pages whose frame's number is the page's: the kind that is not there.
+    /// A host for tests, where page frames have the numbers of the pages. It keeps the content of
+    /// the kind that a page does not have at present.
     struct Host<'m> {
         memory: &'m Memory,
         hidden: RefCell<Vec<u64>>,
         asked: Cell<u64>,
-        /// The conversion that carries over what was there.
+        /// Number of the conversion that wrongly keeps the content.
         carries: u64,
     }
 

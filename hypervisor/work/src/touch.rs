@@ -1,13 +1,13 @@
-//! Memory is read, page after page: a working set of a known size.
+//! The job `touch`: reads memory page after page, which is a working set of a known size.
 
 use crate::Verdict;
 use crate::control::{Control, Event, LOOK_EVERY};
 use crate::memory::Memory;
 
-/// Reads until the hypervisor says stop. What it declares is how many pages the set has.
+/// Runs the job until the hypervisor stops it. It declares the number of pages of the set.
 ///
 /// # Errors
-/// The memory cannot be mapped.
+/// Returns an error if the memory cannot be mapped.
 pub fn run(mib: usize, control: &Control) -> anyhow::Result<Verdict> {
     let mut memory = Memory::new(mib)?;
     for page in 0..memory.pages() {
@@ -29,7 +29,8 @@ pub fn run(mib: usize, control: &Control) -> anyhow::Result<Verdict> {
     })
 }
 
-/// How many pages were read, or the page that was wrong and what it held.
+/// Reads pages in turn until `over` returns true. Returns the number of reads, or the page that was
+/// wrong and its content.
 fn read(
     memory: &Memory,
     size: impl Fn() -> Option<usize>,
@@ -62,7 +63,7 @@ mod tests {
         for page in 0..100 {
             memory.store(page, page as u64 + 1);
         }
-        // All the others are wrong, and read by nobody but in a set of all.
+        // All other pages are wrong; only a set of all pages reads them.
         let wrong = read(&memory, || None, || false);
         assert_eq!(wrong, Err((100, 0)));
         for page in 100..LOOK_EVERY {

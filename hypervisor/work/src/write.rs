@@ -1,10 +1,10 @@
-//! Stamps are written to memory again and again; each is checked before it goes.
+//! The job `write`: writes stamps to memory repeatedly, and checks each before it is overwritten.
 
 use crate::Verdict;
 use crate::control::{Control, Event, LOOK_EVERY};
 use crate::memory::Memory;
 
-/// What a page held, and should have held.
+/// A page that was wrong.
 #[derive(Debug, PartialEq, Eq)]
 struct Mismatch {
     page: usize,
@@ -12,16 +12,17 @@ struct Mismatch {
     expected: u64,
 }
 
-/// Memory, and what each of its pages holds.
+/// Memory, and the expected stamp of each page.
 #[derive(Debug)]
 struct Stamped {
     memory: Memory,
-    /// Kept beside, so that a page that was lost or exchanged is noticed, whatever it holds.
+    /// Expected stamps. They are kept outside the memory, so that a page that was lost or exchanged
+    /// is detected whatever it holds.
     expected: Vec<u64>,
 }
 
 impl Stamped {
-    /// Maps the memory and stamps all of it, as pass 1 does.
+    /// Maps the memory, and stamps all pages as pass 1.
     fn new(mib: usize) -> anyhow::Result<Self> {
         let memory = Memory::new(mib)?;
         let expected = vec![0; memory.pages()];
@@ -33,7 +34,7 @@ impl Stamped {
     }
 
     fn write(&mut self, page: usize, pass: u32) {
-        // No page is stamped with 0, which is what lost memory holds.
+        // A stamp is never 0, which lost memory holds.
         let stamp = (page as u64) << 32 | u64::from(pass);
         self.expected[page] = stamp;
         self.memory.store(page, stamp);
@@ -44,7 +45,8 @@ impl Stamped {
         if held == expected { Ok(()) } else { Err(Mismatch { page, held, expected }) }
     }
 
-    /// Passes in random order until it is over, and how many were complete.
+    /// Runs passes over all pages in random order until `over` returns true. Returns the number of
+    /// complete passes.
     fn passes(&mut self, mut over: impl FnMut() -> bool) -> Result<u32, Mismatch> {
         let mut order: Vec<u32> = (0..self.memory.pages() as u32).collect();
         let mut written = 0_usize;
@@ -67,10 +69,10 @@ impl Stamped {
     }
 }
 
-/// Writes and checks until the hypervisor says stop, or for some seconds.
+/// Runs the job until the hypervisor stops it, or for some seconds.
 ///
 /// # Errors
-/// The memory cannot be mapped.
+/// Returns an error if the memory cannot be mapped.
 pub fn run(mib: usize, seconds: Option<u64>, control: &Control) -> anyhow::Result<Verdict> {
     let mut stamped = Stamped::new(mib)?;
     control.tell(Event::Started);

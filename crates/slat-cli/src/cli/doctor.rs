@@ -21,7 +21,7 @@ Exit codes:
   2    the command line cannot be right
   4    --for: this host cannot run that scenario; stderr says what it lacks";
 
-/// Which scenario, and how it is printed.
+/// Options of `slat doctor`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct DoctorArgs {
@@ -33,7 +33,7 @@ pub struct DoctorArgs {
     )]
     pub scenario: Option<String>,
 
-    /// How it is printed.
+    /// How the findings are printed.
     #[command(flatten)]
     pub print: TablePrintArgs,
 }

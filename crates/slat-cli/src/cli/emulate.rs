@@ -1,4 +1,4 @@
-//! The command line of emulated machines.
+//! The command line of `slat emulate`.
 
 use super::{ConfigArgs, EditsArgs, TreeChoice};
 use clap::{Args, ValueEnum};
@@ -40,7 +40,7 @@ Exit codes:
   3    no report: the kernel did not boot, or its machine ended too early, or too late
   130  interrupted (Ctrl-C, SIGTERM)";
 
-/// A machine to emulate, and what to run in it.
+/// Options of `slat emulate`: the machine, and the command to run in it.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct EmulateArgs {
@@ -48,21 +48,21 @@ pub struct EmulateArgs {
     #[arg(long, value_name = "ARCH")]
     pub arch: Option<Architecture>,
 
-    /// Its kernel: debian-6.1, debian-6.12, the path of an x86 bzImage or an arm64 Image, or
-    /// tree:TREE[+SERIES,...], which is built: see `slat kernel`
+    /// Kernel of the machine: debian-6.1, debian-6.12, the path of an x86 bzImage or an arm64
+    /// Image, or tree:TREE[+SERIES,...], which is built: see `slat kernel`
     #[arg(long, value_name = "KERNEL", default_value = "debian-6.12")]
     pub kernel: KernelChoice,
 
-    /// Where the edits of tree:TREE+SERIES are.
+    /// Folder of the edits of tree:TREE+SERIES.
     #[command(flatten)]
     pub edits: EditsArgs,
 
-    /// How it is built.
+    /// How a kernel of tree:TREE is built.
     #[command(flatten)]
     pub config: ConfigArgs,
 
-    /// Let the machine's clocks count instructions, one a nanosecond, and report them in place of
-    /// times: the same whatever else this machine does. It has one CPU then
+    /// Let the machine's clocks count instructions, one a nanosecond, and report instructions in
+    /// place of times: they do not depend on the load of this host. The machine has one CPU then
     #[arg(long)]
     pub count_instructions: bool,
 
@@ -90,15 +90,16 @@ pub struct EmulateArgs {
     )]
     pub numa_nodes: u32,
 
-    /// The slat of that architecture to run there; a static one unless it is of this machine's own
+    /// The slat program to run in the machine; statically linked, unless the architecture is this
+    /// host's
     ///
     /// [default: this program, with its shared libraries, if it is of that architecture; slat-ARCH
     /// beside it; or one that `cargo xtask static` builds from this program's sources]
     #[arg(long, value_name = "PATH")]
     pub binary: Option<PathBuf>,
 
-    /// A program to run there in slat's place, a test: of this machine's architecture, or static;
-    /// the words are its own, and what it said and its exit code come home
+    /// A program to run there in place of slat, for tests: of this host's architecture, or
+    /// statically linked. COMMAND is its arguments; its output and its exit code are passed on
     #[arg(long, value_name = "PATH", hide = true)]
     pub run: Option<PathBuf>,
 
@@ -146,7 +147,7 @@ pub struct EmulateArgs {
 }
 
 impl EmulateArgs {
-    /// A machine as it is without options, with this kernel and without a command.
+    /// Returns the defaults of all options, with this kernel and an empty command.
     pub fn of(kernel: KernelChoice) -> Self {
         Self {
             arch: None,
@@ -172,7 +173,7 @@ impl EmulateArgs {
         }
     }
 
-    /// The CPUs of the machine.
+    /// Returns the number of CPUs of the machine.
     pub fn cpus(&self) -> u32 {
         self.cpus.unwrap_or(if self.count_instructions { 1 } else { 2 })
     }
@@ -181,15 +182,15 @@ impl EmulateArgs {
 /// Where a kernel comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KernelChoice {
-    /// Debian's.
+    /// A kernel that Debian built.
     Debian(Debian),
-    /// A file.
+    /// The path of a kernel image.
     Path(PathBuf),
-    /// A source tree, which is built.
+    /// A source tree, from which `slat` builds the kernel.
     Tree(TreeChoice),
 }
 
-/// What a kernel that is to be built begins with.
+/// Prefix of a kernel that is to be built.
 const TREE: &str = "tree:";
 
 impl FromStr for KernelChoice {

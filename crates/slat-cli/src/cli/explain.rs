@@ -1,4 +1,4 @@
-//! The command line of explanations.
+//! The command line of `slat explain`.
 
 use clap::Args;
 use slat_lab::cli::TablePrintArgs;
@@ -17,7 +17,7 @@ Exit codes:
   1    the run has no guests under KVM, or the command to explain failed
   2    a file that is no results.json, or of another schema";
 
-/// A run to explain.
+/// Options of `slat explain`: the run to explain.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ExplainArgs {
@@ -25,7 +25,7 @@ pub struct ExplainArgs {
     #[arg(value_name = "FILE|DIR", required_unless_present = "words")]
     pub run: Option<PathBuf>,
 
-    /// How it is printed.
+    /// How the explanation is printed.
     #[command(flatten)]
     pub print: TablePrintArgs,
 

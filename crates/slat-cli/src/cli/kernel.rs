@@ -1,4 +1,4 @@
-//! The command line of Linux kernels with edits.
+//! The command line of `slat kernel`.
 
 use clap::{Args, Subcommand};
 use slat_vm::Architecture;
@@ -36,16 +36,16 @@ Exit codes:
   3    the kernel did not boot, or its machine ended too early, or too late
   130  interrupted (Ctrl-C, SIGTERM); objects that are whole are kept";
 
-/// What to do with a kernel.
+/// Options of `slat kernel`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct KernelArgs {
-    /// What to do.
+    /// The action.
     #[command(subcommand)]
     pub action: KernelAction,
 }
 
-/// What can be done with a kernel.
+/// Actions of `slat kernel`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum KernelAction {
     /// List the edits, and with --tree whether they fit it
@@ -64,7 +64,7 @@ pub enum KernelAction {
     Test(TestArgs),
 }
 
-/// Where edits are.
+/// The folder of edits.
 #[derive(Clone, Debug, Default, Args)]
 pub struct EditsArgs {
     /// Folder of series of edits [default: `linux` of Slat's sources]
@@ -81,14 +81,14 @@ pub struct ConfigArgs {
     pub config: Option<PathBuf>,
 }
 
-/// Edits to list.
+/// Options of `slat kernel list`.
 #[derive(Clone, Debug, Args)]
 pub struct ListArgs {
     /// Say of each series whether it fits this tree: a path, debian-6.1, debian-6.12, debian-7.3
     #[arg(long, value_name = "TREE")]
     pub tree: Option<String>,
 
-    /// Where edits are.
+    /// The folder of edits.
     #[command(flatten)]
     pub edits: EditsArgs,
 
@@ -97,7 +97,7 @@ pub struct ListArgs {
     pub json: bool,
 }
 
-/// A tree and edits.
+/// A source tree and the edits to make to it.
 #[derive(Clone, Debug, Args)]
 pub struct TreeArgs {
     /// The source tree: a path, or debian-6.1, debian-6.12, debian-7.3, which are fetched once
@@ -108,19 +108,19 @@ pub struct TreeArgs {
     #[arg(long = "edit", short, value_name = "SERIES,...", value_delimiter = ',')]
     pub names: Vec<String>,
 
-    /// Where edits are.
+    /// The folder of edits.
     #[command(flatten)]
     pub edits: EditsArgs,
 
-    /// How it is built.
+    /// How the tree is built.
     #[command(flatten)]
     pub config: ConfigArgs,
 }
 
-/// A kernel to build.
+/// Options of `slat kernel build`.
 #[derive(Clone, Debug, Args)]
 pub struct BuildArgs {
-    /// Of what.
+    /// The tree and its edits.
     #[command(flatten)]
     pub tree: TreeArgs,
 
@@ -142,10 +142,10 @@ pub struct BuildArgs {
     pub json: bool,
 }
 
-/// Patches to write.
+/// Options of `slat kernel patch`.
 #[derive(Clone, Debug, Args)]
 pub struct PatchArgs {
-    /// Of what.
+    /// The tree and its edits.
     #[command(flatten)]
     pub tree: TreeArgs,
 
@@ -154,19 +154,19 @@ pub struct PatchArgs {
     pub output: PathBuf,
 }
 
-/// A kernel to boot.
+/// Options of `slat kernel boot`.
 #[derive(Clone, Debug, Args)]
 pub struct BootArgs {
-    /// Of what.
+    /// The tree and its edits.
     #[command(flatten)]
     pub tree: TreeArgs,
 
-    /// The machine.
+    /// The emulated machine.
     #[command(flatten)]
     pub machine: MachineArgs,
 }
 
-/// A machine that a kernel is booted in.
+/// The emulated machine that boots a kernel.
 #[derive(Clone, Debug, Args)]
 pub struct MachineArgs {
     /// Architecture [default: this machine's]
@@ -178,7 +178,7 @@ pub struct MachineArgs {
     #[arg(long, value_name = "MODEL")]
     pub cpu: Option<String>,
 
-    /// The slat of that architecture to run there [default: as `slat emulate` finds it]
+    /// The slat program to run in the machine [default: as for `slat emulate`]
     #[arg(long, value_name = "PATH")]
     pub binary: Option<PathBuf>,
 
@@ -204,14 +204,14 @@ pub struct MachineArgs {
     pub json: bool,
 }
 
-/// Selftests to run.
+/// Options of `slat kernel test`: KVM selftests to run.
 #[derive(Clone, Debug, Args)]
 pub struct TestArgs {
-    /// Of what.
+    /// The tree and its edits.
     #[command(flatten)]
     pub tree: TreeArgs,
 
-    /// The machine.
+    /// The emulated machine.
     #[command(flatten)]
     pub machine: MachineArgs,
 
@@ -219,8 +219,8 @@ pub struct TestArgs {
     #[arg(long = "test", value_name = "NAME,...", value_delimiter = ',')]
     pub tests: Vec<String>,
 
-    /// CPUs of the machine. QEMU 7.2 is late with an invalidation of Arm's for a CPU on another
-    /// thread, so that page_fault_test fails with two
+    /// CPUs of the machine. page_fault_test fails with two: QEMU 7.2 delays a TLB invalidation of
+    /// Arm's for a CPU that another thread emulates
     #[arg(
         long,
         value_name = "N",
@@ -230,8 +230,8 @@ pub struct TestArgs {
     )]
     pub cpus: u32,
 
-    /// Let the machine's clock count instructions, one a nanosecond: times that tests tell are then
-    /// the same whatever else this machine does. It has one CPU then
+    /// Let the machine's clock count instructions, one a nanosecond, so that times which tests
+    /// report do not depend on the load of this host. The machine has one CPU then
     #[arg(long)]
     pub count_instructions: bool,
 
@@ -240,12 +240,13 @@ pub struct TestArgs {
     #[arg(long, value_name = "FUNCTION,...", value_delimiter = ',')]
     pub probe: Vec<String>,
 
-    /// Arguments of the test in place of those that it has here; --test names one
+    /// Arguments of the test in place of its usual ones; needs --test with one name
     #[arg(last = true, value_name = "ARGUMENT")]
     pub arguments: Vec<String>,
 }
 
-/// A program to run while the calls of functions are counted: what a machine runs its tests by.
+/// Options of the hidden `slat calls`, by which an emulated machine runs its tests: a program, and
+/// the kernel functions whose calls are counted while it runs.
 #[derive(Clone, Debug, Args)]
 pub struct CallsArgs {
     /// Functions of the kernel whose calls are counted.
@@ -257,12 +258,12 @@ pub struct CallsArgs {
     pub command: Vec<String>,
 }
 
-/// A tree with edits, in one word: `TREE`, or `TREE+SERIES,SERIES`.
+/// A tree with edits, written as one word: `TREE`, or `TREE+SERIES,SERIES`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeChoice {
-    /// A path, or the name of a source of Debian's.
+    /// A path, or the name of a Debian source package's tree, such as `debian-6.12`.
     pub tree: String,
-    /// Its edits.
+    /// Names of the edits, in the order in which they are made.
     pub edits: Vec<String>,
 }
 
@@ -270,7 +271,7 @@ impl FromStr for TreeChoice {
     type Err = Infallible;
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
-        // A path may have a plus in it.
+        // A path may contain a plus sign: where the whole text is a folder, it has no edits.
         let whole = std::path::Path::new(text).is_dir();
         let (tree, edits) = text.rsplit_once('+').filter(|_| !whole).unwrap_or((text, ""));
         let edits = edits.split(',').filter(|name| !name.is_empty()).map(str::to_owned);

@@ -1,4 +1,4 @@
-//! The command line of drawings.
+//! The command line of `slat show`.
 
 use crate::show::ops::{Op, parse_range};
 use clap::{Args, ValueEnum};
@@ -27,7 +27,7 @@ Operations (RANGE is 0-2m, without its end, or 1g+2m, 2m from 1g on):
   collapse:RANGE:SIZE        back to leaves of at most SIZE, where they are alike
   age:RANGE, clean:RANGE     what was used is old, what was written is clean";
 
-/// What to draw, and how.
+/// Options of `slat show`: the tables to draw, and the output.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 #[command(group = clap::ArgGroup::new("source").required(true).args(["file", "operations", "scenario", "kvm"]))]
@@ -40,7 +40,7 @@ pub struct ShowArgs {
     #[arg(long = "do", value_name = "OP,...", value_delimiter = ',')]
     pub operations: Vec<Op>,
 
-    /// Operations that come up often
+    /// Operations of a common scenario
     #[arg(long, value_name = "NAME")]
     pub scenario: Option<Scenario>,
 
@@ -60,11 +60,11 @@ pub struct ShowArgs {
     #[arg(long, value_name = "RANGE", value_parser = parse_range)]
     pub range: Option<GpaRange>,
 
-    /// What a character of the maps stands for [default: what fits on a page]
+    /// Memory that one character of the maps stands for [default: what fits on a page]
     #[arg(long, value_name = "SIZE", value_parser = power_of_two)]
     pub unit: Option<Size>,
 
-    /// What a strip of the picture stands for
+    /// Memory that one strip of the picture stands for
     #[arg(long, value_name = "SIZE", default_value = "1g", value_parser = power_of_two)]
     pub strip: Size,
 
@@ -81,21 +81,23 @@ pub struct ShowArgs {
     pub markdown: bool,
 }
 
-/// Drawings of what hypervisors do.
+/// Sequences of operations that hypervisors do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Scenario {
-    /// A logged guest writes: the block is split, and the pages that it wrote may be written again
+    /// A guest writes while it is logged: the block is split, and the pages that it wrote are
+    /// writable again
     SplitAfterWrite,
-    /// A migration: all protected and split a chunk at a time, some written since
+    /// A migration: all memory is write-protected, a part is split, and some pages are written
+    /// since
     DirtyLog,
-    /// What was used since it was made old
+    /// Pages that the guest used since its memory was aged
     Age,
-    /// Huge pages that may not be executed, split where the guest executes
+    /// Huge pages without the right to execute, split where the guest executes
     Execute,
 }
 
 impl Scenario {
-    /// Its operations.
+    /// Returns the operations of the scenario.
     pub fn operations(self) -> Vec<Op> {
         let text = match self {
             Self::SplitAfterWrite => {

@@ -1,4 +1,4 @@
-//! Where findings come from: files below a root, KVM's own answers, the folders of programs.
+//! The sources of findings: files below a root, KVM's capabilities, and the folders of programs.
 
 use slat_kvm::HostKvm;
 use slat_lab::host::Host;
@@ -8,44 +8,44 @@ use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// A host under examination.
+/// A host that the doctor examines.
 pub struct Evidence {
     root: PathBuf,
-    /// What reports say of the host, too.
+    /// The description of the host that reports have as well.
     pub(super) host: Host,
-    /// What KVM answers, or why it does not.
+    /// KVM's capabilities, or why KVM cannot be used.
     pub(super) kvm: Result<HostKvm, slat_kvm::Error>,
-    /// Folders that programs are looked for in.
+    /// Folders in which programs are searched.
     programs: Vec<PathBuf>,
 }
 
-/// What became of the attempt to read something.
+/// Result of an attempt to read a file or folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// It can be read.
+    /// This process can read it.
     Readable,
-    /// It is there, for others.
+    /// It exists, and this process may not read it.
     Denied,
-    /// It is not there.
+    /// It does not exist, or reading it failed otherwise.
     Absent,
 }
 
-/// `CAP_SYS_ADMIN`, by its number in a mask of capabilities.
+/// Number of `CAP_SYS_ADMIN` in a mask of capabilities.
 pub const SYS_ADMIN: u32 = 21;
-/// `CAP_SYS_PTRACE`.
+/// Number of `CAP_SYS_PTRACE`.
 pub const PTRACE: u32 = 19;
-/// `CAP_PERFMON`.
+/// Number of `CAP_PERFMON`.
 pub const PERFMON: u32 = 38;
 
 impl Evidence {
-    /// The host that this runs on.
+    /// Returns the evidence of the host that this process runs on.
     pub fn here() -> Self {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let programs = std::env::split_paths(&path).collect();
         Self::below(PathBuf::from("/"), slat_kvm::probe(), programs)
     }
 
-    /// A host whose files are below `root`.
+    /// Returns the evidence of a host whose files are below `root`.
     pub(super) fn below(
         root: PathBuf,
         kvm: Result<HostKvm, slat_kvm::Error>,
@@ -59,7 +59,7 @@ impl Evidence {
         Files(&self.root)
     }
 
-    /// Whether a file or folder can be read.
+    /// Tries to open a file or folder for reading.
     pub(super) fn access(&self, path: &str) -> Access {
         let path = self.root.join(path);
         let opened = match path.is_dir() {
@@ -73,31 +73,31 @@ impl Evidence {
         }
     }
 
-    /// Whether the kernel lets a file be written by whom it belongs to.
+    /// Returns whether the mode of a file lets its owner write it.
     pub(super) fn is_writable(&self, path: &str) -> bool {
         let metadata = fs::metadata(self.root.join(path));
         metadata.is_ok_and(|file| file.permissions().mode() & 0o200 != 0)
     }
 
-    /// Whether the group that a file belongs to may read and write it.
+    /// Returns whether the mode of a file lets its group read and write it.
     pub(super) fn is_writable_by_group(&self, path: &str) -> bool {
         let metadata = fs::metadata(self.root.join(path));
         metadata.is_ok_and(|file| file.permissions().mode() & 0o060 == 0o060)
     }
 
-    /// Whether the processor has one of x86's features, or lists it among Arm's.
+    /// Returns whether /proc/cpuinfo lists a flag of x86, or a feature of Arm.
     pub(super) fn has_flag(&self, name: &str) -> bool {
         let cpuinfo = self.files().text("proc/cpuinfo").unwrap_or_default();
         let flags = value(&cpuinfo, "flags").or_else(|| value(&cpuinfo, "Features"));
         flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == name))
     }
 
-    /// A parameter of a module of KVM's.
+    /// Returns a parameter of one of KVM's modules.
     pub(super) fn parameter(&self, module: &str, name: &str) -> Option<&str> {
         self.host.kvm.parameters.get(module)?.get(name)?.0.as_deref()
     }
 
-    /// Where a program is.
+    /// Returns the path of a program, from the first folder that has it.
     pub(super) fn program(&self, name: &str) -> Option<PathBuf> {
         let within = |folder: &Path| self.root.join(folder.strip_prefix("/").unwrap_or(folder));
         let is_program = |path: &PathBuf| {
@@ -107,12 +107,12 @@ impl Evidence {
         self.programs.iter().map(|folder| folder.join(name)).find(is_program)
     }
 
-    /// Whether a hypervisor is known to be below this host.
+    /// Returns whether this host is known to be a guest.
     pub(super) fn is_guest(&self) -> bool {
         self.host.virtualisation.hypervisor.0 == Some(true)
     }
 
-    /// Whether KVM works here without the processor's help.
+    /// Returns whether KVM works on this host without hardware virtualisation.
     pub(super) fn is_software_kvm(&self) -> bool {
         let helped = self.has_flag("vmx") || self.has_flag("svm");
         self.host.cpu.architecture == "x86_64" && self.kvm.is_ok() && !helped

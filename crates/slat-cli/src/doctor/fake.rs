@@ -1,4 +1,4 @@
-//! Hosts made of files, for tests.
+//! Hosts whose files are made up, for tests.
 
 use super::Evidence;
 use slat_kvm::{Error, HostKvm};
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
-/// A host, for as long as its files are there.
+/// A host. Its files are deleted when it is dropped.
 pub(crate) struct FakeHost {
     root: tempfile::TempDir,
     cpus: usize,
@@ -23,7 +23,8 @@ impl FakeHost {
         for (path, _) in files {
             match path {
                 path if path.starts_with("usr/bin/") => permit(path, 0o755),
-                // Read as the module is loaded.
+                // The kernel reads this parameter as it loads the module, so the file is not
+                // writable.
                 path if path.ends_with("tdp_mmu") => permit(path, 0o444),
                 _ => {}
             }
@@ -34,7 +35,7 @@ impl FakeHost {
     pub(crate) fn evidence(&self) -> Evidence {
         let programs = vec!["/usr/bin".into()];
         let mut evidence = Evidence::below(self.root.path().to_owned(), (self.kvm)(), programs);
-        // What is known of this process and not of the host's files.
+        // These two come from this process, not from the host's files.
         evidence.host.cpu.architecture = "x86_64".into();
         evidence.host.cpu.usable = self.cpus;
         evidence
@@ -57,12 +58,12 @@ fn kvm(module: &str, max_vcpus: usize, dirty_ring_bytes: u64) -> HostKvm {
     }
 }
 
-/// One of each kind.
+/// Returns a host of each kind.
 pub(crate) fn hosts() -> [FakeHost; 3] {
     [server(), cloud(), software()]
 }
 
-/// A host without any file.
+/// Returns a host without any file.
 pub(crate) fn nothing() -> FakeHost {
     FakeHost::new(&[], 1, || Err(Error::NoKvm))
 }
@@ -70,7 +71,8 @@ pub(crate) fn nothing() -> FakeHost {
 const ALL_CAPABILITIES: &str = "CapEff:\t000001ffffffffff\n";
 const NO_CAPABILITIES: &str = "CapEff:\t0000000000000000\n";
 
-/// Bare metal with EPT, set up for measuring but for its turbo, its huge pages and tdp_mmu.
+/// Returns a bare-metal server with EPT. It is largely set up for measuring; exceptions are its
+/// turbo, its huge pages, NUMA balancing, DAMON and some parameters of KVM.
 pub(crate) fn server() -> FakeHost {
     let files = [
         ("proc/cpuinfo", "model name\t: Example Xeon\nflags\t\t: fpu vmx pdpe1gb\n"),
@@ -123,7 +125,8 @@ pub(crate) fn server() -> FakeHost {
     FakeHost::new(&files, 32, || Ok(kvm("kvm_intel", 1024, 1 << 20)))
 }
 
-/// An instance at a cloud: no nested virtualisation, an unprivileged user, a container's limits.
+/// Returns a cloud instance without nested virtualisation, with an unprivileged user and the limits
+/// of a container.
 pub(crate) fn cloud() -> FakeHost {
     let files = [
         ("proc/cpuinfo", "model name\t: Example EPYC\nflags\t\t: fpu hypervisor\n"),
@@ -151,7 +154,7 @@ pub(crate) fn cloud() -> FakeHost {
     FakeHost::new(&files, 2, || Err(Error::NoKvm))
 }
 
-/// A guest with a KVM that needs no help of the processor's.
+/// Returns a guest whose KVM works without hardware virtualisation.
 pub(crate) fn software() -> FakeHost {
     let files = [
         ("proc/cpuinfo", "model name\t: Example Xeon\nflags\t\t: fpu hypervisor pdpe1gb\n"),

@@ -1,10 +1,10 @@
-//! What else the CPUs do, and how fast they are meant to be.
+//! Findings on other load of the CPUs, and on their frequency.
 
 use super::Group::Isolation;
 use super::{Change, Evidence, Finding, For, Subject};
 use slat_lab::numbers::three_digits;
 
-/// More than one tick of a hundred stolen shows in every spread.
+/// Part of stolen ticks above which the spread of every measurement grows.
 const STOLEN: f64 = 0.01;
 
 pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
@@ -120,7 +120,8 @@ fn isolated(evidence: &Evidence) -> Finding {
     }
 }
 
-/// Sets the upper half of the CPUs apart; the lower half keeps the system.
+/// Returns the change that isolates the upper half of the CPUs; the lower half keeps the system's
+/// tasks.
 fn isolate(cpus: usize) -> Change {
     let half = match (cpus / 2, cpus - 1) {
         (0, _) => return Change::nothing("the only CPU is the system's, too"),
@@ -162,7 +163,7 @@ fn load(evidence: &Evidence) -> Finding {
         "Whatever else runs takes CPUs, caches and memory bandwidth.",
     );
     match evidence.files().load() {
-        // A quarter of the CPUs busy leaves none of them alone for long.
+        // With a quarter of the CPUs busy, the scheduler soon runs other tasks on any CPU.
         Some(load) if load * 4.0 > evidence.host.cpu.usable as f64 => subject
             .limited(format!("{load} in the last minute"), Change::by_hand("end what else runs")),
         Some(load) => subject.ok(format!("{load} in the last minute")),

@@ -1,4 +1,4 @@
-//! What the host's KVM can do, and how it was loaded.
+//! Findings on the capabilities of the host's KVM, and on the parameters of its modules.
 
 use super::Group::Kvm;
 use super::processor::no_assistance;
@@ -6,7 +6,7 @@ use super::{Change, Evidence, Finding, For, Subject};
 pub use crate::needs::KVM_DEVICE as DEVICE;
 use slat_kvm::{Error, HostKvm};
 
-/// Bytes of an entry of a dirty ring.
+/// Size of an entry of a dirty ring, in bytes.
 const RING_ENTRY: u64 = 16;
 
 const LOGS: For = For::Only(&["dirty-log", "migrate"]);
@@ -39,7 +39,7 @@ fn device(evidence: &Evidence) -> Finding {
             "there, and not for this user",
             match evidence.is_writable_by_group("dev/kvm") {
                 true => Change::command("usermod -aG kvm \"$USER\"    # then log in again"),
-                // No group has it: to join one changes nothing.
+                // The file's group may not write it, so joining the group would not help.
                 false => Change::command("setfacl -m u:\"$USER\":rw /dev/kvm"),
             },
         ),
@@ -62,7 +62,8 @@ fn device(evidence: &Evidence) -> Finding {
     }
 }
 
-/// What a capability is, where KVM can be asked; otherwise one finding says it for all.
+/// Returns the finding of `look` if KVM can be used. Otherwise the finding refers to that on
+/// [`DEVICE`].
 fn with_kvm(
     evidence: &Evidence,
     subject: Subject,
@@ -134,7 +135,7 @@ fn ring(evidence: &Evidence) -> Finding {
     })
 }
 
-/// What switches a parameter of a module of KVM's.
+/// Returns the change that sets a parameter of one of KVM's modules.
 fn change_of(evidence: &Evidence, module: &str, name: &str, value: &str) -> Change {
     let file = format!("sys/module/{module}/parameters/{name}");
     if evidence.is_software_kvm() {
@@ -163,7 +164,7 @@ fn change_of(evidence: &Evidence, module: &str, name: &str, value: &str) -> Chan
     })
 }
 
-/// A switch of KVM's that x86 alone has.
+/// Returns the finding on a boolean parameter that only KVM on x86 has.
 fn switch(
     evidence: &Evidence,
     subject: Subject,
@@ -200,7 +201,7 @@ fn eager_split(evidence: &Evidence) -> Finding {
         LOGS,
         "Off, huge pages are split in write faults while the guest is logged, not ahead of them.",
     );
-    // Shadow tables are never split ahead, whatever the parameter says.
+    // KVM never splits shadow page tables eagerly, whatever the parameter says.
     if evidence.is_software_kvm() {
         return subject
             .limited("no TDP MMU, so it does nothing", change_of(evidence, "kvm", "", ""));

@@ -1,4 +1,4 @@
-//! Control groups and swap: what bounds this process, and what memory pressure can be made with.
+//! Findings on control groups and swap, which limit this process, and which memory pressure needs.
 
 use super::Group::Limits;
 use super::{Change, Evidence, Finding, For, Subject};
@@ -48,7 +48,7 @@ fn cpu_quota(evidence: &Evidence) -> Finding {
     let quota = |group: PathBuf| {
         let text = files.text(group.join("cpu.max"))?;
         let (quota, period) = text.split_once(' ')?;
-        // Without a quota the file says `max`, which is no number.
+        // Without a quota, the file has `max`, which does not parse as a number.
         Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
     };
     match files.groups("cpu").into_iter().filter_map(quota).min_by(f64::total_cmp) {

@@ -1,13 +1,13 @@
-//! Memory, and the huge pages that can back a guest.
+//! Findings on memory, and on the huge pages that can back a guest.
 
 use super::Group::Memory;
 use super::{Change, Evidence, Finding, For, Subject};
 use slat_lab::numbers::bytes;
 
-/// Below this much, guests of the default size leave the host too little to be undisturbed.
+/// Available memory, in bytes, below which guests of the default size disturb the host.
 const COMFORTABLE: u64 = 4 << 30;
 
-/// Pages of a pool that back a guest of the default size.
+/// Memory of a guest of the default size, in bytes.
 const DEFAULT_GUEST: u64 = 256 << 20;
 
 const BACKED: For =
@@ -78,7 +78,7 @@ fn pool(evidence: &Evidence, name: &'static str, page_size: u64) -> Finding {
     let wanted = DEFAULT_GUEST.div_ceil(page_size);
     let (total, free) = (pool.total.0.unwrap_or(0), pool.free.0.unwrap_or(0));
     let found = format!("{free} pages free of {total}");
-    // Those that others hold have to stay.
+    // Pages of the pool that are in use have to stay.
     let pages = total - free.min(total) + wanted;
     let change = || {
         let folder = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page_size >> 10);

@@ -1,4 +1,4 @@
-//! The processor, and whether it helps KVM.
+//! Findings on the processor, and on its support for KVM.
 
 use super::Group::Processor;
 use super::{Change, Evidence, Finding, For, Subject};
@@ -24,7 +24,7 @@ fn caches(evidence: &Evidence) -> Finding {
          Arm CPU without FEAT_S2FWB.",
     );
     match &*evidence.host.cpu.architecture {
-        // FEAT_S2FWB is not told to user space.
+        // The kernel does not tell user space whether the CPU has FEAT_S2FWB.
         "aarch64" => {
             subject.ok("yes, unless this CPU has FEAT_S2FWB: then it costs next to nothing")
         }
@@ -99,7 +99,7 @@ fn assistance(evidence: &Evidence) -> Finding {
     }
 }
 
-/// What makes a processor show that it can virtualise.
+/// Returns the change that makes hardware virtualisation available to this host.
 pub(super) fn no_assistance(evidence: &Evidence) -> Change {
     match evidence.is_guest() {
         true => Change::by_hand(

@@ -1,4 +1,4 @@
-//! What was found out about a host, as text, tables and JSON.
+//! Prints the findings on a host as text, as Markdown and as JSON.
 
 use super::{Change, Finding, Status, Verdict};
 use serde::Serialize;
@@ -7,22 +7,22 @@ use slat_lab::table::Table;
 use std::fmt::Write;
 use textwrap::Options;
 
-/// The version of the schema of the JSON.
+/// Version of the JSON schema.
 const SCHEMA: u32 = 1;
 
-/// What was found, and what follows for each scenario that was asked about.
+/// The result of an examination.
 pub struct Examination {
-    /// What was found.
+    /// The findings.
     pub findings: Vec<Finding>,
-    /// What follows.
+    /// A verdict for each scenario that was asked about.
     pub verdicts: Vec<Verdict>,
 }
 
 const ROOT: &str = "Commands that change the host need root; nothing was changed.";
 
 impl Examination {
-    /// Findings that are as they should be, or follow from another, take a line; the others say why
-    /// they matter, and what would change them.
+    /// Returns the text for a terminal. A finding that is ok, or that refers to another, has one
+    /// line; the others also say why they matter, and what would change them.
     pub fn text(&self, width: u16) -> String {
         let mut text = String::new();
         let names = self.findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
@@ -60,7 +60,7 @@ impl Examination {
         text
     }
 
-    /// A table for each group.
+    /// Returns Markdown, with a table for each group.
     pub fn markdown(&self) -> String {
         let mut text = String::new();
         for findings in self.findings.chunk_by(|one, next| one.group == next.group) {
@@ -90,7 +90,7 @@ impl Examination {
         })
     }
 
-    /// All of it, for programs.
+    /// Returns all of it as JSON.
     ///
     /// # Errors
     /// None that is known.
@@ -112,7 +112,8 @@ impl Examination {
     }
 }
 
-/// A command as it is typed, to be copied from a terminal.
+/// Returns the change without backquotes around a command, so that the command can be copied from a
+/// terminal.
 fn plain(change: &Change) -> String {
     match change {
         Change::Command(command) => command.clone(),

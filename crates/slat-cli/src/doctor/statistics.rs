@@ -1,4 +1,4 @@
-//! Counters and clocks that say where a time went.
+//! Findings on counters and clocks that say where time went.
 
 use super::Group::Statistics;
 use super::evidence::{Access, PERFMON, SYS_ADMIN};
@@ -57,7 +57,7 @@ fn schedstat(evidence: &Evidence) -> Finding {
         For::Guests,
         "How long a vCPU's thread was ready and did not run: a stall that is nobody's page tables.",
     );
-    // All zero: the kernel has the file and does not count.
+    // If all three are 0, the kernel has the file and does not count.
     match evidence.files().text("proc/self/schedstat").as_deref() {
         Some("0 0 0") => subject.missing(
             "there, and not counted",

@@ -1,12 +1,13 @@
-//! Programs that `slat emulate` runs: an emulator, and what fetches and unpacks a kernel for it.
+//! Findings on the programs that `slat emulate` needs: an emulator, and programs that fetch and
+//! unpack a kernel.
 
 use super::Group::Tools;
 use super::{Change, EMULATE, Evidence, Finding, For, Subject};
 use slat_vm::qemu::{AARCH64, X86_64};
 
-/// Unpacks a kernel's package.
+/// Program that unpacks the package of a kernel.
 pub const DPKG_DEB: &str = "dpkg-deb";
-/// Fetches it.
+/// Program that fetches the package of a kernel.
 const APT: &str = "apt-get";
 
 const TOOLS: For = For::Only(&[EMULATE]);

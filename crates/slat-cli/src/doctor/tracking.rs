@@ -1,11 +1,11 @@
-//! The kernel's interfaces that ask, or make somebody ask, which pages of a guest were used.
+//! Findings on the kernel's interfaces that tell which pages of a guest were used.
 
 use super::Group::Tracking;
 use super::evidence::{Access, SYS_ADMIN};
 use super::{Change, Evidence, Finding, For, Subject};
 pub use crate::needs::{MGLRU, PAGE_IDLE};
 
-/// Data access monitoring.
+/// Name of the finding on DAMON, the kernel's data access monitor.
 const DAMON: &str = "DAMON";
 
 const AGE: For = For::Only(&["age"]);
@@ -30,7 +30,8 @@ fn page_idle(evidence: &Evidence) -> Finding {
             "no /sys/kernel/mm/page_idle",
             Change::nothing("a kernel with CONFIG_IDLE_PAGE_TRACKING has it"),
         ),
-        // Page frame numbers, by which the bitmap goes, are hidden from others, too.
+        // The bitmap is indexed by page frame numbers, which the kernel also hides from users
+        // without CAP_SYS_ADMIN.
         Access::Readable if evidence.files().is_capable(SYS_ADMIN) => subject.ok("there"),
         _ => subject.limited("there, for root", as_root()),
     }
@@ -64,7 +65,7 @@ fn mglru(evidence: &Evidence) -> Finding {
             Change::command("echo y > /sys/kernel/mm/lru_gen/enabled"),
         ),
         Access::Readable => subject.ok(format!("on, mask {mask:#06x}")),
-        // The folder of debugfs itself is closed to others.
+        // Only root may enter the folder of debugfs.
         Access::Denied => subject.limited("on; its debugfs file is root's", as_root()),
         Access::Absent
             if evidence.files().is_mounted("debugfs")

@@ -1,4 +1,4 @@
-//! Which scenarios a host can run: what each of them cannot do without.
+//! Decides which scenarios a host can run, by the requirements of each.
 
 use super::{Change, EMULATE, Finding, Status, scenarios, tools, watch};
 use crate::kvm::Guests;
@@ -6,21 +6,21 @@ use serde::Serialize;
 use slat_lab::scenario::Scenarios;
 use slat_vm::qemu::{AARCH64, X86_64};
 
-/// Whether one scenario can run.
+/// The verdict on one scenario.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// Which.
+    /// Name of the scenario.
     pub scenario: String,
     /// Whether it can run.
     pub runs: bool,
-    /// What it lacks: of each entry, any one would do.
+    /// Requirements that the host lacks: one finding of each entry would be enough.
     pub lacks: Vec<Vec<&'static str>>,
-    /// What is limited, or missing and not indispensable.
+    /// Findings that matter for the scenario and are limited or missing.
     pub limited: Vec<&'static str>,
 }
 
 impl Verdict {
-    /// The verdict in words.
+    /// Returns the verdict in words.
     pub fn sentence(&self) -> String {
         let lacks: Vec<_> = self.lacks.iter().map(|any| any.join(" or ")).collect();
         match (self.runs, self.limited.len()) {
@@ -31,7 +31,7 @@ impl Verdict {
     }
 }
 
-/// What a scenario cannot do without: of each entry, one is enough.
+/// Returns the requirements of a scenario: one finding of each entry is enough.
 fn needs(scenario: &str) -> &'static [&'static [&'static str]] {
     match Guests::ALL.iter().find(|entry| entry.name == scenario) {
         Some(entry) => entry.needs,
@@ -40,7 +40,7 @@ fn needs(scenario: &str) -> &'static [&'static [&'static str]] {
     }
 }
 
-/// Whether a scenario can run on the host of these findings.
+/// Returns the verdict on a scenario, for the host of these findings.
 pub fn verdict(findings: &[Finding], scenario: &str) -> Verdict {
     let named = |name: &str| findings.iter().find(|finding| finding.name == name);
     let is_there = |name: &&str| named(name).is_some_and(|f| f.status != Status::Missing);
@@ -56,12 +56,13 @@ pub fn verdict(findings: &[Finding], scenario: &str) -> Verdict {
     }
 }
 
-/// The verdict on each scenario.
+/// Returns the verdict on each scenario.
 pub fn verdicts(findings: &[Finding]) -> Vec<Verdict> {
     scenarios().map(|scenario| verdict(findings, scenario)).collect()
 }
 
-/// What to say to somebody who wanted to run it.
+/// Returns the message for a scenario that cannot run: what the host lacks, and what would change
+/// that.
 pub fn refusal(findings: &[Finding], verdict: &Verdict) -> String {
     let mut text = format!("this host cannot run {}", verdict.scenario);
     for name in verdict.lacks.iter().flatten() {

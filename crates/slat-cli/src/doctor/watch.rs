@@ -1,10 +1,10 @@
-//! What `slat watch` may see of the guests that run on this host.
+//! Findings on what `slat watch` can see of the guests that run on this host.
 
 use super::Group::Watch;
 use super::evidence::{PTRACE, SYS_ADMIN};
 use super::{Change, Evidence, Finding, For, Subject, WATCH};
 
-/// Whether there can be any, and whose are seen.
+/// Name of the finding on whether the host can have guests, and of which users they are visible.
 pub(super) const SEEN: &str = "guests to watch";
 
 const IT: For = For::Only(&[WATCH]);
@@ -47,7 +47,8 @@ fn counters(evidence: &Evidence) -> Finding {
         IT,
         "Faults and exits of each vCPU, by pidfd_getfd (5.6) of what the VMM holds.",
     );
-    // Yama's restriction of ptrace: 0 none, 1 to children, 2 to root, 3 to nobody.
+    // Yama's restriction of ptrace: 0 is none, 1 allows only descendants, 2 only root, 3 no
+    // process.
     let restricted = evidence.files().number("proc/sys/kernel/yama/ptrace_scope");
     match restricted.unwrap_or(0) {
         3.. => subject.missing(
@@ -62,7 +63,7 @@ fn counters(evidence: &Evidence) -> Finding {
     }
 }
 
-/// What the tracer is called where it is mounted or known.
+/// Name of the tracer's file system in /proc/mounts and /proc/filesystems.
 const TRACER: &str = "tracefs";
 
 fn events(evidence: &Evidence) -> Finding {
@@ -97,7 +98,7 @@ fn programs(evidence: &Evidence) -> Finding {
         IT,
         "Sums and histograms of tracepoints in the kernel; without, perf counts events of threads.",
     );
-    // Only where bpf(2) is there.
+    // This file exists only if the kernel has bpf(2).
     let there = evidence.files().text("proc/sys/kernel/unprivileged_bpf_disabled").is_some();
     let locked = evidence.files().choice("sys/kernel/security/lockdown");
     match evidence.files().is_capable(SYS_ADMIN) {

@@ -1,5 +1,5 @@
-//! Which program runs in the machine, where there is nothing else: a static one, or one of this
-//! machine with the shared libraries that it has here.
+//! Chooses the program that runs in the machine, which has no other files: a statically linked one,
+//! or one for this host's architecture together with its shared libraries.
 
 use anyhow::{Context, ensure};
 use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64, PT_INTERP};
@@ -12,11 +12,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What an executable is, as far as it matters here.
+/// The properties of an executable that matter here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Kind {
     machine: elf::Machine,
-    /// Who puts it together from shared libraries; nobody if it is static.
+    /// The dynamic loader; `None` if the executable is statically linked.
     interpreter: Option<PathBuf>,
 }
 
@@ -25,7 +25,8 @@ struct Kind {
 pub struct Program {
     /// The executable.
     pub bytes: Vec<u8>,
-    /// What has to be there for it to start, each at its place; nothing if it is static.
+    /// Shared libraries and the dynamic loader, each with its path; empty if it is statically
+    /// linked.
     pub libraries: Vec<(PathBuf, Vec<u8>)>,
 }
 
@@ -40,12 +41,13 @@ impl Program {
     }
 }
 
-/// The program of that name that the machine runs: the one asked for, this one, one beside it, or
-/// one that is built from the sources that this one was built from, if they are still there.
+/// Returns the program of that name for the machine. It is the one that was asked for; otherwise
+/// this program, a file beside it, or a static program built from the sources of this one, if they
+/// still exist.
 ///
 /// # Errors
-/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if there is none that could run
-/// there.
+/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if no program is found that can run
+/// in the machine.
 pub fn choose(asked: Option<&Path>, name: &str, arch: Architecture) -> anyhow::Result<Program> {
     if let Some(path) = asked {
         let bytes = read(path)?;
@@ -72,7 +74,8 @@ pub fn choose(asked: Option<&Path>, name: &str, arch: Architecture) -> anyhow::R
     Err(refused(&here, name, &why, arch))
 }
 
-/// A static program from the sources, built now if there is none or this program is newer.
+/// Returns the path of a static program from the sources. Builds it if it does not exist, or if
+/// this program is newer.
 fn built(name: &str, arch: Architecture, own: &Path) -> anyhow::Result<Option<PathBuf>> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     if !sources.join("xtask/Cargo.toml").exists() {
@@ -89,7 +92,7 @@ fn built(name: &str, arch: Architecture, own: &Path) -> anyhow::Result<Option<Pa
         let mut cargo = Command::new("cargo");
         cargo.args(["xtask", "static", "--arch", &arch.to_string(), "--program", name]);
         cargo.current_dir(&sources);
-        // What the machine reports is all that is printed on stdout.
+        // stdout is for the report of the machine only.
         let status = cargo.stdout(Stdio::null()).status().context("cannot start cargo")?;
         ensure!(status.success(), "`cargo xtask static --arch {arch}` failed: {status}");
     }
@@ -109,7 +112,8 @@ fn refused(path: &Path, name: &str, why: &str, arch: Architecture) -> anyhow::Er
     ))
 }
 
-/// The shared libraries of a program, and what loads them, as that says itself (`ld.so --list`).
+/// Returns the paths of a program's shared libraries, as the dynamic loader lists them (`ld.so
+/// --list`), and of the loader.
 fn libraries(program: &Path, interpreter: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let output = Command::new(interpreter).arg("--list").arg(program).output();
     let output = output.with_context(|| interpreter.display().to_string())?;
@@ -126,7 +130,8 @@ fn libraries(program: &Path, interpreter: &Path) -> anyhow::Result<Vec<PathBuf>>
     Ok(paths)
 }
 
-/// The files of such a list: `libc.so.6 => /lib/libc.so.6 (0x7f00)`, `/lib64/ld.so.2 (0x7f00)`.
+/// Returns the files of such a list: `libc.so.6 => /lib/libc.so.6 (0x7f00)`, `/lib64/ld.so.2
+/// (0x7f00)`.
 fn listed(text: &str) -> Vec<PathBuf> {
     let path = |line: &str| {
         let place = line.split_once("=>").map_or(line, |(_, place)| place);
@@ -135,7 +140,8 @@ fn listed(text: &str) -> Vec<PathBuf> {
     text.lines().filter_map(path).filter(|path| path.is_absolute()).collect()
 }
 
-/// Who has to start a program in the machine, if anybody; or why it could not run there.
+/// Returns the dynamic loader that a program needs in the machine, if it needs one. The error says
+/// why the program cannot run there.
 fn fits(bytes: &[u8], arch: Architecture) -> Result<Option<PathBuf>, String> {
     let kind = kind(bytes).ok_or("is no ELF executable of 64 bits")?;
     let machine = match arch {
@@ -158,7 +164,7 @@ fn kind(bytes: &[u8]) -> Option<Kind> {
     if kind != elf::ET_EXEC && kind != elf::ET_DYN {
         return None;
     }
-    // A program that names an interpreter has itself put together by it, from shared libraries.
+    // A program that names an interpreter is dynamically linked; the interpreter is its loader.
     let segments = header.program_headers(endian, bytes).ok()?;
     let named = segments.iter().find(|segment| segment.p_type(endian) == PT_INTERP);
     let interpreter = match named {
@@ -175,7 +181,7 @@ fn kind(bytes: &[u8]) -> Option<Kind> {
 pub(super) mod tests {
     use super::*;
 
-    /// The least that is an executable: a header, and one segment of a kind.
+    /// Returns the smallest executable: a header, and one segment of the given kind.
     pub fn executable(machine: u16, segment: u32) -> Vec<u8> {
         let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
         bytes.resize(16, 0);
@@ -191,7 +197,7 @@ pub(super) mod tests {
         }
         bytes.extend(segment.to_le_bytes());
         bytes.extend(0u32.to_le_bytes()); // flags
-        // It has the name behind the headers, which only matters if it is to name an interpreter.
+        // The segment is the name behind the headers, which only an interpreter's segment needs.
         for word in [64 + 56, 0, 0, NAME.len() as u64, NAME.len() as u64, 1] {
             bytes.extend(word.to_le_bytes());
         }
@@ -235,7 +241,7 @@ pub(super) mod tests {
         assert!(error.contains("not static") && error.contains("cargo xtask static"), "{error}");
     }
 
-    /// An architecture that this machine is not of.
+    /// Returns an architecture that is not this host's.
     fn foreign() -> (u16, Architecture) {
         match Architecture::of_this_machine() {
             Some(Architecture::Aarch64) => (X86, Architecture::X86_64),

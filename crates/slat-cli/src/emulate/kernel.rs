@@ -1,4 +1,5 @@
-//! The kernel of the machine, and its modules: a file, or one of Debian's, fetched once.
+//! Finds the kernel of the machine, and its modules: a file, a tree that is built, or one of
+//! Debian's kernels, which is fetched once.
 
 use crate::cli::{EmulateArgs, KernelChoice};
 use crate::kernel::Source;
@@ -7,10 +8,11 @@ use slat_lab::session::Session;
 use slat_vm::modules::{Module, Tree};
 use slat_vm::{Architecture, Debian, Kernel, Teller};
 
-/// The kernel that was asked for, and the modules that go with it.
+/// Returns the kernel that was asked for, and the folder of its modules.
 ///
 /// # Errors
-/// There is no such file, Debian's kernel cannot be fetched, or a tree cannot be built.
+/// Returns an error if the file does not exist, if Debian's kernel cannot be fetched, or if the
+/// tree cannot be built.
 pub fn find(args: &EmulateArgs, arch: Architecture, session: &Session) -> anyhow::Result<Kernel> {
     let modules = args.modules.clone();
     match &args.kernel {
@@ -31,11 +33,12 @@ pub fn find(args: &EmulateArgs, arch: Architecture, session: &Session) -> anyhow
     }
 }
 
-/// The modules that KVM needs here. TCG has SVM and no VMX, so it is AMD's; on arm64 KVM is built
-/// in wherever it is.
+/// Returns the modules that KVM needs in the machine. On x86 they are those of `kvm_amd`, because
+/// TCG emulates SVM and not VMX. On arm64 there are none, because KVM is always built into the
+/// kernel.
 ///
 /// # Errors
-/// A module is missing or cannot be read.
+/// Returns an error if a module is missing or cannot be read.
 pub fn kvm_modules(kernel: &Kernel, arch: Architecture) -> anyhow::Result<Vec<Module>> {
     match (&kernel.modules, arch) {
         (Some(folder), Architecture::X86_64) => {
@@ -46,7 +49,7 @@ pub fn kvm_modules(kernel: &Kernel, arch: Architecture) -> anyhow::Result<Vec<Mo
     }
 }
 
-/// One of Debian's kernels: where it is kept, or else fetched to.
+/// Returns one of Debian's kernels from the cache, or fetches it into the cache.
 fn debian(kernel: Debian, arch: Architecture, session: &Session) -> anyhow::Result<Kernel> {
     let tell = Teller { say: &|what| session.say(what), note: &|line| session.note(line) };
     Kernel::kept(kernel, arch, &session.stop_flag(), tell).map_err(|error| {

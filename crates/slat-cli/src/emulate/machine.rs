@@ -1,4 +1,4 @@
-//! The machine, from its start until it has answered.
+//! Runs the machine, from its start until its answer has arrived.
 
 use anyhow::Context;
 use slat_lab::failure::no_report;
@@ -13,21 +13,22 @@ use std::time::{Duration, Instant};
 /// How long a machine that has answered may take to power itself off.
 const LAST: Duration = Duration::from_secs(10);
 
-/// What came of a machine.
+/// The outcome of a machine's run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What its first process answered.
+    /// The answer of its first process, or why there is none.
     pub answer: anyhow::Result<Answer>,
-    /// All that its console said.
+    /// All output of its console.
     pub console: String,
 }
 
-/// Starts the machine and waits for its answer and its end. Nothing of it is left behind, whatever
-/// happens.
+/// Starts the machine, and waits for its answer and its end. Its process and its files are removed
+/// in any case.
 ///
 /// # Errors
-/// [`Failure::Interrupted`](slat_lab::failure::Failure::Interrupted); QEMU cannot be started, or
-/// files cannot be written. A machine without an answer is an [`Outcome`].
+/// Returns [`Failure::Interrupted`](slat_lab::failure::Failure::Interrupted) if the session was
+/// stopped, or an error if QEMU cannot be started or files cannot be written. A machine without an
+/// answer is not an error: its [`Outcome`] says why.
 pub fn run(linux: &Linux, limit: Duration, session: &Session) -> anyhow::Result<Outcome> {
     let folder = tempfile::Builder::new().prefix("slat-emulate-").tempdir();
     let folder = folder.context("cannot make a temporary directory")?;
@@ -56,14 +57,15 @@ pub fn run(linux: &Linux, limit: Duration, session: &Session) -> anyhow::Result<
     Ok(Outcome { answer, console: ended.console })
 }
 
-/// What the kernel said of its panic, if it said so.
+/// Returns the console's line on the panic of the kernel, if it has one.
 fn panicked(console: &str) -> Option<&str> {
     const PANIC: &str = "Kernel panic - not syncing: ";
     let at = console.find(PANIC)?;
     console[at..].lines().next().map(|line| line.trim_end())
 }
 
-/// Why there is no answer of a machine that ended with this status, or was ended.
+/// Returns why a machine gave no answer. It ended with `status`, or was ended at the time limit
+/// (`None`).
 fn reason(status: Option<ExitStatus>, arrived: &Arrived, limit: Duration) -> String {
     let arrived = match arrived {
         Arrived::Part(some, all) => format!("after {some} of {all} bytes of its report"),

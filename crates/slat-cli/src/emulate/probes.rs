@@ -1,5 +1,5 @@
-//! Calls of the kernel's functions, counted in a machine of their own: a kprobe takes hundreds of
-//! instructions, which belong to none of the phases.
+//! Counts calls of the kernel's functions. A second machine counts them, because a kprobe takes
+//! hundreds of instructions, which would be added to those of the phases.
 
 use super::Ended;
 use crate::cli::EmulateArgs;
@@ -7,8 +7,8 @@ use slat_kvm::probes::CALLS;
 use slat_lab::failure::no_report;
 use slat_vm::Architecture;
 
-/// Functions that tell visits of entries, flushes, invalidations and locks, where a kernel has
-/// them.
+/// Functions whose calls are visits of page-table entries, flushes, TLB invalidations and locks. A
+/// kernel may lack those that end in `?`.
 const ARM: [&str; 13] = [
     "stage2_map_walker?",
     "stage2_unmap_walker?",
@@ -36,9 +36,10 @@ const X86: [&str; 9] = [
     "queued_write_lock_slowpath?",
 ];
 
-/// What is to be counted: what was asked for, or with instructions what tells the most.
+/// Returns the functions to count: those that were asked for, or with `--count-instructions` the
+/// default list of the architecture.
 pub fn asked(args: &EmulateArgs, words: &[String], arch: Architecture) -> Vec<String> {
-    // Other commands than scenarios have no such option.
+    // Only `bench` has the option `--probe`.
     if words.first().is_none_or(|word| word != "bench") {
         return Vec::new();
     }
@@ -52,7 +53,7 @@ pub fn asked(args: &EmulateArgs, words: &[String], arch: Architecture) -> Vec<St
     }
 }
 
-/// The words of the command that counts them.
+/// Returns the words of the command that counts calls of these functions.
 pub fn words(words: &[String], probes: &[String]) -> Vec<String> {
     let mut words = words.to_vec();
     words.extend(["--probe".to_owned(), probes.join(",")]);
@@ -62,7 +63,8 @@ pub fn words(words: &[String], probes: &[String]) -> Vec<String> {
 /// Adds the calls that one run counted to the results of another.
 ///
 /// # Errors
-/// [`Failure::NoReport`](slat_lab::failure::Failure::NoReport) if there is none.
+/// [`Failure::NoReport`](slat_lab::failure::Failure::NoReport) if the run that counted calls
+/// failed.
 pub fn merge(mut ended: Ended, counted: Ended) -> anyhow::Result<Ended> {
     if counted.exit_code != 0 {
         return Err(no_report(format!(

@@ -1,4 +1,4 @@
-//! A report from an emulated machine: what was counted stays, what was timed does not.
+//! A report from an emulated machine, which keeps counts and leaves out times.
 
 use crate::cli::EmulateArgs;
 use anyhow::ensure;
@@ -9,22 +9,22 @@ use slat_lab::record::{Measurement, Skipped};
 use slat_lab::unit::Unit;
 use slat_vm::Architecture;
 
-/// What the machine was emulated by; `results.json` has it under `emulator`.
+/// The emulator of the machine, which `results.json` has under `emulator`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Emulator {
-    /// QEMU and its version.
+    /// Name and version of QEMU.
     pub program: String,
     /// The architecture of the machine.
     pub architecture: String,
     /// The kernel as it was asked for.
     pub kernel: String,
-    /// Whether instructions were counted in place of times.
+    /// Whether the report has instructions in place of times.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub counts_instructions: bool,
 }
 
 impl Emulator {
-    /// The emulator of one machine.
+    /// Describes the emulator of a machine.
     pub fn new(arch: Architecture, args: &EmulateArgs, program: String) -> Self {
         Self {
             program,
@@ -35,20 +35,20 @@ impl Emulator {
     }
 }
 
-/// Whether a count says how fast things went: a time, or how many took long.
+/// Returns whether a count depends on time: it is a time, or the number of accesses that took long.
 fn hangs_on_time(name: &str) -> bool {
     name.ends_with("_ns") || name.split('_').next() == Some("stalls")
 }
 
-/// Makes seconds of a clock that counts an instruction a nanosecond what they are. Other samples
-/// that hang on time have no such reading.
+/// Converts times to instructions; the machine's clock counts one instruction as a nanosecond.
+/// Rates and ratios of times are not converted.
 fn as_instructions(m: &mut Measurement) {
     let each = match m.unit.name() {
         "s" => 1e9,
         "ns" => 1.0,
         _ => return,
     };
-    // What the guest's own clock tells is of a clock that ticks every 16 ns.
+    // Stalls are measured by the guest's own clock, which ticks only every 16 ns.
     if m.variant.contains("stall") {
         return;
     }
@@ -59,19 +59,19 @@ fn as_instructions(m: &mut Measurement) {
 /// A report from an emulated machine.
 #[derive(Clone, Debug)]
 pub struct Emulated {
-    /// The report as it goes into a file.
+    /// The report as JSON.
     value: Value,
-    /// Its results.
+    /// The results of the report.
     pub results: Vec<Measurement>,
-    /// What it left out.
+    /// What the report leaves out, with reasons.
     pub skipped: Vec<Skipped>,
 }
 
 impl Emulated {
-    /// Takes the times out of a report, or for what they are where the clock counts instructions.
+    /// Reads a report, and removes its times, or converts them where the clock counts instructions.
     ///
     /// # Errors
-    /// It is no report of this schema.
+    /// Returns an error if the text is not a report of this schema.
     pub fn read(text: &str, emulator: Emulator) -> anyhow::Result<Self> {
         let mut value: Value = serde_json::from_str(text)?;
         ensure!(value["schema"] == SCHEMA, "its schema is {}, not {SCHEMA}", value["schema"]);
@@ -84,7 +84,7 @@ impl Emulated {
         for m in results.iter_mut().filter(|m| m.is_timed()) {
             m.samples.clear();
         }
-        // Times that stand among the counts.
+        // Some counts are times as well.
         results.iter_mut().for_each(|m| m.counts.retain(|name, _| !hangs_on_time(name)));
         results.retain(|m| !m.samples.is_empty() || !m.counts.is_empty());
         if emulator.counts_instructions {
@@ -108,16 +108,16 @@ impl Emulated {
         }
         value["results"] = serde_json::to_value(&results)?;
         value["skipped"] = serde_json::to_value(&skipped)?;
-        // How exact times are says as little.
+        // `repeated` has the precision of times, which means nothing either.
         value.as_object_mut().map(|report| report.remove("repeated"));
         value["emulator"] = serde_json::to_value(emulator)?;
         Ok(Self { value, results, skipped })
     }
 
-    /// Adds counts whose names begin so from the same results of another report.
+    /// Adds the counts whose names start with `begin` from the same results of another report.
     ///
     /// # Errors
-    /// None in practice: it was JSON before.
+    /// None in practice, because the value was read from JSON.
     pub fn add(&mut self, other: &Self, begin: &str) -> serde_json::Result<()> {
         for m in &mut self.results {
             let same = |other: &&Measurement| {
@@ -134,20 +134,20 @@ impl Emulated {
         Ok(())
     }
 
-    /// Says which command line does it again.
+    /// Sets the command line that repeats the run.
     pub fn set_command(&mut self, words: Vec<String>) {
         self.value["command"] = words.into();
     }
 
-    /// The report as JSON that ends in a newline.
+    /// Returns the report as JSON that ends in a newline.
     ///
     /// # Errors
-    /// None in practice: it was JSON before.
+    /// None in practice, because the value was read from JSON.
     pub fn json(&self) -> serde_json::Result<String> {
         serde_json::to_string_pretty(&self.value).map(|text| text + "\n")
     }
 
-    /// The machine, for the line above the tables.
+    /// Returns the description of the machine that is printed above the tables.
     pub fn machine(&self) -> String {
         let text = |path: &str| {
             let value = self.value.pointer(path);

@@ -1,4 +1,4 @@
-//! Looking for used pages, by what the host has for it.
+//! The scenario `age`: looks for the pages that a guest used, by the interface that the host has.
 
 use super::kept::Answer;
 use super::options::GuestArgs;
@@ -20,7 +20,7 @@ Examples:
   slat bench age
       a guest under KVM, aged by the kernel's idle page tracking (needs root)";
 
-/// A guest whose used pages are looked for.
+/// Options of `slat bench age`.
 #[derive(Clone, Debug, Args)]
 pub struct AgeArgs {
     /// The guest.
@@ -28,7 +28,7 @@ pub struct AgeArgs {
     pub guest: GuestArgs,
 }
 
-/// What its table shows.
+/// Columns of its table.
 const COLUMNS: &[Column] = &[
     ("populate", "populate"),
     ("write", "write"),
@@ -64,10 +64,10 @@ impl Scenario for Age {
     }
 }
 
-/// A count of a run, where the host tells it.
+/// Reads a count from the report of a run; the count is missing where the host does not give it.
 type Count = fn(&Report) -> Option<u64>;
 
-/// Ageing by what the host has.
+/// Ages a guest's memory by the interface that the host has, and measures each phase.
 ///
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.

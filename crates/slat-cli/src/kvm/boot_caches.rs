@@ -1,4 +1,4 @@
-//! vCPUs of an Arm guest that switch their caches off and on, all at once.
+//! The scenario `boot-caches`: all vCPUs of an Arm guest switch their caches off and on at once.
 
 use super::kept::Answer;
 use super::options::GuestArgs;
@@ -21,7 +21,7 @@ Examples:
   slat emulate --arch aarch64 --cpu cortex-a76 -- bench boot-caches --vcpus 16 --memory 16m
       on an emulated one: counts";
 
-/// vCPUs that switch their caches.
+/// Options of `slat bench boot-caches`.
 #[derive(Clone, Debug, Args)]
 pub struct BootCachesArgs {
     /// The guest.
@@ -30,7 +30,7 @@ pub struct BootCachesArgs {
 }
 
 impl BootCachesArgs {
-    /// As `--quick` has it, if that is given.
+    /// Returns the options, reduced if `--quick` is given.
     pub fn sized(&self) -> Self {
         let mut args = self.clone();
         args.guest.shrink();
@@ -38,7 +38,7 @@ impl BootCachesArgs {
     }
 }
 
-/// What its table shows.
+/// Columns of its table.
 const COLUMNS: &[Column] = &[("populate", "populate"), ("toggle", "switch")];
 
 /// The scenario.
@@ -74,7 +74,7 @@ impl Scenario for BootCaches {
     }
 }
 
-/// vCPUs that switch their caches off and on.
+/// Measures a guest whose vCPUs switch their caches off and on.
 ///
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.

@@ -1,4 +1,4 @@
-//! Dirty logging of a guest under the host's KVM, phase by phase.
+//! The scenario `dirty-log`: logs the dirty pages of a guest under the host's KVM, phase by phase.
 
 use super::guest::{Pattern, observe};
 use super::kept::{Answer, Kept};
@@ -65,10 +65,10 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
     Ok(guest.measurements())
 }
 
-/// One way of logging, measured in several runs of a guest of its own; the first warms up.
+/// One way of logging, which is measured in several runs of a guest; the first run warms up.
 ///
-/// Memory that the host never used before costs more at its first touch than ever again, most of
-/// all where the host is itself a guest: a run that nobody counts takes that upon itself.
+/// The first touch of memory that the host has not used before costs more than later touches, above
+/// all where the host is itself a guest. The run that warms up pays for that, and is not counted.
 pub struct Guest<'a> {
     args: &'a DirtyLogArgs,
     config: Config,
@@ -77,7 +77,7 @@ pub struct Guest<'a> {
 }
 
 impl<'a> Guest<'a> {
-    /// A guest as `args` describes it, checked.
+    /// Creates the guest that `args` describes, and checks the options.
     ///
     /// # Errors
     ///
@@ -88,14 +88,14 @@ impl<'a> Guest<'a> {
         Ok(Self { args, config, pin, kept: Kept::new(Answer::Time(Phase::Dirty)) })
     }
 
-    /// Steps of all its runs.
+    /// Returns the number of steps that all runs report to the session.
     pub fn steps(&self) -> u64 {
         let calls = if self.config.shape.mode.is_manual() { 3 } else { 2 };
         let phases = 4 + u64::from(self.config.iterations) * calls;
         phases * self.args.guest.run.repeat().steps()
     }
 
-    /// What was measured so far.
+    /// Returns the measurements so far.
     pub fn measurements(&self) -> Vec<Measurement> {
         let params = self.kept.params(&params(self.args, &self.config));
         let mut results = phases::measurements("dirty-log", &params, &self.kept.phases);
@@ -156,13 +156,13 @@ fn config(args: &DirtyLogArgs) -> anyhow::Result<Config> {
 }
 
 fn params(args: &DirtyLogArgs, config: &Config) -> Map<String, Value> {
-    // What was refused has no parameters: `config` has come before.
+    // `log_params` fails only for options that `config` has refused before.
     let mut params = log_params(args, config.clear_chunk).unwrap_or_default();
     params.insert("iterations".to_owned(), config.iterations.into());
     params
 }
 
-/// What to say if the kernel gave fewer huge pages than were asked for.
+/// Returns the message for a kernel that gave fewer transparent huge pages than were asked for.
 fn shortfall(args: &DirtyLogArgs, report: &Report) -> Option<String> {
     let asked = report.config.shape.memory;
     let found = report.transparent_huge_bytes?;
@@ -176,7 +176,8 @@ fn shortfall(args: &DirtyLogArgs, report: &Report) -> Option<String> {
     })
 }
 
-/// What to say if pages stayed in the log that the last round cleared, nobody writing.
+/// Returns the message for a log that had pages after the last round cleared it, although no vCPU
+/// wrote.
 fn left_behind(name: &str, report: &Report) -> Option<String> {
     (report.left_in_log > 0).then(|| {
         format!(
@@ -279,7 +280,8 @@ mod tests {
             return;
         }
         let args = args(&["--memory", "64m", "--iterations", "100000"]);
-        // How long a host takes to populate the guest is not known: twice as long until it has.
+        // It is not known how long a host takes to populate the guest, so the limit doubles until
+        // it has.
         let stopped_after = |wait| {
             let session = Session::quiet();
             let mut guest = Guest::new(&args).unwrap();

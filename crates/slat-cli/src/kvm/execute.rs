@@ -1,4 +1,4 @@
-//! Execution from all of memory.
+//! The scenario `execute`: a guest executes from all of its memory.
 
 use super::kept::Answer;
 use super::options::GuestArgs;
@@ -21,7 +21,7 @@ Examples:
   slat bench execute --backing hugetlb-1g --vcpus 8 --memory 8g
       no-execute huge pages as the host has them set";
 
-/// A guest that executes from all of its memory.
+/// Options of `slat bench execute`.
 #[derive(Clone, Debug, Args)]
 pub struct ExecuteArgs {
     /// The guest.
@@ -29,7 +29,7 @@ pub struct ExecuteArgs {
     pub guest: GuestArgs,
 }
 
-/// What its table shows.
+/// Columns of its table.
 const COLUMNS: &[Column] =
     &[("populate", "populate"), ("execute", "execute"), ("read", "read"), ("write", "write")];
 
@@ -60,7 +60,7 @@ impl Scenario for Execute {
     }
 }
 
-/// Execution from all of memory.
+/// Measures a guest that executes from all of its memory.
 ///
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.

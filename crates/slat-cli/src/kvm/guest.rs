@@ -1,4 +1,4 @@
-//! The guest that was asked for, what its vCPUs do, and how it is run and measured.
+//! A guest as options describe it: its shape, the work of its vCPUs, its runs and its measurements.
 
 use super::options::{GuestArgs, LogArgs};
 use super::values::{HotSet, Others};
@@ -13,10 +13,10 @@ use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
 
-/// Start of all random orders: the same run touches the same pages.
+/// Seed of all random orders. It is fixed, so that all runs touch the same pages.
 const SEED: u64 = 0x51a7;
 
-/// The guest that was asked for.
+/// The options that describe a guest.
 pub struct Asked<'a> {
     pub guest: &'a GuestArgs,
     pub overlap: bool,
@@ -25,7 +25,7 @@ pub struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// What to make.
+    /// Returns the shape of the guest, for `slat-kvm`.
     ///
     /// # Errors
     /// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if the vCPUs do not get whole
@@ -55,7 +55,7 @@ impl Asked<'_> {
         })
     }
 
-    /// Parameters of its results. Those that are as usual are left out.
+    /// Returns the parameters of the guest's results, without options that have their usual value.
     pub fn params(&self) -> Map<String, Value> {
         let mut params = Params::default();
         params.add("memory", self.guest.memory.bytes());
@@ -86,7 +86,7 @@ impl Asked<'_> {
     }
 }
 
-/// Parameters in the making.
+/// Builder of a map of parameters.
 #[derive(Default)]
 struct Params(Map<String, Value>);
 
@@ -102,7 +102,7 @@ impl Params {
     }
 }
 
-/// The part of a guest's work that its log decides nothing of.
+/// The part of a guest's work that does not depend on how it is logged.
 pub struct Pattern {
     pub write_percent: u8,
     pub others: Others,
@@ -112,7 +112,7 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// As the options of a log have it.
+    /// Returns the pattern that the options of a log describe.
     pub fn of(args: &LogArgs) -> Self {
         Self {
             write_percent: args.write_percent,
@@ -123,7 +123,7 @@ impl Pattern {
         }
     }
 
-    /// What each of `vcpus` vCPUs does, over and over.
+    /// Returns the work that each of `vcpus` vCPUs repeats. They share the dirty rate evenly.
     pub fn work(&self, vcpus: u32) -> Work {
         let page = slat_kvm::Backing::Small.page_size() as f64;
         let order = match self.hot_set {
@@ -143,7 +143,7 @@ impl Pattern {
         }
     }
 
-    /// Adds its parameters. Those that are as usual are left out.
+    /// Adds the pattern's parameters, without options that have their usual value.
     pub fn add_to(&self, params: &mut Map<String, Value>) {
         let mut all = Params(std::mem::take(params));
         all.add_if(self.others == Others::Read, "others", "read");
@@ -158,8 +158,8 @@ impl Pattern {
     }
 }
 
-/// Runs a scenario of `slat-kvm`, telling `session` of its phases. Nothing if it was stopped; the
-/// phases that ended by then are in `phases`.
+/// Runs a scenario of `slat-kvm`, and reports its phases to `session`. Adds to `phases` each phase
+/// that ended. Returns `None` if the session stopped the run.
 ///
 /// # Errors
 /// What this host lacks, values that cannot be, or a guest or a log that went wrong.
@@ -185,14 +185,14 @@ pub fn observe<T>(
     };
     match run(Setting { stop: &stop, pin, on_event }) {
         Ok(report) => Ok(Some(report)),
-        // Each phase that ended has been checked against its log, and stands.
+        // `slat-kvm` has checked each phase that ended against its log, so these phases count.
         Err(Error::Stopped) => Ok(None),
         Err(error @ Error::Invalid { .. }) => Err(bad_input(error.to_string())),
         Err(error) => Err(error.into()),
     }
 }
 
-/// One measurement of a guest under KVM.
+/// Returns a measurement of a guest under KVM.
 pub fn measurement(
     scenario: &str,
     variant: &str,

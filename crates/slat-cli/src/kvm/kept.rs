@@ -1,21 +1,21 @@
-//! What the runs of one guest leave, however the last of them ended.
+//! Keeps the results of one guest's runs, also where the last run was stopped.
 
 use super::stalls;
 use serde_json::{Map, Value};
 use slat_kvm::phase::{Phase, PhaseRun};
 
-/// What a guest is run for: a figure of each run.
+/// The figure of each run that decides how often a guest is run.
 pub enum Answer<R> {
-    /// The time of a phase, all its rounds together.
+    /// The time of a phase: the sum over its rounds.
     Time(Phase),
-    /// What its stalls took by the page.
+    /// The time that stalls of a phase took for each page.
     Stalls(Phase),
-    /// A figure of the report, by its variant.
+    /// A figure of the report, under the name of its variant.
     Figure(&'static str, fn(&R) -> f64),
 }
 
 impl<R> Answer<R> {
-    /// The variant that results have it under.
+    /// Returns the name of the variant that has this figure in the results.
     fn variant(&self) -> String {
         match self {
             Self::Time(phase) => phase.to_string(),
@@ -36,11 +36,11 @@ impl<R> Answer<R> {
     }
 }
 
-/// Phases and reports of a guest's runs.
+/// The phases and reports of a guest's runs.
 ///
-/// The first run warms the host's memory up and gives way to the next. Where none comes, because
-/// the person waiting stopped, it is what there is: its results have the parameter `warm_up`, so
-/// that nobody compares them with those of a warm guest.
+/// The first run warms the host's memory up. The next complete run replaces its results. If the
+/// session is stopped before that, the results of the warm-up stay, with the parameter `warm_up`,
+/// so that they are not compared with those of a warm guest.
 pub struct Kept<R> {
     pub phases: Vec<PhaseRun>,
     pub reports: Vec<R>,
@@ -56,13 +56,13 @@ impl<R> Kept<R> {
         Self { phases, reports, answer, answers, warm: false, counts: false }
     }
 
-    /// Whether the first run came to its end.
+    /// Returns whether the run that warms up is complete.
     pub fn is_warm(&self) -> bool {
         self.warm
     }
 
-    /// Adds a run that came to its end, or, without a report, the phases that ended before it was
-    /// stopped.
+    /// Adds the phases of a complete run and its report. A stopped run has no report, and only
+    /// those phases that ended before.
     pub fn add(&mut self, phases: Vec<PhaseRun>, report: Option<R>) {
         let answer = report.as_ref().and_then(|report| self.answer.of(&phases, report));
         // The run that warms up is no sample.
@@ -72,7 +72,8 @@ impl<R> Kept<R> {
             self.reports.clear();
             self.counts = true;
         }
-        // Where a part is all that would count, the whole run that warmed up says more.
+        // The phases of a stopped run are dropped if no complete run but the warm-up precedes it:
+        // the complete warm-up says more.
         if report.is_some() || !self.warm || self.counts {
             self.phases.extend(phases);
         }
@@ -80,12 +81,12 @@ impl<R> Kept<R> {
         self.reports.extend(report);
     }
 
-    /// What the guest is run for, by its variant: a sample for each run that counts.
+    /// Returns the variant of the answer, and one sample for each run that counts.
     pub fn answer(&self) -> (String, &[f64]) {
         (self.answer.variant(), &self.answers)
     }
 
-    /// The parameters of its results.
+    /// Returns `params`, with `warm_up` added if only the run that warms up is there.
     pub fn params(&self, params: &Map<String, Value>) -> Map<String, Value> {
         let mut params = params.clone();
         if !self.counts {

@@ -1,4 +1,4 @@
-//! vCPUs that run on while their log is fetched.
+//! Measures vCPUs that keep running while the VMM fetches their log.
 
 use super::guest::{Pattern, measurement, observe};
 use super::kept::{Answer, Kept};
@@ -16,12 +16,12 @@ use std::time::Duration;
 
 /// Name of the scenario in results.
 pub const SCENARIO: &str = "dirty-log-live";
-/// From one fetch to the next unless asked for otherwise.
+/// Default time from one fetch to the next.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Phases of a run.
 const PHASES: u64 = 4;
 
-/// Measures what `args` asks for.
+/// Measures the guest that `args` describes, for the time that it asks for.
 ///
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest or a log that went wrong.
@@ -48,7 +48,7 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
     Ok(guest.measurements())
 }
 
-/// One way of logging, in several runs; the first warms up.
+/// One way of logging, which is measured in several runs; the first run warms up.
 pub(super) struct Live {
     pub config: Config,
     params: Map<String, Value>,
@@ -61,12 +61,12 @@ impl Live {
         Self { config, params, pin, kept: Kept::new(Answer::Stalls(Phase::Run)) }
     }
 
-    /// What was measured so far.
+    /// Returns the measurements so far.
     pub fn measurements(&self) -> Vec<Measurement> {
         let Kept { phases, reports: kept, .. } = &self.kept;
         let params = self.kept.params(&self.params);
         let mut results = phases::measurements(SCENARIO, &params, phases);
-        // A run that was stopped has no pace to be held against.
+        // A run that was stopped has no report, so it has no pace with logging off to compare with.
         let Some(last) = kept.last() else { return results };
         if let Some(run) = results.iter_mut().find(|m| m.variant == Phase::Run.name()) {
             let reports = kept.iter().map(|report| {
@@ -123,7 +123,8 @@ impl Repeatable for Live {
     }
 }
 
-/// Calls of one kind: their mean, and the longest of each run. Nothing if there were none.
+/// Returns two measurements of the calls of one kind, with a sample for each run: the mean, and the
+/// longest call. Returns none if no run made such a call.
 pub(super) fn calls(
     scenario: &str,
     params: &Map<String, Value>,
@@ -142,7 +143,7 @@ pub(super) fn calls(
     ]
 }
 
-/// MiB that the vCPUs wrote in a second, each write a page of its own.
+/// Returns the rate at which the vCPUs wrote, in MiB/s, where each write counts as a page.
 pub(super) fn written(samples: &[Sample], work: &Work) -> f64 {
     let steps: u64 = samples.iter().map(|sample| sample.steps).sum();
     let seconds: f64 = samples.iter().map(|sample| sample.seconds).sum();
@@ -162,7 +163,8 @@ fn clear(report: &Report) -> CallTimes {
     report.clear
 }
 
-/// Each tenth of a second's end, and its steps in per cent of what the vCPUs do with logging off.
+/// Returns, for each sample longer than 50 ms, its end in seconds, and its steps in per cent of
+/// what the vCPUs do with logging off.
 pub(super) fn pace(samples: &[Sample], baseline: f64) -> Vec<(f64, f64)> {
     let whole = samples.iter().filter(|sample| sample.seconds > 0.05);
     whole.map(|sample| (sample.at, share(sample.steps, sample.seconds, baseline))).collect()
@@ -172,22 +174,23 @@ fn share(steps: u64, seconds: f64, baseline: f64) -> f64 {
     if seconds * baseline > 0.0 { steps as f64 / (seconds * baseline) * 100.0 } else { 0.0 }
 }
 
-/// What the guest lost of its pace, in per cent; below 0 if it was faster.
+/// Returns the part of its pace that the guest lost, in per cent; it is below 0 if the guest was
+/// faster.
 pub(super) fn loss(samples: &[Sample], baseline: f64) -> f64 {
     let steps = samples.iter().map(|sample| sample.steps).sum();
     let seconds = samples.iter().map(|sample| sample.seconds).sum();
     100.0 - share(steps, seconds, baseline)
 }
 
-/// The same of the second that lost most.
+/// Returns the loss of the second that lost most, in per cent.
 pub(super) fn worst(samples: &[Sample], baseline: f64) -> f64 {
     let from = |first: usize| {
         let begin = samples[first].at - samples[first].seconds;
-        // The clock of floating point: ten tenths may be a little less than one.
+        // The sum of ten tenths of a second in floating point may be a little below one.
         let last = samples[first..].iter().position(|it| it.at - begin > 0.999)?;
         Some(loss(&samples[first..=first + last], baseline))
     };
-    // A run of less than a second is one.
+    // A run of less than a second counts as one second.
     (0..samples.len()).filter_map(from).reduce(f64::max).unwrap_or_else(|| loss(samples, baseline))
 }
 
@@ -220,7 +223,7 @@ mod tests {
         steps[12..20].fill(0);
         assert!((worst(&samples(&steps), 100.0) - 80.0).abs() < 1e-6);
         assert!((worst(&samples(&[10; 3]), 100.0)).abs() < 1e-6);
-        // Across the boundary of two seconds, too.
+        // The worst second may lie across the boundary of two whole seconds.
         let mut steps = [10; 20];
         steps[5..15].fill(0);
         assert!((worst(&samples(&steps), 100.0) - 100.0).abs() < 1e-6);

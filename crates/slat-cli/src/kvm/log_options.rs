@@ -1,4 +1,4 @@
-//! The options of a guest whose dirty pages are logged, and what they ask for.
+//! Options of a guest whose dirty pages are logged, and the guest and log that they describe.
 
 use super::guest::{Asked, Pattern};
 use super::options::{GuestArgs, LogArgs, QUICK_RUN};
@@ -9,7 +9,7 @@ use slat_lab::cli::{Switch, count, time};
 use slat_lab::failure::bad_input;
 use std::time::Duration;
 
-/// The guest, its memory and how its dirty pages are logged.
+/// Options of `slat bench dirty-log`.
 #[derive(Clone, Debug, Args)]
 pub struct DirtyLogArgs {
     /// The guest.
@@ -32,11 +32,11 @@ pub struct DirtyLogArgs {
     )]
     pub dirty_ring_size: Option<u32>,
 
-    /// The log and the work.
+    /// Options of the log, and of the work that the vCPUs do.
     #[command(flatten)]
     pub log: LogArgs,
 
-    /// How long vCPUs run on beside a log that is fetched, in place of rounds: 5s
+    /// How long vCPUs keep running while the log is fetched, in place of rounds: 5s
     #[arg(long, value_name = "TIME", conflicts_with = "iterations", value_parser = time::run)]
     pub duration: Option<Duration>,
 
@@ -56,7 +56,7 @@ pub struct DirtyLogArgs {
 }
 
 impl DirtyLogArgs {
-    /// As `--quick` has it, if that is given, of a guest under KVM.
+    /// Returns the options, reduced if `--quick` is given.
     pub fn sized(&self) -> Self {
         let mut args = self.clone();
         if args.guest.shrink() {
@@ -67,7 +67,11 @@ impl DirtyLogArgs {
     }
 }
 
-/// The mode that the options say.
+/// Returns the mode of logging.
+///
+/// # Errors
+/// Returns [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for a log that is initially
+/// set without manual protect, which KVM does not have.
 pub fn mode(args: &DirtyLogArgs) -> anyhow::Result<Mode> {
     if let Some(entries) = args.dirty_ring_size {
         return Ok(Mode::Ring { entries });
@@ -82,7 +86,7 @@ pub fn mode(args: &DirtyLogArgs) -> anyhow::Result<Mode> {
     }
 }
 
-/// The guest that the options say.
+/// Returns the guest that the options describe.
 pub fn asked(args: &DirtyLogArgs) -> anyhow::Result<Asked<'_>> {
     Ok(Asked {
         guest: &args.guest,
@@ -92,12 +96,12 @@ pub fn asked(args: &DirtyLogArgs) -> anyhow::Result<Asked<'_>> {
     })
 }
 
-/// Pages of one clear.
+/// Returns the number of pages that one call clears; `None` means all.
 pub fn chunk(args: &DirtyLogArgs) -> anyhow::Result<Option<u64>> {
     args.log.clear_chunk.map(|chunk| chunk.pages(Backing::Small.page_size())).transpose()
 }
 
-/// Parameters of a guest and its log.
+/// Returns the parameters of a guest and its log, for its results.
 pub fn log_params(args: &DirtyLogArgs, chunk: Option<u64>) -> anyhow::Result<Map<String, Value>> {
     let mut params = asked(args)?.params();
     match args.dirty_ring_size {

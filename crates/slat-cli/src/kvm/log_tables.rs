@@ -1,4 +1,5 @@
-//! Tables of what a guest on this host pays while its dirty pages are logged.
+//! Reader of the scenario `dirty-log`: tables and charts of what logging costs a guest on this
+//! host.
 
 use super::logged;
 use super::tables::{Column, LOST, MEANING, is, of, stalls, whole};
@@ -13,7 +14,7 @@ use slat_lab::table::{NOTHING, Table};
 const NAME: &str = "dirty-log";
 const LIVE: &str = super::live::SCENARIO;
 
-/// What is shown of a log that is fetched beside running vCPUs.
+/// Columns of the table of a log that is fetched while vCPUs run.
 const LIVE_COLUMNS: &[Column] = &[
     ("loss", "guest lost"),
     ("loss-worst", "worst second"),
@@ -24,7 +25,7 @@ const LIVE_COLUMNS: &[Column] = &[
     ("clear-longest-call", "longest clear"),
 ];
 
-/// How dirty logging reads, by phases and beside running vCPUs.
+/// Reader of dirty logging, in phases and while vCPUs run.
 pub const READER: Reader = Reader {
     reads: |m| is(m, NAME) || is(m, LIVE) && !m.params.contains_key("way"),
     verdict: |results| {
@@ -37,7 +38,7 @@ pub const READER: Reader = Reader {
         let note = format!("Every log was held against what the vCPUs wrote; {LOST}");
         let title = "A log fetched beside running vCPUs (KVM)";
         let live = of(results, LIVE, title, LIVE_COLUMNS, &note);
-        // Of several guests, the table that lays them side by side comes first.
+        // The table that compares several guests comes first.
         let several = rows(results, NAME, &["vcpu"]).len() > 1;
         let beside = several.then(|| logged::table(results)).flatten();
         beside.into_iter().chain(phases(results)).chain(stalls(results, NAME)).chain(live).collect()
@@ -48,8 +49,8 @@ pub const READER: Reader = Reader {
     ..Reader::NONE
 };
 
-/// Phases in the order they happen, with the headings of their columns. The names of the variants
-/// are those of Linux's `dirty_log_perf_test`, so that figures can be laid side by side.
+/// Phases in the order in which they happen, with the headings of their columns. Phases have the
+/// names of Linux's `dirty_log_perf_test`, so that figures can be compared.
 const PHASES: [(&str, &str); 6] = [
     ("populate", "populate"),
     ("enable", "enable"),
@@ -59,7 +60,7 @@ const PHASES: [(&str, &str); 6] = [
     ("disable", "disable"),
 ];
 
-/// One row for each way of logging; one column for each phase.
+/// Returns the table of phases: a row for each way of logging, a column for each phase.
 fn phases(results: &[Measurement]) -> Option<Table> {
     let rows = rows(results, NAME, &["vcpu"]);
     if rows.is_empty() {
@@ -101,22 +102,23 @@ fn phases(results: &[Measurement]) -> Option<Table> {
     })
 }
 
-/// The time of a phase: of all vCPUs together, not of one.
+/// Formats the time of a whole phase, for all vCPUs.
 fn phase(row: &Row, variant: &str) -> String {
     let Some((whole, summary)) =
         row.whole(variant).and_then(|m| Some((m, Summary::of(&m.samples)?)))
     else {
         return NOTHING.to_owned();
     };
-    // Rounds differ for a reason (the first may find all pages writable), so a few of them are
-    // shown one by one.
+    // Two or three rounds are shown one by one, because they may differ for a reason: in the first
+    // round, all pages may be writable.
     match &by_round(whole)[..] {
         few @ [_, _] | few @ [_, _, _] if variant == "dirty" => list_of_seconds(few),
         _ => with_wide_spread(&summary),
     }
 }
 
-/// The median of each round over the runs, in whose order samples were taken.
+/// Returns the median of each round over the runs. Samples are in the order of runs, then of
+/// rounds.
 fn by_round(whole: &Measurement) -> Vec<f64> {
     let rounds = whole.params.get("iterations").and_then(serde_json::Value::as_u64);
     let rounds = rounds.unwrap_or(whole.samples.len() as u64).max(1) as usize;
@@ -127,7 +129,8 @@ fn by_round(whole: &Measurement) -> Vec<f64> {
     (0..rounds).filter_map(of_round).collect()
 }
 
-/// What a page costs the vCPU that writes to it: the median over vCPUs of each one's median round.
+/// Formats what a page costs the vCPU that writes to it: the median over vCPUs of the median over
+/// each vCPU's rounds.
 fn per_page(row: &Row) -> String {
     let of_one = |m: &&Measurement| {
         let pages = *m.counts.get("pages").filter(|pages| **pages > 0)?;
@@ -138,7 +141,8 @@ fn per_page(row: &Row) -> String {
     median(&costs).map_or_else(|| NOTHING.to_owned(), seconds)
 }
 
-/// One row for each vCPU and each phase in which it ran: too long for a terminal.
+/// Returns the table with a row for each vCPU and each phase in which it ran. Only the page shows
+/// it, because it is too long for a terminal.
 fn vcpus(results: &[Measurement]) -> Option<Table> {
     let parts: Vec<Row> = results
         .iter()
@@ -188,7 +192,7 @@ fn vcpus(results: &[Measurement]) -> Option<Table> {
     })
 }
 
-/// Faults in a round. Where rounds differ, the scenario gives the most.
+/// Returns the faults of a round; where rounds differ, the largest number.
 fn faults(part: &Measurement) -> Option<u64> {
     part.counts.get("pf_taken").or_else(|| part.counts.get("pf_taken_max")).copied()
 }
@@ -197,7 +201,7 @@ fn vcpu(measurement: &Measurement) -> Option<u64> {
     measurement.params.get("vcpu")?.as_u64()
 }
 
-/// How long each round of dirtying took: one line for each way of logging.
+/// Returns the chart of how long each round of dirtying took, with a line for each way of logging.
 fn rounds(results: &[Measurement]) -> Option<Chart> {
     let rows = rows(results, NAME, &["vcpu"]);
     let labels = Labels::of(&rows);

@@ -1,4 +1,4 @@
-//! What logging costs guests, by the page: the verdict on dirty logging, and the main job's table.
+//! The cost of logging for each page: the verdict on dirty logging, and the table of the main job.
 
 use slat_lab::numbers::{seconds, with_wide_spread};
 use slat_lab::record::Measurement;
@@ -7,19 +7,20 @@ use slat_lab::stats::{Summary, median};
 use slat_lab::table::Table;
 use slat_lab::verdict::Verdict;
 
-/// A guest, logged in one way.
+/// Figures of a guest that was logged in one way.
 struct Logged {
     pages: String,
     way: &'static str,
-    /// Seconds of a vCPU, for a page: its first touch, a write, what logging adds to a write.
+    /// Seconds that a vCPU takes for a page: `touch` for its first touch, `plain` for a write
+    /// without a log; `logging` is what a log adds to a write.
     touch: f64,
     plain: f64,
     logging: f64,
-    /// The same, as it is printed, with its spread.
+    /// `logging` with its spread, as it is printed; empty if it is not known.
     shown: String,
-    /// Seconds.
+    /// The longest stall, in seconds.
     longest: f64,
-    /// Seconds of each round.
+    /// Seconds that the calls which read and clear the log take in each round.
     calls: f64,
 }
 
@@ -61,7 +62,7 @@ fn guests(results: &[Measurement]) -> Option<Vec<Logged>> {
     (!all.is_empty()).then_some(all)
 }
 
-/// A way of logging, as `slat bench migrate --way` names it.
+/// Returns the name of a way of logging, as `slat bench migrate --way` has it.
 fn way(manual_protect: bool, initially_set: bool) -> &'static str {
     match (manual_protect, initially_set) {
         (false, _) => "legacy",
@@ -70,7 +71,8 @@ fn way(manual_protect: bool, initially_set: bool) -> &'static str {
     }
 }
 
-/// What a logged write costs, and where the time of the vCPUs went.
+/// Returns the sentence that compares the cost of a logged write with that of a write without a
+/// log.
 pub fn verdict(results: &[Measurement]) -> Verdict {
     let Some(guests) = guests(results) else { return Verdict::default() };
     let known = || guests.iter().filter(|guest| !guest.shown.is_empty());
@@ -95,7 +97,7 @@ pub fn verdict(results: &[Measurement]) -> Verdict {
     )])
 }
 
-/// Those of a run that logged several guests by phases; what the main job shows of them.
+/// Returns the table with a row for each guest that was logged in phases, as the main job shows it.
 pub fn table(results: &[Measurement]) -> Option<Table> {
     let guests = guests(results)?;
     let rows = guests.iter().map(|guest| {

@@ -1,4 +1,5 @@
-//! Filling memory, taking it away, filling it again.
+//! The scenario `memory-stress`: a guest fills its memory, the VMM takes it away, and the guest
+//! fills it again.
 
 use super::kept::Answer;
 use super::options::GuestArgs;
@@ -24,7 +25,7 @@ Examples:
       under a memory limit of a cgroup of its own: what does not fit is swapped (needs root and swap)
   slat bench memory-stress --backing 2m --vcpus 8 --slots 16";
 
-/// Filling memory over and over.
+/// Options of `slat bench memory-stress`.
 #[derive(Clone, Debug, Args)]
 pub struct MemoryStressArgs {
     /// The guest.
@@ -47,7 +48,7 @@ pub struct MemoryStressArgs {
 }
 
 impl MemoryStressArgs {
-    /// As `--quick` has it, if that is given.
+    /// Returns the options, reduced if `--quick` is given.
     pub fn sized(&self) -> Self {
         let mut args = self.clone();
         if args.guest.shrink() {
@@ -57,7 +58,7 @@ impl MemoryStressArgs {
     }
 }
 
-/// What its table shows.
+/// Columns of its table.
 const COLUMNS: &[Column] = &[
     ("populate", "fill"),
     ("write", "write"),
@@ -100,7 +101,7 @@ impl Scenario for MemoryStress {
     }
 }
 
-/// Filling memory, taking it away, filling it again.
+/// Measures a guest that fills its memory repeatedly.
 ///
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.

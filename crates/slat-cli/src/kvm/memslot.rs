@@ -1,4 +1,4 @@
-//! Memslots that come, move and go beside running vCPUs.
+//! The scenario `memslot`: the VMM adds, moves and deletes a memslot while vCPUs run.
 
 use super::guest::{Pattern, measurement};
 use super::kept::Answer;
@@ -36,14 +36,14 @@ Examples:
   slat bench memslot --disable-slot-zap-all
       on x86 since Linux 6.12, a VM that gave up that each deletion unmaps everything";
 
-/// Slots that come, move and go.
+/// Options of `slat bench memslot`.
 #[derive(Clone, Debug, Args)]
 pub struct MemslotArgs {
     /// The guest.
     #[command(flatten)]
     pub guest: GuestArgs,
 
-    /// Size of the slot, of which no vCPU touches anything; at most the memory
+    /// Size of the slot, which no vCPU touches; at most the memory
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     pub slot_size: Size,
 
@@ -69,14 +69,13 @@ pub struct MemslotArgs {
     #[arg(long)]
     pub overlap: bool,
 
-    /// Give up KVM_X86_QUIRK_SLOT_ZAP_ALL: unmap a slot that goes and nothing else (x86, Linux
-    /// 6.12)
+    /// Disable KVM_X86_QUIRK_SLOT_ZAP_ALL, so that deletion unmaps only the slot (x86, Linux 6.12)
     #[arg(long, short = 'q')]
     pub disable_slot_zap_all: bool,
 }
 
 impl MemslotArgs {
-    /// As `--quick` has it, if that is given.
+    /// Returns the options, reduced if `--quick` is given.
     pub fn sized(&self) -> Self {
         let mut args = self.clone();
         if args.guest.shrink() {
@@ -91,7 +90,7 @@ const TITLE: &str = "A memslot that comes, moves and goes beside running vCPUs (
 const NOTE: &str = "No vCPU touches the slot. “guest lost” is what is missing of the pace that the \
     vCPUs kept before; “faults” are theirs for each move and deletion.";
 
-/// What its table shows.
+/// Columns of its table.
 const COLUMNS: &[Column] = &[
     ("loss", "guest lost"),
     ("loss-worst", "worst second"),
@@ -133,7 +132,7 @@ impl Scenario for Memslot {
     }
 }
 
-/// Measures what `args` asks for.
+/// Measures a guest while the VMM adds, moves and deletes a memslot, as `args` asks.
 ///
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.
@@ -175,13 +174,13 @@ pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     Ok(results)
 }
 
-/// The calls of one kind in a run.
+/// Reads the times of one kind of call from a run's report.
 type Times = fn(&Report) -> CallTimes;
 
-/// Faults of all vCPUs for each move and deletion, where KVM counts them.
+/// Returns the faults of all vCPUs for each move and deletion, if KVM counts them.
 fn faults(report: &Report) -> Option<f64> {
     let run = report.phases.iter().find(|run| run.phase == Phase::Run)?;
-    // A counter is given where it changed.
+    // A phase lists only counters that changed: a counter that no phase lists may not exist.
     let counted = report.phases.iter().flat_map(|run| &run.vcpus).any(|vcpu| has(vcpu).is_some());
     let faults: i64 = run.vcpus.iter().filter_map(has).sum();
     let changes = report.shift.count + report.delete.count;

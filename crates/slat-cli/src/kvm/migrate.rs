@@ -1,4 +1,4 @@
-//! Migrations of a running guest into a second memory, in each way of logging.
+//! The scenario `migrate`: migrates a running guest into a second memory, in each way of logging.
 
 use super::guest::{Asked, Pattern, measurement, observe};
 use super::kept::{Answer, Kept};
@@ -25,15 +25,15 @@ use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use std::time::Duration;
 
-/// How long vCPUs run before, to know their pace.
+/// How long vCPUs run before the migration, so that their pace without logging is known.
 const BASELINE: Duration = Duration::from_secs(1);
 /// Phases of a run.
 const PHASES: u64 = 4;
-/// What the vCPUs write a second, all together, unless asked otherwise.
+/// Default rate at which all vCPUs together write.
 const RATE: Rate = Rate(100.0 * (1 << 20) as f64);
 
 impl KvmWay {
-    /// The mode, with rings of `entries`.
+    /// Returns the mode of logging; a dirty ring has `entries` entries.
     pub fn mode(self, entries: u32) -> Mode {
         match self {
             Self::Legacy => Mode::Legacy,
@@ -44,7 +44,7 @@ impl KvmWay {
     }
 }
 
-/// A guest that is migrated in one way.
+/// A guest that is migrated with one way of logging.
 struct Migration {
     way: KvmWay,
     rate: Rate,
@@ -63,7 +63,7 @@ Examples:
       from which dirty rate on it does not converge
   slat bench migrate --way ring --dirty-ring-size 8192 --hot-set 10:90 --backing 2m";
 
-/// A migration into a second memory.
+/// Options of `slat bench migrate`.
 #[derive(Clone, Debug, Args)]
 pub struct MigrateArgs {
     /// The guest.
@@ -78,7 +78,7 @@ pub struct MigrateArgs {
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub dirty_ring_size: u32,
 
-    /// The log and the work.
+    /// Options of the log, and of the work that the vCPUs do.
     #[command(flatten)]
     pub log: LogArgs,
 
@@ -100,15 +100,15 @@ pub struct MigrateArgs {
 }
 
 impl MigrateArgs {
-    /// As `--quick` has it, if that is given.
+    /// Returns the options, reduced if `--quick` is given.
     pub fn sized(&self) -> Self {
         let mut args = self.clone();
         args.guest.shrink();
         args
     }
 
-    /// The dirty rates. Memory that nobody writes, or that everybody writes as fast as they can,
-    /// says nothing of a guest at work.
+    /// Returns the dirty rates to try, which are never unlimited: a guest that writes as fast as it
+    /// can is not like a guest at work.
     fn rates(&self) -> impl Iterator<Item = Rate> + use<'_> {
         let one = self.log.dirty_rate.unwrap_or(RATE);
         let one = self.sweep.is_empty().then_some(one);
@@ -124,7 +124,7 @@ impl Scenario for Migrate {
     const ABOUT: &'static str =
         "Migrate a running guest into a second memory, for each way of logging";
     const EXAMPLES: &'static str = EXAMPLES;
-    // A turn is a guest in each way, a second and more of each.
+    // A turn runs a guest for each way of logging, and each of them takes more than a second.
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("runs", "6-9")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     const READER: Reader = migrate_tables::READER;
@@ -135,7 +135,7 @@ impl Scenario for Migrate {
     }
 }
 
-/// Measures what `args` asks for.
+/// Measures the migrations that `args` asks for.
 ///
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest or a log that went wrong.
@@ -151,7 +151,7 @@ pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
             Err(error @ slat_kvm::Error::Invalid { .. }) => {
                 return Err(bad_input(error.to_string()));
             }
-            // Of ways that were not asked for by name, some may be missing.
+            // The host may lack a way of logging that was not asked for by name.
             Err(error @ slat_kvm::Error::MissingCapability { .. }) if args.way.is_empty() => {
                 session.skip(format!("migrate, {way}"), error.to_string());
             }
@@ -203,7 +203,7 @@ fn prepare(args: &MigrateArgs, way: KvmWay, rate: Rate) -> anyhow::Result<Migrat
         max_downtime: args.max_downtime,
         max_rounds: args.max_rounds,
         baseline: BASELINE,
-        // Only those that clear by a call of its own can do it in pieces.
+        // Only ways that clear the log by a call of its own can clear it in pieces.
         clear_chunk: chunk.filter(|_| mode.is_manual()),
     };
     let pin = args.guest.run.kvm.cpus()?;
@@ -270,7 +270,7 @@ impl Migration {
         }
         let (times, pace) = pace(&last.samples, last.baseline).into_iter().unzip();
         let of = |of: fn(&Pass) -> f64| last.passes.iter().map(of).collect();
-        // The course of the last run.
+        // The course over time of the last run.
         for (variant, unit, samples) in [
             ("pace", "%", pace),
             ("pace-at", "s", times),
@@ -279,7 +279,7 @@ impl Migration {
             ("pass-at", "s", of(|pass| pass.end)),
             ("pass-stop", "s", vec![last.seconds - last.downtime, last.seconds]),
         ] {
-            // A short migration ends before anybody looked at the guest.
+            // A short migration ends before the first sample of the guest's pace.
             if !samples.is_empty() {
                 results.push(measurement("migrate", variant, params.clone(), unit, samples));
             }
@@ -288,7 +288,7 @@ impl Migration {
     }
 }
 
-/// MiB that were copied in a second beside running vCPUs.
+/// Returns the rate at which pages were copied while the vCPUs ran, in MiB/s.
 fn copied(report: &Report) -> f64 {
     let pages: u64 = report.passes.iter().map(|pass| pass.pages).sum();
     let seconds: f64 = report.passes.iter().map(|pass| pass.seconds).sum();

@@ -1,5 +1,5 @@
-//! How migrations read: what they did to the guest, what they would do to a larger one, and their
-//! course.
+//! Reader of the scenario `migrate`: what migrations did to the guest, what they would do to a
+//! larger guest, and their course over time.
 
 use super::tables::{Column, LOST, MEANING, columns, is, of};
 use crate::forecast::{self, Guest};
@@ -20,7 +20,7 @@ const COPIED: &str = "Copied into a second memory, no faster than the link, and 
     that were asked for. Rounds with * did not come to fit into the downtime allowed: the guest was \
     stopped all the same.";
 
-/// What its table shows.
+/// Columns of its table.
 const COLUMNS: &[Column] = &[
     ("total", "total"),
     ("downtime", "downtime"),
@@ -32,17 +32,17 @@ const COLUMNS: &[Column] = &[
     ("loss-worst", "worst second"),
 ];
 
-/// What the page shows besides.
+/// Columns of a table that only the page shows.
 const CALLS: &[Column] = &[
     ("enable", "enable"),
     ("get-longest-call", "longest get"),
     ("clear-longest-call", "longest clear"),
 ];
 
-/// A guest as many have it, for which is told what a migration would do to it.
+/// Memory of the larger guest whose migration is computed, in bytes: 16 GiB.
 const USUAL: f64 = 16.0 * 1024.0 * MIB;
 
-/// How migrations read.
+/// Reader of migrations.
 pub const READER: Reader = Reader {
     reads: |m| is(m, NAME),
     verdict,
@@ -56,7 +56,7 @@ pub const READER: Reader = Reader {
     ..Reader::NONE
 };
 
-/// The least and the most of all samples of a variant.
+/// Returns the smallest and the largest of all samples of a variant.
 fn range(rows: &[Row<'_>], variant: &str) -> Option<(f64, f64)> {
     let samples = || rows.iter().filter_map(|row| row.whole(variant)).flat_map(|m| &m.samples);
     Some((samples().copied().reduce(f64::min)?, samples().copied().reduce(f64::max)?))
@@ -80,13 +80,13 @@ fn verdict(results: &[Measurement]) -> Verdict {
     Verdict::says(measured.chain(rows.first().and_then(|row| larger(&rows, row))))
 }
 
-/// What was measured at one dirty rate.
+/// Returns the sentence on what was measured at one dirty rate.
 fn sentence(rows: &[Row<'_>], asked: f64) -> Option<String> {
     let first = rows.first()?;
     let (written, link) = (range(rows, "write-rate")?, number(first, "link")?);
     let (total, downtime) = (range(rows, "total")?, range(rows, "downtime")?);
     let runs: usize = rows.iter().filter_map(|row| Some(row.whole("total")?.samples.len())).sum();
-    // The counts of several runs are one where they agree.
+    // Several runs have one count where they agree; where they differ, `count` returns `None`.
     let count = |row: &Row<'_>, name: &str| row.whole("run")?.counts.get(name).copied();
     let ended = || rows.iter().filter(|row| row.whole("total").is_some());
     let always = ended().all(|row| count(row, "converged") == Some(1));
@@ -113,10 +113,10 @@ fn sentence(rows: &[Row<'_>], asked: f64) -> Option<String> {
     ))
 }
 
-/// What would become of a guest of the usual size.
+/// Returns the sentence on the migration of a guest of `USUAL` bytes.
 fn larger(rows: &[Row<'_>], first: &Row<'_>) -> Option<String> {
     let (slow, fast) = range(rows, "copy-rate")?;
-    // What a guest writes that was asked to write this much, not what a slowed one did.
+    // The rate that was asked for, not the rate that the guest reached while logging slowed it.
     let writes = number(first, "dirty_rate")?;
     let guest = |copied: f64| {
         Some(Guest {
@@ -144,7 +144,7 @@ fn larger(rows: &[Row<'_>], first: &Row<'_>) -> Option<String> {
     ))
 }
 
-/// Two times, the shorter first.
+/// Formats two times, the shorter first.
 fn times((one, other): (f64, f64)) -> String {
     let (least, most) = (seconds(one.min(other)), seconds(one.max(other)));
     if least == most { least } else { format!("{least} to {most}") }

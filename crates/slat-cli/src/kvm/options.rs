@@ -1,6 +1,6 @@
-//! Options that several scenarios have.
+//! Options that several scenarios share.
 //!
-//! They carry the names of Linux's KVM selftests where those have them.
+//! They have the names that Linux's KVM selftests use for the same options.
 
 use super::repeat::{Repeat, Times};
 use super::values::{ClearChunk, HotSet, KvmBacking, Others};
@@ -11,7 +11,8 @@ use slat_lab::rate::Rate;
 use slat_lab::size::Size;
 use std::time::Duration;
 
-/// Where a guest runs, and how KVM is told of its memory.
+/// Options of a guest that only KVM has: its CPUs and NUMA nodes, its memslots, and the probes of
+/// the kernel.
 #[derive(Clone, Debug, Default, Args)]
 pub struct KvmArgs {
     /// CPUs for the vCPUs' threads, one each: 0-3,8 [default: left to the scheduler]
@@ -46,10 +47,11 @@ pub struct KvmArgs {
 }
 
 impl KvmArgs {
-    /// CPUs of the vCPUs' threads, one each, over and over.
+    /// Returns the CPUs of the vCPUs' threads, one for each thread. With fewer CPUs than vCPUs, the
+    /// list is repeated.
     ///
     /// # Errors
-    /// A NUMA node that has no CPU.
+    /// Returns an error for a NUMA node that does not exist or has no CPU.
     pub fn cpus(&self) -> anyhow::Result<Vec<usize>> {
         match self.cpu_node {
             Some(node) => slat_kvm::numa::cpus(node).map_err(|error| bad_input(error.to_string())),
@@ -58,10 +60,11 @@ impl KvmArgs {
     }
 }
 
-/// A run of a guest whose log is fetched, with `--quick`.
+/// Longest run of a guest whose log is fetched, with `--quick`.
 pub const QUICK_RUN: Duration = Duration::from_millis(200);
 
-/// A guest, and how often it is measured. Where a scenario's own differs, its `DEFAULTS` say so.
+/// Options of a guest, and of how often it is measured. A scenario's `DEFAULTS` replace the
+/// defaults that stand here.
 #[derive(Clone, Debug, Args)]
 pub struct GuestArgs {
     /// Memory of the guest, which the vCPUs share evenly
@@ -76,13 +79,14 @@ pub struct GuestArgs {
     #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
     pub backing: KvmBacking,
 
-    /// How it is measured.
+    /// Options of the measurement.
     #[command(flatten)]
     pub run: RunArgs,
 }
 
 impl GuestArgs {
-    /// Makes the guest small, and the only one, if that was asked for by `--quick`; says whether.
+    /// Reduces the guest to 16 MiB and one measured run if `--quick` is given. Returns whether it
+    /// is given.
     pub fn shrink(&mut self) -> bool {
         if self.run.quick {
             self.memory = self.memory.min(Size(16 << 20));
@@ -92,7 +96,7 @@ impl GuestArgs {
     }
 }
 
-/// How often a guest is measured, and on what.
+/// Options of how often a guest is measured, and where it runs.
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
     /// Guests that are measured, one after the other; one more warms the host's memory up. Of a
@@ -110,7 +114,7 @@ pub struct RunArgs {
     )]
     pub until: f64,
 
-    /// What only KVM has.
+    /// Options that only KVM has.
     #[command(flatten)]
     pub kvm: KvmArgs,
 
@@ -120,13 +124,13 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    /// How often guests are run.
+    /// Returns how often guests are run.
     pub fn repeat(&self) -> Repeat {
         Repeat::new(self.runs, self.until)
     }
 }
 
-/// How dirty pages are logged, and what the vCPUs do meanwhile.
+/// Options of how dirty pages are logged, and of what the vCPUs do meanwhile.
 #[derive(Clone, Debug, PartialEq, Args)]
 pub struct LogArgs {
     /// Pages (64) or bytes (256k) cleared a call, a multiple of 64 pages [default: all at once]

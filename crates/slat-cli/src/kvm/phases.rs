@@ -1,10 +1,11 @@
-//! Phases of a guest as measurements.
+//! Turns the phases of a guest into measurements.
 //!
-//! Counts come from KVM: those of the VM, of the dirty log and the sums over vCPUs with the phase,
-//! those of a vCPU with its part. Rounds differ, the first from the others above all, so a count
-//! that is not the same in all samples is given three times: `_first`, `_min` and `_max`. Counts
-//! that end in `_ns` are times that say where a phase went, over all vCPUs, those of the occurrence
-//! whose time is the middle one; `_typical` are counts of the same.
+//! Counts come from KVM. A phase has the counts of the VM and of the dirty log, and the sums over
+//! vCPUs; a vCPU's part has the counts of that vCPU. Rounds differ, above all the first from the
+//! others, so a count that differs between samples is given three times: `_first`, `_min` and
+//! `_max`. Counts that end in `_ns` are times, summed over all vCPUs, which say where the time of a
+//! phase went; they are from the occurrence with the median time, and so are the counts that end in
+//! `_typical`.
 
 use super::guest::measurement;
 use super::stalls;
@@ -14,7 +15,7 @@ use slat_lab::record::{Measurement, merged_counts};
 use slat_lab::stats::median;
 use std::collections::BTreeMap;
 
-/// All phases of the runs, in the order in which runs have them.
+/// Returns the measurements of all phases of the runs, in the order of [`Phase::ALL`].
 pub fn measurements(
     scenario: &str,
     params: &Map<String, Value>,
@@ -45,27 +46,27 @@ pub fn measurements(
             let seconds = parts.iter().map(|part| part.seconds).collect();
             let mut part = measurement(scenario, name, params, "s", seconds);
             part.counts = merged_counts(parts.iter().map(|part| vcpu_counts(part)));
-            // Rounds of a share differ by a page at most; whoever divides wants one number.
+            // Rounds of a share differ by a page at most, and the readers divide by one number.
             let pages = parts.iter().map(|part| part.pages).sum::<u64>();
             part.counts.insert("pages".to_owned(), pages / (parts.len() as u64).max(1));
             results.push(part);
         }
         let groups = guests(&runs);
-        // Stalls are told of those occurrences alone where it is known what is usual.
+        // Stalls have samples only for occurrences whose usual time is known, so they may be fewer.
         let all = results[own..].iter_mut().filter(|m| m.samples.len() == runs.len());
         all.for_each(|m| m.groups.clone_from(&groups));
     }
     results
 }
 
-/// How many occurrences of a phase each guest had; nothing if it was one of each.
+/// Returns how many occurrences of a phase each guest had, or nothing if each had one.
 fn guests(runs: &[&PhaseRun]) -> Vec<usize> {
     let next = |one: &&PhaseRun, other: &&PhaseRun| one.iteration < other.iteration;
     let groups: Vec<usize> = runs.chunk_by(next).map(<[_]>::len).collect();
     if groups.iter().all(|size| *size == 1) { Vec::new() } else { groups }
 }
 
-/// Of the occurrence whose time is the middle one: its times, and the counts that explain them,
+/// Returns the times of the occurrence with the median time, and the counts that explain them,
 /// under names that end in `_typical`.
 fn typical(each: &[BTreeMap<String, u64>]) -> BTreeMap<String, u64> {
     let time = |counts: &BTreeMap<String, u64>| {
@@ -82,11 +83,11 @@ fn typical(each: &[BTreeMap<String, u64>]) -> BTreeMap<String, u64> {
     times.chain(explain.map(|(name, count)| (format!("{name}_typical"), *count))).collect()
 }
 
-/// Counts that explain a phase's time.
+/// Counts that explain the time of a phase.
 const EXPLAINING: [&str; 7] =
     ["exits", "ioctls", "pf_emulate", "pf_fast", "pf_fixed", "pf_spurious", "pf_taken"];
 
-/// The counts of one occurrence of a phase.
+/// Returns the counts of one occurrence of a phase.
 fn counts(run: &PhaseRun) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
     for vcpu in &run.vcpus {
@@ -108,7 +109,7 @@ fn counts(run: &PhaseRun) -> BTreeMap<String, u64> {
     }
     if !run.vcpus.is_empty() {
         add("pages", run.vcpus.iter().map(|vcpu| vcpu.pages).sum());
-        // Where every vCPU knows what is usual: what its time went into.
+        // What the time of the vCPUs went into, if the usual time is known for each of them.
         let stalls: Vec<_> = run.vcpus.iter().filter_map(|vcpu| vcpu.stalls).collect();
         if stalls.len() == run.vcpus.len() {
             let sum = |of: &dyn Fn(&VcpuRun) -> f64| nanoseconds(run.vcpus.iter().map(of).sum());
@@ -150,7 +151,8 @@ fn vcpu_counts(vcpu: &VcpuRun) -> BTreeMap<String, u64> {
     changes(&vcpu.counters)
 }
 
-/// Changes of KVM's counters as counts, without those of mapped pages, which are given whole.
+/// Returns changes of KVM's counters as counts, where a decrease has a name that ends in `_less`.
+/// Mapped pages are left out: `counts` gives their number, not its change.
 fn changes(changes: &BTreeMap<String, i64>) -> BTreeMap<String, u64> {
     let changes = changes.iter().filter(|(name, _)| !name.starts_with("pages_"));
     let count = |(name, change): (&String, &i64)| {

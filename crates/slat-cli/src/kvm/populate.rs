@@ -1,4 +1,4 @@
-//! First touches.
+//! The scenario `populate`: vCPUs touch memory of a guest for the first time.
 
 use super::kept::Answer;
 use super::options::{GuestArgs, RunArgs};
@@ -26,7 +26,7 @@ Examples:
   slat bench populate --vcpus 1,2,4,8 --backing 4k --overlap
       all vCPUs touch the same memory";
 
-/// First touches.
+/// Options of `slat bench populate`.
 #[derive(Clone, Debug, Args)]
 pub struct PopulateArgs {
     /// Memory of the guest, which the vCPUs share evenly
@@ -58,12 +58,12 @@ pub struct PopulateArgs {
     #[arg(long)]
     pub overlap: bool,
 
-    /// How it is measured.
+    /// Options of the measurement.
     #[command(flatten)]
     pub run: RunArgs,
 }
 
-/// What its table shows.
+/// Columns of its table.
 const COLUMNS: &[Column] = &[("populate", "populate"), ("warm", "again")];
 
 /// The scenario.
@@ -88,7 +88,7 @@ impl Scenario for Populate {
     }
 }
 
-/// First touches.
+/// Measures the first touches of each backing with each number of vCPUs.
 ///
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.
@@ -112,7 +112,7 @@ fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measure
         }
         match case.measure(session, Answer::Time(Phase::Populate), populate::run) {
             Ok(measured) => results.extend(measured.results),
-            // The others may be possible.
+            // A host that lacks one of several backings may have the others.
             Err(error) if cases.len() > 1 && error.downcast_ref().is_some_and(Error::is_lack) => {
                 session.skip(case.name(), format!("{error:#}"));
             }

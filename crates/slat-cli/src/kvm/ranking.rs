@@ -1,7 +1,8 @@
-//! Ways of logging, ranked by how long they stall a guest: what `tune` says.
+//! Reader of `slat tune dirty-log`: ranks ways of logging by how long they stall a guest.
 //!
-//! A way is first only if the difference behind it is shown. The first was chosen by the results
-//! that it is then judged by, so each comparison has its part of the accidents of all pairs.
+//! A way is called better only if its difference to the other is significant. The same results
+//! choose the first way and then judge it, so the level of significance is divided by the number of
+//! all pairs (Bonferroni's correction).
 
 use super::live::SCENARIO;
 use super::tables::is;
@@ -18,10 +19,10 @@ use slat_lab::table::{NOTHING, Table};
 use slat_lab::unit::Unit;
 use slat_lab::verdict::{Setting, Verdict};
 
-/// What ways are ranked by: the stall of each page that was written.
+/// Variant by which ways are ranked: the stall for each page that was written.
 const BY: &str = "run-stall-page";
 
-/// How a comparison of ways reads.
+/// Reader of a comparison of ways.
 pub const READER: Reader = Reader {
     reads: |m| is(m, SCENARIO) && m.params.contains_key("way"),
     verdict: |results| verdict(&ranked(results)),
@@ -30,11 +31,11 @@ pub const READER: Reader = Reader {
     ..Reader::NONE
 };
 
-/// A way and what was measured of it.
+/// A way of logging, and its measurements.
 struct Ranked<'a> {
     way: &'a str,
     row: Row<'a>,
-    /// One figure for each run.
+    /// Stall for each page, in seconds: a sample for each run.
     stalls: &'a [f64],
 }
 
@@ -44,7 +45,7 @@ impl Ranked<'_> {
     }
 }
 
-/// The ways, that which stalled least first.
+/// Returns the ways, ordered by their median stall, the shortest first.
 fn ranked(results: &[Measurement]) -> Vec<Ranked<'_>> {
     let mut ranked: Vec<Ranked<'_>> = rows(results, SCENARIO, &["vcpu"])
         .into_iter()
@@ -58,7 +59,8 @@ fn ranked(results: &[Measurement]) -> Vec<Ranked<'_>> {
     ranked
 }
 
-/// How many times as much as the first another way stalls, if that is shown.
+/// Returns the interval of the ratio of another way's stalls to those of the first, if the
+/// difference is significant.
 fn more(ranked: &[Ranked<'_>], other: &Ranked<'_>) -> Option<(f64, f64)> {
     let pairs = (ranked.len() * ranked.len().saturating_sub(1) / 2).max(1);
     let level = LEVEL / pairs as f64;
@@ -112,7 +114,8 @@ fn verdict(ranked: &[Ranked<'_>]) -> Verdict {
     if let Some(way) = way.as_ref().filter(|_| own.is_some_and(|own| more(ranked, own).is_some())) {
         verdict.settings.extend(way.settings());
     }
-    // Firecracker and cloud-hypervisor log as the kernel does without any capability.
+    // Firecracker and cloud-hypervisor enable no capability of logging, so they log as `legacy`
+    // does.
     let legacy = ranked.iter().find(|it| it.way == Way::LEGACY);
     if let Some((way, over)) = way.zip(legacy.and_then(over)) {
         verdict.says.push(format!(
@@ -138,12 +141,12 @@ fn time(samples: &[f64]) -> String {
     Summary::of(samples).map_or_else(|| NOTHING.to_owned(), |summary| with_wide_spread(&summary))
 }
 
-/// A ratio's interval as a change in per cent.
+/// Formats the interval of a ratio as a change in per cent.
 fn percent(low: f64, high: f64) -> String {
     format!("{:.0} to {:.0} %", (low - 1.0) * 100.0, (high - 1.0) * 100.0)
 }
 
-/// Figures of a way, by their variants, and their headings.
+/// Variants that the table shows of each way, with their headings.
 const FIGURES: [(&str, &str); 6] = [
     (BY, "stall a page"),
     ("run-stall", "stalled"),
@@ -159,7 +162,7 @@ fn table(ranked: &[Ranked<'_>]) -> Option<Table> {
         .iter()
         .map(|it| {
             let mut params = it.row.params.clone();
-            // What differs between ways is what the way is.
+            // These parameters define a way, so they differ between rows.
             params.retain(|name, _| !["way", "eager_split"].contains(&name.as_str()));
             Row { params, measurements: Vec::new() }
         })
@@ -216,7 +219,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Runs of each way, whose stalls are about so many microseconds.
+    /// Returns `count` runs of each way, whose stalls are about the given number of microseconds.
     fn runs(count: usize, ways: &[(&str, f64)]) -> Vec<Measurement> {
         let of = |&(way, middle): &(&str, f64)| Measurement {
             scenario: SCENARIO.to_owned(),

@@ -1,4 +1,5 @@
-//! How often guests are run: as often as was asked for, or until what they answer is known closely.
+//! Repeats the runs of guests: a fixed number of times, or until the interval of the answer is
+//! narrow enough.
 
 use serde_json::Value;
 use slat_lab::first::is_timeless;
@@ -9,13 +10,13 @@ use slat_lab::turns::order;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// Runs where no time means anything and nobody says how many.
+/// Number of runs in an emulated machine, whose times mean nothing, if a range is asked for.
 const UNTIMED: Times = Times { least: 3, most: 3 };
 
-/// The most runs of a guest.
+/// Largest number of runs that can be asked for.
 const MOST: u32 = 1000;
 
-/// How many runs count: at least, and at most.
+/// The least and the largest number of runs that are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
     least: u32,
@@ -23,10 +24,10 @@ pub struct Times {
 }
 
 impl Times {
-    /// One.
+    /// One run.
     pub const ONCE: Self = Self::exactly(1);
 
-    /// That many.
+    /// Returns a fixed number of runs.
     pub const fn exactly(runs: u32) -> Self {
         Self { least: runs, most: runs }
     }
@@ -50,53 +51,57 @@ impl FromStr for Times {
     }
 }
 
-/// How often guests are run, and what for.
+/// How often guests are run, and how precise the answer is to be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Repeat {
     times: Times,
-    /// How narrow the interval of the answer is to be: ± per cent of the median.
+    /// Half the width of the interval that the answer is to have at most, in per cent of the
+    /// median.
     percent: f64,
 }
 
 /// A guest that can be run any number of times.
 pub trait Repeatable {
-    /// What it is, for the person waiting.
+    /// Returns the name that is shown while it runs.
     fn name(&self) -> String;
 
-    /// Runs it once; the first time warms the host's memory up.
+    /// Runs the guest once; the first run warms the host's memory up.
     ///
     /// # Errors
-    /// What the host lacks, or a guest or a log that went wrong.
+    /// Returns an error if the host lacks something, or if a guest or a log is wrong.
     fn run(&mut self, session: &Session) -> anyhow::Result<()>;
 
-    /// What it is run for, by its variant: a sample for each run that counts.
+    /// Returns the variant of the figure that the guest is run for, and a sample for each run that
+    /// counts.
     fn answer(&self) -> (String, &[f64]);
 }
 
 impl Repeat {
-    /// So many times, until the answer is known to so many per cent.
+    /// Repeats runs `times` times; within a range, until the interval of the answer is within ±
+    /// `percent` per cent.
     pub fn new(times: Times, percent: f64) -> Self {
         let untimed = times.is_range() && is_timeless();
         Self { times: if untimed { UNTIMED } else { times }, percent }
     }
 
-    /// Runs of each guest at most, the one that warms up included.
+    /// Returns the largest number of runs of each guest, including the one that warms up.
     pub fn steps(&self) -> u64 {
         u64::from(self.times.most) + 1
     }
 
-    /// The parameter `runs` of results: what was asked for, not what came of it.
+    /// Returns the parameter `runs` of results: the number that was asked for, not the number of
+    /// runs made.
     pub fn param(&self) -> Value {
         let Times { least, most } = self.times;
         if least == most { least.into() } else { format!("{least}-{most}").into() }
     }
 
-    /// Runs guests in turns: once to warm up, as often as was asked for, and then until the answer
-    /// of each is narrow enough, there are no more runs, or the time that is left is too short for
-    /// another turn. Ctrl-C ends it anywhere.
+    /// Runs guests in turns: one turn to warm up, then the least number of turns, then more until
+    /// the answer of each guest is narrow enough, until the largest number is reached, or until the
+    /// time that is left is too short for another turn. Ctrl-C ends it at any time.
     ///
     /// # Errors
-    /// Those of a guest.
+    /// Returns the error of a guest's run.
     pub fn run<G: Repeatable>(
         &self,
         guests: &mut [&mut G],
@@ -131,7 +136,8 @@ impl Repeat {
     }
 }
 
-/// Whether a time limit would end a turn that takes as long as the longest did.
+/// Returns whether the session was stopped, or its time limit would end a turn that takes a quarter
+/// longer than the longest did.
 fn no_time(session: &Session, longest: Duration) -> bool {
     session.interrupted() || session.left().is_some_and(|left| left < longest + longest / 4)
 }
@@ -141,7 +147,7 @@ mod tests {
     use super::*;
     use crate::kvm::populate::Populate;
 
-    /// A guest whose answers are known beforehand.
+    /// A guest whose answers are given.
     struct Known {
         answers: Vec<f64>,
         runs: usize,

@@ -1,4 +1,4 @@
-//! One guest, several times: what touches all of a guest's memory.
+//! Runs one guest several times, for the scenarios that touch all of a guest's memory.
 
 use super::guest::{Asked, observe};
 use super::kept::{Answer, Kept};
@@ -12,7 +12,7 @@ use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
 
-/// One guest, several times.
+/// A guest that is run several times.
 pub struct Runs {
     scenario: &'static str,
     pub shape: Shape,
@@ -21,10 +21,10 @@ pub struct Runs {
     repeat: Repeat,
 }
 
-/// What came of them.
+/// Results of the runs.
 pub struct Measured<R> {
     pub results: Vec<Measurement>,
-    /// The parameters of the results, for others that are made of the reports.
+    /// Parameters of the results, for further measurements that a scenario makes from the reports.
     pub params: Map<String, Value>,
     pub reports: Vec<R>,
 }
@@ -38,18 +38,18 @@ impl Runs {
         Ok(Self { scenario, shape: asked.shape()?, params, pin, repeat })
     }
 
-    /// Steps of all runs, of so many phases each.
+    /// Returns the number of steps of all runs, each of which has `phases` phases.
     pub fn steps(&self, phases: u64) -> u64 {
         self.repeat.steps() * phases
     }
 
-    /// What is measured, for the person waiting.
+    /// Returns the name that is shown while the guest runs.
     pub fn name(&self) -> String {
         let Shape { memory, backing, vcpus, .. } = &self.shape;
         format!("{}, {} on {backing}, {vcpus} vCPUs", self.scenario, Size(*memory))
     }
 
-    /// Runs the guest as often as was asked for, and once before, to warm the host's memory up.
+    /// Runs the guest once to warm the host's memory up, and then as often as was asked for.
     pub fn measure<R>(
         &self,
         session: &mut Session,
@@ -90,7 +90,7 @@ impl<R, F: FnMut(&Shape, Setting<'_>) -> Result<R, Error>> Repeatable for One<'_
     }
 }
 
-/// A guest that is not logged.
+/// Returns a guest that is not logged.
 pub fn asked(guest: &GuestArgs, overlap: bool) -> Asked<'_> {
     Asked { guest, overlap, mode: Mode::Legacy, eager_split: None }
 }

@@ -1,9 +1,9 @@
-//! What memory management took from vCPUs, by their own clocks, as measurements.
+//! Measurements of the time that memory management took from vCPUs, by the vCPUs' own clocks.
 //!
-//! [`slat_kvm::stall`] says which times are stalls. Their sum is told by the page that the vCPU
-//! touched, and by the second that it would have run: the phase without what its thread waited for
-//! a CPU and without its part of what the machine below took, both of which are shown beside it.
-//! Each figure is that of the vCPU that had it worst.
+//! [`slat_kvm::stall`] defines which times are stalls. Their sum is given for each page that the
+//! vCPU touched, and for each second that it would have run. That second leaves out two times,
+//! which are given as well: the time that the vCPU's thread waited for a CPU, and the time that the
+//! hypervisor below this host took (steal time). Each figure is the largest of all vCPUs.
 
 use super::guest::measurement;
 use serde_json::{Map, Value};
@@ -11,7 +11,7 @@ use slat_kvm::phase::{PhaseRun, VcpuRun};
 use slat_kvm::stall::Stalls;
 use slat_lab::record::Measurement;
 
-/// What is told of the stalls of a phase: end of the variant's name, unit, heading.
+/// Figures of the stalls of a phase: end of the variant's name, unit, heading.
 pub const FIGURES: [(&str, &str, &str); 8] = [
     ("stall-page", "s", "a page"),
     ("stall", "ms/s", "stalled"),
@@ -23,7 +23,8 @@ pub const FIGURES: [(&str, &str, &str); 8] = [
     ("stolen", "ms/s", "stolen"),
 ];
 
-/// The stalls of a phase of vCPUs; nothing where it is not yet known what is usual.
+/// Returns the measurements of the stalls of a phase, or nothing if the usual time of an access is
+/// not known yet.
 pub fn measurements(
     scenario: &str,
     params: &Map<String, Value>,
@@ -38,7 +39,7 @@ pub fn measurements(
     FIGURES.iter().enumerate().map(of).collect()
 }
 
-/// In the order of [`FIGURES`].
+/// Returns the figures of one occurrence of a phase, in the order of [`FIGURES`].
 pub fn figures(run: &PhaseRun) -> Option<[f64; 8]> {
     let stolen = run.stolen;
     let worst = |of: &dyn Fn(&VcpuRun, Stalls) -> f64| {
@@ -52,7 +53,7 @@ pub fn figures(run: &PhaseRun) -> Option<[f64; 8]> {
         worst(&|vcpu, stalls| stalls.seconds / vcpu.pages.max(1) as f64)?,
         worst(&|vcpu, stalls| {
             let others = vcpu.waited.unwrap_or(0.0) + stolen;
-            // In what is left of the phase, stalls are all there can be.
+            // The vCPU ran at least as long as it stalled, whatever the two other times add up to.
             let would_run = (vcpu.seconds - others).max(stalls.seconds);
             if would_run > 0.0 { stalls.seconds / would_run * 1e3 } else { 0.0 }
         })?,
@@ -101,7 +102,7 @@ mod tests {
         assert_eq!((of_run[0], of_run[4]), (0.5, 0.02));
         assert!((of_run[1] - 500.0).abs() < 1e-9, "{of_run:?}");
         assert!((of_run[6] - 500.0).abs() < 1e-9, "{of_run:?}");
-        // It waited for all of the rest: what it ran was stalls.
+        // The vCPU waited for all of the rest, so all of its time that counts is stalls.
         assert_eq!(figures(&run(vec![vcpu(0.5, 1.7, 0.0)])).unwrap()[1], 1000.0);
     }
 

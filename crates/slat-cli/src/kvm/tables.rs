@@ -1,5 +1,5 @@
-//! Tables of what guests under the host's KVM pay: the times of what was done to their memory, and
-//! how long their vCPUs stood still.
+//! Tables of guests under the host's KVM: the times of operations on their memory, and how long
+//! their vCPUs stood still.
 
 use super::stalls::FIGURES;
 use slat_lab::record::Measurement;
@@ -9,32 +9,33 @@ use slat_lab::table::{NOTHING, Table};
 use slat_lab::unit::Unit;
 use slat_lab::verdict::Verdict;
 
-/// Phases whose stalls are shown: those in which something is done to the guest.
+/// Phases whose stalls are shown: those in which memory management can stall the guest.
 const STALLED: [&str; 8] =
     ["run", "dirty", "execute", "refill", "write", "write-idle", "read-idle", "toggle"];
 
-/// Of a guest's code.
+/// Notes on what a guest's figures mean.
 pub const MEANING: &[&str] =
     &["The guest's code runs in ring 3, so that it runs natively also where KVM has no hardware \
     virtualization. What a vCPU's access costs includes the exits that the host's KVM takes, \
     however it does."];
 
-/// A variant, and the heading of its column.
+/// Name of a variant, and the heading of its column.
 pub type Column = (&'static str, &'static str);
 
-/// The note below a table of whole phases.
+/// Note below a table of whole phases.
 pub const WHOLE_PHASES: &str = "Times of whole phases, all vCPUs, seen from user space; medians.";
 
-/// What is missing of the pace of running vCPUs.
+/// Note that explains the columns of lost pace.
 pub const LOST: &str =
     "“guest lost” is what is missing of the pace that the vCPUs kept with logging off.";
 
-/// Whether a result is of a guest under KVM, of that scenario.
+/// Returns whether a result is from a guest under KVM in that scenario.
 pub fn is(m: &Measurement, scenario: &str) -> bool {
     m.target == "kvm" && m.scenario == scenario
 }
 
-/// The tables of a scenario: a column for each variant that was measured, then the stalls.
+/// Returns the tables of a scenario: one with a column for each variant that was measured, then the
+/// stalls.
 pub fn of(
     results: &[Measurement],
     scenario: &str,
@@ -46,9 +47,11 @@ pub fn of(
     columns.into_iter().chain(stalls(results, scenario)).collect()
 }
 
-/// A sentence on what a page costs a vCPU in a phase; nothing where no guest ran it.
+/// Returns a sentence on what a page costs a vCPU in a phase, or nothing if no guest ran that
+/// phase.
 pub fn cost(results: &[Measurement], scenario: &str, phase: &str, said: &str) -> Verdict {
-    // Each sample by the page; those of the vCPU that had it worst.
+    // Divides each sample by the pages. Below, the vCPU with the largest median stands for the
+    // guest.
     let by_page = |m: &Measurement| {
         let pages = *m.counts.get("pages").filter(|pages| **pages > 0)? as f64;
         Summary::of(&m.samples.iter().map(|time| time / pages).collect::<Vec<_>>())
@@ -61,7 +64,7 @@ pub fn cost(results: &[Measurement], scenario: &str, phase: &str, said: &str) ->
     extremes(results, scenario, &format!("{said} costs a vCPU, for each page,"), worst)
 }
 
-/// A sentence on a variant of a scenario; nothing where it was not measured.
+/// Returns a sentence on a variant of a scenario, or nothing if it was not measured.
 pub fn whole(results: &[Measurement], scenario: &str, variant: &str, said: &str) -> Verdict {
     extremes(results, scenario, said, |row| {
         let m = row.whole(variant)?;
@@ -69,7 +72,7 @@ pub fn whole(results: &[Measurement], scenario: &str, variant: &str, said: &str)
     })
 }
 
-/// The guest that pays least, and the one that pays most.
+/// Returns a sentence with the smallest figure of a guest, and the largest.
 fn extremes(
     results: &[Measurement],
     scenario: &str,
@@ -100,7 +103,7 @@ fn extremes(
     })
 }
 
-/// How long vCPUs stood still: a row for each guest and phase.
+/// Returns the table of how long vCPUs stood still, with a row for each guest and phase.
 pub fn stalls(results: &[Measurement], scenario: &str) -> Option<Table> {
     let rows = rows(results, scenario, &["vcpu"]);
     let labels = Labels::of(&rows);
@@ -146,12 +149,12 @@ fn shown(measurement: Option<&Measurement>) -> String {
     m.unit.with_spread(&summary)
 }
 
-/// Those that fit beside each other; the others are in results.json.
+/// Returns the figures that fit beside each other on a screen; results.json has all of them.
 fn shown_figures() -> impl Iterator<Item = &'static (&'static str, &'static str, &'static str)> {
     FIGURES.iter().filter(|(name, ..)| !["stall-p95", "stolen"].contains(name))
 }
 
-/// A row for each guest; a column for each variant that was measured.
+/// Returns a table with a row for each guest, and a column for each variant that was measured.
 pub fn columns(
     results: &[Measurement],
     scenario: &str,
@@ -184,7 +187,7 @@ pub fn columns(
     })
 }
 
-/// Rounds of a migration, marked where it had to end without converging.
+/// Formats the rounds of a migration, with `*` if it ended without converging.
 fn rounds(row: &Row, rounds: &Measurement) -> String {
     let Some(median) = median(&rounds.samples) else { return NOTHING.to_owned() };
     let converged = row.whole("run").is_none_or(|run| run.counts.get("converged") == Some(&1));

@@ -1,7 +1,8 @@
-//! Which way of logging dirty pages stalls a guest least, on this host.
+//! Finds the way of logging dirty pages that stalls a guest least on this host.
 //!
-//! Every way that the host has is run beside the same guest, in turns; `ranking` ranks them by
-//! how long the vCPU that had it worst stood still for each page that it touched.
+//! Each way that the host has runs with a guest of the same shape, in turns. `ranking` ranks the
+//! ways by the time that a vCPU stood still for each page that it touched, taking the worst vCPU of
+//! each run.
 
 use super::guest::{Asked, Pattern};
 use super::live::Live;
@@ -31,7 +32,7 @@ Examples:
       256 MiB dirtied at 50 MiB/s for 2 seconds, each way in turns
   slat tune dirty-log --memory 1G --vcpus 4 --backing 2m --dirty-rate 200MiB/s --duration 5s";
 
-/// A guest to tune for.
+/// Options of `slat tune dirty-log`.
 #[derive(Clone, Debug, Args)]
 pub struct TuneArgs {
     /// The guest.
@@ -56,7 +57,7 @@ pub struct TuneArgs {
 }
 
 impl TuneArgs {
-    /// As `--quick` has it, if that is given.
+    /// Returns the options, reduced if `--quick` is given.
     pub fn sized(&self) -> Self {
         let mut args = self.clone();
         if args.guest.shrink() {
@@ -83,7 +84,7 @@ impl Scenario for TuneDirtyLog {
     }
 }
 
-/// Runs them all.
+/// Runs a guest with each way of logging, and returns the measurements of all of them.
 ///
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest or a log that went wrong.

@@ -1,4 +1,4 @@
-//! Values of the command line that guests have: sizes of a clear, rates, hot sets, backings.
+//! Values of options that describe a guest: ways of logging, hot sets, backings, sizes of a clear.
 
 use clap::ValueEnum;
 use slat_kvm::Backing;
@@ -20,7 +20,7 @@ pub enum KvmWay {
     Ring,
 }
 
-/// What is done to pages that are not written.
+/// What a vCPU does to pages that it does not write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Others {
     /// They are read, and held against what was written
@@ -29,12 +29,12 @@ pub enum Others {
     Skip,
 }
 
-/// Pages that most steps go to.
+/// A part of the pages that most steps touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HotSet {
-    /// How many of a hundred pages.
+    /// The part of the pages, in per cent.
     pub pages: u8,
-    /// How many of a hundred steps.
+    /// The part of the steps, in per cent.
     pub steps: u8,
 }
 
@@ -85,7 +85,7 @@ pub enum KvmBacking {
 }
 
 impl KvmBacking {
-    /// The host's pages behind the memory.
+    /// Returns the backing, as `slat-kvm` names it.
     pub fn in_kvm(self) -> Backing {
         match self {
             Self::Small => Backing::Small,
@@ -99,7 +99,7 @@ impl KvmBacking {
     }
 }
 
-/// How much of the log one call clears.
+/// Length of the log that one call clears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClearChunk {
     /// A number of pages
@@ -109,7 +109,11 @@ pub enum ClearChunk {
 }
 
 impl ClearChunk {
-    /// The chunk in pages of `page_size` bytes, if it is a multiple of 64 of them, as KVM demands.
+    /// Returns the chunk in pages of `page_size` bytes.
+    ///
+    /// # Errors
+    /// Returns [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for a chunk that is not
+    /// a multiple of 64 pages, which KVM requires.
     pub fn pages(self, page_size: u64) -> anyhow::Result<u64> {
         let (pages, rest) = match self {
             Self::Pages(pages) => (pages, 0),

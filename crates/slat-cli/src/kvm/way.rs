@@ -1,18 +1,18 @@
-//! Ways of logging dirty pages, and how VMMs are made to log like that.
+//! Ways of logging dirty pages, and the settings that make a VMM log in each way.
 
 use slat_kvm::{HostKvm, Mode};
 use slat_lab::verdict::Setting;
 
-/// A way of logging, and how it is asked for.
+/// A way of logging dirty pages.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Way {
     /// Its name.
     pub name: String,
-    /// How KVM logs.
+    /// The mode of KVM's log.
     pub mode: Mode,
-    /// Pages of one clear.
+    /// Pages that one call clears; `None` means all.
     pub chunk: Option<u64>,
-    /// Bytes of eager splitting, on Arm.
+    /// Chunk size of eager splitting on Arm, in bytes.
     pub eager_split: Option<u64>,
 }
 
@@ -21,13 +21,13 @@ impl Way {
         Self { name: name.into(), mode, chunk, eager_split: None }
     }
 
-    /// What QEMU does by itself where the kernel has it.
+    /// Name of the way that QEMU uses by default, if the kernel has it.
     pub const OF_QEMU: &'static str = "manual, initially set";
 
-    /// What a VMM does that asks for no capability.
+    /// Name of the way of a VMM that enables no capability.
     pub const LEGACY: &'static str = "legacy";
 
-    /// The way of that name, of all that any host has.
+    /// Returns the way of that name, whether this host has it or not.
     pub fn named(name: &str) -> Option<Self> {
         let all = HostKvm {
             manual_protect: true,
@@ -39,7 +39,7 @@ impl Way {
         ways(&all).into_iter().find(|way| way.name == name)
     }
 
-    /// The lines that make VMMs with an option for it log like this.
+    /// Returns the options of QEMU and libvirt that select this way.
     pub fn settings(&self) -> Vec<Setting> {
         let setting = |of: &str, line: String| Setting { of: of.to_owned(), line };
         if let Mode::Ring { entries } = self.mode {
@@ -57,7 +57,7 @@ impl Way {
         }
     }
 
-    /// What any other VMM calls.
+    /// Returns the ioctls that any other VMM calls to log in this way.
     pub fn ioctls(&self) -> String {
         let enable = "KVM_ENABLE_CAP of";
         let mut calls = match self.mode {
@@ -86,7 +86,7 @@ impl Way {
     }
 }
 
-/// All ways that the host has.
+/// Returns all ways that the host has.
 pub fn ways(host: &HostKvm) -> Vec<Way> {
     let chunked = "manual, initially set, 2048 pages a clear";
     let mut ways = vec![

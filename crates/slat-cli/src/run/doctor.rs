@@ -8,7 +8,10 @@ use slat_lab::failure::Failure;
 use slat_lab::run::output;
 use std::process::ExitCode;
 
-/// Examines the host and prints what it found; refuses a scenario that cannot run.
+/// Examines the host and prints the findings.
+///
+/// # Errors
+/// Returns [`Failure::CannotRun`] if `--for` names a scenario that this host cannot run.
 pub fn doctor(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut findings = examine(&Evidence::here());
     let verdicts = match &args.scenario {

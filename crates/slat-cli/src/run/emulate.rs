@@ -17,7 +17,7 @@ use tempfile::NamedTempFile;
 
 /// Runs a command in an emulated machine and shows what it counted.
 pub fn emulate(args: &EmulateArgs) -> anyhow::Result<ExitCode> {
-    // Whatever can be known to go wrong goes wrong before a machine is started.
+    // Output files are prepared before the machine starts, so that a wrong path fails at once.
     let report_file = args.output.as_deref().map(|path| Destination::prepare("--output", path));
     let report_file = report_file.transpose()?;
     let console_file = args.console.as_deref().map(|path| Destination::prepare("--console", path));
@@ -31,7 +31,7 @@ pub fn emulate(args: &EmulateArgs) -> anyhow::Result<ExitCode> {
     if let Some(mut report) = ended.report {
         report.set_command(slat_lab::run::command(&PROGRAM, std::env::args()));
         let json = report.json()?;
-        // The file first: a pipe that closes early must not cost it.
+        // The file is written first, so that a pipe that closes early does not lose it.
         let written = report_file.map(|file| file.write(&json)).transpose();
         print(&if args.json { json } else { shown(&report, output::width()) })?;
         if let Some(path) = written? {
@@ -50,7 +50,7 @@ fn shown(report: &Emulated, width: u16) -> String {
     shown
 }
 
-/// A file to be, that can be written.
+/// An output file that was found to be writable: a temporary file, and the path that it will get.
 struct Destination {
     path: PathBuf,
     file: NamedTempFile,
@@ -74,7 +74,8 @@ impl Destination {
         Ok(Self { path: path.to_owned(), file })
     }
 
-    /// Writes it, complete or not at all.
+    /// Writes the text and moves the file to its path, so that the path never has an incomplete
+    /// file.
     fn write(mut self, text: &str) -> anyhow::Result<PathBuf> {
         let failed = || format!("cannot write {}", self.path.display());
         self.file.write_all(text.as_bytes()).with_context(failed)?;

@@ -11,10 +11,11 @@ use slat_lab::scenario::Program;
 use slat_lab::session::Session;
 use std::process::ExitCode;
 
-/// Takes a run's phases apart.
+/// Explains where the time of each phase of a run went.
 ///
 /// # Errors
-/// No run is there; it has no guest under KVM.
+/// Returns an error if the run cannot be read or does not succeed, or if it has no guest under KVM
+/// whose time is known.
 pub fn explain(program: &Program, args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let run = match &args.run {
         Some(path) => Run::read(path)?,

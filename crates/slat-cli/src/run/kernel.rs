@@ -20,7 +20,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// Does what was asked for with a kernel.
+/// Runs the action of `slat kernel`.
 pub fn kernel(args: &KernelArgs) -> anyhow::Result<ExitCode> {
     let mut session = Session::interactive()?;
     match &args.action {
@@ -161,7 +161,7 @@ fn patch(args: &PatchArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The author that git would take; `git am` wants one.
+/// Returns the author that git would use, because `git am` needs one in each patch.
 fn author() -> Author {
     let git = |args: &[&str]| {
         let output = Command::new("git").args(args).output().ok()?;
@@ -243,7 +243,7 @@ fn test(args: &TestArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(failed > 0)))
 }
 
-/// Runs a program, and says on stdout how often each function was called meanwhile.
+/// Runs a program, and prints on stdout how often each kernel function was called while it ran.
 pub fn calls(args: &CallsArgs) -> anyhow::Result<ExitCode> {
     let Some((program, arguments)) = args.command.split_first() else {
         return Err(bad_input("name a program"));

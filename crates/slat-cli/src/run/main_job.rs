@@ -1,4 +1,5 @@
-//! The main job: what memory management costs guests on this host, and what it could cost.
+//! The main job, which measures what memory management costs guests on this host, and what it could
+//! cost.
 
 use crate::PROGRAM;
 use crate::brief;
@@ -26,35 +27,36 @@ use slat_lab::turns::order;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Below this much free memory the main job shrinks: the machine has other things to do.
+/// Free memory, in bytes, below which the main job uses smaller sizes, because other programs need
+/// the memory.
 const COMFORTABLE: u64 = 4 << 30;
 
-/// Below this much, it does what it can.
+/// Free memory, in bytes, below which the main job uses its smallest sizes.
 const TIGHT: u64 = 1 << 30;
 
-/// How long guests may take before the remaining ones are left out.
+/// Time after which no further turn of guests begins, once one turn has been measured.
 const GUESTS: Duration = Duration::from_secs(40);
 
-/// Migrations that count.
+/// Migrations that are measured at most, not counting the one that warms up.
 const MIGRATIONS: u32 = 3;
 
-/// What the report calls the part that needs KVM.
+/// Name of the part that needs KVM, in the report.
 const GUESTS_WHAT: &str = "guests under the host's KVM";
 
-/// What will be run, and how large.
+/// Sizes and counts of all that the main job will run.
 #[derive(Clone, Debug, PartialEq)]
 struct Plan {
-    /// Memory of the guest under KVM.
+    /// Memory of each guest under KVM.
     guest: Size,
-    /// vCPUs of that guest.
+    /// vCPUs of each guest under KVM.
     vcpus: u32,
-    /// Runs of each guest that count.
+    /// Measured runs of each guest, not counting the one that warms up.
     runs: u32,
-    /// How the ideas are measured.
+    /// Sizes of the measurements of the ideas.
     ideas: Sizes,
-    /// How long the person waiting should expect to wait.
+    /// Expected duration, as it is printed.
     duration: &'static str,
-    /// Whether it is smaller than it would be on a machine with memory to spare.
+    /// Whether the sizes are smaller than on a machine with enough free memory.
     shrunk: bool,
 }
 
@@ -84,13 +86,15 @@ impl Plan {
         Self { guest: Size(guest), vcpus, runs, ideas, duration, shrunk }
     }
 
-    /// What all of it needs at its widest: a guest's memory, which those of the engine have twice.
+    /// Returns the largest amount of memory that is in use at one time, in bytes. A guest of the
+    /// ideas counts twice.
     fn memory(&self) -> u64 {
         self.guest.bytes().max(2 * self.ideas.guest.bytes()) + (64 << 20)
     }
 
-    /// The ways of logging that are compared: on small pages, protecting as the log is read or as
-    /// it is cleared; and the ways that a VMM would choose, on each kind of huge page.
+    /// Returns the guests, one for each way of logging that is compared. On small pages: KVM
+    /// write-protects pages as the log is read, or as it is cleared. On huge pages: the ways that a
+    /// VMM would choose.
     fn guests(&self) -> Vec<DirtyLogArgs> {
         use KvmBacking::*;
         use Switch::{Off, On};
@@ -124,7 +128,7 @@ impl Plan {
         ways.map(guest).into()
     }
 
-    /// What is about to be measured, and what this host lacks for it.
+    /// Returns the announcement: what will be measured, and what this host lacks for it.
     fn announce(&self, args: &MainArgs, available: u64, lack: Option<&slat_kvm::Error>) -> String {
         let shrunk = if self.shrunk {
             format!(
@@ -160,7 +164,7 @@ Results go to {}. Ctrl-C stops and keeps what was measured.",
     }
 }
 
-/// Measures, prints and writes all that this machine can run.
+/// Measures all that this machine can run, then prints and writes the report.
 pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     let output = Output::prepare(&args.output)?;
     let host = Host::read();
@@ -208,9 +212,9 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
     })
 }
 
-/// Guests under the host's KVM, in turns. What fails here is skipped with its reason: the rest of
-/// the job does not depend on it. The second answer says whether any result was wrong, which is no
-/// matter of what the host lacks.
+/// Measures guests under the host's KVM, in turns. A guest that fails is skipped with its reason,
+/// because the rest of the job does not depend on it. The second value returned says whether a
+/// guest gave a wrong result, which is a failure and not something that the host lacks.
 fn guests(plan: &Plan, session: &mut Session) -> (Vec<Measurement>, bool) {
     let mut wrong = false;
     let ways = plan.guests();
@@ -251,8 +255,8 @@ fn guests(plan: &Plan, session: &mut Session) -> (Vec<Measurement>, bool) {
     (guests.iter().flatten().flat_map(Guest::measurements).collect(), wrong)
 }
 
-/// One migration, in the way that QEMU's are logged where the host has it, so that what a larger
-/// guest's would be like can be told.
+/// Measures a migration, from which the report computes the migration of a larger guest. It logs as
+/// QEMU does, as far as the host's KVM can.
 fn migration(plan: &Plan, session: &mut Session) -> Vec<Measurement> {
     let host = slat_kvm::probe().unwrap_or_default();
     let way = match (host.manual_protect, host.initially_set) {
@@ -260,7 +264,7 @@ fn migration(plan: &Plan, session: &mut Session) -> Vec<Measurement> {
         (true, false) => KvmWay::Manual,
         (false, _) => KvmWay::Legacy,
     };
-    // The thread that copies has a CPU of its own where there are two.
+    // On a host with two CPUs or more, one is left to the thread that copies.
     let vcpus = (cpus() - 1).clamp(1, plan.vcpus as usize);
     let options = format!(
         "--memory {} --vcpus {vcpus} --runs {} --way {way}",

@@ -9,13 +9,13 @@ use slat_lab::run::output;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Draws tables.
+/// Draws tables of Slat or of KVM, as `args` asks.
 pub fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
     let mut dump = dump(args)?;
     if let Some(range) = args.range {
         dump = dump.within(range.start().0, range.end().0);
     }
-    // The file first: a pipe that closes early must not cost it.
+    // The picture is written first, so that a pipe that closes early does not lose it.
     if let Some(file) = &args.svg {
         let picture = svg::render(&dump, args.strip.bytes())?;
         slat_lab::files::write_whole(file, picture.as_bytes())

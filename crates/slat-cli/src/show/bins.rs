@@ -1,9 +1,9 @@
-//! A part of the address space in equal bins: what a character of a map, or a column of a picture,
-//! shows.
+//! Divides a part of the address space into bins of equal size. A bin is a character of a map, or a
+//! column of a picture.
 
 use super::dump::{Dump, Run};
 
-/// How much of something has a property.
+/// How much of a bin has a property.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// None of it.
@@ -25,24 +25,24 @@ impl Part {
     }
 }
 
-/// What is in a bin.
+/// The leaves of a bin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bin {
-    /// How much of it is mapped.
+    /// How much of the bin is mapped.
     pub mapped: Part,
-    /// The smallest leaf that reaches into it.
+    /// Size of the smallest leaf that overlaps the bin, in bytes.
     pub least: u64,
-    /// The largest.
+    /// Size of the largest leaf that overlaps the bin, in bytes.
     pub most: u64,
-    /// Of what is mapped, how much may be written.
+    /// How much of the mapped memory is writable.
     pub write: Part,
-    /// How much may be executed by anybody.
+    /// How much of the mapped memory is executable, by user programs, by the kernel or by both.
     pub execute: Part,
-    /// How much was used.
+    /// How much of the mapped memory is marked accessed.
     pub accessed: Part,
-    /// How much was written, where that is known.
+    /// How much of the mapped memory is marked dirty, if that is known.
     pub dirty: Option<Part>,
-    /// Bytes of it that are mapped.
+    /// Bytes of the bin that are mapped.
     bytes: u64,
 }
 
@@ -61,7 +61,7 @@ impl Bin {
     }
 }
 
-/// `count` bins of `unit` bytes from `start` on.
+/// Returns `count` bins of `unit` bytes each, the first of which begins at `start`.
 pub fn bins(dump: &Dump, start: u64, unit: u64, count: usize) -> Vec<Bin> {
     let end = start.saturating_add(unit.saturating_mul(count as u64));
     let mut bins = vec![Bin::default(); count];
@@ -86,7 +86,8 @@ pub fn bins(dump: &Dump, start: u64, unit: u64, count: usize) -> Vec<Bin> {
     bins
 }
 
-/// Starts of the parts of `bytes` each, aligned to their size, that have a leaf.
+/// Divides the address space into parts of `bytes` each, and returns the starts of those that a
+/// leaf overlaps.
 pub fn parts(dump: &Dump, bytes: u64) -> Vec<u64> {
     let mut starts: Vec<u64> = Vec::new();
     for run in &dump.leaves {
@@ -102,7 +103,7 @@ pub fn parts(dump: &Dump, bytes: u64) -> Vec<u64> {
     starts
 }
 
-/// How many parts of `bytes` have a leaf, without listing them.
+/// Returns the number of such parts without listing them.
 pub fn count_parts(dump: &Dump, bytes: u64) -> u64 {
     let mut next = 0;
     let mut count = 0;

@@ -1,4 +1,4 @@
-//! Tables of the engine, made by operations.
+//! Builds tables of Slat by operations.
 
 use super::dump::{Dump, Rights, Run};
 use super::ops::{Op, What};
@@ -14,22 +14,23 @@ use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
 use std::fmt::Display;
 
-/// Bits of guest addresses: a TiB, more than anybody draws.
+/// Bits of guest addresses: 1 TiB, which is more than a drawing needs.
 const ADDRESS_BITS: u32 = 40;
 
-/// Guest memory stands as far above its own address; none of it is touched.
+/// Distance from a guest address to its host address, in bytes. The host addresses are never
+/// accessed.
 const HOST_OFFSET: u64 = 1 << 40;
 
-/// Memory for the tables: those of some 30 GiB on 4k pages.
+/// Memory for the tables, in bytes. It is enough to map about 30 GiB by 4 KiB pages.
 const TABLES: usize = 64 << 20;
 
-/// Table pages at hand.
+/// Table pages that the cache holds.
 const AT_HAND: usize = 16;
 
-/// Empty tables after `ops`.
+/// Runs `ops` on empty tables, and returns the result.
 ///
 /// # Errors
-/// The engine refuses an operation; the tables become too large.
+/// Returns an error if an operation fails, or if the tables need more than `TABLES` bytes.
 pub fn build(format: TableFormat, ops: &[Op]) -> anyhow::Result<Dump> {
     on_format!(format, |format| of(format, ops))
 }
@@ -72,7 +73,7 @@ fn rights(attributes: Attributes) -> Rights {
     Rights { read: attributes.read, write: attributes.write, execute }
 }
 
-/// Leaves as they are mapped ahead of any use.
+/// Returns the attributes of leaves that the guest has not used.
 fn attributes(rights: Rights) -> Attributes {
     let execute = match rights.execute {
         'x' => Execute::All,
@@ -91,7 +92,7 @@ fn attributes(rights: Rights) -> Attributes {
     }
 }
 
-/// The tables at work.
+/// The tables that operations change.
 struct Work<'t, 'p, 's, F: Format> {
     guard: Guard<'t, 'p, F, Arena>,
     cache: TableCache<'s, F, Arena>,
@@ -123,7 +124,7 @@ impl<F: Format> Work<'_, '_, '_, F> {
         }
     }
 
-    /// Fills the cache, if it can be.
+    /// Fills the cache as far as memory is left. Returns an error if the cache stays empty.
     fn fill(&mut self) -> anyhow::Result<()> {
         let filled = self.cache.fill(usize::MAX);
         match filled {
@@ -142,7 +143,7 @@ impl<F: Format> Work<'_, '_, '_, F> {
         rights: Rights,
     ) -> anyhow::Result<Result<(), Halted<MapError>>> {
         let mut rest = range;
-        // A format without so large a leaf takes the largest it has.
+        // A format that has no leaf of this size uses its largest.
         let largest = largest.min(F::size(F::LARGEST_LEAF));
         loop {
             self.fill()?;
@@ -192,8 +193,8 @@ impl<F: Format> Work<'_, '_, '_, F> {
         }
     }
 
-    /// What the guest does by itself: hardware marks a leaf as a whole, and a fault gives what it
-    /// lacks.
+    /// Does what a guest's access causes: hardware marks the whole leaf, and a fault adds a right
+    /// that the leaf lacks.
     fn access(&mut self, range: GpaRange, access: Access) -> anyhow::Result<()> {
         let leaves: Vec<GpaRange> = self
             .guard

@@ -1,4 +1,4 @@
-//! Tables as runs of leaves: what is drawn, and what a file holds.
+//! Dumps of tables, as runs of leaves. A dump is drawn, or stored in a file.
 
 use serde::{Deserialize, Serialize};
 use slat_lab::failure::bad_input;
@@ -6,63 +6,63 @@ use slat_lab::size::Size;
 use std::fmt;
 use std::path::Path;
 
-/// The version of the file.
+/// Version of the file format.
 pub const VERSION: u32 = 1;
 
-/// Addresses of no format are wider.
+/// Width of the widest guest addresses of any format, in bits.
 const MOST_BITS: u32 = 56;
 
 /// The leaves of one guest's tables.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dump {
-    /// [`VERSION`]; the key by which such a file is known.
+    /// [`VERSION`]. The name of this key identifies the file format.
     pub slat_tables: u32,
-    /// The format of the tables, or who printed them.
+    /// Format of the tables, or the hypervisor that printed them.
     pub format: String,
-    /// Bytes of the smallest page.
+    /// Size of the smallest page, in bytes.
     pub page: u64,
-    /// The operations that made them, if any did.
+    /// The operations that made the tables, if any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub operations: Vec<String>,
-    /// Leaves in ascending order.
+    /// Leaves in ascending order of their addresses.
     pub leaves: Vec<Run>,
 }
 
-/// Neighbouring leaves of one size that continue each other and are alike.
+/// Adjacent leaves of the same size, rights and marks, whose host addresses are adjacent too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
-    /// The first guest address.
+    /// Guest address of the first leaf.
     pub gpa: u64,
-    /// Where it points, if that is known.
+    /// Host address of the first leaf, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hpa: Option<u64>,
-    /// Bytes of each leaf.
+    /// Size of each leaf, in bytes.
     pub size: u64,
-    /// How many there are.
+    /// Number of leaves.
     pub count: u64,
-    /// What the guest may do.
+    /// Rights of the guest.
     pub rights: Rights,
-    /// Whether they were used.
+    /// Whether the leaves are marked accessed.
     pub accessed: bool,
-    /// Whether they were written, if that is known.
+    /// Whether the leaves are marked dirty, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty: Option<bool>,
 }
 
 impl Run {
-    /// Bytes of all of them.
+    /// Returns the size of all leaves together, in bytes.
     pub fn bytes(&self) -> u64 {
         self.size * self.count
     }
 
-    /// The address behind the last.
+    /// Returns the address behind the last leaf.
     pub fn end(&self) -> u64 {
         self.gpa + self.bytes()
     }
 
-    /// Whether `next` continues this one.
+    /// Returns whether `next` continues this run, so that both can be one.
     pub fn is_continued_by(&self, next: &Self) -> bool {
         let memory = match (self.hpa, next.hpa) {
             (Some(hpa), Some(next)) => hpa + self.bytes() == next,
@@ -72,7 +72,7 @@ impl Run {
         memory && self.end() == next.gpa && kind(self) == kind(next)
     }
 
-    /// The part of it inside `start..end`, in whole leaves; a leaf that reaches out is inside.
+    /// Returns the leaves that overlap `start..end`, as a run of whole leaves.
     fn clipped(&self, start: u64, end: u64) -> Option<Self> {
         let from = start.saturating_sub(self.gpa) / self.size;
         let to = end.saturating_sub(self.gpa).div_ceil(self.size).min(self.count);
@@ -85,16 +85,16 @@ impl Run {
     }
 }
 
-/// What a guest may do, as `rwx`; in place of `x` also `u`, user programs only, and `k`, its kernel
-/// only.
+/// Rights of a guest, written as `rwx`. In place of `x`, `u` is execution by user programs only,
+/// and `k` by the guest's kernel only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Rights {
-    /// Read.
+    /// Right to read.
     pub read: bool,
-    /// Write.
+    /// Right to write.
     pub write: bool,
-    /// Who may execute: `x`, `u`, `k` or `-`.
+    /// Right to execute: `x`, `u`, `k` or `-`.
     pub execute: char,
 }
 
@@ -114,7 +114,7 @@ impl From<Rights> for String {
 impl std::str::FromStr for Rights {
     type Err = String;
 
-    /// With or without the dashes: `rwx`, `rw`, `r-x`.
+    /// Parses rights, with or without dashes: `rwx`, `rw`, `r-x`.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut rights = Self { read: false, write: false, execute: '-' };
         let mut last = 0;
@@ -152,13 +152,13 @@ impl TryFrom<String> for Rights {
 }
 
 impl Dump {
-    /// No leaf yet.
+    /// Creates a dump without leaves.
     pub fn new(format: impl Into<String>, page: u64) -> Self {
         let (operations, leaves) = (Vec::new(), Vec::new());
         Self { slat_tables: VERSION, format: format.into(), page, operations, leaves }
     }
 
-    /// Adds leaves behind all others.
+    /// Appends leaves, which must be behind all others.
     pub fn push(&mut self, run: Run) {
         match self.leaves.last_mut() {
             Some(last) if last.is_continued_by(&run) => last.count += run.count,
@@ -166,21 +166,21 @@ impl Dump {
         }
     }
 
-    /// The leaves that overlap `start..end`.
+    /// Returns a dump of the leaves that overlap `start..end`.
     pub fn within(&self, start: u64, end: u64) -> Self {
         let leaves = self.leaves.iter().filter_map(|run| run.clipped(start, end));
         Self { leaves: leaves.collect(), ..self.clone() }
     }
 
-    /// As a file, which ends in a newline.
+    /// Returns the text of a file, which ends in a newline.
     pub fn to_json(&self) -> serde_json::Result<String> {
         serde_json::to_string_pretty(self).map(|text| text + "\n")
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// It is none, or has leaves that no tables have.
+    /// Returns an error for another text, another version, or leaves that no tables can have.
     pub fn from_json(text: &str) -> Result<Self, String> {
         let dump: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if dump.slat_tables != VERSION {
@@ -215,11 +215,12 @@ impl Dump {
         Ok(())
     }
 
-    /// Reads a file: a dump, or what KVM printed; `page` is the page size of a KVM that does not
-    /// say it.
+    /// Reads a file: a dump, or the text of KVM's `stage2_page_tables`. `page` is the page size of
+    /// the host that printed the text, which does not say it.
     ///
     /// # Errors
-    /// It is neither.
+    /// Returns [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for a file that cannot
+    /// be read or is neither.
     pub fn read(path: &Path, page: u64) -> anyhow::Result<Self> {
         let name = path.display();
         let text = std::fs::read_to_string(path)
@@ -240,7 +241,7 @@ impl Dump {
 pub(super) mod tests {
     use super::*;
 
-    /// Leaves that point 1 TiB above.
+    /// Returns leaves whose host addresses are 1 TiB above their guest addresses.
     pub fn run(gpa: u64, size: u64, count: u64, rights: &str, state: &str) -> Run {
         Run {
             gpa,

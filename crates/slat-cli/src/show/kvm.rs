@@ -1,23 +1,24 @@
-//! Tables that KVM has for a guest on arm64: `stage2_page_tables` in debugfs, of Linux 6.12 and
-//! later.
+//! Reads the tables that KVM has for a guest on arm64: `stage2_page_tables` in debugfs, since Linux
+//! 6.12.
 //!
-//! A line is a range, its size, the level, and, of leaves, flags: `arch/arm64/kvm/ptdump.c`.
-//! Neither the memory behind a leaf nor dirty state is among them.
+//! A line has a range, its size, the level, and flags if the range has leaves; see
+//! `arch/arm64/kvm/ptdump.c`. It has neither the host address of a leaf nor its dirty state.
 
 use super::dump::{Dump, Rights, Run};
 use anyhow::{Context, bail};
 use std::fs;
 use std::path::Path;
 
-/// Where the kernel has its guests.
+/// Folder of debugfs that has KVM's guests.
 pub const GUESTS: &str = "sys/kernel/debug/kvm";
 const FILE: &str = "stage2_page_tables";
 
-/// The tables of a guest that runs here; `which` names it as debugfs does, and may be left out if
-/// there is one only.
+/// Reads the tables of a guest that runs on this host. `which` is its name in debugfs; it may be
+/// `None` if there is only one guest.
 ///
 /// # Errors
-/// This kernel shows none, or others than that; its text is not understood.
+/// Returns an error if the kernel shows no tables, if `which` does not name exactly one guest, or
+/// if the text cannot be parsed.
 pub fn read(root: &Path, which: Option<&str>, page: u64) -> anyhow::Result<Dump> {
     let folder = root.join(GUESTS);
     let entries = fs::read_dir(&folder).with_context(|| {
@@ -47,10 +48,11 @@ pub fn read(root: &Path, which: Option<&str>, page: u64) -> anyhow::Result<Dump>
     parse(&text, page).map_err(|why| anyhow::anyhow!("{}: {why}", file.display()))
 }
 
-/// Tables as the kernel prints them, of a host whose pages have `page` bytes.
+/// Parses the text of `stage2_page_tables`, from a host with pages of `page` bytes.
 ///
 /// # Errors
-/// The text is something else; the ranges are no multiples of such pages.
+/// Returns an error for another text, or for ranges that do not consist of leaves of that page
+/// size.
 pub fn parse(text: &str, page: u64) -> Result<Dump, String> {
     let mut dump = Dump::new("KVM, arm64", page);
     let mut lines = 0;
@@ -70,7 +72,7 @@ pub fn parse(text: &str, page: u64) -> Result<Dump, String> {
     Ok(dump)
 }
 
-/// What a line says; nothing if it is about a hole.
+/// Parses a line. Returns `None` for a hole.
 fn leaves(line: &str, page: u64) -> Result<Option<Run>, String> {
     let mut words = line.split_whitespace();
     let address = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();
@@ -115,10 +117,10 @@ fn leaves(line: &str, page: u64) -> Result<Option<Run>, String> {
             "R" => run.rights.read = true,
             "W" => run.rights.write = true,
             "AF" => run.accessed = true,
-            // In the first kernels that print it, `X` says that the bit "execute never" is set.
+            // The first kernels that have this file print `X` if the bit "execute never" is set.
             "X" | "XN" | "NX" | "PXNUXN" => run.rights.execute = '-',
             "PXNux" => run.rights.execute = 'u',
-            // In `px UXN`.
+            // A part of `px UXN`.
             "UXN" => run.rights.execute = 'k',
             "px" | "ux" | "x" | "BLK" | "CON" => {}
             other => return Err(format!("`{other}` is no flag that is known")),
@@ -131,7 +133,7 @@ fn leaves(line: &str, page: u64) -> Result<Option<Run>, String> {
 mod tests {
     use super::*;
 
-    /// As such a kernel prints it: holes, a device page, blocks.
+    /// Text as such a kernel prints it, with holes, a device page and blocks.
     const TEXT: &str = "\
 ---[ Guest IPA ]---
 0x0000000000000000-0x0000000001000000          16M 2

@@ -1,4 +1,4 @@
-//! The operations of `slat show --do`, as they are written.
+//! Parses the operations of `slat show --do`.
 
 use super::dump::Rights;
 use slat::{Access, Gpa, GpaRange, PageSize};
@@ -9,33 +9,33 @@ use std::str::FromStr;
 /// One operation on a guest's tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Op {
-    /// On which guest addresses.
+    /// The guest addresses that it changes.
     pub range: GpaRange,
-    /// What is done.
+    /// What it does.
     pub what: What,
-    /// As it was written.
+    /// The operation as it was written.
     text: String,
 }
 
-/// What is done to a range.
+/// What an operation does to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Mapped by leaves of at most that size; nobody has used it yet.
+    /// Maps it by leaves of at most that size, which are not marked accessed.
     Map(PageSize, Rights),
-    /// Unmapped.
+    /// Unmaps it.
     Unmap,
-    /// Rights that are not named are taken.
+    /// Takes away the rights to write and to execute that are not given.
     Protect(Rights),
-    /// The guest uses it, as far as it is mapped: the leaf it lies in is marked, and gets the
+    /// The guest accesses it, as far as it is mapped: each whole leaf is marked, and gets the
     /// right.
     Access(Access),
-    /// No larger leaf is left.
+    /// Splits leaves that are larger.
     Split(PageSize),
-    /// Leaves become at most that large again.
+    /// Collapses leaves into leaves of at most that size.
     Collapse(PageSize),
-    /// What was used is made old.
+    /// Clears accessed marks.
     Age,
-    /// What was written is made clean.
+    /// Clears dirty marks.
     Clean,
 }
 
@@ -98,7 +98,7 @@ fn page_size(text: &str) -> Result<PageSize, String> {
         .ok_or_else(|| format!("{size} is no size of a page; write 4k, 2m or 1g"))
 }
 
-/// An address: a size, or a number in hexadecimal digits.
+/// Parses an address: a size, or a hexadecimal number with the prefix `0x`.
 fn address(text: &str) -> Result<u64, String> {
     if let Some(digits) = text.strip_prefix("0x") {
         return u64::from_str_radix(digits, 16).map_err(|error| format!("`{text}`: {error}"));
@@ -112,10 +112,10 @@ fn address(text: &str) -> Result<u64, String> {
     }
 }
 
-/// `START-END`, without the end, or `START+LENGTH`.
+/// Parses a range: `START-END`, where the end is exclusive, or `START+LENGTH`.
 ///
 /// # Errors
-/// It is neither, or nothing.
+/// Returns an error for another text, and for a range that is empty or ends beyond 64 bits.
 pub fn parse_range(text: &str) -> Result<GpaRange, String> {
     let (start, bytes) = if let Some((start, length)) = text.split_once('+') {
         (address(start)?, address(length)?)

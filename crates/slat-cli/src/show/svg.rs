@@ -1,7 +1,7 @@
-//! Tables as a picture: a strip for each part of the guest's memory.
+//! Draws tables as a picture in SVG, with a strip for each part of the guest's memory.
 //!
-//! One file that refers to nothing outside itself, and follows the reader's choice of light or
-//! dark.
+//! The file refers to no other files. It has a light and a dark version, and the reader's setting
+//! selects one.
 
 use super::bins::{Bin, Part, bins, count_parts, parts};
 use super::dump::Dump;
@@ -10,23 +10,23 @@ use maud::{Markup, PreEscaped, html};
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
 
-/// Columns of a strip: of 1 GiB, 2 MiB each.
+/// Columns of a strip. In a strip of 1 GiB, a column is 2 MiB.
 const COLUMNS: usize = 512;
-/// Width of a column.
+/// Width of a column, in pixels.
 const COLUMN: u64 = 2;
-/// Where strips begin, what is above them, and what they take.
+/// Left edge and top of the strips, height of a strip, and distance from one strip to the next.
 const LEFT: u64 = 128;
 const TOP: u64 = 52;
 const STRIP: u64 = 26;
 const STEP: u64 = 38;
-/// What is left out between two strips takes that much more.
+/// Additional distance between two strips if memory between them is left out.
 const GAP: u64 = 16;
 const WIDTH: u64 = LEFT + COLUMNS as u64 * COLUMN + 24;
-/// Characters of a line of text.
+/// Largest number of characters in a line of text.
 const LINE: usize = 150;
-/// Leaves at least this wide are told apart by a line.
+/// Width in pixels from which on leaves are separated by lines.
 const APART: u64 = 8;
-/// More strips are no picture any more.
+/// Largest number of strips in a picture.
 const MOST: u64 = 256;
 
 const STYLE: &str = "\
@@ -41,10 +41,11 @@ text { fill: var(--ink); font: 13px sans-serif; } .head { font-weight: 600; font
 .mixed { fill: var(--mixed); } .old { fill-opacity: .45; } .half { fill-opacity: .7; }
 .line { stroke: var(--hatch); fill: none; } .edge { stroke: var(--paper); stroke-width: 1; }";
 
-/// The picture, a strip for each `part` bytes that have a leaf.
+/// Returns the picture, with a strip for each part of `part` bytes that a leaf overlaps.
 ///
 /// # Errors
-/// There would be too many strips.
+/// Returns [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if there are too many
+/// strips.
 pub fn render(dump: &Dump, part: u64) -> anyhow::Result<String> {
     let count = count_parts(dump, part);
     if count > MOST {
@@ -97,7 +98,8 @@ pub fn render(dump: &Dump, part: u64) -> anyhow::Result<String> {
     Ok(picture.into_string() + "\n")
 }
 
-/// Lines over a colour: what may not be written, what was written; sparse where it is so in part.
+/// Returns the hatchings over a colour, for read-only and for dirty memory; they are sparse where
+/// only a part is so.
 fn patterns() -> Markup {
     let pattern = |name: &str, step: u64, path: String, width: &str| {
         html! {
@@ -106,7 +108,7 @@ fn patterns() -> Markup {
             }
         }
     };
-    // Each line is continued in the corners, or it would be cut there.
+    // Each line continues in the corners of the tile, because it would be cut off there otherwise.
     let rising =
         |n: u64| format!("M0 {n} L{n} 0 M-1 1 L1 -1 M{} {} L{} {}", n - 1, n + 1, n + 1, n - 1);
     let falling =
@@ -121,7 +123,7 @@ fn patterns() -> Markup {
     }
 }
 
-/// Neighbouring columns that look alike, as one.
+/// Draws a strip, where adjacent columns of the same look are one rectangle.
 fn strip(start: u64, y: u64, unit: u64, bins: &[Bin]) -> Markup {
     let mut runs: Vec<(usize, usize, &Bin)> = Vec::new();
     for (place, bin) in bins.iter().enumerate() {
@@ -152,7 +154,7 @@ fn strip(start: u64, y: u64, unit: u64, bins: &[Bin]) -> Markup {
     }
 }
 
-/// Lines between leaves that are wide enough to be told apart.
+/// Draws lines between leaves, if the leaves are wide enough.
 fn edges(size: u64, from: u64, to: u64, unit: u64, x: u64, y: u64) -> Markup {
     let wide = size / unit * COLUMN >= APART;
     let first = from.next_multiple_of(size);
@@ -166,7 +168,7 @@ fn edges(size: u64, from: u64, to: u64, unit: u64, x: u64, y: u64) -> Markup {
     }
 }
 
-/// How a column looks.
+/// The look of a column.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Look {
     mapped: Part,
@@ -184,7 +186,7 @@ fn look(bin: &Bin) -> Look {
 }
 
 impl Look {
-    /// The colour, or nothing where nothing is mapped.
+    /// Returns the class of the colour, or `None` if nothing is mapped.
     fn class(self) -> Option<String> {
         let size = match (self.least == self.most, self.least) {
             (false, _) => "mixed",
@@ -215,7 +217,7 @@ impl Look {
     }
 }
 
-/// What a reader sees who points at it.
+/// Returns the tooltip of a column.
 fn words(bin: &Bin, from: u64, to: u64) -> String {
     let part = |part: Part, all: &str, some: &str| match part {
         Part::All => format!(", {all}"),
@@ -238,7 +240,7 @@ fn words(bin: &Bin, from: u64, to: u64) -> String {
     format!("{from:#x}–{to:#x}: {size}{writable}{execute}{accessed}{dirty}{unmapped}")
 }
 
-/// What there is in the picture, and nothing else; where that ends.
+/// Draws the legend, with only those looks that the picture has. Also returns its lower edge.
 fn legend(all: &[Bin], mut y: u64) -> (Markup, u64) {
     let mapped = || all.iter().filter(|bin| bin.mapped != Part::Nothing);
     let mut sizes: Vec<u64> =

@@ -1,4 +1,5 @@
-//! Tables as text: a row for each run of leaves, and maps with a character for each unit.
+//! Prints tables as text: a row for each run of leaves, and maps with a character for each unit of
+//! memory.
 
 use super::bins::{Bin, Part, bins, count_parts, parts};
 use super::dump::{Dump, Run};
@@ -7,13 +8,14 @@ use slat_lab::size::Size;
 use slat_lab::table::{NOTHING, Table};
 use std::fmt::Write;
 
-/// Characters of a line of a map.
+/// Characters in a line of a map.
 const LINE: usize = 64;
 
-/// Lines that a map may have before its unit is taken larger.
+/// Largest number of lines in a map; beyond it, [`unit()`] returns a larger unit.
 const LINES: u64 = 32;
 
-/// How much a character of a map stands for, as little as leaves the map readable.
+/// Returns the memory that a character of the maps stands for, in bytes: the smallest for which a
+/// map has at most `LINES` lines.
 pub fn unit(dump: &Dump) -> u64 {
     let mut unit = dump.page.max(4096);
     while count_parts(dump, unit * LINE as u64) > LINES {
@@ -22,7 +24,7 @@ pub fn unit(dump: &Dump) -> u64 {
     unit
 }
 
-/// A row for each run.
+/// Returns the table with a row for each run of leaves.
 pub fn table(dump: &Dump) -> Table {
     let row = |run: &Run| {
         vec![
@@ -58,7 +60,7 @@ fn flag(on: Option<bool>, name: &str) -> String {
     }
 }
 
-/// How much is mapped, by how many leaves of which size.
+/// Returns the text on how much memory is mapped, and by how many leaves of each size.
 pub fn summary(dump: &Dump) -> String {
     let mut sizes: Vec<(u64, u64)> = Vec::new();
     for run in &dump.leaves {
@@ -83,7 +85,7 @@ fn amount(value: u64) -> String {
     if value < 1 << 20 { format!("{} KiB", value >> 10) } else { bytes(value) }
 }
 
-/// The letter of a leaf's size.
+/// Returns the letter for the size of a leaf.
 fn letter(size: u64) -> char {
     match size {
         ..0x10_0000 => 'k',
@@ -95,7 +97,7 @@ fn letter(size: u64) -> char {
 const SEVERAL: char = '*';
 const UNMAPPED: char = '.';
 
-/// Size and the right to write.
+/// Returns the character for a bin's leaf size and right to write.
 fn shape(bin: &Bin) -> char {
     match (bin.mapped, bin.write) {
         (Part::Nothing, _) => UNMAPPED,
@@ -105,7 +107,7 @@ fn shape(bin: &Bin) -> char {
     }
 }
 
-/// Used and written.
+/// Returns the character for a bin's accessed and dirty marks.
 fn state(bin: &Bin) -> char {
     match (bin.mapped, bin.accessed, bin.dirty.unwrap_or_default()) {
         (Part::Nothing, ..) => UNMAPPED,
@@ -117,7 +119,7 @@ fn state(bin: &Bin) -> char {
     }
 }
 
-/// Both maps.
+/// Returns both maps: leaf sizes, and accessed and dirty marks.
 pub fn maps(dump: &Dump, unit: u64) -> String {
     let mut text = String::new();
     let part = unit * LINE as u64;

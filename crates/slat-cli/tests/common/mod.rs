@@ -1,4 +1,4 @@
-//! What the tests of the command share.
+//! Functions that several tests of the command use.
 
 #![allow(dead_code, reason = "each test takes a part of it")]
 
@@ -13,7 +13,7 @@ pub fn slat(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs the command and demands that it is refused as bad input, in words that have all of `words`.
+/// Runs the command, and checks that it fails as bad input with a message that has all of `words`.
 pub fn refused(arguments: &[&str], words: &[&str]) {
     let mut assert = slat(arguments).assert().code(2).stdout("");
     for word in words {
@@ -21,10 +21,10 @@ pub fn refused(arguments: &[&str], words: &[&str]) {
     }
 }
 
-/// What a guest may be is known only where guests can run.
+/// Returns whether guests can run here. Only then are a guest's options checked.
 pub fn kvm_is_usable() -> bool {
     let usable = std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok();
-    // A host that must have KVM cannot pass without it.
+    // A host that must have KVM fails the tests without it.
     let required = std::env::var("SLAT_REQUIRE_KVM").is_ok_and(|value| value == "1");
     assert!(usable || !required, "SLAT_REQUIRE_KVM=1, and /dev/kvm cannot be opened");
     if !usable {
@@ -33,7 +33,7 @@ pub fn kvm_is_usable() -> bool {
     usable
 }
 
-/// A process that executes the line, whose last option takes the path, with a folder for temporary
+/// Starts the command of a line, whose last option takes the path, with a folder for temporary
 /// files.
 pub fn spawned(line: &str, path: &Path, temporary: &Path) -> std::process::Child {
     let mut slat = std::process::Command::new(env!("CARGO_BIN_EXE_slat"));

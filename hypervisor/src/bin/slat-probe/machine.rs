@@ -1,4 +1,4 @@
-//! What the probes stand on: the serial line, exceptions, calls of the hypervisor.
+//! The machine that the probes use: the serial line, exceptions, and calls of the hypervisor.
 
 use core::arch::{asm, global_asm};
 use core::fmt;
@@ -6,34 +6,34 @@ use slat_hypervisor::layout::{DISTRIBUTOR, UART, redistributors};
 
 global_asm!(include_str!("start.s"));
 
-/// What an exception left, in the order in which `start.s` stores it.
+/// Registers of an exception, in the order in which `start.s` stores them.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Caught {
     pub esr: u64,
     pub far: u64,
-    /// Where it was taken.
+    /// Address at which it was taken.
     pub elr: u64,
     pub spsr: u64,
-    /// Which entry of the vector table it came by.
+    /// Offset of the entry in the vector table.
     pub vector: u64,
-    /// DAIF behind it.
+    /// DAIF in the handler.
     pub daif: u64,
 }
 
 impl Caught {
-    /// The exception class; 0 also for what is undefined.
+    /// Returns the exception class, which is 0 for an undefined instruction.
     pub const fn class(&self) -> u64 {
         self.esr >> 26 & 0x3f
     }
 
-    /// Its syndrome.
+    /// Returns the instruction-specific syndrome.
     pub const fn iss(&self) -> u64 {
         self.esr & 0x1ff_ffff
     }
 }
 
-/// A leaf of `start.s`.
+/// A function of `start.s` that calls no other.
 type Body = unsafe extern "C" fn(u64) -> u64;
 
 unsafe extern "C" {
@@ -46,21 +46,21 @@ unsafe extern "C" {
     fn translated(address: u64) -> u64;
 }
 
-/// What is attempted.
+/// An access or instruction that a probe attempts.
 #[derive(Clone, Copy, Debug)]
 pub enum Attempt {
     Load(u64),
     Store(u64),
     Fetch(u64),
-    /// As above, with the MMU on.
+    /// A fetch with the MMU on.
     Translated(u64),
     Undefined,
-    /// HCR_EL2, which only EL2 may.
+    /// Reads HCR_EL2, which only EL2 may do.
     ReadHcr,
 }
 
 impl Attempt {
-    /// Does it. What the exception left, if there was one.
+    /// Does it. Returns the exception, if there was one.
     pub fn catch(self) -> Option<Caught> {
         const NONE: u64 = u64::MAX;
         let mut caught = Caught { vector: NONE, ..Caught::default() };
@@ -72,13 +72,14 @@ impl Attempt {
             Self::Undefined => (undefined, 0),
             Self::ReadHcr => (read_hcr, 0),
         };
-        // SAFETY: `caught` is as long as what the vectors store, and outlives the call. Addresses
-        // are the probes' own: none is memory of this program, which only a store could change.
+        // SAFETY: `caught` is as long as what the vectors store, and outlives the call. The
+        // addresses are the probes' constants: none is memory of this program, which only a store
+        // could change.
         unsafe { attempt(body, argument, &raw mut caught) };
         (caught.vector != NONE).then_some(caught)
     }
 
-    /// Where the instruction is that cannot be done.
+    /// Returns the address of the instruction that takes the exception.
     pub fn place(self) -> u64 {
         match self {
             Self::Load(_) => load as *const () as u64,
@@ -90,24 +91,24 @@ impl Attempt {
     }
 }
 
-/// How the hypervisor is called.
+/// The instruction of a call to the hypervisor.
 #[derive(Clone, Copy, Debug)]
 pub enum Conduit {
     Hvc,
-    /// Of an immediate that has no meaning.
+    /// HVC with an immediate that has no meaning.
     Hvc77,
     Smc,
 }
 
-/// What a call comes to.
+/// The result of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
     pub value: i64,
-    /// The next instructions were executed, each once, and x4 to x17 are what they were.
+    /// Whether the next instructions were executed, each of them once, and x4 to x17 are unchanged.
     pub kept: bool,
 }
 
-/// What x4 to x17 hold across a call.
+/// Values of x4 to x17, which a call must keep.
 const KEPT: [u64; 14] = {
     let mut values = [0; 14];
     let mut at = 0;
@@ -126,8 +127,9 @@ pub fn call(conduit: Conduit, function: u32, arguments: [u64; 3]) -> Answer {
     let mut went_on = 0u64;
     macro_rules! by {
         ($instruction:literal) => {
-            // SAFETY: what the hypervisor may change is named: x0 to x3, and of what it must keep
-            // x4 to x17, to see whether it does. No function that the probes call changes memory.
+            // SAFETY: the registers that the hypervisor may change, x0 to x3, are named as outputs.
+            // So are x4 to x17, which it must keep, to see whether it does. No function that the
+            // probes call changes memory.
             unsafe {
                 asm!(
                     $instruction,
@@ -153,7 +155,7 @@ pub fn call(conduit: Conduit, function: u32, arguments: [u64; 3]) -> Answer {
     Answer { value: value as i64, kept: went_on == 3 && x == KEPT }
 }
 
-/// Ends the guest.
+/// Switches the guest off.
 pub fn system_off() -> ! {
     const SYSTEM_OFF: u32 = 0x8400_0008;
     call(Conduit::Hvc, SYSTEM_OFF, [0; 3]);
@@ -161,13 +163,13 @@ pub fn system_off() -> ! {
     spin()
 }
 
-/// Goes on without ever leaving.
+/// Loops forever without leaving the guest.
 pub fn spin() -> ! {
     // SAFETY: it does nothing.
     unsafe { asm!("2: b 2b", options(noreturn, nostack)) }
 }
 
-/// Has interrupt 0 of software end a wait on CPU 0, though it stays masked.
+/// Enables the software-generated interrupt 0 on CPU 0. It ends a wait, although it stays masked.
 pub fn enable_interrupt() {
     let redistributor = redistributors(1).base;
     let own_interrupts = redistributor + 0x1_0000;
@@ -197,7 +199,7 @@ pub fn enable_interrupt() {
     }
 }
 
-/// Waits for interrupts, which are masked, for ever.
+/// Waits forever for interrupts, which are masked.
 pub fn wait() -> ! {
     // SAFETY: it does nothing.
     unsafe { asm!("2: wfi", "b 2b", options(noreturn, nostack)) }
@@ -230,7 +232,7 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// An exception that no attempt is about.
+/// Ends the guest after an exception outside of an attempt.
 #[unsafe(no_mangle)]
 extern "C" fn unexpected(esr: u64, far: u64, elr: u64) -> ! {
     say!("probe: wrong: an exception at {elr:#x}: ESR {esr:#x} FAR {far:#x}");

@@ -1,5 +1,6 @@
-//! A guest that misbehaves: each of its probes does at EL1 what no guest should, and checks what
-//! the hypervisor answers. The word `probe=NAME` of its command line says which; see `probes.rs`.
+//! A guest that misbehaves: each of its probes does something at EL1 that a guest should not do,
+//! and checks the hypervisor's response. The word `probe=NAME` of its command line selects the
+//! probe; see `probes.rs`.
 
 #![cfg_attr(target_os = "none", no_std, no_main)]
 

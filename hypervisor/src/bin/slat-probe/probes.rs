@@ -1,15 +1,16 @@
 //! The probes, by name:
 //!
-//! - `absent`: loads and stores where nothing is.
-//! - `fetch`: executes a device, and what is absent.
-//! - `call`: calls that nobody has defined, and PSCI with arguments that cannot be.
-//! - `undefined`: registers that are trapped, and instructions that are not there.
-//! - `loop`: an exception whose handler is absent.
-//! - `vectors`: an exception whose handler is at the end of all addresses, where nothing is.
-//! - `last`: a call at the end of all addresses, behind which comes address 0.
-//! - `poll`: faults at one place, but goes on.
-//! - `spin`: never leaves. The hypervisor's time limit ends it, as it does `idle` and `wait`, which
-//!   wait for an interrupt: that of the hypervisor's end, and none.
+//! - `absent`: loads from and stores to addresses where nothing is.
+//! - `fetch`: executes from a device, and from addresses where nothing is.
+//! - `call`: calls functions that are not defined, and PSCI with wrong arguments.
+//! - `undefined`: writes trapped registers, and executes undefined instructions.
+//! - `loop`: takes an exception whose handler is at an address where nothing is.
+//! - `vectors`: takes an exception whose handler is at the end of all addresses, where nothing is.
+//! - `last`: makes a call at the end of all addresses, so that it returns to address 0.
+//! - `poll`: faults repeatedly at one address, but makes progress.
+//! - `spin`: never leaves the guest. The hypervisor's time limit ends it.
+//! - `idle`: waits for an interrupt, which the hypervisor sends at its time limit.
+//! - `wait`: waits, and no interrupt is enabled; the time limit ends it.
 
 use crate::machine::{
     Answer, Attempt, Conduit, call, enable_interrupt, say, spin, system_off, wait,
@@ -18,7 +19,7 @@ use core::arch::asm;
 use slat_hypervisor::layout::{GUEST_RAM, UART};
 use slat_hypervisor::progress::PATIENCE;
 
-/// Nothing is there: below the guest's RAM, above, and at the end of 39 bits.
+/// Addresses where nothing is: below the guest's RAM, above it, and at the end of 39 bits.
 const BELOW: u64 = 0x2000_0000;
 const ABOVE: u64 = 0xa000_0000;
 const END: u64 = 0x7f_ffff_fff8;
@@ -26,10 +27,10 @@ const END: u64 = 0x7f_ffff_fff8;
 #[repr(align(4096))]
 struct Table([u64; 512]);
 
-/// Stage 1 of `last`: its root, and the table of the last GiB.
+/// Stage-1 tables of the probe `last`: the root, and the table of the last GiB.
 static mut TABLES: [Table; 2] = [const { Table([0; 512]) }; 2];
 
-/// The last of all that the CPU's addresses reach, as ID_AA64MMFR0_EL1.PARange has it: 40 bits on
+/// Returns the last aligned address that the CPU can have, by ID_AA64MMFR0_EL1.PARange: 40 bits on
 /// cortex-a76, 52 on max.
 fn highest() -> u64 {
     let mmfr0: u64;
@@ -39,19 +40,19 @@ fn highest() -> u64 {
     (1 << bits) - 8
 }
 
-/// A probe, and what it found wrong.
+/// A probe, and the number of wrong results.
 struct Probe {
     name: &'static str,
     wrong: u32,
-    /// The guest's vCPUs: the first number that none has is that of the manager's CPU.
+    /// Number of vCPUs, which is also the number of the manager's CPU.
     vcpus: u64,
 }
 
-/// The first of Rust.
+/// The first function in Rust; `start.s` calls it.
 #[unsafe(no_mangle)]
 extern "C" fn probe(tree: *const u8) -> ! {
-    // SAFETY: the hypervisor puts a device tree there, as the boot protocol of arm64 has it; nobody
-    // writes to it.
+    // SAFETY: the hypervisor puts a device tree there, as the boot protocol of arm64 requires, and
+    // nothing writes to it.
     let tree = unsafe { fdt::Fdt::from_ptr(tree) }.expect("x0 is a device tree");
     let words = tree.chosen().bootargs().unwrap_or_default();
     let name = words.split_whitespace().find_map(|word| word.strip_prefix("probe="));
@@ -86,19 +87,20 @@ extern "C" fn probe(tree: *const u8) -> ! {
 }
 
 impl Probe {
-    /// Says what was seen, and notes whether it is as it should be.
+    /// Prints a result, and counts it if it is wrong.
     fn expect(&mut self, right: bool, what: core::fmt::Arguments<'_>) {
         say!("probe: {}: {what}{}", self.name, if right { "" } else { ": wrong" });
         self.wrong += u32::from(!right);
     }
 
-    /// Attempts it, and expects an exception of that class and syndrome; `far` where that has a
-    /// meaning.
+    /// Attempts something, and expects an exception of that class and syndrome, and that `far` if
+    /// it has a meaning.
     fn refused(&mut self, what: Attempt, class: u64, iss: u64, far: Option<u64>) {
         let Some(caught) = what.catch() else {
             return self.expect(false, format_args!("{what:x?} was done"));
         };
-        // By its own stack's entry, everything masked; taken where it was tried, in the same state.
+        // The exception uses the entry for EL1's own stack, with everything masked. It is taken at
+        // the instruction that was attempted, from the same state.
         const OWN_STACK: u64 = 0x200;
         const MASKED: u64 = 0b1111 << 6;
         const EL1: u64 = 0b0101;
@@ -117,7 +119,7 @@ impl Probe {
         );
     }
 
-    /// A synchronous external abort each, which says whether it was a write.
+    /// Each access takes a synchronous external abort, which says whether it was a write.
     fn absent(&mut self) {
         for address in [BELOW, ABOVE, END, highest()] {
             self.refused(Attempt::Load(address), 0x25, 0x10, Some(address));
@@ -125,7 +127,7 @@ impl Probe {
         }
     }
 
-    /// An instruction abort: a device may not be executed.
+    /// Each fetch takes an instruction abort, because devices are not executable.
     fn fetch(&mut self) {
         for address in [UART.base, BELOW, ABOVE] {
             self.refused(Attempt::Fetch(address), 0x21, 0x10, Some(address));
@@ -150,7 +152,7 @@ impl Probe {
             (Conduit::Smc, VERSION, [0; 3], 0x1_0001),
             (Conduit::Hvc, FEATURES, [UNKNOWN.into(), 0, 0], NOT_SUPPORTED),
             (Conduit::Hvc, FEATURES, [CPU_ON.into(), 0, 0], 0),
-            // The manager's CPU; none at all; a number with more in it.
+            // The manager's CPU, a number that no CPU has, and a number with additional bits.
             (Conduit::Hvc, CPU_ON, [self.vcpus, BELOW, 0], INVALID_PARAMETERS),
             (Conduit::Hvc, CPU_ON, [u64::MAX, BELOW, 0], INVALID_PARAMETERS),
             (Conduit::Hvc, CPU_ON, [1 << 32 | own, BELOW, 0], INVALID_PARAMETERS),
@@ -169,13 +171,14 @@ impl Probe {
     }
 
     fn undefined(&mut self) {
-        // While caches are off, writes of these leave the guest; reads do not.
+        // While caches are off, writes of these registers leave the guest, and reads do not.
         macro_rules! written {
             ($($name:literal $value:expr,)*) => {
                 $({
                     let value: u64 = $value;
                     let (before, after): (u64, u64);
-                    // SAFETY: with the MMU off nothing depends on the register; it is put back.
+                    // SAFETY: with the MMU off nothing depends on the register, and its value is
+                    // restored.
                     unsafe {
                         asm!(
                             concat!("mrs {before}, ", $name),
@@ -206,7 +209,7 @@ impl Probe {
             "esr_el1" 0x5600_0001,
             "far_el1" 0xffff_0000_1234_5678,
         }
-        // What is written from XZR.
+        // A write from XZR writes 0.
         let read: u64;
         // SAFETY: as above; the register identifies software for debuggers.
         unsafe {
@@ -217,8 +220,8 @@ impl Probe {
             );
         }
         self.expect(read == 0, format_args!("contextidr_el1: XZR written, {read:#x} read"));
-        // SAFETY: DC ISW of a line that may not be there: memory keeps what it has, since nothing
-        // of this program's is in a cache.
+        // SAFETY: DC CISW of a line that may not exist. Memory keeps its content, because no data
+        // of this program is in a cache.
         unsafe { asm!("dc cisw, xzr", "dsb sy", options(nostack)) }
         self.expect(true, format_args!("dc cisw: done"));
         self.refused(Attempt::Undefined, 0, 0, None);
@@ -229,7 +232,7 @@ impl Probe {
     fn last(&mut self) {
         const LAST: u64 = u64::MAX - 3;
         const SMC: u32 = 0xd400_0003;
-        /// RAM that is not this program's.
+        /// RAM that this program does not use otherwise.
         const CODE: u64 = GUEST_RAM + (4 << 20);
         const END: u64 = 2 << 20;
         const VALID: u64 = 1 << 0;
@@ -237,8 +240,8 @@ impl Probe {
         const NORMAL: u64 = 1 << 2;
         const ACCESSED: u64 = 1 << 10;
         let tables = &raw mut TABLES;
-        // SAFETY: nobody else has the tables, or the last word of that block. Everything is mapped
-        // where it is, and once more where only `LAST` is used.
+        // SAFETY: nothing else uses the tables, or the last word of that block. All memory is
+        // mapped at its own address; of the second mapping only `LAST` is used.
         unsafe {
             let [first, second] = &mut *tables;
             first.0[0] = VALID | ACCESSED;
@@ -246,7 +249,8 @@ impl Probe {
             first.0[511] = &raw const *second as u64 | VALID | TABLE;
             second.0[511] = CODE | VALID | NORMAL | ACCESSED;
             ((CODE + END - 4) as *mut u32).write_volatile(SMC);
-            // 39 bits each, 4K; devices, and memory that is not cached.
+            // Both halves have 39 bits and a granule of 4K. Memory attributes are device, and
+            // normal without caches.
             asm!(
                 "msr tcr_el1, {tcr}", "msr mair_el1, {mair}",
                 "msr ttbr0_el1, {root}", "msr ttbr1_el1, {root}",
@@ -267,7 +271,7 @@ impl Probe {
         );
     }
 
-    /// More often than the hypervisor lets it fault for nothing.
+    /// Faults more often than the hypervisor tolerates without progress.
     fn poll(&mut self) {
         let times = 2 * PATIENCE;
         let caught = (0..times).filter_map(|_| Attempt::Load(BELOW).catch()).count();
@@ -277,17 +281,18 @@ impl Probe {
         );
     }
 
-    /// Where the exception would be handled nothing is, so that there is another, for ever.
+    /// Takes an exception whose handler is absent, so that each exception causes another, forever.
     fn unhandled(&mut self, vectors: u64) {
         say!("probe: {}", self.name);
-        // SAFETY: it never goes on behind this.
+        // SAFETY: the register only says where exceptions are taken. The next exception is that of
+        // the load below, which does not return; without it, nothing below takes one.
         unsafe { asm!("msr vbar_el1, {}", "isb", in(reg) vectors, options(nostack)) }
         let done = Attempt::Load(ABOVE).catch().is_none();
         self.expect(false, format_args!("it went on; the load was done: {done}"));
     }
 }
 
-/// The CPU's number, its Aff0.
+/// Returns the number of this CPU, which is its Aff0.
 fn read_own_number() -> u64 {
     let mpidr: u64;
     // SAFETY: reading changes nothing.

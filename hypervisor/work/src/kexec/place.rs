@@ -1,29 +1,29 @@
-//! Where the next kernel and what it is given go in physical memory.
+//! Places the next kernel and its data in physical memory.
 
 use anyhow::{Context, ensure};
 use std::ops::Range;
 
-/// A multiple of each size of pages that arm64 has: the running kernel takes segments of whole
-/// pages.
+/// Alignment of segments, in bytes. It is a multiple of every page size of arm64, because the
+/// running kernel accepts segments of whole pages only.
 pub const PAGE: u64 = 64 << 10;
-/// A kernel maps its device tree by one block of this size.
+/// Room for the device tree, in bytes: a kernel maps its tree by one block of this size.
 pub const TREE_ROOM: u64 = 2 << 20;
 const ALIGNMENT: u64 = 2 << 20;
 
-/// What a raw arm64 image says of itself (Linux, Documentation/arch/arm64/booting.rst).
+/// Header of a raw arm64 image (Linux, Documentation/arch/arm64/booting.rst).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Its distance from a multiple of 2 MiB.
+    /// Offset of the image from a multiple of 2 MiB, in bytes.
     pub text_offset: u64,
-    /// What it needs from there on, with the memory that it clears.
+    /// Bytes that the kernel needs from there on, including memory that it clears.
     pub image_size: u64,
 }
 
 impl Header {
-    /// Reads the header.
+    /// Parses the header of an image.
     ///
     /// # Errors
-    /// It is none.
+    /// Returns an error for another format, or for a size or offset that cannot be right.
     pub fn parse(image: &[u8]) -> anyhow::Result<Self> {
         ensure!(image.get(56..60) == Some(b"ARM\x64"), "this is no raw arm64 image");
         let word = |at: usize| image[at..].first_chunk().copied().map_or(0, u64::from_le_bytes);
@@ -34,13 +34,13 @@ impl Header {
         Ok(Self { text_offset, image_size })
     }
 
-    /// What it needs, loaded from a file of this size.
+    /// Returns the bytes that the kernel needs if its file has this size.
     pub fn room(self, file: u64) -> u64 {
         self.image_size.max(file)
     }
 }
 
-/// Where each part begins.
+/// Physical address of each part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     pub kernel: u64,
@@ -50,13 +50,13 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// One behind the other, in the first RAM of `/proc/iomem` that has room for all.
+    /// Places the parts one behind the other in the first range of RAM in `/proc/iomem` that has
+    /// room for all.
     ///
-    /// That the running kernel is in the way is its own business: it copies the segments there
-    /// last.
+    /// The running kernel may be in the same place: it copies the segments there as its last step.
     ///
     /// # Errors
-    /// No RAM has room, or none is shown.
+    /// Returns an error if no range of RAM has room, or if none is shown.
     pub fn of(iomem: &str, header: Header, file: u64, initrd: u64) -> anyhow::Result<Self> {
         let ram: Vec<Range<u64>> = iomem.lines().filter_map(ram).collect();
         ensure!(
@@ -75,7 +75,7 @@ impl Layout {
     }
 }
 
-/// The RAM of a line, if it is one of RAM; what is inside of RAM is indented.
+/// Returns the range of a line of RAM. Parts of a range are on indented lines, which are left out.
 fn ram(line: &str) -> Option<Range<u64>> {
     let (range, name) = line.split_once(" : ")?;
     let (start, last) = range.split_once('-')?;

@@ -1,14 +1,15 @@
-//! The device tree that the next kernel is given: this machine's, with another command line.
+//! The device tree of the next kernel: that of this machine, with another command line and
+//! initramfs.
 
 use anyhow::anyhow;
 use dtoolkit::fdt::Fdt;
 use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
 use std::ops::Range;
 
-/// The tree with this command line, and this initial file system or none.
+/// Returns the tree with this command line, and with this initramfs or none.
 ///
 /// # Errors
-/// It is no device tree, or the command line is none.
+/// Returns an error if `tree` is not a device tree.
 pub fn edited(tree: &[u8], cmdline: &str, initrd: Option<Range<u64>>) -> anyhow::Result<Vec<u8>> {
     let wrong = |error| anyhow!("this is no device tree: {error}");
     let mut tree = DeviceTree::from_fdt(&Fdt::new(tree).map_err(wrong)?);
