@@ -9,8 +9,9 @@ use crate::tables::{Halted, Translation};
 
 macro_rules! any_address_space {
     ($($(#[$feature:meta])* $format:ident: $of:ty;)*) => {
-        /// An [`AddressSpace`] of any format that this build has, made [from](From) one: for a
-        /// hypervisor that finds out at boot which it needs. Each call decides once.
+        /// An [`AddressSpace`] of any format that this build has, made [from](From) one. It is for
+        /// a hypervisor that finds out at boot which format it needs. Each call selects the format
+        /// once.
         #[derive(Debug)]
         #[non_exhaustive]
         pub enum AnyAddressSpace<'p, P: Platform> {
@@ -57,12 +58,12 @@ any_address_space! {
 }
 
 impl<P: Platform> AnyAddressSpace<'_, P> {
-    /// The address of the root, for the register that hardware starts from.
+    /// Returns the address of the root, for the register that hardware starts from.
     pub fn root(&self) -> Hpa {
         of_each!(self, space => space.root())
     }
 
-    /// Where hardware starts its walks.
+    /// Returns the level at which hardware starts its walks, and the size of the root.
     pub fn geometry(&self) -> Geometry {
         of_each!(self, space => space.geometry())
     }
@@ -102,7 +103,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
         of_each!(self, space => space.set_software(range, set, clear))
     }
 
-    /// [`Attributes::device`] of the format.
+    /// Returns [`Attributes::device`] of the format.
     pub fn device(&self) -> Attributes {
         of_each!(self, space => Attributes::device(space.format()))
     }
@@ -140,7 +141,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
         of_each!(self, space => space.query(gpa))
     }
 
-    /// Gives back every table.
+    /// Gives back every table to the platform.
     ///
     /// # Safety
     /// As [`AddressSpace::destroy`].

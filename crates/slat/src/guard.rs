@@ -225,8 +225,7 @@ impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     }
 }
 
-/// A member of another platform's grace, a guard in other tables, or a cache of another platform's
-/// table pages.
+/// A member of another platform's grace, or a guard in other tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Foreign;
 
