@@ -288,8 +288,8 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
 
     /// Unmaps `range`, and splits a block that the range cuts. Hands what was mapped to `removed`,
     /// in runs of adjacent leaves with the same attributes, once no CPU can reach it. Returns the
-    /// bytes that were mapped. If `removed` panics, the leaves that it was not given are unmapped
-    /// all the same.
+    /// bytes that were mapped. If `removed` panics, up to 16 further runs may be unmapped without
+    /// having been handed out; the rest of the range stays mapped.
     ///
     /// # Errors
     /// [`SpaceError::Unmap`], and [`SpaceError::OutOfFrames`] where a block that the range cuts
