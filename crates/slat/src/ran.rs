@@ -309,13 +309,13 @@ impl<const CPUS: usize> Ran<CPUS> {
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub enum Broken {
-    /// 3 before 1.
+    /// Step 3 comes before step 1.
     ReadsFirst,
-    /// 2 left out.
+    /// Step 2 is left out.
     NoFence,
-    /// In 4, the word before the invalidation.
+    /// Step 4 writes the word before it invalidates.
     SaysSoFirst,
-    /// In 4, the generation that is there by then.
+    /// Step 4 writes the generation that it reads again after the invalidation.
     ReadsAgain,
 }
 

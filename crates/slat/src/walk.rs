@@ -205,7 +205,8 @@ pub(crate) trait Visitor<'t, F: Format> {
     fn leave(&mut self, _level: u8, _entry: Entry<'t>, _children: &'t [Slot]) {}
 
     /// Does the work that the visitor asked for by [`Flow::Aside`], at a slot at `level` of `gpa`;
-    /// returns what a visit does. For a slot that is done by this, the walk calls no `leave`.
+    /// returns what a visit does. The walk may skip `leave` and the accessed marks of tables around
+    /// a slot that this finishes.
     #[inline(always)]
     fn aside(&mut self, _level: u8, _gpa: u64) -> Flow {
         Flow::Stop
