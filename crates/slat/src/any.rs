@@ -71,7 +71,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     /// As [`AddressSpace::map`].
     ///
     /// # Errors
-    /// Those of [`AddressSpace::map`].
+    /// The errors of [`AddressSpace::map`].
     pub fn map(
         &mut self,
         range: GpaRange,
@@ -85,7 +85,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     /// As [`AddressSpace::protect`].
     ///
     /// # Errors
-    /// Those of [`AddressSpace::protect`].
+    /// The errors of [`AddressSpace::protect`].
     pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Halted<SpaceError>> {
         of_each!(self, space => space.protect(range, rights))
     }
@@ -93,7 +93,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     /// As [`AddressSpace::set_software`].
     ///
     /// # Errors
-    /// Those of [`AddressSpace::set_software`].
+    /// The errors of [`AddressSpace::set_software`].
     pub fn set_software(
         &mut self,
         range: GpaRange,
@@ -111,7 +111,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     /// As [`AddressSpace::unmap`].
     ///
     /// # Errors
-    /// Those of [`AddressSpace::unmap`].
+    /// The errors of [`AddressSpace::unmap`].
     pub fn unmap(
         &mut self,
         range: GpaRange,
@@ -123,7 +123,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     /// As [`AddressSpace::discard`].
     ///
     /// # Errors
-    /// Those of [`AddressSpace::discard`].
+    /// The errors of [`AddressSpace::discard`].
     pub fn discard(&mut self, range: GpaRange) -> Result<(), Halted<SpaceError>> {
         of_each!(self, space => space.discard(range))
     }
@@ -131,7 +131,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     /// As [`AddressSpace::unmap_leaf`].
     ///
     /// # Errors
-    /// Those of [`AddressSpace::unmap_leaf`].
+    /// The errors of [`AddressSpace::unmap_leaf`].
     pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<Removed>, Halted<SpaceError>> {
         of_each!(self, space => space.unmap_leaf(gpa))
     }

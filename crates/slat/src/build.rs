@@ -20,7 +20,7 @@ pub(crate) struct Plan {
     pub start: u64,
     pub end: u64,
     pub largest: u8,
-    /// What stands outside the range, and where the cache ran dry.
+    /// The slots outside the range, and those from where the cache ran out.
     pub outside: Outside,
     /// Whether groups that the range covers whole are folded.
     pub contiguous: bool,

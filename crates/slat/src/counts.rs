@@ -2,7 +2,7 @@
 
 use core::ops::AddAssign;
 
-/// What operations did to the tables, counted.
+/// Counts of what operations did to the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Slots that walks loaded, including tables under construction.

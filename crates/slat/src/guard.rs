@@ -33,7 +33,7 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
     inside: Option<Inside<'t>>,
     /// Whether CPUs may have the tables loaded; if not, no invalidation is ever owed.
     live: bool,
-    /// What is left of [`Guard::limit`].
+    /// The slots that operations may still read ([`Guard::limit`]).
     pub(crate) budget: Budget,
     pub(crate) sums: Sums,
 }

@@ -48,7 +48,7 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
     /// As [`Guard::map`].
     ///
     /// # Errors
-    /// Those of [`Guard::map`] except [`MapError::Contended`].
+    /// The errors of [`Guard::map`] except [`MapError::Contended`].
     pub fn map(
         &mut self,
         range: GpaRange,
@@ -63,7 +63,7 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
     /// As [`Guard::map_contiguous`].
     ///
     /// # Errors
-    /// Those of [`Guard::map`] except [`MapError::Contended`].
+    /// The errors of [`Guard::map`] except [`MapError::Contended`].
     pub fn map_contiguous(
         &mut self,
         range: GpaRange,
@@ -78,7 +78,7 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
     /// As [`Guard::write_protect`].
     ///
     /// # Errors
-    /// Those of [`Guard::write_protect`] except [`ChangeError::Contended`].
+    /// The errors of [`Guard::write_protect`] except [`ChangeError::Contended`].
     pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
         self.guard().write_protect_by::<Plainly>(range)
     }

@@ -10,12 +10,12 @@
 #[cfg(feature = "observed")]
 use core::{ptr, sync::atomic::AtomicPtr};
 
-/// How a store is ordered behind what its thread did before.
+/// How a store is ordered after the earlier stores of its thread.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Order {
     /// Not at all.
     Plain,
-    /// Behind all of it.
+    /// After all of them.
     Release,
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn shown<T>(
     store: impl FnOnce() -> Result<(), T>,
 ) -> Result<(), T> {
     let observer = OBSERVER.load(super::sync::Ordering::Acquire);
-    // SAFETY: null, or from the `&'static` of `observe`, which nobody changes.
+    // SAFETY: null, or from the `&'static` of `observe`, which never changes.
     let Some(observer) = (unsafe { observer.as_ref() }) else { return store() };
     let (mut store, mut result) = (Some(store), Ok(()));
     observer(slot.addr(), raw, order, &mut || {
@@ -90,7 +90,7 @@ pub fn writes(writes: &'static Writes) {
 #[cfg(feature = "observed")]
 pub fn written(address: usize) {
     let writes = WRITES.load(super::sync::Ordering::Acquire);
-    // SAFETY: null, or from the `&'static` of `writes`, which nobody changes.
+    // SAFETY: null, or from the `&'static` of `writes`, which never changes.
     if let Some(writes) = unsafe { writes.as_ref() } {
         writes(address);
     }

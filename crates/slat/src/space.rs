@@ -91,7 +91,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// which level walks start.
     ///
     /// # Errors
-    /// Those of [`Tables::new`].
+    /// The errors of [`Tables::new`].
     pub fn new(
         format: F,
         vmid: Vmid,
@@ -125,7 +125,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// As [`Tables::renew`].
     ///
     /// # Safety
-    /// That of [`Tables::renew`].
+    /// The contract of [`Tables::renew`].
     pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
         // SAFETY: the caller's promise is the callee's.
         unsafe { self.tables.renew(vmid) }
@@ -159,7 +159,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// As [`Tables::add_consumer`].
     ///
     /// # Errors
-    /// Those of [`Tables::add_consumer`].
+    /// The errors of [`Tables::add_consumer`].
     pub fn add_consumer(&mut self, mark: Software) -> Result<Consumer, ConsumerError> {
         self.tables.add_consumer(mark)
     }

@@ -79,7 +79,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// Makes empty tables for guest physical addresses of `address_bits` bits, ready to be loaded.
     ///
     /// # Errors
-    /// Those of [`Inactive::new`].
+    /// The errors of [`Inactive::new`].
     pub fn new(
         format: F,
         vmid: Vmid,

@@ -87,7 +87,7 @@ impl Entry<'_> {
     }
 }
 
-/// What the walk does after a visit.
+/// The next step of the walk after a visit.
 pub(crate) enum Flow {
     /// Goes on after the slot.
     Next,
