@@ -1,6 +1,6 @@
 //! Every pair of operations on one table of two pages, or on one block, against one set of
 //! properties, on each machine: Arm's descriptors with a break for each change of size and without,
-//! and Intel's; RISC-V's where no bound but the models' own applies.
+//! and Intel's; and RISC-V's, except in CI, where it has one pair only.
 //!
 //! A CPU with a lazy TLB and walk cache takes part as an operation of its own. No accessed or dirty
 //! state that it or software set is lost; protected pages are not written; unmapped memory is not

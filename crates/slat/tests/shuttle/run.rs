@@ -35,7 +35,8 @@ pub fn replay() -> Option<String> {
     Some(schedule.split_whitespace().collect())
 }
 
-/// Runs `history` under `iterations` schedules, or as the environment says (see the top of this test).
+/// Runs `history` under `iterations` schedules, or as the environment says (see the top of this
+/// test).
 pub fn sample(name: &str, way: Way, iterations: u64, history: impl Fn() + Send + Sync + 'static) {
     if let Some(schedule) = replay() {
         let mut scheduler = ReplayScheduler::new_from_encoded(&schedule);
