@@ -144,7 +144,7 @@ fn ages_of_a_held_entry_are_unanswered_and_all_others_are_told() {
                     let tree = H::of(tables).tree(guard.platform());
                     assert!(tree.tables.values().all(|table| table.accessed), "{skip:?}");
                 }
-                // If the bit was not there already, none is added.
+                // All bits are in the bitmaps already, so none is added.
                 let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
                 assert_eq!(guard.age(pages, &mut ages, how), Ok(Aged::default()));
                 guard
