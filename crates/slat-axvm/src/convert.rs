@@ -1,4 +1,4 @@
-//! Words of axaddrspace's in those of the engine's, and back.
+//! Conversions between the types of axaddrspace and those of the engine.
 
 use ax_memory_addr::PhysAddr;
 use axaddrspace::{AddrSpaceError, AddrSpaceResult, MappingFlags};
@@ -8,7 +8,7 @@ use slat::{
     Attributes, Execute, Format, Gpa, GpaRange, Halted, Hpa, MapError, Memory, PageSize, SpaceError,
 };
 
-/// `size` bytes from `start`, checked against tables for addresses of `bits`.
+/// Checks `size` bytes from `start` against tables for addresses of `bits` bits.
 pub fn range(start: GuestPhysAddr, size: usize, bits: u32) -> AddrSpaceResult<GpaRange> {
     let address = start.as_usize();
     aligned("guest physical address", address, PageSize::SIZE_4K)?;
@@ -23,13 +23,13 @@ pub fn range(start: GuestPhysAddr, size: usize, bits: u32) -> AddrSpaceResult<Gp
     GpaRange::new(Gpa(address as u64), size as u64).map_err(|_| AddrSpaceError::InvalidMapping)
 }
 
-/// A host address of leaves of `size`.
+/// Checks a host address for leaves of `size`.
 pub fn host(address: PhysAddr, size: PageSize) -> AddrSpaceResult<Hpa> {
     aligned("host physical address", address.as_usize(), size)?;
     Ok(Hpa(address.as_usize() as u64))
 }
 
-/// Refuses what is not a multiple of a size of leaves.
+/// Refuses a value that is not a multiple of a leaf size.
 pub fn aligned(subject: &'static str, value: usize, size: PageSize) -> AddrSpaceResult {
     let alignment = size.bytes() as usize;
     match value.is_multiple_of(alignment) {
@@ -38,14 +38,15 @@ pub fn aligned(subject: &'static str, value: usize, size: PageSize) -> AddrSpace
     }
 }
 
-/// The leaf of a size, if the format has it.
+/// Returns the engine's leaf size for a page size, if the format has it.
 pub fn leaf_size<F: Format>(size: axaddrspace::PageSize) -> AddrSpaceResult<PageSize> {
     let size = PageSize::from_bytes(usize::from(size) as u64);
     let has = |size: &PageSize| F::level_of(*size).is_ok();
     size.filter(has).ok_or(AddrSpaceError::InvalidMapping)
 }
 
-/// A leaf's size. Groups of leaves, which axaddrspace has no size for, count as their parts.
+/// Returns axaddrspace's page size for a leaf. It has none for a group of leaves, which counts as
+/// the leaves in it.
 pub const fn page_size(size: PageSize) -> axaddrspace::PageSize {
     match size.shift() {
         30.. => axaddrspace::PageSize::Size1G,
@@ -54,7 +55,7 @@ pub const fn page_size(size: PageSize) -> axaddrspace::PageSize {
     }
 }
 
-/// The attributes of leaves with `flags`: of normal memory, where leaves have no memory type.
+/// Returns the attributes of leaves with `flags`: normal memory where leaves have no memory type.
 pub fn attributes<F: Format>(format: &F, flags: MappingFlags) -> AddrSpaceResult<Attributes> {
     let has = |flag| flags.contains(flag);
     let write = has(MappingFlags::WRITE);
@@ -71,12 +72,12 @@ pub fn attributes<F: Format>(format: &F, flags: MappingFlags) -> AddrSpaceResult
         Err(AttributeError::MemoryType) => format.encode(untyped).map(|_| untyped),
         encoded => encoded.map(|_| typed),
     };
-    // A leaf without rights is none to most formats.
+    // In most formats a leaf without rights is not a leaf.
     let usable = read || execute != Execute::None;
     expressed.ok().filter(|_| usable).ok_or(AddrSpaceError::InvalidMapping)
 }
 
-/// The flags of a leaf.
+/// Returns the flags of a leaf.
 pub fn flags(of: Attributes) -> MappingFlags {
     let mut flags = MappingFlags::empty();
     flags.set(MappingFlags::READ, of.read);
@@ -87,7 +88,7 @@ pub fn flags(of: Attributes) -> MappingFlags {
     flags
 }
 
-/// Why the engine refused.
+/// Converts the reason for which the engine refused.
 pub const fn refused(halted: Halted<SpaceError>) -> AddrSpaceError {
     match halted.why {
         SpaceError::Map(MapError::Occupied { .. }) => AddrSpaceError::MappingConflict,

@@ -1,25 +1,25 @@
-//! The guest page tables of ArceOS's hypervisors, kept by Slat.
+//! The guest page tables of ArceOS's hypervisors, on Slat.
 //!
 //! `axaddrspace::AddrSpace` keeps a guest's regions, and leaves its page table to an implementation
-//! of [`NestedPageTableOps`]. [`NestedPageTable`] is one, on an [`AddressSpace`] of the engine's:
-//! Arm stage 2, EPT, AMD's nested paging or RISC-V's G-stage, with pages of 4 KiB.
+//! of [`NestedPageTableOps`]. [`NestedPageTable`] is such an implementation, on an [`AddressSpace`]
+//! of the engine: Arm stage 2, EPT, AMD's nested paging or RISC-V's G-stage, with pages of 4 KiB.
 //!
-//! What the trait has no method for is done through [`NestedPageTable::guard`], which any thread
-//! takes from a shared borrow ([`AddrSpace::page_table`](axaddrspace::AddrSpace::page_table)):
-//! changes beside running vCPUs, and dirty logs.
+//! [`NestedPageTable::guard`] offers the operations that the trait has no method for: changes while
+//! vCPUs run, and dirty logs. Any thread takes a guard from a shared borrow
+//! ([`AddrSpace::page_table`](axaddrspace::AddrSpace::page_table)).
 //!
 //! # Flags
-//! [`MappingFlags::WRITE`] brings the right to read, as no format has it alone.
-//! [`MappingFlags::DEVICE`] is [`slat::Memory::Device`], [`MappingFlags::UNCACHED`] without it
-//! [`slat::Memory::NonCacheable`]; where leaves have no memory type (RISC-V without Svpbmt) the
-//! physical address decides, and queries answer neither. [`MappingFlags::USER`] is ignored: every
-//! leaf may be used by the guest's user programs, and queries do not answer it.
+//! [`MappingFlags::WRITE`] includes the right to read, as no format has write alone.
+//! [`MappingFlags::DEVICE`] is [`slat::Memory::Device`], [`MappingFlags::UNCACHED`] without it is
+//! [`slat::Memory::NonCacheable`]. Where leaves have no memory type (RISC-V without Svpbmt), the
+//! physical address decides, and queries return neither flag. [`MappingFlags::USER`] is ignored:
+//! the guest's user programs may use every leaf, and queries do not return the flag.
 //!
 //! # What the trait leaves open
-//! A mapping fails as a whole: what it had mapped is unmapped again. Unmapping and protecting take
-//! any range: a block that it cuts is split, holes are stepped over. A change of memory type breaks
-//! the leaves first, so that a vCPU that uses them meanwhile faults, and finds them when it is run
-//! again.
+//! A mapping fails as a whole: it unmaps again what it had mapped. Unmapping and protecting accept
+//! any range: they split a block that the range cuts, and skip holes. A change of memory type
+//! breaks the leaves first, so a vCPU that uses them meanwhile faults, and finds them when it is
+//! run again.
 
 #![no_std]
 #![warn(missing_docs)]
@@ -36,85 +36,88 @@ use convert::{aligned, attributes, flags, host, leaf_size, page_size, range, ref
 use core::mem::ManuallyDrop;
 use slat::{AddressSpace, Attributes, Format, Gpa, GpaRange, Guard, Hpa, Leaf, Platform, Rights};
 
-/// Where a guest's memory comes from: what axaddrspace asks of a page table besides mappings.
+/// The source of a guest's memory: what axaddrspace needs from a page table besides mappings.
 ///
-/// Table pages are not taken from here: they are the [`Platform`]'s.
+/// Table pages do not come from here, but from the [`Platform`].
 pub trait GuestMemory {
-    /// A page of 4 KiB, aligned to that, for the guest alone; `None` when memory is short.
+    /// Allocates a page of 4 KiB, aligned to that, for the guest alone; `None` when memory is
+    /// short.
     fn allocate(&self) -> Option<PhysAddr>;
 
-    /// Takes back a page that [`GuestMemory::allocate`] returned: no guest reaches it any more.
+    /// Takes back a page that [`GuestMemory::allocate`] returned, and that no guest reaches any
+    /// more.
     fn free(&self, page: PhysAddr);
 
-    /// Where the hypervisor reaches the byte at `address`, of guest memory of any origin.
+    /// Returns the address at which the hypervisor reaches the byte at `address`, of any guest
+    /// memory.
     fn address(&self, address: PhysAddr) -> VirtAddr;
 }
 
-/// A guest's page table for [`axaddrspace::AddrSpace`], on an address space of the engine's.
+/// A guest's page table for [`axaddrspace::AddrSpace`], on an address space of the engine.
 ///
-/// Each call of the trait is whole when it returns: no CPU uses what it took away. Dropped, it
-/// leaks its tables, as hardware may be walking them, unless it was told that it may not
-/// ([`NestedPageTable::freed_when_dropped`]).
+/// Each call of the trait is complete when it returns: no CPU uses what the call removed. Dropping
+/// the page table leaks its tables, as hardware may be walking them, except after
+/// [`NestedPageTable::freed_when_dropped`].
 #[derive(Debug)]
 pub struct NestedPageTable<'p, F: Format, P: Platform, M: GuestMemory> {
-    /// Taken out when it is dropped.
+    /// `drop` takes the space out.
     space: ManuallyDrop<AddressSpace<'p, F, P>>,
     memory: M,
     freed: bool,
 }
 
 impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
-    /// Keeps `space`, whose guest has memory from `memory`. Does not compile for a format whose
-    /// pages are not of 4 KiB.
+    /// Makes a page table from `space`; the guest's memory comes from `memory`. It does not compile
+    /// for a format whose pages are not of 4 KiB.
     ///
-    /// axvm's guests of three levels have 39 bits of addresses on Arm (41 on RISC-V), those of four
-    /// levels 48 (50 on RISC-V): what the space is made with decides what
-    /// [`levels`](NestedPageTableOps::levels) answers.
+    /// The address bits of the space decide what [`levels`](NestedPageTableOps::levels) returns.
+    /// axvm's guests of three levels have 39 bits on Arm (41 on RISC-V), those of four levels 48
+    /// (50 on RISC-V).
     pub const fn new(space: AddressSpace<'p, F, P>, memory: M) -> Self {
         const { assert!(F::PAGE_SHIFT == 12, "axaddrspace knows pages of 4 KiB only") };
         Self { space: ManuallyDrop::new(space), memory, freed: false }
     }
 
-    /// The table, which gives its table pages back when it is dropped.
+    /// Makes the page table give its table pages back when it is dropped.
     ///
     /// # Safety
-    /// When it is dropped, no CPU has the root loaded, nor will load it: its guest's vCPUs are
-    /// gone.
+    /// When the page table is dropped, no CPU has the root loaded, nor loads it later: its guest's
+    /// vCPUs are gone.
     #[must_use]
     pub unsafe fn freed_when_dropped(mut self) -> Self {
         self.freed = true;
         self
     }
 
-    /// The address space: its root, geometry, format and platform, and lookups.
+    /// Returns the address space: its root, geometry, format and platform, and lookups.
     pub fn space(&self) -> &AddressSpace<'p, F, P> {
         &self.space
     }
 
-    /// All operations of the engine, beside running vCPUs and the guards of other threads
-    /// ([`AddressSpace::guard`]).
+    /// Returns a guard with all operations of the engine, which may be used while vCPUs run and
+    /// other threads have guards ([`AddressSpace::guard`]).
     ///
-    /// Tables that guards unlink, by unmapping or collapsing, are given back in the next call of
-    /// axaddrspace's that may change the table: to map, unmap, or answer a fault.
+    /// The next call of axaddrspace that may change the table (to map, to unmap, or to handle a
+    /// fault) gives back the tables that guards unlinked by unmapping or collapsing.
     ///
-    /// axaddrspace does not learn of what is mapped and unmapped so: keep within the regions that
-    /// it knows, and give memory of its own back to nobody.
+    /// axaddrspace does not learn what a guard maps and unmaps. So keep within the regions that it
+    /// knows, and do not free memory that belongs to it.
     pub fn guard(&self) -> Guard<'_, 'p, F, P> {
         self.space.guard()
     }
 
-    /// The range of guest addresses, if these tables can have it.
+    /// Returns the range of guest addresses, if these tables can have it.
     fn range(&self, start: GuestPhysAddr, size: usize) -> AddrSpaceResult<GpaRange> {
         range(start, size, self.space.geometry().address_bits)
     }
 
-    /// The address space, without the tables that guards have unlinked meanwhile.
+    /// Returns the address space, after it gave back the tables that guards have unlinked.
     fn reclaimed(&mut self) -> &mut AddressSpace<'p, F, P> {
         self.space.reclaim();
         &mut self.space
     }
 
-    /// Maps a range where nothing is mapped, or leaves it as it was.
+    /// Maps a range where nothing is mapped; if it fails, the range stays as it was.
     fn map_empty(
         &mut self,
         range: GpaRange,
@@ -126,21 +129,24 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
             return Err(AddrSpaceError::MappingConflict);
         }
         self.reclaimed().map(range, hpa, attributes, largest).map_err(|halted| {
-            // All that precedes the address is new. If nothing does, there is no such range.
+            // All that precedes the address is new. If nothing does, this range is empty, which is
+            // an error.
             if let Ok(done) = GpaRange::new(range.start(), halted.at.0 - range.start().0) {
-                // It is cut through no leaf, so that nothing can be short.
+                // The range cuts no leaf, so this needs no table page.
                 let _ = self.space.discard(done);
             }
             refused(halted)
         })
     }
 
-    /// The parts of a range that are mapped: memory, size of leaves and attributes of each.
+    /// Returns the parts of a range that are mapped: host address, size and attributes of each
+    /// leaf.
     fn leaves(&self, range: GpaRange) -> impl Iterator<Item = Leaf> {
         let (space, mut at) = (&self.space, range.start());
         core::iter::from_fn(move || {
             let left = GpaRange::new(at, range.end().0 - at.0).ok()?;
-            // Nobody holds an entry: who could has a guard, which borrows this.
+            // The callers have `&mut self`, so no other thread has a guard, and none holds an
+            // entry.
             let leaf = space.guard().leaves(left).ok()?.find_map(Result::ok)?;
             let end = (leaf.gpa.0 + leaf.size.bytes()).min(range.end().0);
             let found = Leaf { gpa: at.max(leaf.gpa), ..leaf };
@@ -149,7 +155,7 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
         })
     }
 
-    /// Sets rights and memory type of all that is mapped in a range.
+    /// Sets the rights and memory type of all that is mapped in a range.
     fn protect(&mut self, range: GpaRange, attributes: Attributes) -> AddrSpaceResult {
         let Attributes { read, write, execute, memory, .. } = attributes;
         self.reclaimed().protect(range, Rights { read, write, execute }).map_err(refused)?;
@@ -171,7 +177,8 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
         }
         for (Leaf { gpa, hpa, size, .. }, bytes) in runs {
             let run = GpaRange::new(gpa, bytes).map_err(|_| AddrSpaceError::InvalidMapping)?;
-            // Another memory type of a leaf that CPUs may use breaks it first, on every format.
+            // To change the memory type of a leaf that CPUs may use, it is broken first, on every
+            // format.
             self.space.discard(run).map_err(refused)?;
             self.space.map(run, hpa, attributes, size).map_err(refused)?;
         }
@@ -279,7 +286,7 @@ impl<F: Format, P: Platform, M: GuestMemory> Drop for NestedPageTable<'_, F, P, 
     fn drop(&mut self) {
         if self.freed {
             // SAFETY: `self` ends here, so the space is taken once; no CPU has its root loaded, nor
-            // will load it, as the caller of `freed_when_dropped` promised.
+            // loads it later, as the caller of `freed_when_dropped` promised.
             unsafe { ManuallyDrop::take(&mut self.space).destroy() };
         }
     }

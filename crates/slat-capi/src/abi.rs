@@ -1,4 +1,4 @@
-//! Values that cross the border, as C has them, and as the engine does.
+//! Values of the interface, as C has them and as the engine has them.
 
 use core::ffi::c_void;
 use slat::format::{AttributeError, Software};
@@ -8,23 +8,24 @@ use slat::{
     UnmapError,
 };
 
-/// What came of a call. Each function names those that it may return beside `SLAT_STATUS_OK`,
-/// `SLAT_STATUS_NULL_POINTER`, `SLAT_STATUS_HANDLE` and `SLAT_STATUS_BUSY`.
+/// The outcome of a call. Each function names the values that it may return other than
+/// `SLAT_STATUS_OK`, `SLAT_STATUS_NULL_POINTER`, `SLAT_STATUS_HANDLE`, `SLAT_STATUS_BUSY`, and
+/// `SLAT_STATUS_ARGUMENT` for a pointer that is not aligned.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum slat_status {
     /// All was done.
     Ok = 0,
-    /// A pointer that must not be null is; nothing was done.
+    /// A pointer that must not be null is null; nothing was done.
     NullPointer,
-    /// Not a handle that `slat_create` made where it lies, or one that was destroyed; for
-    /// `slat_create`, storage that holds a live handle already. Nothing was done.
+    /// No live handle at this address: `slat_create` did not make one there, or it was destroyed.
+    /// For `slat_create`: the storage holds a live handle already. Nothing was done.
     Handle,
-    /// Another thread, or a function that calls this one back, is using the handle; nothing was
-    /// done.
+    /// Another thread, or a function that called back from a call in progress, uses the handle;
+    /// nothing was done.
     Busy,
-    /// A number that is none of its enumeration, an unknown flag, a pointer that is not aligned, or
-    /// a size that is not a power of two; nothing was done.
+    /// A number that its enumeration lacks, an unknown flag, a pointer that is not aligned, or a
+    /// size that is not a power of two; nothing was done.
     Argument,
     /// The library was built without this format.
     Format,
@@ -33,8 +34,8 @@ pub enum slat_status {
     /// The range is empty, not aligned to pages, or ends beyond the guest's addresses; nothing was
     /// done.
     Range,
-    /// The host address is not aligned to pages, or wider than a descriptor holds; nothing was
-    /// done.
+    /// The host address is not aligned to pages, or has more bits than an entry can hold; nothing
+    /// was done.
     HostAddress,
     /// The format has no leaf of that size; nothing was done.
     LeafSize,
@@ -45,33 +46,34 @@ pub enum slat_status {
     Occupied,
     /// The range ends inside a block: split it first. Nothing was done.
     CutsBlock,
-    /// The platform has no more frames. What precedes the address is done.
+    /// The platform has no more frames. The function says what was done.
     OutOfFrames,
     /// The bitmap has fewer bits than the range has pages; nothing was done.
     Bitmap,
-    /// Nothing records what the guest uses, in this format as configured; nothing was done.
+    /// The format, as configured, does not record what the guest uses; nothing was done.
     NotRecorded,
     /// Nothing is mapped there.
     NotMapped,
-    /// The shootdown is another space's; nothing was done.
+    /// The shootdown belongs to another space; nothing was done.
     Foreign,
-    /// A register of the CPU cannot hold the value, or the CPU lacks what the format was configured
-    /// for.
+    /// A register of the CPU cannot hold the value, or the CPU lacks a feature that the format was
+    /// configured for.
     Unsupported,
-    /// Entries are held by somebody who uses the engine beside this interface. What precedes the
+    /// Another user of the engine, not through this interface, holds an entry. What precedes the
     /// address is done.
     Contended,
 }
 
-/// How far an operation came.
+/// The progress of an operation.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct slat_result {
     /// Whether all was done, or why not.
     pub status: slat_status,
-    /// Where it stopped: everything before this guest address is done. 0 where all is, or nothing.
+    /// The guest address where it stopped. Everything before it is done, unless the status says
+    /// that nothing was done. 0 if all was done.
     pub at: u64,
-    /// How much was done, in bytes of guest memory, or in pages, as the function says.
+    /// How much was done, in bytes of guest memory or in pages, as the function says.
     pub done: u64,
 }
 
@@ -88,15 +90,16 @@ impl slat_result {
     }
 }
 
-/// The obligation to invalidate what operations left in TLBs: until `slat_complete` was given it, a
-/// vCPU may go on with the old rights. A later one of the same space includes the earlier ones.
-/// Lost, it joins what the space owes, and the next call that completes covers it.
+/// The obligation to invalidate what operations left stale in TLBs. Until the caller has passed it
+/// to `slat_complete`, a vCPU may go on using the old rights. A later one of the same space
+/// includes the earlier ones. If the caller loses it, it stays among what the space owes, and the
+/// next call that completes covers it.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct slat_shootdown {
-    /// Whose; 0 if nothing is owed. For the library alone.
+    /// The space; 0 if nothing is owed. Only the library uses it.
     pub space: u64,
-    /// Up to which operation. For the library alone.
+    /// The number of the last operation that it includes. Only the library uses it.
     pub ticket: u64,
 }
 
@@ -104,33 +107,35 @@ impl slat_shootdown {
     pub(crate) const NOTHING: Self = Self { space: 0, ticket: 0 };
 }
 
-/// What an operation did, and what has to be completed for it, whatever the status.
+/// The result of an operation, and the invalidation that the caller has to complete, whatever the
+/// status.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct slat_owing {
-    /// How far it came.
+    /// The progress of the operation.
     pub result: slat_result,
-    /// For `slat_complete`.
+    /// To be passed to `slat_complete`.
     pub owed: slat_shootdown,
 }
 
-/// What must be gone from TLBs and walk caches.
+/// An invalidation of TLBs and walk caches.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct slat_invalidation {
-    /// The first guest address; with `bytes` of 0, all of the guest is meant.
+    /// The first guest address; if `bytes` is 0, all of the guest.
     pub start: u64,
-    /// So many bytes from there; 0 for all of the guest.
+    /// The number of bytes from there on; 0 for all of the guest.
     pub bytes: u64,
-    /// The size of every changed leaf, in bytes, where it is one (Arm: a hint of a level); else 0.
+    /// The size of every changed leaf, in bytes, if all have one size (Arm: a hint of a level);
+    /// else 0.
     pub leaf: u64,
-    /// The guest: VMID, ASID, or what tags its EPT root.
+    /// The guest's VMID or ASID, or the number that tags its EPT root.
     pub vmid: u16,
-    /// Tables were unlinked: walk caches hold stale entries too, not last levels only.
+    /// Tables were unlinked: invalidate walk caches, too, and not last levels only.
     pub tables: bool,
 }
 
-/// Memory that is to be made coherent before the guest sees it.
+/// The caches to make coherent before the guest sees memory.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum slat_maintenance {
@@ -152,31 +157,31 @@ pub enum slat_break_before_make {
     Never,
 }
 
-/// The machine under the tables: functions of the hypervisor's, each given `context` first.
+/// The machine under the tables: functions of the hypervisor, each of which gets `context` first.
 ///
 /// The library copies the structure. Its user promises, for as long as a space made from it lives:
 ///
-/// 1. `allocate` returns the physical address of memory of that size, aligned to it, that nobody
-///    else uses until it is given to `free`, and that descriptors of the format can hold; 0 if
-///    there is none.
+/// 1. `allocate` returns the physical address of memory of that size, aligned to it, that no other
+///    code uses until it is passed to `free`, and that entries of the format can hold; 0 if there
+///    is none.
 /// 2. `phys_to_virt` of an address inside such a frame points to that memory, readable and writable
-///    until it is given back, the same at every call, and is not null.
+///    until the frame is freed, the same at every call, and is not null.
 /// 3. `invalidate` returns only when no CPU can use a translation, or a walk-cache entry, that it
 ///    names: on every CPU that may hold entries of the guest.
 /// 4. No function unwinds, by an exception or `longjmp`.
-/// 5. Functions may be called from each thread that calls the library; none of them calls the
-///    library with the same space, which would answer `SLAT_STATUS_BUSY`.
+/// 5. Each thread that calls the library may call the functions. None of them calls the library
+///    with the same space, which would return `SLAT_STATUS_BUSY`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct slat_platform {
-    /// Given to each of the functions; may be null.
+    /// Passed to each of the functions; may be null.
     pub context: *mut c_void,
-    /// A frame for a table or a root: `bytes`, a power of two of 4 KiB at least, aligned to its
-    /// size, with any content. 0 if there is none.
+    /// Allocates a frame for a table or a root: `bytes` bytes, a power of two of at least 4 KiB,
+    /// aligned to its size, with any content. Returns 0 if there is none.
     pub allocate: Option<unsafe extern "C" fn(context: *mut c_void, bytes: usize) -> u64>,
-    /// Takes back a frame of `bytes`, which nobody reaches any more.
+    /// Takes back a frame of `bytes` bytes, which neither software nor hardware reaches any more.
     pub free: Option<unsafe extern "C" fn(context: *mut c_void, frame: u64, bytes: usize)>,
-    /// Where the hypervisor reaches a frame.
+    /// Returns the address at which the hypervisor reaches a frame.
     pub phys_to_virt: Option<unsafe extern "C" fn(context: *mut c_void, frame: u64) -> *mut c_void>,
     /// Makes earlier stores to tables visible to the walkers of all CPUs (Arm: `dsb ishst`).
     pub publish: Option<unsafe extern "C" fn(context: *mut c_void)>,
@@ -184,12 +189,12 @@ pub struct slat_platform {
     /// that may hold entries of the guest. `what` is valid during the call.
     pub invalidate:
         Option<unsafe extern "C" fn(context: *mut c_void, what: *const slat_invalidation)>,
-    /// Makes `bytes` of memory at a host address coherent. Null where the machine needs none (x86,
-    /// RISC-V, Power; Arm with FEAT_S2FWB and CTR_EL0.DIC).
+    /// Makes `bytes` bytes of memory at a host address coherent. Null where the machine needs no
+    /// maintenance (x86, RISC-V, Power; Arm with FEAT_S2FWB and CTR_EL0.DIC).
     pub maintain: Option<
         unsafe extern "C" fn(context: *mut c_void, memory: u64, bytes: u64, what: slat_maintenance),
     >,
-    /// One of `enum slat_break_before_make`, of the CPU that allows least.
+    /// One of `enum slat_break_before_make`: that of the CPU that allows least.
     pub break_before_make: u32,
 }
 
@@ -209,11 +214,11 @@ pub enum slat_format_kind {
     Arm64Lpa2K16,
     /// Intel EPT: 4k, 2m, 1g.
     Ept1g,
-    /// Intel EPT of CPUs without blocks of 1g.
+    /// Intel EPT of CPUs without 1g blocks.
     Ept2m,
     /// AMD nested paging: 4k, 2m, 1g.
     Npt1g,
-    /// AMD nested paging without blocks of 1g.
+    /// AMD nested paging without 1g blocks.
     Npt2m,
     /// Power radix, partition-scoped: 4k, 2m, 1g.
     PowerK4,
@@ -238,16 +243,15 @@ pub const SLAT_FORMAT_ACCESSED_DIRTY: u32 = 1 << 3;
 /// RISC-V: Svpbmt, leaves have a memory type.
 pub const SLAT_FORMAT_MEMORY_TYPES: u32 = 1 << 4;
 
-/// A format as a CPU has it: `slat_default_format` fills it.
+/// A format as a CPU implements it. `slat_default_format` fills it.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct slat_format {
     /// One of `enum slat_format_kind`.
     pub kind: u32,
-    /// `SLAT_FORMAT_...`; those that are another format's do nothing.
+    /// `SLAT_FORMAT_...`; flags of other formats have no effect.
     pub flags: u32,
-    /// Bits of a host physical address that the CPU implements; 0 for as many as a descriptor
-    /// holds.
+    /// Bits of a host physical address that the CPU implements; 0 for as many as an entry can hold.
     pub output_bits: u32,
 }
 
@@ -259,17 +263,17 @@ pub enum slat_memory {
     Normal = 0,
     /// Normal, not cacheable.
     NonCacheable,
-    /// A device; early acknowledgement of writes.
+    /// A device, with early acknowledgement of writes.
     Device,
-    /// A device; no early acknowledgement.
+    /// A device, without early acknowledgement of writes.
     DeviceStrict,
 }
 
-/// Who may execute from a leaf.
+/// Which levels of the guest may execute from a leaf.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum slat_execute {
-    /// Nobody.
+    /// No level.
     None = 0,
     /// The guest's kernel and user programs.
     All,
@@ -279,19 +283,19 @@ pub enum slat_execute {
     Kernel,
 }
 
-/// How the guest uses memory, in the fault that `slat_relax` answers.
+/// The kind of guest access in the fault that `slat_relax` answers.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum slat_access {
-    /// It reads.
+    /// A read.
     Read = 0,
-    /// It writes.
+    /// A write.
     Write,
-    /// It executes, at a level that the fault does not tell.
+    /// A fetch; the fault does not tell the level.
     Execute,
-    /// A user program executes.
+    /// A fetch by a user program.
     ExecuteUser,
-    /// The guest's kernel executes.
+    /// A fetch by the guest's kernel.
     ExecuteKernel,
 }
 
@@ -299,18 +303,18 @@ pub enum slat_access {
 pub const SLAT_READ: u32 = 1 << 0;
 /// The guest may write. Without `SLAT_DIRTY`, hardware marks the first write.
 pub const SLAT_WRITE: u32 = 1 << 1;
-/// The leaf was used. Where hardware does not set it, a leaf without it faults on use.
+/// The leaf was used. Where hardware does not set this, a use of a leaf without it faults.
 pub const SLAT_ACCESSED: u32 = 1 << 2;
 /// The leaf was written, or may have been.
 pub const SLAT_DIRTY: u32 = 1 << 3;
-/// The first bit that is the hypervisor's own.
+/// The first software bit, which the hypervisor may use.
 pub const SLAT_SOFTWARE_A: u32 = 1 << 4;
-/// The second.
+/// The second software bit.
 pub const SLAT_SOFTWARE_B: u32 = 1 << 5;
-/// Memory that the guest may read and write, as a fault maps it: accessed, dirty.
+/// Memory that the guest may read and write, as a fault maps it: accessed and dirty.
 pub const SLAT_RAM: u32 = 15;
 
-/// Rights, state and memory type of a leaf, in no architecture's words.
+/// Rights, state and memory type of a leaf, the same for all architectures.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct slat_attributes {
@@ -322,49 +326,49 @@ pub struct slat_attributes {
     pub memory: u32,
 }
 
-/// What a guest address translates to.
+/// The result of translating a guest address.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct slat_translation {
-    /// The host address of that very byte.
+    /// The host address of the byte at that guest address.
     pub hpa: u64,
     /// The size of the leaf, in bytes.
     pub leaf: u64,
-    /// Its rights, state and memory type.
+    /// The leaf's rights, state and memory type.
     pub attributes: slat_attributes,
 }
 
-/// Neighbouring leaves of one size and one set of attributes that were taken out.
+/// Adjacent leaves of one size, with the same attributes, that were unmapped.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct slat_removed {
-    /// Where they stood.
+    /// The first guest address.
     pub gpa: u64,
-    /// The memory behind them: no CPU reaches it any more.
+    /// The memory behind them, which no CPU reaches any more.
     pub hpa: u64,
-    /// Bytes of all of them.
+    /// The size of all leaves together, in bytes.
     pub bytes: u64,
-    /// The size of each, in bytes.
+    /// The size of each leaf, in bytes.
     pub leaf: u64,
-    /// Rights and memory type, and the state at the moment they were taken out.
+    /// Rights and memory type, and the state at the moment of unmapping.
     pub attributes: slat_attributes,
 }
 
-/// Where hardware starts its walks.
+/// The root of the tables, where hardware starts its walks.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct slat_geometry {
     /// The host address of the root.
     pub root: u64,
-    /// Slots of the root, of 8 bytes each.
+    /// The number of entries of the root, of 8 bytes each.
     pub root_slots: u64,
-    /// The level of the root's slots, that of pages being 0.
+    /// The level of the root's entries; pages are at level 0.
     pub root_level: u32,
     /// Bits of a guest physical address.
     pub address_bits: u32,
 }
 
-/// A range of guest addresses.
+/// Makes a range of guest addresses.
 pub(crate) fn range(start: u64, bytes: u64) -> Result<GpaRange, slat_status> {
     GpaRange::new(Gpa(start), bytes).map_err(slat_status::from)
 }
@@ -398,7 +402,8 @@ impl slat_attributes {
         })
     }
 
-    /// Only `SLAT_READ`, `SLAT_WRITE` and the right to execute count.
+    /// Decodes the rights; ignores everything except `SLAT_READ`, `SLAT_WRITE` and the right to
+    /// execute.
     pub(crate) fn rights(self) -> Result<Rights, slat_status> {
         let Attributes { read, write, execute, .. } = self.decoded()?;
         Ok(Rights { read, write, execute })
@@ -506,7 +511,8 @@ impl From<NewError> for slat_status {
     }
 }
 
-// The engine's errors may become more (`non_exhaustive`): what is not known yet is refused.
+// The engine's errors are `non_exhaustive`: a new one that this file does not know becomes
+// `Argument`.
 
 impl From<MapError> for slat_status {
     fn from(why: MapError) -> Self {

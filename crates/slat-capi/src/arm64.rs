@@ -6,7 +6,7 @@ use crate::abi::{slat_format, slat_invalidation, slat_status};
 use crate::handle::slat_space;
 use core::ffi::c_void;
 
-/// ID registers of a CPU. Where CPUs differ, each field as the least of them has it.
+/// ID registers of a CPU. Where CPUs differ, each field has the least that any of them offers.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct slat_arm64_id {
@@ -20,7 +20,7 @@ pub struct slat_arm64_id {
     pub isar0: u64,
 }
 
-/// An instruction of an invalidation; those with an operand say what is in its register.
+/// An instruction of an invalidation. The operand, if it has one, is the value of its register.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum slat_tlbi {
@@ -60,7 +60,7 @@ pub enum slat_tlbi {
     Vmalls12e1,
 }
 
-/// A granule and FEAT_LPA2 as constants, for each kind of Arm's.
+/// Provides the granule and FEAT_LPA2 as constants, for each kind of Arm format.
 #[cfg(feature = "arm64")]
 macro_rules! of_kind {
     ($number:expr, |$shift:ident, $ds:ident| $body:expr) => {{
@@ -237,12 +237,12 @@ mod with {
     }
 }
 
-/// Fills `format` with what a CPU has of a kind of Arm's (one of `enum slat_format_kind`), with all
-/// that it offers.
+/// Fills `format` with all features that a CPU offers for a kind of Arm format (one of
+/// `slat_format_kind`).
 ///
-/// Returns `SLAT_STATUS_UNSUPPORTED` where stage 2 lacks the granule, or FEAT_LPA2 of it;
+/// Returns `SLAT_STATUS_UNSUPPORTED` where stage 2 lacks the granule, or its FEAT_LPA2;
 /// `SLAT_STATUS_ARGUMENT` for a kind that is not Arm's; `SLAT_STATUS_FORMAT` in a build without
-/// Arm's.
+/// Arm's formats.
 ///
 /// # Safety
 /// `id` is null or points to a value, `format` is null or may be written.
@@ -263,8 +263,8 @@ pub unsafe extern "C" fn slat_arm64_format(
     }
 }
 
-/// Writes to `answer` what a CPU allows, of `enum slat_break_before_make`. FEAT_BBM level 2 counts
-/// only if the hypervisor handles the TLB conflict abort.
+/// Writes the value of `enum slat_break_before_make` that a CPU allows to `answer`. FEAT_BBM level
+/// 2 counts only if the hypervisor handles the TLB conflict abort.
 ///
 /// # Safety
 /// `id` is null or points to a value, `answer` is null or may be written.
@@ -285,14 +285,14 @@ pub unsafe extern "C" fn slat_arm64_break_before_make(
     }
 }
 
-/// Writes VTTBR_EL2 and VTCR_EL2 for tables of a format of Arm's.
+/// Writes the values of VTTBR_EL2 and VTCR_EL2 for tables of an Arm format.
 ///
-/// Returns `SLAT_STATUS_UNSUPPORTED` where the CPU lacks what the format was configured for, or has
-/// no such VMID or root; `SLAT_STATUS_ARGUMENT` for tables that are not Arm's.
+/// Returns `SLAT_STATUS_UNSUPPORTED` where the CPU lacks what the format was configured for, or
+/// cannot have this VMID or root; `SLAT_STATUS_ARGUMENT` for tables that are not Arm's.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`; `id` is null or points to a value; `vttbr`
-/// and `vtcr` are null or may be written.
+/// `space` is null, zero, or was passed to `slat_create`; `id` is null or points to a value;
+/// `vttbr` and `vtcr` are null or may be written.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_arm64_registers(
@@ -311,11 +311,13 @@ pub unsafe extern "C" fn slat_arm64_registers(
     }
 }
 
-/// Calls `execute` for each instruction of an invalidation, in order: what the platform's
-/// `invalidate` has to execute on a CPU whose VTTBR_EL2 holds the guest's VMID.
+/// Calls `execute` for each instruction of an invalidation, in order. The platform's `invalidate`
+/// has to execute them on a CPU whose VTTBR_EL2 holds the guest's VMID.
 ///
-/// Returns `SLAT_STATUS_ARGUMENT` for a kind that is not Arm's, `SLAT_STATUS_UNSUPPORTED` for one
-/// that the CPU lacks, `SLAT_STATUS_RANGE` for a range that is none: nothing is called.
+/// Returns `SLAT_STATUS_ARGUMENT` for a kind that is not Arm's or a leaf size that is not a power
+/// of two, `SLAT_STATUS_FORMAT` in a build without Arm's formats, `SLAT_STATUS_UNSUPPORTED` for a
+/// kind that the CPU lacks, `SLAT_STATUS_RANGE` for a range that is not valid: it calls nothing
+/// then.
 ///
 /// # Safety
 /// `id` and `what` are null or point to values. `execute` may be called with `context`, and does

@@ -1,9 +1,10 @@
-//! A space in the caller's storage: which calls may touch it, and when.
+//! A space in the caller's storage: which calls may use it, and when.
 //!
-//! The first word of the storage says what it is, and depends on where it lies: zero is nothing,
-//! `address | IDLE` a live space, `address | BUSY` one that a call is using, `DEAD` one that was
-//! destroyed. A call goes from idle to busy by a compare-and-swap, so it is alone with what follows
-//! the word, and a copy, a handle that was never made, or a second thread finds another word.
+//! The first word of the storage is its state, and depends on its address: zero is nothing,
+//! `address | IDLE` is a live space, `address | BUSY` is one that a call is using, `DEAD` is one
+//! that was destroyed. A call changes idle to busy by a compare-and-swap, so it has the rest of the
+//! storage for itself. A copy, a handle that was never made, or a second thread finds another word
+//! and is refused.
 
 use crate::abi::{slat_owing, slat_result, slat_shootdown, slat_status};
 use crate::machine::Machine;
@@ -11,20 +12,20 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use slat::{AddressSpace, AnyAddressSpace, Format, Guard, Halted, Shootdown};
 
-/// Bytes of a `slat_space`.
+/// Size of a `slat_space`, in bytes.
 pub const SLAT_SPACE_BYTES: usize = 2048;
 
-/// One guest's second-stage tables, in storage of the caller's, which has to be zero before
-/// `slat_create`, and must not move or be copied afterwards. One thread at a time uses it; another
-/// is answered `SLAT_STATUS_BUSY`.
+/// One guest's second-stage tables, in the caller's storage. The storage has to be zero before
+/// `slat_create`, and must not move or be copied afterwards. One thread at a time uses it; a call
+/// of another returns `SLAT_STATUS_BUSY`.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct slat_space {
-    /// For the library alone.
+    /// Only the library uses it.
     pub bytes: [u8; SLAT_SPACE_BYTES],
 }
 
-/// What is in a `slat_space`.
+/// The content of a `slat_space`.
 #[repr(C)]
 struct Body {
     word: AtomicUsize,
@@ -39,14 +40,14 @@ const DEAD: usize = 1;
 const IDLE: usize = 2;
 const BUSY: usize = 3;
 
-/// A space of any format, whose machine lies beside it.
+/// A space of any format. Its machine is in the same storage.
 pub(crate) type Any = AnyAddressSpace<'static, Machine>;
 
 pub(crate) struct Live {
     pub space: Any,
-    /// What operations left behind and nobody completed.
+    /// The invalidation that operations left, and that no call has completed yet.
     owed: Option<AnyShootdown>,
-    /// The last ticket given, and the last that is covered.
+    /// The last ticket that was issued, and the last that was completed.
     issued: u64,
     completed: u64,
 }
@@ -68,7 +69,7 @@ macro_rules! formats {
 
         /// A format whose shootdowns can be kept.
         pub(crate) trait Kept: Format {
-            /// Adds one to those that are kept, which are of the same space.
+            /// Merges a shootdown into the kept one, which is of the same space.
             fn keep(owed: &mut Option<AnyShootdown>, new: Shootdown<'static, 'static, Self, Machine>);
         }
 
@@ -112,12 +113,12 @@ formats! {
     #[cfg(feature = "riscv")] RiscV: slat::format::riscv::RiscV;
 }
 
-/// A call that is alone with a live space, until this is dropped.
+/// A call that has a live space for itself until this is dropped.
 pub(crate) struct Entered {
     body: *mut Body,
 }
 
-/// The word of a handle, and its address.
+/// Returns the word of a handle, and the address of its body.
 ///
 /// # Safety
 /// `space` is null, or points to a `slat_space` that is zero or was given to `slat_create`.
@@ -129,13 +130,13 @@ unsafe fn word<'a>(space: *mut slat_space) -> Result<(&'a AtomicUsize, *mut Body
         return Err(slat_status::Argument);
     }
     let body = space.cast::<Body>();
-    // SAFETY: not null and aligned, as was checked, and the caller's, of a size that holds a body,
-    // as is asserted above. The first bytes are initialised: zero or a word. Whoever uses them
-    // does so as an atomic.
+    // SAFETY: `space` is not null and aligned, as was checked. It is the caller's, and large enough
+    // for a body, as is asserted above. The first bytes are initialised (zero or a word), and all
+    // code uses them as an atomic.
     Ok((unsafe { &(*body).word }, body))
 }
 
-/// Makes a space in `space`, from what `live` makes of the machine.
+/// Makes a space in `space`; `make` makes the tables from the machine.
 ///
 /// # Safety
 /// `space` is null, or points to a `slat_space` that is zero or was given to this function, and
@@ -154,9 +155,9 @@ pub(crate) unsafe fn create(
     if !free || take().is_err() {
         return Err(slat_status::Handle);
     }
-    // SAFETY: the word says that this call is alone with the body; nothing is in the fields, which
-    // are written as raw memory. The machine stays where it is, untouched, until `destroy` has
-    // ended all that borrows it: so it is borrowed for as long as is needed.
+    // SAFETY: the word says that only this call uses the body. Nothing is in the fields, which are
+    // written as raw memory. The machine stays where it is, unchanged, until `destroy` has ended
+    // all that borrows it, so the borrow is valid for as long as it is used.
     let made = unsafe {
         (&raw mut (*body).machine).cast::<Machine>().write(machine);
         make(&*(&raw const (*body).machine).cast::<Machine>())
@@ -191,38 +192,39 @@ impl Entered {
     }
 
     fn live(&self) -> *mut Live {
-        // SAFETY: the body is that of a live space: only its address is taken.
+        // SAFETY: the body is that of a live space, and only an address is taken.
         unsafe { (&raw mut (*self.body).live).cast() }
     }
 
-    /// The space, to look at. What it is given to lives no longer than the call.
+    /// Returns the space, to read it. Code that it is passed to keeps it no longer than the call.
     pub fn space(&self) -> &'static Any {
-        // SAFETY: the space is live, and this call alone with it; each function of the library
-        // calls this or `space_mut`, not both, and what is kept of it is consumed in `space_mut`.
+        // SAFETY: the space is live, and only this call uses it. Each function of the library calls
+        // this or `space_mut`, not both. A shootdown that is kept from it is consumed in
+        // `space_mut`.
         unsafe { &(*self.live()).space }
     }
 
-    /// The space, to change by what is complete when it returns. What was owed is completed first:
-    /// a shootdown borrows the tables.
+    /// Returns the space, to change it by calls that are complete when they return. It first
+    /// completes what is owed, as a shootdown borrows the tables.
     pub fn space_mut(&mut self) -> &mut Any {
         self.complete_all();
-        // SAFETY: the space is live, and this call alone with it; the shootdown that borrowed it
-        // was consumed.
+        // SAFETY: the space is live, and only this call uses it. The shootdown that borrowed it was
+        // consumed.
         unsafe { &mut (*self.live()).space }
     }
 
     fn owed(&mut self) -> &mut Option<AnyShootdown> {
-        // SAFETY: as in `space`; the field is another than those that are borrowed elsewhere.
+        // SAFETY: as in `space`; this field is none of those that are borrowed elsewhere.
         unsafe { &mut (*self.live()).owed }
     }
 
-    /// The tickets issued and completed.
+    /// Returns the last tickets issued and completed.
     fn tickets(&mut self) -> (&mut u64, &mut u64) {
-        // SAFETY: as in `owed`; two fields.
+        // SAFETY: as in `owed`; these are two different fields.
         unsafe { (&mut (*self.live()).issued, &mut (*self.live()).completed) }
     }
 
-    /// Completes all that is owed.
+    /// Completes all that the space owes.
     pub fn complete_all(&mut self) {
         if let Some(owed) = self.owed().take() {
             owed.complete();
@@ -231,7 +233,7 @@ impl Entered {
         *completed = *issued;
     }
 
-    /// Completes what `owed` stands for, unless that is done.
+    /// Completes the invalidation of the ticket `owed`, unless that is done.
     pub fn complete(&mut self, owed: slat_shootdown) -> slat_status {
         if owed == slat_shootdown::NOTHING {
             return slat_status::Ok;
@@ -253,7 +255,8 @@ impl Entered {
         self.body as u64
     }
 
-    /// A guard in the tables, for one operation; what it owes is kept, and returned as a ticket.
+    /// Runs one operation by a guard in the tables. Keeps what it owes, and returns a ticket for
+    /// that.
     pub fn owing<F: Kept, E: Into<slat_status>>(
         &mut self,
         space: &'static AddressSpace<'static, F, Machine>,
@@ -275,12 +278,12 @@ impl Entered {
     /// Ends the space.
     ///
     /// # Safety
-    /// No CPU has the root loaded, nor will load it.
+    /// No CPU has the root loaded, nor loads it later.
     pub unsafe fn destroy(mut self) {
         self.complete_all();
-        // SAFETY: the space is live and this call alone with it. It is read out once: the word says
-        // then that nothing is left. The shootdown, which borrowed it, is gone, and so is, after
-        // `destroy`, what borrowed the machine, whose fields have nothing to drop.
+        // SAFETY: the space is live, and only this call uses it. It is read out once, as the word
+        // says afterwards that nothing is left. The shootdown that borrowed it is gone; after
+        // `destroy`, so is all that borrowed the machine, whose fields need no drop.
         unsafe {
             let Live { space, .. } = self.live().read();
             space.destroy();

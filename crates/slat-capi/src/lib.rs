@@ -1,13 +1,13 @@
-//! Slat for hypervisors in C: what `include/slat.h` declares.
+//! Slat for hypervisors in C: the functions that `include/slat.h` declares.
 //!
-//! A `slat_space` is one guest's second-stage tables with one owner, in storage of the caller's,
-//! of a format that is chosen at run time. Its functions allocate by the caller's
-//! [`slat_platform`](abi::slat_platform) alone, state their errors as a
+//! A `slat_space` is one guest's second-stage tables with one owner, in the caller's storage, of a
+//! format that is chosen at run time. Its functions allocate only through the caller's
+//! [`slat_platform`](abi::slat_platform), return their errors as a
 //! [`slat_status`](abi::slat_status), and never unwind: a panic, which is a bug of the engine or a
 //! broken promise of the platform, ends the program.
 //!
-//! What an operation leaves in TLBs is a [`slat_shootdown`](abi::slat_shootdown), a value that goes
-//! to [`slat_complete`](log::slat_complete), as a `Shootdown` does in Rust.
+//! The invalidation that an operation owes is a [`slat_shootdown`](abi::slat_shootdown), a value
+//! that the caller passes to [`slat_complete`](log::slat_complete), as a `Shootdown` in Rust.
 //!
 //! The crate's `README.md` says how to link it and what to implement.
 
@@ -30,7 +30,7 @@ pub mod log;
 mod machine;
 pub mod space;
 
-/// A panic in a program without an operating system: the hypervisor's to handle.
+/// Handles a panic in a program without an operating system: calls the hypervisor's function.
 #[cfg(all(target_os = "none", feature = "panic-handler"))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

@@ -1,30 +1,31 @@
-//! Which pages were written, and used: rights taken and given back, blocks split and put together.
+//! Dirty logs and ageing: rights are taken and given back, marks are read, blocks are split and
+//! collapsed.
 //!
-//! What these operations leave stale is gathered, and completed by [`slat_complete`], by the next
-//! call that is complete when it returns, or as the space ends.
+//! The space gathers what these operations leave stale. [`slat_complete`] completes it, as does the
+//! next call of `space.rs` that changes the tables, or the end of the space.
 
 use crate::abi::{access, range, size, slat_owing, slat_result, slat_shootdown, slat_status};
 use crate::handle::{Entered, of_each, slat_space};
 use slat::{Ageing, Ages, Format, Frame, Gpa, Halted, Pages, Skip, SplitError, TableCache};
 
-/// Table pages that a split asks the platform for at once.
+/// The number of table pages that a split asks the platform for at once.
 const BATCH: usize = 8;
 
-/// `slat_age` makes the pages old that it finds young; else it only looks.
+/// `slat_age` makes the young pages old; without this flag it only looks.
 pub const SLAT_AGE_CLEAR: u32 = 1 << 0;
-/// With `SLAT_AGE_CLEAR`: invalidates at its end. Without, a page that a TLB holds may be in use
-/// and look old until the TLB forgets it.
+/// With `SLAT_AGE_CLEAR`: `slat_age` invalidates at its end. Without this flag, a page that is in a
+/// TLB may be in use and look old until the TLB drops its entry.
 pub const SLAT_AGE_FRESH: u32 = 1 << 1;
 
-/// Completes what `owed` stands for: invalidates it, and returns when no CPU uses it any more. All
-/// that the space owes is completed with it, so the last of several is enough. One that was
-/// completed before costs nothing.
+/// Completes the invalidation `owed`: returns when no CPU uses the old entries any more. It
+/// completes all that the space owes, so the last of several is enough. One that was completed
+/// before costs nothing.
 ///
 /// Returns `SLAT_STATUS_FOREIGN` for another space's, `SLAT_STATUS_ARGUMENT` for one that no
 /// function returned: nothing is done.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`.
+/// `space` is null, zero, or was passed to `slat_create`.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_complete(
@@ -44,7 +45,7 @@ fn owing(of: Result<slat_owing, slat_status>) -> slat_owing {
     of.unwrap_or_else(refused)
 }
 
-/// One operation of the engine's guard.
+/// Runs one operation of the engine's guard.
 macro_rules! operation {
     ($space:expr, |$guard:ident| $operation:expr) => {{
         let mut entered = $space;
@@ -52,14 +53,14 @@ macro_rules! operation {
     }};
 }
 
-/// Takes the right to write from every leaf in a range: once that is completed, each write is a
-/// fault, which `slat_relax` answers.
+/// Takes the right to write from every leaf in a range. Once that is completed, each write faults,
+/// and `slat_relax` gives the right back.
 ///
 /// Returns the bytes that had the right, and what is owed. Errors: `SLAT_STATUS_RANGE`,
 /// `SLAT_STATUS_CUTS_BLOCK`: nothing is done.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`.
+/// `space` is null, zero, or was passed to `slat_create`.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_write_protect(
@@ -75,32 +76,32 @@ pub unsafe extern "C" fn slat_write_protect(
     }))
 }
 
-/// A bitmap of the caller's.
+/// Returns the caller's bitmap.
 ///
 /// # Safety
-/// `bits` is null, or points to as many words as are named, for as long as the slice is used, and
-/// nobody writes to them meanwhile.
+/// `bits` is null, or points to `words` words for as long as the slice is used, and no other code
+/// writes to them meanwhile.
 unsafe fn bitmap<'a>(bits: *const u64, words: usize) -> Result<&'a [u64], slat_status> {
     // SAFETY: the caller's promise is the callee's.
     unsafe { check(bits, words) }?;
-    // SAFETY: not null, aligned, not larger than an object can be, as was checked; readable by the
-    // caller's promise.
+    // SAFETY: `bits` is not null, aligned, and not larger than an object can be, as was checked; it
+    // is readable by the caller's promise.
     Ok(unsafe { core::slice::from_raw_parts(bits, words) })
 }
 
-/// As [`bitmap`], to be written.
+/// Returns the caller's bitmap, to be written.
 ///
 /// # Safety
-/// As [`bitmap`], and nobody else reads the words.
+/// As for [`bitmap`], and no other code reads the words.
 unsafe fn bitmap_mut<'a>(bits: *mut u64, words: usize) -> Result<&'a mut [u64], slat_status> {
     // SAFETY: the caller's promise is the callee's.
     unsafe { check(bits, words) }?;
-    // SAFETY: as in `bitmap`, and for this call alone by the caller's promise.
+    // SAFETY: as in `bitmap`; only this call uses it, by the caller's promise.
     Ok(unsafe { core::slice::from_raw_parts_mut(bits, words) })
 }
 
 /// # Safety
-/// None: nothing is read.
+/// None: it reads nothing.
 unsafe fn check(bits: *const u64, words: usize) -> Result<(), slat_status> {
     if bits.is_null() {
         return Err(slat_status::NullPointer);
@@ -109,15 +110,15 @@ unsafe fn check(bits: *const u64, words: usize) -> Result<(), slat_status> {
     if bits.is_aligned() && fits { Ok(()) } else { Err(slat_status::Argument) }
 }
 
-/// `slat_write_protect` of exactly the pages that a bitmap names: bit `i` of word `w` is the page
-/// `64 * w + i` pages behind `gpa`.
+/// Does `slat_write_protect` for exactly the pages that a bitmap names: bit `i` of word `w` is the
+/// page `64 * w + i` pages after `gpa`.
 ///
-/// Returns the bytes that had the right, and what is owed. Errors: those of `slat_write_protect`,
-/// at the first run of pages concerned; the runs before it are done.
+/// Returns the bytes that had the right, and what is owed. Errors: the errors of
+/// `slat_write_protect`, at the first run of pages concerned; the runs before it are done.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`; `bits` is null or points to `words` words,
-/// which nobody writes meanwhile.
+/// `space` is null, zero, or was passed to `slat_create`; `bits` is null or points to `words`
+/// words, which no other code writes meanwhile.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_write_protect_pages(
@@ -134,18 +135,18 @@ pub unsafe extern "C" fn slat_write_protect_pages(
     }))
 }
 
-/// Makes every leaf in a range fit for an access, one of `enum slat_access`, as a fault does to a
-/// leaf that is there. Whether the guest may do so is for the caller to know.
+/// Gives every leaf in a range the rights for an access, one of `enum slat_access`, as a fault does
+/// to a leaf that is there. The caller knows whether the guest may have them.
 ///
-/// Nothing is owed to other CPUs. The calling CPU is made to forget the old rights, as it is the
-/// one that faulted (Arm, RISC-V; on x86 the fault has done so). Who logs writes reports the page
-/// after this, not before.
+/// Nothing is owed to other CPUs. On Arm and RISC-V it calls the platform's `invalidate`, so that
+/// the calling CPU, which faulted, drops the old rights (on x86 the fault has done so). A caller
+/// that logs writes reports the page after this call, not before.
 ///
-/// Returns the bytes that changed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`, and, but for a read,
+/// Returns the bytes that changed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`, and, except for a read,
 /// `CUTS_BLOCK`: nothing is done.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`.
+/// `space` is null, zero, or was passed to `slat_create`.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_relax(
@@ -163,16 +164,16 @@ pub unsafe extern "C" fn slat_relax(
 }
 
 /// Moves the dirty state that hardware set in a range into a bitmap, whose bit 0 is the first page
-/// of the range. Bits are added, none is removed; a block is dirty as a whole. What the space owes
-/// is completed before and after: what the bitmap does not name was not written since the last
-/// harvest, and every later write is in the next.
+/// of the range. It adds bits and removes none; a block is dirty as a whole. It completes what the
+/// space owes before and after: a page that the bitmap does not name was not written since the last
+/// harvest, and the next harvest reports every later write.
 ///
 /// Returns the pages that are dirty and were not in the bitmap. Errors: `SLAT_STATUS_RANGE`,
 /// `BITMAP`, `CUTS_BLOCK`: nothing is done.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`; `bits` is null or points to `words` words,
-/// which nobody else uses meanwhile.
+/// `space` is null, zero, or was passed to `slat_create`; `bits` is null or points to `words`
+/// words, which no other code uses meanwhile.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_harvest(
@@ -192,13 +193,13 @@ pub unsafe extern "C" fn slat_harvest(
     .result
 }
 
-/// Clears the dirty state of a range, for a caller who has it already. The pages are clean only
+/// Clears the dirty state of a range, for a caller that knows it already. The pages are clean only
 /// once that is completed: copy them after it.
 ///
-/// Returns the bytes that changed, and what is owed. Errors: those of `slat_write_protect`.
+/// Returns the bytes that changed, and what is owed. Errors: the errors of `slat_write_protect`.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`.
+/// `space` is null, zero, or was passed to `slat_create`.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_clean(space: *mut slat_space, gpa: u64, bytes: u64) -> slat_owing {
@@ -210,16 +211,16 @@ pub unsafe extern "C" fn slat_clean(space: *mut slat_space, gpa: u64, bytes: u64
     }))
 }
 
-/// Which pages of a range were used: adds the bits of the young ones to `young`, whose bit 0 is the
-/// first page, and makes them old if `flags` say so.
+/// Finds which pages of a range were used: adds the bits of the young ones to `young`, whose bit 0
+/// is the first page, and makes them old if `flags` has `SLAT_AGE_CLEAR`. Pages whose entries other
+/// users of the engine are changing are added to `unanswered`: with this interface alone, none.
 ///
-/// Returns the bits that were added. Errors: `SLAT_STATUS_ARGUMENT` for a flag that is none,
-/// `RANGE`, `BITMAP`, `NOT_RECORDED`: nothing is done.
+/// Returns the bits that were added. Errors: `SLAT_STATUS_ARGUMENT` for an unknown flag or for two
+/// equal pointers, `RANGE`, `BITMAP`, `NOT_RECORDED`: nothing is done.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`; `young` and `unanswered` are null or point
-/// to `words` words each, which nobody else uses meanwhile. In `unanswered` come pages whose
-/// entries others are changing: with this interface alone, none.
+/// `space` is null, zero, or was passed to `slat_create`; `young` and `unanswered` are null or
+/// point to `words` words each, which no other code uses meanwhile.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_age(
@@ -256,7 +257,7 @@ pub unsafe extern "C" fn slat_age(
     }))
 }
 
-/// Splits, taking table pages from the platform as they are needed.
+/// Splits, and takes table pages from the platform as it needs them.
 fn split<F: Format>(
     guard: &mut slat::Guard<'static, 'static, F, crate::machine::Machine>,
     range: slat::GpaRange,
@@ -281,16 +282,16 @@ fn split<F: Format>(
     Ok(bytes)
 }
 
-/// Splits until no leaf that overlaps the range is larger than `to` bytes. Translation, rights and
-/// state stay as they are, for every byte and at every moment; where the CPU demands
-/// break-before-make, it faults while a block stands broken.
+/// Splits until no leaf that overlaps the range is larger than `to` bytes. Translations, rights and
+/// state stay as they are, for every byte and at every moment; but where the CPU demands
+/// break-before-make, an access faults while a block stands broken.
 ///
 /// Returns the bytes of the blocks that were split, and what is owed. Errors:
 /// `SLAT_STATUS_ARGUMENT`, `RANGE`, `LEAF_SIZE`: nothing is done; `OUT_OF_FRAMES`: what precedes
-/// `at` is.
+/// `at` is done.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`.
+/// `space` is null, zero, or was passed to `slat_create`.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_split(
@@ -308,13 +309,13 @@ pub unsafe extern "C" fn slat_split(
 }
 
 /// Turns tables that the range covers back into blocks of at most `to` bytes, where their leaves
-/// continue each other and agree.
+/// map contiguous memory with the same rights, memory type and software bits.
 ///
 /// Returns the bytes of the blocks, and what is owed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`,
 /// `LEAF_SIZE`: nothing is done.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`.
+/// `space` is null, zero, or was passed to `slat_create`.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_collapse(

@@ -5,7 +5,7 @@ use core::ffi::c_void;
 use core::ptr::NonNull;
 use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot};
 
-/// The functions, none of them missing.
+/// The hypervisor's functions, none of which is missing except `maintain`.
 pub struct Machine {
     context: *mut c_void,
     allocate: unsafe extern "C" fn(*mut c_void, usize) -> u64,
@@ -15,7 +15,7 @@ pub struct Machine {
     invalidate: unsafe extern "C" fn(*mut c_void, *const slat_invalidation),
     maintain: Option<unsafe extern "C" fn(*mut c_void, u64, u64, slat_maintenance)>,
     break_before_make: BreakBeforeMake,
-    /// A space has one thread at a time, which needs no seat.
+    /// One thread at a time uses a space, and needs no seat.
     grace: Grace<[Seat; 0]>,
 }
 
@@ -43,32 +43,32 @@ impl Machine {
     }
 }
 
-// SAFETY: by the promises of `slat_platform`, which `Machine::new` was given:
-// 1. a frame is memory of that size that nobody else uses (1); `allocate` here refuses one that is
-//    not aligned.
+// SAFETY: by the promises of `slat_platform`, which `Machine::new` requires:
+// 1. a frame is memory of that size that no other code uses (1); `allocate` here refuses one that
+//    is not aligned.
 // 2. `slots` points to it, the same at every call, until it is given back (2).
-// 3. `invalidate` returns when nothing that it names can be used any more (3).
+// 3. `invalidate` returns when no CPU can use what it names any more (3).
 // 4. `grace` is a field; `break_before_make` was read once, in `new`.
 // 5. `fill` is the engine's own.
-// 6. functions of C do not unwind (4), and what is here panics only if a promise is broken, which
-//    ends the program: no function of this crate lets a panic out.
+// 6. functions of C do not unwind (4). The code here panics only if a promise is broken, which ends
+//    the program: no function of this crate lets a panic out.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         // SAFETY: the hypervisor's function, called as it is declared.
         let frame = unsafe { (self.allocate)(self.context, bytes) };
         if frame & (bytes as u64 - 1) != 0 {
-            // SAFETY: as above; `allocate` returned the frame, which nobody knows.
+            // SAFETY: as above; `allocate` returned the frame, and no other code has it.
             unsafe { (self.free)(self.context, frame, bytes) };
             return None;
         }
-        // SAFETY: memory that `slots` reaches, that nobody else uses, within the addresses that
-        // descriptors hold (promise 1 of `slat_platform`), and aligned, as was checked.
+        // SAFETY: the frame is memory that `slots` reaches, that no other code uses, within the
+        // addresses that entries hold (promise 1 of `slat_platform`), and aligned, as was checked.
         unsafe { Frame::from_hpa(Hpa(frame)) }
     }
 
     unsafe fn free(&self, frame: Frame, bytes: usize) {
         // SAFETY: the hypervisor's function; by this method's contract `allocate` returned the
-        // frame for these bytes, and nobody reaches it.
+        // frame for these bytes, and no software or hardware reaches it.
         unsafe { (self.free)(self.context, frame.hpa().0, bytes) };
     }
 

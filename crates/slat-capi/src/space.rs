@@ -1,5 +1,5 @@
-//! A guest's tables: made, mapped, unmapped, looked at, given back. Each call is complete when it
-//! returns, with all that earlier calls left owed.
+//! A guest's tables: create, map, unmap, query, destroy. Each call that changes them has completed
+//! all invalidation when it returns, also what earlier calls left owed.
 
 use crate::abi::{
     SLAT_FORMAT_ACCESSED_DIRTY, SLAT_FORMAT_FORCED_WRITE_BACK, SLAT_FORMAT_HARDWARE_DIRTY,
@@ -14,10 +14,12 @@ use crate::machine::Machine;
 use core::ffi::c_void;
 use slat::{AddressSpace, Format, Gpa, Hpa, Removed, Vmid};
 
-/// Fills `format` with what most CPUs have that have this format: an entry of
-/// `enum slat_format_kind`. What a CPU really has is in its registers (`slat_arm64_format`).
+/// Fills `format` with the features that most CPUs with this format have. `kind` is one of the
+/// values of `enum slat_format_kind`. A CPU's registers say what it really has
+/// (`slat_arm64_format`).
 ///
-/// Returns `SLAT_STATUS_ARGUMENT` for a `kind` that is none, and then leaves `format` as it is.
+/// Returns `SLAT_STATUS_ARGUMENT` if the enumeration lacks `kind`, and then leaves `format` as it
+/// is.
 ///
 /// # Safety
 /// `format` is null or may be written.
@@ -34,7 +36,7 @@ pub unsafe extern "C" fn slat_default_format(kind: u32, format: *mut slat_format
     unsafe { store(format, slat_format { kind, flags, output_bits: 0 }) }
 }
 
-/// Writes what was found, where it is wanted.
+/// Writes a result to the caller's memory.
 ///
 /// # Safety
 /// `place` is null, or, if it is aligned, may be written.
@@ -76,7 +78,7 @@ where
     Ok(AddressSpace::new(format, vmid, address_bits, machine)?.into())
 }
 
-/// Bits of host addresses: as wide as descriptors hold them, unless a CPU's are narrower.
+/// Returns the bits of host addresses: as many as entries hold, or fewer if the CPU has fewer.
 const fn narrowed(of: &slat_format, widest: u32) -> u32 {
     match of.output_bits {
         0 => widest,
@@ -133,7 +135,7 @@ fn riscv(of: &slat_format, widest: slat::format::riscv::Mode) -> slat::format::r
     }
 }
 
-/// Empty tables of a format of the engine's.
+/// Makes empty tables of one of the engine's formats.
 fn create(
     of: &slat_format,
     guest: (Vmid, u32),
@@ -177,16 +179,17 @@ fn create(
     Err(slat_status::Format)
 }
 
-/// Makes empty tables for guest physical addresses of `address_bits`, tagged `vmid`.
+/// Makes empty tables for guest physical addresses of `address_bits` bits, with the VMID `vmid`.
 ///
 /// Returns `SLAT_STATUS_HANDLE` if `space` is live already; `SLAT_STATUS_ARGUMENT` for a number
-/// that is none of its enumeration; `SLAT_STATUS_FORMAT`, `SLAT_STATUS_ADDRESS_BITS`, and
+/// that its enumeration lacks; `SLAT_STATUS_FORMAT`, `SLAT_STATUS_ADDRESS_BITS`, and
 /// `SLAT_STATUS_OUT_OF_FRAMES` if the platform has no frame for the root. Nothing is made then.
 ///
 /// # Safety
 /// `space` points to a `struct slat_space` that is zero, or that only this library wrote to, and
 /// that stays where it is while it is live. `platform` keeps the promises of `struct slat_platform`
-/// until `slat_destroy` has returned; it and `format` are only read during the call.
+/// until `slat_destroy` has returned. The library reads `platform` and `format` only during the
+/// call.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_create(
@@ -208,11 +211,11 @@ pub unsafe extern "C" fn slat_create(
     made.err().unwrap_or(slat_status::Ok)
 }
 
-/// Gives back every table; the handle is dead afterwards. The memory that was mapped is the
+/// Gives back every table. The handle is dead afterwards. The memory that was mapped stays the
 /// caller's.
 ///
 /// # Safety
-/// No CPU has the root loaded, nor will load it. `space` is null, zero, or was given to
+/// No CPU has the root loaded, nor loads it later. `space` is null, zero, or was passed to
 /// `slat_create`.
 #[must_use]
 #[unsafe(no_mangle)]
@@ -228,20 +231,20 @@ pub unsafe extern "C" fn slat_destroy(space: *mut slat_space) -> slat_status {
     }
 }
 
-/// The result of what was refused, or came to an end.
+/// Returns the result of a call that was refused or that ended.
 fn result(of: Result<slat_result, slat_status>) -> slat_result {
     of.unwrap_or_else(slat_result::refused)
 }
 
-/// Maps `bytes` of guest memory from `gpa` on to the memory at `hpa`, by leaves of at most
-/// `largest` bytes, as large as alignment allows. What is mapped there already, to the same memory
-/// with the same attributes, stays.
+/// Maps `bytes` bytes of guest memory from `gpa` on to the memory at `hpa`, by leaves of at most
+/// `largest` bytes, as large as alignment allows. Leaves that map the same memory with the same
+/// attributes already stay.
 ///
 /// Returns `bytes`. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`, `HOST_ADDRESS`, `LEAF_SIZE`,
-/// `ATTRIBUTES`, `OCCUPIED`: nothing is done; `OUT_OF_FRAMES`: what precedes `at` is.
+/// `ATTRIBUTES`, `OCCUPIED`: nothing is done; `OUT_OF_FRAMES`: what precedes `at` is done.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`. The guest may use the memory.
+/// `space` is null, zero, or was passed to `slat_create`. The guest may use the memory.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_map(
@@ -262,15 +265,15 @@ pub unsafe extern "C" fn slat_map(
     }))
 }
 
-/// Sets the rights of all that is mapped in a range to exactly those of `rights`, of which
-/// `SLAT_READ`, `SLAT_WRITE` and `execute` count; a block that the range cuts is split. No CPU uses
-/// other rights when this returns.
+/// Sets the rights of all that is mapped in a range to exactly those of `rights`; only `SLAT_READ`,
+/// `SLAT_WRITE` and `execute` count. Splits a block that the range cuts. No CPU uses the old rights
+/// when this returns.
 ///
-/// Returns the bytes that changed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`, `ATTRIBUTES`: nothing
-/// is done; `OUT_OF_FRAMES`: what precedes `at` is.
+/// Returns the bytes that changed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`, `ATTRIBUTES`, and
+/// `OUT_OF_FRAMES` where a block cannot be split: no rights are changed.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`.
+/// `space` is null, zero, or was passed to `slat_create`.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_protect(
@@ -287,15 +290,15 @@ pub unsafe extern "C" fn slat_protect(
     }))
 }
 
-/// Unmaps a range; a block that the range cuts is split. `removed` is called for each run of
-/// neighbouring leaves of one kind that stood there, once no CPU can reach it. It must not call
-/// this library with the same space.
+/// Unmaps a range, and splits a block that the range cuts. Calls `removed` for each run of adjacent
+/// leaves with the same attributes that was mapped, once no CPU can reach it. `removed` must not
+/// call this library with the same space.
 ///
-/// Returns the bytes that were mapped. Errors: `SLAT_STATUS_RANGE`: nothing is done;
-/// `OUT_OF_FRAMES`, for a block that is to be split: what precedes `at` is.
+/// Returns the bytes that were mapped. Errors: `SLAT_STATUS_RANGE`, and `OUT_OF_FRAMES` where a
+/// block cannot be split: nothing is unmapped.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`. `removed` may be called with `context`,
+/// `space` is null, zero, or was passed to `slat_create`. `removed` may be called with `context`,
 /// and does not unwind.
 #[must_use]
 #[unsafe(no_mangle)]
@@ -320,14 +323,14 @@ pub unsafe extern "C" fn slat_unmap(
     }))
 }
 
-/// Unmaps the leaf that `gpa` lies in, and writes to `removed` what it was. No CPU reaches its
-/// memory when this returns.
+/// Unmaps the leaf that translates `gpa`, and writes it to `removed`. No CPU reaches its memory
+/// when this returns.
 ///
-/// Returns the bytes of the leaf. Errors: `SLAT_STATUS_NOT_MAPPED`: nothing is there, or the
-/// address is beyond the guest's.
+/// Returns the bytes of the leaf. Errors: `SLAT_STATUS_NOT_MAPPED`: nothing is mapped there, or the
+/// address is beyond the guest's addresses.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`; `removed` is null or may be written.
+/// `space` is null, zero, or was passed to `slat_create`; `removed` is null or may be written.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_unmap_leaf(
@@ -338,7 +341,7 @@ pub unsafe extern "C" fn slat_unmap_leaf(
     // SAFETY: the caller's promise is the callee's.
     let entered = unsafe { Entered::new(space) };
     result(entered.and_then(|mut entered| {
-        // Before anything is done: what is unmapped must not be lost.
+        // Checks `removed` before anything is done, so that the unmapped leaf is not lost.
         // SAFETY: null, or the caller's to write.
         let there = unsafe { store(removed, slat_removed::NOTHING) };
         if there != slat_status::Ok {
@@ -356,12 +359,12 @@ pub unsafe extern "C" fn slat_unmap_leaf(
     }))
 }
 
-/// Writes to `translation` what `gpa` translates to.
+/// Translates `gpa`, and writes the result to `translation`.
 ///
 /// Returns `SLAT_STATUS_NOT_MAPPED` if nothing is mapped there, and then writes nothing.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`; `translation` is null or may be written.
+/// `space` is null, zero, or was passed to `slat_create`; `translation` is null or may be written.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_query(
@@ -380,13 +383,13 @@ pub unsafe extern "C" fn slat_query(
     }
 }
 
-/// Writes to `raw` the descriptor that a walk for `gpa` ends at, as it lies in memory, and to
-/// `bytes` how much of the address space its slot covers. For tests.
+/// Writes the page-table entry at which a walk for `gpa` ends, as it is in memory, to `raw`, and
+/// the bytes of guest addresses that the entry covers to `bytes`. For tests.
 ///
-/// Returns `SLAT_STATUS_RANGE` for an address beyond the guest's.
+/// Returns `SLAT_STATUS_RANGE` for an address beyond the guest's addresses.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`; `raw` and `bytes` are null or may be
+/// `space` is null, zero, or was passed to `slat_create`; `raw` and `bytes` are null or may be
 /// written.
 #[must_use]
 #[unsafe(no_mangle)]
@@ -411,10 +414,10 @@ pub unsafe extern "C" fn slat_descriptor(
     }
 }
 
-/// Writes to `geometry` where hardware starts its walks.
+/// Writes the root of the tables, where hardware starts its walks, to `geometry`.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`; `geometry` is null or may be written.
+/// `space` is null, zero, or was passed to `slat_create`; `geometry` is null or may be written.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_root(
@@ -437,14 +440,14 @@ pub unsafe extern "C" fn slat_root(
     unsafe { store(geometry, found) }
 }
 
-/// Writes to `value` what makes a CPU use the tables: the EPT pointer, VMCB's N_CR3, hgatp, or the
-/// first doubleword of Power's partition table entry, as a register holds it.
+/// Writes the value of the register that makes a CPU use the tables to `value`: the EPT pointer,
+/// VMCB's N_CR3, hgatp, or the first doubleword of Power's partition table entry.
 ///
-/// Returns `SLAT_STATUS_UNSUPPORTED` where it cannot hold the root or the VMID, and on Arm, whose
-/// registers need to know the CPU: `slat_arm64_registers`.
+/// Returns `SLAT_STATUS_UNSUPPORTED` where that cannot hold the root or the VMID; and on Arm, whose
+/// registers depend on the CPU: `slat_arm64_registers`.
 ///
 /// # Safety
-/// `space` is null, zero, or was given to `slat_create`; `value` is null or may be written.
+/// `space` is null, zero, or was passed to `slat_create`; `value` is null or may be written.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_root_register(

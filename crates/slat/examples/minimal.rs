@@ -1,4 +1,4 @@
-//! The engine on a host: a platform, and what a hypervisor does to a guest's memory.
+//! The engine on a host: a platform, and the operations of a hypervisor on a guest's memory.
 
 use slat::format::arm64::Arm64K4;
 use slat::*;
@@ -6,7 +6,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::error::Error;
 use std::ptr::NonNull;
 
-/// Table pages from the allocator; a frame's address is that of its memory.
+/// Table pages from the allocator. The address of a frame is the address of its memory.
 struct Host {
     grace: Grace<[Seat; 4]>,
 }
@@ -15,11 +15,11 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, bytes).expect("the engine asks for powers of two")
 }
 
-// SAFETY: `allocate` returns memory of that size and alignment that is nobody else's, and whose
-// address is the frame's; it stays until `free`. No CPU loads these tables. `grace` is a field.
+// SAFETY: `allocate` returns memory of that size and alignment that no other code uses, at the
+// frame's address, until `free`. No CPU loads these tables. `grace` is a field.
 unsafe impl Platform for Host {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
-        // SAFETY: the layout has a size that is not zero; the memory is the frame's alone.
+        // SAFETY: the layout's size is not zero; only the frame uses the memory.
         unsafe { Frame::from_hpa(Hpa(alloc_zeroed(layout(bytes)) as u64)) }
     }
     unsafe fn free(&self, frame: Frame, bytes: usize) {

@@ -1,4 +1,4 @@
-//! Addresses, ranges, page sizes and levels: values that have been checked once.
+//! Addresses, ranges, page sizes and levels, as values that are checked when they are made.
 
 use core::fmt;
 
@@ -34,11 +34,11 @@ pub struct GpaRange {
 }
 
 impl GpaRange {
-    /// `size` bytes from `start`.
+    /// Makes a range of `size` bytes from `start`.
     ///
     /// # Errors
-    /// [`RangeError::Empty`] for a size of zero, [`RangeError::Overflow`] where the end does not
-    /// fit into 64 bits.
+    /// [`RangeError::Empty`] for a size of zero; [`RangeError::Overflow`] if the end does not fit
+    /// into 64 bits.
     pub const fn new(start: Gpa, size: u64) -> Result<Self, RangeError> {
         if size == 0 {
             return Err(RangeError::Empty { start });
@@ -49,33 +49,33 @@ impl GpaRange {
         }
     }
 
-    /// From bounds that the engine derived from a range checked before.
+    /// Makes a range from bounds that the engine derived from a checked range.
     pub(crate) const fn from_bounds(start: u64, end: u64) -> Self {
         debug_assert!(start < end);
         Self { start, end }
     }
 
-    /// The first address.
+    /// Returns the first address.
     pub const fn start(&self) -> Gpa {
         Gpa(self.start)
     }
 
-    /// The first address past the end.
+    /// Returns the first address past the end.
     pub const fn end(&self) -> Gpa {
         Gpa(self.end)
     }
 
-    /// Bytes covered; never zero.
+    /// Returns the size in bytes; never zero.
     pub const fn size(&self) -> u64 {
         self.end - self.start
     }
 
-    /// The smallest range that contains both.
+    /// Returns the smallest range that contains both.
     pub fn hull(&self, other: &Self) -> Self {
         Self { start: self.start.min(other.start), end: self.end.max(other.end) }
     }
 
-    /// Whether both ends are multiples of `2^page_shift` and the end is at most `2^bits`.
+    /// Checks that both ends are multiples of `2^page_shift` and the end is at most `2^bits`.
     pub(crate) const fn check(&self, page_shift: u32, bits: u32) -> Result<(), RangeError> {
         let page = 1 << page_shift;
         if (self.start | self.end) & (page - 1) != 0 {
@@ -170,7 +170,7 @@ impl PageSize {
     /// 1 GiB.
     pub const SIZE_1G: Self = Self(30);
 
-    /// The size of `bytes` bytes, or `None` if that is not a power of two.
+    /// Returns the size of `bytes` bytes, or `None` if that is not a power of two.
     pub const fn from_bytes(bytes: u64) -> Option<Self> {
         if bytes.is_power_of_two() { Some(Self::of_bytes(bytes)) } else { None }
     }
@@ -184,12 +184,12 @@ impl PageSize {
         Self(shift as u8)
     }
 
-    /// Bytes.
+    /// Returns the size in bytes.
     pub const fn bytes(self) -> u64 {
         1 << self.0
     }
 
-    /// Base-2 logarithm of the bytes.
+    /// Returns the base-2 logarithm of the size in bytes.
     pub const fn shift(self) -> u32 {
         self.0 as u32
     }
@@ -217,11 +217,11 @@ impl fmt::Debug for PageSize {
 /// The format has no leaf of that size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LeafSizeError {
-    /// What was asked for.
+    /// The size that was asked for.
     pub size: PageSize,
     /// The page size of the format.
     pub smallest: PageSize,
-    /// Its largest block.
+    /// The largest block of the format.
     pub largest: PageSize,
 }
 
@@ -237,10 +237,10 @@ impl fmt::Display for LeafSizeError {
 
 impl core::error::Error for LeafSizeError {}
 
-/// A set of levels, known at compile time: which slots a walk reads.
+/// A set of levels, known at compile time, which says which slots a walk reads.
 ///
-/// Level 0 is that of pages; levels count upwards to the root. (Arm and the x86 manuals count
-/// otherwise; a format prints its own name.)
+/// Level 0 is the level of pages; levels count upwards to the root. (The manuals of Arm and x86
+/// count differently; a format prints its own names.)
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Levels(u8);
 
@@ -248,17 +248,17 @@ impl Levels {
     /// Every level.
     pub const ALL: Self = Self(u8::MAX);
 
-    /// The levels above `level`.
+    /// Returns the levels above `level`.
     pub const fn above(level: u8) -> Self {
         Self(!((2 << level) - 1) as u8)
     }
 
-    /// Whether slots of `level` are in the set.
+    /// Whether the set contains `level`.
     pub const fn contains(self, level: u8) -> bool {
         self.0 >> level & 1 == 1
     }
 
-    /// Whether a table at `level` has anything below it that is in the set.
+    /// Whether the set contains a level below `level`.
     pub const fn any_below(self, level: u8) -> bool {
         self.0 & ((1 << level) - 1) as u8 != 0
     }

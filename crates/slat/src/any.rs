@@ -9,8 +9,9 @@ use crate::tables::{Halted, Translation};
 
 macro_rules! any_address_space {
     ($($(#[$feature:meta])* $format:ident: $of:ty;)*) => {
-        /// An [`AddressSpace`] of any format that this build has, made [from](From) one: for a
-        /// hypervisor that finds out at boot which it needs. Each call decides once.
+        /// An [`AddressSpace`] of any format that this build has, made [from](From) one. It is for
+        /// a hypervisor that finds out at boot which format it needs. Each call selects the format
+        /// once.
         #[derive(Debug)]
         #[non_exhaustive]
         pub enum AnyAddressSpace<'p, P: Platform> {
@@ -57,12 +58,12 @@ any_address_space! {
 }
 
 impl<P: Platform> AnyAddressSpace<'_, P> {
-    /// The address of the root, for the register that hardware starts from.
+    /// Returns the address of the root, for the register that hardware starts from.
     pub fn root(&self) -> Hpa {
         of_each!(self, space => space.root())
     }
 
-    /// Where hardware starts its walks.
+    /// Returns the level at which hardware starts its walks, and the size of the root.
     pub fn geometry(&self) -> Geometry {
         of_each!(self, space => space.geometry())
     }
@@ -70,7 +71,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     /// As [`AddressSpace::map`].
     ///
     /// # Errors
-    /// Those of [`AddressSpace::map`].
+    /// The errors of [`AddressSpace::map`].
     pub fn map(
         &mut self,
         range: GpaRange,
@@ -84,7 +85,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     /// As [`AddressSpace::protect`].
     ///
     /// # Errors
-    /// Those of [`AddressSpace::protect`].
+    /// The errors of [`AddressSpace::protect`].
     pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Halted<SpaceError>> {
         of_each!(self, space => space.protect(range, rights))
     }
@@ -92,7 +93,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     /// As [`AddressSpace::set_software`].
     ///
     /// # Errors
-    /// Those of [`AddressSpace::set_software`].
+    /// The errors of [`AddressSpace::set_software`].
     pub fn set_software(
         &mut self,
         range: GpaRange,
@@ -102,7 +103,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
         of_each!(self, space => space.set_software(range, set, clear))
     }
 
-    /// [`Attributes::device`] of the format.
+    /// Returns [`Attributes::device`] of the format.
     pub fn device(&self) -> Attributes {
         of_each!(self, space => Attributes::device(space.format()))
     }
@@ -110,7 +111,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     /// As [`AddressSpace::unmap`].
     ///
     /// # Errors
-    /// Those of [`AddressSpace::unmap`].
+    /// The errors of [`AddressSpace::unmap`].
     pub fn unmap(
         &mut self,
         range: GpaRange,
@@ -122,7 +123,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     /// As [`AddressSpace::discard`].
     ///
     /// # Errors
-    /// Those of [`AddressSpace::discard`].
+    /// The errors of [`AddressSpace::discard`].
     pub fn discard(&mut self, range: GpaRange) -> Result<(), Halted<SpaceError>> {
         of_each!(self, space => space.discard(range))
     }
@@ -130,7 +131,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     /// As [`AddressSpace::unmap_leaf`].
     ///
     /// # Errors
-    /// Those of [`AddressSpace::unmap_leaf`].
+    /// The errors of [`AddressSpace::unmap_leaf`].
     pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<Removed>, Halted<SpaceError>> {
         of_each!(self, space => space.unmap_leaf(gpa))
     }
@@ -140,7 +141,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
         of_each!(self, space => space.query(gpa))
     }
 
-    /// Gives back every table.
+    /// Gives back every table to the platform.
     ///
     /// # Safety
     /// As [`AddressSpace::destroy`].

@@ -1,4 +1,4 @@
-//! Builds a subtree before it is linked: nobody else can reach it, so plain stores serve.
+//! Builds a subtree before it is linked. No other code can reach it, so plain stores suffice.
 
 use crate::addr::Hpa;
 use crate::cache::TableCache;
@@ -8,19 +8,19 @@ use crate::platform::Platform;
 use crate::sizes::Sizes;
 use crate::table::{self, Frame, Slot};
 
-/// What a subtree is to translate.
+/// The translations of a subtree.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
-    /// Attribute bits of blocks, and of pages.
+    /// Attribute bits of blocks; those of pages are `page_bits`.
     pub bits: u64,
     pub page_bits: u64,
-    /// What to add to a guest address to get the host's.
+    /// The difference to add to a guest physical address to get the host's.
     pub delta: u64,
-    /// The range whose leaves are to be at most at `largest`.
+    /// The range whose leaves are at level `largest` at most.
     pub start: u64,
     pub end: u64,
     pub largest: u8,
-    /// What stands outside the range, and where the cache ran dry.
+    /// The slots outside the range, and those from where the cache ran out.
     pub outside: Outside,
     /// Whether groups that the range covers whole are folded.
     pub contiguous: bool,
@@ -28,7 +28,7 @@ pub(crate) struct Plan {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outside {
-    /// Nothing.
+    /// No leaf.
     Empty,
     /// The same translation, by leaves as large as the table allows.
     Leaf,
@@ -40,12 +40,13 @@ impl Plan {
         F::leaf(bits, level, Hpa(base.wrapping_add(self.delta)))
     }
 
-    /// Whether a leaf at `level` can hold these addresses.
+    /// Whether a leaf at `level` can hold these host addresses.
     pub fn aligned<F: Format>(&self, level: u8) -> bool {
         level <= F::LARGEST_LEAF && self.delta & ((1 << F::shift(level)) - 1) == 0
     }
 
-    /// The group of the leaf at `base`, if it is to be folded: all of its leaves are in the range.
+    /// Returns the addresses of the group of the leaf at `base`, if all leaves of the group are in
+    /// the range, so that it is to be folded.
     #[inline(always)]
     pub fn group<F: Format>(&self, level: u8, base: u64) -> Option<(u64, u64)> {
         if F::CONTIGUOUS == 0 || !self.contiguous || level > self.largest || F::group(level) == 1 {
@@ -57,8 +58,8 @@ impl Plan {
         (whole && self.delta & (bytes - 1) == 0).then_some((start, start + bytes))
     }
 
-    /// Of `pages` pages from `start`, all in the range, those from the first to the second belong
-    /// to groups that are to be folded.
+    /// Of `pages` pages from `start`, all in the range, returns the first that belongs to a group
+    /// to be folded, and the first behind the last such page.
     #[inline(always)]
     fn folded<F: Format>(&self, start: u64, pages: usize) -> (usize, usize) {
         let bytes = (F::group(0) as u64) << F::PAGE_SHIFT;
@@ -72,9 +73,9 @@ impl Plan {
         if first < last { (index(first), index(last)) } else { (0, 0) }
     }
 
-    /// Adds the leaves of a subtree whose top is at `level`, from `start` to `reached`, where the
-    /// cache ran dry or `end`, with nothing outside. At each level those are the slots that the
-    /// range covers whole, but for what is below larger ones.
+    /// Adds the leaves of a subtree whose top is at `level` to `sizes`, from `start` to `reached`:
+    /// `end`, or the address where the cache ran out. There are none outside the range. At each
+    /// level they are the slots that the range covers whole, except those below larger leaves.
     pub fn count<F: Format>(&self, level: u8, reached: u64, sizes: &mut Sizes) {
         let covered = |bytes: u64| {
             let (first, end) = (self.start.next_multiple_of(bytes), reached & !(bytes - 1));
@@ -103,7 +104,7 @@ impl Plan {
         }
     }
 
-    /// What the slot `base..base + size` at `level` is to hold; `None` for a table.
+    /// Returns the value of the slot `base..base + size` at `level`; `None` if it links a table.
     pub fn slot<F: Format>(&self, level: u8, base: u64) -> Option<u64> {
         let end = base + (1 << F::shift(level));
         if end <= self.start || base >= self.end {
@@ -118,18 +119,18 @@ impl Plan {
     }
 }
 
-/// The means of building: where tables come from, and what it cost.
+/// The means of building: the cache of tables, and the counts.
 pub(crate) struct Builder<'b, 'c, F: Format, P: Platform> {
     pub platform: &'b P,
     pub cache: &'b mut TableCache<'c, F, P>,
     pub counts: &'b mut Counts,
-    /// Where the cache ran dry, if it did: everything before it is done.
+    /// The address where the cache ran out, if it did. Everything before it is done.
     pub dry: Option<u64>,
 }
 
 impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
-    /// Fills the table at `level` whose first slot covers `base`: runs of leaves at memory speed,
-    /// nothing read.
+    /// Fills the table at `level` whose first slot covers `base`: runs of leaves at the speed of
+    /// memory, without a read.
     #[inline]
     pub fn fill(&mut self, frame: &mut Frame, level: u8, base: u64, plan: &Plan) {
         self.counts.tables_built += 1;
@@ -141,7 +142,7 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
         }
     }
 
-    /// [`Builder::fill`] of a last level.
+    /// [`Builder::fill`] of a table of pages.
     #[inline(never)]
     fn fill_pages(&self, frame: &mut Frame, base: u64, plan: &Plan) {
         let slots = frame.slots_mut::<F>(self.platform, 0);
@@ -169,7 +170,7 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
         }
     }
 
-    /// [`Builder::fill`] of a level whose slots may link tables, which are filled as well.
+    /// [`Builder::fill`] of a table whose slots may link tables, which are filled as well.
     #[inline(never)]
     fn fill_tables(&mut self, frame: &mut Frame, level: u8, base: u64, plan: &Plan) {
         let slots = frame.slots_mut::<F>(self.platform, level);
@@ -178,7 +179,7 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
             let at = next;
             next += 1 << F::shift(level);
             slot.set(match plan.slot::<F>(level, at) {
-                // Nothing is done behind the address where the cache ran dry.
+                // Nothing is done behind the address where the cache ran out.
                 _ if self.dry.is_some() => plan.outside::<F>(level, at),
                 Some(raw) => raw,
                 None => self.child(level, at, plan),
@@ -186,13 +187,14 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
         }
     }
 
-    /// Fills a run of pages from `start` on; `bit` is set in each.
+    /// Fills a run of pages from `start` on, and sets `bit` in each.
     #[inline(always)]
     fn pages(&self, mut pages: &mut [Slot], mut start: u64, plan: &Plan, bit: u64) {
         let shift = F::PAGE_SHIFT;
         let step = F::leaf(0, 0, Hpa(1 << shift)) - F::leaf(0, 0, Hpa(0));
         if F::CARRY != 0 {
-            // One run up to each end of a field that is inside.
+            // One run up to each multiple of `CARRY`, where an address field in the middle of the
+            // entry overflows.
             let before = |start: u64| {
                 let hpa = start.wrapping_add(plan.delta);
                 ((F::CARRY - (hpa & (F::CARRY - 1))) >> shift) as usize
@@ -206,7 +208,8 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
         self.platform.fill(pages, plan.leaf::<F>(0, start) | bit, step);
     }
 
-    /// A linked child table, or what stands in its place where the cache is dry.
+    /// Builds a child table and returns its link, or what is outside the range where the cache ran
+    /// out.
     fn child(&mut self, level: u8, base: u64, plan: &Plan) -> u64 {
         match self.table(base, plan) {
             Some(mut frame) => {
@@ -217,7 +220,8 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
         }
     }
 
-    /// A table page; `None` where the cache is dry, which is kept in mind.
+    /// Takes a table page from the cache. If that is empty, returns `None`, and keeps the address
+    /// in `dry`.
     pub fn table(&mut self, base: u64, plan: &Plan) -> Option<Frame> {
         if self.dry.is_none() {
             match self.cache.take() {
@@ -228,16 +232,16 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
         None
     }
 
-    /// Gives a subtree that was not linked, its root at `level`, back to the cache; returns of how
-    /// many tables it was.
+    /// Gives a subtree that was not linked, with its root at `level`, back to the cache. Returns
+    /// how many tables it had.
     pub fn recycle(&mut self, mut frame: Frame, level: u8) -> u64 {
         let mut tables = 1;
         if level > 0 {
             for slot in frame.slots_mut::<F>(self.platform, level) {
                 let raw = slot.get();
                 if F::kind(raw, level) == Kind::Table {
-                    // SAFETY: the subtree was never linked, so the frame that went into this
-                    // slot (`child`, or a baseline's visitor) is still owned by the subtree alone.
+                    // SAFETY: the subtree was never linked, so it alone owns the frame that
+                    // `child`, or a baseline's visitor, linked in this slot.
                     if let Some(child) = unsafe { Frame::from_hpa(F::table_address(raw)) } {
                         tables += self.recycle(child, level - 1);
                     }
@@ -249,10 +253,11 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
     }
 }
 
-/// Gives every frame of a subtree that neither hardware nor software can reach any more to `free`.
+/// Passes every frame of a subtree that neither hardware nor software can reach any more to `free`.
 ///
 /// # Safety
-/// `slots` are those of a table at `level`; no walker, hardware or software, can be in it or below.
+/// `slots` are those of a table at `level`. No walker, hardware or software, is in it or below, or
+/// can get there.
 pub(crate) unsafe fn dismantle<F: Format, P: Platform>(
     platform: &P,
     slots: &[Slot],
@@ -267,12 +272,13 @@ pub(crate) unsafe fn dismantle<F: Format, P: Platform>(
         if F::kind(raw, level) == Kind::Table {
             let hpa = F::table_address(raw);
             // SAFETY: a linked table is allocated with that many slots; the caller's contract
-            // extends to everything below.
+            // covers everything below.
             unsafe {
                 let children = table::slots(platform, hpa, F::slots(level - 1));
                 dismantle::<F, P>(platform, children, level - 1, free);
             }
-            // SAFETY: the table was linked, hence owned by the tree, and by nobody else from here.
+            // SAFETY: the table was linked, so the tree owned it, and only this code has it from
+            // here on.
             if let Some(frame) = unsafe { Frame::from_hpa(hpa) } {
                 free(frame);
             }

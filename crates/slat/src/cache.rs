@@ -1,13 +1,14 @@
-//! Table pages at hand: the fallible part of an operation, done before it.
+//! Table pages that a caller allocates before an operation, so that the operation cannot run out
+//! half way through a step.
 
 use crate::format::Format;
 use crate::platform::{Platform, same};
 use crate::table::Frame;
 
-/// Table pages that an operation may take, filled by its caller beforehand.
+/// Table pages that an operation may take; its caller fills the cache beforehand.
 ///
-/// The storage is the caller's: the engine allocates nothing. Pages that are left over stay in
-/// the cache, and go back to the platform when it is dropped.
+/// The caller provides the storage, as the engine allocates nothing. Pages that are left over stay
+/// in the cache, and go back to the platform when it is dropped.
 #[derive(Debug)]
 pub struct TableCache<'a, F: Format, P: Platform> {
     platform: &'a P,
@@ -17,15 +18,16 @@ pub struct TableCache<'a, F: Format, P: Platform> {
 }
 
 impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
-    /// An empty cache over the caller's storage, whose content is overwritten.
+    /// Makes an empty cache over the caller's storage, whose content is overwritten.
     pub fn new(platform: &'a P, storage: &'a mut [Option<Frame>]) -> Self {
         Self { platform, storage, len: 0, format: core::marker::PhantomData }
     }
 
-    /// Allocates until `pages` are at hand, or the storage is full.
+    /// Allocates table pages until the cache has `pages` of them, or the storage is full.
     ///
     /// # Errors
-    /// [`OutOfFrames`] says how many are at hand if the platform has no more; they are kept.
+    /// [`OutOfFrames`] if the platform has no more; it says how many the cache has, and they stay
+    /// in it.
     pub fn fill(&mut self, pages: usize) -> Result<(), OutOfFrames> {
         let (before, wanted) = (self.len, pages.min(self.storage.len()));
         while self.len < wanted {
@@ -34,18 +36,18 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
                 None => break,
             }
         }
-        // They are taken from the end, in the order in which they came: ascending, most often,
-        // which is what the CPU's prefetchers like.
+        // Pages are taken from the end. Reversed, they are taken in the order in which they were
+        // allocated, most often ascending, which suits the CPU's prefetchers.
         self.storage[before..self.len].reverse();
         if self.len < wanted { Err(OutOfFrames { wanted, at_hand: self.len }) } else { Ok(()) }
     }
 
-    /// Table pages at hand.
+    /// Returns the number of table pages in the cache.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no page is at hand.
+    /// Whether the cache has no page.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -61,10 +63,10 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
         self.storage[self.len].take()
     }
 
-    /// Keeps a table that is not linked yet, by a number of the caller's, counted from 0: where the
-    /// storage is free of pages since the table was one of them. Lower numbers are in use, or were
-    /// linked: so the pages at hand never reach a place. Kept tables are let go of before the
-    /// operation ends, the highest number first.
+    /// Keeps a table that is not linked yet, under a number of the caller's, counted from 0. It
+    /// goes into the last places of the storage, which are free since the table was taken from the
+    /// cache. The caller uses the numbers in order, so pages in the cache never reach such a place.
+    /// It removes all kept tables before the operation ends, the highest number first.
     #[inline]
     pub(crate) fn keep(&mut self, number: usize, table: Frame) {
         let place = self.storage.len() - 1 - number;
@@ -72,20 +74,20 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
         self.storage[place] = Some(table);
     }
 
-    /// The tables from 0 on that are kept, or were, so many of them.
+    /// Returns the places of the first `count` kept tables, from number 0 on.
     #[inline]
     pub(crate) fn kept(&mut self, count: usize) -> impl Iterator<Item = &mut Option<Frame>> {
         let first = self.storage.len() - count;
         self.storage[first..].iter_mut().rev()
     }
 
-    /// Lets go of a kept table.
+    /// Removes a kept table from its place.
     pub(crate) fn let_go(&mut self, number: usize) -> Option<Frame> {
         let place = self.storage.len() - 1 - number;
         self.storage[place].take()
     }
 
-    /// Keeps a page, or gives it back where the storage is full.
+    /// Adds a page to the cache, or gives it back to the platform where the storage is full.
     #[inline]
     pub(crate) fn put(&mut self, frame: Frame) {
         match self.storage.get_mut(self.len) {
@@ -93,8 +95,8 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
                 *place = Some(frame);
                 self.len += 1;
             }
-            // SAFETY: `fill` allocated the frame, or the engine took it from such a cache
-            // (`serves`), as a page; a table goes into a cache only if it was never linked.
+            // SAFETY: `fill` allocated the frame as a page, or the engine took it from a cache of
+            // this platform (`serves`). A table goes into a cache only if it was never linked.
             None => unsafe { self.platform.free(frame, F::TABLE_BYTES) },
         }
     }
@@ -112,9 +114,9 @@ impl<F: Format, P: Platform> Drop for TableCache<'_, F, P> {
 /// The platform had no more frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OutOfFrames {
-    /// Pages asked for.
+    /// The number of pages asked for.
     pub wanted: usize,
-    /// Pages at hand.
+    /// The number of pages in the cache.
     pub at_hand: usize,
 }
 

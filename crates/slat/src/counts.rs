@@ -1,19 +1,19 @@
-//! Exact costs of an operation: the same on every machine.
+//! Exact costs of operations, which are the same on every machine.
 
 use core::ops::AddAssign;
 
-/// What operations did to the tables, counted.
+/// Counts of what operations did to the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
-    /// Slots loaded by a walk, tables under construction included.
+    /// Slots that walks loaded, including tables under construction.
     pub slots_read: u64,
-    /// Slots stored or exchanged, tables under construction included.
+    /// Slots that were stored or exchanged, including tables under construction.
     pub slots_written: u64,
-    /// Table pages filled and linked.
+    /// Table pages that were filled and linked.
     pub tables_built: u64,
-    /// Invalidations executed inside operations (not those that they owe).
+    /// Invalidations that operations executed inside (not those that they owe).
     pub invalidations: u64,
-    /// Live slots that stood invalid to hardware until such an invalidation had completed: a vCPU
+    /// Live entries that were invalid to hardware until such an invalidation had completed. A vCPU
     /// that uses one meanwhile faults.
     pub broken: u64,
     /// Bytes of guest memory whose leaves changed.
@@ -21,7 +21,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Nothing done.
+    /// No cost.
     pub const NONE: Self = Self {
         slots_read: 0,
         slots_written: 0,

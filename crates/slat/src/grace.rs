@@ -1,20 +1,21 @@
-//! Quiescence: when no software walker can still be in a table that was unlinked.
+//! Grace periods: when no software walker can still be in a table that was unlinked.
 //!
 //! # Protocol
-//! A thread that walks holds a seat. Entering, it writes the clock's reading into the seat, and
-//! whose tables it enters; leaving, it writes that it is outside. A reclaimer, which has unlinked
-//! tables, advances the clock, and frees them once every seat is outside, in another guest's
-//! tables, or shows a reading at least as late.
+//! A thread that walks holds a seat. On entry it writes the clock's reading and the guest whose
+//! tables it enters into the seat. On leaving it writes that it is outside. A reclaimer, which has
+//! unlinked tables, advances the clock. It frees the tables once every seat is outside, is in
+//! another guest's tables, or shows a reading at least as late as the reclaimer's.
 //!
-//! Entering and looking are read-modify-writes of the seat, so one of them comes first. If entering
-//! does, the reclaimer sees the walker inside. If looking does, entering reads what it
-//! wrote, synchronises with it, and the walk finds the table unlinked. A reading as late as the
-//! reclaimer's was acquired from the clock after it was advanced, hence after the unlinking.
+//! Both the entry and the reclaimer's look are read-modify-writes of the seat, so one of them comes
+//! first. If the entry does, the reclaimer sees the walker inside. If the look does, the entry
+//! reads what the look wrote and synchronises with it, so the walk finds the table unlinked. A
+//! thread whose reading is as late as the reclaimer's acquired it from the clock after the clock
+//! was advanced, hence after the table was unlinked.
 //!
-//! No thread ever waits: what cannot be freed yet is freed later.
+//! No thread ever waits: tables that cannot be freed yet are freed later.
 //!
-//! A seat also hands out tokens ([`crate::ops::Tokens`]), from a block of them that it took from
-//! the clock's side: threads that fault in disjoint ranges write no common cache line for them.
+//! A seat also hands out tokens ([`crate::ops::Tokens`]), from a block of numbers that it took from
+//! [`Grace`]. So threads that fault in disjoint ranges write no common cache line for tokens.
 
 use crate::ops::SEATS_TOKENS;
 use crate::platform::{Platform, same};
@@ -22,31 +23,33 @@ use crate::shootdown::Vmid;
 use crate::sync::{AtomicU64, Ordering};
 use core::fmt;
 
-/// A seat that nobody has taken.
+/// A seat that no thread has taken.
 const FREE: u64 = 0;
-/// A seat of a thread that is not walking.
+/// A seat whose thread is not walking.
 const OUTSIDE: u64 = 1;
-/// What the clock advances by. In the seat of a thread that walks, the reading stands above the
-/// guest's VMID. The clock does not end: 2^48 readings are years of one a microsecond.
+/// The step of the clock. In the seat of a thread that walks, the reading is above the guest's
+/// VMID. The clock does not overflow: at a reading a microsecond, 2^48 readings last for years.
 const STEP: u64 = 1 << 16;
 /// The clock's first reading.
 const START: u64 = STEP;
-/// Tokens that a seat takes at a time. The first of a block is a multiple of it.
+/// The number of tokens in a block that a seat takes. The first token of a block is a multiple of
+/// it.
 const BLOCK: u64 = 1 << 12;
 
-/// In the order of readings, whosever tables.
+/// The value of a seat whose thread is inside. Values are in the order of their readings.
 #[inline(always)]
 const fn inside(reading: u64, guest: Vmid) -> u64 {
     reading | guest.0 as u64
 }
 
-/// The place of one thread, on a cache line of its own.
+/// The seat of one thread, on a cache line of its own.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Seat {
-    /// Where its thread is: free, outside, or inside which tables since when.
+    /// Where its thread is: free, outside, or inside which guest's tables and since which reading.
     place: AtomicU64,
-    /// Its next token; a multiple of `BLOCK` once its block is used up. Its thread alone uses it.
+    /// The next token; a multiple of `BLOCK` once the block is used up. Only the seat's thread uses
+    /// it.
     token: AtomicU64,
 }
 
@@ -61,7 +64,8 @@ macro_rules! constructors {
         }
 
         impl<const SEATS: usize> Grace<[Seat; SEATS]> {
-            /// With room for so many threads at once.
+            /// Makes a grace with these seats, one for each thread that is a member at the same
+            /// time.
             pub $($const)? fn new(seats: [Seat; SEATS]) -> Self {
                 Self { clock: AtomicU64::new(START), tokens: Line(AtomicU64::new(0)), seats }
             }
@@ -73,18 +77,18 @@ constructors!(const);
 #[cfg(loom)]
 constructors!();
 
-/// Away from what every thread reads as it enters.
+/// A word apart from the cache line that every thread reads as it enters.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// A reading of the clock: see [`Grace::moment`].
+/// A reading of the clock, from [`Grace::moment`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Moment(pub(crate) u64);
 
-/// The threads that walk, and the clock. A platform has one for all of its guests.
+/// The seats of the threads that walk, and the clock. A platform has one for all of its guests.
 ///
-/// `&Grace<[Seat; N]>` is taken where `&Grace` is wanted.
+/// `&Grace<[Seat; N]>` is accepted where `&Grace` is expected.
 #[derive(Debug)]
 pub struct Grace<S: ?Sized = [Seat]> {
     clock: AtomicU64,
@@ -94,30 +98,34 @@ pub struct Grace<S: ?Sized = [Seat]> {
 }
 
 impl Grace {
-    /// A moment; threads that enter after it find what was published before it: for what a user of
-    /// the engine reads inside a guard, and gives up or frees once nobody can have read it earlier.
+    /// Advances the clock and returns its reading. Threads that enter later find what was published
+    /// before. A user of the engine can so retire values that it reads inside a guard: once
+    /// [`Grace::is_past`] holds, no thread that read the old value is still inside.
     pub fn moment(&self) -> Moment {
         Moment(self.advance())
     }
 
     /// Whether all threads that were inside any tables at `moment` have left, or
-    /// [refreshed](crate::Guard::refresh) their guards. A caller that is inside waits for itself.
+    /// [refreshed](crate::Guard::refresh) their guards. A caller that is inside since before
+    /// counts, too.
     pub fn is_past(&self, moment: Moment) -> bool {
         self.each(|reading, _| reading >= moment.0)
     }
 
-    /// The reading from which on walkers cannot find what was unlinked before.
+    /// Advances the clock. Walkers that show the new reading, or a later one, cannot find what was
+    /// unlinked before this call.
     pub(crate) fn advance(&self) -> u64 {
         self.clock.fetch_add(STEP, Ordering::AcqRel) + STEP
     }
 
-    /// Whether all threads that entered tables of `guest` before `reading` have left.
+    /// Whether all threads that entered tables of `guest` before `reading` have left or refreshed.
     pub(crate) fn passed(&self, reading: u64, guest: Vmid) -> bool {
         self.each(|inside, whose| whose != guest || inside >= reading)
     }
 
-    /// Whether `fine` holds of each thread that is inside: of its reading, or more, but less than
-    /// the next, and of the guest in whose tables it is.
+    /// Whether `fine` holds for each thread that is inside. Its arguments are the seat's value,
+    /// which is at least the thread's reading and less than the next, and the guest whose tables
+    /// the thread is in.
     fn each(&self, fine: impl Fn(u64, Vmid) -> bool) -> bool {
         self.seats.iter().all(|seat| {
             let now = seat.place.fetch_add(0, Ordering::AcqRel);
@@ -151,7 +159,7 @@ impl<'p, P: Platform> Member<'p, P> {
         }
     }
 
-    /// Whether the seat is among those of `platform`.
+    /// Whether the seat belongs to `platform`.
     #[inline(always)]
     pub(crate) fn serves(&self, platform: &P) -> bool {
         same(self.platform, platform)
@@ -166,24 +174,24 @@ impl<'p, P: Platform> Member<'p, P> {
 }
 
 impl<P: Platform> Drop for Member<'_, P> {
-    /// A read-modify-write: the next thread that takes the seat synchronises with those that looked
-    /// at it before.
+    /// Frees the seat by a read-modify-write, so that the next thread that takes it synchronises
+    /// with the reclaimers that looked at it before.
     fn drop(&mut self) {
         self.seat.place.swap(FREE, Ordering::AcqRel);
     }
 }
 
-/// A thread is walking.
+/// A thread that is walking.
 #[derive(Debug)]
 pub(crate) struct Inside<'m> {
     seat: &'m Seat,
 }
 
 impl Inside<'_> {
-    /// Out and in again, at the cost of a store.
+    /// Leaves and enters again, at the cost of a store.
     ///
-    /// The reading acquires the unlinking of all that it will let go; the store releases the walks
-    /// before it.
+    /// The reading acquires the unlinking of all tables that the thread lets go; the store releases
+    /// the walks before it.
     #[inline(always)]
     pub fn refresh(&mut self, grace: &Grace, guest: Vmid) {
         let now = inside(grace.clock.load(Ordering::Acquire), guest);
@@ -192,12 +200,12 @@ impl Inside<'_> {
 }
 
 impl Inside<'_> {
-    /// A number below 2^47 that no other seat of the platform gets, nor this one again before
-    /// 2^47 were handed out.
+    /// Returns a number below 2^47 that no other seat of the platform gets, nor this one again
+    /// before 2^47 numbers were handed out.
     #[inline]
     pub fn token(&self, grace: &Grace) -> u64 {
         let Seat { token, .. } = self.seat;
-        // Whoever has the seat next synchronises with this thread by `place`.
+        // Relaxed: the next thread that takes the seat synchronises with this one by `place`.
         let mut next = token.load(Ordering::Relaxed);
         if next.is_multiple_of(BLOCK) {
             next = grace.tokens.0.fetch_add(BLOCK, Ordering::Relaxed);
@@ -217,7 +225,7 @@ impl Drop for Inside<'_> {
 /// All seats are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoSeat {
-    /// How many there are.
+    /// The number of seats.
     pub seats: usize,
 }
 

@@ -1,11 +1,11 @@
-//! What the CPU that faulted has to forget after it was given a right, as a value that must be
+//! The invalidation on the CPU that faulted, after it was given a right, as a value that must be
 //! used.
 //!
-//! Who takes a right owes an invalidation to all CPUs ([`Shootdown`](crate::Shootdown)). Who gives
-//! one owes nothing to others: a CPU that holds the old rights faults once more, and finds the new
-//! ones. But where a fault does not make a CPU forget what it faulted at
-//! ([`Format::KEEPS_FAULTING`]: Arm, RISC-V), the CPU that runs the guest again faults at the very
-//! entry that it holds, for ever. It has to forget that entry first, and it alone.
+//! A thread that takes a right owes an invalidation on all CPUs ([`Shootdown`](crate::Shootdown)).
+//! A thread that gives a right owes other CPUs nothing: a CPU that holds the old rights in its TLB
+//! faults once more, and finds the new ones. But where a fault does not remove the faulting entry
+//! from the TLB ([`Format::KEEPS_FAULTING`]: Arm, RISC-V), the CPU that runs the guest again would
+//! fault at that same entry for ever. This CPU, and only this one, has to invalidate it first.
 
 use crate::addr::{Gpa, GpaRange};
 use crate::format::Format;
@@ -14,16 +14,16 @@ use crate::shootdown::Invalidation;
 use crate::tables::Tables;
 use core::fmt;
 
-/// Rights that were given to leaves of a range, or were found there: what
-/// [`Guard::relax`](crate::Guard::relax) and its like return.
+/// Rights that leaves of a range were given, or had already: the result of
+/// [`Guard::relax`](crate::Guard::relax) and similar operations.
 ///
-/// The CPU that runs the vCPU which waits for the right calls [`Granted::flush_local`] before it
-/// runs the guest again, *also where nothing changed*: another thread may have given the right
-/// since, and what the CPU holds is older. Who gives rights that no vCPU of this CPU waits for says
-/// so ([`Granted::elsewhere`]).
+/// The CPU whose vCPU waits for the right calls [`Granted::flush_local`] before it runs the guest
+/// again, *also if nothing changed*: another thread may have given the right meanwhile, and the
+/// CPU's TLB entry is older. A caller that gives rights for which no vCPU of this CPU waits calls
+/// [`Granted::elsewhere`].
 ///
-/// An operation that halted returns none. Who repeats it for the same range gets one for all of
-/// it; who does not has given the guest nothing that it could wait for: it faults again.
+/// An operation that halted returns none. A caller that repeats it for the same range gets one for
+/// the whole range. A caller that does not repeat it has nothing to flush: the guest faults again.
 #[must_use = "the CPU that faulted may fault for ever until it forgets the old rights: \
               `flush_local` on that CPU, or `elsewhere`"]
 pub struct Granted<'t, 'p, F: Format, P: Platform> {
@@ -38,7 +38,7 @@ impl<'t, 'p, F: Format, P: Platform> Granted<'t, 'p, F, P> {
         Self { tables, range, bytes }
     }
 
-    /// Bytes of guest memory whose leaves changed.
+    /// Returns the bytes of guest memory whose leaves changed.
     #[inline(always)]
     pub const fn bytes(&self) -> u64 {
         self.bytes
@@ -50,9 +50,10 @@ impl<'t, 'p, F: Format, P: Platform> Granted<'t, 'p, F, P> {
         self.bytes != 0
     }
 
-    /// What the CPU that faulted has to forget before it runs the guest again: all leaves that
-    /// cover an address of the range, of whichever size (so no size is named), and no links to
-    /// tables. `None` where a fault has made the CPU forget it, or look again (x86, Power).
+    /// Returns the invalidation that the faulting CPU has to execute before it runs the guest
+    /// again: of all leaves, of any size, that cover an address of the range, but no links. `None`
+    /// where a fault itself removes the entry from the TLB, or makes the CPU walk again (x86,
+    /// Power).
     #[inline(always)]
     pub fn invalidation(&self) -> Option<Invalidation> {
         F::KEEPS_FAULTING.then(|| Invalidation {
@@ -63,9 +64,9 @@ impl<'t, 'p, F: Format, P: Platform> Granted<'t, 'p, F, P> {
         })
     }
 
-    /// Less of it: what covers the page of `gpa` alone, if the CPU faulted there. At other pages of
-    /// the range it may fault once more. Where a block got the right, this is one instruction in
-    /// place of one a page. Nothing changes for an address outside the range.
+    /// Narrows the invalidation to the page of `gpa`, where the CPU faulted. At other pages of the
+    /// range the CPU may fault once more. Where a block got the right, this takes one instruction
+    /// in place of one for each page. It changes nothing for an address outside the range.
     #[inline(always)]
     pub fn at(self, gpa: Gpa) -> Self {
         let page = 1 << F::PAGE_SHIFT;
@@ -75,8 +76,8 @@ impl<'t, 'p, F: Format, P: Platform> Granted<'t, 'p, F, P> {
         Self { range, ..self }
     }
 
-    /// Makes the calling CPU forget the old rights ([`Platform::invalidate_local`]); returns the
-    /// bytes that changed. To be called on the CPU that faulted, before it runs the guest again.
+    /// Invalidates the old rights on the calling CPU ([`Platform::invalidate_local`]), and returns
+    /// the bytes that changed. The CPU that faulted calls it before it runs the guest again.
     #[inline(always)]
     pub fn flush_local(self) -> u64 {
         if let Some(what) = self.invalidation() {
@@ -85,9 +86,9 @@ impl<'t, 'p, F: Format, P: Platform> Granted<'t, 'p, F, P> {
         self.bytes
     }
 
-    /// Nothing is invalidated: no vCPU that waits for these rights runs on the calling CPU next.
-    /// One that runs elsewhere faults, and is answered there; so is one that runs here and was not
-    /// waiting. Returns the bytes that changed.
+    /// Invalidates nothing, and returns the bytes that changed. The caller states that no vCPU that
+    /// waits for these rights runs on the calling CPU next. Another vCPU that holds the old rights
+    /// faults, and its CPU handles that.
     #[inline(always)]
     pub const fn elsewhere(self) -> u64 {
         self.bytes

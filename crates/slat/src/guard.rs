@@ -15,31 +15,31 @@ use core::fmt;
 
 /// A thread inside the tables of a guest.
 ///
-/// While it is there, no table that it may meet is given back. Operations are methods of the guard;
-/// any number of threads work on one guest at once, each through its own. What they leave stale
-/// gathers in the guard, as the hull of all of it, until [`Guard::complete`]; or until
-/// [`Tables::shootdown`] takes it, to be merged with that of others. A guard that is dropped with
-/// rights or dirty state taken completes; one that has only split hands what it owes to the guest,
-/// and the next that completes covers it, as splits alone change no translation.
+/// While the guard lives, no table that the thread may meet is given back. Operations are methods
+/// of the guard, and any number of threads work on one guest at once, each through its own guard.
+/// The guard gathers the invalidation that its operations owe, as one range that covers all of it,
+/// until [`Guard::complete`] executes it, or [`Tables::shootdown`] takes it to merge it with other
+/// threads'. A guard that owes the invalidation of rights or dirty state that it took completes it
+/// when it is dropped. A guard that has only split hands what it owes to the guest, and the next
+/// thread that completes covers it, as splits alone change no translation.
 ///
-/// Where a CPU invalidates by address (Arm without FEAT_TLBIRANGE, Power), a hull of distant pages
-/// costs an invalidation of the whole guest: complete between them.
+/// Where a CPU invalidates address by address (Arm without FEAT_TLBIRANGE, Power), a range around
+/// distant pages costs an invalidation of the whole guest: complete between such pages.
 ///
-/// A guard that is kept for long keeps unlinked tables: [`Guard::refresh`] lets them go.
+/// A guard that lives long keeps unlinked tables allocated; [`Guard::refresh`] lets them go.
 #[derive(Debug)]
 pub struct Guard<'t, 'p, F: Format, P: Platform> {
     pub(crate) tables: &'t Tables<'p, F, P>,
     inside: Option<Inside<'t>>,
-    /// Whether CPUs may have the tables loaded: else nothing is ever owed.
+    /// Whether CPUs may have the tables loaded; if not, no invalidation is ever owed.
     live: bool,
-    /// What is left of [`Guard::limit`].
+    /// The slots that operations may still read ([`Guard::limit`]).
     pub(crate) budget: Budget,
     pub(crate) sums: Sums,
 }
 
-/// What operations did since their guard was made, and what they owe: behind one pointer, for a
-/// [`Reservation`] and for visitors, which add to it where it is: what an operation did takes no
-/// stack.
+/// What operations did since their guard was made, and what they owe. It is behind one pointer, so
+/// that a [`Reservation`] and visitors add to it in place, and an operation needs no stack for it.
 ///
 /// [`Reservation`]: crate::Reservation
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Adds what a walk did to the slots of one table; `stale` if translations changed.
+    /// Adds what a walk did to the entries of one table. `stale` says that translations changed.
     #[inline]
     pub fn settle<F: Format>(&mut self, level: u8, tally: &Tally, stale: bool) {
         self.counts.slots_read += tally.read;
@@ -77,8 +77,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Self { tables, inside, live, budget, sums }
     }
 
-    /// The value to leave in entries that one call reserves or empties: no other call ever leaves
-    /// the same.
+    /// Returns the value to leave in entries that one call reserves or empties. No other call
+    /// leaves the same value.
     #[inline]
     pub(crate) fn token(&self) -> u64 {
         match &self.inside {
@@ -87,32 +87,32 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
-    /// The machine under the tables.
+    /// Returns the platform that the tables use.
     pub const fn platform(&self) -> &'p P {
         self.tables.platform()
     }
 
-    /// The format, as configured.
+    /// Returns the format, as configured.
     pub const fn format(&self) -> &F {
         self.tables.format()
     }
 
-    /// Where hardware starts its walks.
+    /// Returns the level at which hardware starts its walks, and the size of the root.
     pub const fn geometry(&self) -> Geometry {
         self.tables.geometry()
     }
 
-    /// What CPUs know the guest by.
+    /// Returns the guest's present VMID.
     pub fn vmid(&self) -> Vmid {
         self.tables.vmid()
     }
 
-    /// Nothing removed yet, in the caller's storage: as [`Removals::new`].
+    /// Makes an empty collection of removals in the caller's storage, as [`Removals::new`].
     pub fn removals<'s>(&self, storage: &'s mut [Place]) -> Removals<'s, 't, F, P> {
         Removals::new(self.tables, storage)
     }
 
-    /// Lets go of all tables seen so far, at the cost of a store: as leaving and entering again.
+    /// Lets go of all tables seen so far, as leaving and entering again would; it costs one store.
     #[inline]
     pub fn refresh(&mut self) {
         if let Some(inside) = &mut self.inside {
@@ -120,53 +120,59 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
-    /// Bounds how long operations go on: when they have looked at so many slots since, they end
-    /// as *paused*, with everything before an address done, and the caller goes on from there when
-    /// he likes. For a hypervisor that is not to keep its CPU to itself.
+    /// Bounds how many slots the operations of this guard read from now on.
     ///
-    /// An operation ends behind the table in which that happens, or behind a block above it for
-    /// which it builds tables of tables: so it reads one table more at most, and each call gets at
-    /// least one done; tables that it builds for one block are not counted. Operations on one page,
-    /// and those that answer by bitmap and end nowhere ([`Guard::age`]), are not bounded; nor is
-    /// looking. What refuses a range looks at its ends alone, but [`Guard::map`] and
-    /// [`Guard::set_owner`] look at all of it first: with a limit they look at what they then do,
-    /// and what is in the way further on is found later. A collapse to blocks of blocks that was
-    /// paused inside one is to be done once more, of all of the range.
+    /// An operation that reaches the limit ends as *paused*, with everything before an address
+    /// done, and the caller goes on from there later. This is for a hypervisor that must not keep
+    /// its CPU for long.
+    ///
+    /// An operation ends after the table in which it reaches the limit, or after a block above that
+    /// table for which it builds several levels. So it reads at most one table more than the limit,
+    /// and each call finishes at least one; tables that it builds for one block do not count. The
+    /// limit does not bound lookups, operations on one page, nor those that answer by bitmap and
+    /// stop nowhere ([`Guard::age`]).
+    ///
+    /// An operation that refuses a range reads only the entries at its ends; but [`Guard::map`] and
+    /// [`Guard::set_owner`] read all of the range first. With a limit they check only the part that
+    /// they then change, and find an obstacle further on in a later call. A collapse to blocks of
+    /// blocks that paused inside one of them has to be repeated for the whole range.
     pub fn limit(&mut self, slots: u64) {
         self.budget = Budget::of(slots);
     }
 
-    /// Keeps what is left after a walk; whether it ended early because nothing is.
+    /// Keeps what a walk left of the budget. Returns whether the walk ended early because nothing
+    /// is left.
     #[inline]
     pub(crate) fn keep(&mut self, budget: Budget) -> bool {
         self.budget = budget;
         core::mem::take(&mut self.budget.spent)
     }
 
-    /// An early end, for want of budget or else as said.
+    /// Ends an operation early: as paused, or for the reason `why`.
     #[cold]
     pub(crate) fn ended<T, E: Early>(at: Gpa, paused: bool, why: E) -> Result<T, Halted<E>> {
         Self::halted(at, if paused { E::PAUSED } else { why })
     }
 
-    /// Exact costs of what the guard's operations did since it was made.
+    /// Returns the exact costs of the guard's operations since it was made.
     pub const fn counts(&self) -> Counts {
         self.sums.counts
     }
 
-    /// Leaves that came to be and went by the guard's operations since it was made.
+    /// Returns the leaves that the guard's operations added and removed since it was made.
     #[inline]
     pub const fn sizes(&self) -> &Sizes {
         &self.sums.sizes
     }
 
-    /// The invalidation that the guard's operations owe; `None` if they left nothing stale.
+    /// Returns the invalidation that the guard's operations owe; `None` if they left nothing stale.
     pub fn owed(&self) -> Option<Invalidation> {
         if self.live { self.tables.invalidation(&self.sums.owed) } else { None }
     }
 
-    /// Owes the invalidation of leaves in `range`, whether or not anything was changed here: what
-    /// was found done may have been done by another thread, whose invalidation has not completed.
+    /// Adds the invalidation of leaves in `range` to what the guard owes, even if it changed
+    /// nothing there: another thread may have made the change, and its invalidation may not have
+    /// completed.
     ///
     /// # Errors
     /// [`RangeError`]; nothing is owed.
@@ -177,8 +183,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Ok(())
     }
 
-    /// Executes what is owed, and what others dropped, and returns once it has completed on all
-    /// CPUs.
+    /// Executes the invalidation that is owed, and those that dropped values left behind; returns
+    /// once they have completed on all CPUs.
     #[inline]
     pub fn complete(&mut self) {
         let owed = core::mem::replace(&mut self.sums.owed, Owed::NOTHING);
@@ -187,13 +193,15 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
-    /// Takes what is owed, to be merged with that of other threads or completed later.
+    /// Takes the invalidation that is owed, to merge it with other threads' or to complete it
+    /// later.
     pub fn shootdown(&mut self) -> Shootdown<'t, 'p, F, P> {
         Shootdown::new(self.tables, core::mem::replace(&mut self.sums.owed, Owed::NOTHING))
     }
 
-    /// Before dirty state is cleared: until that is invalidated, an unmap takes a page that is not
-    /// dirty for one that may be (`Pending::cleans`).
+    /// Counts this guard before it clears dirty state. Until the invalidation of that has
+    /// completed, an unmap reports a page without the dirty bit as possibly dirty
+    /// (`Pending::cleans`).
     pub(crate) fn begin_clean(&mut self) {
         if self.live && self.sums.owed.cleans() == 0 {
             self.tables.pending.cleans.begin();
@@ -201,7 +209,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
-    /// A refusal before anything was done, or an early end.
+    /// Ends an operation that was refused before it changed anything, or that stopped early.
     #[cold]
     pub(crate) fn halted<T, E>(at: Gpa, why: E) -> Result<T, Halted<E>> {
         Err(Halted { at, why })
@@ -217,7 +225,7 @@ impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     }
 }
 
-/// A member of another platform's grace, or table pages of another platform.
+/// A member of another platform's grace, or a guard in other tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Foreign;
 

@@ -1,4 +1,4 @@
-//! Tables that no CPU has loaded: plain stores serve.
+//! Tables that no CPU has loaded, which change by plain stores.
 
 use crate::addr::{GpaRange, Hpa, PageSize};
 use crate::cache::TableCache;
@@ -9,21 +9,21 @@ use crate::platform::Platform;
 use crate::shootdown::Vmid;
 use crate::tables::{Halted, NewError, Tables};
 
-/// The second-stage tables of one guest while no CPU has them loaded, and no TLB or walk cache
-/// holds anything of them.
+/// The second-stage translation tables of one guest while no CPU has them loaded, and no TLB or
+/// walk cache holds entries of them.
 ///
-/// `&mut` excludes threads but not the MMU; this type excludes the MMU. Its own methods change
-/// slots by plain stores, at the speed of memory. All other operations are those of
+/// `&mut` excludes threads but not the MMU; this type excludes the MMU as well. Its own methods
+/// change entries by plain stores, at the speed of memory. All other operations are those of
 /// [`Inactive::guard`].
 #[derive(Debug)]
 pub struct Inactive<'p, F: Format, P: Platform>(pub(crate) Tables<'p, F, P>);
 
 impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
-    /// Empty tables for guest physical addresses of `address_bits`.
+    /// Makes empty tables for guest physical addresses of `address_bits` bits.
     ///
     /// # Errors
-    /// [`NewError::Geometry`] for a width that the format cannot have, [`NewError::OutOfFrames`]
-    /// if the platform has no frame for the root.
+    /// [`NewError::Geometry`] for a width that the format cannot have; [`NewError::OutOfFrames`] if
+    /// the platform has no frame for the root.
     pub fn new(
         format: F,
         vmid: Vmid,
@@ -33,13 +33,14 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
         Tables::empty(format, vmid, address_bits, platform).map(Self)
     }
 
-    /// The tables, ready to be loaded: all that was stored is visible to walkers.
+    /// Makes the tables ready to be loaded: walkers see all that was stored.
     pub fn activate(self) -> Tables<'p, F, P> {
         self.0.platform.publish();
         self.0
     }
 
-    /// All operations, by atomic changes; they owe nothing.
+    /// Returns a guard with all operations, which change entries atomically, and owe no
+    /// invalidation.
     pub fn guard(&mut self) -> Guard<'_, 'p, F, P> {
         Guard::new(&self.0, None, false)
     }
@@ -47,7 +48,7 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
     /// As [`Guard::map`].
     ///
     /// # Errors
-    /// Those of [`Guard::map`] but [`MapError::Contended`].
+    /// The errors of [`Guard::map`] except [`MapError::Contended`].
     pub fn map(
         &mut self,
         range: GpaRange,
@@ -62,7 +63,7 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
     /// As [`Guard::map_contiguous`].
     ///
     /// # Errors
-    /// Those of [`Guard::map`] but [`MapError::Contended`].
+    /// The errors of [`Guard::map`] except [`MapError::Contended`].
     pub fn map_contiguous(
         &mut self,
         range: GpaRange,
@@ -77,12 +78,12 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
     /// As [`Guard::write_protect`].
     ///
     /// # Errors
-    /// Those of [`Guard::write_protect`] but [`ChangeError::Contended`].
+    /// The errors of [`Guard::write_protect`] except [`ChangeError::Contended`].
     pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
         self.guard().write_protect_by::<Plainly>(range)
     }
 
-    /// Gives back every frame.
+    /// Gives back every frame to the platform.
     pub fn destroy(self) {
         self.0.free_all();
     }

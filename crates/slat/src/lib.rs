@@ -1,28 +1,30 @@
 //! Second-level address translation: the page tables that a hypervisor puts under a guest.
 //!
-//! The engine keeps the tables of a guest in the formats of real hardware, and does to them what a
-//! hypervisor must: map, unmap, protect and relax, split and collapse huge pages, age, harvest
-//! dirty state, flush. Any number of threads do so at once, beside the hardware that walks the
-//! tables and marks them. It has no lock, needs neither `std` nor `alloc`, and executes no
-//! instruction of any architecture: everything beyond the tables goes through [`Platform`].
+//! The engine keeps the tables of one guest in the formats of real hardware, and has the operations
+//! that a hypervisor needs: map, unmap, protect and relax, split and collapse huge pages, age,
+//! harvest dirty state, invalidate. Any number of threads call them at once, while hardware walks
+//! the tables and sets accessed and dirty bits. The engine has no lock, needs neither `std` nor
+//! `alloc`, and executes no instruction of any architecture: every effect beyond the tables goes
+//! through [`Platform`].
 //!
-//! - [`Tables`] are one guest's tables, [`Format`] the bits of an architecture (each a cargo
-//!   feature).
-//! - A thread takes a seat once ([`Member::join`]) and enters the tables by [`Tables::enter`]:
-//!   operations are methods of the [`Guard`]. What it may meet there stays allocated until it
-//!   leaves.
-//! - An operation takes the table pages it may need from a [`TableCache`] that its caller filled,
-//!   and says where it stopped if they ran out.
-//! - What may be stale afterwards gathers in the guard, which [completes](Guard::complete) it or
-//!   hands it on as a [`Shootdown`].
-//! - What was unmapped is known once the guest cannot reach it ([`Removals::complete`]), what was
-//!   dirty once no later write can be missing ([`Guard::harvest`]).
+//! - [`Tables`] are the tables of one guest, and a [`Format`] has the bits of one architecture
+//!   (each is a cargo feature).
+//! - A thread takes a seat once ([`Member::join`]), and enters the tables by [`Tables::enter`].
+//!   This gives it a [`Guard`], whose methods are the operations. Tables that the thread may meet
+//!   stay allocated until it drops the guard.
+//! - A caller fills a [`TableCache`] before an operation, which takes its table pages from there.
+//!   If they run out, the operation returns the address where it stopped.
+//! - The guard gathers the TLB invalidation that its operations owe. The thread
+//!   [completes](Guard::complete) it, or hands it on as a [`Shootdown`].
+//! - An unmap hands out the memory of a leaf only after the guest cannot reach it any more
+//!   ([`Removals::complete`]). A harvest reports dirty pages only after no later write can go
+//!   unrecorded ([`Guard::harvest`]).
 //! - [`Inactive`] tables, which no CPU has loaded, change by plain stores.
 //!
-//! Levels count upwards from 0, the level of pages. `examples/minimal.rs` is a whole user.
+//! Levels count upwards from 0, the level of pages. `examples/minimal.rs` is a complete user.
 //!
 //! # What does not compile
-//! The memory behind an unmapped leaf is not known before the invalidation has completed:
+//! A caller cannot read the memory behind an unmapped leaf before the invalidation has completed:
 //! ```
 //! # use slat::*;
 //! fn memory<F: Format, P: Platform>(removals: &mut Removals<'_, '_, F, P>) -> Option<Hpa> {
@@ -41,8 +43,8 @@
 //!     storage[0].0.map(|leaves| leaves.hpa)
 //! }
 //! ```
-//! Live tables are not given back; inactive ones are, and becoming inactive takes a promise that no
-//! CPU has them loaded:
+//! A caller cannot free live tables. It can free inactive ones, and to make tables inactive it
+//! promises that no CPU has them loaded:
 //! ```
 //! # use slat::*;
 //! fn end<F: Format, P: Platform>(tables: Inactive<'_, F, P>) {
@@ -61,7 +63,7 @@
 //!     tables.deactivate().destroy();
 //! }
 //! ```
-//! Nor while a walker is inside, of whichever thread:
+//! A caller cannot free tables while any thread is inside them:
 //! ```compile_fail,E0505
 //! # use slat::*;
 //! fn end<F: Format, P: Platform>(tables: Tables<'_, F, P>, member: &mut Member<'_, P>) {
@@ -71,7 +73,8 @@
 //!     walker.dump();
 //! }
 //! ```
-//! A guard does not let its tables go while a reservation holds one of their slots:
+//! A guard cannot refresh, and so let its tables go, while a reservation holds one of their
+//! entries:
 //! ```
 //! # use slat::*;
 //! fn fault<F: Format, P: Platform>(guard: &mut Guard<'_, '_, F, P>, cache: &mut TableCache<'_, F, P>) {
@@ -88,8 +91,8 @@
 //!     slot.commit(Hpa(0), Attributes::RAM).unwrap();
 //! }
 //! ```
-//! A table page goes back to the platform by the engine alone: a [`Frame`] is neither copied nor
-//! taken out of a cache or a table.
+//! Only the engine gives a table page back to the platform: a [`Frame`] cannot be copied, nor taken
+//! out of a cache or a table.
 //! ```compile_fail,E0599
 //! # use slat::*;
 //! fn twice(frame: Frame) -> (Frame, Frame) {
@@ -98,7 +101,7 @@
 //! ```
 
 #![no_std]
-// Documentation says which feature brings an item: where docs.rs builds it, with a nightly.
+// docs.rs, which builds with a nightly compiler, says which feature brings an item.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs)]
 

@@ -1,43 +1,43 @@
-//! Each store to a slot, shown to an observer where it happens: for tools that judge what the
-//! engine writes, in which order, and on which thread.
+//! Shows each store to a slot to an observer where it happens, for tools that check what the engine
+//! writes, in which order, and on which thread.
 //!
-//! And the address of each atomic that a thread changes, slots or not: for tests that count which
-//! cache lines threads share.
+//! It also reports the address of each atomic that a thread changes, slot or not, for tests that
+//! count which cache lines threads share.
 //!
-//! Only with the feature `observed`, which is for tests: without it a store is its instruction
-//! alone.
+//! All of this exists only with the feature `observed`, which is for tests. Without it, a store is
+//! its instruction alone.
 
 #[cfg(feature = "observed")]
 use core::{ptr, sync::atomic::AtomicPtr};
 
-/// How a store is ordered behind what its thread did before.
+/// How a store is ordered after the earlier stores of its thread.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Order {
     /// Not at all.
     Plain,
-    /// Behind all of it.
+    /// After all of them.
     Release,
 }
 
-/// Is called in place of each store of `raw` to the slot at the address `slot`.
+/// A function that is called in place of each store of `raw` to the slot at the address `slot`.
 ///
-/// It calls `store` exactly once, which stores, unless the slot was found changed; the answer says
-/// whether it stored. Who holds a lock meanwhile learns the stores in the order in which they
-/// happen, of all threads. It must not store to slots itself.
+/// It must call `store` exactly once, which stores unless the slot was found changed, and returns
+/// whether it stored. An observer that holds a lock meanwhile sees the stores of all threads in the
+/// order in which they happen. It must not store to slots itself.
 #[cfg(feature = "observed")]
 pub type Observer = fn(slot: usize, raw: u64, order: Order, store: &mut dyn FnMut() -> bool);
 
 #[cfg(feature = "observed")]
 static OBSERVER: AtomicPtr<Observer> = AtomicPtr::new(ptr::null_mut());
 
-/// From now on, stores of all threads go through `observer`. Stores of a platform that fills slots
-/// as words ([`Slot::words`](crate::Slot::words)) are not seen.
+/// Sends stores of all threads through `observer` from now on. It does not see stores of a platform
+/// that fills slots as words ([`Slot::words`](crate::Slot::words)).
 #[cfg(feature = "observed")]
 pub fn observe(observer: &'static Observer) {
     OBSERVER.store(ptr::from_ref(observer).cast_mut(), super::sync::Ordering::Release);
 }
 
-/// Does `store`, before the eyes of the observer if there is one.
+/// Does `store`, through the observer if there is one.
 #[cfg(feature = "observed")]
 pub(crate) fn shown<T>(
     slot: *const crate::Slot,
@@ -46,7 +46,7 @@ pub(crate) fn shown<T>(
     store: impl FnOnce() -> Result<(), T>,
 ) -> Result<(), T> {
     let observer = OBSERVER.load(super::sync::Ordering::Acquire);
-    // SAFETY: null, or from the `&'static` of `observe`, which nobody changes.
+    // SAFETY: null, or from the `&'static` of `observe`, which never changes.
     let Some(observer) = (unsafe { observer.as_ref() }) else { return store() };
     let (mut store, mut result) = (Some(store), Ok(()));
     observer(slot.addr(), raw, order, &mut || {
@@ -70,26 +70,27 @@ pub(crate) fn shown<T>(
     store()
 }
 
-/// Is called with the address of each atomic word of the engine's that is stored to, or tried to,
-/// on the thread that does so.
+/// A function that is called with the address of each atomic word of the engine that is stored to,
+/// or that an exchange tries to store to, on the thread that does so.
 #[cfg(feature = "observed")]
 pub type Writes = fn(address: usize);
 
 #[cfg(feature = "observed")]
 static WRITES: AtomicPtr<Writes> = AtomicPtr::new(ptr::null_mut());
 
-/// From now on, `writes` is told of all threads' stores to atomics that are not models'.
+/// Reports the stores of all threads to the engine's atomics to `writes` from now on, except in
+/// models.
 #[cfg(feature = "observed")]
 pub fn writes(writes: &'static Writes) {
     WRITES.store(ptr::from_ref(writes).cast_mut(), super::sync::Ordering::Release);
 }
 
-/// Tells of a store to the word at `address`: for users of the engine whose own words are to be
-/// counted with its.
+/// Reports a store to the word at `address`. Users of the engine call it for their own words, so
+/// that those are counted, too.
 #[cfg(feature = "observed")]
 pub fn written(address: usize) {
     let writes = WRITES.load(super::sync::Ordering::Acquire);
-    // SAFETY: null, or from the `&'static` of `writes`, which nobody changes.
+    // SAFETY: null, or from the `&'static` of `writes`, which never changes.
     if let Some(writes) = unsafe { writes.as_ref() } {
         writes(address);
     }

@@ -1,53 +1,57 @@
-//! Which CPUs may hold entries of a guest: for platforms whose invalidations reach the CPU that
-//! executes them alone (x86, RISC-V; Power by `tlbiel`).
+//! The CPUs that may hold TLB entries of a guest, for platforms whose invalidations reach only the
+//! CPU that executes them (x86, RISC-V; Power by `tlbiel`).
 //!
-//! Entries are tagged, so a CPU goes on holding a guest's after it has left it. An invalidation has
-//! to reach those CPUs too, but need not interrupt them: it is enough that each invalidates before
-//! it enters the guest again. Invalidations are counted; a CPU remembers up to which it has
-//! forgotten.
+//! TLB entries are tagged, so a CPU may hold a guest's entries after it has left the guest. An
+//! invalidation has to reach those CPUs too, but need not interrupt them: it is enough that each
+//! invalidates before it enters the guest again. Invalidations are counted by a *generation*. Each
+//! CPU remembers up to which generation it has invalidated; below, it has *forgotten* that
+//! generation.
 //!
 //! # Protocol
 //! `generation` counts invalidations that have begun. Each CPU has a word: whether it is *inside*
 //! (it runs the guest, or is about to), and the generation up to which it has forgotten. Only that
-//! CPU writes it.
+//! CPU writes the word.
 //!
-//! A CPU, with interrupts off from 1 until the guest runs:
-//! 1. enters: makes its group known (once), and writes *inside* into its word;
-//! 2. a full fence;
+//! A CPU, with interrupts off from step 1 until the guest runs:
+//! 1. enters: marks its group as known (once), and writes *inside* into its word;
+//! 2. executes a full fence;
 //! 3. reads the generation;
-//! 4. if that is not the one in its word: invalidates all of the guest on itself, and only then
-//!    writes what it read in 3 into its word;
-//! 5. runs the guest. Interrupted, it does 3 and 4 again (*serves*), or leaves;
-//! 6. leaves: the guest runs no more, and its root is not walked; writes *outside* into its word.
+//! 4. if that differs from its word, invalidates all of the guest on itself, and only then writes
+//!    the generation that it read in step 3 into its word;
+//! 5. runs the guest. When it is interrupted, it repeats steps 3 and 4 (*serves*), or leaves;
+//! 6. leaves: it stops running the guest and walking its root, and writes *outside* into its word.
 //!
-//! Who invalidates, its stores to the tables behind it:
+//! A thread that invalidates, after its stores to the tables:
 //! 1. adds 1 to the generation, whose new value is `g`;
-//! 2. a full fence;
-//! 3. reads the words of all CPUs in known groups, and interrupts those that are inside and have
+//! 2. executes a full fence;
+//! 3. reads the words of all CPUs in known groups, and interrupts the CPUs that are inside and have
 //!    forgotten less than `g`;
 //! 4. waits until each of these is outside, or has forgotten `g`.
 //!
-//! *Invariant*: when 4 has ended, no CPU uses an entry, or a walk-cache entry, that was made before
-//! the tables' stores. Of the fences, one comes first. If the invalidator's does, the CPU's 3 reads
-//! `g` or later, synchronises with it, and the CPU invalidates before it runs the guest: what it
-//! walks afterwards it finds as stored. If the CPU's does, the invalidator's 3 finds it inside, or
-//! outside by a later leave, whose value it acquires: what the CPU did in the guest came before. A
-//! CPU that shows `g` as forgotten has read it in 3, hence has the stores, before it invalidated in
-//! 4. A group that the CPU found known was made known by another before the CPU's own fence: the
-//! same holds of that word.
+//! *Invariant*: when the thread's step 4 has ended, no CPU uses a TLB or walk-cache entry that was
+//! made before the stores to the tables. One of the two fences comes first.
+//! - If the thread's does, the CPU's step 3 reads `g` or later and synchronises with the thread, so
+//!   the CPU invalidates before it runs the guest, and its later walks find what the thread stored.
+//! - If the CPU's does, the thread's step 3 finds the CPU inside; or it finds the CPU outside by a
+//!   later leave, whose value it acquires, so all that the CPU did in the guest came before.
 //!
-//! Nobody waits but who invalidates, and for interrupts alone. `tests/loom/ran.rs` has the models,
+//! A CPU whose word shows `g` as forgotten has read `g` in step 3, and so sees the thread's stores,
+//! before it invalidated in step 4. If a CPU finds its group known, another CPU made it known
+//! before this CPU's own fence, so the same argument holds for the word of groups.
+//!
+//! Only the thread that invalidates waits, and only for interrupts. `tests/loom/ran.rs` has the
+//! models, and each order of two steps that breaks the protocol.
 //! and each order of two steps that breaks it.
 
 use crate::sync::{AtomicU64, Ordering, agreed};
 use core::fmt;
 
-/// In a CPU's word: it runs the guest, or is about to. Above it: the generation up to which it has
-/// forgotten.
+/// The bit of a CPU's word that says that it runs the guest, or is about to. Above the bit is the
+/// generation up to which it has forgotten.
 const INSIDE: u64 = 1;
 const SHIFT: u32 = 1;
-/// No CPU has forgotten what was before: the first to enter invalidates, as the root may lie where
-/// another guest's lay.
+/// The first generation. No CPU has forgotten it, so each CPU's first entry invalidates: another
+/// guest's root may have been at the same address.
 const FIRST: u64 = 1;
 
 /// One CPU's word, on a cache line of its own.
@@ -55,15 +59,16 @@ const FIRST: u64 = 1;
 #[repr(align(128))]
 struct Word(AtomicU64);
 
-/// A number on a cache line of its own: all CPUs read it at each entry.
+/// A number on a cache line of its own, which all CPUs read at each entry.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shared(AtomicU64);
 
-/// The CPUs that may hold entries of one guest, of `CPUS` at most; 128 bytes each.
+/// The CPUs that may hold entries of one guest, `CPUS` at most. It takes 128 bytes for each CPU.
 ///
-/// The owner keeps one beside each guest's tables. In place of a broadcast,
-/// [`Platform::invalidate`](crate::Platform::invalidate) calls [`Ran::invalidate`].
+/// Its owner keeps one for each guest, next to the guest's tables.
+/// [`Platform::invalidate`](crate::Platform::invalidate) calls [`Ran::invalidate`] instead of a
+/// broadcast.
 ///
 /// # Example
 ///
@@ -109,12 +114,12 @@ pub struct Ran<const CPUS: usize> {
     cpus: [Word; CPUS],
 }
 
-/// There is no CPU of that number.
+/// There is no CPU with that number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoCpu {
     /// The number.
     pub cpu: usize,
-    /// How many there are.
+    /// The number of CPUs.
     pub cpus: usize,
 }
 
@@ -136,7 +141,8 @@ macro_rules! constructors {
         }
 
         impl<const CPUS: usize> Ran<CPUS> {
-            /// No CPU has run the guest. Each one's first [`Ran::enter`] invalidates.
+            /// Makes the state of a guest that no CPU has run: each CPU's first [`Ran::enter`]
+            /// invalidates.
             #[expect(clippy::new_without_default, reason = "a `const fn` beside no other use")]
             pub $($const)? fn new() -> Self {
                 Self {
@@ -156,19 +162,19 @@ constructors!(const);
 constructors!();
 
 impl<const CPUS: usize> Ran<CPUS> {
-    /// CPUs of a group, for one bit each.
+    /// The number of CPUs in a group, which has one bit.
     const GROUP: usize = if CPUS > 64 { CPUS.div_ceil(64) } else { 1 };
 
     fn word(&self, cpu: usize) -> Result<&AtomicU64, NoCpu> {
         self.cpus.get(cpu).map(|word| &word.0).ok_or(NoCpu { cpu, cpus: CPUS })
     }
 
-    /// Before the calling CPU, number `cpu`, loads the guest's root and runs it: `flush`
-    /// invalidates all of the guest on this CPU, and is called if it may hold what is stale.
-    /// Returns whether it was.
+    /// Enters the guest: called on the CPU number `cpu`, before it loads the guest's root and runs
+    /// it. Calls `flush`, which invalidates all of the guest on this CPU, if the CPU may hold stale
+    /// entries. Returns whether it did.
     ///
-    /// Interrupts are off from here until the guest runs, and one that is pending then makes it
-    /// exit at once.
+    /// The caller keeps interrupts off from this call until the guest runs. An interrupt that is
+    /// pending then makes the guest exit at once.
     ///
     /// # Errors
     /// [`NoCpu`]; nothing is done, and the guest must not run.
@@ -182,8 +188,9 @@ impl<const CPUS: usize> Ran<CPUS> {
         Ok(self.catch_up(word, forgotten, flush))
     }
 
-    /// On the CPU number `cpu`, which is inside, and was interrupted out of the guest: as
-    /// [`Ran::enter`], of a CPU that goes on without leaving. Outside it does nothing.
+    /// Does what [`Ran::enter`] does for the CPU number `cpu` that is inside, was interrupted out
+    /// of the guest, and goes on without leaving. It is called on that CPU. For a CPU that is
+    /// outside it does nothing.
     ///
     /// # Errors
     /// [`NoCpu`]; nothing is done.
@@ -194,9 +201,10 @@ impl<const CPUS: usize> Ran<CPUS> {
         Ok(now & INSIDE != 0 && self.catch_up(word, now >> SHIFT, flush))
     }
 
-    /// The CPU number `cpu` has left the guest, and does not walk its tables ahead of use (RISC-V,
-    /// Power: hgatp, LPIDR are another's; x86 does not outside the guest). It keeps its entries:
-    /// it is not interrupted for them, and invalidates when it next enters, if it has to.
+    /// Leaves the guest: called on the CPU number `cpu` after it has left, and no longer walks the
+    /// guest's tables speculatively (RISC-V, Power: hgatp or LPIDR have another guest's value; an
+    /// x86 CPU does not walk them outside the guest). The CPU keeps its TLB entries. It is not
+    /// interrupted for them; it invalidates when it next enters, if it has to.
     ///
     /// # Errors
     /// [`NoCpu`]; nothing is done.
@@ -207,13 +215,15 @@ impl<const CPUS: usize> Ran<CPUS> {
         Ok(())
     }
 
-    /// Makes every CPU forget all of the guest, and returns once none can use what it held: CPUs
-    /// inside now are given to `interrupt`, which makes them [serve](Ran::serve) or
-    /// [leave](Ran::leave), and are waited for, by `wait` again and again. The others are noted.
+    /// Makes every CPU invalidate all of the guest, and returns once none can use its old entries.
+    /// It passes CPUs that are inside now to `interrupt`, which makes them [serve](Ran::serve) or
+    /// [leave](Ran::leave), and calls `wait` until they have. Other CPUs invalidate when they next
+    /// enter.
     ///
-    /// `interrupt` orders the caller's stores before the interrupt. The calling CPU is outside, or
-    /// its own number, given to `interrupt`, serves at once. Two that invalidate wait for each
-    /// other only where both are inside with interrupts off: so who does is outside.
+    /// `interrupt` orders the caller's stores before the interrupt. The calling CPU must be
+    /// outside, or its `interrupt` must serve at once when it gets its own number. Two CPUs that
+    /// invalidate while both are inside with interrupts off would wait for each other, so a CPU
+    /// that invalidates should be outside.
     pub fn invalidate(&self, interrupt: impl FnMut(usize), mut wait: impl FnMut()) {
         let announced = self.announce();
         announced.cpus().for_each(interrupt);
@@ -222,8 +232,8 @@ impl<const CPUS: usize> Ran<CPUS> {
         }
     }
 
-    /// [`Ran::invalidate`] in steps: begins, and returns whom to interrupt and to wait for. CPUs
-    /// that enter from now on invalidate first.
+    /// Begins [`Ran::invalidate`], and returns the CPUs to interrupt and to wait for. CPUs that
+    /// enter from now on invalidate first.
     pub fn announce(&self) -> Announced<'_, CPUS> {
         let generation = self.generation.0.fetch_add(1, Ordering::AcqRel) + 1;
         agreed();
@@ -247,7 +257,7 @@ impl<const CPUS: usize> Ran<CPUS> {
         }
     }
 
-    /// Invalidates if the generation is another than `forgotten`. The word says so afterwards only.
+    /// Invalidates if the generation differs from `forgotten`, and writes the word only afterwards.
     #[inline]
     fn catch_up(&self, word: &AtomicU64, forgotten: u64, flush: impl FnOnce()) -> bool {
         let generation = self.generation.0.load(Ordering::Acquire);
@@ -259,8 +269,8 @@ impl<const CPUS: usize> Ran<CPUS> {
         true
     }
 
-    /// [`Ran::enter`], and [`Ran::serve`] of a CPU that is inside, with a step left out or in
-    /// another place: for the models, which notice.
+    /// [`Ran::enter`], and [`Ran::serve`] of a CPU that is inside, with a step left out or moved.
+    /// The models have to fail with it.
     #[cfg(loom)]
     #[doc(hidden)]
     pub fn enter_broken(&self, cpu: usize, broken: Broken, flush: impl FnOnce()) {
@@ -294,18 +304,18 @@ impl<const CPUS: usize> Ran<CPUS> {
     }
 }
 
-/// What [`Ran::enter_broken`] does wrong.
+/// The way in which [`Ran::enter_broken`] is wrong.
 #[cfg(loom)]
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub enum Broken {
-    /// 3 before 1.
+    /// Step 3 comes before step 1.
     ReadsFirst,
-    /// 2 left out.
+    /// Step 2 is left out.
     NoFence,
-    /// In 4, the word before the invalidation.
+    /// Step 4 writes the word before it invalidates.
     SaysSoFirst,
-    /// In 4, the generation that is there by then.
+    /// Step 4 writes the generation that it reads again after the invalidation.
     ReadsAgain,
 }
 
@@ -318,7 +328,7 @@ pub struct Announced<'r, const CPUS: usize> {
 }
 
 impl<const CPUS: usize> Announced<'_, CPUS> {
-    /// CPUs that are inside and have not forgotten: to be interrupted.
+    /// Returns the CPUs that are inside and have not invalidated yet, which are to be interrupted.
     pub fn cpus(&self) -> impl Iterator<Item = usize> {
         let Self { ran, generation } = *self;
         let groups = ran.groups.0.load(Ordering::Relaxed);
@@ -331,7 +341,7 @@ impl<const CPUS: usize> Announced<'_, CPUS> {
         })
     }
 
-    /// Whether no CPU can use any more what it held as the invalidation began.
+    /// Whether no CPU can use any more an entry that it held when the invalidation began.
     pub fn is_done(&self) -> bool {
         self.cpus().next().is_none()
     }

@@ -1,8 +1,10 @@
 //! Tables that were unlinked, until neither hardware nor software can be in them.
 //!
-//! A list of tables is a chain of addresses: the first slot of each holds a retired marker with the
-//! address of the next; 0 ends it. A table is in one place: in the chain of the thread that
-//! unlinked it, in one of the two lists, or among those that wait for software walkers.
+//! A list of tables is a chain of addresses: the first slot of each table holds a retired marker
+//! with the address of the next, and address 0 ends the list. A table is in one place: in the chain
+//! of the thread that unlinked it, in one of the two lists, or among those that wait for software
+//! walkers.
+//!
 //! *Invariant*: a table in the list `invalidated` was unlinked before an invalidation of its
 //! addresses, walk caches included, that has completed.
 
@@ -13,10 +15,10 @@ use crate::sync::{AtomicU64, Ordering, Turn};
 use crate::table::{self, Frame, Slot};
 use core::marker::PhantomData;
 
-/// Tables that one thread has unlinked, and nobody else knows.
+/// Tables that one thread has unlinked, and that no other thread knows.
 #[derive(Debug)]
 pub(crate) struct Chain<F> {
-    /// The addresses of the first and the last; 0 if there is none.
+    /// The addresses of the first and the last table; 0 if there is none.
     head: u64,
     tail: u64,
     len: usize,
@@ -30,12 +32,12 @@ impl<F: Format> Chain<F> {
         self.head == 0
     }
 
-    /// How many tables.
+    /// Returns the number of tables.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Adds a table whose slots, of which `first` is the first, all say that it is retired.
+    /// Adds a table. `first` is its first slot; all its slots say that it is retired.
     pub fn add(&mut self, table: Hpa, first: &Slot) {
         first.release(F::retired(Hpa(0)), F::retired(Hpa(self.head)));
         if self.is_empty() {
@@ -45,14 +47,14 @@ impl<F: Format> Chain<F> {
         self.len += 1;
     }
 
-    /// Takes all of it.
+    /// Takes all tables out of the chain.
     pub fn take(&mut self) -> Self {
         core::mem::replace(self, Self::EMPTY)
     }
 }
 
-/// A list that is pushed to by many and taken as a whole: so a head that comes back is the list's
-/// head, and a link may be rewritten until the push succeeds.
+/// A list to which many threads push, and which is taken only as a whole. So a head that was seen
+/// before is the head again (no ABA problem), and a push may rewrite its link until it succeeds.
 #[derive(Debug)]
 struct List(AtomicU64);
 
@@ -66,7 +68,7 @@ impl List {
         if chain.is_empty() {
             return;
         }
-        // SAFETY: the chain's tables are allocated, and this thread's until the push succeeds.
+        // SAFETY: the chain's tables are allocated, and this thread's own until the push succeeds.
         let last = unsafe { &table::slots(platform, Hpa(chain.tail), 1)[0] };
         let mut marker = F::retired(Hpa(0));
         let mut head = self.0.load(Ordering::Relaxed);
@@ -93,24 +95,26 @@ impl List {
     }
 }
 
-/// All tables of a guest that were unlinked and not given back, away from what every walk reads.
+/// All tables of a guest that were unlinked and not given back. They are on a cache line apart from
+/// what every walk reads.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Retired {
-    /// Hardware may hold them in walk caches.
+    /// Tables that hardware may still have in walk caches.
     unlinked: List,
-    /// Hardware has forgotten them.
+    /// Tables that hardware has no entries of.
     invalidated: List,
-    /// Of both, tables that only software walkers may be in.
+    /// Tables of both kinds that only software walkers may still be in.
     forgotten: Forgotten,
-    /// Whose holder alone changes `forgotten`.
+    /// The thread that has the turn is the only one to change `forgotten`.
     turn: Turn,
 }
 
 /// Two lists of tables, and the clock's reading from which on no walker is in them.
 ///
 /// *Invariant*: the reading was taken after the last of the tables was unlinked, and after an
-/// invalidation that covers them. Lists are added where both are empty, so the reading is theirs.
+/// invalidation that covers them. Lists are put here only where both are empty, so the reading is
+/// right for both.
 #[derive(Debug)]
 struct Forgotten {
     lists: [AtomicU64; 2],
@@ -128,7 +132,8 @@ impl Forgotten {
         self.lists.iter().zip(lists).for_each(|(list, head)| list.store(head, Ordering::Relaxed));
     }
 
-    /// Gives the tables back if `passed` says of the reading that no walker can be in them.
+    /// Gives the tables back if `passed`, called with the reading, says that no walker can be in
+    /// them.
     fn free<F: Format>(&self, platform: &impl Platform, passed: impl Fn(u64) -> bool) -> usize {
         let lists = self.lists(Ordering::Relaxed);
         if lists == [0, 0] || !passed(self.since.load(Ordering::Relaxed)) {
@@ -150,12 +155,12 @@ impl Retired {
         }
     }
 
-    /// Keeps tables whose invalidation has completed.
+    /// Adds tables whose invalidation has completed.
     pub fn invalidated<F: Format>(&self, platform: &impl Platform, chain: &Chain<F>) {
         self.invalidated.push(platform, chain);
     }
 
-    /// Keeps tables that walk caches may hold.
+    /// Adds tables that walk caches may hold.
     pub fn unlinked<F: Format>(&self, platform: &impl Platform, chain: &Chain<F>) {
         self.unlinked.push(platform, chain);
     }
@@ -168,9 +173,9 @@ impl Retired {
             && self.forgotten.lists(Ordering::Acquire) == [0, 0]
     }
 
-    /// Gives back what no walker can be in; returns how many. `invalidate` is called for tables
-    /// that hardware may hold, `now` says from which reading on software has left, `passed` whether
-    /// it has.
+    /// Gives back the tables that no walker can be in, and returns how many. It calls `invalidate`
+    /// for tables that hardware may hold, `now` for the reading from which on walkers are not in
+    /// the tables, and `passed` to learn whether all earlier walkers have left.
     pub fn reclaim<F: Format>(
         &self,
         platform: &impl Platform,
@@ -197,7 +202,8 @@ impl Retired {
         freed
     }
 
-    /// Gives back all of them: nobody, hardware or software, is in the tables any more.
+    /// Gives back all tables. The caller knows that neither hardware nor software is in them any
+    /// more.
     pub fn free_all<F: Format>(&self, platform: &impl Platform) {
         self.forgotten.free::<F>(platform, |_| true);
         self.forgotten.set([self.unlinked.take(), self.invalidated.take()]);
@@ -205,18 +211,18 @@ impl Retired {
     }
 }
 
-/// Frees the tables of a list that nobody else knows any more.
+/// Frees the tables of a list that no other thread knows any more.
 fn free_list<F: Format>(platform: &impl Platform, mut next: u64) -> usize {
     let mut freed = 0;
     while next != 0 {
         let hpa = Hpa(next);
-        // SAFETY: a chain put the table on the list, and this takes the first of its slots; the
-        // table is freed below, after its only use.
+        // SAFETY: the table is on a list, so it is allocated. This reads its first slot only, and
+        // the table is freed below, after that.
         let first = unsafe { &table::slots(platform, hpa, 1)[0] };
         next = F::table_address(first.load()).0;
-        // SAFETY: the table came from a cache, which allocates so many bytes; it is unlinked;
-        // no hardware (`reclaim`) and no software (`passed`) can be in it; and `Forgotten::free`
-        // has taken it off the list: nobody else owns it.
+        // SAFETY: the table came from a cache, which allocates `TABLE_BYTES`; it is unlinked; no
+        // hardware (`reclaim`) and no software (`passed`) can be in it; and `Forgotten::free` has
+        // taken it off the list, so no other code owns it.
         unsafe {
             if let Some(frame) = Frame::from_hpa(hpa) {
                 platform.free(frame, F::TABLE_BYTES);

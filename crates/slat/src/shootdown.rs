@@ -1,21 +1,21 @@
-//! What must be invalidated, as a value that must be used.
+//! Invalidations as values that must be used.
 
 use crate::addr::{GpaRange, PageSize};
 use crate::format::Format;
 use crate::platform::Platform;
 use crate::tables::Tables;
 
-/// One invalidation of stale translations, to be executed by a [`Platform`].
+/// An invalidation of stale translations, which a [`Platform`] executes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Invalidation {
     /// The guest whose tables changed.
     pub vmid: Vmid,
-    /// The addresses; `None` for all of the guest.
+    /// The guest physical addresses; `None` for all of the guest.
     pub range: Option<GpaRange>,
-    /// The size of every changed leaf, where it is one (Arm: a TTL hint); `None` if mixed, and
-    /// void with `tables`.
+    /// The size of every changed leaf, if all have one size (Arm: a TTL hint); `None` if sizes are
+    /// mixed. It does not apply where `tables` is set.
     pub leaf: Option<PageSize>,
-    /// Tables were unlinked: walk caches hold stale entries too, not last levels only.
+    /// Tables were unlinked: invalidate walk caches, too, and not last levels only.
     pub tables: bool,
 }
 
@@ -23,22 +23,23 @@ pub struct Invalidation {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Vmid(pub u16);
 
-/// Stale translations of one guest, gathered: the hull of what changed, (0, 0) if nothing did.
+/// The stale translations of one guest, as one range that covers them all; (0, 0) if there are
+/// none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Owed {
     start: u64,
     end: u64,
     /// Bit `n`: leaves of `2^n` bytes changed.
     sizes: u64,
-    /// [`TABLES`], [`TAKEN`], and a [`CLEAN`] for each clean of dirty state under way that it
-    /// counts. One word, as all of the fields: bytes that are written one by one and read back at
-    /// once hold up a short operation.
+    /// [`TABLES`], [`TAKEN`], and a [`CLEAN`] for each guard that is counted as cleaning dirty
+    /// state. It is one word, as all the fields are: bytes that are written one by one and then
+    /// read back as a word stall a short operation.
     state: u64,
 }
 
 /// A table was unlinked.
 const TABLES: u64 = 1;
-/// Rights or dirty state were taken: a guard that owes this does not leave it to others.
+/// Rights or dirty state were taken: a guard that owes this completes it when it is dropped.
 const TAKEN: u64 = 2;
 const CLEAN: u64 = 4;
 
@@ -49,14 +50,14 @@ impl Owed {
         self.end == 0
     }
 
-    /// Nothing stale, and no clean under way.
+    /// Whether nothing is stale, and no clean is under way.
     #[inline(always)]
     pub const fn is_untouched(&self) -> bool {
         self.end | self.state == 0
     }
 
-    /// Leaves it to `guest`, whose guard is dropped. Word by word: a pointer to it would keep every
-    /// guard in memory, which costs a lookup a fifth of its time.
+    /// Hands what a dropped guard owes to the guest. It is passed word by word: a pointer to it
+    /// would keep every guard in memory, which costs a lookup a fifth of its time.
     #[inline(always)]
     pub fn let_go<F: Format, P: Platform>(&self, guest: &Tables<'_, F, P>) {
         #[cold]
@@ -90,7 +91,7 @@ impl Owed {
         self.cover(start, end);
     }
 
-    /// What was added took rights or dirty state.
+    /// Notes that a right or dirty state was taken.
     #[inline]
     pub const fn take(&mut self) {
         self.state |= TAKEN;
@@ -100,12 +101,12 @@ impl Owed {
         self.state & TABLES != 0
     }
 
-    /// Whether a right that was taken may still be used.
+    /// Whether a CPU may still use a right that was taken.
     pub const fn is_taken(&self) -> bool {
         self.state & TAKEN != 0
     }
 
-    /// It is counted among the cleans that are under way, from now on.
+    /// Counts it among the cleans that are under way.
     pub const fn clean(&mut self) {
         self.state += CLEAN;
     }
@@ -130,11 +131,11 @@ impl Owed {
         }
     }
 
-    /// The one invalidation that covers all.
+    /// Returns the one invalidation that covers everything.
     ///
-    /// A leaf size narrows it only where changes of size break the entry first: elsewhere a CPU
-    /// may hold the block of a split whose shootdown is still owed, and an invalidation of pages
-    /// alone may leave it.
+    /// It names a leaf size only where a change of size breaks the entry first. Elsewhere a CPU may
+    /// hold the block of a split whose shootdown is still owed, and an invalidation of pages alone
+    /// may leave that block in the TLB.
     #[inline]
     pub fn invalidation(&self, vmid: Vmid, breaks: bool) -> Option<Invalidation> {
         if self.is_nothing() {
@@ -152,9 +153,9 @@ impl Owed {
 
 /// Stale translations that operations left behind: an obligation to invalidate them.
 ///
-/// Merged, one invalidation serves many operations, also of several threads. Until
-/// [`Shootdown::complete`] has returned, a vCPU may go on using what was removed or restricted.
-/// Dropped, it joins what the guest owes: the next that completes covers it.
+/// Merged, one invalidation covers several operations, also of several threads. Until
+/// [`Shootdown::complete`] has returned, a vCPU may go on using what was removed or restricted. A
+/// dropped shootdown joins what the guest owes: the next thread that completes covers it.
 #[must_use = "until the shootdown completes, vCPUs may use the old translations"]
 #[derive(Debug)]
 pub struct Shootdown<'t, 'p, F: Format, P: Platform> {
@@ -167,12 +168,13 @@ impl<'t, 'p, F: Format, P: Platform> Shootdown<'t, 'p, F, P> {
         Self { tables, owed }
     }
 
-    /// What is owed; `None` if nothing stale was left behind.
+    /// Returns the invalidation that is owed; `None` if nothing stale was left behind.
     pub fn owed(&self) -> Option<Invalidation> {
         self.tables.invalidation(&self.owed)
     }
 
-    /// Joins another: one invalidation of the hull of both. Another guest's is completed at once.
+    /// Merges another into one invalidation of a range that covers both. If the other belongs to
+    /// another guest, it is completed at once instead.
     pub fn merge(&mut self, mut other: Self) {
         if core::ptr::eq(self.tables, other.tables) {
             self.owed.merge(core::mem::replace(&mut other.owed, Owed::NOTHING));
@@ -181,7 +183,8 @@ impl<'t, 'p, F: Format, P: Platform> Shootdown<'t, 'p, F, P> {
         }
     }
 
-    /// Executes what is owed and returns once it has completed on all CPUs.
+    /// Executes the invalidation, and those that dropped values left behind; returns once they have
+    /// completed on all CPUs.
     pub fn complete(mut self) {
         self.tables.complete(core::mem::replace(&mut self.owed, Owed::NOTHING));
     }

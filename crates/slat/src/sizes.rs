@@ -1,22 +1,24 @@
-//! How many leaves came to be, and went, by their size: known without a walk.
+//! Counts of the leaves that operations added and removed, by size, so that they are known without
+//! a walk.
 //!
-//! Every operation knows which leaves it fills and empties. Its guard keeps the sum, and whoever
-//! has the guards adds them up: so no counter is shared by the threads that work on a guest.
+//! Every operation knows which leaves it fills and empties. Its guard keeps the sum, and the owner
+//! of the guards adds the sums up, so the threads that work on a guest share no counter.
 
 use crate::format::Format;
 use core::ops::AddAssign;
 
-/// Levels that may have leaves.
+/// The number of levels that may have leaves.
 const LEVELS: usize = 3;
 
-/// Leaves that came to be less those that went, by level; what a split replaces went, and what
-/// takes its place came to be. Members of groups ([`Guard::map_contiguous`]) are counted apart.
+/// The leaves that were added less those that were removed, by level. A split removes the leaf that
+/// it replaces, and adds those that take its place. Members of groups ([`Guard::map_contiguous`])
+/// are counted apart.
 ///
-/// Operations of a [`Guard`] are in it, whatever tables it is in; those that have no guard
-/// ([`Inactive`], [`AddressSpace`]) are not.
+/// It includes all operations of a [`Guard`], in any tables. Operations without a guard
+/// ([`Inactive`], [`AddressSpace`]) are not included.
 ///
-/// The sum over all guards that were in some tables since they were made is what is mapped there,
-/// while none of them is in an operation.
+/// The sum over all guards that were in some tables since they were made is the number of leaves
+/// that are mapped there, while none of the guards is in an operation.
 ///
 /// [`AddressSpace`]: crate::AddressSpace
 /// [`Guard`]: crate::Guard
@@ -29,22 +31,22 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// None came, none went.
+    /// No leaf was added or removed.
     pub const NONE: Self = Self { leaves: [0; LEVELS], members: [0; LEVELS] };
 
-    /// Leaves at `level` that are in no group; 0 where the level has none.
+    /// Returns the leaves at `level` that are in no group; 0 if the level has none.
     #[inline]
     pub fn leaves(&self, level: u8) -> i64 {
         self.leaves.get(level as usize).copied().unwrap_or(0)
     }
 
-    /// Leaves at `level` that are members of groups; 0 where the level has none.
+    /// Returns the leaves at `level` that are members of groups; 0 if the level has none.
     #[inline]
     pub fn members(&self, level: u8) -> i64 {
         self.members.get(level as usize).copied().unwrap_or(0)
     }
 
-    /// Whether nothing came or went.
+    /// Whether all counts are 0.
     #[inline]
     pub fn is_none(&self) -> bool {
         *self == Self::NONE
@@ -64,19 +66,19 @@ impl Sizes {
         }
     }
 
-    /// Members at `level` became leaves of their own.
+    /// Counts members at `level` that became single leaves.
     pub(crate) fn unfold(&mut self, level: u8, members: usize) {
         self.add_members(level, -(members as i64));
         self.add(level, members as i64);
     }
 
-    /// A block at `level` became a table whose slots are leaves, but for those that link one of the
-    /// `tables - 1` tables of the level below it, all of whose slots are.
+    /// Counts a block at `level` that became a table of leaves, except for its slots that link one
+    /// of the `tables - 1` tables of leaves of the level below.
     pub(crate) fn split<F: Format>(&mut self, level: u8, tables: u64) {
         self.splits::<F>(level, tables, 1);
     }
 
-    /// What [`Sizes::split`] said of the block was not so.
+    /// Takes back a [`Sizes::split`] that did not happen.
     #[cold]
     pub(crate) fn unsplit<F: Format>(&mut self, level: u8, tables: u64) {
         self.splits::<F>(level, tables, -1);

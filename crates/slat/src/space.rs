@@ -1,4 +1,4 @@
-//! Tables with one owner, who needs nothing else: no seat, no cache, no guard.
+//! Tables with one owner, which needs no seat, no cache and no guard.
 
 mod cursor;
 
@@ -16,18 +16,18 @@ use crate::shootdown::Vmid;
 use crate::tables::{Contended, Halted, NewError, Tables, Translation};
 use core::fmt;
 
-/// A guest's address space with one owner: what others call a page table.
+/// A guest's address space with one owner: what other libraries call a page table.
 ///
 /// The tables are live: CPUs may have the root loaded. A call that changes them takes `&mut self`,
 /// allocates the table pages that it needs, splits blocks that its range cuts, invalidates what it
-/// has to, and gives back tables that it left empty: when it returns, it is complete. Owners who
-/// have several threads, or want one invalidation for many calls, dirty logs and ageing, use
-/// [`AddressSpace::guard`], or [`Tables`] from the start.
+/// has to, and gives back tables that it left empty. When it returns, all of that is complete. An
+/// owner that has several threads, or needs dirty logs, ageing, or one invalidation for many calls,
+/// uses [`AddressSpace::guard`], or [`Tables`] from the start.
 ///
-/// Dropped, it leaks its tables, as hardware may be walking them: see [`AddressSpace::destroy`].
+/// Dropping it leaks its tables, as hardware may be walking them: see [`AddressSpace::destroy`].
 ///
-/// Tables are given back in calls that take `&mut self` alone, so lookups and guards, which borrow
-/// it, need no seat; [`Tables`], which several threads reclaim, are not at hand beside them:
+/// Only calls that take `&mut self` give tables back. So lookups and guards, which borrow it, need
+/// no seat. [`Tables`], which several threads may reclaim, are not available beside them:
 /// ```compile_fail,E0502
 /// # use slat::*;
 /// fn look<F: Format, P: Platform>(space: &mut AddressSpace<'_, F, P>) {
@@ -39,30 +39,31 @@ use core::fmt;
 #[derive(Debug)]
 pub struct AddressSpace<'p, F: Format, P: Platform> {
     tables: Tables<'p, F, P>,
-    /// Where a page was mapped last.
+    /// The table in which a page was mapped last.
     cursor: Cursor,
 }
 
-/// Table pages that a call asks the platform for at once.
+/// The number of table pages that a call asks the platform for at once.
 const BATCH: usize = 8;
 
-/// Runs of leaves that an unmap hands out after one invalidation.
+/// The number of runs of leaves that an unmap hands out after one invalidation.
 const RUNS: usize = 16;
 
-/// Why an address space was not changed, or not all of a range.
+/// Why an address space, or part of a range in it, was not changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SpaceError {
-    /// Nothing was mapped: the range, the memory's address, the size of leaves or the attributes
-    /// cannot be so, or something else is mapped there.
+    /// Nothing was mapped: the range, the host address, the size of leaves or the attributes are
+    /// not valid, something else is mapped there, or an address has an owner.
     Map(MapError),
-    /// Nothing was changed: the range, or the rights, cannot be so.
+    /// Nothing was changed: the range, the rights or the software bits are not valid.
     Change(ChangeError),
-    /// Nothing was unmapped: the range cannot be so.
+    /// Nothing was unmapped: the range is not valid.
     Unmap(UnmapError),
-    /// A block that an end of the range cuts was not split.
+    /// A block that an end of the range cuts could not be split.
     Split(SplitError),
-    /// The platform has no table page for it. What precedes the address is done.
+    /// The platform has no more table pages. [`AddressSpace::map`] has mapped what precedes the
+    /// address; other calls have changed nothing, but may have split a block.
     OutOfFrames,
 }
 
@@ -80,16 +81,17 @@ impl fmt::Display for SpaceError {
 
 impl core::error::Error for SpaceError {}
 
-/// What is left of a range from an address in it.
+/// Returns the part of a range from an address in it on.
 fn rest(range: GpaRange, at: Gpa) -> GpaRange {
     GpaRange::new(at, range.end().0 - at.0).unwrap_or(range)
 }
 
 impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
-    /// Empty tables for guest physical addresses of `address_bits`, which decide where walks start.
+    /// Makes empty tables for guest physical addresses of `address_bits` bits, which decide at
+    /// which level walks start.
     ///
     /// # Errors
-    /// Those of [`Tables::new`].
+    /// The errors of [`Tables::new`].
     pub fn new(
         format: F,
         vmid: Vmid,
@@ -100,22 +102,22 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         Ok(Self { tables, cursor: Cursor::new() })
     }
 
-    /// The address of the root, as [`Tables::root`].
+    /// Returns the address of the root, as [`Tables::root`].
     pub const fn root(&self) -> Hpa {
         self.tables.root()
     }
 
-    /// Where hardware starts its walks.
+    /// Returns the level at which hardware starts its walks, and the size of the root.
     pub const fn geometry(&self) -> Geometry {
         self.tables.geometry()
     }
 
-    /// The format, as configured.
+    /// Returns the format, as configured.
     pub const fn format(&self) -> &F {
         self.tables.format()
     }
 
-    /// What CPUs know the guest by.
+    /// Returns the guest's present VMID.
     pub fn vmid(&self) -> Vmid {
         self.tables.vmid()
     }
@@ -123,55 +125,59 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// As [`Tables::renew`].
     ///
     /// # Safety
-    /// That of [`Tables::renew`].
+    /// The contract of [`Tables::renew`].
     pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
         // SAFETY: the caller's promise is the callee's.
         unsafe { self.tables.renew(vmid) }
     }
 
-    /// The machine under the tables.
+    /// Returns the platform that the tables use.
     pub const fn platform(&self) -> &'p P {
         self.tables.platform()
     }
 
-    /// The tables, for threads that have seats, beside each other and beside the hardware: they may
-    /// reclaim while they are at it.
+    /// Returns the tables, for threads that have seats. They may work on the tables, and reclaim,
+    /// at once.
     pub fn tables(&mut self) -> &Tables<'p, F, P> {
         self.cursor.forget();
         &self.tables
     }
 
-    /// All operations of the engine. Any number of threads have guards of their own at once, beside
-    /// the hardware, and none needs a seat. What an operation leaves stale is
-    /// [completed](Guard::complete) by the caller, or as the guard is dropped. Tables that it
-    /// unlinks stay until [`AddressSpace::reclaim`].
+    /// Enters the tables: all operations of the engine are methods of the guard. Any number of
+    /// threads have guards of their own at once, and none needs a seat. The caller
+    /// [completes](Guard::complete) what an operation leaves stale; if it took rights or dirty
+    /// state, dropping the guard completes it. Tables that an operation unlinks stay until
+    /// [`AddressSpace::reclaim`].
     pub fn guard(&self) -> Guard<'_, 'p, F, P> {
         self.cursor.forget();
-        // SAFETY: the guard borrows `self`, and `reclaim` is called where it is borrowed mutably:
-        // here, and by who has `AddressSpace::tables`.
+        // SAFETY: the guard borrows `self`, so no thread calls `Tables::reclaim` while it lives:
+        // only methods that borrow `self` mutably do, and users of `AddressSpace::tables`, which
+        // also borrows it mutably.
         unsafe { self.tables.enter_unseated() }
     }
 
     /// As [`Tables::add_consumer`].
     ///
     /// # Errors
-    /// Those of [`Tables::add_consumer`].
+    /// The errors of [`Tables::add_consumer`].
     pub fn add_consumer(&mut self, mark: Software) -> Result<Consumer, ConsumerError> {
         self.tables.add_consumer(mark)
     }
 
     /// Gives back tables that [guards](AddressSpace::guard) have unlinked, and returns how many, as
-    /// [`Tables::reclaim`]. [`AddressSpace::unmap`] and [`AddressSpace::discard`] do so at their end.
+    /// [`Tables::reclaim`]. [`AddressSpace::unmap`] and [`AddressSpace::discard`] do so at their
+    /// end.
     pub fn reclaim(&mut self) -> usize {
         self.cursor.forget();
         self.tables.reclaim()
     }
 
     /// Maps `range` to the memory at `hpa`, with leaves of at most `largest`, as large as alignment
-    /// allows. What is mapped there already, to the same memory with the same attributes, stays.
+    /// allows. Leaves that map the same memory with the same attributes already stay.
     ///
     /// # Errors
-    /// [`SpaceError::Map`], [`SpaceError::OutOfFrames`].
+    /// [`SpaceError::Map`]: nothing is mapped. [`SpaceError::OutOfFrames`]: what precedes the
+    /// address is.
     #[inline]
     pub fn map(
         &mut self,
@@ -210,7 +216,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
             let Err(Halted { at, why }) = result else { break };
             match why {
                 MapError::CacheEmpty if page => {
-                    // As many as are missing.
+                    // The cache needs as many pages as tables are missing.
                     let (_, missing) = guard.tables.descend(at.0, 0, |_, _| ());
                     fill(&mut cache, at, usize::from(missing.max(1)))?;
                 }
@@ -227,22 +233,27 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         Ok(())
     }
 
-    /// Sets the rights of all that is mapped in `range` to exactly `rights`, as
-    /// [`Guard::protect`]; a block that the range cuts is split. Returns the bytes that changed. No
-    /// CPU uses other rights when this returns.
+    /// Sets the rights of all that is mapped in `range` to exactly `rights`, as [`Guard::protect`],
+    /// and splits a block that the range cuts. Returns the bytes that changed. No CPU uses the old
+    /// rights when this returns.
     ///
     /// # Errors
-    /// [`SpaceError::Change`], [`SpaceError::OutOfFrames`].
+    /// [`SpaceError::Change`] of [`ChangeError::Range`], or of [`ChangeError::Attributes`] for
+    /// rights that the format, as configured, cannot express; [`SpaceError::OutOfFrames`] where a
+    /// block that the range cuts cannot be split. No leaf's rights are changed.
     pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Halted<SpaceError>> {
         self.change(range, |guard, left| guard.protect(left, rights))
     }
 
     /// Sets the software bits `set` of all that is mapped in `range`, and clears those of `clear`,
-    /// as [`Guard::set_software`]; a block that the range cuts is split. Returns the bytes that
-    /// changed.
+    /// as [`Guard::set_software`]; it splits a block that the range cuts, unless that has the bits
+    /// already. Returns the bytes that changed.
     ///
     /// # Errors
-    /// [`SpaceError::Change`], [`SpaceError::OutOfFrames`].
+    /// [`SpaceError::Change`] of [`ChangeError::Range`], of [`ChangeError::Attributes`] for bits
+    /// that the format lacks, or of [`ChangeError::Consumers`] for marks of consumers;
+    /// [`SpaceError::OutOfFrames`] where a block that the range cuts cannot be split. No leaf's
+    /// bits are changed.
     pub fn set_software(
         &mut self,
         range: GpaRange,
@@ -252,7 +263,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         self.change(range, |guard, left| guard.set_software(left, set, clear))
     }
 
-    /// Changes leaves until all are changed; a block that the range cuts is split.
+    /// Repeats `change` until all leaves are changed, and splits a block that the range cuts.
     fn change(
         &mut self,
         range: GpaRange,
@@ -275,19 +286,21 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         }
     }
 
-    /// Unmaps `range`, and hands what was there to `removed`, in runs of neighbouring leaves of one
-    /// kind, once no CPU can reach it; a block that the range cuts is split. Returns the bytes that
-    /// were mapped. Where `removed` panics, what it was not given is unmapped all the same.
+    /// Unmaps `range`, and splits a block that the range cuts. Hands what was mapped to `removed`,
+    /// in runs of adjacent leaves with the same attributes, once no CPU can reach it. Returns the
+    /// bytes that were mapped. If `removed` panics, up to 16 further runs may be unmapped without
+    /// having been handed out; the rest of the range stays mapped.
     ///
     /// # Errors
-    /// [`SpaceError::Unmap`], [`SpaceError::OutOfFrames`].
+    /// [`SpaceError::Unmap`], and [`SpaceError::OutOfFrames`] where a block that the range cuts
+    /// cannot be split: nothing is unmapped.
     pub fn unmap(
         &mut self,
         range: GpaRange,
         removed: impl FnMut(Removed),
     ) -> Result<u64, Halted<SpaceError>> {
         self.cursor.forget();
-        // A page is one run.
+        // A page makes one run.
         if range.size() == 1 << F::PAGE_SHIFT {
             self.unmap_runs(range, &mut [Place::EMPTY], removed)
         } else {
@@ -323,13 +336,13 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         Ok(bytes)
     }
 
-    /// Unmaps `range`, as [`AddressSpace::unmap`], for an owner who knows what memory is behind it:
-    /// nothing is handed out. No CPU reaches any of it when this returns.
+    /// Unmaps `range`, as [`AddressSpace::unmap`], for an owner that knows which memory is behind
+    /// it: it hands nothing out. No CPU reaches any of it when this returns.
     ///
-    /// Tables that the range covers whole are dropped unseen: entries of pages in them are not
-    /// read, and one invalidation serves all such tables. Another serves what lies beside them,
-    /// however much it is. Where addresses have, or had, owners ([`Guard::set_owner`]), all entries
-    /// are read, as owners keep theirs.
+    /// Tables that the range covers whole are dropped without reading their entries of pages, and
+    /// one invalidation covers all such tables. Another covers everything beside them. Where
+    /// addresses have, or had, owners ([`Guard::set_owner`]), this reads all entries, as an owner
+    /// keeps its entry.
     ///
     /// # Errors
     /// [`SpaceError::Unmap`], and [`SpaceError::OutOfFrames`] where a block that the range cuts
@@ -362,7 +375,8 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         Ok(())
     }
 
-    /// Unmaps the leaf that `gpa` lies in: its address, size, memory and attributes.
+    /// Unmaps the leaf that translates `gpa`, and returns its address, size, memory and attributes;
+    /// `None` if nothing is mapped there.
     ///
     /// # Errors
     /// [`SpaceError::Unmap`].
@@ -375,17 +389,17 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         Ok(found)
     }
 
-    /// What `gpa` translates to; `None` if nothing is mapped there.
+    /// Translates `gpa`; `None` if nothing is mapped there.
     #[inline]
     pub fn query(&self, gpa: Gpa) -> Option<Translation> {
-        // Nobody reclaims: that takes `&mut self`, and here it is borrowed.
+        // No thread reclaims: that takes `&mut self`, and `self` is borrowed here.
         match self.tables.translate(gpa) {
             Ok(found) => found,
             Err(Contended { .. }) => self.query_again(gpa),
         }
     }
 
-    /// Who holds the entry, in a guard of another thread, lets it go in a few steps.
+    /// The thread that holds the entry, in a guard of its own, releases it in a few steps.
     #[cold]
     #[inline(never)]
     fn query_again(&self, gpa: Gpa) -> Option<Translation> {
@@ -397,16 +411,16 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         }
     }
 
-    /// Gives back every table.
+    /// Gives back every table to the platform.
     ///
     /// # Safety
-    /// No CPU has the root loaded, nor will load it.
+    /// No CPU has the root loaded, nor loads it later.
     pub unsafe fn destroy(self) {
         // SAFETY: the caller's promise is the callee's.
         unsafe { self.tables.deactivate() }.destroy();
     }
 
-    /// Splits the blocks that an end of the range cuts, down to pages there.
+    /// Splits the blocks that an end of the range cuts, down to pages at that end.
     fn split_edges(&mut self, range: GpaRange) -> Result<(), Halted<SpaceError>> {
         let platform = self.tables.platform();
         let page = F::size(0);
@@ -431,7 +445,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     }
 }
 
-/// Table pages for an operation that stopped for lack of them.
+/// Adds table pages to the cache of an operation that stopped for lack of them.
 fn fill<F: Format, P: Platform>(
     cache: &mut TableCache<'_, F, P>,
     at: Gpa,

@@ -1,9 +1,9 @@
-//! One shim over the atomics, so that the same code runs on hardware, under `loom` and under
+//! A shim over the atomics, so that the same code runs on hardware, under `loom` and under
 //! `shuttle`.
 //!
 //! Loom explores every interleaving of small models, and what weak orderings allow. Shuttle samples
-//! the interleavings of larger ones, and takes every access as sequentially consistent: what it
-//! proves of a protocol holds of its order of steps, not of its memory orderings.
+//! interleavings of larger models, and treats every access as sequentially consistent: it tests the
+//! order of a protocol's steps, not its memory orderings.
 
 #[cfg(not(any(loom, shuttle, feature = "observed")))]
 pub use core::sync::atomic::AtomicU64;
@@ -11,7 +11,7 @@ pub use core::sync::atomic::AtomicU64;
 use core::sync::atomic::fence;
 #[cfg(loom)]
 use loom::sync::atomic::fence;
-/// Shuttle's accesses are in one order anyway.
+/// Shuttle runs all accesses in one order, so it needs no fence.
 #[cfg(shuttle)]
 const fn fence(_: Ordering) {}
 pub use core::sync::atomic::Ordering;
@@ -22,28 +22,29 @@ pub use observed::AtomicU64;
 #[cfg(shuttle)]
 pub use shuttle::sync::atomic::AtomicU64;
 
-/// Between a store or an exchange and a load of other memory, where of two threads that do so
-/// crosswise at least one has to see the other's change, whatever the orderings of the accesses.
+/// A full fence between a store or exchange and a load of other memory. If two threads do this
+/// crosswise, at least one of them sees the other's change, whatever the orderings of the accesses.
 ///
-/// A fence on every machine: an order of the accesses themselves (sequentially consistent loads
-/// cost nothing on x86) would have to include plain releases, and no model can hold it: loom knows
-/// sequentially consistent fences, not accesses (ADR 32).
+/// It is a fence on every machine. Sequentially consistent accesses (which cost nothing on x86 for
+/// loads) could replace it only if the plain releases were sequentially consistent, too; and no
+/// model could check them, as loom knows sequentially consistent fences, not accesses (ADR 32).
 #[inline(always)]
 pub fn agreed() {
     fence(Ordering::SeqCst);
 }
 
-/// Behind relaxed loads of slots: what was done before those values were stored is seen from here
-/// on.
+/// An acquire fence behind relaxed loads of slots: later code sees what other threads did before
+/// they stored those values.
 #[inline(always)]
 pub(crate) fn acquired() {
     fence(Ordering::Acquire);
 }
 
-/// Work that one thread at a time does. Nobody waits: who does not get the turn does without.
+/// Work that one thread at a time does. No thread waits: one that does not get the turn skips the
+/// work.
 ///
-/// *Invariant*: from [`Turn::take`] to [`Turn::end`] no other thread has it, and the next sees all
-/// that this one did.
+/// *Invariant*: from [`Turn::take`] to [`Turn::end`] no other thread has the turn, and the next
+/// thread that has it sees all that this one did.
 #[derive(Debug)]
 pub(crate) struct Turn(AtomicU64);
 
@@ -52,7 +53,7 @@ impl Turn {
         Self(AtomicU64::new(0))
     }
 
-    /// Whether this thread has the turn now.
+    /// Takes the turn; returns whether this thread has it now.
     pub fn take(&self) -> bool {
         self.0.swap(1, Ordering::AcqRel) == 0
     }
@@ -62,8 +63,9 @@ impl Turn {
     }
 }
 
-/// Lets the holder of a marker make progress. Not under loom: a yield there forces a step of the
-/// holder, and hides that a wait may end in vain. Waits are bounded, so nothing hangs.
+/// Pauses, so that the holder of a marker can make progress. It does nothing under loom, where a
+/// yield would force a step of the holder, and hide that a wait may end without success. Waits are
+/// bounded, so nothing hangs.
 pub fn relax() {
     #[cfg(not(any(loom, shuttle)))]
     core::hint::spin_loop();
@@ -71,19 +73,20 @@ pub fn relax() {
     shuttle::thread::yield_now();
 }
 
-/// Loom 0.7 looks for races with the last access to an object only: a thread's own load hides the
-/// one before it by another thread, and its compare-and-swap is never tried ahead of that. So each
-/// atomic has a companion for each thread. A load is followed by a relaxed read-modify-write of the
-/// companion of its own thread, a change preceded by one of every companion: that orders nothing
-/// for the engine, but tells loom that a load depends on each change, and a change on each access;
-/// not a load on a load, whose order makes no difference. Loads may still see stale values.
+/// Loom 0.7 looks for races only with the last access to an object: a thread's own load hides the
+/// one before it by another thread, so loom never tries this thread's compare-and-swap ahead of
+/// that load. So each atomic has a companion for each thread. A load is followed by a relaxed
+/// read-modify-write of its own thread's companion; a change is preceded by one of every companion.
+/// This orders nothing for the engine, but tells loom that a load depends on each change, and a
+/// change on each access. A load does not depend on a load, as their order makes no difference.
+/// Loads may still see stale values.
 #[cfg(loom)]
 mod modelled {
     use super::Ordering;
     use core::hash::{Hash, Hasher};
     use loom::sync::atomic::AtomicU64 as Atomic;
 
-    /// Threads of a model, the main one included.
+    /// The number of threads of a model, the main one included.
     const THREADS: usize = 4;
 
     #[derive(Debug)]
@@ -92,7 +95,8 @@ mod modelled {
         companions: [Atomic; THREADS],
     }
 
-    /// The last number in a thread's identity: its own, behind that of the execution.
+    /// The last number that a thread's identity hashes: the thread's own, after that of the
+    /// execution.
     #[derive(Default)]
     struct Number(usize);
 
@@ -120,7 +124,7 @@ mod modelled {
             Self { value: Atomic::new(value), companions: [(); THREADS].map(|()| Atomic::new(0)) }
         }
 
-        /// One point to switch threads at: an exchange finds the newest value anyway.
+        /// This is one point to switch threads at, as an exchange finds the newest value anyway.
         #[track_caller]
         fn change<R>(&self, change: impl FnOnce(&Atomic) -> R) -> R {
             self.companions[0].fetch_add(1, Ordering::Relaxed);
@@ -142,8 +146,8 @@ mod modelled {
             value
         }
 
-        /// Behind a relaxed read-modify-write: without, loom may take an exchange by another
-        /// thread, which came before, for the later of the two.
+        /// The store follows a relaxed read-modify-write. Without that, loom may order an earlier
+        /// exchange by another thread after the store.
         #[track_caller]
         pub fn store(&self, value: u64, order: Ordering) {
             self.change(|slot| {
@@ -200,7 +204,7 @@ mod modelled {
     }
 }
 
-/// The machine's atomics, whose stores are told to [`observe::writes`](crate::observe::writes).
+/// The machine's atomics, which report their stores to [`observe::writes`](crate::observe::writes).
 #[cfg(all(feature = "observed", not(any(loom, shuttle))))]
 mod observed {
     use super::Ordering;
@@ -251,7 +255,7 @@ mod observed {
             done: Ordering,
             failed: Ordering,
         ) -> Result<u64, u64> {
-            // One that fails takes the line away from others all the same.
+            // An exchange that fails takes the cache line away from other CPUs as well.
             written(self.address());
             self.0.compare_exchange(old, new, done, failed)
         }

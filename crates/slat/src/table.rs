@@ -1,4 +1,4 @@
-//! A table page as atomic slots; the only place that turns an [`Hpa`] into memory.
+//! A table page as atomic slots; only this file turns an [`Hpa`] into memory.
 
 use crate::addr::Hpa;
 use crate::format::Format;
@@ -8,11 +8,11 @@ use crate::sync::{AtomicU64, Ordering};
 use core::convert::Infallible;
 use core::num::NonZeroU64;
 
-/// One descriptor in memory.
+/// One page-table entry in memory.
 ///
-/// A live slot changes only by an atomic exchange whose old value is consumed: hardware sets
-/// accessed and dirty bits at any time. Stores exist for slots that are exclusively owned (a table
-/// not linked yet) or that hold a marker of the caller's own.
+/// A live entry changes only by an atomic exchange whose old value is used: hardware sets accessed
+/// and dirty bits at any time. Plain stores are for entries that no other thread and no hardware
+/// reaches (in a table that is not linked yet), and for entries that hold the caller's own marker.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Slot(AtomicU64);
@@ -23,27 +23,28 @@ impl Slot {
         Self(AtomicU64::new(raw))
     }
 
-    /// The present value. Acquire: the table that it may link is seen as it was published.
+    /// Returns the present value. Acquire: the caller sees the table that the value may link as it
+    /// was published.
     #[inline(always)]
     pub fn load(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// The present value, by a load that orders nothing, for walks over many slots: on Power,
-    /// RISC-V and arm64 an acquire costs more than the load.
+    /// Returns the present value by a relaxed load, for walks over many slots: on Power, RISC-V and
+    /// arm64 an acquire costs more than the load.
     ///
-    /// An exchange from the value acquires it. Who goes by the value without one, follows a link or
-    /// takes a reservation for what it says, calls [`acquired`](crate::sync::acquired) first; a
-    /// walk does at its end, for its caller.
+    /// An exchange from the value acquires it. A caller that relies on the value without an
+    /// exchange, to follow a link or to take a reservation, calls
+    /// [`acquired`](crate::sync::acquired) first. A walk does so at its end, for its caller.
     #[inline(always)]
     pub(crate) fn peek(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Replaces `old` by `new`, or returns what was found instead.
+    /// Replaces `old` by `new`, or returns the value that it found instead.
     ///
-    /// Release: what was written to a new table precedes its link. Acquire: whoever takes over a
-    /// slot sees what its former holder did.
+    /// Release: stores to a new table precede its link. Acquire: a thread that takes over a slot
+    /// sees what the slot's former holder did.
     #[inline(always)]
     pub fn exchange(&self, old: u64, new: u64) -> Result<(), u64> {
         shown(self, new, Order::Release, || {
@@ -51,16 +52,16 @@ impl Slot {
         })
     }
 
-    /// Replaces the caller's own marker, or what an only thread found vacant: a slot that is
-    /// invalid to hardware, and that nobody else changes. Release: what was done under the marker
-    /// precedes what takes its place.
+    /// Replaces the caller's own marker, or a vacant slot where the caller is the only thread:
+    /// hardware takes the slot for invalid, and no other software changes it. Release: what was
+    /// done under the marker precedes the new value.
     #[inline(always)]
     pub(crate) fn release(&self, marker: u64, new: u64) {
         debug_assert_eq!(self.load(), marker, "a frozen slot was changed by somebody else");
         self.always(new, Order::Release, || self.0.store(new, Ordering::Release));
     }
 
-    /// Does a store of `raw` that finds no obstacle.
+    /// Does a store of `raw` that cannot fail.
     #[inline(always)]
     fn always(&self, raw: u64, order: Order, store: impl FnOnce()) {
         let Ok(()) = shown::<Infallible>(self, raw, order, || {
@@ -69,8 +70,9 @@ impl Slot {
         });
     }
 
-    /// Changes the slot by `change` until nobody else does so meanwhile; returns the value that it
-    /// had. `None` leaves it as it is.
+    /// Replaces the value by what `change` makes of it, again until no other change comes in
+    /// between. Returns the value that it replaced, or the value for which `change` returned
+    /// `None`.
     #[inline]
     pub(crate) fn update(&self, change: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         let mut raw = self.load();
@@ -83,13 +85,14 @@ impl Slot {
         }
     }
 
-    /// Stores to a slot of a table that is not linked yet; its link, a release, publishes it.
+    /// Stores to a slot of a table that is not linked yet. The link, a release, publishes the
+    /// store.
     #[inline(always)]
     pub(crate) fn init(&self, raw: u64) {
         self.always(raw, Order::Plain, || self.0.store(raw, Ordering::Relaxed));
     }
 
-    /// Stores to a slot that nobody else can reach.
+    /// Stores to a slot that no other code can reach.
     #[inline(always)]
     pub fn set(&mut self, raw: u64) {
         let slot = core::ptr::from_ref(self);
@@ -104,7 +107,7 @@ impl Slot {
         });
     }
 
-    /// Loads from a slot that nobody else can reach.
+    /// Loads from a slot that no other code can reach.
     #[inline(always)]
     pub(crate) fn get(&mut self) -> u64 {
         #[cfg(not(loom))]
@@ -113,31 +116,31 @@ impl Slot {
         self.0.with_mut(|word| *word)
     }
 
-    /// Exclusively owned slots as plain words, for a platform that fills them by vector stores.
-    /// What is stored so, no observer sees.
+    /// Returns exclusively owned slots as plain words, for a platform that fills them by vector
+    /// stores. No observer sees those stores.
     #[cfg(not(any(loom, shuttle)))]
     pub fn words(slots: &mut [Self]) -> &mut [u64] {
         let len = slots.len();
-        // SAFETY: `Slot` is a transparent wrapper of `AtomicU64`, which has the size, alignment
-        // and validity of `u64`; the exclusive borrow of the slots becomes that of the words.
+        // SAFETY: `Slot` is a transparent wrapper of `AtomicU64`, which has the size, alignment and
+        // validity of `u64`; the exclusive borrow of the slots becomes that of the words.
         unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast(), len) }
     }
 }
 
 /// An owned frame of memory that holds, or will hold, one table.
 ///
-/// Not `Copy`: a frame is in one cache, or one table, or given back. Losing one leaks it.
+/// It is not `Copy`: a frame is in one cache, in one table, or given back. Losing one leaks it.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Frame(NonZeroU64);
 
 impl Frame {
-    /// Takes ownership of the frame at `hpa`; `None` for address 0, which descriptors use for
+    /// Takes ownership of the frame at `hpa`. Returns `None` for address 0, which entries use for
     /// "none".
     ///
     /// # Safety
-    /// The frame is memory that [`Platform::slots`] of the platform it is used with can reach, of
-    /// the size and alignment asked for, inside the host addresses that a descriptor of the format
-    /// can hold, and nobody else uses it.
+    /// The frame is memory that [`Platform::slots`] of the platform that it is used with can reach.
+    /// It has the size and alignment that were asked for, its address fits into an entry of the
+    /// format, and no other code uses it.
     pub const unsafe fn from_hpa(hpa: Hpa) -> Option<Self> {
         match NonZeroU64::new(hpa.0) {
             Some(hpa) => Some(Self(hpa)),
@@ -145,17 +148,17 @@ impl Frame {
         }
     }
 
-    /// Its address.
+    /// Returns its address.
     pub const fn hpa(&self) -> Hpa {
         Hpa(self.0.get())
     }
 
-    /// Hands the frame over to the descriptor that will link it.
+    /// Consumes the frame for the entry that will link it.
     pub(crate) const fn into_hpa(self) -> Hpa {
         self.hpa()
     }
 
-    /// The slots of an unlinked table at `level`.
+    /// Returns the slots of an unlinked table at `level`.
     #[inline(always)]
     pub(crate) fn slots_mut<F: Format>(
         &mut self,
@@ -163,17 +166,17 @@ impl Frame {
         level: u8,
     ) -> &mut [Slot] {
         // SAFETY: a `Frame` is owned memory of at least one table of the format (the contract of
-        // `from_hpa`), and `&mut self` keeps anybody else from it while the slice lives. `Slot`
-        // is valid for any bytes.
+        // `from_hpa`), and `&mut self` keeps other code from it while the slice lives. `Slot` is
+        // valid for any bytes.
         unsafe {
             core::slice::from_raw_parts_mut(platform.slots(self.hpa()).as_ptr(), F::slots(level))
         }
     }
 }
 
-/// The values of a run of slots, each loaded once, in one pass with what is asked of all of them:
-/// so they stay in registers. [`Slot::peek`] says what orders them. By index, as `array::map` and
-/// `zip` are calls where crates are not optimised as one.
+/// Loads each of a run of slots once, with their common bits, in one pass, so that the values stay
+/// in registers. [`Slot::peek`] says how the loads are ordered. The loop is by index, as
+/// `array::map` and `zip` are calls where crates are not optimised as one.
 #[inline(always)]
 pub(crate) fn load_run<const N: usize>(run: &[Slot; N]) -> Run<N> {
     let mut loaded = Run { raws: [0; N], common: !0, any: 0 };
@@ -186,7 +189,7 @@ pub(crate) fn load_run<const N: usize>(run: &[Slot; N]) -> Run<N> {
     loaded
 }
 
-/// The bits that any of a run of slots has, as [`load_run`] loads them.
+/// Returns the bits that any of a run of slots has, loaded as by [`load_run`].
 #[inline(always)]
 pub(crate) fn any<const N: usize>(run: &[Slot; N]) -> u64 {
     let mut any = 0;
@@ -196,7 +199,7 @@ pub(crate) fn any<const N: usize>(run: &[Slot; N]) -> u64 {
     any
 }
 
-/// Values of a run of slots.
+/// The values of a run of slots.
 pub(crate) struct Run<const N: usize> {
     pub raws: [u64; N],
     /// The bits that all of them have.
@@ -208,7 +211,7 @@ pub(crate) struct Run<const N: usize> {
 /// Rewrites a run of slots as plain words, unless `change` refuses; returns whether it did.
 ///
 /// # Safety
-/// Nobody else, software or hardware, reads or writes the slots meanwhile.
+/// No other software and no hardware reads or writes the slots meanwhile.
 #[cfg(not(any(loom, shuttle)))]
 #[inline(always)]
 pub(crate) unsafe fn rewrite_run<const N: usize>(
@@ -216,9 +219,9 @@ pub(crate) unsafe fn rewrite_run<const N: usize>(
     change: impl FnOnce([u64; N]) -> Option<[u64; N]>,
 ) -> bool {
     let words = core::ptr::from_ref(run).cast::<[u64; N]>().cast_mut();
-    // SAFETY: `Slot` is a transparent wrapper of `AtomicU64`: as large and aligned as `u64`, and
-    // inside an `UnsafeCell`, so that it may be written through a shared reference; by the caller's
-    // contract nobody else accesses it.
+    // SAFETY: `Slot` is a transparent wrapper of `AtomicU64`: it has the size and alignment of
+    // `u64`, and an `UnsafeCell`, so it may be written through a shared reference. By the caller's
+    // contract no other code accesses it.
     unsafe {
         let Some(new) = change(words.read()) else { return false };
         words.write(new);
@@ -228,19 +231,19 @@ pub(crate) unsafe fn rewrite_run<const N: usize>(
     true
 }
 
-/// The slot of `gpa` in a table at `level`, which has a power of two of them.
+/// Returns the slot of `gpa` in a table at `level`, which has a power of two of them.
 #[inline(always)]
 pub(crate) fn slot<F: Format>(slots: &[Slot], gpa: u64, level: u8) -> &Slot {
     &slots[(gpa >> F::shift(level)) as usize & (slots.len() - 1)]
 }
 
-/// The slots of a linked table at `hpa`.
+/// Returns the slots of a linked table at `hpa`.
 ///
 /// # Safety
 /// `hpa` holds a table of `len` slots, and stays allocated for `'t`.
 #[inline(always)]
 pub(crate) unsafe fn slots(platform: &impl Platform, hpa: Hpa, len: usize) -> &[Slot] {
-    // SAFETY: allocated and of that length by this function's contract; shared access is
-    // sound because slots are atomics.
+    // SAFETY: the table is allocated and of that length by this function's contract; shared access
+    // is sound because slots are atomics.
     unsafe { core::slice::from_raw_parts(platform.slots(hpa).as_ptr(), len) }
 }

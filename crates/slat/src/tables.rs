@@ -18,22 +18,22 @@ use crate::underway::Pending;
 use crate::walk::{Budget, Outcome, PATIENCE, Visitor, touch_each, walk};
 pub use ended::{Contended, Halted, NewError};
 
-/// The second-stage tables of one guest, live: CPUs may have them loaded.
+/// The second-stage translation tables of one guest, live: CPUs may have them loaded.
 ///
-/// Operations are methods of a [`Guard`], which [`Tables::enter`] gives. Any number of threads work
-/// on the tables at once, beside hardware that walks them and sets accessed and dirty bits. They
-/// hold no lock; two operations on one slot are ordered by the slot itself.
+/// [`Tables::enter`] gives a [`Guard`], whose methods are the operations. Any number of threads
+/// work on the tables at once, while hardware walks them and sets accessed and dirty bits. No
+/// thread holds a lock: atomic exchanges order two operations on one page-table entry.
 ///
-/// Dropping the tables leaks their frames: hardware may still be walking them.
+/// Dropping the tables leaks their frames, as hardware may still be walking them.
 /// [`Tables::deactivate`] and [`Inactive::destroy`] give them back.
 #[derive(Debug)]
 pub struct Tables<'p, F: Format, P: Platform> {
     pub(crate) format: F,
     pub(crate) platform: &'p P,
-    /// What CPUs know the guest by.
+    /// The VMID under which CPUs cache the guest's translations.
     vmid: AtomicU64,
-    /// What the platform's grace knows the guest by, for good: threads inside have it in their
-    /// seats.
+    /// The VMID that the tables were made with. [`Tables::renew`] does not change it: threads
+    /// inside have it in their seats.
     seat: Vmid,
     geometry: Geometry,
     root: Hpa,
@@ -46,16 +46,16 @@ pub struct Tables<'p, F: Format, P: Platform> {
     pub(crate) scans: Scans,
 }
 
-/// Where a lookup ended. Small, so that it travels in registers.
+/// The last entry that a lookup read. It is small, so that it is passed in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Found {
     pub raw: u64,
     pub level: u8,
-    /// Whether all tables above let leaves be written.
+    /// Whether all tables above allow writes.
     pub writable: bool,
 }
 
-/// A slot that links a table, in its own table, as it was when it was read.
+/// An entry that links a table: the table that holds the entry, and the value that was read.
 #[derive(Clone, Copy)]
 pub(crate) struct Link<'t> {
     pub table: &'t [Slot],
@@ -63,23 +63,23 @@ pub(crate) struct Link<'t> {
     pub raw: u64,
 }
 
-/// What a guest physical address translates to.
+/// The result of translating a guest physical address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Translation {
-    /// The host physical address of that very byte.
+    /// The host physical address of the byte at that guest address.
     pub hpa: Hpa,
     /// The size of the leaf.
     pub size: PageSize,
-    /// Its rights, memory type and state.
+    /// The leaf's rights, memory type and state.
     pub attributes: Attributes,
 }
 
 impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
-    /// Empty tables for guest physical addresses of `address_bits`, ready to be loaded.
+    /// Makes empty tables for guest physical addresses of `address_bits` bits, ready to be loaded.
     ///
     /// # Errors
-    /// Those of [`Inactive::new`].
+    /// The errors of [`Inactive::new`].
     pub fn new(
         format: F,
         vmid: Vmid,
@@ -105,9 +105,10 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         let geometry = format.geometry(address_bits).map_err(NewError::Geometry)?;
         let bytes = geometry.root_bytes(F::PAGE_SHIFT);
         let root = platform.allocate(bytes).ok_or(NewError::OutOfFrames { bytes })?.into_hpa();
-        // Hardware may read all of a page whose address bits select a part.
+        // Where the root has several parts, hardware may read all of the page that an address
+        // selects.
         let slots = geometry.root_slots.max(F::slots(geometry.root_level));
-        // SAFETY: the frame was allocated with that many slots at least and nobody else knows it.
+        // SAFETY: the frame was allocated with at least that many slots, and no other code has it.
         unsafe { table::slots(platform, root, slots) }.iter().for_each(|slot| slot.init(0));
         Ok(Self {
             format,
@@ -125,7 +126,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         })
     }
 
-    /// Enters the tables: operations are methods of the guard.
+    /// Enters the tables, and returns a guard, whose methods are the operations.
     ///
     /// # Errors
     /// [`Foreign`] if the member joined another platform's grace.
@@ -140,24 +141,25 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         Ok(Guard::new(self, Some(member.enter(self.seat)), true))
     }
 
-    /// Enters the tables without a seat, as nobody else can be in them.
+    /// Enters the tables without a seat: the exclusive borrow keeps all other threads out.
     pub fn exclusive(&mut self) -> Guard<'_, 'p, F, P> {
         Guard::new(self, None, true)
     }
 
-    /// Enters the tables without a seat: for callers who keep tables that they may be in by other
-    /// means, such as a read-copy-update of their own.
+    /// Enters the tables without a seat, for callers that keep unlinked tables allocated by other
+    /// means, such as their own read-copy-update.
     ///
     /// # Safety
-    /// While the guard lives, nobody calls [`Tables::reclaim`].
+    /// No thread calls [`Tables::reclaim`] while the guard lives.
     pub unsafe fn enter_unseated(&self) -> Guard<'_, 'p, F, P> {
         Guard::new(self, None, true)
     }
 
-    /// Takes what `guard` owes, to be merged with that of other threads or completed later.
+    /// Takes the invalidation that `guard` owes, to merge it with other threads' or to complete it
+    /// later.
     ///
     /// # Errors
-    /// [`Foreign`] if the guard is in other tables.
+    /// [`Foreign`] if the guard belongs to other tables.
     pub fn shootdown<'t>(
         &'t self,
         guard: &mut Guard<'_, 'p, F, P>,
@@ -168,62 +170,63 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         Ok(Shootdown::new(self, core::mem::replace(&mut guard.sums.owed, Owed::NOTHING)))
     }
 
-    /// The address of the root, for VTTBR_EL2 and its like. Who loads it answers for what is
-    /// mapped: the guest reaches all of that memory, whosever it is.
+    /// Returns the address of the root, for a register such as VTTBR_EL2. The caller that loads it
+    /// is responsible for what is mapped: the guest reaches all of that memory.
     pub const fn root(&self) -> Hpa {
         self.root
     }
 
-    /// Where hardware starts its walks.
+    /// Returns the level at which hardware starts its walks, and the size of the root.
     pub const fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// The format, as configured.
+    /// Returns the format, as configured.
     pub const fn format(&self) -> &F {
         &self.format
     }
 
-    /// The machine under the tables.
+    /// Returns the platform that these tables use.
     pub const fn platform(&self) -> &'p P {
         self.platform
     }
 
-    /// What CPUs know the guest by: for the register that holds it beside the root.
+    /// Returns the guest's present VMID, for the register that holds it beside the root.
     #[inline]
     pub fn vmid(&self) -> Vmid {
         Vmid(self.vmid.load(Ordering::Acquire) as u16)
     }
 
-    /// What the platform's grace knows the guest by.
+    /// The VMID by which seats tell whose tables a thread is in; it stays for good.
     pub(crate) const fn seat(&self) -> Vmid {
         self.seat
     }
 
-    /// Has CPUs know the guest by another VMID from now on: when VMIDs have run out, and a new
-    /// generation of them begins. Returns the old one. Threads may work on the tables meanwhile.
+    /// Gives the guest another VMID, as when VMIDs have run out and a new generation begins, and
+    /// returns the old one. Threads may work on the tables meanwhile.
     ///
-    /// *Protocol*: an invalidation reads the VMID after the change of the entry; a CPU walks after
-    /// it has read the VMID that is written here. Of the two at least one sees what the other did
-    /// (`sync::agreed`): either the invalidation names the new VMID, or the CPU walks the entry as
-    /// it was changed.
+    /// *Protocol*: an invalidation reads the VMID after the entry was changed. A CPU walks after
+    /// its hypervisor has read the VMID that is written here. At least one of the two sees what the
+    /// other did (`sync::agreed`): either the invalidation names the new VMID, or the CPU walks the
+    /// changed entry.
     ///
     /// # Safety
-    /// 1. No CPU has the root loaded under the old VMID, nor will: who loads it from now on reads
-    ///    [`Tables::vmid`] after this has returned. (One that waits outside the guest may still walk.)
-    /// 2. All CPUs have forgotten what they held under the new VMID.
-    /// 3. Before other tables get the old VMID, all CPUs forget what they hold under it. (One
-    ///    invalidation of all guests, at the beginning of a generation, serves 2 and 3.)
+    /// 1. No CPU has the root loaded under the old VMID, nor loads it so later: code that loads the
+    ///    root from now on reads [`Tables::vmid`] after this call has returned. (A CPU that waits
+    ///    outside the guest with the root loaded counts: it may still walk.)
+    /// 2. All CPUs have dropped the entries that they held under the new VMID.
+    /// 3. All CPUs drop the entries that they hold under the old VMID before other tables get it.
+    ///    (One invalidation of all guests, when a generation begins, serves 2 and 3.)
     pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
         let old = self.vmid.swap(vmid.0.into(), Ordering::AcqRel);
         agreed();
         Vmid(old as u16)
     }
 
-    /// The first slot from the root that does not link a table.
+    /// Returns the first entry from the root downwards that links no table.
     ///
-    /// The caller is inside a guard, or nobody reclaims. A retired slot is looked up anew a
-    /// bounded number of times.
+    /// The caller is inside a guard, or no thread reclaims. If the entry is retired, the lookup
+    /// starts again, a bounded number of times.
     #[inline(always)]
     pub(crate) fn lookup(&self, gpa: u64) -> Found {
         let found = self.lookup_once(gpa);
@@ -236,9 +239,9 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         Found { raw, level: place as u8, writable: place >> 8 != 0 }
     }
 
-    /// The value of the slot, its level, and from bit 8 on whether leaves may be written: two words
-    /// come back in registers. One that came back in memory would have every lookup store what it
-    /// found.
+    /// [`Tables::lookup`] after it met a mark. Returns the entry's value; and its level, with bit 8
+    /// set if all tables above allow writes. Two words are returned in registers; a larger result
+    /// would be returned in memory, and every lookup would then store what it found.
     #[cold]
     #[inline(never)]
     fn lookup_again(&self, gpa: u64) -> (u64, u64) {
@@ -252,15 +255,14 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         }
     }
 
-    /// [`Tables::lookup`] that looks once, marks and all.
+    /// [`Tables::lookup`] that looks once, and returns marked entries, too.
     #[inline(always)]
     fn lookup_once(&self, gpa: u64) -> Found {
         let raw = slot::<F>(self.root_slots(), gpa, self.geometry.root_level).load();
         self.lookup_below(raw, gpa)
     }
 
-    /// [`Tables::lookup`] of any address, also one beyond what the tables translate: `None`, or
-    /// nothing, as nothing is mapped there.
+    /// [`Tables::lookup`] of any address. Returns `None` for one that is past the root's entries.
     #[inline(always)]
     pub(crate) fn lookup_any(&self, gpa: u64) -> Option<Found> {
         let slot = self.root_slots().get((gpa >> F::shift(self.geometry.root_level)) as usize)?;
@@ -268,14 +270,15 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         Some(if found.raw & F::MARK == 0 { found } else { self.lookup_marked(gpa) })
     }
 
-    /// What the root's slot for `gpa`, of value `raw`, leads to. The levels follow each other in
-    /// one run of code, each compiled for its own, which begins at the root's.
+    /// Follows the root's entry for `gpa`, of value `raw`. The levels are one straight run of code,
+    /// which begins at the root's level; each is compiled with its level as a constant.
     #[inline(always)]
     fn lookup_below(&self, mut raw: u64, gpa: u64) -> Found {
         let root = self.geometry.root_level;
-        // Loaded once, it is in no way of the loads that wait for each other.
+        // Loaded once, so that the loads of entries, which depend on each other, do not wait for
+        // it.
         let platform = self.platform;
-        // What all tables on the way have.
+        // The bits that all entries on the way have.
         let mut common = !0;
         macro_rules! below {
             ($($level:literal)*) => {$(
@@ -286,8 +289,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
                     }
                     common &= raw;
                     let (hpa, len) = (F::table_address(raw), F::slots($level - 1));
-                    // SAFETY: a linked table has that many slots, and stays allocated for this
-                    // walk.
+                    // SAFETY: a linked table has that many slots, and stays allocated while this
+                    // walk runs.
                     let slots = unsafe { table::slots(platform, hpa, len) };
                     raw = slot::<F>(slots, gpa, $level - 1).load();
                 }
@@ -297,10 +300,11 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         Found { raw, level: 0, writable: common & F::TABLE_WRITE == F::TABLE_WRITE }
     }
 
-    /// The lowest table on the way to `gpa` that is at `to` or above, and its level. `each` is
-    /// shown what links it and those above it, and at which level.
+    /// Returns the lowest table on the way to `gpa` that is at level `to` or above, and its level.
+    /// Calls `each` with each link that it follows, and the level of that link, from the root
+    /// downwards.
     ///
-    /// The caller is inside a guard, or nobody reclaims.
+    /// The caller is inside a guard, or no thread reclaims.
     #[inline(always)]
     pub(crate) fn descend<'t>(
         &'t self,
@@ -318,25 +322,25 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             }
             each(level, Link { table, slot, raw });
             level -= 1;
-            // SAFETY: a linked table has that many slots, and stays allocated: the
-            // caller is inside a guard, or knows that nobody reclaims.
+            // SAFETY: a linked table has that many slots, and stays allocated: the caller is inside
+            // a guard, or knows that no thread reclaims.
             table = unsafe { table::slots(self.platform, F::table_address(raw), F::slots(level)) };
         }
         (table, level)
     }
 
-    /// The slot for `gpa` in the table at `level`, if there is one. As in [`Tables::lookup_below`],
-    /// each level is compiled for its own.
+    /// Returns the entry for `gpa` in the table at `level`, if there is such a table. As in
+    /// [`Tables::lookup_below`], each level is compiled with its level as a constant.
     ///
-    /// The caller is inside a guard, or nobody reclaims.
+    /// The caller is inside a guard, or no thread reclaims.
     #[inline(always)]
     pub(crate) fn slot_at(&self, gpa: u64, level: u8) -> Option<&Slot> {
         let (table, _) = self.table_at(gpa, level);
         Some(slot::<F>(table?, gpa, level))
     }
 
-    /// The table at `level`, the root's at most, on the way to `gpa`, if there is one, and the bits
-    /// that all slots that were met on the way have.
+    /// Returns the table at `level` (at most the root's) on the way to `gpa`, if there is one, and
+    /// the bits that all entries on the way have.
     #[inline(always)]
     pub(crate) fn table_at(&self, gpa: u64, level: u8) -> (Option<&[Slot]>, u64) {
         let root = self.geometry.root_level;
@@ -352,8 +356,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
                     }
                     common &= raw;
                     let (hpa, len) = (F::table_address(raw), F::slots($above - 1));
-                    // SAFETY: a linked table has that many slots, and stays allocated for this
-                    // walk.
+                    // SAFETY: a linked table has that many slots, and stays allocated while this
+                    // walk runs.
                     table = unsafe { table::slots(platform, hpa, len) };
                 }
             )*};
@@ -362,14 +366,14 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         (Some(table), common)
     }
 
-    /// After a leaf at `level` became accessed: marks the tables above it accessed on the way to
-    /// `gpa`, the lowest first, if they are not.
+    /// Marks the tables above `level` on the way to `gpa` accessed, the lowest first, after a leaf
+    /// at that level became accessed.
     #[inline(always)]
     pub(crate) fn touch_above(&self, gpa: u64, level: u8) {
         if F::TABLE_ACCESSED == 0 {
             return;
         }
-        // The leaf before the tables' marks, as in `walk::touch`.
+        // The leaf is marked before the tables above are read, as in `walk::touch`.
         agreed();
         let (_, common) = self.table_at(gpa, level);
         if common & F::TABLE_ACCESSED != F::TABLE_ACCESSED {
@@ -381,8 +385,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     #[inline(always)]
     pub(crate) fn root_slots(&self) -> &[Slot] {
         let slots = self.geometry.root_slots;
-        // SAFETY: a power of two (`Format`, 3) is not 0. Said here, a lookup has no index that
-        // could panic, and its guard stays in registers.
+        // SAFETY: `root_slots` is a power of two (`Format`, 3), so it is not 0. With this hint, a
+        // lookup has no index that could panic, and its guard stays in registers.
         unsafe { core::hint::assert_unchecked(slots != 0) };
         // SAFETY: the root was allocated with that many slots and lives as long as `self`.
         unsafe { table::slots(self.platform, self.root, slots) }
@@ -424,17 +428,17 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         owed.invalidation(self.current(), breaks)
     }
 
-    /// The VMID, read after what was changed before: see [`Tables::renew`].
+    /// The VMID, read after the change that is to be invalidated: see [`Tables::renew`].
     #[inline]
     fn current(&self) -> Vmid {
         agreed();
         self.vmid()
     }
 
-    /// Invalidates what is owed, and what somebody else dropped.
+    /// Executes the invalidation that is owed, and those that dropped values left behind.
     ///
-    /// What was dropped counts as covered only after the invalidation: who finds it so, and
-    /// returns, relies on it.
+    /// The dropped ones are counted as covered only after the invalidation, as another thread that
+    /// finds them covered returns without invalidating.
     #[inline]
     pub(crate) fn complete(&self, owed: Owed) {
         if !self.pending.is_covered() {
@@ -445,12 +449,12 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.pending.cleans.end(owed.cleans());
     }
 
-    /// Invalidates all of the guest, and so what somebody dropped before.
+    /// Invalidates all of the guest, which covers everything that was dropped before.
     pub(crate) fn complete_all(&self) {
         self.pending.cover(|| self.invalidate_all());
     }
 
-    /// Deals with `owed`, of a guard that is dropped.
+    /// Completes or hands on `owed`, which a dropped guard left.
     pub(crate) fn let_go(&self, owed: Owed) {
         match owed.is_taken() {
             true => self.complete(owed),
@@ -458,17 +462,18 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         }
     }
 
-    /// Before an empty slot, whose value is `raw`, is filled by an exchange from that very value:
-    /// invalidates what a CPU may still hold of its last translation. Returns whether it had to.
+    /// Invalidates what a CPU may still hold of an empty entry's last translation, before the
+    /// caller fills the entry by an exchange from `raw`, the value that it read. Returns whether it
+    /// had to.
     ///
-    /// Who emptied the slot counted itself as removing before, and left a token that does not come
-    /// back. So if the exchange succeeds, the count that is read here includes it, unless its
-    /// invalidation has completed.
+    /// A thread that empties an entry counts itself in `removals` before, and leaves a token there
+    /// that is not used again. So if the caller's exchange succeeds, the count that is read here
+    /// includes that thread, unless its invalidation has completed.
     #[inline(always)]
     pub(crate) fn break_before_fill(&self, raw: u64, level: u8, base: u64) -> bool {
         let emptied = self.refill_breaks() && F::kind(raw, level) == Kind::Reserved;
         if emptied {
-            // The value before the count: a walk's load orders nothing.
+            // The value is read before the count: a walk's loads are relaxed.
             acquired();
         }
         let stale = emptied && self.pending.removals.count() != 0;
@@ -478,8 +483,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         stale
     }
 
-    /// Whether an emptied slot is filled again only after an invalidation: no CPU may hold two
-    /// translations of an address, or two sizes.
+    /// Whether an emptied entry is filled again only after an invalidation: where no CPU may hold
+    /// two translations, or two sizes, of one address.
     #[inline(always)]
     pub(crate) fn refill_breaks(&self) -> bool {
         F::REFILL_BREAKS || self.platform.break_before_make().breaks_size_change()
@@ -503,10 +508,10 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
 
     /// Gives back tables that were unlinked, and returns how many.
     ///
-    /// Never waits: tables that a guard may still be in stay until a later call, those of removals
-    /// that have not completed until they have. Walk caches are invalidated first, once for all
-    /// tables whose own invalidation has not completed. One thread at a time does the work; another
-    /// returns 0.
+    /// It never waits. Tables that a guard may still be in stay until a later call, and tables of
+    /// removals that have not completed stay until those have. If the own invalidation of some
+    /// tables has not completed, one invalidation of the whole guest covers them first. One thread
+    /// at a time does the work; other threads return 0.
     #[inline]
     pub fn reclaim(&self) -> usize {
         if self.retired.is_idle() {
@@ -524,15 +529,17 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     /// Whether all threads that were inside tables of this guest at `moment` have left, or
-    /// [refreshed](Guard::refresh) their guards. Threads inside other guests' tables are waited for
-    /// only where those were made with the same VMID. A caller who is inside waits for himself.
+    /// [refreshed](Guard::refresh) their guards. Threads inside another guest's tables count only
+    /// if those were made with the same VMID. A caller that is inside never finds this true until
+    /// it refreshes.
     pub fn is_past(&self, moment: Moment) -> bool {
         self.platform.grace().passed(moment.0, self.seat)
     }
 
     /// Takes the tables out of use.
     ///
-    /// Invalidates all of the guest's translations: afterwards nothing but their owner knows them.
+    /// Invalidates all of the guest's translations. Afterwards no CPU and no other thread uses the
+    /// tables.
     ///
     /// # Safety
     /// No CPU has the root loaded, nor will load it before [`Inactive::activate`].
@@ -542,14 +549,16 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         Inactive(self)
     }
 
-    /// Gives back every frame of tables that are owned and that hardware has forgotten.
+    /// Gives back every frame of tables that the caller owns and that hardware no longer uses.
     pub(crate) fn free_all(self) {
         let platform = self.platform;
-        // Guards borrow the tables, so nobody is in them, whatever the grace says of other guests'.
+        // Guards borrow the tables, so no thread is in them, whatever the grace says of other
+        // guests' tables.
         self.retired.free_all::<F>(platform);
-        // SAFETY: the tables are owned, so no software walker exists, and hardware forgot them
-        // (`deactivate`, or they were never active). Tables came from caches, which
-        // allocate `TABLE_BYTES`; the root from `allocate` with its bytes; and `self` ends here.
+        // SAFETY: `self` is owned, so no software walker exists, and hardware does not use the
+        // tables (they were deactivated, or never active). Tables below the root came from caches,
+        // which allocate `TABLE_BYTES`; the root came from `allocate` with its bytes; and `self`
+        // ends here.
         unsafe {
             let level = self.geometry.root_level;
             dismantle::<F, P>(platform, self.root_slots(), level, &mut |frame| {

@@ -1,22 +1,24 @@
 //! Work that has begun and whose invalidation has not completed: removals, cleans of dirty state,
-//! and what was dropped while it owed one.
+//! and guards and shootdowns that were dropped while they owed an invalidation.
 //!
-//! A thread counts itself before its first exchange, and takes itself off after its invalidation
-//! has completed. *Invariant*: a thread that finds a slot as that exchange left it, and then finds
-//! the count 0, knows that the invalidation has completed. What is dropped stays counted until an
-//! invalidation of all of the guest, which began after the drop, has completed.
+//! A thread counts itself before its first exchange, and is counted no more after its invalidation
+//! has completed.
+//!
+//! *Invariant*: a thread that finds a slot as such an exchange left it, and then finds the count 0,
+//! knows that the invalidation has completed. Dropped work stays counted until an invalidation of
+//! all of the guest, which began after the drop, has completed.
 
 use crate::shootdown::Owed;
 use crate::sync::{AtomicU64, Ordering};
 
-/// What operations left for later invalidations, away from what every walk reads.
+/// The work that is left for later invalidations, on a cache line apart from what every walk reads.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Pending {
-    /// Guards, shootdowns and removals that owed something.
+    /// Guards, shootdowns and removals that were dropped while they owed something.
     dropped: Dropped,
     pub removals: Underway,
-    /// Of dirty state.
+    /// Cleans of dirty state.
     pub cleans: Underway,
 }
 
@@ -25,18 +27,18 @@ impl Pending {
         Self { dropped: Dropped::new(), removals: Underway::new(), cleans: Underway::new() }
     }
 
-    /// Whether completed invalidations of everything cover all that was dropped.
+    /// Whether completed invalidations of all of the guest cover all that was dropped.
     #[inline]
     pub fn is_covered(&self) -> bool {
         self.dropped.is_covered()
     }
 
-    /// Keeps in mind what somebody dropped.
+    /// Counts what was owed by a dropped value.
     #[inline]
     pub fn owe(&self, owed: Owed) {
         match owed.is_taken() {
             true => self.cleans.dropped.add(owed.cleans()),
-            // Nothing was cleaned.
+            // No right or dirty state was taken, so nothing was cleaned.
             false => self.cleans.end(owed.cleans()),
         }
         if !owed.is_nothing() {
@@ -44,14 +46,14 @@ impl Pending {
         }
     }
 
-    /// Keeps in mind removals that somebody dropped.
+    /// Counts removals that were dropped.
     pub fn drop_removals(&self) {
         self.removals.dropped.add(1);
         self.dropped.add(1);
     }
 
-    /// Covers what was dropped before by an invalidation of all of the guest, which `invalidate`
-    /// completes.
+    /// Calls `invalidate`, which completes an invalidation of all of the guest, and counts what was
+    /// dropped before as covered.
     pub fn cover(&self, invalidate: impl FnOnce()) {
         let Self { dropped, removals, cleans } = self;
         let before = (dropped.count(), removals.dropped.count(), cleans.dropped.count());
@@ -61,7 +63,7 @@ impl Pending {
         cleans.end(cleans.dropped.cover(before.2));
     }
 
-    /// Nothing is left any more: nobody is in the tables, and all was invalidated.
+    /// Forgets everything: no thread is in the tables, and all of the guest was invalidated.
     pub fn clear(&self) {
         self.dropped.cover(self.dropped.count());
         self.removals.clear();
@@ -69,10 +71,11 @@ impl Pending {
     }
 }
 
-/// How many were dropped, and how many of those completed invalidations of all of the guest cover.
+/// The number of dropped values, and how many of them a completed invalidation of all of the guest
+/// covers.
 ///
-/// *Invariant*: what is counted as covered was dropped before such an invalidation began, and that
-/// has completed. Both only grow.
+/// *Invariant*: a value that is counted as covered was dropped before such an invalidation began,
+/// and that has completed. Both counts only grow.
 #[derive(Debug)]
 struct Dropped {
     count: AtomicU64,
@@ -91,7 +94,7 @@ impl Dropped {
         }
     }
 
-    /// So far: read before an invalidation of all of the guest begins.
+    /// Returns the count so far. It is read before an invalidation of all of the guest begins.
     #[inline]
     fn count(&self) -> u64 {
         self.count.load(Ordering::Acquire)
@@ -102,8 +105,9 @@ impl Dropped {
         self.count() == self.covered.load(Ordering::Acquire)
     }
 
-    /// An invalidation of all of the guest has completed, before which so many had been dropped;
-    /// returns how many of them no other had covered.
+    /// Counts `count` dropped values as covered, after an invalidation of all of the guest that
+    /// began after those drops has completed. Returns how many of them no other invalidation had
+    /// covered.
     fn cover(&self, count: u64) -> u64 {
         let mut was = self.covered.load(Ordering::Acquire);
         while was < count {
@@ -118,7 +122,7 @@ impl Dropped {
     }
 }
 
-/// How many have begun and are not invalidated.
+/// Work of one kind that has begun, and whose invalidation has not completed.
 #[derive(Debug)]
 pub(crate) struct Underway {
     now: AtomicU64,
@@ -130,7 +134,7 @@ impl Underway {
         Self { now: AtomicU64::new(0), dropped: Dropped::new() }
     }
 
-    /// How many are under way.
+    /// Returns how many are under way.
     #[inline(always)]
     pub fn count(&self) -> u64 {
         self.now.load(Ordering::Acquire)
@@ -141,7 +145,7 @@ impl Underway {
         self.now.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The invalidation of `count` of them has completed.
+    /// Ends `count` of them, whose invalidation has completed.
     #[inline]
     pub fn end(&self, count: u64) {
         if count != 0 {

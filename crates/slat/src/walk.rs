@@ -1,26 +1,27 @@
-//! The one walk: a range, the levels wanted (known at compile time), a visitor that is inlined.
+//! The one walk of the tables: over a range, for levels that are known at compile time, with a
+//! visitor that is inlined.
 //!
-//! A table is read slot by slot in ascending order. A slot that links a table is descended into if
-//! any wanted level lies below; every other slot of a wanted level is shown to the visitor, which
-//! may change it. The code of each level is compiled for that level, so a visitor that wants no
-//! last level costs nothing there: its tables are not touched.
+//! A table is read slot by slot in ascending order. The walk descends into a slot that links a
+//! table if any wanted level lies below; it shows every other slot of a wanted level to the
+//! visitor, which may change it. The code of each level is compiled for that level, so tables of
+//! pages are not touched for a visitor that does not want them.
 //!
 //! # Concurrency
-//! The walk holds no lock. A slot is loaded once and the visitor works on that value; it
+//! The walk holds no lock. It loads a slot once, and the visitor works on that value: the visitor
 //! changes the slot by [`Slot::exchange`] from that very value, and asks for the slot to be loaded
-//! again where it lost. A slot that somebody else has marked is not shown: the walk waits a bounded
-//! number of times. A table that was unlinked while the walk was in it stays allocated until the
-//! walk's guard lets it go, and all of its slots say that it was retired: the walk begins anew at
-//! the first address that the table covered. Visitors are idempotent, so what was done twice
-//! was done once.
+//! again where the exchange failed. The walk does not show a slot that another thread has marked;
+//! it waits a bounded number of times. A table that was unlinked while the walk was in it stays
+//! allocated until the walk's guard lets it go, and all of its slots say that it was retired. The
+//! walk then begins anew at the first address that the table covered. Visitors are idempotent, so
+//! it does no harm to visit a slot twice.
 //!
-//! Slots are loaded relaxed. A visitor that changes a slot acquires its value by the exchange; what
-//! else goes by a value comes behind a fence, one for many slots: before a table that a slot links
-//! is looked at, before a reservation is taken for an emptied slot (`Tables::break_before_fill`),
-//! and at the end of a walk, for what its caller does next. The descent to one address, where every
-//! slot is a link that is followed, loads with acquire. An accessed mark in a table, or the right
-//! to write in one, needs more than acquire (`sync::agreed`): formats without either
-//! (`TABLE_ACCESSED`, `TABLE_WRITE` of 0) compile none of it.
+//! Slots are loaded relaxed. A visitor that changes a slot acquires its value by the exchange.
+//! Other code that relies on a value comes after a fence, one for many slots: before the walk
+//! descends into a table, before a visitor takes a reservation for an emptied slot
+//! (`Tables::break_before_fill`), and at the end of a walk, for its caller. The descent to one
+//! address, which follows every link, loads with acquire. An accessed mark in a table, or the right
+//! to write in one, needs more than acquire (`sync::agreed`); formats without either
+//! (`TABLE_ACCESSED`, `TABLE_WRITE` of 0) compile none of that.
 
 mod budget;
 mod climb;
@@ -40,13 +41,13 @@ use marks::{touch, touch_path};
 use runs::pass_run;
 pub(crate) use runs::{change_run, visit_each};
 
-/// How often a walk waits for a marker, or loses a slot, before it gives up.
+/// How often a walk waits for a marker, or loses a slot to another thread, before it gives up.
 ///
-/// A marker is held for one invalidation at most, and for cache maintenance where a memory type
-/// changes. A turn is a pause of the CPU (x86: 40 to 140
-/// cycles; arm64: an `isb`, some tens), so this is 50 to 200 us: as long as a broadcast for 64
-/// blocks takes, also on a CPU that virtualises it. Where a hypervisor below stops the holder's
-/// CPU, no number is enough, and who is told *contended* should let that one run.
+/// A thread holds a marker for one invalidation at most, and for cache maintenance where a memory
+/// type changes. A turn is a pause of the CPU (x86: 40 to 140 cycles; arm64: an `isb`, some tens),
+/// so this is 50 to 200 us: as long as a broadcast for 64 blocks takes, also on a CPU that
+/// virtualises it. Where a hypervisor below stops the holder's CPU, no number is enough: a caller
+/// whose operation returned *contended* should let the holder run.
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) const PATIENCE: u32 = 1 << 12;
 #[cfg(loom)]
@@ -54,10 +55,10 @@ pub(crate) const PATIENCE: u32 = 2;
 #[cfg(shuttle)]
 pub(crate) const PATIENCE: u32 = 8;
 
-/// A slot that a visitor is shown, and the part of the walk's range that it covers.
+/// A slot that the walk shows to a visitor, and the part of the walk's range that the slot covers.
 pub(crate) struct Entry<'t> {
     pub slot: &'t Slot,
-    /// Its value when it was loaded.
+    /// The value that was loaded.
     pub raw: u64,
     /// The part of the range that the slot covers.
     pub start: u64,
@@ -65,14 +66,15 @@ pub(crate) struct Entry<'t> {
 }
 
 impl Entry<'_> {
-    /// The same once more, for a call that is seldom made. An entry that a call may look at stands
-    /// in memory: it is stored for every page, and each exchange waits for the stores.
+    /// Returns a copy, for a call that is not inlined. If such a call could see the entry itself,
+    /// the entry would be in memory: it would be stored for every page, and each exchange would
+    /// wait for the stores.
     #[inline(always)]
     pub fn apart(&self) -> Self {
         Self { slot: self.slot, raw: self.raw, start: self.start, end: self.end }
     }
 
-    /// Whether the range covers all of the slot.
+    /// Whether the range covers all that the slot covers.
     #[inline(always)]
     pub fn whole<F: Format>(&self, level: u8) -> bool {
         self.end - self.start == 1 << F::shift(level)
@@ -85,32 +87,32 @@ impl Entry<'_> {
     }
 }
 
-/// What the walk does after a visit.
+/// The next step of the walk after a visit.
 pub(crate) enum Flow {
-    /// Goes on behind the slot.
+    /// Goes on after the slot.
     Next,
-    /// Loads the slot again: it changed, or links a table now that is to be entered.
+    /// Loads the slot again: it changed, or now links a table that the walk is to enter.
     Again,
-    /// Loads it again after a while: somebody else holds it.
+    /// Loads the slot again after a while: another thread holds it.
     Wait,
     /// Ends here, for a reason that the visitor keeps.
     Stop,
-    /// Leaves all tables, and has the visitor do what takes more stack than may come on top of the
-    /// walk's ([`Visitor::aside`]).
+    /// Leaves all tables, and calls [`Visitor::aside`] for work that needs more stack than the walk
+    /// may still use.
     Aside,
 }
 
-/// Whether a walk came to its end, or else where it stopped: the visitor stopped it, another thread
-/// held an entry for too long, or the budget was spent.
+/// Whether a walk reached its end, or the address where it stopped: the visitor stopped it, another
+/// thread held an entry for too long, or the budget was spent.
 pub(crate) type Outcome = Result<(), Gpa>;
 
-/// What a walk did to the slots of one table: kept apart from the visitor, so that it stays in
+/// What a walk did to the slots of one table. It is apart from the visitor, so that it stays in
 /// registers across atomic exchanges.
 pub(crate) struct Tally {
     pub read: u64,
     /// Slots exchanged or stored.
     pub changed: u64,
-    /// The hull of the changed slots, if any.
+    /// The range that covers the changed slots, if any.
     pub start: u64,
     pub end: u64,
 }
@@ -132,21 +134,23 @@ impl Tally {
 pub(crate) trait Visitor<'t, F: Format> {
     /// The levels whose slots the visitor is shown; no table that holds none of them is read.
     const LEVELS: Levels;
-    /// Whether `leave` is called for tables, too, below which nothing is wanted.
+    /// Whether the walk calls `leave` also for tables below which no level is wanted.
     const TABLES: bool = false;
-    /// A run of pages that holds none of these bits, and no marker, needs no visit. `None` if every
-    /// slot does.
+    /// A run of pages in which no slot has any of these bits, or a marker, needs no visit. `None`
+    /// if every slot needs one.
     const QUIET: Option<u64> = None;
-    /// With `TABLES`, a run of tables that holds none of these bits is passed by, if `quiet`.
+    /// With `TABLES`, the walk skips a run of tables in which no link has any of these bits, if
+    /// `quiet`.
     const TABLES_QUIET: Option<u64> = None;
-    /// Whether leaves that it leaves behind may be accessed, so that the tables above must be.
+    /// Whether the visitor may leave accessed leaves behind, so that the tables above must be
+    /// accessed.
     const TOUCHES: bool = false;
 
     /// `level` is a constant wherever this is inlined. `kind` is neither a table nor a marker.
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow;
 
-    /// `visit` of a run of pages whose values are `raws`, without a marker; returns how many, from
-    /// its start, are done with.
+    /// Does `visit` for a run of pages whose values are `raws`, without a marker. Returns how many
+    /// slots, from the start of the run, are done.
     #[inline(always)]
     fn visit_run(
         &mut self,
@@ -158,59 +162,62 @@ pub(crate) trait Visitor<'t, F: Format> {
         visit_each(self, run, raws, at, tally)
     }
 
-    /// Does all that there is to do to a run of pages, of which it counts the changes; or nothing.
+    /// Does all the work on a run of pages, and counts the changes; or does nothing, and returns
+    /// false.
     #[cfg(not(any(loom, shuttle)))]
     #[inline(always)]
     fn rewrite_run(&mut self, _run: &'t [Slot; RUN], _tally: &mut Tally) -> bool {
         false
     }
 
-    /// Whether runs of tables may be passed by.
+    /// Whether runs of tables may be skipped.
     #[inline(always)]
     fn quiet(&self) -> bool {
         true
     }
 
-    /// Before the walk begins anew.
+    /// Called before the walk begins anew.
     #[inline(always)]
     fn again(&mut self) {}
 
-    /// At a slot that somebody else has marked.
+    /// Called for a slot that another thread has marked.
     #[inline(always)]
     fn held(&mut self, _level: u8, _entry: &Entry<'t>) -> Flow {
         Flow::Wait
     }
 
-    /// Whether a table that covers more than the range may be walked through without `enter`.
+    /// Whether the walk may pass through a table that covers more than the range without calling
+    /// `enter`.
     #[inline(always)]
     fn passes(&self, _raw: u64) -> bool {
         true
     }
 
-    /// Before a table is descended into: `Next` passes by it, `Again` and `Wait` as for a visit,
-    /// `None` descends.
+    /// Called before the walk descends into a table. `None` descends, `Next` skips the table,
+    /// `Again` and `Wait` are as for a visit.
     #[inline(always)]
     fn enter(&mut self, _level: u8, _entry: &Entry<'t>, _children: &'t [Slot]) -> Option<Flow> {
         None
     }
 
-    /// After everything below a slot that links a table was visited.
+    /// Called after everything below a slot that links a table was visited.
     #[inline(always)]
     fn leave(&mut self, _level: u8, _entry: Entry<'t>, _children: &'t [Slot]) {}
 
-    /// What it asked for by [`Flow::Aside`], at a slot at `level` of `gpa`; returns what a visit
-    /// does. What the walk is to do to tables around a slot that is done with, it does not do.
+    /// Does the work that the visitor asked for by [`Flow::Aside`], at a slot at `level` of `gpa`;
+    /// returns what a visit does. The walk may skip `leave` and the accessed marks of tables around
+    /// a slot that this finishes.
     #[inline(always)]
     fn aside(&mut self, _level: u8, _gpa: u64) -> Flow {
         Flow::Stop
     }
 
-    /// Adds what was done to slots of one table at `level`.
+    /// Adds what the walk did to slots of one table at `level`.
     fn settle(&mut self, level: u8, tally: Tally);
 }
 
-/// Walks `start..end` from the root, of `slots` at `level`. Ends early behind the table in which
-/// `budget` was spent; a page alone is none of its business.
+/// Walks `start..end` from the root, which has `slots` at `level`. Ends early after the table in
+/// which `budget` was spent; a walk of one page does not use the budget.
 #[inline]
 pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
@@ -226,14 +233,14 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     while patience > 0 {
         let End { at, why } =
             tree::<F, P, V>(platform, slots, level, (start, from, end), visitor, budget);
-        // Also where the budget was spent in the last table.
+        // The budget may have been spent in the last table.
         if why == 0 || at == end {
             return Ok(());
         }
         if why == End::STOPPED {
             return Err(Gpa(at));
         }
-        // What was gone on with is no try.
+        // A try that made progress does not count.
         patience = if at > from { PATIENCE } else { patience - 1 };
         from = at.max(start);
         if why == End::RETIRED {
@@ -246,7 +253,7 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
                     if from >= end {
                         return Ok(());
                     }
-                    // No table has ended in which the budget would have been looked at.
+                    // No table has ended where the budget would be checked, so it is checked here.
                     if budget.spend(0) {
                         return Err(Gpa(from));
                     }
@@ -263,8 +270,9 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     Err(Gpa(from))
 }
 
-/// A range inside one slot, and smaller than it, begins in the table below: short calls skip the
-/// loops of the levels above. What lies before `from` is done with.
+/// Walks from `from` on; what precedes it is done. A range that lies within one slot, and is
+/// smaller than what that slot covers, begins in the table below, so that short calls skip the
+/// loops of the levels above.
 #[inline(always)]
 fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
@@ -290,7 +298,7 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         // SAFETY: as in `one` below.
         slots = unsafe { table::slots(platform, F::table_address(raw), F::slots(level)) };
     }
-    // A page's walk is settled once.
+    // The walk of one page calls `settle` once, for all that it read.
     let is_page = level == 0 && end - from == 1 << F::PAGE_SHIFT;
     if !is_page {
         visitor.settle(level, Tally { read, ..Tally::NONE });
@@ -320,8 +328,8 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     result
 }
 
-/// One page of a table; so many slots were `read` above it. Not inlined, as operations that faults
-/// call have a way of their own to a page whose table is there.
+/// Walks one page of a table, after `read` slots were read above it. It is not inlined, as
+/// operations that faults call have their own code for a page whose table exists.
 #[inline(never)]
 fn page<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
@@ -338,7 +346,7 @@ fn page<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     met.done()
 }
 
-/// A range of a table of pages. Apart, so that its loop has all registers.
+/// Walks a range of a table of pages. It is not inlined, so that its loop has all registers.
 #[inline(never)]
 fn pages<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
@@ -352,8 +360,8 @@ fn pages<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     let mut slots = part_of::<F>(slots, 0, start, end);
     let mut at = start;
     let mut tally = Tally::NONE;
-    // Most tables in which nothing needs a visit show it from the start. Apart from the runs that
-    // are looked into, whose values take registers.
+    // In most tables where nothing needs a visit, the first runs already show it. This loop is
+    // apart from the one below, which keeps the values of a run in registers.
     if let Some(wanted) = V::QUIET {
         let all = slots.len();
         while let Some((run, rest)) = slots.split_first_chunk::<RUN>()
@@ -386,15 +394,15 @@ fn pages<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     result
 }
 
-/// The slots of a table at `level` that a range which it covers concerns.
+/// Returns the slots of a table at `level` for a range within the table.
 #[inline(always)]
 fn part_of<F: Format>(slots: &[Slot], level: u8, start: u64, end: u64) -> &[Slot] {
     let (shift, mask) = (F::shift(level), slots.len() - 1);
     &slots[(start >> shift) as usize & mask..=((end - 1) >> shift) as usize & mask]
 }
 
-/// A range of a table above those of pages, and these. What lies before `from`, from `start` on, is
-/// done with.
+/// Walks a range of a table at level 1, and the tables of pages below. What lies between `start`
+/// and `from` is done.
 #[inline(never)]
 #[allow(clippy::too_many_arguments, reason = "as many as registers take")]
 fn parents<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
@@ -443,7 +451,7 @@ fn parents<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     result
 }
 
-/// What a slot was.
+/// The outcome for one slot.
 enum Met<'t> {
     Done(End),
     /// The link of a table that is to be descended into.
@@ -454,7 +462,7 @@ enum Met<'t> {
 }
 
 impl Met<'_> {
-    /// Of a page.
+    /// Returns how the walk of a page ended.
     #[inline(always)]
     fn done(self) -> End {
         match self {
@@ -464,8 +472,8 @@ impl Met<'_> {
     }
 }
 
-/// Visits one slot until it is done with, or links a table that is to be descended into. `ALONE`:
-/// no fence follows, so each load acquires.
+/// Visits one slot until it is done, or links a table that the walk is to descend into. With
+/// `ALONE` no fence follows, so each load acquires.
 #[inline(always)]
 fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALONE: bool>(
     platform: &'t P,
@@ -487,9 +495,9 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
                 if !ALONE {
                     acquired();
                 }
-                // SAFETY: a table that a slot links is allocated by the walk's platform with
-                // the slots of its level. It was linked when the slot was read, so it is given
-                // back only when the walk's guard, which outlives `'t`, is gone or refreshed.
+                // SAFETY: a table that a slot links is allocated by the walk's platform with the
+                // slots of its level. It was linked when the slot was read, so it is given back
+                // only after the walk's guard, which outlives `'t`, is dropped or refreshed.
                 let children =
                     unsafe { table::slots(platform, F::table_address(raw), F::slots(LEVEL - 1)) };
                 match visitor.enter(LEVEL, &entry, children) {

@@ -1,22 +1,24 @@
-//! Litmus tests of the instructions that an invalidation on Arm takes, for herd7, which `cargo
-//! xtask test herd7` runs: each sequence that [`Tlbi::sequence`] gives, between the break and what
-//! may follow it, and the same with one instruction left out.
+//! Litmus tests of the instructions of an invalidation on Arm, for herd7, which `cargo xtask test
+//! herd7` runs: each sequence that [`Tlbi::sequence`] returns, between the break and what may
+//! follow it, and the same sequence with one instruction left out.
 //!
-//! The files in `tests/litmus` are made of what the engine's code emits, and this test holds them
-//! to it. After a change of the sequences, `SLAT_LITMUS=write cargo test -p slat --test litmus`
-//! writes them anew; what is expected of each is decided here, by [`expected`].
+//! The files in `tests/litmus` are made from what the engine's code emits, and this test compares
+//! them with it. After a change of the sequences, `SLAT_LITMUS=write cargo test -p slat --test
+//! litmus` writes them anew; [`expected`] decides what herd7 has to find for each.
 //!
 //! # What the model sees
 //! herd7's model of Arm translates by one stage: the descriptor `PTE(x)`, a TLB, and invalidations
-//! of it. So a sequence by address is looked at twice, each time as the model's one stage:
-//! - *stage 2*: the TLB holds entries of stage 2, which `tlbi vmalle1is` leaves alone: it is left
-//!   out of the test.
-//! - *combined*: the TLB holds entries of both stages in one, which `tlbi ipas2e1is` leaves alone.
+//! of it. So this test looks at a sequence by address twice, each time as the model's one stage:
+//! - *stage 2*: the TLB holds entries of stage 2. `tlbi vmalle1is` does not affect them, and is
+//!   left out.
+//! - *combined*: the TLB holds entries of both stages in one. `tlbi ipas2e1is` does not affect
+//!   them, and is left out.
 //!
-//! What joins the two it cannot see: an entry of both stages that is made of a stale entry of stage
-//! 2, which is why a barrier stands between the two invalidations. Nor does it know ranges
-//! (`ripas2e1is`; the barriers around it are those of one address), levels (`ipas2le1is` is as
-//! `ipas2e1is`), other VMIDs, nor barriers of one PE (`nsh`), which are written as `ish` here.
+//! The model cannot see what joins the two: an entry of both stages that a CPU makes from a stale
+//! entry of stage 2. A barrier between the two invalidations prevents that. Nor does the model know
+//! ranges (`ripas2e1is`; the barriers around it are those of one address), levels (`ipas2le1is` is
+//! treated as `ipas2e1is`), other VMIDs, or barriers of one PE (`nsh`), which are written as `ish`
+//! here.
 #![cfg(all(feature = "arm64", not(any(loom, shuttle))))]
 
 use slat::format::arm64::id::Granule;
@@ -26,35 +28,35 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-/// What must not happen after a sequence.
+/// An outcome that is forbidden after a sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Claim {
-    /// Another CPU, which learnt that the sequence is done, reaches what was unmapped.
+    /// Another CPU that learnt that the sequence is done reaches the unmapped memory.
     Reached,
-    /// Another CPU goes back to the old page after it saw the new one, which was mapped behind the
+    /// Another CPU goes back to the old page after it saw the new one, which was mapped after the
     /// sequence.
     Back,
-    /// The CPU that executed it reaches what it unmapped itself.
+    /// The CPU that executed the sequence reaches the memory that it unmapped.
     Itself,
 }
 
-/// Which entries the model's one stage stands for.
+/// The kind of TLB entries that the model's one stage stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum View {
-    /// All: the sequence has one invalidation.
+    /// Both kinds: the sequence has one invalidation.
     Whole,
     Stage2,
     Combined,
 }
 
-/// Whether herd7 finds an execution in which what must not happen does.
+/// Whether herd7 finds an execution with the forbidden outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Expected {
     Never,
     Sometimes,
 }
 
-/// The invalidations whose sequences differ, by name.
+/// The invalidations that have different sequences, by name.
 fn sequences() -> Vec<(&'static str, Tlbi, Invalidation)> {
     let range = GpaRange::new(Gpa(0x8000_0000), 0x1000).ok();
     let leaf = Some(PageSize::SIZE_4K);
@@ -73,7 +75,7 @@ fn sequences() -> Vec<(&'static str, Tlbi, Invalidation)> {
     list
 }
 
-/// The sequence's instructions without the values of operands, with those that the view sees.
+/// Returns the sequence's instructions without operands, as far as the view sees them.
 fn code(cpu: &Tlbi, what: &Invalidation, view: View) -> Vec<String> {
     let text = cpu.sequence(what).map(|instruction| instruction.to_string());
     let bare = text.map(|text| text.split(" //").next().unwrap_or_default().to_uppercase());
@@ -82,11 +84,12 @@ fn code(cpu: &Tlbi, what: &Invalidation, view: View) -> Vec<String> {
         View::Stage2 => !text.contains("VMALLE1"),
         View::Combined => !text.contains("IPAS2"),
     });
-    // The model knows no barrier of one PE.
+    // The model has no barrier of one PE.
     seen.map(|text| text.replace("DSB NSH", "DSB ISH")).collect()
 }
 
-/// What herd7 is to say where the instruction at `without` is left out, and why.
+/// The answer that herd7 has to give where the instruction at `without` is left out, and the
+/// reason.
 fn expected(claim: Claim, code: &[String], without: Option<usize>) -> (Expected, &'static str) {
     let Some(without) = without else {
         return (Expected::Never, "the sequence is whole");
@@ -116,12 +119,12 @@ fn expected(claim: Claim, code: &[String], without: Option<usize>) -> (Expected,
     }
 }
 
-/// What comes before and behind the sequence, and what another CPU does.
+/// The code before and after the sequence, and that of another CPU.
 struct Frame {
     state: &'static str,
     behind: &'static [&'static str],
     other: &'static [&'static str],
-    /// What must not be.
+    /// The forbidden outcome.
     exists: &'static str,
     claim: &'static str,
 }
@@ -231,7 +234,7 @@ fn the_litmus_files_have_the_instructions_that_the_engine_emits() {
     assert_eq!(found.len(), files.len(), "files that no sequence has");
 }
 
-/// The two views see all of a sequence between them, and each test that is whole is one of them.
+/// The two views together see all of a sequence, and each complete test is one of the views.
 #[test]
 fn no_instruction_of_a_sequence_is_unseen() {
     for (name, cpu, what) in sequences() {

@@ -3,15 +3,15 @@
 //!
 //! `RUSTFLAGS="--cfg loom -C debug-assertions" cargo test -p slat --release --test loom`
 //!
-//! Each test is named by the sentence that it proves. An operation that gives up as contended is
-//! continued after the others ended, from where it says that it stopped: nothing may be lost on the
-//! way. Every model ends with a reclaim, and with all table pages given back.
+//! Each test is named by the sentence that it proves. A test continues an operation that gave up as
+//! contended, after the other threads ended, from where it says that it stopped: nothing may be
+//! lost on the way. Every model ends with a reclaim, and with all table pages given back.
 //!
-//! Operations enter without a seat, and reclaim when all threads were joined, where the model is
-//! not about grace: that keeps the number of orders small.
+//! Unless the model is about grace, operations enter without a seat, and reclaim after all threads
+//! were joined: that keeps the number of orders small.
 //!
-//! Models are exhaustive unless they say `bounded` or `at most`. Out of reach here: `pass_run`
-//! (tables of two slots never fill a run), and the ordering of a walker's loads by their address
+//! Models are exhaustive unless they say `bounded` or `at most`. They do not reach `pass_run`
+//! (tables of two slots never fill a run), nor the ordering of a walker's loads by their address
 //! dependency, which loom does not know; the hardware loads with acquire instead.
 #![cfg(loom)]
 

@@ -35,12 +35,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Turns tables in `range`, where it covers them, back into blocks of at most `to`; returns
     /// the bytes of the blocks.
     ///
-    /// A table becomes a block if all its leaves are there, continue each other's memory from an
-    /// aligned address, and agree in rights, memory type and the user's bit; others are left as
-    /// they are. The block is accessed, dirty, or dirty for a [consumer](crate::Consumer), if one of
-    /// the leaves is. Translation stays as it is at every moment, except that a CPU that demands
-    /// break-before-make faults while a block stands broken. Each block costs an invalidation,
-    /// executed inside.
+    /// A table becomes a block if all its leaves are there, map contiguous memory from an aligned
+    /// address, and agree in rights, memory type and all software bits that are no consumer's mark;
+    /// other tables stay as they are. The block is accessed, dirty, or dirty for a
+    /// [consumer](crate::Consumer), if one of the leaves is. Translations stay as they are at every
+    /// moment, except that on a CPU that demands break-before-make an access faults while the block
+    /// stands broken. Each block costs an invalidation, executed inside.
     ///
     /// # Errors
     /// Nothing is done on [`SplitError::Range`], [`SplitError::LeafSize`] and, of tables that a

@@ -117,7 +117,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// others have dropped is invalidated first.
     ///
     /// # Errors
-    /// [`ConsumerError`]; nothing is done.
+    /// [`ConsumerError::OneBit`] if `mark` is not exactly one bit, [`ConsumerError::NoSuchBit`] if
+    /// the format has no such software bit, [`ConsumerError::Taken`] if another consumer of these
+    /// tables has it: nothing is done.
     pub fn add_consumer(&mut self, mark: Software) -> Result<Consumer, ConsumerError> {
         let given = mark;
         let bits = F::SOFTWARE_BITS;

@@ -23,9 +23,9 @@ use crate::table::{self, Frame, Slot};
 use crate::tables::Tables;
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Unmaps whatever lies in tables that `range`, which was checked, covers whole, and gives the
-    /// tables back; what lies beside such tables stays. Does nothing where addresses have owners,
-    /// who keep them.
+    /// Refuses a range that is not valid or that cuts a block. Then unmaps all that lies in tables
+    /// that `range` covers whole, and gives the tables back; leaves outside such tables stay. Does
+    /// nothing where addresses have owners, as an owner keeps its entry.
     pub(crate) fn drop_tables(&mut self, range: &GpaRange) -> Result<(), Refusal> {
         self.check_change(range)?;
         if self.owners.are_known() {

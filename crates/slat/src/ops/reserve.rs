@@ -273,13 +273,15 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         (self.slots.len() > 1).then(|| Group::of(self.slots, self.level, self.base))
     }
 
-    /// Maps [`Reservation::range`] to the memory at `hpa`; returns its bytes, or `None` if the
-    /// reservation is void: something was mapped there, or unmapped, meanwhile.
+    /// Maps [`Reservation::range`] to the memory at `hpa`, and returns the bytes that it mapped.
+    /// Returns `None` if the reservation is void, because an entry of it has changed: something was
+    /// mapped there, a table was linked, an owner was set, an unmap covered it (even if nothing was
+    /// mapped), another call reserved its group as a whole ([`Guard::reserve_contiguous`]), or
+    /// another thread is doing one of these.
     ///
     /// # Errors
-    /// [`MapError::HostAddress`], also for one that is not a multiple of the leaf's or group's
-    /// size, and
-    /// [`MapError::Attributes`]: nothing is mapped.
+    /// [`MapError::HostAddress`], also for an address that is not a multiple of the leaf's or the
+    /// group's size, and [`MapError::Attributes`]: nothing is mapped.
     #[inline(always)]
     pub fn commit(self, hpa: Hpa, attributes: Attributes) -> Result<Option<u64>, MapError> {
         let leaf = self.leaf(hpa, attributes)?;

@@ -178,14 +178,16 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Ok(Granted::new(tables, range, bytes?))
     }
 
-    /// Lets the guest write the page at `gpa`, as [`Guard::relax`] for a write does, and adds
-    /// `software` to its leaf: of a page that could not be written, as software bits said, and now
-    /// can. Nothing is done, and nothing [is changed](Granted::is_changed), unless a leaf of that
-    /// page maps `hpa`. That the page there is still the one that may be written is for the caller
-    /// to see to: nobody must take it away, and map another with the same address, meanwhile.
+    /// Gives the page at `gpa` the right to write, as [`Guard::relax`] for a write does, and sets
+    /// the bits `software` in its leaf. It is for a page that software bits said must not be
+    /// written, and that may be written now. Nothing is done, and [`Granted::is_changed`] is false,
+    /// unless the leaf of that page, not a block, maps `hpa`. The caller sees to it that the memory
+    /// at `hpa` is still the page that may be written: no other thread may take it away, and map
+    /// another page at the same address, meanwhile.
     ///
     /// # Errors
-    /// Those of [`Guard::relax_where`].
+    /// [`ChangeError::Range`], [`ChangeError::Attributes`] of bits that the format lacks,
+    /// [`ChangeError::Consumers`] and [`ChangeError::Contended`]: nothing is done.
     pub fn grant_write(
         &mut self,
         gpa: Gpa,

@@ -2,12 +2,14 @@
 //! emptied.
 //!
 //! # Two steps
-//! The first reads the range and hands each run of leaves to the caller's closure; it changes
-//! nothing but groups that an end of the range cuts, which it unfolds in place. The second empties
-//! what was handed out and gives back the tables that it covers whole; it calls nobody but the
-//! platform, which does not unwind. It also runs where the closure panics. *Invariant*: no table is
-//! freed while a slot that can be reached links it, and what the closure was given is unmapped, no
-//! less and no more. [`Inactive::discard`], which hands out no leaf, has the second step alone.
+//! The first step reads the range and hands each run of leaves to the caller's closure. It changes
+//! nothing, except that it unfolds in place each group of contiguous leaves that has a member in
+//! the range. The second step empties what was handed out and gives back the tables that it covers
+//! whole. It calls only the platform, which does not unwind. It also runs where the closure panics.
+//!
+//! *Invariant*: no table is freed while a slot that can be reached links it, and exactly the leaves
+//! that the closure was given are unmapped. [`Inactive::discard`], which hands out no leaf, has
+//! only the second step, and unfolds before it only the groups that an end of the range cuts.
 
 use super::unfold::{Group, folded};
 use super::{ChangeError, Removed};

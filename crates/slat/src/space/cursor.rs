@@ -1,10 +1,10 @@
-//! Where an owner mapped a page last: the next page of the same table needs no walk.
+//! The table in which an owner mapped a page last: the next page of that table needs no walk.
 //!
 //! *Invariant*: the table that a cursor names is linked where the cursor says, and the tables above
-//! it are marked accessed, as they must be above leaves that are. The owner sets it in a call that
-//! excludes everybody else. Whoever can unlink a table or clear such a mark afterwards makes the
-//! cursor forget before he begins: a guard, who has the tables, and the owner's own calls but
-//! `map`, which only adds tables.
+//! it are marked accessed, as they must be above accessed leaves. The owner sets the cursor in a
+//! call that excludes all other threads. Code that can unlink a table or clear such a mark
+//! afterwards clears the cursor before it begins. That is a guard, a user of the tables, and each
+//! of the owner's own calls except `map`, which only adds tables.
 
 use crate::addr::{Gpa, Hpa};
 use crate::format::Format;
@@ -13,15 +13,15 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::table::{self, Slot};
 use crate::tables::Tables;
 
-/// A table of pages, or none.
+/// A table of pages, or no table.
 #[derive(Debug)]
 pub(super) struct Cursor {
-    /// The number of the block that the table stands for.
+    /// The guest addresses of the table, as a number in units of what one such table covers.
     block: AtomicU64,
     table: Hpa,
 }
 
-/// No block has this number.
+/// The number that no block has.
 const NOWHERE: u64 = u64::MAX;
 
 impl Cursor {
@@ -29,16 +29,17 @@ impl Cursor {
         Self { block: AtomicU64::new(NOWHERE), table: Hpa(0) }
     }
 
-    /// Names no table from now on. The owner sees it, as he comes after the caller's borrow.
+    /// Clears the cursor. The owner's next call sees that, as it follows the caller's borrow.
     #[inline]
     pub fn forget(&self) {
-        // Threads that enter in turns write nothing to a line that all of them read.
+        // Threads that enter in turns do not write to a cache line that all of them read.
         if self.block.load(Ordering::Relaxed) != NOWHERE {
             self.block.store(NOWHERE, Ordering::Relaxed);
         }
     }
 
-    /// Names the table of the page at `gpa`, if there is one and the tables above are accessed.
+    /// Sets the cursor to the table of the page at `gpa`, if there is one, and the tables above are
+    /// accessed.
     pub fn set<F: Format, P: Platform>(&mut self, tables: &Tables<'_, F, P>, gpa: Gpa) {
         self.forget();
         let (mut lowest, mut accessed) = (None, true);
@@ -46,7 +47,7 @@ impl Cursor {
             lowest = Some(F::table_address(link.raw));
             accessed &= link.raw & F::TABLE_ACCESSED == F::TABLE_ACCESSED;
         });
-        // Of a block that reaches beyond the guest's addresses, a part is none.
+        // A guest smaller than one table of pages has only part of one, and gets no cursor.
         let whole = tables.geometry().address_bits >= F::shift(1);
         if let Some(table) = lowest
             && level == 0
@@ -57,7 +58,7 @@ impl Cursor {
         }
     }
 
-    /// The slots of the table that `gpa` lies in, if the cursor names it.
+    /// Returns the slots of the table that `gpa` lies in, if the cursor names it.
     #[inline(always)]
     pub fn slots<'c, F: Format, P: Platform>(
         &'c mut self,
@@ -67,8 +68,8 @@ impl Cursor {
         if self.block.load(Ordering::Relaxed) != gpa.0 >> F::shift(1) {
             return None;
         }
-        // SAFETY: the table is linked, so it is allocated, with the slots of its level, and stays
-        // so while the owner, who alone gives tables back, is borrowed (the invariant above).
+        // SAFETY: the table is linked (the invariant above), so it is allocated, with the slots of
+        // its level. It stays so while the owner, which alone gives tables back, is borrowed.
         Some(unsafe { table::slots(platform, self.table, F::slots(0)) })
     }
 }

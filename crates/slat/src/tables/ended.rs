@@ -1,19 +1,20 @@
-//! How calls on tables end that do not do all that was asked for.
+//! Errors of calls that did not do all that they were asked for.
 
 use crate::addr::Gpa;
 use crate::format::GeometryError;
 use core::fmt;
 
-/// An operation that ended early: everything before `at` is done, unless it was refused (see the
-/// operation's errors), when nothing is. What was done until then is in the guard.
+/// An operation that stopped before the end of its range.
 ///
-/// From `at` on no translation, right or state has changed; a table without leaves may have been
-/// linked, and a split that was contended may have split blocks further on.
+/// Everything before `at` is done, unless the operation's `# Errors` say that nothing is. The guard
+/// has counted what was done. From `at` on no translation, right or state has changed; but a table
+/// without leaves may have been linked, and a split that was contended may have split blocks
+/// further on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Halted<E> {
-    /// Where it stopped.
+    /// The address where it stopped.
     pub at: Gpa,
-    /// Why.
+    /// The reason.
     pub why: E,
 }
 
@@ -54,7 +55,7 @@ impl fmt::Display for NewError {
 
 impl core::error::Error for NewError {}
 
-/// Somebody else held the slot of that address for too long; try again.
+/// Another thread held the entry of that address for too long; the caller can try again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Contended {
     /// The address.

@@ -1,10 +1,10 @@
-//! How far a walk may go, and how it ended.
+//! The limit of a walk, and how a walk ended.
 
-/// Slots that walks may still read before they end early.
+/// The number of slots that walks may still read before they end early.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     left: u64,
-    /// The last walk ended early, as nothing was left.
+    /// Whether the last walk ended early because nothing was left.
     pub spent: bool,
 }
 
@@ -17,19 +17,20 @@ impl Budget {
         Self { left: slots, spent: false }
     }
 
-    /// Whether somebody set it: no walk is as long as what none begins with.
+    /// Whether a caller set it: no walk reads as many slots as an unbounded budget has.
     #[inline(always)]
     pub const fn is_bounded(&self) -> bool {
         self.left < u64::MAX / 2
     }
 
-    /// Counts so many slots of a table that is not done with.
+    /// Counts `slots` read in a table that is not finished.
     #[inline(always)]
     pub(super) fn count(&mut self, slots: u64) {
         self.left = self.left.saturating_sub(slots);
     }
 
-    /// After a part of a table, of which so many slots were read: at its `end`, if all is well.
+    /// Counts the slots that were read in a part of a table, after it; returns its `end` if the
+    /// budget is spent there.
     #[inline(always)]
     pub(super) fn end(&mut self, result: End, slots: u64, end: u64) -> End {
         if !result.is_done() {
@@ -40,7 +41,7 @@ impl Budget {
         result
     }
 
-    /// Whether nothing is left after so many slots.
+    /// Counts `slots` read; returns whether nothing is left.
     #[inline(always)]
     pub(super) fn spend(&mut self, slots: u64) -> bool {
         self.count(slots);
@@ -49,24 +50,25 @@ impl Budget {
     }
 }
 
-/// How a walk of one tree ended. Two words, which travel in registers.
+/// How a walk of the tree ended. It is two words, so that it is passed in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct End {
-    /// Where, if it ended early.
+    /// The address where it ended, if early.
     pub(super) at: u64,
     pub(super) why: u8,
 }
 
 impl End {
-    /// All of it is done with.
+    /// The whole range is done.
     pub(super) const DONE: Self = Self { at: 0, why: 0 };
-    /// The visitor stopped it, somebody else held a slot for too long, or the budget is spent.
+    /// The visitor stopped the walk, another thread held a slot for too long, or the budget is
+    /// spent.
     pub(super) const STOPPED: u8 = 1;
-    /// The table that it was in was retired; `at` is where it began.
+    /// The table was retired; `at` is the first address that it covered.
     pub(super) const RETIRED: u8 = 2;
-    /// A climb goes on below, to `at`.
+    /// The climb goes on in the table below, up to `at`.
     pub(super) const BELOW: u8 = 3;
-    /// The visitor is asked to do something at `at`: this and the level of the slot there.
+    /// The visitor has asked for a call of `aside` at `at`. The level of the slot is added to this.
     pub(super) const ASIDE: u8 = 4;
 
     #[inline(always)]

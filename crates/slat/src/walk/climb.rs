@@ -1,4 +1,4 @@
-//! Tables at level 2 and above, of which a walk is in one at a time.
+//! The part of a walk at level 2 and above.
 
 use super::{Budget, End, Entry, Met, Tally, Visitor, one, touch};
 use crate::format::Format;
@@ -6,25 +6,26 @@ use crate::platform::Platform;
 use crate::sync::agreed;
 use crate::table::{self, Slot};
 
-/// Where a walk is in the tables at level 2 and above. A table of these covers a GiB at least, and
-/// what is done in one of them is not on the stack when the tables below it are walked.
+/// The position of a walk in the tables at level 2 and above, one table at a time. Each of them
+/// covers at least a GiB. The state of these levels is here, so that none of it is on the stack
+/// while the tables below are walked.
 pub(super) struct Climb {
-    /// The level of the table that the walk is of.
+    /// The level of the table where the walk begins.
     pub(super) top: u8,
-    /// That of the table that it is in.
+    /// The level of the table that the walk is in.
     pub(super) level: u8,
-    /// What lies before `at`, from `start` on, is done with. Of what lies behind it, what a table
-    /// below covers may be, and nothing else.
+    /// The range from `start` to `at` is done. Behind `at`, at most the part that the table below
+    /// covers is done.
     pub(super) start: u64,
     pub(super) at: u64,
     pub(super) end: u64,
-    /// The values of the slots that link the tables on the way, by their level less two; 0 at those
-    /// that it is not below.
+    /// The values of the slots that link the tables on the way, by their level less two; 0 for
+    /// levels below which the walk is not.
     pub(super) raws: [u64; 3],
 }
 
 impl Climb {
-    /// The table at `level` that it is in, below its top.
+    /// Returns the table at `level`, below the top, that the walk is in.
     #[inline(always)]
     pub(super) fn linked<'t, F: Format, P: Platform>(
         &self,
@@ -36,8 +37,8 @@ impl Climb {
         unsafe { table::slots(platform, table, F::slots(level)) }
     }
 
-    /// Goes on to the next table at level 1, or to the end of the walk, of a table that has these
-    /// `slots`; `below` is what came of the last such table.
+    /// Goes on to the next table at level 1, or to the end of the walk. `slots` are those of the
+    /// top table, and `below` is the outcome of the last table at level 1.
     #[inline(never)]
     pub(super) fn on<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         &mut self,
@@ -72,8 +73,8 @@ impl Climb {
         }
     }
 
-    /// Goes on in a table, up to `end` or to a table that is to be descended into. `below` is what
-    /// came of the table that the slot at its place links, where the walk comes up from there.
+    /// Goes on in a table, up to `end` or to a table that the walk descends into. `below` is the
+    /// outcome of the table that the current slot links, if the walk comes back up from there.
     #[inline(always)]
     fn part<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
         &mut self,
@@ -127,7 +128,7 @@ impl Climb {
     }
 }
 
-/// After a table, of the slots `children`, and what is below it; `result` is what came of it.
+/// Finishes a table that has the slots `children`, after all below it; `result` is its outcome.
 #[inline(always)]
 pub(super) fn left<'t, F: Format, V: Visitor<'t, F>>(
     level: u8,
@@ -143,9 +144,9 @@ pub(super) fn left<'t, F: Format, V: Visitor<'t, F>>(
         agreed();
         touch::<F>(entry.slot, level, entry.raw);
     }
-    // Also where the budget was spent in the last table below.
+    // The budget may have been spent in the last table below.
     if result.is_done() || result.at == next {
-        // Of what the walk has done, also before it began anew.
+        // Covers all that the walk has done, also before it began anew.
         let start = start.max(entry.base::<F>(level));
         visitor.leave(level, Entry { start, ..entry }, children);
         if V::TABLES {

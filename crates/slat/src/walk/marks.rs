@@ -1,15 +1,16 @@
-//! Marks of accessed tables above what a walk has touched.
+//! Accessed marks in the tables above leaves that a walk has changed.
 
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::sync::agreed;
 use crate::table::{self, Slot};
 
-/// Marks a table accessed below which a leaf may have become so, the lowest table first.
+/// Marks a table accessed below which a leaf may have become accessed, the lowest table first.
 ///
-/// Who ages clears a table's mark before it looks below. If it does so before this looks, the mark
-/// is set again, and the next to age looks below; if after, it finds the leaf itself. The caller
-/// fences (`agreed`) between the leaf and the marks of all tables above it.
+/// An ageing thread clears a table's mark before it looks below. If it clears the mark before this
+/// function looks, the mark is set again, and the next ageing looks below. If it clears the mark
+/// later, it finds the leaf itself. The caller fences (`agreed`) between the leaf and the marks of
+/// all tables above it.
 #[inline(always)]
 pub(super) fn touch<F: Format>(slot: &Slot, level: u8, table: u64) {
     let _ = slot.update(|raw| {
@@ -18,8 +19,8 @@ pub(super) fn touch<F: Format>(slot: &Slot, level: u8, table: u64) {
     });
 }
 
-/// [`touch`] of the tables on the way to `gpa` from `root`, from one level down to another, if they
-/// are not marked.
+/// [`touch`] of the tables on the way to `gpa` from `root`, from one level down to another, if any
+/// is not marked.
 #[inline(always)]
 pub(super) fn touch_path<F: Format, P: Platform>(
     platform: &P,
@@ -35,7 +36,7 @@ pub(super) fn touch_path<F: Format, P: Platform>(
     }
 }
 
-/// [`touch_path`], where one is not.
+/// [`touch_path`] where a table is not marked.
 #[cold]
 #[inline(never)]
 pub(crate) fn touch_each<F: Format, P: Platform>(
@@ -53,8 +54,8 @@ pub(crate) fn touch_each<F: Format, P: Platform>(
     }
 }
 
-/// Shows the links on the way to `gpa` from `root`, from one level down to another, and their slots
-/// and levels.
+/// Calls `link` with the level, the slot and the value of each link on the way to `gpa` from
+/// `root`, from one level down to another.
 #[inline(always)]
 fn descend<'t, F: Format, P: Platform>(
     platform: &'t P,
@@ -77,7 +78,7 @@ fn descend<'t, F: Format, P: Platform>(
     }
 }
 
-/// Whether `raw` still links the table that `table` links: other bits may differ.
+/// Whether `raw` links the table that `table` links; their other bits may differ.
 #[inline(always)]
 pub(crate) fn links<F: Format>(raw: u64, level: u8, table: u64) -> bool {
     F::kind(raw, level) == Kind::Table && F::table_address(raw) == F::table_address(table)

@@ -1,12 +1,13 @@
-//! Pages by runs of neighbours, which are loaded ahead.
+//! Runs of neighbouring pages, which are loaded before they are visited.
 
 use super::{Entry, Flow, Tally, Visitor};
 use crate::format::{Format, Kind, RUN};
 use crate::ops::folded;
 use crate::table::{self, Run, Slot};
 
-/// Changes the pages of a run that `change` names, by an exchange where the value is another;
-/// returns how many slots, from its start, are done with, and which of them were named.
+/// Changes the pages of a run for which `change` returns a value, by an exchange where that
+/// differs. Returns how many slots, from the start of the run, are done, and for which of them
+/// `change` returned a value, as a bitmap.
 #[inline(always)]
 pub(crate) fn change_run<F: Format>(
     run: &[Slot; RUN],
@@ -21,7 +22,7 @@ pub(crate) fn change_run<F: Format>(
         if F::kind(raw, 0) != Kind::Leaf {
             continue;
         }
-        // One leaf with its neighbours: for `visit`.
+        // A group of contiguous leaves is one leaf: `visit` handles it.
         if folded::<F>(raw) {
             return (index, named);
         }
@@ -38,7 +39,7 @@ pub(crate) fn change_run<F: Format>(
     (RUN, named)
 }
 
-/// Visits each page of a run; returns how many, from its start, are done with.
+/// Visits each page of a run; returns how many slots, from its start, are done.
 #[inline(always)]
 pub(crate) fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
     visitor: &mut V,
@@ -58,12 +59,12 @@ pub(crate) fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
     RUN
 }
 
-/// Passes as many slots of a run, from its start, as need no second look.
+/// Passes as many slots of a run, from its start, as need no second look; returns how many.
 ///
-/// Tables that nobody wants to enter are stepped over at the speed of loads. Pages are loaded a
-/// run ahead: a visitor that exchanges each then waits for the exchanges alone, and they find
-/// out if a value is no longer the one that was loaded. Pages that a visitor has no business with
-/// are stepped over together.
+/// Tables that the visitor does not enter are skipped at the speed of loads. Pages are loaded a run
+/// ahead: a visitor that exchanges each of them waits for the exchanges alone, and an exchange
+/// fails if the value changed since it was loaded. Runs of pages that need no visit are skipped
+/// whole.
 #[inline(always)]
 pub(super) fn pass_run<'t, F: Format, V: Visitor<'t, F>, const LEVEL: u8>(
     run: &'t [Slot; RUN],

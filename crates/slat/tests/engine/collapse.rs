@@ -1,4 +1,4 @@
-//! Which tables become blocks, and which do not: one leaf that differs in anything is enough.
+//! Which tables become blocks, and which do not: one leaf that differs in any way prevents it.
 
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
@@ -12,7 +12,7 @@ use crate::common::world::{Mapping, Rule, World, size};
 use crate::common::{Moment, TestPlatform};
 use slat::{Access, Attributes, BreakBeforeMake, Execute, Memory, Software};
 
-/// What is different about one page of a table.
+/// How one page of a table differs.
 #[derive(Clone, Copy, Debug)]
 enum Odd {
     Nothing,
@@ -32,7 +32,7 @@ const ODD: [(Odd, bool); 11] = [
     (Odd::Mapped(Attributes { execute: Execute::None, ..RAM }), false),
     (Odd::Rewritten(Rule::WriteProtect), false),
     (Odd::Rewritten(Rule::ExecuteProtect), false),
-    // State is merged, not compared.
+    // Accessed and dirty state is merged, not compared.
     (Odd::Rewritten(Rule::Clean), true),
     (Odd::Rewritten(Rule::Relax(Access::Read)), true),
 ];
@@ -62,7 +62,7 @@ fn agrees<H: Hardware>(marks: bool) {
                 assert_eq!(world.map(at, odd, 0), None);
             }
         }
-        // The model predicts it, too; here it is said in so many words.
+        // The model predicts it, too; here it is stated explicitly.
         world.collapse(range(block, block), size(block));
         let found = world.tree().at(block).map(|run| run.size);
         assert_eq!(found == Some(block), fits, "{odd:?} at {which}");
@@ -100,7 +100,7 @@ fn a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_a
         map(&mut world, 0, 4 * block + page);
         map(&mut world, block, 8 * block);
         world.collapse(range(0, block), size(block));
-        // Ranges that miss a page at either end, and a limit that allows pages only.
+        // The ranges miss a page at either end, or the limit allows pages only.
         world.collapse(range(block + page, block - page), size(block));
         world.collapse(range(block, block - page), size(block));
         world.collapse(range(0, 2 * block), size(page));
@@ -125,7 +125,7 @@ fn a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_a
     odd::<Ept<false>>();
 }
 
-/// While the invalidation of the table is under way, and afterwards.
+/// Hardware uses the table while its invalidation is under way, and afterwards.
 #[test]
 fn a_block_has_the_rights_and_the_state_of_its_pages_at_once() {
     fn has<H: Hardware>(marks: bool, protected: bool, bbm: BreakBeforeMake) {
@@ -136,7 +136,7 @@ fn a_block_has_the_rights_and_the_state_of_its_pages_at_once() {
         let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::LAST_STRIDE));
         let what = Mapping { hpa: 4 * block, attributes: RAM, largest: size(page) };
         let all = range(block, block);
-        // The first of them was not used yet.
+        // The first of the leaves was not used yet.
         let unused = Mapping { attributes: Attributes { accessed: false, ..RAM }, ..what };
         assert_eq!(world.map(range(block, page), unused, 8), None);
         let rest = range(block + page, block - page);

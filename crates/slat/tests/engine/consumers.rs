@@ -1,5 +1,5 @@
-//! Consumers of dirty state: each has its own view of what was written. Single calls here, on every
-//! kind of format.
+//! Consumers of dirty state: each has its own view of what was written. Here are single calls, on
+//! every kind of format.
 
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
@@ -22,15 +22,15 @@ mod histories;
 const CONFIG: Config =
     Config { forced_write_back: false, hardware_marks: true, split_execute: false };
 const BITS: u32 = 40;
-/// Host memory lies so far above guest memory: a multiple of every block.
+/// The distance of host memory from guest memory: a multiple of every block.
 const HOST: u64 = 1 << 34;
 
-/// The marks of a log and a pager: the last bits that the format has.
+/// The marks of a log and a pager: the last software bits of the format.
 fn marks<H: Hardware>() -> [Software; 2] {
     [1, 2].map(|back| Software::bit(H::SOFTWARE_BITS - back))
 }
 
-/// A guest with a log and a pager, and a cache of so many frames.
+/// A guest with a log and a pager, and a cache of `frames` frames.
 fn with_consumers<H: Hardware>(
     bbm: BreakBeforeMake,
     body: impl for<'t, 'p> FnOnce(&mut Bed<'_, 't, 'p, H>),
@@ -62,13 +62,13 @@ struct Bed<'c, 't, 'p, H: Hardware> {
 }
 
 impl<H: Hardware> Bed<'_, '_, '_, H> {
-    /// The guest writes; whether it could.
+    /// The guest writes; returns whether it could.
     fn write(&self, gpa: u64) -> bool {
         let from = self.hardware.root();
         matches!(self.hardware.access(self.platform, from, gpa, true), Used::Done { .. })
     }
 
-    /// Which pages of `range` somebody takes; `None`: nobody's.
+    /// Returns which pages of `range` a consumer takes; `None` takes for no consumer.
     fn harvest(
         &mut self,
         whom: Option<Consumer>,
@@ -144,7 +144,7 @@ fn views<H: Hardware>(bbm: BreakBeforeMake) {
         assert_eq!(bed.harvest(Some(pager), all), Ok([0, page, 2 * page].into()));
         assert_eq!(bed.harvest(Some(pager), all), Ok([].into()));
         assert_eq!(bed.harvest(Some(log), all), Ok([page, 2 * page].into()));
-        // By exactly the pages that a bitmap names.
+        // Takes exactly the pages that a bitmap names.
         assert!((0..4).all(|n| bed.write(n * page)));
         let pages = Pages { start: Gpa(0), bits: &[0b0101] };
         assert_eq!(bed.guard.clean_pages_for(log, &pages), Ok(2 * page));
@@ -181,7 +181,7 @@ fn taken_out<H: Hardware>(bbm: BreakBeforeMake) {
         let (all, [log, pager]) = (range(0, 4 * page), bed.consumers);
         let small = PageSize::from_bytes(page).unwrap();
         bed.guard.map(all, Hpa(HOST), CLEAN, small, &mut bed.cache).unwrap();
-        // Of both, of the pager, of the log, of nobody.
+        // A page that is dirty for both, for the pager, for the log, and for neither.
         assert!((0..3).all(|n| bed.write(n * page)));
         assert_eq!(bed.harvest(Some(log), range(page, page)).unwrap().len(), 1);
         assert_eq!(bed.harvest(Some(pager), range(2 * page, page)).unwrap().len(), 1);
@@ -192,7 +192,7 @@ fn taken_out<H: Hardware>(bbm: BreakBeforeMake) {
         let dirty = |leaf: &slat::Removed| [log, pager].map(|c| c.is_dirty(&leaf.attributes));
         let expected = [[true, true], [false, true], [true, false], [false, false]];
         assert_eq!(told.iter().map(dirty).collect::<Vec<_>>(), expected);
-        // What comes back as it left is dirty for whom it was.
+        // A page that comes back as it left is dirty for the same consumers.
         for leaf in &told {
             let at = range(leaf.gpa.0, leaf.bytes);
             bed.guard.map(at, leaf.hpa, leaf.attributes, small, &mut bed.cache).unwrap();
@@ -213,7 +213,7 @@ fn shapes<H: Hardware>(bbm: BreakBeforeMake) {
         let every: BTreeSet<_> = (0..block / page).map(|n| n * page).collect();
         assert_eq!(bed.harvest(Some(log), all), Ok(every.clone()));
         bed.guard.split(range(0, page), small, &mut bed.cache).unwrap();
-        // It is dirty as a whole: now each page is.
+        // The block is dirty as a whole; now each page is.
         assert_eq!(bed.harvest(Some(pager), range(page, 4 * page)).unwrap().len(), 4);
         bed.guard.write_protect(range(0, 2 * page)).unwrap();
         assert!(!bed.write(page));
@@ -225,7 +225,7 @@ fn shapes<H: Hardware>(bbm: BreakBeforeMake) {
         let collapsed = bed.guard.collapse_where(all, large, plain);
         assert_eq!(collapsed, Ok(block), "they differ in marks alone");
         assert!(!log.is_dirty(&bed.attributes(0)) && pager.is_dirty(&bed.attributes(page)));
-        // Agreement is not about marks, whichever way.
+        // Leaves agree whatever their marks are.
         assert_eq!(bed.guard.map(all, Hpa(HOST), CLEAN, large, &mut bed.cache), Ok(0));
         let read = Attributes { write: false, ..CLEAN };
         assert_eq!(bed.guard.replace(all, Hpa(HOST), Hpa(HOST), read), Ok(block));
@@ -246,12 +246,12 @@ fn owes<H: Hardware>(bbm: BreakBeforeMake) {
             .unwrap();
         assert!(bed.write(0));
         assert_eq!(bed.guard.clean_for(log, all), Ok(page));
-        // Of another thread, which completes later.
+        // The removals of another thread, which completes later.
         let late = bed.guard.shootdown();
         assert_eq!(bed.guard.clean_for(pager, all), Ok(page));
         assert_eq!(bed.guard.owed().unwrap().range, Some(all), "of the mark alone");
         bed.guard.complete();
-        // The log has not completed: what is taken out may have been written.
+        // The log has not completed: an unmapped page may have been written.
         let mut storage = [const { Place::EMPTY }; 1];
         let mut removals = Removals::new(bed.tables, &mut storage);
         bed.guard.unmap(all, &mut removals).unwrap();
@@ -308,7 +308,7 @@ fn a_consumer_is_refused_where_it_has_no_mark_of_its_own() {
     assert_eq!(refusal, ConsumerError::Taken { given: Software::A });
     says(&refusal.to_string(), &["another consumer"]);
 
-    // Of other tables, where the bit is the user's.
+    // The consumer of other tables; here the bit belongs to the user.
     let other = TablesOf::<Hart<true>>::new(format, Vmid(2), BITS, &platform).unwrap();
     let mut member = platform.join();
     let mut guard = other.enter(&mut member).unwrap();

@@ -1,4 +1,5 @@
-//! Entries that somebody else holds: everybody says so, touches nothing, and goes on where it can.
+//! Entries that another thread holds: operations report that, change nothing there, and go on
+//! elsewhere.
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
@@ -23,7 +24,7 @@ fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
     slat::format::ept::Ept { output_bits: 48, ..Default::default() }
 }
 
-/// Sixteen pages from 2m on, of which the fourth, at 2m + 12k, is held; then as it was.
+/// Makes sixteen pages from 2m on. The fourth, at 2m + 12k, is held, and afterwards as it was.
 fn with_held<H: Hardware>(
     format: H::Format,
     sealed: bool,
@@ -56,7 +57,7 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
         let text = refused(result, HELD, UnmapError::Contended);
         says(&text, &["0x203000", "changed by somebody else"]);
         assert_eq!(removals.complete().next(), None);
-        // Nothing is mapped before all of it could have been looked at.
+        // Map changes nothing before it could look at the whole range.
         let page = PageSize::SIZE_4K;
         let result = guard.map(pages, Hpa(0), RAM, page, cache);
         let text = refused(result, 2 * M, MapError::Contended);
@@ -65,7 +66,7 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
         let result = guard.split_by::<slat::EveryEntry>(pages, page, cache, 1);
         assert_eq!(result, Ok(0), "there is nothing to split");
         assert_eq!(guard.counts().slots_written, before);
-        // Everything before is done.
+        // Everything before the held entry is done.
         let why = ChangeError::Contended;
         refused(guard.write_protect(pages), HELD, why);
         refused(guard.relax(pages, Access::Write).map(slat::Granted::elsewhere), HELD, why);
@@ -102,7 +103,7 @@ fn an_entry_that_somebody_holds_is_contended_for_everybody_else() {
 fn an_entry_that_is_held_is_noticed_among_those_that_need_no_change() {
     fn notices<H: Hardware>(format: H::Format) {
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-            // Nothing of it was used or written, nor can it be written.
+            // The page was not used or written, nor can it be written.
             let pages = range(2 * M, PAGES);
             let quiet = Attributes { write: false, ..CLEAN };
             assert_eq!(guard.map(pages, Hpa(0), quiet, PageSize::SIZE_4K, cache), Ok(PAGES));
@@ -138,11 +139,12 @@ fn ages_of_a_held_entry_are_unanswered_and_all_others_are_told() {
                 assert_eq!(aged, Ok(Aged { young: 15, unanswered: 1 }));
                 assert_eq!((young, unanswered), ([0xfff7], [0b1000]));
                 if H::TABLES_COUNT && skip != Skip::Nothing {
-                    // What could not be cleared keeps its tables marked: it is not forgotten.
+                    // A table with a leaf that could not be cleared keeps its mark: the leaf is not
+                    // forgotten.
                     let tree = H::of(tables).tree(guard.platform());
                     assert!(tree.tables.values().all(|table| table.accessed), "{skip:?}");
                 }
-                // Without the bit already there, nothing is added.
+                // All bits are in the bitmaps already, so none is added.
                 let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
                 assert_eq!(guard.age(pages, &mut ages, how), Ok(Aged::default()));
                 guard
@@ -220,7 +222,7 @@ fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are() {
             let (page, block) = (PageSize::SIZE_4K, PageSize::SIZE_2M);
             assert_eq!(sizes, [block, page, block]);
             slot.store(raw, SeqCst);
-            // The seals were taken back: everything can be changed.
+            // The seals were taken back: every leaf can be changed.
             assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
             guard.relax(range(2 * M, 2 * M), Access::Write).map(slat::Granted::elsewhere).unwrap();
             assert_eq!(guard.collapse(all, block), Ok(2 * M));
@@ -253,16 +255,16 @@ fn a_push_down_of_somebody_else_is_waited_for_and_a_new_round_does_not_wait() {
             2 * M,
             ChangeError::Contended,
         );
-        // A round that begins meanwhile tells who pushes down to begin anew.
+        // A round that begins meanwhile makes the thread that pushes down begin anew.
         assert_eq!(guard.write_protect_subtrees(block), Ok(0));
         assert_eq!(slot.load(SeqCst), protected | 1 << 62 | 1 << 53);
-        // A table that pages are being protected in becomes no block, and its leaves are let go of.
+        // A table in which pages are being protected becomes no block, and its leaves are released.
         let why = SplitError::Contended;
         refused(guard.collapse(block, PageSize::SIZE_2M), 2 * M, why);
         assert_eq!(slot.load(SeqCst), protected | 1 << 62 | 1 << 53);
         let marks = Ept::<true>::of(tables).tree(guard.platform()).marks;
         assert_eq!(marks, 1, "that of the table alone");
-        // Others pass.
+        // Other operations pass it.
         let found = guard.translate(Gpa(2 * M)).unwrap().unwrap();
         assert!(!found.attributes.write);
         assert_eq!(guard.relax(page, Access::Read).map(slat::Granted::elsewhere), Ok(0));
@@ -322,8 +324,8 @@ fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block() {
         drop(cache);
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(1).unwrap();
-        // While the first block's table is built, other software freezes that block. The second
-        // block finds the cache dry; the walk goes back to the first, and waits.
+        // Other software freezes the first block while its table is built. The second block finds
+        // the cache empty; the walk goes back to the first, and waits.
         platform.meanwhile(Some(Box::new(move |platform, moment| {
             if moment == Moment::Fill {
                 hardware.slot(platform, 0).0.store(H::MARK, SeqCst);
@@ -354,7 +356,7 @@ fn all_blocks_that_change_while_they_wait_are_split_after_all() {
             let (hardware, platform) = (H::of(tables), guard.platform());
             let blocks = range(0, 6 * M);
             assert_eq!(guard.map(blocks, Hpa(0), CLEAN, PageSize::SIZE_2M, cache), Ok(6 * M));
-            // While the last of the three is built, hardware uses all.
+            // Hardware uses all three blocks while the table of the last is built.
             let mut filled = 0;
             platform.meanwhile(Some(Box::new(move |platform, moment| {
                 filled += usize::from(moment == Moment::Fill);
@@ -418,7 +420,7 @@ fn a_collapse_says_where_the_first_of_the_tables_is_that_it_left() {
     });
 }
 
-/// What hardware sets while a block is built of its pages goes into the block.
+/// The state that hardware sets while a block is built from its pages goes into the block.
 #[test]
 fn what_hardware_sets_in_a_table_that_is_unlinked_is_in_the_block() {
     fn collapses<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {

@@ -10,7 +10,7 @@ use slat::{Access, Ageing, Ages, Gpa, GpaRange, Hpa, PageSize, Place, Skip};
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 
-/// What an operation in a guard has read and written.
+/// Returns how many slots an operation in a guard has read and written.
 fn cost<H: Hardware, R>(
     guard: &mut GuardOf<'_, '_, H>,
     operation: impl FnOnce(&mut GuardOf<'_, '_, H>) -> R,
@@ -25,7 +25,7 @@ fn cost<H: Hardware, R>(
 fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
     fn costs<H: Hardware>(format: H::Format) {
         on_stage::<H>((format, 39, 8), |_, guard, cache| {
-            // Levels above that of pages.
+            // Levels above the pages.
             let up = u64::from(guard.geometry().root_level);
             let page = |number: u64| range(number * 4 * K, 4 * K);
             let map = |at: GpaRange, size| {
@@ -33,15 +33,15 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
                     guard.map(at, Hpa(at.start().0), RAM, size, cache).unwrap()
                 }
             };
-            // The empty slot of the root: looked at first, met by the walk, and filled outside the
-            // walk, as a table of tables is; tables are built, not read.
+            // The empty slot of the root is checked first, met by the walk, and filled outside the
+            // walk, as the table has tables below it. Tables are built, not read.
             let first = cost::<H, _>(guard, |guard| map(range(0, 8 * K), PAGE)(guard, cache));
             assert_eq!(first, (3, 1 + 512 * up));
-            // A page whose table is there: a slot a level.
+            // A page whose table exists: one slot for each level.
             let fault = cost::<H, _>(guard, |guard| map(page(2), PAGE)(guard, cache));
             assert_eq!(fault, (up + 1, 1));
-            // Again: it stands there, and the path of faults does not count what it leaves to the
-            // walk.
+            // The same again: the page is mapped, and the fault path does not count what it leaves
+            // to the walk.
             let again = cost::<H, _>(guard, |guard| map(page(2), PAGE)(guard, cache));
             assert_eq!(again, (up + 1, 0));
             // The way to the table and 29 pages, twice.
@@ -49,12 +49,13 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
             assert_eq!(more, (2 * (up + 29), 26));
             let block = cost::<H, _>(guard, |guard| map(range(2 * M, 2 * M), BLOCK)(guard, cache));
             assert_eq!(block, (2 * up, 1));
-            // Rights of a page, of some, of none that has one to lose; runs of eight and the rest.
+            // Rights of one page, of some pages, of none that has a right to lose; runs of eight
+            // and the rest.
             assert_eq!(cost::<H, _>(guard, |guard| guard.write_protect(page(3))), (up + 1, 1));
             let pages = range(4 * K, 80 * K);
             assert_eq!(cost::<H, _>(guard, |guard| guard.write_protect(pages)), (up + 20, 19));
             assert_eq!(cost::<H, _>(guard, |guard| guard.write_protect(pages)), (up + 20, 0));
-            // The way, both slots, all of the table.
+            // The way, both slots, and all slots of the table.
             let all = range(0, 4 * M);
             let relaxed = cost::<H, _>(guard, |guard| {
                 guard.relax(all, Access::Write).map(slat::Granted::elsewhere)
@@ -68,8 +69,8 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
             let how = Ageing { clear: true, skip: Skip::Nothing, fresh: false };
             let aged = cost::<H, _>(guard, |guard| guard.age(all, &mut ages, how));
             assert_eq!(aged, (up + 1 + 512, 30));
-            // To know that all is split, a load a level; a block costs its table and its slot,
-            // broken and linked.
+            // To find that all is split takes one load for each level. A block costs its table and
+            // its slot, which is broken and then linked.
             let split = cost::<H, _>(guard, |guard| guard.split(page(5), PAGE, cache));
             assert_eq!(split, (up, 0));
             let split = cost::<H, _>(guard, |guard| guard.split(all, PAGE, cache));
@@ -79,13 +80,15 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
             };
             let block = range(6 * M, 2 * M);
             guard.map(block, Hpa(6 * M), RAM, BLOCK, cache).unwrap();
-            // The way, the block, its new table's slots; then it is read again, and walked into.
+            // The way, the block, and the slots of its new table; then the walk reads it again, and
+            // enters it.
             let split = cost::<H, _>(guard, |guard| by_entry(guard, cache));
             assert_eq!(split, (up + 512 + 1 + 512, 512 + 2));
-            // The way, the table's link; its children looked at, then sealed and retired.
+            // The way and the table's link; its children are checked, then sealed and retired.
             let collapse = cost::<H, _>(guard, |guard| guard.collapse(block, BLOCK));
             assert_eq!(collapse, (up + 512, 2 * 512 + 2));
-            // A fault reads a level, and writes what it reserves and commits.
+            // A fault reads one slot for each level, and writes the slot that it reserves and
+            // commits.
             let fault = cost::<H, _>(guard, |guard| {
                 let reserved = guard.reserve(Gpa(116 * K), PAGE, cache).unwrap();
                 assert_eq!(reserved.commit(Hpa(116 * K), RAM), Ok(Some(4 * K)));
@@ -95,7 +98,7 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
                 let reserved = guard.reserve(Gpa(G), PAGE, cache).unwrap();
                 assert_eq!(reserved.commit(Hpa(G), RAM), Ok(Some(4 * K)));
             });
-            // Two links found empty, and read again.
+            // Two links, which are found empty and read again.
             assert_eq!(fault, (up + 3, 4));
             let mut places = [const { Place::EMPTY }; 8];
             let mut removals = guard.removals(&mut places);
@@ -104,7 +107,7 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
             let after = guard.counts();
             let written = after.slots_written - before.slots_written;
             let taken = (after.slots_read - before.slots_read, written);
-            // All slots of the table: 30 leaves, then retired, and its link.
+            // All slots of the table: 30 leaves, which are then retired, and its link.
             assert_eq!(taken, (up + 512, 30 + 512 + 1));
             assert_eq!(removals.complete().map(|run| run.bytes).sum::<u64>(), 120 * K);
         });
@@ -117,7 +120,7 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
 fn an_invalidation_inside_is_counted_whatever_it_is_owed_for() {
     on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {
         assert_eq!(guard.map(range(0, 8 * K), Hpa(0), RAM, PAGE, cache), Ok(8 * K));
-        // A harvest completes what its guard owed before; one that finds nothing, nothing.
+        // A harvest completes what its guard owed before; one that finds nothing completes nothing.
         let (first, second) = (range(0, 4 * K), range(4 * K, 4 * K));
         assert_eq!(guard.write_protect(first), Ok(4 * K));
         assert_eq!(guard.harvest(second, &mut [0]), Ok(1));

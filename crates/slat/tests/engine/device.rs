@@ -1,4 +1,4 @@
-//! A device's registers, which one caller maps on every format.
+//! A device's registers, which one caller maps in the same way on every format.
 
 use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
@@ -22,7 +22,7 @@ const TYPED: RiscV =
     RiscV { widest: slat::format::riscv::Mode::Sv48x4, memory_types: true, output_bits: 48 };
 const UNTYPED: RiscV = RiscV { memory_types: false, ..TYPED };
 
-/// What hardware finds, which the manual's names are compared with.
+/// The attributes that hardware finds, to be compared with the manual's names.
 fn found<H: Hardware>(format: H::Format) -> Memory {
     let page = 1 << H::PAGE;
     let mut memory = None;
@@ -41,7 +41,7 @@ fn found<H: Hardware>(format: H::Format) -> Memory {
 
 #[test]
 fn a_device_has_the_strictest_type_that_the_format_has() {
-    // Device-nGnRnE, UC whatever the guest's PAT says, UC.
+    // Device-nGnRnE; UC whatever the guest's PAT says; UC.
     assert_eq!(found::<Arm<12>>(Default::default()), Memory::DeviceStrict);
     let ept = Ept1G { output_bits: 48, ..Default::default() };
     assert_eq!(found::<Ept<true>>(ept), Memory::DeviceStrict);
@@ -89,7 +89,7 @@ fn one_caller_maps_a_device_on_every_format() {
         space.map(at, Hpa(0x2000_0000), device, page).unwrap();
         let found = space.query(Gpa(0x1000_0004)).unwrap();
         assert_eq!((found.hpa, found.attributes), (Hpa(0x2000_0004), device));
-        // SAFETY: no CPU has these tables.
+        // SAFETY: no CPU has these tables loaded.
         unsafe { space.destroy() };
     }
     assert_eq!(platform.live(), 0);

@@ -23,7 +23,7 @@ fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
     slat::format::ept::Ept { output_bits: 48, ..Default::default() }
 }
 
-/// With five levels.
+/// Formats with five levels.
 const FIVE: slat::format::ept::Ept1G = slat::format::ept::Ept {
     vtd: None,
     accessed_dirty: true,
@@ -47,7 +47,7 @@ const POWER4: slat::format::power::PowerK4 = slat::format::power::Power { output
 #[cfg(feature = "every-format")]
 const POWER64: slat::format::power::PowerK64 = slat::format::power::Power { output_bits: 48 };
 
-/// Everything that can be done to the first and to the last page of a guest.
+/// Every operation on the first and on the last page of a guest.
 fn pages_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
     let page = 1 << H::PAGE;
     let top = 1u64 << bits;
@@ -57,13 +57,14 @@ fn pages_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
         let ends = if top == page { &ends[1..] } else { &ends[..] };
         for &(gpa, hpa) in ends {
             let at = range(gpa, page);
-            // Every size is tried: what does not fit into the guest is not used.
+            // Every size is tried; those that do not fit into the guest are not used.
             let reservation = guard.reserve(Gpa(gpa + 5), size(H::sizes()[0]), cache).unwrap();
             let reserved = reservation.range();
             assert!(reserved.start().0 <= gpa && gpa < reserved.end().0 && reserved.end().0 <= top);
             drop(reservation);
             assert_eq!(guard.map(at, Hpa(hpa), RAM, size(H::sizes()[0]), cache), Ok(page));
-            // Beyond the space nothing is mapped, whatever the lower bits would find.
+            // Nothing is mapped beyond the address space, whatever the lower bits of the address
+            // select.
             for beyond in [gpa.wrapping_add(top), gpa.wrapping_add(1 << 63), u64::MAX] {
                 assert_eq!(guard.translate(Gpa(beyond)), Ok(None));
                 assert_eq!(guard.descriptor(Gpa(beyond)), None);
@@ -93,7 +94,7 @@ fn pages_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
             assert_eq!(guard.split(at, smallest, cache), Ok(0));
             assert_eq!(guard.collapse(at, smallest), Ok(0));
         }
-        // All of it at once; in a large guest the walk passes by what is empty.
+        // The whole address space at once; in a large guest the walk skips empty parts.
         let all = range(0, top);
         assert_eq!(guard.leaves(all).unwrap().count(), ends.len());
         assert_eq!(guard.flush(all), Ok(ends.len() as u64 * page));
@@ -111,7 +112,7 @@ fn pages_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
         assert_eq!(gone.iter().map(|run| (run.gpa, run.hpa)).collect::<Vec<_>>(), ends);
         guard.refresh();
         tables.reclaim();
-        // What remains is the tables that cover more than there is.
+        // The tables that remain cover more than the guest's addresses.
         let hardware = H::of(tables);
         let tree = hardware.tree(guard.platform());
         assert!(tree.runs.is_empty());
@@ -147,7 +148,7 @@ fn everything_can_be_done_to_the_first_and_the_last_page() {
         #[cfg(feature = "every-format")]
         pages_at_both_ends::<Npt<true, true>>(NPT5, bits);
     }
-    // The smallest is one page.
+    // The smallest range is one page.
     for bits in [48, 40, 39, 38, 30, 21, 20, 13, 12] {
         pages_at_both_ends::<Ept<true>>(ept(), bits);
         #[cfg(feature = "every-format")]
@@ -257,7 +258,7 @@ fn a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on() {
                 guard.translate(Gpa(at)).unwrap().unwrap().attributes.write
             };
             assert!(writable(guard, top - 2 * page) && !writable(guard, top - page));
-            // The run across the end is refused as a whole, the one before it is done.
+            // The run across the end is refused as a whole; the one before it is done.
             let across = Pages { start, bits: &[1 << 62, 1] };
             let end = Gpa(top + page);
             let why = ChangeError::Range(RangeError::BeyondAddressSize { end, bits });
@@ -266,7 +267,7 @@ fn a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on() {
             let across = Pages { start, bits: &[1 << 63, 1] };
             refused(guard.clean_pages(&across), top - page, why);
             assert!(guard.translate(Gpa(top - page)).unwrap().unwrap().attributes.dirty);
-            // Addresses that no number holds.
+            // Addresses that do not fit into a number.
             let near = !(page - 1);
             for (start, bit, from) in [(near, 1, near), (near, 2, near), (near - page, 2, near)] {
                 let bitmap = [bit];
@@ -277,12 +278,12 @@ fn a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on() {
                     refused(result, start, ChangeError::Range(why));
                 }
             }
-            // A start inside a page.
+            // The start is inside a page.
             let odd = Pages { start: Gpa(8), bits: &[1] };
             let range = range(8, page);
             let why = ChangeError::Range(RangeError::Unaligned { range, page });
             refused(guard.clean_pages(&odd), 8, why);
-            // Nothing is named, nothing is refused.
+            // An empty bitmap names no page, so nothing is refused.
             let none = Pages { start: Gpa(u64::MAX), bits: &[0; 4] };
             assert_eq!(guard.clean_pages(&none), Ok(0));
             assert_eq!(guard.write_protect_pages(&Pages { start, bits: &[] }), Ok(0));
@@ -329,7 +330,7 @@ fn a_fault_never_maps_past_the_end_of_a_guest_that_is_smaller_than_a_leaf() {
     }
 }
 
-/// As many blocks stand broken together as are asked for, and none for the sake of one far away.
+/// As many blocks stand broken together as the caller allows, and none that are far apart.
 #[test]
 fn blocks_are_broken_together_with_their_neighbours_only() {
     fn breaks<H: Hardware>(format: H::Format) {
@@ -341,7 +342,7 @@ fn blocks_are_broken_together_with_their_neighbours_only() {
             (40 * M, 64, true),
             (2 * M, 1, true),
         ] {
-            // The range ends with the last block, or behind it.
+            // The range ends with the last block, or after it.
             for more in [0, 2 * M] {
                 on_stage::<H>((format, 40, 24), |_, guard, cache| {
                     let block = PageSize::SIZE_2M;
@@ -372,7 +373,7 @@ fn blocks_are_broken_together_with_their_neighbours_only() {
     breaks::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
 }
 
-/// However far into a table its range begins, and however many tables it passes by at once.
+/// It holds wherever in a table the range begins, and however many tables it skips at once.
 #[test]
 fn a_split_without_frames_stops_at_the_block_and_not_behind_its_start() {
     fn stops<H: Hardware>(format: H::Format) {

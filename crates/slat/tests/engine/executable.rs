@@ -1,4 +1,4 @@
-//! Memory that is made coherent, all of it and no more: before the guest can fetch from it, and
+//! Memory that is made coherent, all of it and no more, before the guest can fetch from it, and
 //! where the host asks for it.
 
 use crate::common::hardware::Hardware;
@@ -13,11 +13,11 @@ use slat::{
 
 const DATA: Attributes =
     Attributes { execute: Execute::None, software: Software::A, accessed: false, ..RAM };
-/// Where a guest's blocks are, in it and in the host.
+/// The addresses of a guest's blocks, in the guest and in the host.
 const AT: u64 = 4 * G;
 const HOST: u64 = 32 * G;
 
-/// Addresses that can be fetched from.
+/// Addresses from which the guest can fetch.
 fn executable<H: Hardware>(hardware: H, memory: &TestPlatform) -> Vec<(u64, u64)> {
     let mut all: Vec<(u64, u64)> = Vec::new();
     let tree = hardware.tree(memory);
@@ -30,7 +30,7 @@ fn executable<H: Hardware>(hardware: H, memory: &TestPlatform) -> Vec<(u64, u64)
     all
 }
 
-/// From now on, nothing is executable while it is made coherent.
+/// From now on, the test checks that memory is not executable while it is made coherent.
 fn coherent_first<H: Hardware>(hardware: H, platform: &TestPlatform) {
     platform.meanwhile(Some(Box::new(move |platform, moment| {
         if let Moment::Maintain { hpa, bytes } = moment {
@@ -42,7 +42,7 @@ fn coherent_first<H: Hardware>(hardware: H, platform: &TestPlatform) {
     })));
 }
 
-/// Splits blocks of `size` to pages that may be executed where `part` lies, on each kind of CPU;
+/// Splits blocks of `size` into pages that may be executed where `part` lies, on each kind of CPU;
 /// returns what became executable, from the first block on.
 fn split<H: Hardware>(format: H::Format, size: u64, part: GpaRange, bits: Software) -> (u64, u64) {
     let mut found = Vec::new();
@@ -83,12 +83,12 @@ fn all_of_a_table_whose_pages_become_executable_is_coherent_before() {
     fn parts<H: Hardware>(format: H::Format) {
         let whole =
             |size, at, bytes| split::<H>(format, size, range(AT + at, bytes), DATA.software);
-        // A page, first, in the middle and last; pages on both sides of a block's end.
+        // The first page, one in the middle, the last; pages on both sides of a block's end.
         for at in [0, 1020 * K, 2044 * K] {
             assert_eq!(whole(2 * M, at, 4 * K), (0, 2 * M));
         }
         assert_eq!(whole(2 * M, 2 * M - 4 * K, 8 * K), (0, 4 * M));
-        // Of a large block those tables that the range touches; the rest stays as it was.
+        // In a large block, only the tables that the range touches; the rest stays as it was.
         assert_eq!(whole(G, 6 * M + 8 * K, 4 * K), (6 * M, 8 * M));
         assert_eq!(whole(G, 4 * M - 4 * K, 8 * K), (2 * M, 6 * M));
         assert_eq!(whole(G, G - 4 * K, 8 * K), (G - 2 * M, G + 2 * M));
@@ -109,7 +109,7 @@ fn exactly_the_pages_that_become_executable_are_made_coherent() {
         let mut storage = Vec::new();
         let mut cache = cache::<H>(&platform, &mut storage, 8);
         let mut guard = tables.exclusive();
-        // One that may be executed already; one that has a bit of two; memory of a device.
+        // A leaf that may be executed already; one that has one bit of two; memory of a device.
         let kinds = [
             DATA,
             Attributes { execute: Execute::All, ..DATA },
@@ -140,7 +140,7 @@ fn exactly_the_pages_that_become_executable_are_made_coherent() {
         assert_eq!(pieces(), [at(0, 1), at(3, 4)]);
         let accessed = |gpa| guard.translate(Gpa(gpa)).unwrap().unwrap().attributes.accessed;
         assert!(!accessed(AT) && accessed(AT + 12 * K), "one was used, and the other not");
-        // A use: the one that may not be executed yet, and the others become accessed.
+        // A use makes the leaf executable that was not, and the others accessed.
         assert_eq!(
             guard.relax(range(AT, 16 * K), Access::Execute).map(slat::Granted::elsewhere),
             Ok(12 * K)

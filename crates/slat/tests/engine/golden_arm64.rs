@@ -87,7 +87,8 @@ fn a_writable_clean_leaf_is_the_one_that_qemu_marked_in_hardware() {
     assert!(matches!(regime.access(&platform, root, 0x5000, true), Access::Done { .. }));
     assert_eq!(now(), 0x0008_0000_7c20_67ff);
     assert_eq!((state().accessed, state().dirty), (true, true));
-    // Protected: S2AP[1] and DBM clear, or hardware would make it writable; bit 56 remembers.
+    // Protected: S2AP[1] and DBM are clear, or hardware would make it writable; bit 56 keeps the
+    // dirty state.
     let done = guard.write_protect(page);
     assert_eq!(now(), 0x0100_0000_7c20_677f);
     assert_eq!(regime.access(&platform, root, 0x5000, true), Access::Fault);
@@ -147,7 +148,7 @@ fn each_attribute_is_the_bit_that_linux_names() {
     assert_eq!((sh(Shareability::Non), outer, inner), (0b00, 0b10, 0b11));
 }
 
-/// What the manual makes of attributes, in numbers.
+/// The fields that the manual gives for attributes, as numbers.
 fn manual(a: Attributes, fwb: bool, hd: bool, sh: u64) -> Leaf {
     let normal = if fwb { 0b0110 } else { 0b1111 };
     Leaf {
@@ -190,7 +191,7 @@ fn all_attributes() -> impl Iterator<Item = Attributes> {
     })
 }
 
-/// Every leaf size of a granule, with the highest address that fits: no bit strays.
+/// Every leaf size of a granule, with the highest address that fits: no bit is in the wrong place.
 pub fn leaves_are_the_manuals<const G: u32, const WIDE: bool>() {
     let (bits, sh) = (Arm::<G, WIDE>::OUTPUT, if WIDE && G < 16 { 0 } else { 0b11 });
     for (fwb, hd) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -224,7 +225,7 @@ pub fn leaves_are_the_manuals<const G: u32, const WIDE: bool>() {
             assert_eq!(Arm::<G, WIDE>::size(height), bytes);
             assert_eq!(guard.translate(at.start()).unwrap().unwrap().attributes, attributes);
             slot.store(0, Ordering::SeqCst);
-            // The table above a block must go, too, before a larger one can be mapped.
+            // The table above a block must go, too, before a larger block can be mapped.
             assert_eq!(unmap(&mut guard, at), []);
             guard.refresh();
             tables.reclaim();
@@ -250,8 +251,8 @@ fn leaves_of_the_64k_granule_are_the_manuals_in_every_combination() {
     leaves_are_the_manuals::<16, false>();
 }
 
-/// Every width that is accepted is one that hardware accepts with the same start level, and both
-/// ends of the space are where hardware looks for them.
+/// Hardware accepts every width that the engine accepts, with the same start level, and looks for
+/// both ends of the space where the engine has them.
 pub fn widths_are_the_manuals<const G: u32, const WIDE: bool>(narrowest: u32) {
     let widest = Arm::<G, WIDE>::OUTPUT;
     for bits in 0..=64 {
@@ -312,7 +313,7 @@ fn fields<const G: u32, const WIDE: bool>(
     }
 }
 
-/// A block with odd attributes, used by hardware, split in three ways, keeps every bit.
+/// A block with unusual attributes that hardware has used, split in three ways, keeps every bit.
 pub fn children_keep_everything<const G: u32, const WIDE: bool, W: SplitWalk>(
     bbm: BreakBeforeMake,
     large: u64,
@@ -378,7 +379,7 @@ fn children_of_a_split_block_keep_translation_rights_type_state_and_software_bit
 
 #[test]
 fn a_child_inherits_neither_the_contiguous_hint_nor_nt() {
-    // A block that other software marked: 2m at 0x4020_0000, nT (16), Contiguous (52), bit 63.
+    // A block that other software wrote: 2m at 0x4020_0000, nT (16), Contiguous (52), bit 63.
     let marked = 0x4020_07fd | 1 << 16 | 1 << 52 | 1 << 63;
     let child =
         Arm64K4::leaf(Arm64K4::attribute_bits(marked, 1), 0, Arm64K4::leaf_address(marked, 1));

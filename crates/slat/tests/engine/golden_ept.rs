@@ -46,7 +46,7 @@ fn the_decoder_rejects_what_the_manual_calls_misconfigured() {
         assert_eq!(what(XEON, 0x7 | 1 << n, 3), "reserved bits 6:3 of a table");
         assert_eq!(what(XEON, 0x7 | 1 << n, 2), "reserved bits 6:3 of a table");
     }
-    // Bit 39 is an address on one CPU and reserved on another; ignored bits are neither.
+    // Bit 39 is an address bit on one CPU and reserved on another; ignored bits are neither.
     assert_eq!(what(XEON, 1 << 39 | 0x37, 1), "page");
     assert_eq!(what(client, 1 << 39 | 0x37, 1), "address beyond MAXPHYADDR");
     assert_eq!(what(XEON, 1 << 46 | 0x7, 4), "address beyond MAXPHYADDR");
@@ -65,7 +65,7 @@ fn leaves_and_tables_are_the_words_that_hypervisors_write() {
     let unused = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
     let unused = format.encode(unused).unwrap();
     assert_eq!(Ept1G::leaf(unused, 0, Hpa(0x5000)), 0x5077);
-    // Where the guest's PAT counts: no IPAT.
+    // Where the guest's PAT applies: no IPAT.
     let honoured = Ept1G { forced_write_back: false, ..format };
     assert_eq!(honoured.encode(Attributes::RAM).unwrap(), 0x337);
     // With mode-based execute control: user execution 0x400.
@@ -78,7 +78,7 @@ fn leaves_and_tables_are_the_words_that_hypervisors_write() {
     assert_eq!(format.eptp(&geometry, Hpa(0x7000)), 0x705e);
     let plain = Ept1G { accessed_dirty: false, ..format };
     assert_eq!(plain.eptp(&geometry, Hpa(0x7000)), 0x701e);
-    // Of five levels 4 << 3 = 0x20.
+    // With five levels 4 << 3 = 0x20.
     let five = Ept1G { five_levels: true, ..format };
     assert_eq!(five.eptp(&five.geometry(49).unwrap(), Hpa(0x7000)), 0x7066);
     assert_eq!(five.eptp(&five.geometry(48).unwrap(), Hpa(0x7000)), 0x705e, "as it suffices");
@@ -107,12 +107,13 @@ fn each_attribute_is_the_bit_that_linux_names() {
     assert_eq!((memory(Memory::Normal), memory(Memory::NonCacheable)), (0b1110, 0b0001));
     assert_eq!((memory(Memory::Device), memory(Memory::DeviceStrict)), (0b0000, 0b1000));
     assert_eq!(Ept1G::STATUS, 0x300);
-    // What software alone uses are bits of those that hardware ignores in every entry: 56:52, 59,
-    // 62 and 11. In a leaf they are different ones; what the engine keeps in tables is beside.
+    // The bits that only software uses are among those that hardware ignores in every entry: 56:52,
+    // 59, 62 and
+    // 11. They differ from each other in a leaf; the engine's bits in tables are not among them.
     let user = |software| base ^ raw(Attributes { software, ..ram });
     let users = [0, 1, 2, 3, 4, 5].map(|bit| user(Software::bit(bit)));
     assert_eq!(users, [52, 55, 56, 59, 53, 54].map(|place| 1 << place));
-    // Bit 11 is an IOMMU's.
+    // Bit 11 is used by an IOMMU.
     let ignored = 0x1f << 52 | 1 << 59 | 1 << 62;
     assert_eq!(users.iter().sum::<u64>() + Ept1G::MARK, ignored, "no bit is left over");
     let tables = [Ept1G::MARK, Ept1G::RENEWED, Ept1G::AGEING];
@@ -179,7 +180,7 @@ fn all_attributes() -> impl Iterator<Item = Attributes> {
     })
 }
 
-/// Every format that a user can configure, with the CPU that it is right for.
+/// Every format that a user can configure, with the CPU that it suits.
 fn machines<const HUGE_1G: bool>() -> impl Iterator<Item = (Ept<HUGE_1G>, Cpu)> {
     [39, 46, 52].into_iter().flat_map(|maxphyaddr| {
         (0..8u8).map(move |n| {
@@ -197,7 +198,7 @@ fn machines<const HUGE_1G: bool>() -> impl Iterator<Item = (Ept<HUGE_1G>, Cpu)> 
     })
 }
 
-/// What the manual makes of attributes, in numbers.
+/// The fields that the manual gives for attributes, as numbers.
 fn manual(a: Attributes, forced_write_back: bool, address: u64, size: u64) -> Page {
     let (memory_type, ignore_pat) = match a.memory {
         Memory::Normal => (6, forced_write_back),
@@ -229,7 +230,7 @@ fn leaves_are_the_manuals<const HUGE_1G: bool>(sizes: &[u64]) {
             assert_eq!(format.decode(raw, level), a);
             assert!(seen.insert(raw), "two meanings of {raw:#x}");
 
-            // Sealed: nothing changes for hardware.
+            // Sealed: for hardware, nothing changes.
             let sealed = raw | Ept::<HUGE_1G>::MARK;
             assert_eq!(cpu.decode(sealed, level + 1), Entry::Page(expected), "{sealed:#x}");
             assert_eq!(Ept::<HUGE_1G>::kind(sealed, level), Kind::Sealed);
@@ -249,7 +250,8 @@ fn leaves_are_the_manuals<const HUGE_1G: bool>(sizes: &[u64]) {
             let both = |page: Page| (page.rights.execute_kernel, page.rights.execute_user);
             let one_right = !cpu.mode_based_execute;
             for (fetch, kernel, user) in [
-                // The level is not told: who has the right keeps it.
+                // The fault does not tell the level: a leaf that has the right at one level keeps
+                // it.
                 (Access::Execute, both(used) == (false, false), both(used) == (false, false)),
                 (Access::ExecuteKernel, true, one_right),
                 (Access::ExecuteUser, one_right, true),
@@ -264,7 +266,7 @@ fn leaves_are_the_manuals<const HUGE_1G: bool>(sizes: &[u64]) {
             let dirty = a.dirty && a.write && !format.accessed_dirty;
             assert_eq!(page(format.cleaned(raw)), Page { dirty, ..expected });
 
-            // The last of the children of a split, by the attribute bits alone.
+            // The last child of a split, made from the attribute bits alone.
             if level > 0 {
                 let (bits, size) = (Ept::<HUGE_1G>::attribute_bits(raw, level), size >> 9);
                 let hpa = (1 << cpu.maxphyaddr) - size;

@@ -110,8 +110,8 @@ fn hardware_marks_a_leaf_and_a_protection_forgets_nothing_of_its_address() {
     destroy(tables);
 }
 
-/// Maps `count` leaves across an address of the host's where the part that a descriptor holds
-/// elsewhere changes: with DS a multiple of 2^50.
+/// Maps `count` leaves across a host address at which a part of the address changes that a
+/// descriptor holds in another field: with DS a multiple of 2^50.
 pub fn across<const G: u32>(bytes: u64, count: u64, before: u64, inactive: bool) {
     let format = Arm64::<G, true>::default();
     for high in 1..4u64 {

@@ -86,8 +86,8 @@ fn each_attribute_is_the_bit_that_linux_names() {
     let memory = |memory| raw(Attributes { memory, ..ram }) >> 3 & 3;
     assert_eq!((memory(Memory::Normal), memory(Memory::NonCacheable)), (0, 2));
     assert_eq!((memory(Memory::Device), memory(Memory::DeviceStrict)), (2, 3));
-    // What software alone uses are bits of those that are available in every entry: 58:52 and
-    // 11:9. In a leaf they are different ones; what the engine keeps in tables is beside.
+    // The bits that only software uses are among those that are available in every entry: 58:52 and
+    // 11:9. They differ from each other in a leaf; the engine's bits in tables are not among them.
     let user = |software| base ^ raw(Attributes { software, ..ram });
     let users = [0, 1, 2, 3, 4, 5, 6, 7].map(|bit| user(Software::bit(bit)));
     assert_eq!(users, [52, 53, 55, 56, 57, 58, 9, 10].map(|place| 1 << place));
@@ -169,7 +169,7 @@ fn all_attributes() -> impl Iterator<Item = Attributes> {
     })
 }
 
-/// What the manual makes of attributes, in numbers.
+/// The fields that the manual gives for attributes, as numbers.
 fn manual(a: Attributes, address: u64, size: u64) -> Page {
     let pat_index = match a.memory {
         Memory::Normal => 0,
@@ -197,7 +197,7 @@ fn leaves_are_the_manuals<const HUGE_1G: bool>(sizes: &[u64]) {
             assert_eq!(format.decode(raw, level), a);
             assert!(seen.insert(raw), "two meanings of {raw:#x}");
 
-            // Sealed: nothing changes for hardware.
+            // Sealed: for hardware, nothing changes.
             let sealed = raw | Npt::<HUGE_1G>::MARK;
             assert_eq!(cpu.decode(sealed, level + 1), Entry::Page(expected), "{sealed:#x}");
             assert_eq!(Npt::<HUGE_1G>::kind(sealed, level), Kind::Sealed);
@@ -221,7 +221,7 @@ fn leaves_are_the_manuals<const HUGE_1G: bool>(sizes: &[u64]) {
             assert_eq!(page(format.relaxed(raw, Access::Write)), used);
             assert_eq!(page(format.cleaned(raw)), Page { dirty: false, ..expected });
 
-            // The last of the children of a split, by the attribute bits alone.
+            // The last child of a split, made from the attribute bits alone.
             if level > 0 {
                 let (bits, size) = (Npt::<HUGE_1G>::attribute_bits(raw, level), size >> 9);
                 let hpa = (1 << physical_bits) - size;

@@ -19,10 +19,10 @@ use std::collections::BTreeSet;
 const CPU: Cpu = Cpu { real_bits: 57 };
 const FORMAT: Power<16> = Power { output_bits: 48 };
 
-/// What a walker reads where `raw` was stored.
+/// Returns what a walker reads where `raw` was stored.
 fn bytes(raw: u64) -> [u8; 8] {
     let slot = Slot::new(raw);
-    // SAFETY: a slot is eight bytes, and nobody changes it.
+    // SAFETY: a slot is eight bytes, and no other code changes it.
     unsafe { std::ptr::from_ref(&slot).cast::<[u8; 8]>().read() }
 }
 
@@ -88,7 +88,7 @@ fn leaves_and_directory_entries_are_the_bytes_that_a_walker_reads() {
     assert_eq!(word(PowerK4::leaf(clean, 0, Hpa(0x8020_1000))), 0xc000_0000_8020_1007);
     // The highest real address that RPN, bits 7:51, holds.
     assert_eq!(word(PowerK4::leaf(0, 0, Hpa((1 << 57) - 0x1000))), 0xc1ff_ffff_ffff_f000);
-    // A directory entry tells how large the next table is: NLS 9, but 5 above 64K pages.
+    // A directory entry has the size of the next table: NLS 9, but 5 above 64K pages.
     let tables = [1, 2, 3].map(|level| word(PowerK4::table(Hpa(0x8020_1000), level)));
     assert_eq!(tables, [0x8000_0000_8020_1009; 3]);
     let tables = [1, 2, 3].map(|level| word(PowerK64::table(Hpa(0x8020_1000), level)));
@@ -140,7 +140,7 @@ fn all_attributes() -> impl Iterator<Item = Attributes> {
     })
 }
 
-/// What the manual makes of attributes, in numbers.
+/// The fields that the manual gives for attributes, as numbers.
 fn manual(a: Attributes, address: u64) -> Page {
     let bit = |software| u64::from(a.software.contains(software));
     Page {
@@ -178,7 +178,7 @@ fn leaves_of<const P: u32>() {
         assert_eq!(page(raw), expected, "{raw:#x}");
         assert_eq!(format.decode(raw, level), a);
         assert!(seen.insert((level, raw)), "two meanings of {raw:#x}");
-        // Sealed: of the fields that hardware looks at, none changes.
+        // Sealed: no field that hardware reads changes.
         let sealed = Page { software: expected.software | 8, ..expected };
         assert_eq!(page(raw | Power::<P>::MARK), sealed);
         assert_eq!(Power::<P>::kind(raw | Power::<P>::MARK, level), Kind::Sealed);
@@ -233,15 +233,15 @@ fn what_the_manual_has_not_is_refused() {
     assert_eq!(refused(strict), AttributeError::MemoryType);
 }
 
-/// The pages of a table are filled by runs of stores, which end where a byte of the address does:
-/// within a table, and between tables.
+/// The pages of a table are filled by runs of stores. A run ends where a byte of the address
+/// overflows: within a table, and between tables.
 fn runs<const P: u32>() {
     let page = 1 << P;
     on_stage::<Core<P, true>>((Power { output_bits: 48 }, 52, 90), |tables, guard, cache| {
         let (block, to) = (range(G, 2 * M), Hpa(6 * M));
         assert_eq!(guard.map(block, to, RAM, PageSize::SIZE_2M, cache), Ok(2 * M));
         assert_eq!(guard.split(block, size(page), cache), Ok(2 * M));
-        // Across 2^24, 2^32 and 2^40 (and 2^16 before), at other places of a table each.
+        // Across 2^24, 2^32 and 2^40 (and 2^16 before), each at another place of a table.
         let far = [24, 32, 40].map(|end| (1u64 << end) - (end - 15) * page);
         let mut expected = vec![(G, G + 2 * M, page, 6 * M)];
         for (n, hpa) in (0..).zip(far) {
@@ -298,7 +298,7 @@ fn a_table_of_64k_pages_has_32_entries_in_a_frame_of_4_kib() {
         let tree = core.tree(tables.platform());
         assert_eq!(tree.tables.len(), 3);
         let (last, _) = tree.table(5 << 39, 1).unwrap();
-        // Behind the last entry is what the frame held before.
+        // After the last entry is the frame's earlier content.
         let words = tables.platform().table(last, 512);
         let of = |n: usize| words[n].load(std::sync::atomic::Ordering::SeqCst);
         assert_eq!((of(31), of(32) == 0), (0, false));
@@ -331,7 +331,7 @@ fn where_hardware_does_not_set_r_and_c_a_use_is_an_interrupt_until_it_is_relaxed
             let (raw, found) = guard.descriptor(Gpa(0x5_0000)).unwrap();
             assert_eq!((word(raw), found), (after, size(64 * K)));
         }
-        // A harvest has the next write marked, or interrupted, again.
+        // After a harvest, the next write is marked, or interrupts, again.
         let mut bitmap = [0];
         assert_eq!((guard.harvest(page, &mut bitmap), bitmap), (Ok(1), [1]));
         let used = core.access(&platform, core.root(), 0x5_0000, true);

@@ -38,7 +38,7 @@ fn the_decoder_faults_where_the_manual_does() {
         assert_eq!(what(CPU, 0x13 | 1 << 63, i), "N without Svnapot");
         assert_eq!(what(CPU, 0x13 | 3 << 61, i), "a memory type that is reserved");
         assert_eq!(what(plain, 0x13 | 1 << 61, i), "a memory type that is reserved");
-        // RSW and G are nothing to hardware.
+        // Hardware ignores RSW and G.
         assert_eq!(what(CPU, 0x13 | 0x320, i), "page");
     }
     assert_eq!(what(CPU, 0x1, 0), "a table at level 0");
@@ -161,7 +161,7 @@ fn all_attributes() -> impl Iterator<Item = Attributes> {
     })
 }
 
-/// What the manual makes of attributes, in numbers.
+/// The fields that the manual gives for attributes, as numbers.
 fn manual(a: Attributes, address: u64, size: u64) -> Page {
     let pbmt = match a.memory {
         Memory::Normal => 0,
@@ -202,7 +202,7 @@ fn leaves_are_the_manuals_in_every_combination() {
         assert_eq!(page(raw), expected, "{raw:#x}");
         assert_eq!(format.decode(raw, level), a);
         assert!(seen.insert((level, raw)), "two meanings of {raw:#x}");
-        // Sealed: nothing changes for hardware.
+        // Sealed: for hardware, nothing changes.
         assert_eq!(page(raw | RiscV::MARK), expected);
         assert_eq!(RiscV::kind(raw | RiscV::MARK, level), Kind::Sealed);
         assert_eq!(page(RiscV::write_protected(raw)), Page { write: false, ..expected });
@@ -256,8 +256,8 @@ fn what_the_manual_reserves_is_refused() {
     assert_eq!(refused(strict), AttributeError::MemoryType);
 }
 
-/// The pages of a table are filled by a run of stores: each is the one before plus a page, in units
-/// of the entry.
+/// The pages of a table are filled by a run of stores: each value is the one before plus a page, in
+/// units of the entry.
 #[test]
 fn a_split_block_and_a_run_of_pages_translate_each_address_as_before() {
     on_stage::<Hart<true>>(
@@ -304,7 +304,7 @@ fn without_svadu_a_use_faults_until_it_is_relaxed_and_with_it_hardware_marks() {
             assert_eq!(used(), Used::Done { start: 0x5000, end: 0x6000 });
             assert_eq!(guard.descriptor(Gpa(0x5000)), Some((after, PageSize::SIZE_4K)));
         }
-        // A harvest has the next write marked, or fault, again.
+        // After a harvest, the next write is marked, or faults, again.
         let mut bitmap = [0];
         assert_eq!((guard.harvest(page, &mut bitmap), bitmap), (Ok(1), [1]));
         let used = hart.access(&platform, hart.root(), 0x5000, true);

@@ -1,6 +1,6 @@
-//! Histories of memory that changes hands: owners of what is not mapped, leaves that are replaced in
-//! place, empty tables that are given back, VMIDs that change, on whichever format, beside a map of
-//! pages.
+//! Histories of memory that changes hands: owners of addresses that are not mapped, leaves that are
+//! replaced in place, empty tables that are given back, VMIDs that change; on every format,
+//! compared with a map of pages.
 
 use crate::common::hardware::arm::Arm;
 use crate::common::stage::{M, RAM, on_stage, range};
@@ -20,10 +20,10 @@ use std::collections::BTreeMap;
 const PAGE: PageSize = PageSize::SIZE_4K;
 const PAGE_4K: u64 = PAGE.bytes();
 
-/// Guest memory that histories are about, around the end of a table of tables.
+/// The guest memory of the histories, around the end of a table of tables.
 const WINDOW: u64 = 8 * M;
 const BASE: u64 = (1 << 30) - WINDOW / 2;
-/// Pages, of 16K: every format's are a multiple or a part of them.
+/// The size of a page in the histories, 16K: every format's page is a multiple or a part of it.
 const UNIT: u64 = 16 << 10;
 const UNITS: u64 = WINDOW / UNIT;
 /// Guest and host addresses agree modulo 1 GiB.
@@ -43,7 +43,7 @@ enum Op {
     Renew(u16),
 }
 
-/// What a page is.
+/// The state of a page.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Page {
     Owned(u64),
@@ -79,7 +79,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn owner(word: u64) -> Option<Owner> {
-    // 0 is nobody; the others take the ends of a word.
+    // 0 is no owner; the others use both ends of a word.
     [None, Owner::new(1), Owner::new((1 << Owner::BITS) - 1)][word as usize]
 }
 
@@ -94,7 +94,7 @@ impl<F: Format> World<'_, '_, F> {
         (range.start().0..range.end().0).step_by(F::size(0).bytes() as usize)
     }
 
-    /// All that was retired: what this guard may be in waits until it has left.
+    /// Reclaims all retired tables: those that this guard may be in wait until it has left.
     fn reclaim(&self, guard: &mut Guard<'_, '_, F, TestPlatform>) {
         self.tables.reclaim();
         guard.refresh();
@@ -316,7 +316,8 @@ impl<F: Format> World<'_, '_, F> {
         let size = F::size(0).bytes();
         let sum = changed.len() as u64 * size;
         assert!(done.is_err() || done == Ok(sum), "{done:?}, not {sum:#x}");
-        // What is in no TLB when the caller goes on: invalidated inside, or when it completes.
+        // No TLB has the old leaves when the caller goes on: invalidated inside, or when it
+        // completes.
         guard.complete();
         let events = self.platform.take_events();
         for gpa in changed {
@@ -331,7 +332,7 @@ impl<F: Format> World<'_, '_, F> {
         }
     }
 
-    /// Each page is as the model says.
+    /// Checks that each page is as the model says.
     fn check(&self, guard: &Guard<'_, '_, F, TestPlatform>, op: &Op) {
         for gpa in self.pages(range(BASE, WINDOW)) {
             let leaf = guard.translate(Gpa(gpa)).unwrap();
@@ -348,7 +349,7 @@ impl<F: Format> World<'_, '_, F> {
     }
 }
 
-/// The same history, for each format.
+/// Runs the same history on each format.
 fn play<F: Format>(format: F, bbm: BreakBeforeMake, ops: &[Op]) {
     let platform = TestPlatform::new(bbm);
     let mut tables = Tables::new(format, Vmid(3), 40, &platform).unwrap();
@@ -364,7 +365,7 @@ fn play<F: Format>(format: F, bbm: BreakBeforeMake, ops: &[Op]) {
             world.check(&guard, op);
         }
         drop(cache);
-        // Owners and leaves keep their tables; when both are gone, all tables but the root go.
+        // Owners and leaves keep their tables; when both are gone, all tables except the root go.
         let all = range(BASE, WINDOW);
         let kept: Vec<_> = world.model.values().filter(|p| matches!(p, Page::Owned(_))).collect();
         let owners = kept.len();
@@ -439,7 +440,8 @@ fn every_invalidation_names_the_vmid_that_cpus_know_the_guest_by() {
         assert_eq!(guard.owed().unwrap().vmid, Vmid(9), "also of what was changed before");
         guard.complete();
         assert_eq!(told(), [Vmid(9)]);
-        // One that fills an emptied slot before the unmap has completed; and one of all.
+        // The invalidation of a fill of an emptied slot, before the unmap has completed; then that
+        // of the whole guest.
         let mut storage = [const { slat::Place::EMPTY }; 1];
         let mut removals = guard.removals(&mut storage);
         guard.unmap(page, &mut removals).unwrap();

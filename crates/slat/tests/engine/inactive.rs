@@ -1,4 +1,4 @@
-//! Tables that no CPU has loaded: plain stores do what atomic changes do.
+//! Tables that no CPU has loaded: plain stores have the same results as atomic changes.
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
@@ -19,7 +19,8 @@ fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
     slat::format::ept::Ept { output_bits: 48, ..Default::default() }
 }
 
-/// A range, and what to do with it: where, how many pages, the largest leaf, the kind of memory.
+/// A range and what to map there: the place, the number of pages, the largest leaf, the kind of
+/// memory.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     start: u64,
@@ -76,7 +77,7 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
         } else {
             assert_eq!(inactive.write_protect(at), guard.write_protect(at));
             guard.complete();
-            // Nobody can hold what is stale.
+            // No CPU can hold stale entries.
             assert_eq!((inactive.guard().owed(), one.len()), (None, two.len()));
         }
         assert_eq!(one.len(), two.len(), "frames taken");
@@ -136,8 +137,8 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart() {
         let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
         let page = 1 << H::PAGE;
         let mut guard = live.exclusive();
-        // Holes in the guest, none in memory; two that follow in both; one that does in the guest
-        // alone.
+        // There are holes in the guest but none in memory; two ranges that continue each other in
+        // both; one that does so in the guest only.
         for (gpa, hpa) in [(0, 0), (2, 1), (5, 7), (6, 8), (8, 9), (9, 30)] {
             let (mut one, mut two) = (Vec::new(), Vec::new());
             let mut one = cache::<H>(&platform, &mut one, 4);
@@ -148,7 +149,7 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart() {
             assert_eq!(inactive.map(at, hpa, RAM, leaf, &mut two), Ok(page));
         }
         for whole in [false, true] {
-            // In part of the table, and with it.
+            // Unmaps part of the table, and all of it.
             let at = if whole { range(0, 512 * page * 512) } else { range(0, 3 * page) };
             let mut taken = Vec::new();
             let bytes = inactive.unmap(at, |removed| taken.push(removed)).unwrap();
@@ -175,7 +176,7 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart() {
     apart::<Npt<true>>(npt::FORMAT);
 }
 
-/// Where a field of the descriptor ends, pages that follow each other do so by another step.
+/// Where a field of the descriptor overflows, the step between consecutive pages is another.
 #[test]
 fn memory_is_handed_out_as_it_was_mapped_on_both_sides_of_a_multiple_of_2_to_the_50() {
     type Lpa2 = Arm<12, true>;
@@ -199,7 +200,8 @@ fn memory_is_handed_out_as_it_was_mapped_on_both_sides_of_a_multiple_of_2_to_the
                 let mut found = [Vec::new(), crate::common::unmap(&mut guard, unmapped)];
                 let done = inactive.unmap(unmapped, |removed| found[0].push(removed));
                 assert_eq!(done, Ok(unmapped.size()));
-                // In as many runs as they like: each byte once, in order.
+                // The unmap may use as many runs as it likes: it hands out each byte once, in
+                // order.
                 for runs in &found {
                     let mut at = unmapped.start().0;
                     for run in runs {
@@ -234,7 +236,7 @@ fn tables_that_become_inactive_are_changed_and_loaded_again() {
         assert_eq!(inactive.write_protect(range(0, 2 * M)), Ok(2 * M));
         let mut storage = Vec::new();
         let mut frames = cache::<H>(&platform, &mut storage, 4);
-        // All operations are there; none owes anything.
+        // All operations are available, and none owes anything.
         let mut guard = inactive.guard();
         let page = PageSize::SIZE_4K;
         assert_eq!(guard.split(range(0, 4 * K), page, &mut frames), Ok(2 * M));

@@ -1,4 +1,4 @@
-//! Rights that are given where a leaf's own bits say so.
+//! Rights that are given only where a leaf's own bits allow it.
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
@@ -50,19 +50,19 @@ fn rights<H: Hardware>(format: H::Format, marks: bool) {
         guard.complete();
         assert_eq!(guard.allow_write(all, A.union(B)).map(slat::Granted::elsewhere), Ok(4 * K));
         let last = attributes::<H>(guard, 12 * K);
-        // A leaf whose writes nobody marks counts as written.
+        // A leaf whose writes hardware does not mark counts as written.
         assert_eq!((last.write, last.accessed, last.dirty), (true, true, !marks));
         assert_eq!(
             guard.allow_execute(all, Access::Execute, B).map(slat::Granted::elsewhere),
             Ok(8 * K)
         );
-        // Nobody has used what was not used before.
+        // A leaf that was not used before does not become accessed.
         let unused = Attributes { software: A, ..READ_ONLY };
         guard.map(range(M, 4 * K), Hpa(M), unused, page, cache).unwrap();
         assert_eq!(guard.allow_write(range(M, 4 * K), A).map(slat::Granted::elsewhere), Ok(4 * K));
         let given = attributes::<H>(guard, M);
         assert_eq!((given.write, given.accessed, given.dirty), (true, false, !marks));
-        // Nor is what was written clean again.
+        // A leaf that was written does not become clean.
         assert_eq!(
             guard.relax(range(M, 4 * K), Access::Write).map(slat::Granted::elsewhere),
             Ok(4 * K)
@@ -92,7 +92,7 @@ fn granted<H: Hardware>(format: H::Format) {
         guard.map(range(0, 8 * K), Hpa(16 * K), how, page, cache).unwrap();
         guard.map(range(2 * M, 2 * M), Hpa(2 * M), how, size, cache).unwrap();
         let before = [0, 4 * K, 2 * M].map(|gpa| attributes::<H>(guard, gpa));
-        // Another page is there, none, or a block.
+        // There is another page, none, or a block.
         assert_eq!(
             guard.grant_write(Gpa(0), Hpa(20 * K), A).map(|granted| granted.elsewhere() != 0),
             Ok(false)
@@ -143,7 +143,8 @@ fn blocks<H: Hardware>(format: H::Format) {
         guard.split(block, PageSize::SIZE_4K, cache).unwrap();
         let page = attributes::<H>(guard, 2 * M + 4 * K);
         assert_eq!(page.software, A.union(B), "children have their block's");
-        // What somebody wants otherwise stays in pages; what fits comes back with its bits.
+        // Leaves that the closure refuses stay pages; those that it accepts become a block with
+        // their bits.
         let none = |_: &Attributes| false;
         assert_eq!(guard.collapse_where(block, size, none), Ok(0));
         let kept = |leaf: &Attributes| leaf.execute == Execute::None;

@@ -1,4 +1,4 @@
-//! Interleavings that went wrong once, each step by step: the platform calls the test at the points
+//! Interleavings that once went wrong, each step by step: the platform calls the test at the points
 //! where another thread came in between.
 
 use slat::format::arm64::Arm64K4;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// Where the platform was called, and the address that it was about.
+/// The place from which the platform was called, and the address that the call was about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Call {
     Slots,
@@ -28,7 +28,7 @@ struct Hooked {
 }
 
 impl Hooked {
-    /// Lives for ever, so that a hook may know it.
+    /// Leaked, so that a hook may refer to it.
     fn new(bbm: BreakBeforeMake) -> &'static Self {
         let grace = Grace::new([const { Seat::new() }; 8]);
         let invalidations = AtomicUsize::new(0);
@@ -60,7 +60,7 @@ fn layout(bytes: usize) -> Layout {
 // field.
 unsafe impl Platform for Hooked {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
-        // SAFETY: the size is not zero, and nobody else has the memory.
+        // SAFETY: the size is not zero, and no other code has the memory.
         unsafe { Frame::from_hpa(Hpa(alloc_zeroed(layout(bytes)) as u64)) }
     }
 
@@ -130,7 +130,7 @@ fn map(guest: &Guest, start: u64, size: u64, leaves: PageSize, memory: u64) -> u
     })
 }
 
-/// Unmaps, completes, and returns how much was there.
+/// Unmaps, completes, and returns how many bytes were mapped.
 fn unmap(guest: &Guest, start: u64, size: u64) -> u64 {
     let mut member = Member::join(guest.platform()).unwrap();
     let mut places = [const { Place::EMPTY }; 16];
@@ -151,7 +151,7 @@ fn wait(flag: &AtomicBool) {
     }
 }
 
-/// Runs `step` once, when `at` comes true.
+/// Runs `step` once, when `at` becomes true.
 fn once(at: impl Fn(Call) -> bool, step: impl Fn()) -> impl Fn(Call) {
     let first = AtomicBool::new(true);
     move |call| {
@@ -161,7 +161,7 @@ fn once(at: impl Fn(Call) -> bool, step: impl Fn()) -> impl Fn(Call) {
     }
 }
 
-/// Two tables without a leaf, and their parents.
+/// Makes two tables without a leaf, and their parents.
 fn empty_tables(guest: &Guest) {
     let mut member = Member::join(guest.platform()).unwrap();
     let mut guard = guest.enter(&mut member).unwrap();
@@ -203,7 +203,7 @@ fn a_map_that_begins_anew_maps_what_is_left_and_not_what_was_unmapped_meanwhile(
 fn tables_that_were_built_for_nothing_go_back_to_the_cache() {
     let platform = Hooked::new(BreakBeforeMake::Never);
     let guest = guest(platform);
-    // Another is faster: two levels of tables are there when the first would link its own.
+    // Another thread is faster: two levels of tables are there when the first would link its own.
     platform.at_each_call(once(
         |call| call == Call::Maintain(MEMORY),
         move || assert_eq!(map(guest, 0, 4096, PAGE, MEMORY), 4096),
@@ -222,7 +222,7 @@ fn a_map_that_begins_anew_keeps_to_its_range() {
     let platform = Hooked::new(BreakBeforeMake::Never);
     let guest = guest(platform);
     empty_tables(guest);
-    // The table goes while the map is in it, on its second page.
+    // The table is unlinked while the map is in it, on its second page.
     platform.at_each_call(once(
         |call| call == Call::Maintain(MEMORY + 3 * 4096),
         move || assert_eq!(unmap(guest, 0, GIB), 4096),
@@ -252,7 +252,7 @@ fn who_completes_does_not_rely_on_an_invalidation_that_another_has_only_begun() 
     assert_eq!(platform.invalidations(), 0, "the shootdown was dropped, and is owed");
     let covered = Arc::new(AtomicUsize::new(0));
     let seen = covered.clone();
-    // While the first to complete is inside its invalidation, another completes.
+    // While the first thread that completes is inside its invalidation, another completes.
     platform.at_each_call(once(
         |call| call == Call::Invalidate,
         move || {
@@ -276,7 +276,7 @@ fn a_slot_that_a_failed_retirement_empties_does_not_look_as_it_did() {
     let [emptied, retire, stale, fill]: [&'static AtomicBool; 4] =
         std::array::from_fn(|_| &*Box::leak(Box::new(AtomicBool::new(false))));
     thread::scope(|scope| {
-        // Unmaps everything; others come in once it has emptied the block.
+        // Unmaps everything; other threads come in once it has emptied the block.
         let first = scope.spawn(move || {
             platform.at_each_call(once(
                 move |call| call == Call::Slots && hpa_of_block(guest).is_none(),
@@ -289,11 +289,11 @@ fn a_slot_that_a_failed_retirement_empties_does_not_look_as_it_did() {
             let mut places = [const { Place::EMPTY }; 16];
             let mut removals = Removals::new(guest, &mut places);
             let _ = guest.enter(&mut member).unwrap().unmap(range(0, GIB), &mut removals);
-            // Never completed: its invalidation is still to come.
+            // It is never completed: its invalidation is still to come.
             std::mem::forget(removals);
         });
         wait(emptied);
-        // Wants to fill the slot, invalidates first, and is slow to go on.
+        // This thread is to fill the slot. It invalidates first, and then is slow to go on.
         platform.at_each_call(once(
             |call| call == Call::Invalidate,
             move || {
@@ -320,7 +320,8 @@ fn a_slot_that_a_failed_retirement_empties_does_not_look_as_it_did() {
     });
 }
 
-/// What the block's slot says, without a call of the platform that would call the hook.
+/// Returns the value of the block's slot, without a call of the platform, which would call the
+/// hook.
 fn hpa_of_block(guest: &Guest) -> Option<u64> {
     let root = guest.root().0 as *const Slot;
     // SAFETY: the root, the first table and its first slot exist for as long as the guest.

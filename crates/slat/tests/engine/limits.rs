@@ -15,11 +15,11 @@ use std::fmt::Debug;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
-/// Ten tables of pages, of two tables of blocks.
+/// Ten tables of pages, linked by two tables.
 const BYTES: u64 = 20 * M;
 const START: u64 = (1 << 30) - BYTES / 2;
 
-/// Calls `op` until it comes to its end, with a limit each time; returns how often it was paused.
+/// Calls `op` until it ends, with a limit each time; returns how often it was paused.
 fn until_done<H: Hardware, R, E: Debug + PartialEq>(
     guard: &mut GuardOf<'_, '_, H>,
     paused: &E,
@@ -31,7 +31,8 @@ fn until_done<H: Hardware, R, E: Debug + PartialEq>(
         let before = guard.counts().slots_read;
         let result = op(guard, left);
         let read = guard.counts().slots_read - before;
-        // A table more at most, and those on the way to it; some look at all of it twice.
+        // It reads at most one table more, and those on the way to it; some operations read all of
+        // it twice.
         assert!(read < 2 * (700 + 512 + 64), "{read} slots");
         let Err(Halted { at, why }) = result else { return pauses };
         assert_eq!(&why, paused);
@@ -53,11 +54,11 @@ fn each_operation<H: Hardware>(format: H::Format) {
         let map = |guard: &mut GuardOf<'_, '_, H>, of, cache: &mut CacheOf<'_, H>| {
             guard.map(of, host(of), RAM, BLOCK, cache)
         };
-        // Blocks are few slots: nothing to pause for.
+        // Blocks take few slots, so there is no need to pause.
         assert_eq!(until_done::<H, _, _>(guard, &MapError::Paused, |g, of| map(g, of, cache)), 0);
         assert_eq!(mapped(guard).len(), 10);
         guard.limit(u64::MAX);
-        // Once more, of pages that are there: all of them are looked at.
+        // The same again, of pages that are mapped: all of them are read.
         guard.split(all, PAGE, cache).unwrap();
         let pauses = until_done::<H, _, _>(guard, &MapError::Paused, |g, of| {
             g.map(of, host(of), RAM, PAGE, cache)
@@ -100,7 +101,7 @@ fn each_operation<H: Hardware>(format: H::Format) {
         assert!(mapped(guard).is_empty());
 
         let owner = Owner::new(7);
-        // Pages one by one, so that tables hold them.
+        // Pages are mapped one by one, so that tables hold them.
         guard.limit(u64::MAX);
         for gpa in (START..START + BYTES).step_by(4 << 10) {
             guard.set_owner(range(gpa, 4 * K), None, owner, cache).unwrap();
@@ -128,7 +129,7 @@ fn a_limited_operation_stops_at_an_address_and_goes_on_from_there_to_the_same_en
     each_operation::<Ept<true>>(Default::default());
 }
 
-/// Blocks of a GiB are cut outside the walk, and its tables end in one each.
+/// Blocks of a GiB are split outside the walk, which may pause after each of them.
 fn gigabytes<H: Hardware>(format: H::Format) {
     const G: u64 = 1 << 30;
     on_stage::<H>((format, 40, 8), |_, guard, cache: &mut CacheOf<'_, H>| {
@@ -180,7 +181,7 @@ fn one_page_is_never_paused_and_what_is_in_the_way_is_found_when_it_is_reached()
         guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
         guard.write_protect(page).unwrap();
         guard.complete();
-        // A conflict in the third table, which a limit keeps from being seen at once.
+        // A conflict in the third table, which a limit keeps from being seen in the first call.
         guard.map(range(4 * M, 4 * K), Hpa(1 << 31), RAM, PAGE, cache).unwrap();
         guard.map(range(2 * M, 4 * K), Hpa(2 * M), RAM, PAGE, cache).unwrap();
         let most = range(2 * M, 4 * M);

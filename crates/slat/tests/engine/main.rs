@@ -1,5 +1,5 @@
-//! Tests of the engine that need no scheduler of their own: one program, for in each of several the
-//! same operations would be compiled again, for the same formats and machines.
+//! Tests of the engine that need no scheduler of their own. They are one program: in several, the
+//! same operations would be compiled again for the same formats and machines.
 #![cfg_attr(not(feature = "every-format"), allow(unused, reason = "of the variants left out"))]
 #![cfg(not(any(loom, shuttle)))]
 

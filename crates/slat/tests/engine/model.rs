@@ -1,8 +1,8 @@
 //! Long random histories through the engine and a flat model, on every format and granule and with
-//! every break-before-make requirement, beside hardware that sets accessed and dirty bits and is as
-//! lazy as it may be.
+//! every break-before-make requirement, while hardware sets accessed and dirty bits and is as lazy
+//! as it may be.
 //!
-//! `PROPTEST_CASES` sets how many histories a format gets.
+//! `PROPTEST_CASES` sets the number of histories for a format.
 
 use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
@@ -73,7 +73,7 @@ proptest! {
     #[cfg(feature = "every-format")]
     #[test]
     fn any_history_on_ept_with_five_levels_agrees_with_the_flat_model(history in history()) {
-        // Four levels where they suffice.
+        // Four levels where these suffice.
         let bits = [31, 48, 49, 52][history.bits];
         Space::<Ept<true, true>>::new(bits, 40).play(&history);
     }
@@ -87,7 +87,7 @@ proptest! {
 
     #[test]
     fn any_history_on_ept_agrees_with_the_flat_model(history in history()) {
-        // A root of one slot, of two, of all.
+        // A root of one slot, of two slots, of all.
         let bits = [24, 31, 40, 48][history.bits];
         Space::<Ept<true>>::new(bits, 600).play(&history);
     }
@@ -102,7 +102,7 @@ proptest! {
     #[cfg(feature = "every-format")]
     #[test]
     fn any_history_on_the_g_stage_with_svadu_agrees_with_the_flat_model(history in history()) {
-        // Sv39x4, some of it and all; Sv48x4; Sv57x4.
+        // Part of Sv39x4, and all of it; Sv48x4; Sv57x4.
         let bits = [24, 41, 48, 59][history.bits];
         Space::<Hart<true>>::new(bits, 40).play(&history);
     }
@@ -124,7 +124,7 @@ proptest! {
     #[cfg(feature = "every-format")]
     #[test]
     fn any_history_on_radix_with_4k_pages_agrees_with_the_flat_model(history in history()) {
-        // The root is the same for all, of 512g slots.
+        // The root is the same for all: of 512g slots.
         let bits = [24, 32, 41, 52][history.bits];
         Space::<Core<12, false>>::new(bits, 600).play(&history);
     }
@@ -219,7 +219,7 @@ fn a_table_is_given_back_only_when_no_walk_cache_can_hold_it() {
     let what = Mapping { hpa: 0, attributes: Attributes::RAM, largest: PageSize::SIZE_4K };
     assert_eq!(world.map(page, what, 2), None);
     platform.observe();
-    // The machine checks each free: until the shootdown has completed, there is none.
+    // The machine checks each free: until the shootdown has completed, none may happen.
     let mut storage = [Place::EMPTY; 1];
     let mut member = platform.join();
     let mut removals = Removals::new(&world.tables, &mut storage);
@@ -230,7 +230,7 @@ fn a_table_is_given_back_only_when_no_walk_cache_can_hold_it() {
     assert_eq!((world.tables.reclaim(), platform.live()), (0, 3));
     assert_eq!(removals.complete().count(), 1);
     drop(removals);
-    // The table of pages, and the one above it, which it left empty.
+    // The table of pages, and the one above it, which became empty.
     assert_eq!((world.tables.reclaim(), platform.live()), (2, 1));
     platform.machine.take();
     // SAFETY: no machine is left.

@@ -3,13 +3,13 @@
 
 use std::path::Path;
 
-/// The numbers of a comment's points, in its order.
+/// Returns the numbers of a comment's points, in their order.
 fn numbers<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<usize> {
     let point = |line: &'a str| line.trim_start_matches('/').trim_start().split_once(". ");
     lines.filter_map(|line| point(line)?.0.parse().ok()).collect()
 }
 
-/// The comment above `item`, without what is above a line that ends in `head`.
+/// Returns the comment above `item`, without the part above a line that ends in `head`.
 fn comment<'a>(source: &'a str, item: &str, head: &str) -> impl Iterator<Item = &'a str> {
     let at = source.find(item).expect("the item");
     let above = source[..at].rsplit('\n').skip(1).take_while(|line| line.starts_with("//"));

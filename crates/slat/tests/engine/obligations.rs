@@ -1,4 +1,4 @@
-//! What is owed: gathered, merged, dropped; and tables that are kept while somebody may be in them.
+//! What is owed: gathered, merged, dropped; and tables that are kept while a thread may be in them.
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
@@ -21,7 +21,7 @@ fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
     slat::format::ept::Ept { output_bits: 48, ..Default::default() }
 }
 
-/// A guest with eight blocks and, behind them, as many pages.
+/// A guest with eight blocks, followed by eight pages.
 fn guest<H: Hardware>(platform: &TestPlatform, format: H::Format, vmid: Vmid) -> TablesOf<'_, H> {
     let mut tables = Tables::new(format, vmid, 40, platform).unwrap();
     let mut storage = Vec::new();
@@ -53,11 +53,11 @@ fn what_a_guard_owes_is_the_hull_of_all_that_it_did() {
             assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
             let small = one(VMID, 2 * M, 2 * M, hint(PageSize::SIZE_2M));
             assert_eq!(guard.owed(), Some(small));
-            // Nothing changes, nothing more is owed.
+            // A call that changes nothing owes nothing more.
             assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(2 * M));
             assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(0));
             assert_eq!(guard.owed(), Some(one(VMID, 0, 4 * M, hint(PageSize::SIZE_2M))));
-            // A page beside blocks: no hint, and the hull.
+            // A page in addition to blocks: there is no hint, and the range covers all.
             let page = range(16 * M + 4 * K, 4 * K);
             assert_eq!(guard.execute_protect(page), Ok(4 * K));
             let all = one(VMID, 0, 16 * M + 8 * K, None);
@@ -68,7 +68,7 @@ fn what_a_guard_owes_is_the_hull_of_all_that_it_did() {
             guard.complete();
             let events = platform.take_events();
             assert_eq!(events.last(), Some(&Event::Invalidate(all)));
-            // The page became executable: made coherent before.
+            // The page became executable, so it was made coherent before.
             let maintained =
                 |event: &&Event| matches!(event, Event::Maintain { bytes: 0x1000, .. });
             assert_eq!(events.iter().filter(maintained).count(), 1, "{events:?}");
@@ -98,12 +98,12 @@ fn what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes() {
         drop(tables.shootdown(&mut guard).unwrap());
         drop(guard);
         assert_eq!(platform.take_events(), []);
-        // Somebody who owes nothing covers it, once.
+        // A thread that owes nothing covers it, once.
         let mut guard = tables.enter(&mut second).unwrap();
         guard.complete();
         guard.complete();
         assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-        // Somebody who owes something executes one invalidation, not two.
+        // A thread that owes something executes one invalidation, not two.
         let mut dropped = tables.enter(&mut first).unwrap();
         assert_eq!(dropped.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
         drop(tables.shootdown(&mut dropped).unwrap());
@@ -115,7 +115,7 @@ fn what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes() {
         drop(guard);
         tables.enter(&mut first).unwrap().complete();
         assert_eq!(platform.take_events(), []);
-        // A harvest answers for what is dropped as well: it says what is clean.
+        // A harvest covers what was dropped as well, as it says which pages are clean.
         let mut dropped = tables.enter(&mut first).unwrap();
         assert_eq!(dropped.clean(range(6 * M, 2 * M)), Ok(2 * M));
         drop(tables.shootdown(&mut dropped).unwrap());
@@ -148,7 +148,7 @@ fn removals_that_are_dropped_are_covered_by_the_next_that_completes() {
         drop(removals);
         guard.complete();
         assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-        // Removals cover what others dropped, too, before they hand anything out.
+        // Removals also cover what others dropped, before they hand anything out.
         let mut other = platform.join();
         let mut dropped = tables.enter(&mut other).unwrap();
         assert_eq!(dropped.write_protect(range(8 * M, 2 * M)), Ok(2 * M));
@@ -157,7 +157,7 @@ fn removals_that_are_dropped_are_covered_by_the_next_that_completes() {
         let removed = unmap(&mut guard, range(2 * M, 2 * M));
         assert_eq!((removed.len(), removed[0].hpa), (1, Hpa(2 * M)));
         assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-        // Those that hold nothing leave nothing behind.
+        // Empty removals leave nothing behind.
         let mut removals = guard.removals(&mut storage);
         assert_eq!(guard.unmap(range(0, 4 * M), &mut removals), Ok(0));
         drop(removals);
@@ -183,7 +183,7 @@ fn memory_is_free_once_its_range_was_unmapped_whoever_took_it_out() {
         let (mut one_storage, mut two) = ([Place::EMPTY; 1], [Place::EMPTY; 1]);
         let mut taken = guard.removals(&mut one_storage);
         assert_eq!(guard.unmap(range(0, 2 * M), &mut taken), Ok(2 * M));
-        // It has not been invalidated: a thread that finds it gone answers for that.
+        // It has not been invalidated: a thread that finds it unmapped invalidates for that, too.
         let mut none = other.removals(&mut two);
         assert_eq!(other.unmap(range(0, 2 * M), &mut none), Ok(0));
         assert_eq!(none.complete().count(), 0);
@@ -191,7 +191,7 @@ fn memory_is_free_once_its_range_was_unmapped_whoever_took_it_out() {
         assert_eq!(taken.complete().count(), 1);
         let own = one(VMID, 0, 2 * M, Some(PageSize::SIZE_2M));
         assert_eq!(platform.take_events(), [Event::Invalidate(own)]);
-        // With nobody beside, nothing is left to answer for.
+        // When no other thread is unmapping, there is nothing to invalidate.
         assert_eq!(other.unmap(range(0, 2 * M), &mut none), Ok(0));
         assert_eq!(none.complete().count(), 0);
         assert_eq!(platform.take_events(), []);
@@ -227,8 +227,8 @@ fn removals_of_several_calls_share_a_place_where_they_continue_each_other() {
     shares::<Ept<true>>(ept());
 }
 
-/// Where a CPU must not hold two translations, a slot is filled again behind an invalidation, as
-/// long as there is one to come.
+/// Where a CPU must not hold two translations, an emptied slot is filled again only after an
+/// invalidation, as long as the unmap's own has not completed.
 #[test]
 fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
     fn refills<H: Hardware>(format: H::Format, bbm: BreakBeforeMake, breaks: bool) {
@@ -247,7 +247,7 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
             });
             only.collect::<Vec<_>>()
         };
-        // What took the place of a block, or of a table, is found by walks alone: walk caches, too.
+        // Walks find what replaced a block or a table only after walk caches were invalidated, too.
         let refill = |at| Invalidation { tables: true, ..one(VMID, at, 2 * M, None) };
         let leaf = (bbm == BreakBeforeMake::Always).then_some(PageSize::SIZE_2M);
         let removal = one(VMID, 0, 4 * M, leaf);
@@ -257,26 +257,26 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
         assert_eq!(guard.map(range(0, 2 * M), Hpa(64 * M), RAM, block, &mut cache), Ok(2 * M));
         let first = if breaks { vec![refill(0)] } else { vec![] };
         assert_eq!(executed(), first);
-        // A fault does it when it reserves, or when it fills.
+        // A fault invalidates when it reserves, or when it fills.
         let reservation = guard.reserve(Gpa(2 * M), block, &mut cache).unwrap();
         assert_eq!(reservation.commit(Hpa(66 * M), RAM), Ok(Some(2 * M)));
         let second = if breaks { vec![refill(2 * M)] } else { vec![] };
         assert_eq!(executed(), second);
         assert_eq!(guard.counts().invalidations, if breaks { 2 } else { 0 });
-        // Nobody has emptied what was never filled.
+        // A slot that was never filled was not emptied.
         assert_eq!(guard.map(range(32 * M, 2 * M), Hpa(0), RAM, block, &mut cache), Ok(2 * M));
         let reservation = guard.reserve(Gpa(34 * M), block, &mut cache).unwrap();
         assert_eq!(reservation.commit(Hpa(66 * M), RAM), Ok(Some(2 * M)));
         assert_eq!(executed(), []);
         assert_eq!(removals.complete().count(), 1);
         assert_eq!(executed(), [removal]);
-        // Once it has completed, nothing is invalidated any more.
+        // Once the unmap has completed, nothing more is invalidated.
         drop(removals);
         assert_eq!(unmap(&mut guard, range(0, 4 * M)).len(), 1);
         executed();
         assert_eq!(guard.map(range(0, 4 * M), Hpa(0), RAM, block, &mut cache), Ok(4 * M));
         assert_eq!(executed(), []);
-        // A page, as a fault maps it: its table is there.
+        // A page, as a fault maps it: its table exists.
         let page = range(16 * M + 8 * K, 4 * K);
         let mut removals = guard.removals(&mut places);
         assert_eq!(guard.unmap(page, &mut removals), Ok(4 * K));
@@ -285,14 +285,14 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
         let third = Invalidation { range: Some(page), ..refill(0) };
         assert_eq!(executed(), if breaks { vec![third] } else { vec![] });
         drop(removals);
-        // A table, where a block was: for a fault.
+        // A table where a block was, for a fault.
         let mut removals = guard.removals(&mut places);
         assert_eq!(guard.unmap(range(6 * M, 2 * M), &mut removals), Ok(2 * M));
         let reservation = guard.reserve(Gpa(6 * M), small, &mut cache).unwrap();
         assert_eq!(reservation.commit(Hpa(70 * M), RAM), Ok(Some(4 * K)));
         assert_eq!(executed(), if breaks { vec![refill(6 * M)] } else { vec![] });
         drop(removals);
-        // A block, where a table was unlinked.
+        // A block where a table was unlinked.
         let mut removals = guard.removals(&mut places);
         assert_eq!(guard.unmap(range(16 * M, 2 * M), &mut removals), Ok(32 * K));
         assert_eq!(guard.map(range(16 * M, 2 * M), Hpa(0), RAM, block, &mut cache), Ok(2 * M));
@@ -317,8 +317,8 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
     refills::<Npt<true>>(npt::FORMAT, BreakBeforeMake::Always, true);
 }
 
-/// Whatever was dropped, and whoever forgot it, deactivation invalidates all: afterwards an
-/// obligation is a new one.
+/// Deactivation invalidates everything, whatever was dropped or forgotten: all that is owed
+/// afterwards is new.
 #[test]
 fn what_was_dropped_before_tables_became_inactive_is_owed_no_more() {
     fn drops<H: Hardware>(format: H::Format) {
@@ -341,7 +341,7 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more() {
         // SAFETY: no test of this file gives the root to a machine.
         let mut inactive = unsafe { tables.deactivate() };
         assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-        // Nothing is owed by what is done there.
+        // Operations on inactive tables owe nothing.
         let mut guard = inactive.guard();
         assert_eq!(guard.write_protect(range(10 * M, 2 * M)), Ok(2 * M));
         assert_eq!(guard.owed(), None);
@@ -355,7 +355,7 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more() {
         let mut guard = tables.enter(&mut member).unwrap();
         guard.complete();
         assert_eq!(platform.take_events(), [], "it was covered");
-        // Slots that were emptied before are filled at once.
+        // Slots that were emptied before are filled without an invalidation.
         let mut frames = Vec::new();
         let mut frames = cache::<H>(&platform, &mut frames, 4);
         let block = PageSize::SIZE_2M;
@@ -365,8 +365,8 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more() {
             events.into_iter().filter(|event| !quiet(event)).collect::<Vec<_>>()
         };
         assert_eq!(executed(platform.take_events()), []);
-        // Removals count those that are under way anew: theirs alone is invalidated, or what was
-        // dropped.
+        // The count of removals under way starts again: only the invalidation of these is executed,
+        // or that of what was dropped.
         for dropped in [false, true] {
             let mut removals = guard.removals(&mut storage);
             assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
@@ -413,7 +413,7 @@ fn shootdowns_of_one_guest_merge_and_those_of_another_complete_at_once() {
     assert_eq!(platform.take_events(), [Event::Invalidate(foreign)]);
     merged.complete();
     assert_eq!(platform.take_events(), [Event::Invalidate(hull)]);
-    // One that is dropped joins what the guest owes.
+    // A shootdown that is dropped joins what the guest owes.
     assert_eq!(first.write_protect(range(4 * M, 2 * M)), Ok(2 * M));
     drop(tables.shootdown(&mut first).unwrap());
     second.complete();
@@ -434,21 +434,21 @@ fn a_table_is_kept_until_nobody_can_be_in_it() {
         let mut early = tables.enter(&mut a).unwrap();
         let mut guard = tables.enter(&mut b).unwrap();
         let elsewhere = other.enter(&mut c).unwrap();
-        // The table of pages, while somebody is inside.
+        // Unlinks the table of pages while another thread is inside.
         assert_eq!(unmap(&mut guard, range(16 * M, 2 * M)).len(), 1);
         let live = platform.live();
         assert_eq!((tables.reclaim(), platform.live()), (0, live));
         guard.refresh();
         assert_eq!(tables.reclaim(), 0, "two are still inside");
         early.refresh();
-        // One who is in another guest's tables is not waited for.
+        // The reclaim does not wait for a thread in another guest's tables.
         platform.take_events();
         assert_eq!((tables.reclaim(), platform.live()), (1, live - 1));
         drop(elsewhere);
         assert_eq!(platform.take_events(), [], "walk caches were invalidated before");
         assert_eq!((tables.reclaim(), other.reclaim()), (0, 0));
-        // Who enters after the unlinking, and before the reclaim, is waited for; who enters later
-        // is not.
+        // The reclaim waits for a thread that enters after the unlinking and before the reclaim,
+        // but not for one that enters later.
         let mut storage = Vec::new();
         let mut frames = cache::<H>(&platform, &mut storage, 4);
         let page = range(16 * M, 4 * K);
@@ -478,7 +478,7 @@ fn a_round_by_subtrees_costs_a_store_a_table_and_each_push_down_its_children() {
     let mut member = platform.join();
     let mut guard = tables.enter(&mut member).unwrap();
     let all = range(0, 1 << 40);
-    // Both slots of the root; the second links nothing.
+    // Both slots of the root; the second links no table.
     assert_eq!(guard.write_protect_subtrees(all), Ok(1 << 39));
     assert_eq!(guard.counts().slots_written, 1);
     let owed = guard.owed().unwrap();
@@ -490,22 +490,23 @@ fn a_round_by_subtrees_costs_a_store_a_table_and_each_push_down_its_children() {
         let guard = tables.enter(&mut other).unwrap();
         guard.translate(Gpa(at)).unwrap().unwrap().attributes.write
     };
-    // A page: the way down to it is opened, everything beside it stays protected.
+    // A page: the way down to it is made writable, everything beside it stays protected.
     assert_eq!(
         guard.relax(range(16 * M + 8 * K, 4 * K), Access::Write).map(slat::Granted::elsewhere),
         Ok(4 * K)
     );
-    // Three tables marked and opened; below them 1 table, 8 blocks and 1 table, 8 pages; the leaf.
+    // Three tables are marked and made writable; below them 1 table, 8 blocks and 1 table, 8 pages;
+    // the leaf.
     assert!(guard.counts().slots_read >= 3 * 512, "all of their children");
     assert_eq!(guard.counts().slots_written, 1 + 3 * 2 + 1 + 9 + 8 + 1);
     let found = [0, 14 * M, 16 * M, 16 * M + 4 * K, 16 * M + 8 * K, 16 * M + 12 * K].map(writable);
     assert_eq!(found, [false, false, false, false, true, false]);
-    // The next round finds one leaf below open tables.
+    // The next round finds one leaf below writable tables.
     let before = guard.counts().slots_written;
     assert_eq!(guard.write_protect_subtrees(range(16 * M, 2 * M)), Ok(2 * M));
     assert_eq!(guard.counts().slots_written, before + 1);
     assert!(!writable(16 * M + 8 * K));
-    // Cleaning by bitmap touches exactly the pages that it names.
+    // Cleaning by bitmap changes exactly the pages that it names.
     let bits = [0b101];
     let pages = Pages { start: Gpa(16 * M), bits: &bits };
     assert_eq!(guard.clean_pages(&pages), Ok(8 * K));

@@ -1,4 +1,4 @@
-//! An address space with one owner, of whichever format, beside a map of pages.
+//! An address space with one owner, on every format, compared with a map of pages.
 
 use crate::common::stage::{K, M, RAM, range};
 use crate::common::{Event, TestPlatform};
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 type Any<'p> = AnyAddressSpace<'p, TestPlatform>;
 
-/// Guest memory that histories are about, around the end of a table of tables.
+/// The guest memory of the histories, around the end of a table of tables.
 const WINDOW: u64 = 12 * M;
 const BASE: u64 = (1 << 30) - WINDOW / 2;
 
@@ -37,7 +37,7 @@ fn rights() -> impl Strategy<Value = Rights> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    // In pages of 16K, which every format's are a multiple or a part of.
+    // In units of 16K: every format's page is a multiple or a part of it.
     let all = WINDOW / (16 * K);
     let at = prop_oneof![Just(0), Just(128), Just(256), 0..all];
     let pages = prop_oneof![2 => Just(128_u64), 1 => Just(384), 2 => 1..300_u64, 1 => Just(1)];
@@ -66,7 +66,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The same history, for each format.
+/// Runs the same history on each format.
 fn play(platform: &TestPlatform, mut space: Any<'_>, sizes: &[u64], ops: &[Op]) {
     let page = sizes[0];
     let mut model: BTreeMap<u64, (u64, Attributes)> = BTreeMap::new();
@@ -163,7 +163,7 @@ fn play(platform: &TestPlatform, mut space: Any<'_>, sizes: &[u64], ops: &[Op]) 
             });
             assert_eq!(found, model.get(&gpa).copied(), "{gpa:#x} after {op:?}");
         }
-        // What was taken or changed is in no TLB.
+        // No TLB has what was unmapped or changed.
         let events = platform.take_events();
         let invalidated = |gpa: u64| {
             events.iter().any(|event| match event {
@@ -289,7 +289,7 @@ fn the_rest_of_the_engine_is_at_hand() {
     unsafe { space.destroy() };
 }
 
-/// Invalidations since the last question.
+/// Returns the number of invalidations since the last call.
 fn invalidations(platform: &TestPlatform) -> usize {
     let of = |event: &Event| matches!(event, Event::Invalidate(_));
     platform.take_events().iter().filter(|event| of(event)).count()
@@ -386,7 +386,7 @@ fn the_next_page_is_mapped_into_a_table_that_is_there_whoever_took_the_last_one_
     let by_tables = |space: &mut AddressSpace<'_, _, TestPlatform>| {
         let tables = space.tables();
         let mut places = [Place::EMPTY];
-        // SAFETY: nobody reclaims while the guard lives.
+        // SAFETY: no thread reclaims while the guard lives.
         let mut guard = unsafe { tables.enter_unseated() };
         let mut removals = guard.removals(&mut places);
         guard.unmap(first, &mut removals).unwrap();
@@ -440,7 +440,7 @@ fn tables_that_a_discard_covers_whole_go_unseen_with_one_invalidation_and_the_ot
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut space = owned(&platform);
     let (gib, page) = (1 << 30, PageSize::SIZE_4K);
-    // Four whole tables of pages, and a page on either side of them.
+    // Four whole tables of pages, with a page on either side of them.
     for at in [gib - 8 * M, gib - 2 * M, gib, gib + 2 * M] {
         space.map(range(at, 2 * M), Hpa(at), RAM, page).unwrap();
     }
@@ -449,13 +449,13 @@ fn tables_that_a_discard_covers_whole_go_unseen_with_one_invalidation_and_the_ot
     platform.take_events();
     space.discard(range(gib - 8 * M, 12 * M)).unwrap();
     assert_eq!(invalidations(&platform), 1);
-    // The root, a table of blocks on either side, and a table of the page that stands there.
+    // The root, a table of blocks on either side, and a table for the page on either side.
     assert_eq!(platform.live(), 5);
     for (gpa, stays) in [(8 * M + 1, true), (8 * M, false), (1, false)] {
         assert_eq!(space.query(Gpa(gib - gpa)).is_some(), stays, "{gpa:#x} before");
     }
     assert!(space.query(Gpa(gib)).is_none() && space.query(Gpa(gib + 4 * M)).is_some());
-    // A table around an end of the range, which nothing is left in, goes with the others.
+    // A table around an end of the range that becomes empty is dropped with the others.
     space.discard(range(gib - 8 * M - 4 * K, 4 * M)).unwrap();
     space.map(range(2 * M, 4 * M), Hpa(2 * M), RAM, page).unwrap();
     assert_eq!((invalidations(&platform), platform.live()), (1, 6));

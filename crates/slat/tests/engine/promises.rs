@@ -1,5 +1,5 @@
-//! What the engine's documentation promises its caller, each as a test: closures that panic,
-//! refusals that do nothing, and what is reported beside another thread.
+//! Promises of the engine's documentation to its caller, each as a test: closures that panic,
+//! refusals that do nothing, and reports while another thread works.
 
 use crate::common::hardware::arm::Arm;
 use crate::common::stage::{K, M, RAM, on_stage, range};
@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 
-/// CPUs mark what they write dirty by themselves.
+/// A format whose CPUs mark written pages dirty by themselves.
 fn hardware_dirty() -> Arm64K4 {
     Arm64K4 { hardware_dirty: true, ..Default::default() }
 }
@@ -40,7 +40,7 @@ fn a_panic_of_the_closure_that_is_told_what_was_unmapped_leaves_whole_tables() {
     for panic_at in 0..4 {
         cache!(cache, &platform);
         let mut tables = Inactive::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-        // Runs that end inside a table, with one, and with the range.
+        // Runs that end inside a table, with a table, and with the range.
         let runs = [
             (range(0, 2 * M + 8 * K), 1 << 32),
             (range(2 * M + 12 * K, 2 * M), 2 << 32),
@@ -57,7 +57,8 @@ fn a_panic_of_the_closure_that_is_told_what_was_unmapped_leaves_whole_tables() {
             })
         }));
         assert_eq!(result.is_ok(), panic_at >= runs.len());
-        // What it was told of is unmapped, and nothing else: a repeated call tells the rest.
+        // Exactly the runs that the closure was given are unmapped: a repeated call hands out the
+        // rest.
         let behind = told.last().map_or(0, |last| last.gpa.0 + last.bytes);
         let leaves: Vec<_> = tables.guard().leaves(range(0, 1 << 30)).unwrap().flatten().collect();
         let kept: u64 = leaves.iter().map(|leaf| leaf.size.bytes()).sum();
@@ -123,23 +124,25 @@ fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
             assert_eq!(removed.len(), 1);
             removed[0].attributes.dirty
         };
-        // A CPU holds the first page as writable and dirty: what it writes marks nothing.
+        // A CPU holds the first page as writable and dirty: its writes mark nothing.
         pager.map(range(0, 4 * K), Hpa(1 << 32), RAM, PAGE, cache).unwrap();
         pager.map(range(4 * K, 12 * K), Hpa((1 << 32) + 4 * K), clean, PAGE, cache).unwrap();
         assert_eq!(log.clean(pages), Ok(4 * K));
         assert!(dirty(&mut pager, 0), "what was written through the TLB is in no dirty bit");
-        // Handed on, and dropped, it is under way until an invalidation of everything.
+        // The clean was handed on and dropped: it is under way until all of the guest is
+        // invalidated.
         drop(tables.shootdown(log).unwrap());
         pager.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, cache).unwrap();
         let mut places = [const { Place::EMPTY }; 2];
         let mut removals = pager.removals(&mut places);
         assert_eq!(pager.unmap(range(0, 8 * K), &mut removals), Ok(8 * K));
-        // Pages of one run, of which one is taken before and one after: the whole run may be dirty.
+        // Of two pages in one run, one is unmapped before and one after: the whole run may be
+        // dirty.
         assert!(removals.complete().all(|run| run.attributes.dirty));
         drop(removals);
         log.complete();
         assert!(!dirty(&mut pager, 8 * K), "the clean has completed");
-        // A harvest that refuses cleans nothing, and one that is done has completed.
+        // A harvest that is refused cleans nothing, and one that returned has completed.
         assert!(log.harvest(range(1 << 41, 4 * K), &mut [0]).is_err());
         assert_eq!(log.harvest(range(12 * K, 4 * K), &mut [0]), Ok(0));
         assert!(!dirty(&mut pager, 12 * K));
@@ -259,7 +262,7 @@ fn a_guard_that_is_dropped_with_rights_taken_completes() {
     assert_eq!(invalidated(), 1);
     enter!().owe(block).unwrap();
     assert_eq!(invalidated(), 1, "another thread may have taken it");
-    // A split changes no translation: what it owes waits for the next to complete.
+    // A split changes no translation: the next thread that completes covers what it owes.
     let format = Arm64K4::default();
     let relaxed = TestPlatform::new(BreakBeforeMake::Never);
     cache!(more, &relaxed);

@@ -1,4 +1,4 @@
-//! Rights that are set exactly.
+//! Rights that are set to an exact value.
 
 use crate::common::Event;
 use crate::common::hardware::Hardware;
@@ -22,7 +22,7 @@ fn with(attributes: Attributes, Rights { read, write, execute }: Rights) -> Attr
     Attributes { read, write, execute, ..attributes }
 }
 
-/// From any rights to any others: exactly those, and nothing else changes.
+/// From any rights to any others: the leaf has exactly those, and nothing else changes.
 fn to_and_fro<H: Hardware>(format: H::Format, all: &[Rights], marks: bool) {
     on_stage::<H>((format, 40, 8), |_, guard, cache| {
         let page = range(4 * K, 4 * K);
@@ -65,7 +65,7 @@ fn a_leaf_has_exactly_the_rights_that_were_set_and_is_what_it_was_otherwise() {
         to_and_fro::<Arm<12>>(format, &rights(&BOTH, &BOTH, &LEVELS), hardware_dirty);
     }
     to_and_fro::<Ept<true>>(Default::default(), &rights(&[true], &BOTH, &LEVELS[..2]), true);
-    // To write takes to read.
+    // The right to write requires the right to read.
     let mut all = rights(&[true], &BOTH, &LEVELS[..2]);
     all.extend(rights(&[false], &[false], &LEVELS[..2]));
     #[cfg(feature = "every-format")]

@@ -1,4 +1,4 @@
-//! Every documented refusal of every public call: what it says, and that nothing was done.
+//! Every documented refusal of every public call: its message, and that nothing was done.
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
@@ -23,12 +23,12 @@ use slat::{
 
 const SIZE_512G: PageSize = PageSize::from_bytes(512 * G).unwrap();
 
-/// Output addresses as wide as on Arm, so that one test serves both.
+/// Output addresses as wide as Arm's, so that one test serves both.
 fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
     slat::format::ept::Ept { output_bits: 48, ..Default::default() }
 }
 
-/// Every operation that changes the leaves of a range, but unmap.
+/// Every operation that changes the leaves of a range, except unmap.
 fn changes<H: Hardware>(
     guard: &mut GuardOf<'_, '_, H>,
     range: GpaRange,
@@ -144,7 +144,7 @@ fn host_addresses<H: Hardware>(format: H::Format) {
         }
         let last = guard.map(at, Hpa((1 << 48) - 0x2000), RAM, PageSize::SIZE_4K, cache);
         assert_eq!(last, Ok(0x2000));
-        // A fault learns the size of its leaf from the reservation.
+        // A fault takes the size of its leaf from the reservation.
         for (hpa, page) in [
             (2 * M + 4 * K, PageSize::SIZE_2M),
             ((1 << 48) - 4 * K, PageSize::SIZE_4K),
@@ -277,7 +277,7 @@ fn a_cache_of_another_platform_is_refused_before_its_frames_are_touched() {
             says(&refused(result, G, MapError::ForeignCache), &["another platform"]);
             let result = guard.split(range(0, 4 * K), PageSize::SIZE_4K, &mut foreign);
             says(&refused(result, 0, SplitError::ForeignCache), &["another platform"]);
-            // Refused even where there is nothing to split.
+            // It is refused even if there is nothing to split.
             let result = guard.split(range(0, 4 * K), PageSize::SIZE_2M, &mut foreign);
             says(&refused(result, 0, SplitError::ForeignCache), &["another platform"]);
             let result = guard.reserve(Gpa(G + 1), PageSize::SIZE_4K, &mut foreign);
@@ -299,7 +299,7 @@ fn members_removals_and_guards_of_others_are_refused() {
     let tables = Tables::new(Arm64K4::default(), Vmid(1), 40, &platform).unwrap();
     let second = Tables::new(Arm64K4::default(), Vmid(2), 40, &platform).unwrap();
     let mut foreign = other.join();
-    // A member of another platform might be the only one of it: a reclaimer would not see it.
+    // The reclaimer of these tables would not see a member of another platform.
     let error = tables.enter(&mut foreign).err();
     assert_eq!(error, Some(Foreign));
     says(&Foreign.to_string(), &["another platform", "join"]);
@@ -335,7 +335,7 @@ fn what_is_mapped_otherwise_is_refused_with_its_size_and_address() {
                 |at, hpa, attributes| guard.map(at, Hpa(hpa), attributes, PageSize::SIZE_2M, cache);
             assert_eq!(map(range(2 * M, 2 * M), 6 * M, RAM), Ok(2 * M));
             let why = MapError::Occupied { size: PageSize::SIZE_2M, hpa: Hpa(6 * M) };
-            // The pages before the block stay unmapped: it was looked for first.
+            // The pages before the block stay unmapped: the map looks for obstacles first.
             let result = map(range(2 * M - 8 * K, 4 * M), 0, RAM);
             let words = ["2m", "0x600000", "unmap it first", "0x200000"];
             says(&refused(result, 2 * M, why), &words);
@@ -356,12 +356,12 @@ fn what_is_mapped_otherwise_is_refused_with_its_size_and_address() {
             for same in [RAM, unused] {
                 assert_eq!(map(inside, 6 * M + 4 * K, same), Ok(0), "left as it is");
             }
-            // And the other way round: the right to write is not given by the way.
+            // The other way round: a map does not add the right to write to a leaf.
             assert_eq!(map(range(8 * M, 4 * K), 0, read_only), Ok(4 * K));
             let why = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(0) };
             refused(map(range(8 * M, 4 * K), 0, RAM), 8 * M, why);
             assert_eq!(host::<H>(guard, 2 * M - 4 * K), None);
-            // A fault finds it as well, and asks for a relax.
+            // A fault finds the leaf as well, and calls `relax`.
             let result = guard.reserve(Gpa(8 * M + 5), PageSize::SIZE_2M, cache);
             refused(result, 8 * M + 5, why);
         });
@@ -381,7 +381,7 @@ fn a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done() 
         on_stage::<H>((format, 40, 8), |_, guard, cache| {
             let block = range(0, 4 * M);
             let (write, dirty, execute) = (false, false, Execute::None);
-            // Each access that is tried below lacks its right.
+            // The leaf lacks the right to each access that is tried below.
             let unfit = Attributes { write, dirty, execute, ..RAM };
             assert_eq!(guard.map(block, Hpa(0), unfit, PageSize::SIZE_2M, cache), Ok(4 * M));
             let size = PageSize::SIZE_2M;
@@ -400,7 +400,8 @@ fn a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done() 
                 let found = guard.translate(Gpa(0)).unwrap().unwrap();
                 assert_eq!(found.attributes, unfit);
             }
-            // Pages of a bitmap are runs: the one before is done, the one that cuts is not.
+            // The pages of a bitmap are runs: the first run is done, the one that cuts a block is
+            // not.
             assert_eq!(guard.map(range(6 * M, 4 * K), Hpa(0), RAM, size, cache), Ok(4 * K));
             let bits = [1, 1];
             let pages = Pages { start: Gpa(6 * M), bits: &bits };
@@ -448,11 +449,11 @@ fn a_bitmap_that_is_too_short_is_refused_with_what_is_needed() {
             assert_eq!(guard.counts().slots_written, before.slots_written);
             let none = ChangeError::Bitmap { needed: 1, given: 0 };
             refused(guard.harvest(range(0, 4 * K), &mut []), 0, none);
-            // Just enough: the word's other bits stay as they are.
+            // Just large enough: the word's other bits stay as they are.
             let mut bits = [1 << 63];
             assert_eq!(guard.harvest(range(0, 63 * 4 * K), &mut bits), Ok(63));
             assert_eq!(bits, [u64::MAX]);
-            // As long as all addresses: no bitmap is, and nothing overflows.
+            // A range of all addresses: no bitmap is that long, and nothing overflows.
             let most = ChangeError::Bitmap { needed: 1 << 22, given: 2 };
             refused(guard.harvest(range(0, 1 << 40), &mut two), 0, most);
         });

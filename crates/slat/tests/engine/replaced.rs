@@ -1,4 +1,4 @@
-//! Leaves that are replaced in place, by single calls; histories of them are in `handover`.
+//! Leaves that are replaced in place, by single calls; `handover` has histories of them.
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
@@ -34,7 +34,7 @@ fn a_page_that_is_written_is_not_moved_and_one_that_is_not_mapped_stays_so() {
         assert_eq!((broken, guard.counts().invalidations), (2, 2));
         assert_eq!(host::<Arm<12>>(guard, PAGE_4K), None);
         assert_eq!(moved(guard), Ok(0), "it is there");
-        // Rights alone are no reason to break.
+        // A change of rights alone does not break.
         assert_eq!(guard.replace(all, far, far, RAM), Ok(2 * PAGE_4K));
         assert_eq!(guard.counts().broken, broken);
         let device = Attributes { memory: Memory::Device, ..RAM };
@@ -137,7 +137,8 @@ fn a_leaf_that_is_replaced_is_used_and_written_if_it_was_or_is_said_to_be() {
     });
 }
 
-/// Before anything is done, unless it appears meanwhile: then what precedes it is.
+/// It is refused before anything is done; or, if it appears meanwhile, after what precedes it is
+/// done.
 #[test]
 fn a_block_that_appears_while_pages_are_replaced_is_not_cut() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |tables, guard, cache| {
@@ -183,7 +184,7 @@ fn a_right_to_write_that_tables_withhold_is_given_to_the_pages_that_are_replaced
         assert_eq!(writable(guard), [false; 3]);
         guard.replace(range(2 * M, PAGE_4K), Hpa(0), Hpa(0), write).unwrap();
         assert_eq!(writable(guard), [true, false, false]);
-        // Of a page whose memory moves, too, which breaks.
+        // Also for a page whose memory moves, which breaks.
         guard.complete();
         let (next, from) = (range(2 * M + PAGE_4K, PAGE_4K), Hpa(PAGE_4K));
         assert_eq!(guard.write_protect_subtrees(block), Ok(2 * M));

@@ -1,4 +1,5 @@
-//! Reservations: void for good once somebody was there, and no leaves.
+//! Reservations: void for good once another thread has changed the slot, and never mistaken for
+//! leaves.
 
 use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
@@ -20,7 +21,7 @@ fn a_void_reservation_stays_void_however_often_its_slot_is_reserved_and_emptied(
         let mut frames = Vec::new();
         let mut frames = cache::<H>(&platform, &mut frames, 4);
         let mut guard = tables.enter(&mut first).unwrap();
-        // Their table stays, whatever is unmapped.
+        // This page keeps the table, whatever is unmapped.
         guard.map(range(M, 4 * K), Hpa(M), RAM, PAGE, &mut frames).unwrap();
         let early = guard.reserve(Gpa(0), PAGE, &mut frames).unwrap();
         let mut other = tables.enter(&mut second).unwrap();
@@ -46,7 +47,7 @@ fn a_void_reservation_stays_void_however_often_its_slot_is_reserved_and_emptied(
     }
 }
 
-/// So that threads share no counter, but for one step in many.
+/// So threads share no counter, except for one step in many.
 #[test]
 fn a_thread_numbers_its_reservations_one_after_the_other() {
     fn numbers<H: Hardware>(format: H::Format) {
@@ -64,7 +65,7 @@ fn a_thread_numbers_its_reservations_one_after_the_other() {
     numbers::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
 }
 
-/// Whatever bits its token has.
+/// This holds whatever bits the token has.
 #[test]
 fn a_reservation_is_never_taken_for_a_leaf() {
     fn apart<H: Hardware>(format: H::Format) {
@@ -72,7 +73,7 @@ fn a_reservation_is_never_taken_for_a_leaf() {
             let pages = range(2 * M, 64 * K);
             let platform = guard.platform();
             let slot = |gpa| H::of(tables).slot(platform, gpa).0;
-            // Their table stays, whatever is unmapped.
+            // This page keeps the table, whatever is unmapped.
             guard.map(range(3 * M, 4 * K), Hpa(M), RAM, PAGE, cache).unwrap();
             for number in 0..64 {
                 // Leaves that were used and written, with a reservation among them.
@@ -123,7 +124,7 @@ fn a_table_that_came_too_late_for_a_fault_goes_back_to_the_cache() {
             assert_eq!(guard.map(there, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
             let (hardware, platform) = (H::of(tables), guard.platform());
             let left = cache.len();
-            // While the table is filled, somebody else reserves the slot that it is for.
+            // While the table is filled, another thread reserves the slot that is to link it.
             let mut first = true;
             platform.meanwhile(Some(Box::new(move |platform, _| {
                 if std::mem::take(&mut first) {

@@ -1,4 +1,5 @@
-//! Software bits: what each format has, in leaves of every size, and how they are set in place.
+//! Software bits: those that each format has, in leaves of every size, and how they are set in
+//! place.
 
 use crate::common::hardware::arm::{self, Arm};
 use crate::common::hardware::ept::{self, Ept};
@@ -34,7 +35,7 @@ fn lacks<H: Hardware>() -> Option<(Software, AttributeError)> {
     Some((first, H::lacks(first).unwrap()))
 }
 
-/// The same test on hardware of every kind, with every size of leaf.
+/// Runs the same test on hardware of every kind, with every size of leaf.
 macro_rules! on_every_format {
     ($test:ident) => {
         $test::<Arm<12>>(slat::format::arm64::Arm64::default());
@@ -113,7 +114,7 @@ fn kept<H: Hardware>(format: H::Format) {
             let tree = hardware.tree(tables.platform());
             assert_eq!(tree.leaves(), count);
             assert!(tree.runs.iter().all(|run| run.leaf.own.software == software));
-            // Ageing, protection in tables and their pushing down leave marks in tables alone.
+            // Ageing, and protection in tables that is pushed down, leave marks in tables only.
             let mut young = vec![0; (count as usize).div_ceil(64)];
             let mut unanswered = young.clone();
             let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
@@ -122,7 +123,7 @@ fn kept<H: Hardware>(format: H::Format) {
             guard.complete();
             guard.relax(range(large, page), Access::Write).unwrap().elsewhere();
             assert_eq!(of::<H>(guard, large), software);
-            // One leaf that differs, and none.
+            // With one leaf that differs, and with none.
             let last = range(2 * large - page, page);
             assert_eq!(guard.set_software(last, Software::NONE, software), Ok(page));
             guard.write_protect(block).unwrap();
@@ -168,7 +169,7 @@ fn in_place<H: Hardware>(format: H::Format) {
             "and nothing else changed"
         );
         assert_eq!(host::<H>(guard, page), Some(Hpa(9 * page)));
-        // A leaf is told from another by any of them.
+        // Each of the bits tells leaves apart.
         let access = Access::Read;
         assert_eq!(guard.relax_where(all, access, Software::A).unwrap().elsewhere(), 0);
         assert_eq!(guard.relax_where(all, access, last).unwrap().elsewhere(), 4 * page);

@@ -1,5 +1,5 @@
-//! Operations that run out of something at any possible step: they say where, and go on from there
-//! to the same end.
+//! Operations that run out of something at any possible step: they return where, and go on from
+//! there to the same end.
 
 use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
@@ -23,10 +23,10 @@ fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
     slat::format::ept::Ept { output_bits: 48, ..Default::default() }
 }
 
-/// Maps with every number of frames from none to enough; each time what lacks is fetched one by
+/// Maps with every number of frames from none to enough, and then fetches the missing frames one by
 /// one.
 fn maps_dry<H: Hardware>(format: H::Format, enough: usize, runs: usize) {
-    // Pages at both ends, 2m and 1g blocks between.
+    // Pages at both ends, blocks of 2m and 1g between.
     let at = range(G - 4 * M - 8 * K, 2 * G + 12 * M + 16 * K);
     let largest = size(H::sizes()[0]);
     let what = Mapping { hpa: 8 * G - 4 * M - 8 * K, attributes: RAM, largest };
@@ -63,7 +63,7 @@ fn a_map_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same_e
     maps_dry::<Ept<true>>(ept(), 5, 5);
     #[cfg(feature = "every-format")]
     maps_dry::<Npt<true>>(npt::FORMAT, 5, 5);
-    // Two tables more, which the huge blocks would not need.
+    // Two more tables, which 1g blocks would not need.
     #[cfg(feature = "every-format")]
     maps_dry::<Ept<false>>(ept(), 7, 3);
 }
@@ -72,13 +72,13 @@ fn splits_dry<H: Hardware, W: SplitWalk>(format: H::Format, bbm: BreakBeforeMake
     let whole = range(G, G);
     let odd = Attributes { software: Software::A, ..CLEAN };
     let what = Mapping { hpa: 4 * G, attributes: odd, largest: PageSize::SIZE_1G };
-    // Steps are alike but for the first and the last few.
+    // All steps are alike except the first and the last few.
     for frames in [0, 1, 2, 3, 512, 513].into_iter().chain((every..512).step_by(every)) {
         let platform = TestPlatform::new(bbm);
         let mut world = World::<H>::new(&platform, bbm, format, 36);
         assert_eq!(world.map(whole, what, 1), None);
         let stopped = world.split::<W>(whole, PageSize::SIZE_4K, frames, usize::MAX);
-        // One frame replaces the block, each further one splits 2m.
+        // One frame replaces the block, and each further one splits a block of 2m.
         let at = match frames {
             0 => Some(G),
             513 => None,
@@ -111,7 +111,7 @@ fn a_split_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same
     splits_dry::<Npt<true>, EveryEntry>(npt::FORMAT, BreakBeforeMake::Always, 500);
 }
 
-/// A fault at the bottom of an empty tree, with fewer and fewer frames.
+/// A fault in an empty tree, with fewer and fewer frames.
 fn reserves_dry<H: Hardware>(format: H::Format, enough: usize) {
     for frames in 0..=enough {
         on_stage::<H>((format, 40, frames), |_, guard, cache| {
@@ -183,8 +183,8 @@ fn unmap_by<H: Hardware>(
 fn an_unmap_that_fills_its_room_at_any_step_goes_on_to_the_same_end() {
     fn fills<H: Hardware>(format: H::Format) {
         let all = range(0, 6 * M);
-        // Runs: two pages, another two with other rights, a gap, two blocks that continue each
-        // other, one that does not.
+        // Runs: two pages, two more with other rights, a gap, and two blocks whose memory is not
+        // contiguous.
         let mut expected = None;
         for room in 1..8 {
             on_stage::<H>((format, 40, 8), |tables, guard, cache| {
@@ -211,7 +211,7 @@ fn an_unmap_that_fills_its_room_at_any_step_goes_on_to_the_same_end() {
                 assert_eq!(tables.reclaim(), below_the_root, "{room} places");
             });
         }
-        // One place holds any number of neighbours, and none holds nothing.
+        // One place holds any number of neighbours; without a place, nothing is unmapped.
         on_stage::<H>((format, 40, 8), |_, guard, cache| {
             let done = guard.map(range(0, 4 * M), Hpa(0), RAM, PageSize::SIZE_4K, cache);
             assert_eq!(done, Ok(4 * M));

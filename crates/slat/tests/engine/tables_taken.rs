@@ -1,5 +1,5 @@
-//! How many table pages an operation takes at most: never more than `Geometry` says, and as many
-//! where nothing is there.
+//! The most table pages that an operation takes: never more than `Geometry` says, and exactly that
+//! many where nothing is mapped.
 
 use crate::common::hardware::Config;
 use crate::common::hardware::Hardware;
@@ -17,12 +17,12 @@ use slat::{Gpa, GpaRange, Hpa, MapError, PageSize};
 const CONFIG: Config =
     Config { forced_write_back: false, hardware_marks: true, split_execute: false };
 
-/// Guest and host addresses, in blocks next above pages and in pages, and sizes of leaves.
+/// Guest and host addresses, in units of the smallest block and of pages, and sizes of leaves.
 #[derive(Clone, Debug)]
 struct Case {
     from: (u64, u64),
     length: (u64, u64),
-    /// Of the host's addresses less the guest's.
+    /// The difference of the host's addresses from the guest's.
     delta: (u64, u64),
     largest: usize,
     before: (u64, u64),
@@ -30,7 +30,7 @@ struct Case {
 
 fn case() -> impl Strategy<Value = Case> {
     let pages = || prop_oneof![3 => Just(0u64), 2 => 0..4u64, 1 => 0..64u64];
-    // Also around where the slots of the next level begin.
+    // Also around the first slots of the next level.
     let blocks = || prop_oneof![0..4u64, 510..514u64, 8190..8194u64];
     let length = (0..5u64, pages());
     let delta =
@@ -70,7 +70,7 @@ fn takes<H: Hardware>(case: &Case, bits: u32) {
         if any.max(split) as usize > MOST {
             return;
         }
-        // Empty tables take as many as that.
+        // Empty tables take exactly that many.
         full(cache);
         assert_eq!(guard.map(range, hpa, RAM, largest, cache), Ok(range.size()));
         assert_eq!((MOST - cache.len()) as u64, map, "{range} to {hpa}, {largest}");
@@ -82,7 +82,7 @@ fn takes<H: Hardware>(case: &Case, bits: u32) {
         unmap(guard, GpaRange::new(Gpa(0), 1 << geometry.address_bits).unwrap());
         guard.refresh();
         tables.reclaim();
-        // Something is there already.
+        // Some pages are mapped already.
         full(cache);
         let first = GpaRange::new(range.start(), bytes(case.before).clamp(page, range.size()));
         guard.map(first.unwrap(), hpa, RAM, smallest, cache).unwrap();

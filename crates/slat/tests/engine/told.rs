@@ -1,4 +1,4 @@
-//! Reservations whose commit somebody is told of, and may refuse.
+//! Reservations whose commit is reported to a closure, which may refuse it.
 
 use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
@@ -23,7 +23,7 @@ trait Test {
     fn run<H: Hardware>(two: Two<'_, '_, '_, '_, H>, group: bool);
 }
 
-/// On formats with groups and without, by a page and by a group where there are some.
+/// On formats with groups and without, for a page and for a group where the format has them.
 fn on_formats<T: Test>() {
     fn on<H: Hardware, T: Test>(format: H::Format) {
         for group in [false, true] {
@@ -35,7 +35,7 @@ fn on_formats<T: Test>() {
             let mut others = cache::<H>(&platform, &mut others, 4);
             let mut guard = tables.enter(&mut first).unwrap();
             let mut other = tables.enter(&mut second).unwrap();
-            // Their table stays, whatever is unmapped.
+            // This page keeps the table, whatever is unmapped.
             guard.map(range(M, 4 * K), Hpa(M), RAM, PAGE, &mut frames).unwrap();
             let caches = [&mut frames, &mut others];
             T::run::<H>(Two { guard: &mut guard, other: &mut other, caches }, group);
@@ -141,7 +141,7 @@ fn what_is_refused_or_panics_leaves_the_reservation_as_it_was() {
     impl Test for Refused {
         fn run<H: Hardware>(two: Two<'_, '_, '_, '_, H>, group: bool) {
             let Two { guard, other, caches: [cache, others] } = two;
-            // Shared with another fault, which it still serves.
+            // The reservation is shared with another fault, which can still use it.
             let slot = reserve!(guard, cache, group);
             let shared = other.reserve(Gpa(0), PAGE, others).unwrap();
             assert_eq!(slot.commit_told(Hpa(0), RAM, || Err("no")), Err("no"));

@@ -1,5 +1,5 @@
-//! EPT that an IOMMU walks as well: what the specification reserves is never set, at any moment
-//! that a test can look at.
+//! EPT tables that an IOMMU walks as well: no bit that the specification reserves is ever set, at
+//! any moment that a test can observe.
 
 use crate::common::stage::{K, M, RAM, range};
 use crate::common::world::VMID;
@@ -17,7 +17,7 @@ fn shared(snoop: bool) -> Ept1G {
     Ept1G { output_bits: 48, vtd: Some(Vtd { snoop }), ..Default::default() }
 }
 
-/// Leaves below the table at `hpa`, each entry being as VT-d takes it.
+/// Returns the number of leaves below the table at `hpa`, and checks each entry as VT-d reads it.
 fn walk(platform: &TestPlatform, snoop: bool, hpa: u64, level: u8) -> usize {
     let entries = platform.table(hpa, 512).iter().map(|slot| slot.load(SeqCst));
     entries
@@ -51,7 +51,8 @@ fn what_an_iommu_walks_has_snp_in_leaves_and_no_mark() {
         assert_eq!(leaves(), 2);
         guard.split(range(0, 2 * M), page, &mut cache).unwrap();
         assert_eq!(leaves(), 513);
-        // By the leaves: no table loses the right, so none is ever marked to push it down.
+        // It protects leaf by leaf: no table loses the right, so none is ever marked to push it
+        // down.
         let before = guard.counts().slots_written;
         assert_eq!(guard.write_protect_subtrees(all), Ok(4 * M));
         assert_eq!(guard.counts().slots_written - before, 513);

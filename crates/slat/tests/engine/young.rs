@@ -1,5 +1,5 @@
-//! Marks of the tables above a leaf that software makes accessed: an exact scan of ages passes by a
-//! table without one, so each of them has to have it, whichever had it before.
+//! Accessed marks of the tables above a leaf that software makes accessed. An exact scan of ages
+//! skips a table without a mark, so each table above needs one, whichever had one before.
 
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::npt::{self, Npt};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 
-/// Slots that link the tables on the way to `gpa`, the highest first.
+/// Returns the slots that link the tables on the way to `gpa`, the highest first.
 fn links<H: Hardware>(hardware: H, memory: &TestPlatform, gpa: u64) -> Vec<&AtomicU64> {
     let mut links = Vec::new();
     let mut from = hardware.root();
@@ -30,7 +30,7 @@ fn links<H: Hardware>(hardware: H, memory: &TestPlatform, gpa: u64) -> Vec<&Atom
     }
 }
 
-/// What makes leaves accessed, and where.
+/// A step that makes leaves accessed, and where.
 type Step<H> =
     (&'static str, &'static [u64], for<'t, 'p> fn(&mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>));
 
@@ -102,7 +102,7 @@ fn whatever_makes_a_leaf_accessed_marks_each_table_above_it() {
     fn marks<H: Hardware>(format: H::Format) {
         let mark = <H::Format as Format>::TABLE_ACCESSED;
         for (name, at, step) in steps::<H>() {
-            // Each choice of tables that had lost their marks before.
+            // Each combination of tables that had lost their marks before.
             for lost in 1u32..8 {
                 on_stage::<H>((format, 40, 8), |tables, guard, cache| {
                     for page in [range(0, 4 * K), range(2 * M, 4 * K)] {
@@ -135,7 +135,7 @@ fn whatever_makes_a_leaf_accessed_marks_each_table_above_it() {
     marks::<Npt<true>>(npt::FORMAT);
 }
 
-/// A walk that stops has made leaves accessed that it leaves behind.
+/// A walk that stops early has made leaves before that address accessed.
 #[test]
 fn what_was_made_accessed_before_an_early_end_is_below_marked_tables() {
     fn stops<H: Hardware>(format: H::Format, bytes: u64) {
@@ -186,8 +186,8 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters()
                 (aged.unwrap().young, after.slots_read - before.slots_read, written)
             };
             guard.platform().take_events();
-            // Leaves are cleared, and by an exact scan tables before them, for which it walks
-            // twice.
+            // Leaves are cleared. An exact scan clears tables before them, and walks twice for
+            // that.
             let (young, read, written) = scan(guard);
             let walks = if skip == Skip::Exact { 2 } else { 1 };
             assert_eq!(young, TABLES);
@@ -200,16 +200,16 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters()
             let tree = H::of(tables).tree(guard.platform());
             let marked = tree.tables.values().filter(|table| table.within(0, 64 * M));
             assert_eq!(marked.filter(|table| table.accessed).count(), 0);
-            // Now none is entered.
+            // Now the scan enters no table.
             let (young, read, _) = scan(guard);
             assert!(young == 0 && read < 512, "{read} slots were read");
-            // One of them, in the midst of others.
+            // One table is marked, between others that are not.
             let page = range(10 * M, 4 * K);
             assert_eq!(guard.relax(page, Access::Read).map(slat::Granted::elsewhere), Ok(4 * K));
             assert_eq!(scan(guard).0, 1);
             assert_eq!(scan(guard).0, 0);
             if !exact {
-                // One that a walk cache led to, without a mark on the way.
+                // A leaf is marked through a walk cache, without a mark on the way.
                 let leaf = H::of(tables).slot(guard.platform(), 12 * M).0;
                 leaf.fetch_or(<H::Format as Format>::ACCESSED, SeqCst);
                 let how = Ageing { clear: true, skip: Skip::Exact, fresh: false };
@@ -233,7 +233,7 @@ fn a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest() {
             let pages = range(0, 64 * K);
             assert_eq!(guard.map(pages, Hpa(0), RAM, PAGE, cache), Ok(64 * K));
             let how = Ageing { clear: true, skip: Skip::Hint, fresh: false };
-            // The end of the table, with the next; then all of it.
+            // The end of the table, with the next table; then all of the first.
             for (part, pages) in [(range(32 * K, 4 * M), 8), (range(0, 2 * M), 8)] {
                 let (mut young, mut unanswered) = ([0; 16], [0; 16]);
                 let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
@@ -275,7 +275,7 @@ fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan() {
     }
 }
 
-/// Another's exact scan has taken the mark, and has not answered for the leaves yet.
+/// Another thread's exact scan has taken the mark, and has not looked at the leaves yet.
 #[test]
 fn who_tests_beside_an_exact_scan_looks_below_the_tables_that_it_has_noted() {
     fn looks<H: Hardware>(format: H::Format) {
@@ -300,8 +300,8 @@ fn who_tests_beside_an_exact_scan_looks_below_the_tables_that_it_has_noted() {
     looks::<Npt<true>>(npt::FORMAT);
 }
 
-/// A hint takes marks while walk caches may hold the tables: a leaf below is then marked without
-/// them.
+/// A hint clears marks while walk caches may hold the tables. The CPU then marks a leaf below
+/// without marking the tables.
 #[test]
 fn after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest() {
     fn looks<H: Hardware>(format: H::Format) {
@@ -340,7 +340,7 @@ fn after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest()
             assert_eq!(scan(guard, 0, G, true, exact).0, 1, "so it was again");
             used(G);
             assert_eq!(scan(guard, 0, end, true, exact).0, 1);
-            // All of the guest was covered: from here on marks are believed.
+            // All of the guest was covered: from here on the scan relies on marks.
             for clear in [false, true] {
                 let (young, read) = scan(guard, 0, end, clear, exact);
                 assert!(young == 0 && read < 512, "{read} slots were read");

@@ -1,5 +1,5 @@
-//! Ageing by the accessed bits of tables, on Intel, at three levels and beside hints. (The pairs
-//! are in `pairs`.)
+//! Ageing by the accessed bits of tables, on Intel, at three levels and beside hints. (`pairs` has
+//! the pairs of operations.)
 
 use crate::guest::*;
 use crate::hardware::Use;
@@ -48,7 +48,7 @@ fn a_hint_hides_nothing_from_a_later_exact_scan() {
         guest.age(0..BIG, EXACT);
         guest.access(0, false, Use::Always);
         hints.join().unwrap();
-        // Through the walk cache, if there is one: the table is not marked.
+        // The CPU uses the walk cache, if there is an entry: it does not mark the table.
         guest.access(0, false, Use::Always);
         guest.settle();
         guest.end(0);
@@ -103,7 +103,7 @@ fn two_scans_of_a_page_in_use_find_it_young_each() {
 #[test]
 fn a_page_that_is_mapped_beside_an_exact_scan_is_young_in_it_or_in_the_next() {
     explore("age (exact) || map of one page, accessed", || {
-        // The table is there, and marked: the map looks at the mark alone.
+        // The table exists, and is marked: the map looks at the mark only.
         let guest = X86::new(14, NEVER).mapped(PAGE..BLOCK, RAM, PAGE);
         let mut cache = guest.cache(0);
         let maps = spawn(move || guest.map(0..PAGE, RAM, PAGE, &mut cache));

@@ -1,5 +1,5 @@
-//! Collapse against what would be lost in it: a page unmapped or protected at the same time, and
-//! what hardware writes through a walk cache after the block is there.
+//! Collapse against threads whose changes it could lose: a page unmapped or protected at the same
+//! time, and writes of hardware through a walk cache after the block is there.
 
 use crate::guest::*;
 use crate::hardware::{Use, Walked};
@@ -43,7 +43,7 @@ fn protect_a_page<F: Walked>(bbm: BreakBeforeMake) {
     guest.access(0, true, Use::Always);
     let collapses = spawn(move || guest.collapse(0..BLOCK, BLOCK));
     let rest = guest.protect(0..PAGE);
-    // A write to what was protected fails the access.
+    // The model fails an access that writes to a protected page.
     guest.access(0, true, Use::Always);
     let _ = collapses.join().unwrap();
     guest.access(0, true, Use::Always);
@@ -62,7 +62,7 @@ fn big<F: Walked>(bbm: BreakBeforeMake) {
     let guest = On::<F>::new(15, bbm).running().mapped(0..BIG, CLEAN, BLOCK);
     guest.access(0, false, Use::Always);
     let vcpu = spawn(move || {
-        // Through the walk cache, into the table that may be unlinked by now.
+        // The CPU writes through the walk cache, into the table that may be unlinked by now.
         guest.access(BLOCK, true, Use::Always).is_some()
     });
     let rest = guest.collapse(0..BIG, BIG);

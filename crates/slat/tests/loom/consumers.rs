@@ -1,5 +1,5 @@
-//! Consumers of dirty state beside each other, beside a CPU that writes through its TLB, and beside
-//! whatever changes leaves.
+//! Consumers of dirty state, concurrent with each other, with a CPU that writes through its TLB,
+//! and with all operations that change leaves.
 
 use crate::guest::*;
 use crate::hardware::{Use, Walked};
@@ -10,15 +10,15 @@ use slat::format::tiny::{Tiny, TinyEpt};
 use slat::*;
 
 impl<F: Walked> On<F> {
-    /// With a log and a pager, who have the marks that every format has.
+    /// Adds a log and a pager, with the marks that every format has.
     fn consumed(self) -> (Self, [Consumer; 2]) {
-        // SAFETY: no thread was started yet, and nobody else borrows the tables.
+        // SAFETY: no thread was started yet, and no other code borrows the tables.
         let tables = unsafe { self.exclusive() };
         let marks = [Software::A, Software::B];
         (self, marks.map(|mark| tables.add_consumer(mark).unwrap()))
     }
 
-    /// Takes what was written for `consumer`, and copies it: which of the pages, and when.
+    /// Takes the pages written for `consumer`, and copies them: returns which pages, and when.
     fn take(&self, consumer: Consumer, at: Range<u64>) -> (u64, usize) {
         let mut bitmap = [0];
         let done = self.inside().guard.harvest_for(consumer, range(&at), &mut bitmap);
@@ -31,20 +31,20 @@ impl<F: Walked> On<F> {
         self.world.tick()
     }
 
-    /// When the guest wrote last.
+    /// When the guest last wrote.
     fn written(&self) -> usize {
         let uses = self.world.uses.borrow();
         uses.iter().filter(|used| used.write).map(|used| used.when).max().unwrap_or(0)
     }
 }
 
-/// What a log has taken, a pager finds, and the other way round; and a write that both of them have
-/// made invisible, for the CPU holds the page as dirty, is in the copies of both or found by both.
+/// A pager finds what a log has taken, and the other way round. A write that marks nothing, because
+/// the CPU's TLB holds the page as dirty, is in the copies of both or found by both.
 fn two_views<F: Walked>(name: &str) {
     bounded(name, 3, || {
         let (guest, [log, pager]) = On::<F>::new(13, ALWAYS).running().consumed();
         let guest = guest.mapped(0..PAGE, RAM, PAGE);
-        // Writable and dirty in the TLB: later writes mark nothing.
+        // The TLB holds the page as writable and dirty: later writes mark nothing.
         guest.access(0, true, Use::Always);
         let logs = spawn(move || guest.take(log, 0..PAGE));
         let vcpu = spawn(move || guest.access(0, true, Use::Always).is_some());
@@ -53,7 +53,7 @@ fn two_views<F: Walked>(name: &str) {
         assert!(wrote);
         let last = guest.written();
         for (consumer, (bits, copied)) in [(log, logged), (pager, paged)] {
-            // Whom the others kept from it has taken nothing.
+            // A consumer that was contended has taken nothing.
             let found = guest.take(consumer, 0..PAGE).0 == 1;
             assert!(found || bits == 1 && last < copied, "a write is lost");
         }
@@ -95,8 +95,8 @@ fn a_page_that_is_taken_out_beside_two_consumers_is_dirty_for_whom_it_was_writte
     });
 }
 
-/// Two pages that were written, one of which the log has taken: what else is done to them beside
-/// it loses nothing of either, to the log or to the pager.
+/// Two pages were written, and the log has taken one of them. Other operations on them at the same
+/// time lose no write, for the log or for the pager.
 fn beside<F: Walked>(
     name: &str,
     size: u64,
@@ -108,7 +108,7 @@ fn beside<F: Walked>(
     bounded(&name, preemptions, move || {
         let (guest, [log, pager]) = On::<F>::new(14, bbm).consumed();
         let guest = guest.mapped(0..BLOCK, RAM, size);
-        // The log has taken one already: there only the pager's mark is left.
+        // The log has taken one page already: only the pager's mark is left there.
         let before = if size == PAGE { guest.take(log, 0..PAGE).0 } else { 0 };
         let logs = spawn(move || guest.take(log, 0..BLOCK).0);
         let mut cache = guest.cache(1);

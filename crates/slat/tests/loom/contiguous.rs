@@ -1,5 +1,6 @@
-//! Groups of two pages, which a CPU holds as one: unfolded, taken out and filled beside others and
-//! beside that CPU. What the pairs do to all of a group is in `pairs.rs`; here it is parts.
+//! Groups of two pages, which a CPU may hold as one entry: unfolded, unmapped and filled beside
+//! other threads and that CPU. `pairs.rs` has operations on a whole group; here they are on parts
+//! of one.
 
 use crate::guest::*;
 use crate::hardware::Use;
@@ -12,7 +13,7 @@ fn on_both(name: &str, bound: Option<usize>, model: fn(BreakBeforeMake)) {
     run(&std::format!("{name}, break"), bound, move || model(ALWAYS));
 }
 
-/// A CPU that uses what it holds; nothing that it may use is wrong, or was taken.
+/// A CPU that uses the entries that it holds; none that it may use is wrong, or was unmapped.
 fn reaches(guest: Guest, gpa: u64, write: bool) -> bool {
     let reached = guest.access(gpa, write, Use::Always);
     assert!(reached.is_none_or(|hpa| hpa.0 == MEMORY + gpa));
@@ -61,7 +62,7 @@ fn a_page_of_a_group_that_is_unmapped_is_reached_no_more() {
         let cpu = spawn(move || reaches(guest, PAGE, true));
         let removed = guest.unmap_rest(guest.unmap(0..PAGE));
         cpu.join().unwrap();
-        // Whatever it holds: an access to memory that was taken fails in `access`.
+        // With any entry that it holds: `access` fails an access to unmapped memory.
         reaches(guest, PAGE, true);
         assert!(!reaches(guest, 0, false));
         assert_eq!(bytes(&removed), PAGE);
@@ -77,10 +78,10 @@ fn a_slot_of_a_group_that_is_taken_out_is_not_filled_beside_the_rest_of_it() {
         let guest = Guest::new(14, bbm).running().folded(0..BLOCK, RAM, PAGE);
         let mut cache = guest.cache(1);
         let other = spawn(move || {
-            // Where the first page was already taken out: to other memory.
+            // Where the first page was already unmapped: to other memory.
             let other = MEMORY + 2 * BLOCK;
             let _ = guest.inside().map_to(other, 0..PAGE, RAM, PAGE, &mut cache);
-            // Two addresses of one page in the TLB fail an access.
+            // `access` fails if the TLB has two addresses of one page.
             guest.access(PAGE, false, Use::Never);
             guest.access(0, false, Use::Never);
         });
@@ -162,7 +163,7 @@ fn a_group_that_is_filled_while_its_table_is_unmapped_stands_or_was_handed_out()
 fn a_group_that_is_aged_while_it_is_unfolded_loses_no_use() {
     on_both("age || protect of a page, group", Some(3), |bbm| {
         let guest = Guest::new(14, bbm).running().folded(0..BLOCK, CLEAN, PAGE);
-        // One member is marked, for both pages.
+        // The mark is in one member, for both pages.
         guest.access(0, false, Use::Always);
         guest.access(PAGE, false, Use::Always);
         let ages = spawn(move || drop(guest.age(0..BLOCK, EXACT)));

@@ -1,5 +1,5 @@
-//! Grace: tables that were unlinked are given back when no walker can be in them. (Every operation
-//! beside one that unmaps and reclaims is in `pairs`.)
+//! Grace: unlinked tables are given back when no walker can be in them. (`pairs` has every
+//! operation beside one that unmaps and reclaims.)
 
 use crate::guest::*;
 use crate::machine::*;
@@ -53,7 +53,7 @@ fn a_walker_that_stays_keeps_the_table() {
     explore("inside || unmap, reclaim", || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let mut member = guest.member();
-        // It has seen the table.
+        // The walker has seen the table.
         let mut inside = guest.seated(&mut member);
         assert!(inside.look(0).flatten().is_some());
         let other = spawn(move || retire(guest));
@@ -73,7 +73,7 @@ fn whoever_takes_over_a_seat_is_seen_as_its_last_owner_was() {
         let member = guest.member();
         let leaves = spawn(move || drop(member));
         let joins = spawn(move || {
-            // All other seats are taken: it has to be that one.
+            // All other seats are taken, so it has to be that seat.
             if let Ok(mut member) = Member::join(guest.world) {
                 guest.seated(&mut member).look(0);
             }

@@ -1,5 +1,5 @@
 //! One guest, and the operations on its tables with their shootdowns, logged for the accounts that
-//! the models settle at their end.
+//! the models check at their end.
 
 use crate::hardware::Walked;
 use crate::machine::*;
@@ -34,7 +34,7 @@ impl<F: Format> Drop for Cache<F> {
     }
 }
 
-/// The part of a range that an operation did not get to, and why.
+/// The part of a range that an operation did not reach, and the reason.
 #[derive(Debug)]
 #[must_use]
 pub struct Rest<E> {
@@ -52,7 +52,7 @@ pub fn pages(range: &Range<u64>) -> impl Iterator<Item = u64> + use<> {
     range.clone().step_by(PAGE as usize)
 }
 
-/// What an operation left undone; and the range that it did.
+/// The rest of an operation that ended early, and the range that it did.
 fn ended<T, E: core::fmt::Debug>(
     range: &Range<u64>,
     result: Result<T, Halted<E>>,
@@ -62,15 +62,15 @@ fn ended<T, E: core::fmt::Debug>(
     (range.start..at.0, Some(Rest { range: at.0..range.end, why }))
 }
 
-/// One guest of one execution. Copied into its threads.
+/// One guest of one execution. Threads get copies of it.
 pub struct On<F: Format> {
     pub world: &'static World,
     tables: *mut Tables<'static, F, World>,
 }
 
-/// With Arm's descriptors.
+/// A guest with Arm's descriptors.
 pub type Guest = On<Tiny>;
-/// With Intel's: tables have rights and accessed bits.
+/// A guest with Intel's entries: tables have rights and accessed bits.
 pub type X86 = On<TinyEpt>;
 
 impl<F: Format> Clone for On<F> {
@@ -94,7 +94,7 @@ impl<F: Walked> On<F> {
         Self { world, tables: Box::into_raw(Box::new(tables)) }
     }
 
-    /// The same with a CPU that runs the guest.
+    /// As `new`, with a CPU that runs the guest.
     pub fn running(self) -> Self {
         self.world.running.set(true);
         self
@@ -106,17 +106,17 @@ impl<F: Walked> On<F> {
     }
 
     /// # Safety
-    /// Nobody else borrows the tables.
+    /// No other code borrows the tables.
     #[allow(clippy::mut_from_ref, reason = "each execution has a guest of its own")]
     pub unsafe fn exclusive(&self) -> &'static mut Tables<'static, F, World> {
-        // SAFETY: leaked in `new`; the caller says that nobody else borrows them.
+        // SAFETY: leaked in `new`; the caller says that no other code borrows them.
         unsafe { &mut *self.tables }
     }
 
-    /// Inside without a seat.
+    /// Enters without a seat.
     pub fn inside(&self) -> In<'static, F> {
         // SAFETY: models that reclaim beside other threads enter by `seated`; the others reclaim
-        // when all threads were joined.
+        // after all threads were joined.
         In { on: *self, guard: unsafe { self.tables().enter_unseated() } }
     }
 
@@ -136,13 +136,13 @@ impl<F: Walked> On<F> {
         Cache { pages: Some(cache), storage }
     }
 
-    /// Maps from the main thread, where nothing can be in the way.
+    /// Maps from the main thread, where no other thread interferes.
     pub fn mapped(self, at: Range<u64>, attributes: Attributes, size: u64) -> Self {
         assert!(self.map(at, attributes, size, &mut self.cache(3)).is_none());
         self
     }
 
-    /// With the table of the page at `gpa`, in which a fault left a token and nothing is mapped.
+    /// Has the table of the page at `gpa`, in which a fault left a token and nothing is mapped.
     pub fn with_empty_table(self, gpa: u64) -> Self {
         let mut cache = self.cache(3);
         let page = PageSize::from_bytes(PAGE).unwrap();
@@ -153,13 +153,13 @@ impl<F: Walked> On<F> {
         self
     }
 
-    /// The same, folded.
+    /// As [`On::mapped`], with groups folded.
     pub fn folded(self, at: Range<u64>, attributes: Attributes, size: u64) -> Self {
         assert!(self.fold(at, attributes, size, &mut self.cache(3)).is_none());
         self
     }
 
-    /// What stands there, when nobody holds anything any more.
+    /// Returns what is mapped there, once no thread holds any entry.
     pub fn at(&self, gpa: u64) -> Option<Translation> {
         let found = self.inside().guard.translate(Gpa(gpa)).expect("a marker was left behind");
         if let Some(found) = found {
@@ -173,7 +173,7 @@ impl<F: Walked> On<F> {
         (found.size.bytes(), found.attributes)
     }
 
-    /// Pages that are handed to nobody: in no cache, and not given back.
+    /// Table pages that are neither in a cache nor given back.
     pub fn pages(&self) -> usize {
         self.world.live()
     }
@@ -192,8 +192,8 @@ impl<F: Walked> On<F> {
         below::<F>(self.world, self.tables().root(), self.tables().geometry().root_level)
     }
 
-    /// Takes what is left of all uses, as the next scan and the next harvest would find it, and
-    /// settles the accounts. All threads have been joined.
+    /// Takes the accessed and dirty state that is left, as the next scan and the next harvest would
+    /// find it, and checks the accounts. All threads have been joined.
     pub fn settle(&self) {
         let all = 0..1 << self.tables().geometry().address_bits;
         let unanswered = self.inside().age(all.clone(), EXACT).1;
@@ -216,7 +216,7 @@ impl<F: Walked> On<F> {
 
     /// Gives everything back.
     pub fn close(self) {
-        // What is left is still whole.
+        // The remaining tables are still consistent.
         for gpa in pages(&(0..1 << self.tables().geometry().address_bits)) {
             self.inside().guard.translate(Gpa(gpa)).expect("a marker was left behind");
         }
@@ -242,7 +242,7 @@ impl<F: Walked> In<'_, F> {
         self.map_to(MEMORY, at, attributes, size, cache)
     }
 
-    /// [`In::map`], which folds.
+    /// As [`In::map`], with groups folded.
     pub fn fold(
         &mut self,
         at: Range<u64>,
@@ -294,13 +294,13 @@ impl<F: Walked> In<'_, F> {
         ended(&at, result).1
     }
 
-    /// Software has made leaves used, as hardware does.
+    /// Logs that software has made leaves accessed or dirty, as hardware does.
     fn made_used(&self, when: usize, at: &Range<u64>, write: bool) {
         let events = pages(at).map(|page| Event { when, page, write });
         self.on.world.uses.borrow_mut().extend(events);
     }
 
-    /// From here on the guest may write.
+    /// Logs that the guest may write from here on.
     fn grant(&self, at: &Range<u64>) -> (usize, usize) {
         let world = self.on.world;
         world.protected.borrow_mut().retain(|page| !at.contains(page));
@@ -333,7 +333,8 @@ impl<F: Walked> In<'_, F> {
         ended(&at, result).1
     }
 
-    /// Afterwards, no CPU can write to what was done, but where somebody grants it meanwhile.
+    /// Write-protects. Afterwards no CPU can write to what was protected, unless a thread grants it
+    /// meanwhile.
     pub fn protect(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
         self.protect_by(at, |guard, range| guard.write_protect(range)).2
     }
@@ -368,7 +369,7 @@ impl<F: Walked> In<'_, F> {
         (begin, world.tick(), rest)
     }
 
-    /// As a fault does it, which reports a write that it answers.
+    /// Relaxes as a fault does, and reports a write that it answers.
     pub fn relax(&mut self, at: Range<u64>, access: Access) -> Outcome<ChangeError> {
         let world = self.on.world;
         let write = access == Access::Write;
@@ -388,7 +389,7 @@ impl<F: Walked> In<'_, F> {
         rest
     }
 
-    /// Rights that are set, without that to write: nobody writes from here on.
+    /// Sets rights without the right to write: no CPU writes from here on.
     pub fn set(&mut self, at: Range<u64>, rights: Rights) -> Outcome<ChangeError> {
         if rights.write {
             let grant = self.grant(&at);
@@ -400,7 +401,7 @@ impl<F: Walked> In<'_, F> {
         self.protect_by(at, |guard, range| guard.protect(range, rights)).2
     }
 
-    /// The same as another memory type, where the format has one, and with the right to read alone.
+    /// Changes the memory type, where the format has several, and leaves only the right to read.
     pub fn retype(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
         let memory = Hpa(MEMORY + at.start);
         let normal = Attributes { execute: Execute::None, ..PROTECTED };
@@ -430,7 +431,7 @@ impl<F: Walked> In<'_, F> {
         ended(&at, result).1
     }
 
-    /// Afterwards, no CPU can reach the memory that was handed out: leaf by leaf.
+    /// Unmaps, leaf by leaf. Afterwards no CPU can reach the memory that was handed out.
     pub fn unmap(&mut self, at: Range<u64>) -> (Vec<Removed>, Outcome<UnmapError>) {
         let world = self.on.world;
         let mut storage = [const { Place::EMPTY }; 4];
@@ -459,7 +460,7 @@ impl<F: Walked> In<'_, F> {
         (removed, ended(&at, result).1)
     }
 
-    /// The pages that are young, and those without an answer.
+    /// Returns the pages that are young, and those without an answer.
     pub fn age(&mut self, at: Range<u64>, how: Ageing) -> (Vec<u64>, Vec<u64>) {
         let (mut young, mut unanswered) = ([0], [0]);
         let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
@@ -474,7 +475,7 @@ impl<F: Walked> In<'_, F> {
         (young, unanswered)
     }
 
-    /// What it returns is in the caller's log.
+    /// The caller's log has what this returns.
     pub fn harvest(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
         let mut bitmap = [0];
         let result = self.guard.harvest(range(&at), &mut bitmap);
@@ -486,16 +487,16 @@ impl<F: Walked> In<'_, F> {
         ended(&at, result).1
     }
 
-    /// Cleans, completes, and copies what it cleaned: when that was.
+    /// Cleans, completes, and copies the pages that it cleaned; returns when that was.
     pub fn clean(&mut self, at: Range<u64>) -> usize {
-        // Where somebody was in the way nothing was cleaned, and nothing need be copied.
+        // If it was contended, it cleaned nothing, and nothing has to be copied.
         let _ = self.guard.clean(range(&at));
         self.guard.complete();
         let _bus = self.on.world.bus.lock().unwrap();
         self.on.world.tick()
     }
 
-    /// What software sees; `None` if it has to try again.
+    /// Returns what software sees; `None` if it has to try again.
     pub fn look(&mut self, gpa: u64) -> Option<Option<Hpa>> {
         self.guard.translate(Gpa(gpa)).ok().map(|found| found.map(|found| found.hpa))
     }
@@ -503,7 +504,7 @@ impl<F: Walked> In<'_, F> {
 
 macro_rules! unseated {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
-        /// Single operations, inside without a seat.
+        /// Single operations, without a seat.
         impl<F: Walked> On<F> {
             $(pub fn $name(&self, $($arg: $type),*) -> $result {
                 self.inside().$name($($arg),*)
@@ -526,7 +527,7 @@ unseated! {
     fn clean(at: Range<u64>) -> usize;
 }
 
-/// Goes on where an operation gave up, now that everybody else has ended.
+/// Continues where an operation gave up, after all other threads have ended.
 impl<F: Walked> On<F> {
     pub fn map_rest(
         &self,
@@ -566,7 +567,7 @@ impl<F: Walked> On<F> {
         removed
     }
 
-    /// As [`On::unmap_rest`], but leaves `beside`, which somebody else may have mapped since.
+    /// As [`On::unmap_rest`], but leaves `beside`, which another thread may have mapped since.
     pub fn unmap_rest_unless(
         &self,
         (mut removed, rest): (Vec<Removed>, Outcome<UnmapError>),
@@ -581,7 +582,7 @@ impl<F: Walked> On<F> {
     }
 }
 
-/// Bytes handed out, each exactly once.
+/// Bytes that were handed out, each exactly once.
 pub fn bytes(removed: &[Removed]) -> u64 {
     let mut leaves: Vec<_> = removed.iter().map(|r| (r.gpa.0, r.size.bytes())).collect();
     leaves.sort();

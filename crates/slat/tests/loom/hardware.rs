@@ -1,5 +1,5 @@
-//! A CPU with a guest on it: walks the tables, sets accessed and dirty by compare-and-swap, and
-//! holds in its TLB and walk cache whatever was not invalidated.
+//! A CPU that runs a guest: it walks the tables, sets accessed and dirty by compare-and-swap, and
+//! holds entries in its TLB and walk cache until they are invalidated.
 
 use crate::guest::On;
 use crate::machine::{PAGE, World};
@@ -8,21 +8,21 @@ use slat::format::tiny::{Tiny, TinyEpt, TinyRiscV};
 use slat::{BreakBeforeMake, Format, Hpa, Invalidation, Platform, Slot, Vmid};
 use std::vec::Vec;
 
-/// What a CPU makes of the bits of a format, apart from the engine's own view of them.
+/// How a CPU reads the bits of a format, written apart from the engine's own code.
 pub trait Walked: Format + Default {
     /// Whether hardware follows the entry to another table.
     fn links(raw: u64, level: u8) -> bool;
-    /// The linking entry after a walk through it.
+    /// The link after a walk through it.
     fn passed(raw: u64) -> u64;
-    /// Whether the linking entry lets writes pass.
+    /// Whether the link allows writes below.
     fn lets_write(raw: u64) -> bool;
     /// The leaf after an access; `None` if that faults.
     fn used(raw: u64, write: bool) -> Option<u64>;
-    /// How many neighbours of the leaf a TLB may hold as one, with the leaf: bytes, a power of two.
+    /// The size that a TLB may hold as one entry with the leaf, in bytes, a power of two.
     fn reach(_raw: u64, level: u8) -> u64 {
         1 << Self::shift(level)
     }
-    /// Whether a write through the TLB needs no look at the leaf again.
+    /// Whether a write through the TLB goes on without reading the leaf again.
     fn written(raw: u64) -> bool;
 }
 
@@ -45,7 +45,7 @@ impl Walked for Tiny {
         fits.then_some(raw | 1 << 10 | if write { 1 << 7 } else { 0 })
     }
 
-    /// Bit 52: with its neighbour.
+    /// Bit 52: contiguous with its neighbour.
     fn reach(raw: u64, level: u8) -> u64 {
         1 << (Self::shift(level) + u32::from(raw >> 52 & 1 == 1))
     }
@@ -55,8 +55,8 @@ impl Walked for Tiny {
     }
 }
 
-/// Accessed (bit 8) in all levels, dirty (bit 9) in leaves; the right to write (bit 1) is that of
-/// all levels.
+/// Accessed (bit 8) in all levels, dirty (bit 9) in leaves; all levels have the right to write (bit
+/// 1).
 impl Walked for TinyEpt {
     fn links(raw: u64, level: u8) -> bool {
         level > 0 && raw & 1 != 0 && raw & 1 << 7 == 0
@@ -80,8 +80,8 @@ impl Walked for TinyEpt {
     }
 }
 
-/// With Svadu: accessed (bit 6) and dirty (bit 7) in leaves, which have one of bits 3:1 and belong
-/// to the user (bit 4); links have none of them.
+/// With Svadu: accessed (bit 6) and dirty (bit 7) in leaves. A leaf has one of bits 3:1, and the
+/// user bit (bit 4); a link has none of them.
 impl Walked for TinyRiscV {
     fn links(raw: u64, level: u8) -> bool {
         level > 0 && raw & 0b1111 == 1
@@ -110,9 +110,9 @@ struct Entry {
     vmid: Vmid,
     range: Range<u64>,
     hpa: u64,
-    /// Bytes of the leaf, or of each in the group.
+    /// The size of the leaf, or of each leaf in the group, in bytes.
     size: u64,
-    /// A write goes through without another look at the descriptor.
+    /// A write goes on without reading the descriptor again.
     dirty: bool,
 }
 
@@ -122,11 +122,11 @@ struct Walk {
     range: Range<u64>,
     level: u8,
     table: Hpa,
-    /// All tables on the way let writes pass when they were walked.
+    /// All tables on the way allowed writes when they were walked.
     writes: bool,
 }
 
-/// What was walked and not yet invalidated. A CPU may still hold it, or not.
+/// Entries that were walked and not yet invalidated. A CPU may still hold each of them, or not.
 #[derive(Default)]
 pub struct Tlb {
     entries: Vec<Entry>,
@@ -142,7 +142,7 @@ impl Tlb {
         self.walks.iter().any(|walk| walk.table == table)
     }
 
-    /// As sparingly as Arm allows: leaves of another size than the hint says stay, and so do
+    /// Invalidates as little as Arm allows: leaves of another size than the hint's stay, and so do
     /// walk-cache entries unless tables were named.
     pub fn invalidate(&mut self, what: &Invalidation) {
         let range = what.range.map_or(0..u64::MAX, |r| r.start().0..r.end().0);
@@ -166,17 +166,17 @@ impl Tlb {
     }
 }
 
-/// How a CPU uses what it holds.
+/// How a CPU uses the entries that it holds.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Use {
-    /// Whenever it can.
+    /// Whenever possible.
     Always,
     /// Never: it walks each time.
     Never,
 }
 
 impl<F: Walked> On<F> {
-    /// The guest touches `gpa`; `None` if that faults.
+    /// The guest accesses `gpa`; `None` if that faults.
     pub fn access(&self, gpa: u64, write: bool, held: Use) -> Option<Hpa> {
         let world = self.world;
         assert!(world.running.get(), "no CPU runs");
@@ -191,7 +191,7 @@ impl<F: Walked> On<F> {
         Some(Hpa(hpa))
     }
 
-    /// A write, by a CPU that always walks.
+    /// A write by a CPU that always walks.
     pub fn write(&self, gpa: u64) -> bool {
         self.access(gpa, true, Use::Never).is_some()
     }
@@ -247,7 +247,7 @@ impl<F: Walked> On<F> {
                 world.tlb.borrow_mut().walks.push(Walk { vmid, range, level, table, writes });
             };
             let new = F::used(raw, write).filter(|_| writes || !write)?;
-            // A descriptor that changed since it was read is not updated: the walk begins anew.
+            // A descriptor that changed since it was read is not updated: the CPU walks again.
             if new != raw && slot.exchange(raw, new).is_err() {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! The machine under the models: frames that know whether they are in use, a TLB that forgets only
-//! what was invalidated, and a log of who used and who reported what.
+//! The machine of the models: frames that know whether they are in use, a TLB that drops only what
+//! was invalidated, and a log of uses and of reports.
 
 use core::cell::{Cell, RefCell};
 use core::ops::Range;
@@ -16,13 +16,13 @@ use crate::hardware::Tlb;
 pub const PAGE: u64 = 0x1000;
 pub const BLOCK: u64 = 0x2000;
 pub const BIG: u64 = 0x4000;
-/// Guest memory in host memory: far from the tables.
+/// Guest memory in host memory, far from the tables.
 pub const MEMORY: u64 = 0x10_0000;
 pub const ALWAYS: BreakBeforeMake = BreakBeforeMake::Always;
 pub const NEVER: BreakBeforeMake = BreakBeforeMake::Never;
 
 pub const RAM: Attributes = Attributes::RAM;
-/// Writable, not yet written, not yet accessed: all that hardware can set is unset.
+/// Writable, not yet written, not yet accessed: everything that hardware can set is clear.
 pub const CLEAN: Attributes = Attributes { dirty: false, accessed: false, ..RAM };
 /// Protected for dirty logging before it was used.
 pub const PROTECTED: Attributes = Attributes { write: false, dirty: false, accessed: false, ..RAM };
@@ -35,7 +35,7 @@ struct Page {
     live: bool,
 }
 
-/// That a page was accessed, or dirty, as somebody used or reported it.
+/// An event: a page was accessed, or made dirty, or reported as such.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
     pub when: usize,
@@ -43,43 +43,45 @@ pub struct Event {
     pub write: bool,
 }
 
-/// That software gave the right to write, or is about to.
+/// An event: software gave the right to write, or is about to.
 pub struct Grant {
     pub range: Range<u64>,
     pub end: usize,
 }
 
-/// Frames, and what the CPUs hold of them.
+/// Frames, and the entries that CPUs hold of them.
 pub struct World {
     bbm: BreakBeforeMake,
     grace: Grace<[Seat; 3]>,
     pages: RefCell<Vec<Page>>,
-    /// Held during each access of a CPU and each invalidation: an invalidation ends when every
-    /// access that began before it has ended.
+    /// Held during each access of a CPU and each invalidation, so an invalidation ends after every
+    /// access that began before it.
     pub bus: loom::sync::Mutex<()>,
-    /// Whether a CPU runs. If not, an invalidation orders nothing: locks hide missing orderings.
+    /// Whether a CPU runs. If none does, an invalidation orders nothing, as locks hide missing
+    /// orderings.
     pub running: Cell<bool>,
-    /// What the CPU knows the guest by.
+    /// The VMID that the CPU uses for the guest.
     pub loaded: Cell<Vmid>,
     pub tlb: RefCell<Tlb>,
-    /// Host memory that was taken from the guest, and not given to it again.
+    /// Host memory that was taken from the guest, and not mapped again.
     pub taken: RefCell<Vec<Range<u64>>>,
-    /// Pages that no CPU can write to until somebody grants it.
+    /// Pages that no CPU can write to until a thread grants it.
     pub protected: RefCell<BTreeSet<u64>>,
     pub grants: RefCell<Vec<Grant>>,
-    /// Counts events: what is logged is in the order in which it happened.
+    /// Counts events, so that the log is in the order in which they happened.
     clock: Cell<usize>,
-    /// What the guest used, or software mapped as used.
+    /// Uses by the guest, and leaves that software mapped as used.
     pub uses: RefCell<Vec<Event>>,
-    /// What was handed to the caller of an operation, or stands in the tables at the end.
+    /// State that an operation returned to its caller, or that is in the tables at the end.
     pub reports: RefCell<Vec<Event>>,
-    /// Held to report a fault, and to take the log: who takes it knows of what was reported.
+    /// Held to report a fault, and to take the log: a thread that takes the log sees what was
+    /// reported.
     log: loom::sync::Mutex<()>,
     /// Pages whose writes faults have reported, for dirty logging by write protection.
     pub faults: RefCell<Vec<(usize, u64)>>,
-    /// Rounds of that logging: when each took the log, and when writing was stopped.
+    /// Rounds of that logging: when each took the log, and when it stopped writes.
     pub rounds: RefCell<Vec<(usize, usize)>>,
-    /// Frames still to be had.
+    /// The number of frames that may still be allocated.
     pub budget: Cell<usize>,
 }
 
@@ -106,7 +108,7 @@ impl World {
         }))
     }
 
-    /// Frames that nobody gave back.
+    /// Frames that were not given back.
     pub fn live(&self) -> usize {
         self.pages.borrow().iter().filter(|page| page.live).count()
     }
@@ -121,7 +123,7 @@ impl World {
         self.clock.get()
     }
 
-    /// The next event, in the order of those who hold the log.
+    /// Returns the next event, in the order of the threads that hold the log.
     pub fn tick_logged(&self) -> usize {
         let _log = self.running.get().then(|| self.log.lock().unwrap());
         self.tick()
@@ -131,12 +133,12 @@ impl World {
         self.uses.borrow_mut().push(Event { when: self.tick(), page, write });
     }
 
-    /// A page was accessed (`write` unset), or dirty.
+    /// Logs that a page was accessed (`write` unset), or made dirty.
     pub fn report(&self, page: u64, write: bool) {
         self.reports.borrow_mut().push(Event { when: self.tick(), page, write });
     }
 
-    /// Every use was reported after it, every write as such.
+    /// Checks that every use was reported after it, and every write as a write.
     pub fn account(&self) {
         let reports = self.reports.borrow();
         for used in self.uses.borrow().iter() {
@@ -150,7 +152,7 @@ impl World {
         }
     }
 
-    /// Every write after a round's end was reported by a fault after the round's begin.
+    /// Checks that a fault reported every write after a round's end, after the round's begin.
     pub fn account_rounds(&self) {
         let faults = self.faults.borrow();
         for &(begin, end) in self.rounds.borrow().iter() {
@@ -209,18 +211,18 @@ unsafe impl Platform for World {
     }
 }
 
-/// Explores a model, and says what that took.
+/// Explores a model, and prints how long that took.
 pub fn explore(name: &str, model: impl Fn() + Send + Sync + 'static) {
     run(name, None, model);
 }
 
-/// Explores a model with at most so many preemptions an execution.
+/// Explores a model with at most `preemptions` preemptions in an execution.
 pub fn bounded(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     run(name, Some(preemptions), model);
 }
 
-/// The tighter of two bounds: `LOOM_MAX_PREEMPTIONS` asks for less, never for more; of three
-/// threads for one less, since they take turns more often by themselves.
+/// Returns the tighter of two bounds: `LOOM_MAX_PREEMPTIONS` can only lower a bound. It counts as
+/// one less in models of three threads, since those switch more often anyway.
 fn least(name: &str, asked: Option<usize>, own: Option<usize>) -> Option<usize> {
     let third = name.matches("||").count().saturating_sub(1);
     asked.map(|asked| asked.saturating_sub(third)).into_iter().chain(own).min()

@@ -1,4 +1,4 @@
-//! Map against map, and against those who look on.
+//! Map against map, and against threads that only look.
 
 use crate::guest::*;
 use crate::hardware::Use;
@@ -131,7 +131,7 @@ fn a_map_that_stops_for_a_marker_has_mapped_what_precedes() {
         let rest = guest.map(0..BIG, RAM, BLOCK, &mut here);
         let done = rest.as_ref().map_or(BIG, |rest| rest.range.start);
         for gpa in (0..done).step_by(PAGE as usize) {
-            // The block may stand broken, but what was empty is there.
+            // The block may stand broken, but the entry that was empty is filled.
             assert!(gpa >= BLOCK || guest.at(gpa).is_some(), "{gpa:#x} was said to be mapped");
         }
         let (other, mut there) = other.join().unwrap();

@@ -1,5 +1,5 @@
-//! Owners of what is not mapped, and tables that are given back when they are empty, against those
-//! who map and unmap.
+//! Owners of addresses that are not mapped, and tables that are given back when they are empty,
+//! against threads that map and unmap.
 
 use crate::guest::*;
 use crate::hardware::{Use, Walked};
@@ -23,7 +23,7 @@ fn owner<F: Walked>(guest: On<F>, page: u64) -> Option<Owner> {
     guest.inside().guard.owner(Gpa(page)).expect("a marker was left behind")
 }
 
-/// The page is its owner's, or mapped, and both threads know.
+/// The page has its owner, or is mapped, and both threads know which.
 fn one_of_them<F: Walked>(guest: On<F>, page: u64, owned: Own, mapped: Option<MapError>) {
     let stands = guest.at(page).is_some();
     match owned {
@@ -133,7 +133,7 @@ fn an_owner_keeps_its_table() {
     }
 }
 
-/// The memory of an unmap that has not completed, an owner in between, other memory.
+/// An unmap that has not completed, an owner after it, and then other memory.
 #[test]
 fn no_cpu_holds_the_old_and_the_new_memory_of_a_page_that_had_an_owner_in_between() {
     bounded("unmap || own, give up, map to other memory, lazy TLB", 3, || {
@@ -145,7 +145,8 @@ fn no_cpu_holds_the_old_and_the_new_memory_of_a_page_that_had_an_owner_in_betwee
             Ok(()) => guest.inside().map_to(2 * MEMORY, 0..PAGE, RAM, PAGE, &mut cache),
             Err(_) => None,
         };
-        // By a CPU that walks, beside what its TLB holds: two addresses in it fail the access.
+        // A CPU that walks, beside the entries in its TLB: `access` fails if the TLB has two
+        // addresses of it.
         guest.access(0, true, Use::Never);
         assert!(rest.is_none());
         unmaps.join().unwrap();

@@ -1,11 +1,12 @@
 //! Every pair of operations on one table of two pages, or on one block, against one set of
 //! properties, on each machine: Arm's descriptors with a break for each change of size and without,
-//! and Intel's; RISC-V's where the models' own bounds are asked for.
+//! and Intel's; and RISC-V's, except in CI, where it has one pair only.
 //!
-//! A CPU with a lazy TLB and walk cache takes part as an operation of its own. Nothing that it
-//! or software marked as used is lost; what was protected is not written; what was unmapped is not
-//! reached and was handed out once; what is there translates right at every moment, and without a
-//! break never faults. What gave up as contended is done when the others have ended.
+//! A CPU with a lazy TLB and walk cache takes part as an operation of its own. No accessed or dirty
+//! state that it or software set is lost; protected pages are not written; unmapped memory is not
+//! reached, and was handed out once; mapped pages translate right at every moment, and never fault
+//! on a machine without breaks. A contended operation is finished after the other threads have
+//! ended.
 
 use crate::guest::*;
 use crate::hardware::{Use, Walked};
@@ -16,24 +17,24 @@ use slat::format::tiny::{Tiny, TinyEpt, TinyRiscV};
 use slat::*;
 use std::vec::Vec;
 
-/// What a thread does to the first 8k of the guest.
+/// An operation of a thread on the first 8k of the guest.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Op {
-    /// Maps it as it is, and what lacks.
+    /// Maps what is not mapped, as the initial state has it.
     Map,
-    /// A fault on its second page, with the host's page asked for in between.
+    /// A fault on the second page, which asks the host for the page in between.
     Fault,
     Unmap,
     Protect,
-    /// A write fault on its first page.
+    /// A write fault on the first page.
     Relax,
     /// Takes the right to execute.
     Execute,
-    /// Sets the right to read, and no other.
+    /// Sets only the right to read.
     Set,
     /// Sets all rights.
     Give,
-    /// Changes the memory type in place, and leaves the right to read alone.
+    /// Changes the memory type in place, and leaves only the right to read.
     Retype,
     /// Sets a software bit.
     Mark,
@@ -46,12 +47,12 @@ pub enum Op {
     /// A CPU writes to the first page and reads the second.
     Cpu,
     Translate,
-    /// Unmaps, and reclaims at once; everybody else has a seat.
+    /// Unmaps, and reclaims at once; all other threads have a seat.
     Retire,
 }
 use Op::*;
 
-/// What is there at first.
+/// The initial state.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Tree {
     /// A table of two pages.
@@ -66,7 +67,7 @@ pub enum Tree {
 
 const ALL: Range<u64> = 0..BLOCK;
 
-/// What an operation left to do when the others have ended, and what it needs for it.
+/// The part of an operation that is left when the others have ended, and what it needs for that.
 enum Left<F: Walked> {
     Nothing,
     Map(Outcome<MapError>, Cache<F>),
@@ -157,7 +158,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     if either(Cpu) {
         guest.access(0, false, Use::Always);
     }
-    // Tables without the right to write, for those who push that down.
+    // Tables without the right to write, for operations that push that down.
     if given && (either(Round) || both) {
         assert!(guest.round(ALL).is_none());
     }
@@ -184,7 +185,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
             Left::Nothing => {}
             Left::Map(rest, mut cache) => {
                 let size = if tree == Tree::Block { BLOCK } else { PAGE };
-                // Something else may be there now: what a map says to that is another's to prove.
+                // Something else may be mapped now; other models check how a map reports that.
                 if rest.as_ref().is_some_and(|rest| rest.why == MapError::Contended) && !unmaps {
                     let rest = guest.map(rest.unwrap().range, RAM, size, &mut cache);
                     assert!(rest.is_none() || attributes != RAM || either(Retype), "{rest:?}");
@@ -222,11 +223,11 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
             }
             Left::Again(Age) if both || either(Collapse) || bbm == ALWAYS || unmaps => {}
             Left::Again(Age) if either(Retype) => {}
-            // Unfolded beside it.
+            // The other operation has unfolded it.
             Left::Again(Age) if tree == Tree::Group => {}
             Left::Again(Age) => panic!("nobody kept the page from being answered"),
             Left::Again(_) if unmaps => {}
-            // A block by now, which the page cuts.
+            // It is a block by now, which the page cuts.
             Left::Again(Relax) if either(Collapse) => {
                 guest.relax_rest(
                     Some(Rest { range: ALL, why: ChangeError::Contended }),
@@ -242,7 +243,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     judge(guest, tree, ops, &removed);
     drop(pages);
     if seats {
-        // Who was in the way has left.
+        // The thread that held the entry has left.
         let freed = [(); 3].map(|()| guest.tables().reclaim());
         assert_eq!(freed[2], 0);
         assert_eq!(guest.pages(), 1 + guest.linked(), "a table was left behind");
@@ -251,7 +252,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     guest.end(kept);
 }
 
-/// What must hold when all are done.
+/// Properties that must hold at the end.
 fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[Removed]) {
     let either = |op: Op| ops.contains(&op);
     let unmaps = either(Unmap) || either(Retire);
@@ -267,7 +268,7 @@ fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[Removed])
             assert_eq!(gone, usize::from(unmaps && there), "{page:#x} handed out");
             assert_eq!(stands.is_some(), there && !unmaps, "{page:#x} stands");
         } else {
-            // Mapped once more at most, and then either there or handed out.
+            // It was mapped once more at most, and then is there or was handed out.
             assert!(unmaps || stands.is_some() || page != 0);
             assert!(!there || gone + usize::from(stands.is_some()) >= 1, "{page:#x} was lost");
         }
@@ -288,7 +289,7 @@ fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[Removed])
         }
         if either(Collapse) != either(Split) && !either(Map) && !either(Fault) && !unmaps {
             let one = if either(Split) { PAGE } else { BLOCK };
-            // Rights, and software bits, that are changed at the same time are told apart.
+            // Leaves whose rights or software bits differ meanwhile do not collapse.
             let told = [Relax, Protect, Round, Execute, Set, Give, Mark, Retype];
             let odd = told.into_iter().any(either) || tree == Tree::One;
             assert!(odd || size.bytes() == one, "{size} at {page:#x}");
@@ -298,20 +299,21 @@ fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[Removed])
 }
 
 fn on_all(tree: Tree, ops: [Op; 2], bound: Option<usize>) {
-    // In CI groups meet hardware, which nothing stops.
+    // In CI, groups are paired with the CPU only, which no marker stops.
     let in_ci = std::env::var_os("LOOM_MAX_PREEMPTIONS").is_some();
     if in_ci && tree == Tree::Group && !ops.contains(&Cpu) {
         return;
     }
     let name = |machine: &str| std::format!("{:?} || {:?}, {tree:?}, {machine}", ops[0], ops[1]);
     run(&name("Arm"), bound, move || model::<Tiny>(NEVER, tree, ops));
-    // Without a change of size nothing breaks.
+    // Without a change of size there is no break.
     if ops.contains(&Split) || ops.contains(&Collapse) || tree == Tree::Group {
         run(&name("Arm, break"), bound, move || model::<Tiny>(ALWAYS, tree, ops));
     }
     if tree != Tree::Group {
         run(&name("Intel"), bound, move || model::<TinyEpt>(NEVER, tree, ops));
-        // Nothing of it that neither of the others has: in CI, one where hardware marks what moves.
+        // RISC-V has nothing that neither of the others has. In CI it runs only the pair in which
+        // hardware marks leaves that move.
         if ops == [Collapse, Cpu] || !in_ci {
             run(&name("RISC-V"), bound, move || model::<TinyRiscV>(NEVER, tree, ops));
         }

@@ -1,5 +1,5 @@
-//! Rights and dirty state: write-protect, relax as a fault does it, harvest, against everything
-//! else.
+//! Rights and dirty state: write-protect, relax as a fault does it, and harvest, against all other
+//! operations.
 
 use crate::guest::*;
 use crate::hardware::{Use, Walked};
@@ -27,7 +27,7 @@ fn after_its_shootdown_no_cpu_writes_to_protected_memory() {
     explore("write_protect || hardware, lazy TLB", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..BLOCK, CLEAN, BLOCK);
         guest.access(0, true, Use::Always);
-        // A write to what was protected fails the access.
+        // The model fails an access that writes to a protected page.
         let vcpu = spawn(move || {
             guest.access(0, true, Use::Always);
             guest.access(PAGE, true, Use::Always);
@@ -125,7 +125,7 @@ fn translate_beside_write_protect_sees_the_page() {
 fn a_write_fault_beside_write_protect_leaves_the_page_writable_or_protected_and_always_dirty() {
     explore("relax || write_protect", || {
         let guest = Guest::new(14, ALWAYS).mapped(0..PAGE, PROTECTED, PAGE);
-        // Not `protect`, after which the machine takes every later write for a fault.
+        // It is not `protect`, after which the machine counts every later write as an error.
         let other = spawn(move || guest.inside().guard.write_protect(range(&(0..PAGE))).is_ok());
         let rest = guest.relax(0..PAGE, Access::Write);
         let protected = other.join().unwrap();
@@ -198,7 +198,7 @@ fn a_fault_beside_unmap_brings_nothing_back() {
 
 fn harvested<F: Walked>() {
     let guest = On::<F>::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
-    // The TLB holds it as written: a write marks nothing.
+    // The TLB holds the page as written: a write marks nothing.
     guest.access(0, true, Use::Always);
     let vcpu = spawn(move || guest.access(0, true, Use::Always).map(drop));
     let rest = guest.inside().harvest(0..BLOCK);

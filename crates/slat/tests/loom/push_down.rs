@@ -1,5 +1,6 @@
-//! Write protection of subtrees, and faults that push it down: on Intel only, whose tables have
-//! rights. (The pairs are in `pairs`; here with a CPU, and three at once.)
+//! Write protection of subtrees, and faults that push it down; on Intel only, whose tables have
+//! rights. (`pairs` has the pairs of operations; here are models with a CPU, and with three
+//! threads.)
 
 use crate::guest::*;
 use crate::hardware::Use;
@@ -17,7 +18,7 @@ fn protected() -> X86 {
     guest
 }
 
-/// The guest goes on: it writes to both pages, whatever the tables allow.
+/// The guest goes on, and writes to both pages, whatever the tables allow.
 fn writes(guest: X86) {
     guest.access(PAGE, true, Use::Always);
     guest.access(0, true, Use::Always);
@@ -75,8 +76,9 @@ fn two_faults_that_push_down_the_same_table_both_get_their_page_and_no_more() {
     });
 }
 
-/// A fault has passed the table before a round takes its right; another pushes down beside it.
-/// What the late one gives after its page was passed, the next round must take again.
+/// A fault has passed the table before a round takes the table's right; another fault pushes down
+/// beside it. If the late one gives a right after its page was passed, the next round must take
+/// that again.
 #[test]
 fn a_fault_that_comes_late_into_a_table_that_is_pushed_down_is_in_the_next_log() {
     bounded("relax || round, relax (push-down) || round, then hardware", 2, || {
@@ -94,7 +96,7 @@ fn a_fault_that_comes_late_into_a_table_that_is_pushed_down_is_in_the_next_log()
     });
 }
 
-/// A round that was contended did not begin; a fault that was comes again.
+/// A contended round did not begin; a contended fault is repeated.
 fn drop_rest(rest: Outcome<slat::ChangeError>) {
     assert!(rest.is_none_or(|rest| rest.why == slat::ChangeError::Contended));
 }
@@ -106,7 +108,7 @@ fn a_fault_beside_a_collapse_gives_no_right_to_a_page_that_is_held() {
         let collapses = spawn(move || guest.collapse(0..BLOCK, BLOCK));
         let rest = guest.relax(PAGE..BLOCK, Write);
         let _ = collapses.join().unwrap();
-        // Contended, or a block by now: the fault comes again.
+        // It was contended, or is a block by now: the fault is repeated.
         let cut = |why| matches!(why, slat::ChangeError::CutsBlock { .. });
         assert!(rest.is_none_or(|rest| rest.why == slat::ChangeError::Contended || cut(rest.why)));
         writes(guest);

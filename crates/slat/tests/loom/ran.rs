@@ -2,7 +2,7 @@
 //! invalidation returned.
 //!
 //! A CPU is a thread with one TLB entry, which it loads from a table of one slot. The slot holds
-//! the number of the translation; what is below `invalid` must not be used any more. Models are
+//! the number of the translation; no CPU may use a number below `invalid` any more. Models are
 //! exhaustive.
 
 use loom::sync::Arc;
@@ -12,17 +12,17 @@ use slat::{Announced, Broken, Ran};
 
 struct Guest {
     ran: Ran<2>,
-    /// As hardware reads it: in no order.
+    /// The table, which hardware reads without ordering.
     table: AtomicU64,
-    /// Translations below it were invalidated.
+    /// Translations below this number were invalidated.
     invalid: AtomicU64,
 }
 
-/// What a CPU holds of the guest.
+/// The TLB entry that a CPU holds of the guest.
 struct Tlb(Option<u64>);
 
 impl Tlb {
-    /// It walks, if it holds nothing, and uses the entry.
+    /// Walks, if the TLB is empty, and uses the entry.
     fn access(&mut self, guest: &Guest) {
         let used = *self.0.get_or_insert_with(|| guest.table.load(Ordering::Relaxed));
         let invalid = guest.invalid.load(Ordering::Relaxed);
@@ -36,15 +36,15 @@ impl Guest {
         Arc::new(Self { ran: Ran::new(), table, invalid })
     }
 
-    /// Changes the translation, invalidates, and says so.
+    /// Changes the translation, invalidates, and publishes that.
     fn change(&self, to: u64, announce: impl FnOnce(&Ran<2>) -> Announced<'_, 2>) {
         self.table.store(to, Ordering::Relaxed);
         let announced = announce(&self.ran);
-        // CPUs leave by themselves here: an interrupt only hurries them.
+        // CPUs leave by themselves here: an interrupt only makes them leave earlier.
         while !announced.is_done() {
             yield_now();
         }
-        // What is unmapped may be another's from here on.
+        // Unmapped memory may have another owner from here on.
         self.invalid.store(to, Ordering::Relaxed);
     }
 }
@@ -53,7 +53,7 @@ fn announce(ran: &Ran<2>) -> Announced<'_, 2> {
     ran.announce()
 }
 
-/// A CPU that holds an old entry enters, uses it and leaves, so often; `other` meanwhile.
+/// A CPU that holds an old entry enters, uses it and leaves, `times` times; `other` runs meanwhile.
 fn beside(times: usize, other: impl FnOnce(&Guest) + Send + Sync + Copy + 'static) {
     loom::model(move || {
         let guest = Guest::new();
@@ -92,9 +92,9 @@ fn nor_beside_two_invalidations_one_after_the_other() {
     });
 }
 
-/// A CPU that is inside holds an old entry; `serves`, at any moment, is its interrupt's. Until it
-/// has forgotten, it may use the entry; as soon as it has, it may walk. Meanwhile somebody changes
-/// the translation, so often, and waits once for all.
+/// A CPU that is inside holds an old entry; `serves` runs at any moment, as its interrupt does. The
+/// CPU may use the entry until it has invalidated, and may walk as soon as it has. Meanwhile
+/// another thread changes the translation several times, and waits once for all of them.
 fn inside(changes: &'static [u64], serves: impl Fn(&Guest, &mut Tlb) + Send + Sync + 'static) {
     loom::model(move || {
         let guest = Guest::new();
@@ -144,7 +144,7 @@ fn nor_does_it_take_a_later_invalidation_for_served() {
 fn a_cpu_that_enters_for_the_first_time_is_seen_or_sees() {
     loom::model(|| {
         let guest = Guest::new();
-        // It ran another guest, whose root lay there.
+        // The CPU ran another guest, whose root was at the same address.
         let mut tlb = Tlb(Some(1));
         let theirs = guest.clone();
         let others = spawn(move || theirs.change(2, announce));
@@ -167,7 +167,7 @@ fn two_that_invalidate_at_once_are_both_waited_for() {
             let guest = theirs.clone();
             spawn(move || {
                 guest.table.fetch_max(to, Ordering::Relaxed);
-                // One that is not done goes on waiting for ever.
+                // An invalidation that is not done would wait for ever.
                 if guest.ran.announce().is_done() {
                     guest.invalid.fetch_max(to, Ordering::Relaxed);
                 }
@@ -180,7 +180,7 @@ fn two_that_invalidate_at_once_are_both_waited_for() {
     });
 }
 
-/// As [`beside`], of a CPU that enters otherwise.
+/// As [`beside`], with a CPU that enters in another way.
 fn enters(broken: Broken) {
     loom::model(move || {
         let guest = Guest::new();

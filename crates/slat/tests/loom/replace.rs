@@ -1,4 +1,4 @@
-//! Leaves that are replaced in place, against those who use, write, take or replace them.
+//! Leaves that are replaced in place, against threads that use, write, unmap or replace them.
 
 use crate::guest::*;
 use crate::hardware::Use;
@@ -8,7 +8,7 @@ use slat::format::tiny::{Tiny, TinyEpt};
 use slat::{Access, Attributes, Gpa, Hpa, Removals, ReplaceError};
 
 const NEW: u64 = 2 * MEMORY;
-/// What a page that is moved is meanwhile.
+/// The state of a page while it is moved.
 const HELD: Attributes = Attributes { accessed: true, ..PROTECTED };
 
 fn moves<F: crate::hardware::Walked>(guest: On<F>, to: u64) -> Result<bool, ReplaceError> {
@@ -50,12 +50,12 @@ fn what_a_guest_writes_beside_a_move_is_in_the_new_memory_or_the_page_was_not_mo
     a_write::<TinyEpt>("replace || relax, hardware write, Intel");
 }
 
-/// Two addresses of a page in the TLB fail an access.
+/// The model fails an access if the TLB has two addresses of a page.
 fn a_lazy_tlb<F: crate::hardware::Walked>(name: &str) {
     explore(name, || {
         let guest = On::<F>::new(14, NEVER).running().mapped(0..PAGE, HELD, PAGE);
         guest.access(0, false, Use::Always);
-        // Freed memory that is reached fails the access, as do two addresses in the TLB.
+        // The model fails an access that reaches freed memory, or finds two addresses in the TLB.
         let vcpu = spawn(move || {
             guest.access(0, false, Use::Always);
             guest.access(0, false, Use::Never);
@@ -134,7 +134,7 @@ fn after_a_new_vmid_no_cpu_reaches_what_was_unmapped_beside_it() {
         let result = guest.unmap(0..PAGE);
         enters.join().unwrap();
         guest.unmap_rest(result);
-        // Freed memory that is reached fails the access.
+        // The model fails an access that reaches freed memory.
         assert!(guest.access(0, false, Use::Always).is_none());
         guest.end(1);
     });

@@ -1,4 +1,4 @@
-//! A fault that asks the host for a page, against the host taking that page away.
+//! A fault that asks the host for a page, against a host that takes that page away.
 
 use crate::guest::*;
 use crate::hardware::Walked;
@@ -12,10 +12,10 @@ use slat::{Gpa, Hpa, MapError, PageSize};
 const OLD: u64 = MEMORY;
 const NEW: u64 = 2 * MEMORY;
 
-/// What the host has behind the guest's memory.
+/// The memory that the host has for the guest.
 type Backing = Arc<Mutex<u64>>;
 
-/// Reserves, asks the backing, commits. Whether it mapped something.
+/// Reserves, asks the backing, and commits. Returns whether it mapped something.
 fn fault<F: Walked>(
     guest: On<F>,
     gpa: u64,
@@ -35,7 +35,7 @@ fn fault<F: Walked>(
 fn change<F: Walked>(guest: On<F>, at: Range<u64>, host: &Backing) {
     *host.lock().unwrap() = NEW;
     let mut at = Some(at);
-    // Until it is done: others are bounded in time.
+    // It repeats this until it is done, as others hold entries for a bounded time.
     for _ in 0..4 {
         let Some(rest) = at.take() else { break };
         at = unmapped(guest, rest);
@@ -45,7 +45,7 @@ fn change<F: Walked>(guest: On<F>, at: Range<u64>, host: &Backing) {
     }
 }
 
-/// Unmaps, whatever stands there; the range that is left to do.
+/// Unmaps whatever is mapped there; returns the range that is left to do.
 fn unmapped<F: Walked>(guest: On<F>, at: Range<u64>) -> Option<Range<u64>> {
     let mut storage = [const { slat::Place::EMPTY }; 4];
     let mut removals = slat::Removals::new(guest.tables(), &mut storage);
@@ -103,7 +103,7 @@ fn a_block_that_the_host_took_a_page_of_is_not_mapped() {
     both("fault of a block || host takes a page of it", None, BLOCK, 0, 0..PAGE);
 }
 
-/// Of a page fault and a block fault one wins, or both map pages.
+/// One of a page fault and a block fault wins, or both map pages.
 fn two_faults<F: Walked>(host_acts: bool) {
     let guest = On::<F>::new(14, NEVER);
     let host = Backing::new(Mutex::new(OLD));
@@ -118,8 +118,8 @@ fn two_faults<F: Walked>(host_acts: bool) {
     } else {
         let large = fault(guest, 0, BLOCK, &mut block, &asks);
         let (small, page) = small.join().unwrap();
-        // Both may have lost: a table came between the block and its commit, and somebody else's
-        // slot in the way of the page.
+        // Both may have lost: a table was linked between the block's reservation and its commit,
+        // and another thread's slot was in the way of the page.
         let found = guest.at(PAGE).map(|leaf| leaf.size.bytes());
         assert_eq!(found.is_some(), small || large);
         drop((page, block));
@@ -150,7 +150,7 @@ fn a_reservation_is_void_once_somebody_has_linked_a_table_or_mapped_there() {
         let (rest, others) = maps.join().unwrap();
         match rest {
             None => assert!(!mapped || guest.leaf(0).0 == BLOCK),
-            // The block was there first: a page of the same memory is in it.
+            // The block came first: it contains a page of the same memory.
             Some(rest) => assert!(mapped || rest.why == MapError::Contended, "{rest:?}"),
         }
         drop((mine, others));
@@ -158,7 +158,7 @@ fn a_reservation_is_void_once_somebody_has_linked_a_table_or_mapped_there() {
     });
 }
 
-/// Reserves, commits, and counts when it is told that this will succeed.
+/// Reserves, commits, and counts how often `tell` says that this will succeed.
 fn told<F: Walked>(guest: On<F>, size: u64, cache: &mut Cache<F>, count: &Mutex<u64>) {
     let mut inside = guest.inside();
     let size = PageSize::from_bytes(size).unwrap();
@@ -171,8 +171,8 @@ fn told<F: Walked>(guest: On<F>, size: u64, cache: &mut Cache<F>, count: &Mutex<
     let _ = done.expect("nobody refuses").expect("a good address");
 }
 
-/// Of faults on one page, and of a page and its block, somebody is told of what is mapped, once, and
-/// of nothing else; also beside an unmap.
+/// Of faults on one page, or on a page and its block, `tell` reports what is mapped, once, and
+/// nothing else; also beside an unmap.
 fn tells<F: Walked>(sizes: [u64; 2], unmaps: bool) {
     let guest = On::<F>::new(14, NEVER);
     let count = Arc::new(Mutex::new(0));

@@ -1,4 +1,4 @@
-//! Split against everything else, with and without break-before-make.
+//! Split against all other operations, with and without break-before-make.
 
 use crate::guest::*;
 use crate::hardware::Use;
@@ -108,9 +108,9 @@ fn a_block_written_while_its_replacement_waits_for_others_is_built_anew() {
 #[test]
 fn a_split_that_stops_has_split_what_precedes() {
     explore("split of two, dry || split, break always", || {
-        // With CPUs to wait for, a block stands broken long enough for the other to give up.
+        // With CPUs to wait for, a block stands broken long enough for the other thread to give up.
         let guest = Guest::new(15, ALWAYS).running().mapped(0..2 * BIG, RAM, BIG);
-        // Enough for the first block, and for the upper table of the second.
+        // There are enough for the first block, and for the upper table of the second.
         let (mut here, mut there) = (guest.cache(4), guest.cache(1));
         let other = spawn(move || (guest.split(0..BIG, BLOCK, &mut there).1, there));
         let (done, rest) = guest.split(0..2 * BIG, PAGE, &mut here);
@@ -167,11 +167,11 @@ fn a_page_unmapped_out_of_a_fresh_split_is_unreachable_after_its_own_shootdown()
     both_ways("split || unmap page || hardware, lazy TLB", |bbm| {
         let guest = Guest::new(14, bbm).running().mapped(0..BLOCK, RAM, BLOCK);
         let mut cache = guest.cache(1);
-        // A CPU holds the block. The split's own shootdown may come late.
+        // A CPU may hold the block. The split's own shootdown may come late.
         guest.access(0, true, Use::Always);
         let splits = spawn(move || (guest.split(0..BLOCK, PAGE, &mut cache).1, cache));
         let (removed, rest) = guest.unmap(0..PAGE);
-        // Freed memory fails the access.
+        // The model fails an access that reaches freed memory.
         guest.access(0, true, Use::Always);
         let (split, mut cache) = splits.join().unwrap();
         guest.split_rest(split, PAGE, &mut cache);
@@ -212,7 +212,7 @@ fn hardware_never_holds_two_sizes_of_a_block_that_is_split_with_a_break() {
     explore("split || hardware, TLB conflict, break always", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..BLOCK, RAM, BLOCK);
         let mut cache = guest.cache(1);
-        // Two sizes in the TLB fail the access.
+        // The model fails an access if the TLB has two sizes.
         let vcpu = spawn(move || {
             guest.access(0, true, Use::Never);
             guest.access(PAGE, true, Use::Never)

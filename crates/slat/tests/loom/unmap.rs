@@ -1,4 +1,4 @@
-//! Unmap and the retirement of tables, against everything else.
+//! Unmap and the retirement of tables, against all other operations.
 
 use crate::guest::*;
 use crate::hardware::Use;
@@ -6,7 +6,7 @@ use crate::machine::*;
 use loom::thread::spawn;
 use slat::Removed;
 
-/// Whether `gpa` is mapped now; it must be so in exactly one account.
+/// Whether `gpa` is mapped now; it must be so in exactly one of the accounts.
 fn one_account(guest: Guest, gpa: u64, removed: &[Removed]) -> bool {
     let stands = guest.at(gpa).is_some();
     let gone = removed.iter().any(|leaf| leaf.gpa.0 == gpa);
@@ -15,7 +15,7 @@ fn one_account(guest: Guest, gpa: u64, removed: &[Removed]) -> bool {
 }
 
 fn retired(guest: Guest, before: usize) -> usize {
-    // A table that stands is linked from the root; all others of the tree are retired.
+    // A live table is linked from the root; all others of the tree are retired.
     before - guest.linked()
 }
 
@@ -84,7 +84,8 @@ fn two_unmaps_hand_out_each_leaf_once_and_retire_the_table_once() {
         assert_eq!((guest.at(0), guest.at(PAGE)), (None, None));
         guest.end(1);
     };
-    // Waiting for each other's markers makes for very many orders: all of them would take minutes.
+    // Threads that wait for each other's markers make very many orders: all of them would take
+    // minutes.
     bounded("unmap || unmap, one page", 3, move || both(PAGE));
     bounded("unmap || unmap, two pages", 2, move || both(BLOCK));
 }
@@ -134,12 +135,13 @@ fn a_write_that_hardware_marked_is_in_the_attributes_that_unmap_hands_out() {
     });
 }
 
-/// The log copies the page after its clean; the pager drops a page that is handed out as not dirty.
+/// The log copies the page after its clean; the pager drops a page that was handed out as not
+/// dirty.
 #[test]
 fn a_write_beside_a_clean_is_in_its_copy_or_the_page_is_handed_out_as_dirty() {
     bounded("unmap || clean || hardware, through the TLB", 3, || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, RAM, PAGE);
-        // Writable and dirty in the TLB: later writes mark nothing.
+        // The TLB holds the page as writable and dirty: later writes mark nothing.
         guest.access(0, true, Use::Always);
         let log = spawn(move || guest.clean(0..PAGE));
         let vcpu = spawn(move || guest.access(0, true, Use::Always).is_some());
@@ -159,7 +161,8 @@ fn after_its_shootdown_nobody_reaches_unmapped_memory_nor_a_retired_table() {
     explore("unmap || hardware, lazy TLB and walk cache", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..BLOCK, CLEAN, PAGE);
         guest.access(0, true, Use::Always);
-        // The second page is reached through the walk cache. Freed memory fails the access.
+        // The walk cache leads to the second page. The model fails an access that reaches freed
+        // memory.
         let vcpu = spawn(move || {
             let first = guest.access(0, true, Use::Always);
             (first.is_some(), guest.access(PAGE, true, Use::Always).is_some())
@@ -169,7 +172,7 @@ fn after_its_shootdown_nobody_reaches_unmapped_memory_nor_a_retired_table() {
         let (_, second) = vcpu.join().unwrap();
         assert!(removed[0].attributes.dirty);
         assert_eq!(removed[1].attributes.dirty, second);
-        // A stale walk-cache entry would lead to the frozen slots and fault.
+        // A stale walk-cache entry would lead to the frozen slots, and fault.
         guest.world.taken.borrow_mut().clear();
         let guest = guest.mapped(0..PAGE, RAM, PAGE);
         assert!(guest.access(0, true, Use::Always).is_some());
@@ -239,7 +242,8 @@ fn no_cpu_holds_the_old_and_the_new_memory_of_a_page_that_is_mapped_again() {
             result.is_ok()
         });
         let rest = guest.inside().map_to(2 * MEMORY, 0..PAGE, RAM, PAGE, &mut cache);
-        // By a CPU that walks, beside what its TLB holds: two addresses in it fail the access.
+        // A CPU that walks, beside the entries in its TLB: `access` fails if the TLB has two
+        // addresses of it.
         guest.access(0, true, Use::Never);
         let unmapped = unmaps.join().unwrap();
         assert!(rest.is_some() || unmapped);
@@ -262,7 +266,7 @@ fn what_was_dropped_is_covered_when_the_next_to_complete_returns() {
         drop(removals);
         let complete = move || {
             guest.inside().guard.complete();
-            // It was dropped before: either of the two may count on it.
+            // It was dropped before: either of the two may rely on it.
             assert!(guest.access(0, false, Use::Always).is_none());
         };
         let other = spawn(complete);

@@ -1,4 +1,4 @@
-//! A guest's tables on the machine, and what may be done to them.
+//! A guest's tables on the machine, and the operations on them.
 
 use crate::hardware::Walked;
 use crate::ledger::{Expected, Ledger, PAGES, pages};
@@ -6,17 +6,17 @@ use crate::machine::{ALL, BITS, PAGE, World};
 use slat::*;
 
 pub const RAM: Attributes = Attributes::RAM;
-/// Writable, not yet written, not yet accessed: all that hardware can set is unset.
+/// Writable, not yet written, not yet accessed: everything that hardware can set is clear.
 pub const CLEAN: Attributes = Attributes { dirty: false, accessed: false, ..RAM };
 
 pub fn range(start: u64, end: u64) -> GpaRange {
     GpaRange::new(Gpa(start), end - start).unwrap()
 }
 
-/// One operation, and how its caller goes on.
+/// An operation, and how its caller goes on.
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
-    /// Memory of its own, by one map, or page by page: then it may collapse.
+    /// Maps new memory, by one map, or page by page so that it may collapse.
     Map {
         at: GpaRange,
         attributes: Attributes,
@@ -27,7 +27,7 @@ pub enum Op {
     Unmap {
         at: GpaRange,
     },
-    /// The host takes away what is behind a page, then unmaps it.
+    /// The host takes away the memory behind a page, then unmaps it.
     Evict {
         page: u64,
     },
@@ -79,12 +79,12 @@ pub enum Op {
     },
 }
 
-/// How an operation ended.
+/// The outcome of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// All was done, or refused for a reason that does not pass.
+    /// It was completed, or refused for a permanent reason.
     Done,
-    /// Somebody else held an entry for too long.
+    /// Another thread held an entry for too long.
     Contended,
 }
 
@@ -96,8 +96,8 @@ pub struct Guest<'w, F: Walked> {
 /// A reference that another thread of the model may take.
 pub struct Shared<'a, T>(&'a T);
 
-// SAFETY: shuttle's threads are coroutines of one thread, and switch at accesses to its own atomics
-// and locks only, never while a `Cell` or `RefCell` is in use.
+// SAFETY: shuttle's threads are coroutines of one thread. They switch only at accesses to shuttle's
+// own atomics and locks, never while a `Cell` or `RefCell` is in use.
 unsafe impl<T> Send for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
@@ -139,7 +139,7 @@ fn split_end<T>(result: Result<T, Halted<SplitError>>) -> End {
 }
 
 impl<'w, F: Walked> Guest<'w, F> {
-    /// Empty tables; no CPU runs yet.
+    /// Makes empty tables; no CPU runs yet.
     pub fn new(world: &'w World) -> Self {
         Self { world, tables: Tables::new(F::default(), Vmid(1), BITS, world).unwrap() }
     }
@@ -155,7 +155,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         end
     }
 
-    /// Says what happens, where a schedule is replayed.
+    /// Prints what happens, if a schedule is replayed.
     pub fn trace(&self, what: core::fmt::Arguments<'_>) {
         if self.world.traced {
             let thread = shuttle::current::get_current_task();
@@ -226,16 +226,18 @@ impl<'w, F: Walked> Guest<'w, F> {
         end
     }
 
-    /// Also returns whether nobody can reach anything in the range that was there before.
+    /// Also returns whether no CPU and no thread can reach anything in the range that was there
+    /// before.
     fn unmap(&self, member: &mut Member<'w, World>, at: GpaRange) -> (End, bool) {
-        // What it takes out is not there to be protected, and may be written until it completes.
+        // Pages that it unmaps are not there to be protected, and may be written until it
+        // completes.
         let begin = self.ledger().protects();
         self.ledger().takes();
         let mut storage = [const { Place::EMPTY }; 8];
         let mut removals = Removals::new(&self.tables, &mut storage);
         let mut guard = self.tables.enter(member).unwrap();
         let result = guard.unmap(at, &mut removals);
-        // The memory may be handed out, and state is complete, only from here on.
+        // Only from here on may the memory be handed out, and is the state complete.
         let removed: Vec<_> = removals.complete().collect();
         drop(guard);
         for leaf in removed {
@@ -275,7 +277,7 @@ impl<'w, F: Walked> Guest<'w, F> {
             Err(error) => return map_end::<()>(Err(error)),
         };
         let at = reservation.range();
-        // The host answers late, by what is true when it is asked.
+        // The host answers late, by its state at that time.
         let Some(region) = self.ledger().backing(pages(at)) else { return End::Done };
         shuttle::thread::yield_now();
         let grant = self.ledger().grants(at);
@@ -300,7 +302,7 @@ impl<'w, F: Walked> Guest<'w, F> {
             Ok(_) => at.end(),
             Err(halted) => halted.at,
         };
-        // What another took and has not invalidated yet is its own to invalidate.
+        // Another thread invalidates what it took and has not invalidated yet.
         let alone = self.ledger().protects_alone();
         if complete {
             guard.complete();
@@ -405,7 +407,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         }
     }
 
-    /// Nothing stands marked, nothing was forgotten, and every frame comes back.
+    /// Checks that no marker is left, nothing was forgotten, and every frame comes back.
     pub fn finish(self) {
         let world = self.world;
         world.running.set(false);
@@ -418,7 +420,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         while self.tables.reclaim() > 0 {}
         assert_eq!(world.live(), 1, "tables that are empty and were not given back");
         drop(member);
-        // SAFETY: CPUs have stopped, and use these tables by `access` only.
+        // SAFETY: CPUs have stopped, and only use these tables by `access`.
         unsafe { self.tables.deactivate() }.destroy();
         assert_eq!(world.live(), 0, "frames that were not given back");
     }

@@ -1,5 +1,5 @@
-//! CPUs with a guest on them: they walk the tables, set accessed and dirty by compare-and-swap, and
-//! hold in their TLB and walk cache whatever was not invalidated.
+//! CPUs that run a guest: they walk the tables, set accessed and dirty by compare-and-swap, and
+//! hold entries in their TLB and walk cache until they are invalidated.
 
 use crate::guest::Guest;
 use crate::machine::World;
@@ -7,17 +7,17 @@ use core::ops::Range;
 use slat::format::tiny::{Tiny, TinyEpt};
 use slat::{BreakBeforeMake, Format, Hpa, Invalidation, Platform, Slot};
 
-/// What a CPU makes of the bits of a format, apart from the engine's own view of them.
+/// How a CPU reads the bits of a format, written apart from the engine's own code.
 pub trait Walked: Format + Default {
     /// Whether hardware follows the entry to another table.
     fn links(raw: u64, level: u8) -> bool;
-    /// The linking entry after a walk through it.
+    /// The link after a walk through it.
     fn passed(raw: u64) -> u64;
-    /// Whether the linking entry lets writes pass.
+    /// Whether the link allows writes below.
     fn lets_write(raw: u64) -> bool;
     /// The leaf after an access; `None` if that faults.
     fn used(raw: u64, write: bool) -> Option<u64>;
-    /// Whether a write through the TLB needs no look at the leaf again.
+    /// Whether a write through the TLB goes on without reading the leaf again.
     fn written(raw: u64) -> bool;
 }
 
@@ -45,8 +45,8 @@ impl Walked for Tiny {
     }
 }
 
-/// Accessed (bit 8) in all levels, dirty (bit 9) in leaves; the right to write (bit 1) is that of
-/// all levels.
+/// Accessed (bit 8) in all levels, dirty (bit 9) in leaves; all levels have the right to write (bit
+/// 1).
 impl Walked for TinyEpt {
     fn links(raw: u64, level: u8) -> bool {
         level > 0 && raw & 1 != 0 && raw & 1 << 7 == 0
@@ -74,7 +74,7 @@ impl Walked for TinyEpt {
 struct Entry {
     range: Range<u64>,
     hpa: u64,
-    /// A write goes through without another look at the descriptor.
+    /// A write goes on without reading the descriptor again.
     dirty: bool,
 }
 
@@ -83,11 +83,11 @@ struct Walk {
     range: Range<u64>,
     level: u8,
     table: Hpa,
-    /// All tables on the way let writes pass when they were walked.
+    /// All tables on the way allowed writes when they were walked.
     writes: bool,
 }
 
-/// What was walked and not yet invalidated. A CPU may still hold it, or not.
+/// Entries that were walked and not yet invalidated. A CPU may still hold each of them, or not.
 #[derive(Default)]
 pub struct Tlb {
     entries: Vec<Entry>,
@@ -103,7 +103,7 @@ impl Tlb {
         self.walks.iter().any(|walk| walk.table == table)
     }
 
-    /// As sparingly as Arm allows: leaves of another size than the hint says stay, and so do
+    /// Invalidates as little as Arm allows: leaves of another size than the hint's stay, and so do
     /// walk-cache entries unless tables were named.
     pub fn invalidate(&mut self, what: &Invalidation) {
         let range = what.range.map_or(0..u64::MAX, |r| r.start().0..r.end().0);
@@ -129,8 +129,8 @@ impl Tlb {
 }
 
 impl<F: Walked> Guest<'_, F> {
-    /// The guest touches `gpa`, by a CPU that uses what it `held` or walks all the way; returns
-    /// whether that faults.
+    /// The guest accesses `gpa`, by a CPU that uses the entries that it `held` or walks from the
+    /// root; returns whether that faults.
     pub fn access(&self, gpa: u64, write: bool, held: bool) -> bool {
         let world = self.world;
         let _bus = world.running.get().then(|| world.bus.read().unwrap());
@@ -195,7 +195,7 @@ impl<F: Walked> Guest<'_, F> {
                 }
             };
             let new = F::used(raw, write).filter(|_| writes || !write)?;
-            // A descriptor that changed since it was read is not updated: the walk begins anew.
+            // A descriptor that changed since it was read is not updated: the CPU walks again.
             if new != raw && slot.exchange(raw, new).is_err() {
                 continue;
             }

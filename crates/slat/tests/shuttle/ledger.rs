@@ -1,6 +1,6 @@
-//! Who used what, who reported it, and what the guest may not do any more.
+//! The accounts of who used which page, who reported it, and what the guest may no longer do.
 //!
-//! Pages are those of the guest, by number. Nothing here is a step: between two accesses to an
+//! Pages are pages of the guest, by number. No step is in this file: between two accesses to an
 //! atomic a thread runs alone.
 
 use crate::machine::{ALL, PAGE};
@@ -10,20 +10,20 @@ use slat::{GpaRange, Hpa};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub const PAGES: usize = (ALL / PAGE) as usize;
-/// Guest memory in host memory: far from the tables.
+/// Guest memory in host memory, far from the tables.
 const MEMORY: u64 = 0x100_0000;
 
 pub fn pages(range: GpaRange) -> Range<usize> {
     (range.start().0 / PAGE) as usize..(range.end().0 / PAGE) as usize
 }
 
-/// That software gave the right to write, or is about to.
+/// An event: software gave the right to write, or is about to.
 struct Grant {
     pages: Range<usize>,
     end: usize,
 }
 
-/// What a harvest or a scan found outstanding when it began, if nobody else was reporting.
+/// The state that was outstanding when a harvest or a scan began, if no other thread was reporting.
 pub struct Expected {
     pages: [bool; PAGES],
     started: usize,
@@ -35,7 +35,8 @@ pub struct Ledger {
     /// Used, or written, and not reported since.
     accessed: RefCell<[bool; PAGES]>,
     written: RefCell<[bool; PAGES]>,
-    /// Operations that take accessed or dirty state and have not reported it yet; how many began.
+    /// The number of operations that take accessed or dirty state and have not reported it yet, and
+    /// the number that began.
     takers: Cell<usize>,
     started: Cell<usize>,
     /// When the last completed write protection of a page began.
@@ -43,9 +44,9 @@ pub struct Ledger {
     grants: RefCell<Vec<Grant>>,
     /// Write protections and unmaps that have neither completed nor been handed over.
     protecting: Cell<usize>,
-    /// Pieces of host memory, each as large as the guest, and when they were mapped last.
+    /// Pieces of host memory, each as large as the guest, and when each was mapped last.
     mapped: RefCell<BTreeMap<u64, usize>>,
-    /// What faults find behind each page.
+    /// The memory that faults find behind each page.
     backing: RefCell<[u64; PAGES]>,
     /// Host pages that were taken from the guest.
     taken: RefCell<BTreeSet<u64>>,
@@ -72,7 +73,7 @@ impl Ledger {
             }
             self.written.borrow_mut()[page] = true;
         }
-        // What goes through the TLB marks nothing that is marked already.
+        // An access through the TLB sets no mark that is set already.
         if walked {
             self.accessed.borrow_mut()[page] = true;
         }
@@ -83,13 +84,13 @@ impl Ledger {
         self.written.borrow_mut()[page] &= !dirty;
     }
 
-    /// Everything was reported after it happened.
+    /// Checks that everything was reported after it happened.
     pub fn account(&self) {
         assert_eq!(*self.accessed.borrow(), [false; PAGES], "pages whose use was forgotten");
         assert_eq!(*self.written.borrow(), [false; PAGES], "pages whose writes were forgotten");
     }
 
-    /// Before accessed or dirty state is taken out of the tables.
+    /// Called before accessed or dirty state is taken out of the tables.
     pub fn takes(&self) {
         self.takers.set(self.takers.get() + 1);
         self.started.set(self.started.get() + 1);
@@ -99,18 +100,18 @@ impl Ledger {
         self.takers.set(self.takers.get() - 1);
     }
 
-    /// What the calling taker has to find, unless somebody else takes at the same time.
+    /// Returns what the calling taker has to find, unless another thread takes at the same time.
     pub fn outstanding(&self, write: bool) -> Option<Expected> {
         let pages = if write { *self.written.borrow() } else { *self.accessed.borrow() };
         (self.takers.get() == 1).then(|| Expected { pages, started: self.started.get() })
     }
 
-    /// Whether nobody else took since.
+    /// Whether no other thread took since.
     pub fn alone(&self, expected: &Expected) -> bool {
         self.started.get() == expected.started
     }
 
-    /// The page of `range` that the taker missed, by what it `found`.
+    /// Returns the page of `range` that the taker missed, by what it `found`.
     pub fn missed(
         &self,
         expected: &Expected,
@@ -121,7 +122,7 @@ impl Ledger {
         pages(range).find(|&page| alone && expected.pages[page] && !found(page))
     }
 
-    /// The right to write is about to be given; returns what ends it.
+    /// Called when the right to write is about to be given; returns a value that ends this.
     pub fn grants(&self, range: GpaRange) -> usize {
         let mut grants = self.grants.borrow_mut();
         grants.push(Grant { pages: pages(range), end: usize::MAX });
@@ -137,7 +138,7 @@ impl Ledger {
         self.tick()
     }
 
-    /// Whether the caller is the only one who owes the invalidation of a protection.
+    /// Whether only the caller owes the invalidation of a protection.
     pub fn protects_alone(&self) -> bool {
         self.protecting.get() == 1
     }
@@ -146,7 +147,7 @@ impl Ledger {
         self.protecting.set(self.protecting.get() - 1);
     }
 
-    /// From now on no page can be written that was not given the right after `begin`.
+    /// From now on no page can be written unless the right was given after `begin`.
     pub fn promise(&self, pages: Range<usize>, begin: usize) {
         for page in pages {
             let promise = &mut self.protected.borrow_mut()[page];
@@ -154,7 +155,7 @@ impl Ledger {
         }
     }
 
-    /// Memory that nobody has mapped yet, as large as the guest, of which a map begins.
+    /// Returns new memory, as large as the guest, for a map that begins.
     pub fn fresh(&self) -> u64 {
         let mut mapped = self.mapped.borrow_mut();
         let region = mapped.len() as u64 + 1;
@@ -162,7 +163,7 @@ impl Ledger {
         region
     }
 
-    /// The map has ended: from now on whoever unmaps the memory has it alone.
+    /// Called when the map has ended: from now on a thread that unmaps the memory has it alone.
     pub fn mapped(&self, region: u64) {
         self.mapped.borrow_mut().insert(region, self.tick());
     }
@@ -171,8 +172,8 @@ impl Ledger {
         Hpa(MEMORY + region * ALL + gpa)
     }
 
-    /// An unmap that began at `begin` handed out these host pages; the guest has lost them, unless
-    /// they may be mapped by faults, or were being mapped at the time.
+    /// An unmap that began at `begin` handed out these host pages. The guest has lost them, unless
+    /// faults may map them, or they were being mapped at the time.
     pub fn handed_out(&self, hpa: Hpa, bytes: u64, begin: usize) {
         for hpa in (hpa.0..hpa.0 + bytes).step_by(PAGE as usize) {
             let region = (hpa - MEMORY) / ALL;
@@ -183,14 +184,15 @@ impl Ledger {
         }
     }
 
-    /// What a fault at a page is to map; `None` if the pages have no memory in common.
+    /// Returns the memory that a fault at a page is to map; `None` if the pages have no memory in
+    /// common.
     pub fn backing(&self, pages: Range<usize>) -> Option<u64> {
         let backing = self.backing.borrow();
         let region = backing[pages.start];
         backing[pages].iter().all(|&other| other == region).then_some(region)
     }
 
-    /// The host takes the memory behind a page away; returns where it was.
+    /// The host takes the memory behind a page away; returns that memory's address.
     pub fn evict(&self, page: usize) -> Hpa {
         let fresh = self.fresh();
         let old = core::mem::replace(&mut self.backing.borrow_mut()[page], fresh);

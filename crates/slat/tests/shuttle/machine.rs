@@ -1,5 +1,4 @@
-//! The machine under the histories: frames that know whether they are in use, and the accounts of
-//! who used, who reported and who was promised what.
+//! The machine of the histories: frames that know whether they are in use, and the accounts.
 
 use crate::hardware::Tlb;
 use crate::ledger::Ledger;
@@ -24,19 +23,19 @@ struct Page {
     live: bool,
 }
 
-/// Frames, and what the CPUs hold of them.
+/// Frames, and the entries that CPUs hold of them.
 pub struct World {
     bbm: BreakBeforeMake,
     grace: Grace<[Seat; 8]>,
     pages: RefCell<Vec<Page>>,
     /// Whether frames that were given back are handed out again, the last one first: an address
-    /// that comes back must not be taken for the old one. Otherwise they stay poisoned.
+    /// that comes back must not be mistaken for the old table. Otherwise they stay poisoned.
     reuse: bool,
     free: RefCell<Vec<u64>>,
-    /// Held by each access of a CPU, and alone by an invalidation: it ends when every access that
-    /// began before it has ended.
+    /// Shared by each access of a CPU, and held alone by an invalidation, which so ends after every
+    /// access that began before it.
     pub bus: RwLock<()>,
-    /// Whether CPUs run beside the operations. Otherwise an invalidation waits for nobody.
+    /// Whether CPUs run beside the operations. If none does, an invalidation does not wait.
     pub running: Cell<bool>,
     step: AtomicU64,
     pub tlb: RefCell<Tlb>,
@@ -61,7 +60,7 @@ impl World {
         }
     }
 
-    /// Frames that nobody gave back.
+    /// Frames that were not given back.
     pub fn live(&self) -> usize {
         self.pages.borrow().iter().filter(|page| page.live).count()
     }
@@ -82,7 +81,8 @@ unsafe impl Platform for World {
             pages.len() as u64 * PAGE
         });
         pages[Self::index(Hpa(hpa))].live = true;
-        // SAFETY: nobody's frame, of two slots, which is all that a table of these formats has.
+        // SAFETY: a frame that no other code uses, of two slots, as all tables of these formats
+        // have.
         unsafe { Frame::from_hpa(Hpa(hpa)) }
     }
 

@@ -9,7 +9,7 @@ use slat::format::tiny::{Tiny, TinyEpt};
 use slat::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// SplitMix64, seeded by shuttle: a schedule that is replayed brings the same histories.
+/// SplitMix64, seeded by shuttle: a replayed schedule has the same histories.
 struct Random(u64);
 
 impl Random {
@@ -33,7 +33,7 @@ impl Random {
         self.below(ALL / PAGE) * PAGE
     }
 
-    /// A page, a block, half of the guest or all of it; now and then any pages.
+    /// A page, a block, half of the guest or all of it; sometimes any pages.
     fn range(&mut self) -> GpaRange {
         if self.below(8) == 0 {
             let (a, b) = (self.gpa(), self.gpa());
@@ -68,7 +68,7 @@ impl Random {
             14 => {
                 let skip = self.of(&[Skip::Nothing, Skip::Hint, Skip::Exact]);
                 let how = Ageing { clear: self.below(4) != 0, skip, fresh: self.coin() };
-                // A scan that cuts a block makes all of it old, and names the pages in its range.
+                // A scan that cuts a block makes all of it old, and reports the pages in its range.
                 let whole = [range(0, ALL), range(0, BIG), range(BIG, ALL)];
                 Op::Age { at: self.of(&whole), how }
             }
@@ -78,7 +78,7 @@ impl Random {
     }
 }
 
-/// How often operations ended otherwise than done: without any, the histories prove little.
+/// How often operations ended other than done: without any of these, the histories prove little.
 static CONTENDED: AtomicUsize = AtomicUsize::new(0);
 
 fn history<F: Walked>(bbm: BreakBeforeMake) {

@@ -1,4 +1,4 @@
-//! How many schedules are sampled, by what scheduler, and the replay of one.
+//! The number of schedules, the scheduler, and the replay of one schedule.
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler, Scheduler};
 use shuttle::{Config, MaxSteps, Runner};
@@ -8,9 +8,9 @@ use std::time::Instant;
 pub enum Way {
     /// Any thread at each step.
     Random,
-    /// Probabilistic concurrency testing: the thread of the highest priority runs, and a few
-    /// changes of priority at random steps; finds bugs that need few preemptions at particular
-    /// places.
+    /// Probabilistic concurrency testing (PCT): the thread with the highest priority runs, and
+    /// priorities change at a few random steps. It finds bugs that need few preemptions at
+    /// particular places.
     Priorities,
 }
 
@@ -31,11 +31,12 @@ fn number(name: &str) -> Option<u64> {
 /// The schedule that is to be run again.
 pub fn replay() -> Option<String> {
     let schedule = std::env::var("SHUTTLE_REPLAY").ok()?;
-    // As printed, a long one goes over several lines.
+    // A long one is printed over several lines.
     Some(schedule.split_whitespace().collect())
 }
 
-/// Runs `history` under so many schedules, or as the environment says (see the top of this test).
+/// Runs `history` under `iterations` schedules, or as the environment says (see the top of this
+/// test).
 pub fn sample(name: &str, way: Way, iterations: u64, history: impl Fn() + Send + Sync + 'static) {
     if let Some(schedule) = replay() {
         let mut scheduler = ReplayScheduler::new_from_encoded(&schedule);

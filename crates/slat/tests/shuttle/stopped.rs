@@ -1,5 +1,5 @@
-//! One thread is stopped for good at each of its steps, in turn, while another works on the same
-//! entries to its end; then the first goes on.
+//! One thread is stopped at each of its steps, in turn, while another completes its operation on
+//! the same entries; then the first goes on.
 
 use crate::guest::{CLEAN, End, Guest, Op, RAM, Shared, range};
 use crate::hardware::Walked;
@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 const FIRST: usize = 1;
 const OTHER: usize = 2;
-/// No operation on eight pages takes more steps than this, whoever is stopped.
+/// No operation on eight pages takes more steps than this, whichever thread is stopped.
 const BOUND: usize = 4_000;
 
-/// Runs the first thread for so many steps, one more each time; then the other to its end; then the
-/// first to its own.
+/// Runs the first thread for a number of steps, one more each time; then the other to its end; then
+/// the first to its own.
 struct Stop {
     after: usize,
     taken: usize,
@@ -65,7 +65,7 @@ impl Scheduler for Stop {
     }
 }
 
-/// What is there before: two pages that could be a block, a block, two halves of one, a page alone.
+/// The initial state: two pages that could be a block, a block, two halves of one, a single page.
 fn before(guest: &Guest<'_, impl Walked>, first: Op) {
     let mut member = Member::join(guest.world).unwrap();
     let map = |start, end, attributes, largest| Op::Map {
@@ -85,7 +85,7 @@ fn before(guest: &Guest<'_, impl Walked>, first: Op) {
         Op::Relax { access: Access::Write, .. } => {
             all.push(Op::ProtectSubtrees { at: range(0, ALL), complete: true });
         }
-        // Something to give back.
+        // A table to give back.
         Op::Reclaim => all.push(Op::Unmap { at: range(BIG, ALL) }),
         _ => {}
     }
@@ -138,7 +138,7 @@ fn operations() -> Vec<(&'static str, Op)> {
     ]
 }
 
-/// Those that stand in nobody's way, wherever they are stopped.
+/// The operations that never hold others up, wherever they are stopped.
 fn hampers<F: Walked>(name: &str, bbm: BreakBeforeMake) -> bool {
     match name {
         // Slots of a table that is being retired.
@@ -184,7 +184,7 @@ fn everywhere<F: Walked>(bbm: BreakBeforeMake) {
                     let second = second.join().unwrap();
                     (first.join().unwrap(), second)
                 });
-                // Nobody is in its way any more.
+                // No thread holds it up any more.
                 assert_eq!(first, End::Done, "the thread that was stopped");
                 contended.fetch_or(second == End::Contended, Relaxed);
                 guest.finish();

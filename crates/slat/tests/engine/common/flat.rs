@@ -1,11 +1,11 @@
-//! The flat model: which bytes are mapped where, with which attributes. It knows nothing of leaves
-//! and tables.
+//! The flat model: which bytes are mapped where, with which attributes. It has no leaves and no
+//! tables.
 
 use super::hardware::Tree;
 use slat::Attributes;
 use std::collections::BTreeMap;
 
-/// Bytes from a key on: where they end, where they point, their attributes.
+/// A piece of mapped bytes, by its first address: its end, its host address, its attributes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
     pub end: u64,
@@ -17,7 +17,7 @@ pub struct Piece {
 pub struct Flat(pub BTreeMap<u64, Piece>);
 
 impl Flat {
-    /// What an independent walk of the tables found.
+    /// Makes the model of what an independent walk of the tables found.
     pub fn of(tree: &Tree) -> Self {
         let pieces = tree.runs.iter().map(|run| {
             let attributes = run.leaf.attributes();
@@ -36,7 +36,7 @@ impl Flat {
         }
     }
 
-    /// The pieces of `start..end`, cut to it.
+    /// Returns the pieces of `start..end`, clipped to it.
     pub fn within(&mut self, start: u64, end: u64) -> impl Iterator<Item = (u64, &mut Piece)> {
         self.cut(start);
         self.cut(end);
@@ -54,7 +54,7 @@ impl Flat {
         self.0.retain(|&at, _| at < start || at >= end);
     }
 
-    /// Maps what is not mapped yet.
+    /// Maps the parts that are not mapped yet.
     pub fn map(&mut self, start: u64, end: u64, hpa: u64, attributes: Attributes) {
         let there: Vec<_> = self.within(start, end).map(|(at, piece)| (at, piece.end)).collect();
         let mut from = start;
@@ -67,7 +67,7 @@ impl Flat {
         }
     }
 
-    /// The same, with neighbours that continue each other joined: equal models compare equal.
+    /// Returns the model with contiguous pieces joined, so that equal models compare equal.
     pub fn merged(&self) -> Self {
         let mut merged: BTreeMap<u64, Piece> = BTreeMap::new();
         for (&at, &piece) in &self.0 {

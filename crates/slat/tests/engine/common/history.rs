@@ -1,11 +1,11 @@
-//! Random histories: what is done, in words that fit every format.
+//! Random histories: operations, in terms that fit every format.
 
 use super::hardware::Config;
 use super::world::{Between, Commit, Rule, Scan};
 use proptest::prelude::*;
 use slat::{Access, Ageing, Attributes, BreakBeforeMake, Execute, Memory, Rights, Skip, Software};
 
-/// An address near a place where something can go wrong.
+/// An address near a boundary where something can go wrong.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub anchor: usize,
@@ -18,9 +18,9 @@ pub enum Extent {
     To(Place),
     Pages(u64),
     Blocks(u64, i64),
-    /// What a slot two levels above pages covers.
+    /// The range of a slot two levels above pages.
     Upper(u64),
-    /// All that the tables translate.
+    /// All addresses that the tables translate.
     All,
     Hostile(u64),
 }
@@ -31,8 +31,8 @@ pub struct Span {
     pub extent: Extent,
 }
 
-/// What hardware does beside an operation: blocks and pages from the start of its range, whether it
-/// writes, and whether it is late.
+/// An access of hardware during an operation: blocks and pages from the start of its range, whether
+/// it writes, and whether it is late.
 pub type Beside = Vec<(u64, u64, bool, bool)>;
 
 #[derive(Clone, Debug)]
@@ -161,7 +161,7 @@ fn attributes() -> impl Strategy<Value = Attributes> {
     prop_oneof![4 => Just(Attributes::RAM), 4 => Just(clean), 1 => Just(read_only), 2 => any]
 }
 
-/// Mostly bits that every format has; seldom more than any has.
+/// Mostly bits that every format has; sometimes more than any format has.
 fn software() -> impl Strategy<Value = Software> {
     let one = (0..Software::MOST as u8).prop_map(Software::bit);
     let any = any::<u8>().prop_map(Software::from_bits);
@@ -201,12 +201,12 @@ fn seed() -> impl Strategy<Value = u64> {
     prop_oneof![3 => Just(0), 1 => Just(u64::MAX), 1 => any::<u64>()]
 }
 
-/// Words too few in a bitmap.
+/// The number of words that a bitmap lacks.
 fn missing() -> impl Strategy<Value = usize> {
     prop_oneof![14 => Just(0), 1 => Just(1)]
 }
 
-/// Enough for what is asked of most operations, or a number at which some run dry.
+/// Enough frames for most operations, or a number with which some run out.
 fn frames() -> impl Strategy<Value = usize> {
     prop_oneof![2 => 0..5usize, 2 => Just(24), 1 => Just(usize::MAX)]
 }
@@ -217,7 +217,8 @@ fn beside() -> impl Strategy<Value = Beside> {
 }
 
 fn commit() -> impl Strategy<Value = Commit> {
-    // Guest and host addresses agree modulo 4 GiB, or 2 MiB, or 64 KiB; or the end is too far.
+    // Guest and host addresses agree modulo 4 GiB, or 2 MiB, or 64 KiB; or the end is beyond the
+    // limit.
     let far =
         prop_oneof![6 => Just(3 << 40), 1 => Just(5 << 21), 1 => Just(1 << 16), 1 => Just(1 << 48)];
     prop_oneof![

@@ -1,4 +1,4 @@
-//! The laziest TLB: it caches whatever was valid when it looked, and forgets only what an
+//! The laziest TLB: it caches whatever was valid when it looked, and drops only what an
 //! invalidation names.
 
 use super::TestPlatform;
@@ -6,23 +6,23 @@ use super::hardware::{Hardware, Leaf, Root, Run, Table, Tree};
 use slat::{Attributes, BreakBeforeMake, Execute, Invalidation, Software, Vmid};
 use std::collections::BTreeMap;
 
-/// What the MMU finds in a part of the tables.
+/// The entries that the MMU finds in a part of the tables.
 type Look = Box<dyn Fn(&TestPlatform, (u64, u64)) -> Tree>;
 
 pub struct Machine {
     vmid: Vmid,
     look: Look,
     slot_size: fn(u64) -> u64,
-    /// Whether the root is loaded: only then are new translations cached.
+    /// Whether the root is loaded: only then does it cache new translations.
     loaded: bool,
     tlb: Vec<Run>,
-    /// Tables that walk caches may point to, and the addresses that they cover. One that is
-    /// `reached` the MMU has walked through; any may have been fetched.
+    /// Tables that walk caches may point to, and the addresses that they cover. The MMU has walked
+    /// through those that are `reached`; it may have fetched any.
     walks: BTreeMap<u64, Table>,
 }
 
-/// A leaf without what a cached translation does not depend on. `dirty` tells whether a write
-/// leaves no trace, `reached` whether the MMU has used the leaf.
+/// A leaf, without the parts that a cached translation does not depend on. `dirty` says whether a
+/// write leaves no trace, `reached` whether the MMU has used the leaf.
 fn cached(run: Run) -> Run {
     let Leaf { own, reached, .. } = run.leaf;
     let own = Attributes {
@@ -36,7 +36,7 @@ fn cached(run: Run) -> Run {
     Run { leaf: Leaf { own, above: true, marks: false, reached, ..run.leaf }, ..run }
 }
 
-/// Whether the first rights (`dirty`: to write without a trace) are among the second.
+/// Whether the first rights (`dirty`: to write without a trace) are included in the second.
 fn weaker(old: &Attributes, new: &Attributes) -> bool {
     let execute =
         old.execute == new.execute || old.execute == Execute::None || new.execute == Execute::All;
@@ -50,7 +50,7 @@ impl Machine {
         Self { vmid, look, slot_size: H::slot_size, loaded: true, tlb, walks }
     }
 
-    /// No CPU has the root loaded any more; what is cached stays.
+    /// No CPU has the root loaded any more; cached entries stay.
     pub fn unload(&mut self) {
         self.loaded = false;
     }
@@ -72,7 +72,7 @@ impl Machine {
         }
     }
 
-    /// The lowest table for `gpa` that the MMU has walked through and still knows.
+    /// Returns the lowest table for `gpa` that the MMU has walked through and still has cached.
     pub fn walk<H: Hardware>(&self, gpa: u64) -> Option<Root> {
         let held = self.walks.iter().filter(|(_, table)| table.reached);
         let held = held.filter(|(_, table)| table.start <= gpa && gpa < table.end);
@@ -95,7 +95,7 @@ impl Machine {
             self.tlb.extend(run.clip(0, start));
             self.tlb.extend(run.clip(end, u64::MAX));
         }
-        // A hint names the level of leaves: what a walk cache holds is of another.
+        // A hint names the level of leaves: walk caches hold other levels.
         if what.tables && what.leaf.is_none() {
             self.walks.retain(|_, table| !table.overlaps(start, end));
         }
@@ -105,8 +105,8 @@ impl Machine {
         assert!(!self.walks.contains_key(&hpa), "a walk cache points to the freed table {hpa:#x}");
     }
 
-    /// Two translations of one address may be cached at once: of two sizes only if the CPU allows
-    /// that, of two addresses or memory types never.
+    /// Checks that the TLB may not hold two translations of one address: two sizes only if the CPU
+    /// allows that, two addresses or memory types never.
     pub fn check_conflicts(&self, tree: &Tree, bbm: BreakBeforeMake) {
         for old in &self.tlb {
             for new in tree.within(old.start, old.end) {
@@ -117,7 +117,8 @@ impl Machine {
         }
     }
 
-    /// Everything cached agrees with the tables; a right that is missing is only slow.
+    /// Checks that everything cached agrees with the tables. A cached entry that lacks a right is
+    /// only slow.
     pub fn check_fresh(&mut self, tree: &Tree) {
         for old in &self.tlb {
             let mut covered = 0;
@@ -155,7 +156,7 @@ impl Machine {
         }
     }
 
-    /// Below a table that is not marked nothing is: neither a leaf nor what is cached.
+    /// Checks that below a table without a mark no leaf is marked, and no cached entry is.
     pub fn check_unmarked(&self, tree: &Tree) {
         for table in tree.tables.values().filter(|table| !table.accessed) {
             let used = |runs: &[Run]| {
@@ -170,7 +171,8 @@ impl Machine {
         }
     }
 
-    /// No TLB would use again, without a trace, what is not marked in this part of the tree.
+    /// Checks that no TLB would use an unmarked leaf in this part of the tree again without a
+    /// trace.
     pub fn check_old(&self, tree: &Tree, start: u64, end: u64) {
         for old in tree.within(start, end).filter(|run| !run.leaf.own.accessed) {
             let used = |run: &&Run| run.leaf.reached && run.clip(old.start, old.end).is_some();

@@ -1,5 +1,5 @@
-//! A machine for tests: memory that is counted, an MMU written from the manual, a TLB that forgets
-//! nothing it was not told to forget.
+//! A machine for tests: memory that is counted, an MMU written from the manual, a TLB that drops
+//! nothing unless it is told to.
 
 // Each test target uses its own part.
 #![allow(dead_code)]
@@ -23,11 +23,11 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-/// What a frame holds before it is filled and after it is freed: to hardware a valid descriptor
-/// with reserved bits set, so that a walk into it fails loudly.
+/// The content of a frame before it is filled and after it is freed: a valid descriptor with
+/// reserved bits set, so that a walk into it fails.
 const POISON: u64 = 0xdead_beef_dead_beef;
 
-/// What the engine told the machine, in order.
+/// The calls of the engine to the machine, in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     Publish,
@@ -35,14 +35,14 @@ pub enum Event {
     Maintain { hpa: u64, bytes: u64, what: Maintenance },
 }
 
-/// When the machine runs on beside the engine.
+/// The moments at which the machine runs while the engine works.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Moment {
-    /// A new table is filled: what it is to replace is still in use.
+    /// A new table is filled; the entry that it is to replace is still in use.
     Fill,
     /// An invalidation begins, and has not completed.
     Invalidating,
-    /// An invalidation has completed, and the engine does not know yet.
+    /// An invalidation has completed, and has not returned to the engine yet.
     Invalidated,
     /// Memory is made coherent.
     Maintain { hpa: u64, bytes: u64 },
@@ -54,7 +54,7 @@ pub fn destroy<F: Format>(tables: Tables<'_, F, TestPlatform>) {
     unsafe { tables.deactivate() }.destroy();
 }
 
-/// Unmaps, completes, and returns what was there.
+/// Unmaps, completes, and returns the leaves that were mapped.
 pub fn unmap<F: Format>(
     guard: &mut Guard<'_, '_, F, TestPlatform>,
     range: GpaRange,
@@ -89,7 +89,7 @@ pub type Meanwhile = Box<dyn FnMut(&TestPlatform, Moment)>;
 
 pub struct TestPlatform {
     bbm: BreakBeforeMake,
-    /// Frames by address. Freed ones stay, poisoned, so that a use after free is seen.
+    /// Frames by address. Freed frames stay, poisoned, so that a use after free is noticed.
     memory: RefCell<BTreeMap<u64, Memory>>,
     live: Cell<usize>,
     limit: Cell<usize>,
@@ -113,12 +113,12 @@ impl TestPlatform {
         }
     }
 
-    /// Frames that were allocated and not given back.
+    /// Returns the number of frames that were allocated and not given back.
     pub fn live(&self) -> usize {
         self.live.get()
     }
 
-    /// From now on, at most `frames` may be live.
+    /// Sets the number of frames that may be live from now on.
     pub fn limit(&self, frames: usize) {
         self.limit.set(frames);
     }
@@ -143,27 +143,27 @@ impl TestPlatform {
         Member::join(self).unwrap()
     }
 
-    /// Has the MMU look at all of the tables: whatever is valid may be cached from now on.
+    /// Makes the MMU look at all of the tables: it may cache from now on whatever is valid.
     pub fn observe(&self) {
         if let Some(machine) = self.machine.borrow_mut().as_mut() {
             machine.observe(self, (0, u64::MAX));
         }
     }
 
-    /// Memory as a table walk reads it.
+    /// Returns memory as a table walk reads it.
     pub fn table(&self, hpa: u64, slots: usize) -> &[AtomicU64] {
         let memory = self.memory.borrow();
         let frame = memory.get(&hpa).unwrap_or_else(|| panic!("no table at {hpa:#x}"));
         assert!(frame.live, "the table at {hpa:#x} was freed");
         let words = &frame.words()[..slots];
-        // SAFETY: the memory is heap of its own, kept until the platform is dropped; `self` is
+        // SAFETY: the frame has its own heap memory, kept until the platform is dropped; `self` is
         // borrowed for as long as the slice.
         unsafe { std::slice::from_raw_parts(words.as_ptr(), slots) }
     }
 }
 
-// SAFETY: frames are heap memory of the size and alignment asked for, each handed out once and
-// kept mapped until the platform is dropped; `invalidate` empties the only TLB there is.
+// SAFETY: frames are heap memory of the size and alignment asked for, each handed out once and kept
+// mapped until the platform is dropped; `invalidate` empties the only TLB.
 unsafe impl Platform for TestPlatform {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         if self.live.get() >= self.limit.get() {
@@ -177,7 +177,7 @@ unsafe impl Platform for TestPlatform {
         self.live.set(self.live.get() + 1);
         let hpa = words.as_ptr() as u64;
         self.memory.borrow_mut().insert(hpa, frame);
-        // SAFETY: memory of that size and alignment, known to nobody else.
+        // SAFETY: memory of that size and alignment, which no other code has.
         unsafe { Frame::from_hpa(Hpa(hpa)) }
     }
 
@@ -244,7 +244,7 @@ impl Drop for TestPlatform {
             let poisoned =
                 |word: &AtomicU64| word.load(std::sync::atomic::Ordering::Relaxed) == POISON;
             let intact = frame.live || frame.words().iter().all(poisoned);
-            // SAFETY: allocated with that layout, and nobody can reach it any more.
+            // SAFETY: allocated with that layout, and no code can reach it any more.
             unsafe { std::alloc::dealloc(frame.words.as_ptr().cast(), frame.layout) };
             if !std::thread::panicking() {
                 assert!(intact, "the frame at {hpa:#x} was written after it was freed");

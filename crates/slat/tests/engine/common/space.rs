@@ -1,4 +1,4 @@
-//! Turns the places of a history into addresses of one format and width, and plays it.
+//! Converts the places of a history into addresses of one format and width, and runs the history.
 
 use super::TestPlatform;
 use super::hardware::Hardware;
@@ -48,8 +48,8 @@ impl<H: Hardware> Space<H> {
         range.ok()
     }
 
-    /// Guest and host addresses agree modulo every leaf size, or modulo some, or not at all. Where a
-    /// field of Arm's descriptors ends they are around that.
+    /// Guest and host addresses agree modulo every leaf size, or modulo some, or not at all. Where
+    /// an address field of Arm's descriptors ends, addresses are around that.
     fn hpa(&self, start: u64, delta: usize) -> u64 {
         let far = match H::PARTED {
             0 => 3 * Self::UPPER,
@@ -92,14 +92,14 @@ impl<H: Hardware> Space<H> {
         match *op {
             Op::Map { span, delta, attributes, largest, frames } => {
                 let Some(range) = self.range(span) else { return };
-                // All of a wide guest is more than there is memory for.
+                // All of a wide guest is more than fits into memory.
                 if matches!(span.extent, Extent::All) && self.bits > 40 {
                     return;
                 }
                 let hpa = self.hpa(range.start().0, delta);
                 let what = Mapping { hpa, attributes, largest: self.size(largest) };
                 let mut stopped = world.map(range, what, frames.min(self.most_frames));
-                // Resumed at most twice: a large range may need more frames than there are.
+                // It is resumed at most twice: a large range may need more frames than there are.
                 for _ in 0..2 {
                     let Some(at) = stopped else { break };
                     let rest = GpaRange::new(Gpa(at), range.end().0 - at).unwrap();
@@ -147,7 +147,7 @@ impl<H: Hardware> Space<H> {
             }
             Op::Age { span, scan, ref beside } => {
                 let Some(range) = self.range(span) else { return };
-                // Only before an exact scan reads leaves is it known what it will find.
+                // Only before an exact scan reads leaves is its result known.
                 if scan.how.clear && scan.how.skip == Skip::Exact && !scan.how.fresh {
                     self.beside(world, range.start().0, beside);
                 }

@@ -18,8 +18,8 @@ pub fn range(start: u64, size: u64) -> GpaRange {
     GpaRange::new(Gpa(start), size).unwrap()
 }
 
-/// A guest that is empty, and a cache of so many frames; afterwards no frame is missing, and the
-/// guard has counted all leaves that are there.
+/// An empty guest, and a cache of `frames` frames. It checks afterwards that no frame is missing,
+/// and that the guard has counted all leaves that are there.
 pub fn on_stage<H: Hardware>(
     (format, bits, frames): (H::Format, u32, usize),
     body: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
@@ -40,7 +40,7 @@ pub fn on_stage<H: Hardware>(
     assert_eq!(platform.live(), 0, "frames leaked");
 }
 
-/// Refused at that address for that reason; returns what it says.
+/// Checks that a call was refused at that address for that reason; returns the message.
 #[track_caller]
 pub fn refused<R, E: Debug + PartialEq + Display>(
     result: Result<R, Halted<E>>,
@@ -52,7 +52,7 @@ pub fn refused<R, E: Debug + PartialEq + Display>(
     halted.to_string()
 }
 
-/// A guard whose operations have done nothing but look.
+/// Checks that the guard's operations have changed nothing.
 #[track_caller]
 pub fn idle<H: Hardware>(guard: &GuardOf<'_, '_, H>) {
     let slots_read = guard.counts().slots_read;
@@ -67,7 +67,7 @@ pub fn says(text: &str, words: &[&str]) {
     }
 }
 
-/// What `gpa` translates to, if it is mapped.
+/// Returns the host address that `gpa` translates to, if it is mapped.
 #[track_caller]
 pub fn host<H: Hardware>(guard: &GuardOf<'_, '_, H>, gpa: u64) -> Option<Hpa> {
     guard.translate(Gpa(gpa)).unwrap().map(|found| found.hpa)

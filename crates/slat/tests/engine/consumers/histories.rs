@@ -1,4 +1,5 @@
-//! Random histories of all that changes leaves, beside a set of pages for each consumer.
+//! Random histories of all operations that change leaves, compared with a set of pages for each
+//! consumer.
 
 use super::*;
 use proptest::prelude::*;
@@ -14,12 +15,12 @@ enum Op {
     Split(Span),
     Collapse,
     Unmap(Span),
-    /// With nobody's, one's, or everybody's dirty state.
+    /// Maps with the dirty state of none, one, or all consumers.
     Map(Span, bool, usize),
     Replace(Span, bool),
 }
 
-/// Where it begins, and how long it is: pages, or in parts of a block.
+/// The start and length of a range, in pages or in blocks.
 #[derive(Clone, Copy, Debug)]
 struct Span(u64, u64, bool);
 
@@ -27,13 +28,13 @@ fn range_of(gpa: Gpa, bytes: u64) -> GpaRange {
     range(gpa.0, bytes)
 }
 
-/// Blocks that histories are about.
+/// The number of blocks in the histories.
 const BLOCKS: u64 = 2;
 
 fn op() -> impl Strategy<Value = Op> {
     let span = (0..40u64, 1..12u64, prop::bool::weighted(0.4))
         .prop_map(|(at, count, blocks)| Span(at, count, blocks));
-    // A log, a pager, and nobody.
+    // For a log, a pager, or no consumer.
     let whom = prop_oneof![3 => Just(0usize), 3 => Just(1), 1 => Just(2)];
     prop_oneof![
         6 => (0..60u64).prop_map(Op::Write),
@@ -51,7 +52,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The pages that each of a log, a pager, and nobody would find dirty.
+/// The pages that a log, a pager, and a harvest for no consumer would find dirty.
 struct Views<'b, 'c, 't, 'p, H: Hardware> {
     bed: &'b mut Bed<'c, 't, 'p, H>,
     dirty: [BTreeSet<u64>; 3],
@@ -193,7 +194,8 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
         }
     }
 
-    /// What one takes, others have not; nobody finds it any more.
+    /// A page that one consumer takes stays dirty for the other, and not for a harvest without a
+    /// consumer.
     fn taken(&mut self, whom: usize, range: GpaRange) {
         for view in [whom, 2] {
             Self::pages(range).for_each(|gpa| _ = self.dirty[view].remove(&gpa));

@@ -1,5 +1,5 @@
-//! The engine beside the flat model, where maps fold: a group is one leaf to hardware and to the
-//! model.
+//! The engine compared with the flat model, with maps that fold: a group is one leaf to hardware
+//! and to the model.
 
 use crate::common::flat::Flat;
 use crate::common::hardware::grouped::Grouped;
@@ -55,14 +55,15 @@ pub struct Bed<'p, const G: u32> {
     bbm: BreakBeforeMake,
     flat: Rc<RefCell<Flat>>,
     marks: bool,
-    /// The next operation drops what it owes; somebody did.
+    /// The next operation drops what it owes. `pending`: an earlier one did.
     pub drops: bool,
     pending: bool,
-    /// Tables that were unlinked: nobody gives them back.
+    /// The number of tables that were unlinked; the bed does not reclaim them.
     retired: usize,
-    /// What the last operation cost, and called for, without what it completed at its end.
+    /// The cost and the events of the last operation, without the invalidation that it completed at
+    /// its end.
     pub counts: Counts,
-    /// Leaves that guards say came and went.
+    /// Leaves that guards have counted as added and removed.
     sizes: Sizes,
     pub events: Vec<Event>,
 }
@@ -98,15 +99,15 @@ impl<'p, const G: u32> Bed<'p, G> {
         self.hardware.tree(self.platform)
     }
 
-    /// While nobody has frames at hand, all are in tables, or in those that were unlinked.
+    /// While no cache has frames, all frames are in tables, linked or unlinked.
     pub fn check_frames(&self) {
         let tables = self.tree().tables.len();
         assert_eq!(self.platform.live(), 1 + tables + self.retired, "frames");
     }
 
-    /// An operation in a guard, and what it leaves: no mark, no group in part, nothing that two
-    /// translations could be cached of; once completed, nothing stale; all groups that `range` does
-    /// not touch.
+    /// Runs an operation in a guard, and checks the result: no mark is left, no group in part, and
+    /// nothing that a TLB could have two translations of; once completed, nothing is stale; groups
+    /// outside `range` are whole.
     fn run<R>(
         &mut self,
         range: GpaRange,
@@ -135,7 +136,7 @@ impl<'p, const G: u32> Bed<'p, G> {
             guard.complete();
             let expected = if self.pending && was_pending { Some(ALL) } else { owed };
             let found = invalidations(&self.platform.take_events());
-            // What was dropped may have been covered by what was completed inside.
+            // An invalidation that completed inside may have covered what was dropped.
             assert!(
                 found == Vec::from_iter(expected) || found == Vec::from_iter(owed),
                 "{found:?}"
@@ -158,7 +159,7 @@ impl<'p, const G: u32> Bed<'p, G> {
         (before, result, after)
     }
 
-    /// Invalidations inside the last operation.
+    /// Returns the invalidations inside the last operation.
     pub fn executed(&self) -> Vec<Invalidation> {
         invalidations(&self.events)
     }
@@ -168,7 +169,7 @@ impl<'p, const G: u32> Bed<'p, G> {
         check_sizes::<Grouped<G>>(tree, self.sizes);
     }
 
-    /// The block that an end of the range cuts: a group is no block.
+    /// Whether an end of the range cuts a block; a group is not a block.
     fn cuts(&self, before: &Tree, range: &GpaRange) -> bool {
         let cut = |edge: u64| {
             before
@@ -227,8 +228,8 @@ impl<'p, const G: u32> Bed<'p, G> {
         assert!(result.is_err() || result == Ok(bytes), "bytes mapped: {result:?}, not {bytes:#x}");
         let wanted = new.iter().map(|(from, to)| (hpa + (from - start), hpa + (to - start)));
         let wanted = maintenance(&attributes).map_or(Vec::new(), |_| wanted.collect());
-        // A page of a group may be so twice: the walk had seen it empty, with the first of the
-        // group.
+        // A page of a group may be made coherent twice: the walk saw it empty as the group's first
+        // page was mapped.
         let mut found: Vec<(u64, u64)> = Vec::new();
         for piece in maintained(&self.events, maintenance(&attributes).as_ref()) {
             match found.last_mut() {
@@ -240,7 +241,7 @@ impl<'p, const G: u32> Bed<'p, G> {
         assert_eq!(self.counts.invalidations, self.executed().len() as u64);
         if range.size() > 1 << G {
             assert_eq!(self.counts.bytes_changed, bytes);
-            // In a table that was there, a group is held slot by slot, then filled.
+            // In a table that existed before, each slot of a group is frozen, then filled.
             let (slots, links) = filled::<Grouped<G>>(&before, &after);
             let stores = |(from, to)| {
                 let runs = after.within(from, to);
@@ -255,7 +256,7 @@ impl<'p, const G: u32> Bed<'p, G> {
             let expected = slots + links.len() as u64 + all - built;
             assert_eq!(self.counts.slots_written, expected, "a store a slot, two in groups");
         }
-        // Whatever can be folded is.
+        // Everything that can be folded is folded.
         for slot in [1 << G, Grouped::<G>::size(1)] {
             let bytes = Grouped::<G>::group(slot);
             let first = start.next_multiple_of(bytes);
@@ -279,7 +280,8 @@ impl<'p, const G: u32> Bed<'p, G> {
             let (before, result, after) = self.run(rest, |tables, guard| {
                 let mut removals = slat::Removals::new(tables, &mut storage);
                 let result = guard.unmap(rest, &mut removals);
-                // Dropped, the memory is nobody's, and the invalidation the next map's.
+                // If the removals are dropped, the memory is not handed out, and the next map
+                // executes the invalidation.
                 if !dropped {
                     removed.extend(removals.complete());
                 }
@@ -301,7 +303,7 @@ impl<'p, const G: u32> Bed<'p, G> {
                 true => flat.within(at, stopped).map(|(at, piece)| (at, *piece)).collect(),
                 false => vec![],
             };
-            // What is handed out, byte for byte.
+            // The memory that was handed out, byte for byte.
             let mut out = Flat::default();
             for leaves in removed.drain(..) {
                 out.map(leaves.gpa.0, leaves.gpa.0 + leaves.bytes, leaves.hpa.0, leaves.attributes);
@@ -341,8 +343,8 @@ impl<'p, const G: u32> Bed<'p, G> {
             let Some(part) = run.clip(start, end) else { continue };
             let old = run.leaf.own;
             let new = rule.of(old, run.leaf.marks);
-            // What is used, or read as a whole, is so as a whole; other changes leave the rest
-            // alone.
+            // Accessed state, and reads, apply to whole leaves; other changes leave the rest of a
+            // leaf as it is.
             let state = Attributes { accessed: new.accessed, ..old } == new;
             let (from, to) = match state {
                 true => (
@@ -468,7 +470,8 @@ impl<'p, const G: u32> Bed<'p, G> {
         self.settle(&after);
     }
 
-    /// Unfolds, while hardware uses an address: in the invalidation, as a TLB that holds the group.
+    /// Unfolds while hardware uses an address, in the invalidation, through a TLB that holds the
+    /// group.
     pub fn unfold(&mut self, range: GpaRange, beside: Option<(u64, bool)>) {
         let (flat, hardware) = (self.flat.clone(), self.hardware);
         let groups = self.tree();
@@ -509,8 +512,8 @@ impl<'p, const G: u32> Bed<'p, G> {
         assert_eq!(self.counts, costs);
         assert!(groups.is_empty() || self.events.last() == Some(&Event::Publish), "unseen");
         assert_eq!(after.within(range.start().0, range.end().0).find(grouped), None);
-        // The access may have come in an invalidation that completed later, owed by an operation
-        // before.
+        // The access may have come in an invalidation that completed later, owed by an earlier
+        // operation.
         self.settle(&self.tree());
     }
 
@@ -526,7 +529,7 @@ impl<'p, const G: u32> Bed<'p, G> {
         self.settle(&self.tree());
     }
 
-    /// What lookups say: a group is one leaf.
+    /// Checks lookups: a group is one leaf.
     pub fn look(&mut self, gpa: u64) {
         let (tree, mut guard) = (self.tree(), self.tables.enter(&mut self.member).unwrap());
         let run = tree.at(gpa);
@@ -552,8 +555,8 @@ impl<'p, const G: u32> Bed<'p, G> {
     }
 }
 
-/// A group whose members stay as leaves of their own was invalidated as a whole, as the leaf of
-/// that level that it was.
+/// Checks that a group whose members became single leaves was invalidated as a whole, as one leaf
+/// of its level.
 fn check_unfolded<const G: u32>(
     before: &Tree,
     after: &Tree,

@@ -19,7 +19,7 @@ fn size(bytes: u64) -> PageSize {
     PageSize::from_bytes(bytes).unwrap()
 }
 
-/// Bit 52 of each slot of `slot` bytes in what a map of `pages` around groups leaves.
+/// Maps `slots` slots of `slot` bytes around groups with folding; returns bit 52 of each slot.
 fn folded<const GRANULE: u32>(slot: u64, group: u64, from: u64, slots: u64, hpa: u64) -> Vec<bool>
 where
     Grouped<GRANULE>: Hardware<Format = Arm64<GRANULE>>,
@@ -49,7 +49,7 @@ fn runs(lengths: &[(usize, bool)]) -> Vec<bool> {
 
 #[test]
 fn whole_aligned_groups_of_the_manuals_sizes_are_folded_and_nothing_else() {
-    // Three slots before, two groups, two slots behind; memory that is aligned as the group is.
+    // Three slots before, two groups, two slots after them; memory with the alignment of the group.
     let around = |count: usize| runs(&[(3, false), (2 * count, true), (2, false)]);
     assert_eq!(folded::<12>(4 * K, 64 * K, 13, 37, 1 << 39), around(16));
     assert_eq!(folded::<12>(2 * M, 32 * M, 13, 37, 1 << 39), around(16));
@@ -57,7 +57,7 @@ fn whole_aligned_groups_of_the_manuals_sizes_are_folded_and_nothing_else() {
     assert_eq!(folded::<14>(32 * M, G, 29, 69, 1 << 39), around(32));
     assert_eq!(folded::<16>(64 * K, 2 * M, 29, 69, 1 << 39), around(32));
     assert_eq!(folded::<16>(512 * M, 16 * G, 29, 35, 1 << 39), runs(&[(3, false), (32, true)]));
-    // Memory that is aligned to leaves only.
+    // Memory that is only aligned to leaves.
     assert_eq!(folded::<12>(4 * K, 64 * K, 0, 32, 4 * K), runs(&[(32, false)]));
     assert_eq!(folded::<12>(2 * M, 32 * M, 0, 32, 2 * M), runs(&[(32, false)]));
 }
@@ -73,7 +73,7 @@ fn a_folded_page_is_the_descriptor_of_the_manual() {
         assert_eq!((found.hpa, found.size), (Hpa(0x8000_3123), size(64 * K)));
         let dump = guard.dump().to_string();
         assert!(dump.contains("1 x 64k"), "{dump}");
-        // One page loses a right: all are leaves of their own, without the bit.
+        // One page loses a right: all become single leaves, without the bit.
         guard.write_protect(range(0x7_5000, 4 * K)).unwrap();
         assert_eq!(guard.descriptor(Gpa(0x7_3000)).unwrap().0, 0x0000_0000_8000_37ff);
         assert_eq!(guard.descriptor(Gpa(0x7_5000)).unwrap().0, 0x0100_0000_8000_577f);
@@ -127,7 +127,7 @@ fn a_group_of_which_one_slot_was_emptied_is_filled_behind_one_invalidation_of_al
                 events.filter_map(only).collect::<Vec<_>>()
             };
             let one = range(2 * M + member * 4 * K, 4 * K);
-            // Their table stays, whatever is unmapped.
+            // This page keeps the table, whatever is unmapped.
             guard.map(range(3 * M, 4 * K), Hpa(3 * M), RAM, page, cache).unwrap();
             for pending in [true, false] {
                 assert_eq!(guard.map(one, Hpa(G), RAM, page, cache), Ok(4 * K));
@@ -137,7 +137,7 @@ fn a_group_of_which_one_slot_was_emptied_is_filled_behind_one_invalidation_of_al
                 if !pending {
                     assert_eq!(removals.complete().count(), 1);
                 }
-                // One that nobody has used before is none of its business.
+                // A group that was never filled needs no invalidation.
                 let fresh = range(2 * M + 128 * K, 64 * K);
                 executed();
                 let hpa = Hpa(4 * G + 128 * K);
@@ -162,7 +162,8 @@ fn a_group_of_which_one_slot_was_emptied_is_filled_behind_one_invalidation_of_al
                 assert_eq!(all.last(), pending.then_some(&whole), "{member}, {reserves}");
                 assert!(pending || all.is_empty());
                 if reserves {
-                    // Each reserved, then held, then filled; one of them reserved alone before.
+                    // Each slot is reserved, then frozen, then filled; the fault's own may have
+                    // been reserved before.
                     let alone = u64::from(member != 0);
                     let written = after.slots_written - before.slots_written;
                     assert!((48..=48 + alone).contains(&written), "{written}");
@@ -184,7 +185,7 @@ fn a_page_is_as_dirty_as_its_group_whichever_member_hardware_marked() {
         let mut bed = Bed::<12>::new(&platform, BBM[0], format, 31);
         bed.map(range(2 * M, 64 * K), G, clean, size(4 * K), 4, true);
         bed.access(2 * M + page * 4 * K, write);
-        // Some member is marked, and all of these are changed.
+        // Hardware marked some member; these calls change all of the group.
         bed.rewrite(range(2 * M, 4 * K), Rule::Clean);
         bed.rewrite(range(2 * M + 60 * K, 4 * K), Rule::Clean);
         bed.rewrite(range(2 * M + 32 * K, 4 * K), Rule::WriteProtect);
@@ -200,24 +201,24 @@ fn a_group_that_needs_no_change_is_not_touched_and_one_that_is_aged_is_counted_s
     let mut bed = Bed::<12>::new(&platform, BBM[0], format, 31);
     let group = range(2 * M, 64 * K);
     bed.map(group, G, quiet, size(4 * K), 4, true);
-    // Their table stays, whatever is unmapped.
+    // This page keeps the table, whatever is unmapped.
     bed.map(range(3 * M, 4 * K), 3 * M, quiet, size(4 * K), 0, false);
-    // One member is marked; what is wanted of the others is so already.
+    // One member is marked; the rest already is as the rules want it.
     bed.access(2 * M + 20 * K, false);
     for rule in [Rule::WriteProtect, Rule::Clean] {
         bed.rewrite(group, rule);
         assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (0, 0), "{rule:?}");
     }
-    // Of the part of a group nothing is cleared, and all of it is looked at.
+    // For a part of a group nothing is cleared, and the whole group is read.
     bed.age(range(2 * M, 32 * K), true);
     assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (0, 0));
     bed.age(group, true);
     assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (1, 4 * K));
-    // By the walk, and once for all of them.
+    // The walk reads each slot, and the group is read once as a whole.
     assert!((32..64).contains(&bed.counts.slots_read), "{:?}", bed.counts);
     bed.rewrite(group, Rule::Relax(Access::Read));
     assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (16, 64 * K));
-    // Held, then emptied.
+    // Each slot is frozen, then emptied.
     bed.unmap(group);
     assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (32, 64 * K));
     bed.destroy();
@@ -236,7 +237,7 @@ fn a_group_that_finds_no_room_is_unfolded_and_stays() {
         assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [4 * K]);
         let left: Vec<_> = guard.leaves(group).unwrap().map(|leaf| leaf.unwrap().size).collect();
         assert_eq!(left, [page; 16]);
-        // Room for it as a whole: neighbours of one kind.
+        // There is room for the group as one run.
         assert_eq!(guard.unmap(range(2 * M, 2 * M), &mut removals), Ok(64 * K));
         assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [64 * K]);
     });
@@ -291,7 +292,7 @@ fn a_block_that_is_put_together_of_groups_and_pages_is_counted_as_one_block() {
         if groups < 32 {
             bed.map(range(2 * M + folded, 2 * M - folded), G + folded, RAM, page, 4, false);
         }
-        // The bed holds the counts against the tree after each.
+        // After each operation the bed compares the counts with the tree.
         bed.collapse(block, size(2 * M));
         assert_eq!(bed.tree().at(2 * M).unwrap().size, 2 * M);
         bed.destroy();
@@ -328,7 +329,7 @@ fn inactive_tables_unfold_what_changes_in_part() {
     let (all, attributes) = (range(2 * M, 256 * K), Attributes { dirty: false, ..RAM });
     let page = size(4 * K);
     assert_eq!(tables.map_contiguous(all, Hpa(0), attributes, page, &mut cache), Ok(256 * K));
-    // The machine wrote somewhere in the second group.
+    // The machine wrote to a page of the second group.
     let tables = tables.activate();
     let hardware = Grouped::<12>::of(&tables);
     let wrote = hardware.access(&platform, hardware.root(), 2 * M + 70 * K, true);
@@ -362,8 +363,8 @@ fn inactive_tables_unfold_what_changes_in_part() {
     destroy(tables);
 }
 
-/// Addresses where pages are folded in groups, or else blocks: units of a group of pages, or of a
-/// block, and pages.
+/// A range where pages are folded in groups, or one of blocks. Units are groups of pages, or
+/// blocks; then pages.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     blocks: bool,
@@ -399,7 +400,7 @@ fn span() -> impl Strategy<Value = Span> {
     let length = prop_oneof![
         3 => (1..4u64).prop_map(|pages| (0, pages)),
         6 => (1..4u64, 0..2u64),
-        // A group of blocks, and more.
+        // A group of blocks, and more than one.
         3 => prop_oneof![Just((16, 0)), Just((16, 1)), Just((18, 0))],
     ];
     (prop::bool::weighted(0.35), 0..3u64, page, length)
@@ -457,7 +458,7 @@ fn history() -> impl Strategy<Value = History> {
     let bbm = prop_oneof![2 => Just(BBM[0]), 1 => Just(BBM[1]), 1 => Just(BBM[2])];
     let steps = prop::collection::vec((op(), prop::bool::weighted(0.25)), 1..24);
     (bbm, prop::bool::weighted(0.75), attributes(), steps).prop_map(|(bbm, marks, first, steps)| {
-        // Where hardware marks no writes, nothing is writable and clean.
+        // Where hardware marks no writes, no leaf is writable and clean.
         let dirty = first.dirty || first.write && !marks;
         History { bbm, marks, first: Attributes { dirty, ..first }, steps }
     })
@@ -487,7 +488,7 @@ where
         Config { forced_write_back: false, hardware_marks: history.marks, split_execute: false };
     let format = Grouped::<GRANULE>::format(&config);
     let mut bed = Bed::<GRANULE>::new(&platform, history.bbm, format, bits);
-    // Groups to begin with.
+    // The history begins with groups.
     for (from, bytes, largest) in [(block, 4 * group, 0), (blocks, blocks, 1)] {
         let from = range(from, bytes);
         bed.map(from, from.start().0 + (1 << 40), history.first, nth(largest), 8, true);

@@ -1,13 +1,13 @@
-//! Arm's stage-2 walk, from the manual (DDI 0487): levels are Arm's (3 is that of pages), bits are
-//! numbers.
+//! Arm's stage-2 walk, from the manual (DDI 0487). Levels are Arm's (3 is the level of pages), and
+//! bits are numbers.
 
 use super::{Config, Hardware, Root, TestPlatform};
 use slat::format::AttributeError;
 use slat::format::arm64::{Arm64, Shareability};
 use slat::{Attributes, Execute, Format, Memory, Tables};
 
-/// What VTCR_EL2 and VTTBR_EL2 say, with a granule of `2^G` bytes. `WIDE` is for 52 bits: VTCR_EL2.DS
-/// (FEAT_LPA2), or with 64K a VTCR_EL2.PS of 52 bits (FEAT_LPA).
+/// The configuration by VTCR_EL2 and VTTBR_EL2, with a granule of `2^G` bytes. `WIDE` is for 52
+/// bits: VTCR_EL2.DS (FEAT_LPA2), or with 64K a VTCR_EL2.PS of 52 bits (FEAT_LPA).
 #[derive(Clone, Copy, Debug)]
 pub struct Arm<const G: u32, const WIDE: bool = false> {
     /// 64 - T0SZ.
@@ -31,7 +31,7 @@ pub struct Leaf {
     pub oa: u64,
     pub mem_attr: u64,
     pub s2ap: u64,
-    /// 0 where the leaf has no such field: with DS.
+    /// 0 where the leaf has no such field, as with DS.
     pub sh: u64,
     pub af: bool,
     pub dbm: bool,
@@ -50,7 +50,7 @@ pub enum Descriptor {
     Leaf(Leaf),
 }
 
-/// Of the ignored bits those that the engine does not use.
+/// The ignored bits that the engine does not use.
 pub const USERS: [u32; 6] = [55, 57, 59, 60, 61, 62];
 
 fn bits(raw: u64, high: u32, low: u32) -> u64 {
@@ -61,14 +61,14 @@ impl<const G: u32, const WIDE: bool> Arm<G, WIDE> {
     const DS: bool = WIDE && G < 16;
     const LPA: bool = WIDE && G == 16;
 
-    /// Bits that a slot of `level` covers.
+    /// Returns the bits that a slot of `level` covers.
     pub fn level_shift(level: u32) -> u32 {
         G + (G - 3) * (3 - level)
     }
 
-    /// Slots of the concatenated root. `AArch64.S2InconsistentSL` of the manual's pseudocode: at
-    /// least one bit is resolved by the root, at most one stride and four bits of concatenation.
-    /// `AArch64.S2MinTxSZ`: T0SZ is 16 at least, with DS or FEAT_LPA 12.
+    /// Returns the slots of the concatenated root. `AArch64.S2InconsistentSL` of the manual's
+    /// pseudocode: the root resolves at least one bit, and at most one stride and four bits of
+    /// concatenation. `AArch64.S2MinTxSZ`: T0SZ is at least 16, with DS or FEAT_LPA 12.
     pub fn root_slots(&self) -> usize {
         assert!(self.address_bits <= Self::OUTPUT, "T0SZ is too small: always faults");
         let (stride, below) = (G - 3, Self::level_shift(self.start_level));
@@ -77,9 +77,9 @@ impl<const G: u32, const WIDE: bool> Arm<G, WIDE> {
         1 << (self.address_bits - below)
     }
 
-    /// D8.3.1. Reserved bits must be zero; the engine sets no nT, and no ignored
-    /// bits but its own 62:55. With DS, bits 49 and 48 are address bits, and bits 9:8 are address
-    /// bits 51:50, in tables and leaves alike; with FEAT_LPA bits 15:12 are address bits 51:48.
+    /// D8.3.1. Reserved bits must be zero; the engine sets no nT, and no ignored bits except 62:55,
+    /// which it uses. With DS, bits 49 and 48 are address bits, and bits 9:8 are address bits
+    /// 51:50, in tables and leaves; with FEAT_LPA bits 15:12 are address bits 51:48.
     pub fn fields(raw: u64, level: u32) -> Descriptor {
         if raw & 1 == 0 {
             return Descriptor::Invalid;
@@ -101,7 +101,7 @@ impl<const G: u32, const WIDE: bool> Arm<G, WIDE> {
             return Descriptor::Table(raw & !3);
         }
         assert!(raw & 2 != 0 || level < 3, "0b01 is reserved at level 3: {raw:#x}");
-        // With DS, 512 GiB and 64 GiB. (With FEAT_LPA 4 TiB, which the engine does not make.)
+        // With DS, 512 GiB and 64 GiB. (With FEAT_LPA 4 TiB, which the engine does not use.)
         let largest = if G == 12 { 1 } else { 2 } - u32::from(Self::DS);
         assert!(level >= largest, "no block at level {level} of this granule: {raw:#x}");
         assert_eq!(bits(raw, 11, 11), 0, "FnXS of {raw:#x}");
@@ -139,7 +139,7 @@ impl<const G: u32, const WIDE: bool> Arm<G, WIDE> {
         }
     }
 
-    /// The leaf in the engine's words, by D8.6.5 (D8.6.6 with FWB) and D8.4 for rights.
+    /// Returns the leaf in the engine's terms, by D8.6.5 (D8.6.6 with FWB), and D8.4 for rights.
     pub fn attributes(&self, leaf: &Leaf) -> Attributes {
         let memory = match (leaf.mem_attr, self.forced_write_back) {
             (0b1111, false) | (0b0110, true) => Memory::Normal,
@@ -175,7 +175,7 @@ impl<const G: u32, const WIDE: bool> Hardware for Arm<G, WIDE> {
     } else {
         0
     };
-    /// Of those with DS, the engine leaves out 512 GiB.
+    /// Of the sizes with DS, the engine leaves out 512 GiB.
     const SIZES: u32 = if G == 12 || Self::DS { 3 } else { 2 };
     /// Without FEAT_HAFT, and stage 2 has no hierarchical permissions.
     const TABLES_COUNT: bool = false;

@@ -5,7 +5,8 @@ use super::{Config, Descriptor, Hardware, Leaf, Root, TestPlatform};
 use slat::format::AttributeError;
 use slat::{Attributes, Execute, Memory, Tables};
 
-/// What a CPU has, beyond four levels and 2 MiB pages; five where the EPT pointer says so.
+/// The features of a CPU besides four levels and 2 MiB pages; it has five levels if the EPT pointer
+/// says so.
 #[derive(Clone, Copy, Debug)]
 pub struct Cpu {
     pub maxphyaddr: u32,
@@ -17,7 +18,7 @@ pub struct Cpu {
 pub const XEON: Cpu =
     Cpu { maxphyaddr: 46, huge_1g: true, execute_only: false, mode_based_execute: false };
 
-/// What hardware makes of an entry.
+/// How hardware reads an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
     NotPresent,
@@ -43,12 +44,12 @@ pub struct Page {
     pub ignore_pat: bool,
     pub accessed: bool,
     pub dirty: bool,
-    /// Bits 57, 58, 60, 61 and 63: other features' rights.
+    /// Bits 57, 58, 60, 61 and 63, which are rights of other features.
     pub features: u64,
 }
 
 impl Cpu {
-    /// The SDM's level of an entry: 5 in the PML5, 4 in the PML4, 1 in a page table.
+    /// Returns the SDM's level of an entry: 5 in the PML5, 4 in the PML4, 1 in a page table.
     pub fn decode(&self, raw: u64, level: u8) -> Entry {
         let bit = |n: u32| raw >> n & 1 == 1;
         let field = |high: u32, low: u32| raw >> low & ((1 << (high - low + 1)) - 1);
@@ -106,10 +107,10 @@ impl Cpu {
     }
 }
 
-/// Bits that hardware ignores in an entry that maps a page, but the engine's.
+/// Bits that hardware ignores in an entry that maps a page, except those that the engine uses.
 pub const USERS: [u32; 6] = [52, 55, 56, 59, 53, 54];
 
-/// A CPU with an EPT pointer loaded; if `FIVE`, one that can walk five levels.
+/// A CPU with an EPT pointer loaded; with `FIVE`, one that can walk five levels.
 #[derive(Clone, Copy, Debug)]
 pub struct Ept<const HUGE_1G: bool, const FIVE: bool = false> {
     pub cpu: Cpu,
@@ -118,7 +119,7 @@ pub struct Ept<const HUGE_1G: bool, const FIVE: bool = false> {
     /// Bits 51:12 of the EPT pointer, and its bit 6.
     pub root: u64,
     pub accessed_dirty: bool,
-    /// What the guest may use of the root: hardware itself looks at all of it.
+    /// The part of the root that the guest may use; hardware itself reads all of it.
     pub address_bits: u32,
 }
 
@@ -182,7 +183,7 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Ept<HUGE_1G, FIVE> {
             Entry::Table { address, rights } => {
                 let user = rights.execute_kernel && rights.execute_user;
                 assert!(rights.read && user, "a table withholds more than writes: {raw:#x}");
-                // Where hardware marks nothing, nothing can be concluded from bit 8.
+                // Where hardware marks nothing, bit 8 says nothing.
                 let accessed = bit(8) || !self.accessed_dirty;
                 Descriptor::Table { table: address, accessed, write: rights.write }
             }
@@ -221,14 +222,14 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Ept<HUGE_1G, FIVE> {
         }
     }
 
-    /// And bits 53 and 54 of a table, of those that hardware ignores.
+    /// And bits 53 and 54 of a table, which hardware ignores.
     fn marked(raw: u64, height: u32) -> bool {
         let table = raw & 1 == 1 && height > 0 && raw & 1 << 7 == 0;
         raw & Self::MARK != 0 || table && raw & 0b11 << 53 != 0
     }
 
-    /// "Accessed and Dirty Flags for EPT": A in each entry that is used, D in that of a page that
-    /// is written.
+    /// "Accessed and Dirty Flags for EPT": A in each entry that is used, D in the entry of a page
+    /// that is written.
     fn used(&self, raw: u64, write: bool) -> u64 {
         let marks = if write { 0x300 } else { 0x100 };
         if self.accessed_dirty { raw | marks } else { raw }

@@ -1,5 +1,5 @@
-//! Arm's stage 2 with the Contiguous bit (DDI 0487, D8.7): a TLB may take all of a group from any
-//! member's descriptor, and mark any member for an access to any other.
+//! Arm's stage 2 with the Contiguous bit (DDI 0487, D8.7): a TLB may cache all of a group from any
+//! member's descriptor, and may mark any member for an access to any other.
 
 use super::arm::{Arm, Descriptor, Leaf as Fields};
 use super::{Access, Config, Hardware, Leaf, Root, Run, TestPlatform, Tree, append, collected};
@@ -13,11 +13,12 @@ use std::sync::atomic::Ordering;
 #[derive(Clone, Copy, Debug)]
 pub struct Grouped<const G: u32>(pub Arm<G>);
 
-/// In what is collected slot by slot: the leaf has the Contiguous bit.
+/// A flag of leaves that were collected slot by slot: the leaf has the Contiguous bit.
 const CONTIGUOUS: u64 = 1 << 63;
 
 impl<const G: u32> Grouped<G> {
-    /// Slots of a group of leaves: table "Contiguous bit" of D8.7, by granule and level.
+    /// Returns the slots of a group of leaves: table "Contiguous bit" of D8.7, by granule and
+    /// level.
     const fn count(level: u32) -> u64 {
         match (G, level) {
             (12, 3) | (12, 2) => 16,
@@ -27,18 +28,18 @@ impl<const G: u32> Grouped<G> {
         }
     }
 
-    /// Bytes of a group of slots of so many bytes.
+    /// Returns the bytes of a group of slots of `slot` bytes.
     pub fn group(slot: u64) -> u64 {
         slot * Self::count(3 - Self::height(slot))
     }
 
-    /// Whether a leaf of so many bytes is a group.
+    /// Whether a leaf of `size` bytes is a group.
     pub fn is_group(size: u64) -> bool {
         Self::slot_size(size) != size
     }
 
-    /// The groups of what was collected slot by slot. One that is being broken or built counts as a
-    /// mark; hardware may hold all of it.
+    /// Joins groups in a tree that was collected slot by slot. A group that is being broken or
+    /// built counts as a mark; hardware may have all of it cached.
     fn fold(tree: Tree, breaks: bool) -> Tree {
         let mut groups: BTreeMap<u64, (Run, u64)> = BTreeMap::new();
         let mut singles = Vec::new();
@@ -144,14 +145,15 @@ impl<const G: u32> Hardware for Grouped<G> {
     }
 
     fn part(&self, memory: &TestPlatform, start: u64, end: u64) -> Tree {
-        // Whole groups.
+        // Whole groups only.
         let all = Self::group(Self::size(1));
         let (start, end) = (start & !(all - 1), end.checked_next_multiple_of(all).unwrap_or(end));
         let breaks = memory.break_before_make() == BreakBeforeMake::Always;
         Self::fold(collected(self, memory, start, end), breaks)
     }
 
-    /// From the root; another member than the one that is accessed is marked, if it is valid.
+    /// An access from the root; it marks another member than the one that is accessed, if that is
+    /// valid.
     fn access(&self, memory: &TestPlatform, _: Root, gpa: u64, write: bool) -> Access {
         loop {
             let (slot, height) = self.slot(memory, gpa);

@@ -1,5 +1,5 @@
-//! Hardware that walks tables, written from the manuals and from nothing in the engine. What all
-//! formats share is here; heights count upwards from 0, that of pages.
+//! Hardware that walks tables, written from the manuals and not from the engine. This file has the
+//! parts that all formats share; heights count upwards from 0, the level of pages.
 
 pub mod arm;
 pub mod ept;
@@ -15,24 +15,24 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a leaf says, in words that all formats share.
+/// The content of a leaf, in terms that all formats share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leaf {
     pub oa: u64,
-    /// Memory type, and shareability, as they are encoded.
+    /// Memory type and shareability, as they are encoded.
     pub memory: u64,
-    /// By the leaf alone.
+    /// The rights and state of the leaf alone.
     pub own: Attributes,
     /// Whether the tables above allow writes.
     pub above: bool,
     /// Whether hardware marks the first write.
     pub marks: bool,
-    /// Whether the tables above are marked accessed, where tables are.
+    /// Whether the tables above are marked accessed, on formats that have such marks.
     pub reached: bool,
 }
 
 impl Leaf {
-    /// What holds for the guest: the rights of the whole walk.
+    /// The attributes that apply to the guest: the rights of the whole walk.
     pub fn attributes(&self) -> Attributes {
         Attributes { write: self.own.write && self.above, ..self.own }
     }
@@ -51,18 +51,18 @@ pub enum Descriptor {
         accessed: bool,
         write: bool,
     },
-    /// `above` and `reached` are true.
+    /// The leaf with `above` and `reached` set.
     Leaf(Leaf),
 }
 
-/// Neighbouring leaves of one size and one set of attributes, with contiguous output.
+/// Adjacent leaves of one size, with the same attributes and contiguous output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
     pub start: u64,
     pub end: u64,
-    /// Bytes of each leaf.
+    /// The size of each leaf, in bytes.
     pub size: u64,
-    /// `oa` is that of `start`.
+    /// The output address of `start`.
     pub leaf: Leaf,
 }
 
@@ -71,7 +71,7 @@ impl Run {
         self.leaf.oa + (gpa - self.start)
     }
 
-    /// The part inside `start..end`, if any.
+    /// Returns the part inside `start..end`, if any.
     pub fn clip(&self, start: u64, end: u64) -> Option<Self> {
         let (start, end) = (self.start.max(start), self.end.min(end));
         let leaf = Leaf { oa: self.oa(start.max(self.start).min(self.end)), ..self.leaf };
@@ -106,12 +106,12 @@ pub fn append(runs: &mut Vec<Run>, run: Run) {
 pub struct Table {
     pub start: u64,
     pub end: u64,
-    /// Of the slot.
+    /// The height of the slot.
     pub height: u32,
-    /// By the slot alone.
+    /// The mark and the right of this slot alone.
     pub accessed: bool,
     pub write: bool,
-    /// Together with all tables above.
+    /// The right, and the mark, of this slot and all tables above.
     pub above: bool,
     pub reached: bool,
 }
@@ -126,15 +126,15 @@ impl Table {
     }
 }
 
-/// All that the tables say.
+/// All content of the tables.
 #[derive(Clone, Default, Debug)]
 pub struct Tree {
     pub runs: Vec<Run>,
-    /// By address.
+    /// The tables by host address.
     pub tables: BTreeMap<u64, Table>,
-    /// The same by first address and height.
+    /// The tables by first guest address and height.
     links: BTreeMap<(u64, u32), u64>,
-    /// Slots that hold a mark which only an operation under way may have set.
+    /// Slots with a mark that only an operation in progress may have set.
     pub marks: usize,
 }
 
@@ -150,18 +150,18 @@ impl Tree {
         runs.filter_map(move |run| run.clip(start, end))
     }
 
-    /// The table whose slot covers `size` bytes from `start`.
+    /// Returns the table whose slot covers `size` bytes from `start`.
     pub fn table(&self, start: u64, height: u32) -> Option<(u64, Table)> {
         let hpa = *self.links.get(&(start, height))?;
         Some((hpa, self.tables[&hpa]))
     }
 
-    /// The same shape: tables at the same addresses, covering the same.
+    /// Returns the tables' addresses and ranges, which are equal in trees of the same shape.
     pub fn shape(&self) -> BTreeMap<u64, (u64, u64)> {
         self.tables.iter().map(|(hpa, table)| (*hpa, (table.start, table.end))).collect()
     }
 
-    /// Leaves whatever the tables above have been marked with.
+    /// Returns the leaves without regard to marks in the tables above.
     pub fn plain(&self) -> Vec<Run> {
         let mut runs = Vec::new();
         for run in &self.runs {
@@ -175,33 +175,33 @@ impl Tree {
     }
 }
 
-/// What an access did.
+/// The result of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// The leaf, as it was translated; hardware has set what it sets.
+    /// The leaf, as it was translated; hardware has set its bits.
     Done { start: u64, end: u64 },
-    /// A fault of translation or permission.
+    /// A translation or permission fault.
     Fault,
 }
 
-/// A table from which a walk begins: the root, or one that a walk cache holds.
+/// A table from which a walk begins: the root, or a table in a walk cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Root {
     pub table: u64,
     pub slots: usize,
-    /// Of its slots.
+    /// The height of its slots.
     pub height: u32,
-    /// What the walk has found so far.
+    /// The result of the walk so far.
     pub write: bool,
 }
 
-/// The bits of `raw` at `places`, as the engine numbers what it leaves to its user.
+/// Returns the bits of `raw` at `places`, numbered as the engine numbers software bits.
 pub fn software(raw: u64, places: &[u32]) -> Software {
     let numbered = (0..).zip(places).filter(|(_, place)| raw >> **place & 1 == 1);
     numbered.fold(Software::NONE, |all, (number, _)| all.union(Software::bit(number)))
 }
 
-/// What a user may configure, in words that fit every format.
+/// The options of a user, in terms that fit every format.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     pub forced_write_back: bool,
@@ -210,29 +210,30 @@ pub struct Config {
     pub split_execute: bool,
 }
 
-/// A kind of MMU, as it is configured for one guest's tables.
+/// A kind of MMU, configured for one guest's tables.
 pub trait Hardware: Copy + Debug + 'static {
     type Format: Format;
     /// Base-2 logarithms of the bytes of a page, and of the slots of a table below the root.
     const PAGE: u32;
     const STRIDE: u32;
-    /// Of the slots of a table of pages, where that is smaller.
+    /// As above, for the slots of a table of pages, where that is smaller.
     const LAST_STRIDE: u32 = Self::STRIDE;
-    /// Bits of a host address that a leaf can hold.
+    /// Bits of a host address that fit into a leaf.
     const OUTPUT: u32 = 48;
-    /// The bit of an address from which on a descriptor holds it elsewhere; 0 if there is none.
+    /// The bit of an address from which on it is in another field of the descriptor; 0 if there is
+    /// none.
     const PARTED: u32 = 0;
-    /// How many sizes a leaf can have.
+    /// The number of leaf sizes.
     const SIZES: u32;
-    /// Tables have rights, and hardware marks those that it walks through.
+    /// Whether tables have rights, and hardware marks tables that it walks through.
     const TABLES_COUNT: bool;
-    /// Of those that hardware ignores, the bit by which the engine keeps other software out.
+    /// The bit, ignored by hardware, with which the engine keeps other software out.
     const MARK: u64;
-    /// Two translations of one address must never be cached, of whatever size.
+    /// Whether two translations of one address must never be cached, of any size.
     const REFILL_BREAKS: bool;
-    /// Bits of a leaf that are the user's.
+    /// The software bits of a leaf.
     const SOFTWARE_BITS: u8;
-    /// What may be written may be read.
+    /// Whether the right to write requires the right to read.
     const WRITE_READS: bool = false;
 
     fn of(tables: &Tables<'_, Self::Format, TestPlatform>) -> Self;
@@ -245,40 +246,40 @@ pub trait Hardware: Copy + Debug + 'static {
 
     fn decode(&self, raw: u64, height: u32) -> Descriptor;
 
-    /// Whether the slot holds a mark of the engine's that none may hold for long.
+    /// Whether the slot holds a mark of the engine that must not stay.
     fn marked(raw: u64, height: u32) -> bool;
 
-    /// The leaf after an access that it allows.
+    /// Returns the leaf after an access that it allows.
     fn used(&self, raw: u64, write: bool) -> u64;
 
-    /// The table after a walk through it.
+    /// Returns the table's link after a walk through it.
     fn passed(&self, raw: u64) -> u64;
 
-    /// Whether the use of a leaf with the right to it faults, for hardware does not mark it.
+    /// Whether a permitted access to the leaf faults because hardware does not mark it.
     fn faults(&self, _leaf: &Attributes, _write: bool) -> bool {
         false
     }
 
-    /// Whether leaves that are used become marked, or fault.
+    /// Whether leaves become marked when they are used, or fault.
     fn records_accessed(&self) -> bool;
 
-    /// Why these attributes cannot be had.
+    /// Returns the reasons why a leaf cannot have these attributes.
     fn refuses(&self, attributes: Attributes) -> Vec<AttributeError>;
 
-    /// Why these software bits cannot be had.
+    /// Returns the reason why a leaf cannot have these software bits.
     fn lacks(software: Software) -> Option<AttributeError> {
         let bits = Self::SOFTWARE_BITS;
         let lacks = u32::from(software.bits()) >> bits != 0;
         lacks.then_some(AttributeError::SoftwareBits { given: software, bits })
     }
 
-    /// Base-2 logarithm of the bytes that a slot covers.
+    /// Returns the base-2 logarithm of the bytes that a slot covers.
     fn shift(height: u32) -> u32 {
         let pages = if height == 0 { 0 } else { Self::LAST_STRIDE };
         Self::PAGE + pages + Self::STRIDE * height.saturating_sub(1)
     }
 
-    /// Slots of a table below the root.
+    /// Returns the number of slots of a table below the root.
     fn slots(height: u32) -> usize {
         1 << if height == 0 { Self::LAST_STRIDE } else { Self::STRIDE }
     }
@@ -287,7 +288,7 @@ pub trait Hardware: Copy + Debug + 'static {
         1 << Self::shift(height)
     }
 
-    /// The size of the slots of a leaf of `size`: a group of slots can be one leaf.
+    /// Returns the size of the slots of a leaf of `size`: a group of slots can be one leaf.
     fn slot_size(size: u64) -> u64 {
         size
     }
@@ -296,12 +297,12 @@ pub trait Hardware: Copy + Debug + 'static {
         (1..).take_while(|&height| Self::shift(height) <= size.trailing_zeros()).count() as u32
     }
 
-    /// Sizes of leaves, largest first.
+    /// Returns the sizes of leaves, largest first.
     fn sizes() -> Vec<u64> {
         (0..Self::SIZES).rev().map(Self::size).collect()
     }
 
-    /// The slot where the walk for `gpa` ends, and its height.
+    /// Returns the slot where the walk for `gpa` ends, and its height.
     fn slot<'p>(&self, memory: &'p TestPlatform, gpa: u64) -> (&'p AtomicU64, u32) {
         let mut from = self.root();
         loop {
@@ -317,17 +318,17 @@ pub trait Hardware: Copy + Debug + 'static {
         }
     }
 
-    /// Everything that hardware could translate.
+    /// Returns everything that hardware could translate.
     fn tree(&self, memory: &TestPlatform) -> Tree {
         self.part(memory, 0, u64::MAX)
     }
 
-    /// Everything that overlaps `start..end`.
+    /// Returns everything that overlaps `start..end`.
     fn part(&self, memory: &TestPlatform, start: u64, end: u64) -> Tree {
         collected(self, memory, start, end)
     }
 
-    /// An access of the guest, which begins at the root or at a table that a walk cache holds.
+    /// An access of the guest, which begins at the root or at a table in a walk cache.
     fn access(&self, memory: &TestPlatform, from: Root, gpa: u64, write: bool) -> Access {
         let mut from = from;
         loop {
@@ -367,7 +368,7 @@ pub trait Hardware: Copy + Debug + 'static {
     }
 }
 
-/// Every slot that overlaps `start..end`, by itself.
+/// Collects every slot that overlaps `start..end`, each on its own.
 fn collected<H: Hardware>(hardware: &H, memory: &TestPlatform, start: u64, end: u64) -> Tree {
     let mut tree = Tree::default();
     let whole = Part { base: 0, start, end, reached: true };

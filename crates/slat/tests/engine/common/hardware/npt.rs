@@ -6,7 +6,7 @@ use super::{Config, Descriptor, Hardware, Leaf, Root, TestPlatform};
 use slat::format::AttributeError;
 use slat::{Attributes, Execute, Memory, Tables};
 
-/// What a CPU has, beyond four levels, 2 MiB pages and EFER.NXE.
+/// The features of a CPU besides four levels, 2 MiB pages and EFER.NXE.
 #[derive(Clone, Copy, Debug)]
 pub struct Cpu {
     pub physical_bits: u32,
@@ -15,7 +15,7 @@ pub struct Cpu {
 
 pub const EPYC: Cpu = Cpu { physical_bits: 48, huge_1g: true };
 
-/// What hardware makes of an entry.
+/// How hardware reads an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
     NotPresent,
@@ -36,15 +36,15 @@ pub struct Page {
     pub address: u64,
     pub size: u64,
     pub rights: Rights,
-    /// Of the host's PAT.
+    /// The index into the host's PAT.
     pub pat_index: u64,
     pub accessed: bool,
     pub dirty: bool,
-    /// The global bit, and the protection key's: other features'.
+    /// The global bit and the protection key, which belong to other features.
     pub features: u64,
 }
 
-/// What an entry of the PAT is in bytes of the MSR (7.8).
+/// Values of a PAT entry, as bytes of the MSR (7.8).
 pub const UC: u64 = 0;
 pub const UC_MINUS: u64 = 7;
 pub const WB: u64 = 6;
@@ -57,7 +57,7 @@ pub fn memory_type(pat: u64, index: u64) -> u64 {
 }
 
 impl Cpu {
-    /// The manual's level of an entry: 5 in the PML5, 4 in the PML4, 1 in a page table.
+    /// Returns the manual's level of an entry: 5 in the PML5, 4 in the PML4, 1 in a page table.
     pub fn decode(&self, raw: u64, level: u8) -> Entry {
         let bit = |n: u32| raw >> n & 1 == 1;
         let field = |high: u32, low: u32| raw >> low & ((1 << (high - low + 1)) - 1);
@@ -92,11 +92,11 @@ impl Cpu {
     }
 }
 
-/// For physical addresses as the tests have them.
+/// The format, with physical addresses of the width in the tests.
 pub const FORMAT: slat::format::npt::Npt1G =
     slat::format::npt::Npt { five_levels: false, output_bits: 48 };
 
-/// Bits that are available in an entry that maps a page, but the engine's.
+/// Bits that are available in an entry that maps a page, except those that the engine uses.
 pub const USERS: [u32; 8] = [52, 53, 55, 56, 57, 58, 9, 10];
 
 /// A CPU with N_CR3 loaded; if `FIVE`, its host has CR4.LA57 set.
@@ -104,7 +104,7 @@ pub const USERS: [u32; 8] = [52, 53, 55, 56, 57, 58, 9, 10];
 pub struct Npt<const HUGE_1G: bool, const FIVE: bool = false> {
     pub cpu: Cpu,
     pub root: u64,
-    /// What the guest may use of the root: hardware itself looks at all of it.
+    /// The part of the root that the guest may use; hardware itself reads all of it.
     pub address_bits: u32,
 }
 
@@ -182,13 +182,13 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Npt<HUGE_1G, FIVE> {
         }
     }
 
-    /// And bits 9 and 10 of a table, of those that hardware ignores.
+    /// And bits 9 and 10 of a table, which hardware ignores.
     fn marked(raw: u64, height: u32) -> bool {
         let table = raw & 1 == 1 && height > 0 && raw & 1 << 7 == 0;
         raw & Self::MARK != 0 || table && raw & 0b11 << 9 != 0
     }
 
-    /// 5.4: A in each entry that is used, D in that of a page that is written.
+    /// 5.4: A in each entry that is used, D in the entry of a page that is written.
     fn used(&self, raw: u64, write: bool) -> u64 {
         raw | if write { 0x60 } else { 0x20 }
     }

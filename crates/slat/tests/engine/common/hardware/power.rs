@@ -14,12 +14,12 @@ use slat::{Attributes, Execute, Memory, Tables};
 pub struct Word(pub u64);
 
 impl Word {
-    /// Of the eight bytes at which a walker looks.
+    /// Reads the eight bytes as a walker does.
     pub const fn of(bytes: [u8; 8]) -> Self {
         Self(u64::from_be_bytes(bytes))
     }
 
-    /// Bits `first` to `last`, both included.
+    /// Returns bits `first` to `last`, both included.
     pub const fn field(self, first: u32, last: u32) -> u64 {
         self.0 << first >> (63 - (last - first))
     }
@@ -29,7 +29,7 @@ impl Word {
     }
 }
 
-/// What hardware makes of an entry.
+/// How hardware reads an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
     /// V is clear.
@@ -46,7 +46,7 @@ pub struct Page {
     pub address: u64,
     pub read: bool,
     pub write: bool,
-    /// By EAA alone: from a guarded page nothing is fetched.
+    /// The right by EAA alone: nothing is fetched from a guarded page.
     pub execute: bool,
     pub reference: bool,
     pub change: bool,
@@ -62,7 +62,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// The entry in a table whose entries translate `2^shift` bytes each.
+    /// Returns the entry in a table whose entries translate `2^shift` bytes each.
     pub fn decode(&self, entry: [u8; 8], shift: u32) -> Entry {
         let word = Word::of(entry);
         if !word.bit(0) {
@@ -95,7 +95,7 @@ impl Cpu {
         }
         Entry::Page(Page {
             address,
-            // EAA, of which bit 60 (privileged) counts in process-scoped entries alone.
+            // EAA; its bit 60 (privileged) counts in process-scoped entries only.
             read: word.bit(61) || word.bit(62),
             write: word.bit(62),
             execute: word.bit(63),
@@ -107,19 +107,19 @@ impl Cpu {
     }
 }
 
-/// A core with a partition table entry. With `SETS` hardware sets R and C, without it has software
-/// set them, by an interrupt.
+/// A core with a partition table entry. With `SETS`, hardware sets R and C; without it, an
+/// interrupt makes software set them.
 #[derive(Clone, Copy, Debug)]
 pub struct Core<const PAGE: u32, const SETS: bool> {
     pub cpu: Cpu,
     /// The first doubleword of the partition table entry.
     pub entry: Word,
-    /// What the guest may use of 52 bits.
+    /// The part of 52 bits that the guest may use.
     pub address_bits: u32,
 }
 
 impl<const PAGE: u32, const SETS: bool> Core<PAGE, SETS> {
-    /// Index bits of a table at `height`: for 64K pages the last has five.
+    /// Returns the index bits of a table at `height`: with 64K pages the last level has five.
     const fn index_bits(height: u32) -> u64 {
         if height == 0 && PAGE == 16 { 5 } else { 9 }
     }

@@ -1,13 +1,13 @@
 //! The G-stage walk of RISC-V, from the privileged manual ("Guest Physical Address Translation",
-//! "Virtual Address Translation Process", "Svpbmt", "Svade"): levels are the manual's, 0 that of
-//! pages, bits are numbers.
+//! "Virtual Address Translation Process", "Svpbmt", "Svade"). Levels are the manual's (0 is the
+//! level of pages), and bits are numbers.
 
 use super::{Config, Descriptor, Hardware, Leaf, Root, TestPlatform};
 use slat::format::AttributeError;
 use slat::format::riscv::{Mode, RiscV};
 use slat::{Attributes, Execute, Memory, Tables};
 
-/// What the walk depends on.
+/// The settings that the walk depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Cpu {
     /// Svpbmt, enabled in menvcfg.
@@ -15,7 +15,7 @@ pub struct Cpu {
     pub physical_bits: u32,
 }
 
-/// What hardware makes of an entry.
+/// How hardware reads an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pte {
     /// V is clear.
@@ -40,7 +40,7 @@ pub struct Page {
 }
 
 impl Cpu {
-    /// Steps 3 to 8 of the translation process: what the entry is, at the manual's level `i`.
+    /// Steps 3 to 8 of the translation process: decodes an entry at the manual's level `i`.
     pub fn decode(&self, pte: u64, i: u32) -> Pte {
         let bit = |n: u32| pte >> n & 1 == 1;
         let field = |high: u32, low: u32| pte >> low & ((1 << (high - low + 1)) - 1);
@@ -91,13 +91,13 @@ impl Cpu {
     }
 }
 
-/// A hart with hgatp loaded. With `SVADU` it sets A and D, without (Svade) it faults where they
-/// lack.
+/// A hart with hgatp loaded. With `SVADU` it sets A and D; without it (Svade) it faults where they
+/// are clear.
 #[derive(Clone, Copy, Debug)]
 pub struct Hart<const SVADU: bool> {
     pub cpu: Cpu,
     pub hgatp: u64,
-    /// What the guest may use: hardware itself takes two bits more than Sv39, Sv48, Sv57.
+    /// The bits that the guest may use; hardware itself takes two bits more than Sv39, Sv48, Sv57.
     pub address_bits: u32,
 }
 

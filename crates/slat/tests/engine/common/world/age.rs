@@ -5,13 +5,14 @@ use super::dirty::set;
 use super::{ALL, VMID, World, floor, invalidations};
 use slat::{Aged, Ageing, Ages, ChangeError, GpaRange, Invalidation, Skip};
 
-/// How to scan, and what the bitmaps hold beforehand.
+/// How to scan, and the content of the bitmaps before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scan {
     pub how: Ageing,
-    /// In every word of the bitmaps. A hint starts from nothing, as what it adds is to be seen.
+    /// The value of every word of the bitmaps. A hint starts from 0, so that the test sees what it
+    /// adds.
     pub seed: u64,
-    /// Words too few.
+    /// The number of words that a bitmap lacks.
     pub missing: (usize, usize),
 }
 
@@ -51,7 +52,7 @@ impl<H: Hardware> World<'_, H> {
             let pages = used.iter().flat_map(|&(at, end)| page(at)..page(end));
             set(&mut expected, pages);
             if how.clear {
-                // A block that the range covers in part is tested only.
+                // A block that the range covers in part is only tested.
                 let (from, to) = whole(&before, start, end);
                 if from < to {
                     let leaves = flat.within(from, to);
@@ -117,7 +118,7 @@ impl<H: Hardware> World<'_, H> {
         }
     }
 
-    /// A hint names no page that was not used, and each that was below marked tables.
+    /// Checks that a hint names no page that was not used, and each used page below marked tables.
     fn hinted(&self, before: &Tree, range: (u64, u64), young: &[u64], clear: bool) -> Vec<u64> {
         let (start, end) = range;
         let page = |at: u64| ((at - start) >> H::PAGE) as usize;
@@ -144,7 +145,7 @@ impl<H: Hardware> World<'_, H> {
     }
 }
 
-/// The part of the range that cuts no leaf.
+/// Returns the part of the range that cuts no leaf.
 fn whole(before: &Tree, start: u64, end: u64) -> (u64, u64) {
     let up = |at: u64| match before.at(at) {
         Some(run) if !at.is_multiple_of(run.size) => floor(at, run.size) + run.size,

@@ -15,7 +15,7 @@ pub fn set(bits: &mut [u64], pages: impl Iterator<Item = usize>) -> u64 {
 }
 
 impl<H: Hardware> World<'_, H> {
-    /// Words enough for the range, as far as that is reasonable, less `missing`.
+    /// Enough words for the range, within reason, less `missing`.
     pub fn words(range: &GpaRange, missing: usize) -> usize {
         let needed = (range.size() >> H::PAGE).div_ceil(64) as usize;
         needed.min(1 << 14).saturating_sub(missing)
@@ -28,7 +28,7 @@ impl<H: Hardware> World<'_, H> {
         let (platform, hardware, pending) = (self.platform, self.hardware, self.pending);
         let out = self.run_removing(|_, guard, _| {
             let result = guard.harvest(range, &mut bitmap);
-            // What it does not name is clean already.
+            // Pages that it does not name are clean already.
             if result.is_ok() && !invalidations(&platform.events.borrow()).is_empty() {
                 let tree = hardware.tree(platform);
                 platform.machine.borrow_mut().as_mut().unwrap().check_fresh(&tree);
@@ -49,7 +49,7 @@ impl<H: Hardware> World<'_, H> {
         let new = set(&mut expected, pages);
         assert_eq!(out.result, Ok(new), "pages that were not in the bitmap");
         assert!(bitmap == expected, "exactly the pages that are dirty");
-        // Who writes without a trace stays dirty.
+        // A page that can be written without a trace stays dirty.
         let cleaned: Vec<_> =
             dirty.into_iter().filter(|run| !run.leaf.own.write || run.leaf.marks).collect();
         let mut flat = self.flat.borrow_mut();

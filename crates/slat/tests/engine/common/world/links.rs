@@ -1,4 +1,4 @@
-//! Which tables come and go, by the trees before and after.
+//! Which tables are linked and unlinked, found from the trees before and after.
 
 use super::super::hardware::{Hardware, Run, Table, Tree};
 
@@ -30,8 +30,8 @@ pub fn retire_around(
     }
 }
 
-/// Slots of the tables that are new, and what those cover that stand in slots that were there
-/// before.
+/// Returns the number of slots of new tables, and the ranges of those new tables that are linked
+/// in slots that existed before.
 pub fn filled<H: Hardware>(before: &Tree, after: &Tree) -> (u64, Vec<(u64, u64)>) {
     let new = after.tables.iter().filter(|(hpa, _)| !before.tables.contains_key(hpa));
     let new: Vec<_> = new.map(|(_, table)| *table).collect();
@@ -43,7 +43,7 @@ pub fn filled<H: Hardware>(before: &Tree, after: &Tree) -> (u64, Vec<(u64, u64)>
     (slots, highest.map(|table| (table.start, table.end)).collect())
 }
 
-/// The parts of some ranges that lie in another.
+/// Returns the parts of some ranges that lie in another.
 pub fn clipped(ranges: &[(u64, u64)], (start, end): (u64, u64)) -> Vec<(u64, u64)> {
     let parts = ranges.iter().map(|&(from, to)| (from.max(start), to.min(end)));
     parts.filter(|(from, to)| from < to).collect()

@@ -1,4 +1,4 @@
-//! What looks without touching: translate, leaves, dump; and flush.
+//! Operations that look without changing anything: translate, leaves, dump; and flush.
 
 use super::super::Event;
 use super::super::hardware::{Hardware, Leaf, Run, append};
@@ -24,7 +24,7 @@ impl<H: Hardware> World<'_, H> {
         self.settle(&out.tree);
     }
 
-    /// Leaves one by one, and all of them as text.
+    /// Compares leaves one by one, and all of them as text.
     pub fn look(&mut self, range: GpaRange) {
         let before = self.begin();
         let out = self.run(|guard| {
@@ -62,7 +62,7 @@ impl<H: Hardware> World<'_, H> {
         assert!(head.contains(&root) && head.contains("VMID 4660"), "{head}");
         let mut all: Vec<Run> = Vec::new();
         for run in runs {
-            // Neighbours look alike whatever the tables above them say.
+            // Neighbours look alike, whatever the tables above them say.
             let leaf = Leaf { own: run.leaf.attributes(), above: true, reached: true, ..run.leaf };
             append(&mut all, Run { leaf, ..*run });
         }

@@ -1,5 +1,5 @@
-//! The engine beside the flat model: each operation is done to both, predicted, and compared by the
-//! independent walker and the lazy TLB.
+//! The engine compared with the flat model: each operation is done to both and predicted, and then
+//! compared through the independent walker and the lazy TLB.
 
 mod age;
 mod dirty;
@@ -29,7 +29,7 @@ use std::rc::Rc;
 
 pub const VMID: Vmid = Vmid(0x1234);
 
-/// What a guest has to forget after a shootdown was dropped, or a table unlinked.
+/// The invalidation that covers dropped shootdowns, or unlinked tables: all of the guest.
 pub const ALL: Invalidation = Invalidation { vmid: VMID, range: None, leaf: None, tables: true };
 
 pub type TablesOf<'p, H> = Tables<'p, <H as Hardware>::Format, TestPlatform>;
@@ -41,31 +41,31 @@ pub struct World<'p, H: Hardware> {
     pub tables: TablesOf<'p, H>,
     pub hardware: H,
     member: Member<'p, TestPlatform>,
-    /// Somebody else's, while nobody uses it.
+    /// Another thread's member, which is not inside.
     other: Option<Member<'p, TestPlatform>>,
     bbm: BreakBeforeMake,
     flat: Rc<RefCell<Flat>>,
-    /// Tables unlinked and not reclaimed yet; and of those, the ones whose invalidation was
+    /// Tables that were unlinked and not reclaimed yet; and those of them whose invalidation was
     /// dropped.
     retired: usize,
     unlinked: usize,
-    /// The operation only splits: what it owes may be dropped.
+    /// The operation only splits, so what it owes may be dropped.
     splits: bool,
     /// The next operation drops what it owes.
     pub drops: bool,
-    /// Somebody dropped what was owed: the TLB may be stale until the next completes.
+    /// A shootdown was dropped: the TLB may be stale until the next thread completes.
     pending: bool,
-    /// Among it were removals.
+    /// Removals were dropped, too.
     removing: bool,
     /// Tables may be unmarked while walk caches hold them.
     doubt: bool,
-    /// Hardware uses what the next operation works on: it may have to begin anew.
+    /// Hardware uses the range of the next operation, which may have to begin anew.
     beside: Cell<bool>,
-    /// Leaves that guards say came and went.
+    /// Leaves that guards have counted as added and removed.
     sizes: Sizes,
 }
 
-/// What to map.
+/// A mapping to make.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping {
     pub hpa: u64,
@@ -73,7 +73,7 @@ pub struct Mapping {
     pub largest: PageSize,
 }
 
-/// How an operation ended, before what it owes is completed.
+/// The outcome of an operation, before what it owes is completed.
 struct Outcome<R> {
     result: R,
     counts: Counts,
@@ -101,7 +101,7 @@ pub fn cache<'a, H: Hardware>(
     cache
 }
 
-/// What guards said of leaves that came and went is what is there.
+/// Checks that the leaves that guards have counted are the leaves that are mapped.
 pub fn check_sizes<H: Hardware>(tree: &Tree, sizes: Sizes) {
     for (level, slot) in H::sizes().into_iter().rev().enumerate() {
         let slots = |groups: bool| -> u64 {
@@ -119,7 +119,7 @@ fn same_but_state(a: Attributes, b: Attributes) -> bool {
     Attributes { accessed: b.accessed, dirty: b.dirty, ..a } == b
 }
 
-/// The invalidation of these leaves, and of tables that cover these addresses.
+/// Returns the invalidation of these leaves, and of tables that cover these addresses.
 fn owes(
     leaves: impl IntoIterator<Item = Run>,
     tables: &[(u64, u64)],
@@ -149,7 +149,7 @@ impl<'p, H: Hardware> World<'p, H> {
         Self::adopt(platform, bbm, Tables::new(format, VMID, bits, platform).unwrap())
     }
 
-    /// With tables that hold nothing.
+    /// Adds tables that hold nothing.
     pub fn adopt(
         platform: &'p TestPlatform,
         bbm: BreakBeforeMake,
@@ -181,9 +181,9 @@ impl<'p, H: Hardware> World<'p, H> {
         self.hardware.tree(self.platform)
     }
 
-    /// While the engine works, hardware uses these addresses: one whenever a table is filled, and
-    /// one in each invalidation: before it completes, through a walk cache, or late, when it has
-    /// completed and the engine does not know yet.
+    /// Makes hardware use these addresses while the engine works: one whenever a table is filled,
+    /// and one in each invalidation, either before it completes, through a walk cache, or late,
+    /// when it has completed and has not returned to the engine yet.
     pub fn meanwhile(&self, accesses: Vec<(u64, bool, bool)>) {
         self.beside.set(!accesses.is_empty());
         let (flat, hardware) = (self.flat.clone(), self.hardware);
@@ -201,13 +201,13 @@ impl<'p, H: Hardware> World<'p, H> {
         })));
     }
 
-    /// Hardware uses an address: from the root, or from the lowest table that a walk cache holds.
+    /// Hardware uses an address, from the root, or from the lowest table that a walk cache holds.
     pub fn access(&self, gpa: u64, write: bool, lazily: bool) {
         let through = if lazily && !self.pending { Through::Cache } else { Through::Root };
         access(&self.hardware, self.platform, &self.flat, (gpa, write), through);
     }
 
-    /// Nobody does any more.
+    /// Makes hardware stop using addresses.
     pub fn alone(&self) {
         self.platform.meanwhile(None);
         self.beside.set(false);
@@ -232,14 +232,14 @@ impl<'p, H: Hardware> World<'p, H> {
         (!all.contains(&wanted.bytes())).then_some(error)
     }
 
-    /// The block that an end of the range cuts.
+    /// Returns the block that an end of the range cuts.
     fn cuts(&self, before: &Tree, range: &GpaRange) -> Vec<PageSize> {
         let edges = [range.start().0, range.end().0].into_iter();
         let cut = |edge: u64| before.at(edge).filter(|run| !edge.is_multiple_of(run.size));
         edges.filter_map(cut).map(|run| size(run.size)).collect()
     }
 
-    /// The errors that an operation on the leaves of a range may answer, before it does anything.
+    /// Returns the errors with which an operation on the leaves of a range may be refused.
     fn change_errors(&self, before: &Tree, range: &GpaRange, whole: bool) -> Vec<ChangeError> {
         let mut legal: Vec<_> =
             self.range_errors(range).into_iter().map(ChangeError::Range).collect();
@@ -250,7 +250,7 @@ impl<'p, H: Hardware> World<'p, H> {
         legal
     }
 
-    /// The same of one that answers by bitmap.
+    /// As above, for an operation that answers by bitmap.
     fn bitmap_errors(
         &self,
         before: &Tree,
@@ -266,7 +266,7 @@ impl<'p, H: Hardware> World<'p, H> {
         legal
     }
 
-    /// A refusal: at that address, nothing done, nothing changed, nothing called.
+    /// Checks a refusal: at that address, with nothing done, changed or called.
     fn refused<R: Debug, E: PartialEq + Debug>(
         &self,
         before: &Tree,
@@ -280,11 +280,11 @@ impl<'p, H: Hardware> World<'p, H> {
         };
         assert!(legal.contains(&halted.why), "{:?} is not of {legal:?}", halted.why);
         assert_eq!(halted.at, Gpa(at));
-        // A look may have cost a read.
+        // A refusal may have read slots.
         let slots_read = outcome.counts.slots_read;
         assert_eq!(outcome.counts, Counts { slots_read, ..Counts::NONE });
         assert_eq!(outcome.owed, None);
-        // Who looks into a table may mark it accessed.
+        // A lookup in a table may mark it accessed.
         assert_eq!(outcome.tree.plain(), before.plain());
         assert_eq!(outcome.tree.shape(), before.shape());
         let quiet = outcome.events.iter().all(|event| *event == Event::Publish);
@@ -297,7 +297,7 @@ impl<'p, H: Hardware> World<'p, H> {
         self.tree()
     }
 
-    /// An operation in a guard; then what it owes, completed or dropped.
+    /// Runs an operation in a guard; then completes or drops what it owes.
     fn run<R>(&mut self, op: impl for<'t> FnOnce(&mut GuardOf<'t, 'p, H>) -> R) -> Outcome<R> {
         let out = self.run_removing(|_, guard, _| op(guard));
         let executed = invalidations(&out.events).len() as u64;
@@ -305,12 +305,12 @@ impl<'p, H: Hardware> World<'p, H> {
         out
     }
 
-    /// Whether an emptied slot is filled only behind an invalidation.
+    /// Whether an emptied slot is filled only after an invalidation.
     pub fn refill_breaks(&self) -> bool {
         H::REFILL_BREAKS || self.bbm == BreakBeforeMake::Always
     }
 
-    /// The same with removals, which tell whether they were dropped.
+    /// As `run`, with removals, which say whether they were dropped.
     fn run_removing<R>(
         &mut self,
         op: impl for<'t> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &Cell<bool>) -> R,
@@ -363,7 +363,7 @@ impl<'p, H: Hardware> World<'p, H> {
         Outcome { result, counts, owed, events, tree }
     }
 
-    /// What holds after every operation.
+    /// Checks what has to hold after every operation.
     fn settle(&mut self, tree: &Tree) {
         assert_eq!(Flat::of(tree), self.flat.borrow().merged());
         check_sizes::<H>(tree, self.sizes);
@@ -407,19 +407,19 @@ pub fn invalidations(events: &[Event]) -> Vec<Invalidation> {
     events.iter().filter_map(only).collect()
 }
 
-/// Where an access begins.
+/// The table where an access begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Through {
     Root,
-    /// A walk cache, all of which is up to date.
+    /// A walk cache whose entries are all up to date.
     Cache,
-    /// A walk cache that may point to a table that is unlinked.
+    /// A walk cache that may point to an unlinked table.
     Stale,
     /// The root, while blocks may stand broken.
     Broken,
 }
 
-/// Hardware uses an address, and the model knows of it.
+/// Makes hardware use an address, and updates the model.
 fn access<H: Hardware>(
     hardware: &H,
     platform: &TestPlatform,

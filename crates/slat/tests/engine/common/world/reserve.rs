@@ -1,4 +1,4 @@
-//! Faults that ask for their page in between.
+//! Faults that ask the host for their page between reservation and commit.
 
 use super::super::Event;
 use super::super::hardware::Hardware;
@@ -8,7 +8,7 @@ use super::{Mapping, World, cache, floor, size};
 use slat::{Attributes, Gpa, GpaRange, Halted, Hpa, MapError, PageSize, Place, RangeError, Sizes};
 use std::cell::Cell;
 
-/// What somebody else does while the fault waits for its page.
+/// The work of another thread while the fault waits for its page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Between {
     Nothing,
@@ -17,7 +17,7 @@ pub enum Between {
     Reserves,
 }
 
-/// How the fault ends.
+/// The outcome of the fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Commit {
     To { far: u64, attributes: Attributes },
@@ -40,7 +40,7 @@ impl<H: Hardware> World<'_, H> {
         let page = floor(gpa, 1 << H::PAGE);
         let bits = self.hardware.address_bits();
         let platform = self.platform;
-        // Another's page, at the lowest addresses of the reservation.
+        // Another thread's page, at the lowest addresses of the reservation.
         let theirs = 1u64 << 40;
         let mut member = self.other.take().unwrap();
         let theirs_came = Cell::new(Sizes::NONE);
@@ -111,7 +111,7 @@ impl<H: Hardware> World<'_, H> {
             assert_eq!(left, frames);
             return self.settle(&out.tree);
         }
-        // Down to the size wanted, and on where a table stands in its place.
+        // Down to the size wanted, and further where a table exists in its place.
         let root = self.hardware.root().height;
         let mut height = root;
         let mut built = 0;
@@ -133,7 +133,7 @@ impl<H: Hardware> World<'_, H> {
         let base = floor(gpa, bytes);
         let with_path = before.tables.len() + built;
         if between == Between::Unmaps {
-            // The path that the fault built is empty, and maybe tables that it found.
+            // The path that the fault built is empty, and so may be tables that it found.
             let mut emptied = Vec::new();
             retire_around(&before, (base, base + bytes), base, &mut emptied);
             self.retired += built + emptied.len();
@@ -162,7 +162,7 @@ impl<H: Hardware> World<'_, H> {
             assert!(result.is_err_and(|why| legal.contains(&why)), "{result:?}");
             return self.settle(&out.tree);
         }
-        // Two faults share a reservation: who commits first has it.
+        // Two faults share a reservation: the first to commit has it.
         let valid = matches!(between, Between::Nothing | Between::Reserves);
         assert_eq!(result, Ok(valid.then_some(bytes)), "void once somebody was there");
         let wanted = maintenance(&attributes);

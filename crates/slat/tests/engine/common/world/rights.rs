@@ -1,4 +1,4 @@
-//! What rewrites leaves: protect, relax, clean, and write protection by subtree.
+//! Operations that rewrite leaves: protect, relax, clean, and write protection by subtree.
 
 use super::super::Event;
 use super::super::hardware::{Hardware, Leaf, Run, Table, Tree};
@@ -9,20 +9,20 @@ use slat::{
     RangeError, Rights, Software,
 };
 
-/// What becomes of a leaf.
+/// A change of leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
     WriteProtect,
     ExecuteProtect,
     Exactly(Rights),
-    /// Software bits alone.
+    /// Software bits only.
     Mark {
         set: Software,
         clear: Software,
     },
     Clean,
     Relax(Access),
-    /// By tables, where they have rights.
+    /// By tables, on formats where tables have rights.
     Subtrees,
 }
 
@@ -43,18 +43,18 @@ impl Rule {
         }
     }
 
-    /// Whether leaves are to be covered whole.
+    /// Whether the range has to cover leaves whole.
     fn whole(self) -> bool {
         self != Self::Relax(Access::Read)
     }
 
-    /// Whether it gives the right to write: what tables withhold is pushed down.
+    /// Whether it gives the right to write: a right that tables withhold is pushed down.
     fn writes(self) -> bool {
         matches!(self, Self::Relax(Access::Write) | Self::Exactly(Rights { write: true, .. }))
     }
 
-    /// Whether a block that is as it should be is refused where the range cuts it, and a CPU may
-    /// go on with what it was.
+    /// Whether a block that already is as the rule wants it is refused where the range cuts it, and
+    /// whether a CPU may go on with the old leaf.
     fn stale(self) -> bool {
         !matches!(self, Self::Relax(_) | Self::Mark { .. })
     }
@@ -82,7 +82,7 @@ impl Rule {
     }
 }
 
-/// A leaf after a fetch: the level that asked has the right, and nobody else gets it.
+/// Returns a leaf after a fetch: the level that fetched has the right, and no other level gets it.
 pub fn executed(own: Attributes, fetch: Access) -> Attributes {
     let execute = match (own.execute, fetch) {
         (Execute::None, Access::ExecuteUser) => Execute::User,
@@ -151,7 +151,7 @@ impl<H: Hardware> World<'_, H> {
             assert_eq!(out.counts.slots_written, slots, "a store a table");
             assert_eq!(out.owed, owes(leaves, &tables, self.bbm));
         } else {
-            // For a single page nothing is pushed down unless it is mapped.
+            // For a single page nothing is pushed down unless the page is mapped.
             let page = end - start == 1 << H::PAGE;
             let pushed = if rule.writes() && !(page && before.at(start).is_none()) {
                 pushes::<H>(&before, start, end)
@@ -179,7 +179,7 @@ impl<H: Hardware> World<'_, H> {
         self.settle(&out.tree);
     }
 
-    /// Exactly the pages that a bitmap names.
+    /// Changes exactly the pages that a bitmap names.
     pub fn pages(&mut self, at: u64, bits: &[u64], clean: bool) {
         let before = self.begin();
         let pages = Pages { start: Gpa(at), bits };
@@ -223,14 +223,14 @@ impl<H: Hardware> World<'_, H> {
         self.settle(&out.tree);
     }
 
-    /// Leaves of `start..end` that the rule changes.
+    /// Returns the leaves of `start..end` that the rule changes.
     fn changed(&self, before: &Tree, start: u64, end: u64, rule: Rule) -> Vec<Run> {
         let marks = self.marks();
         let differs = |run: &Run| rule.of::<H>(&run.leaf, marks) != own(rule, &run.leaf);
         before.within(start, end).filter(differs).collect()
     }
 
-    /// Has the flat model do the same to these leaves.
+    /// Makes the flat model change the same leaves.
     fn expect(&self, changed: &[Run], rule: Rule) {
         let marks = self.marks();
         let mut flat = self.flat.borrow_mut();
@@ -255,7 +255,7 @@ impl<H: Hardware> World<'_, H> {
     }
 }
 
-/// What the leaf is before the rule: what a table withholds is pushed down to it first.
+/// Returns the leaf before the rule: a right that a table withholds is taken from it first.
 fn own(rule: Rule, leaf: &Leaf) -> Attributes {
     match rule {
         rule if rule.writes() => leaf.attributes(),
@@ -263,7 +263,7 @@ fn own(rule: Rule, leaf: &Leaf) -> Attributes {
     }
 }
 
-/// Memory that becomes executable, neighbours joined.
+/// Returns the memory that becomes executable, with neighbours joined.
 fn fetched<H: Hardware>(changed: &[Run], rule: Rule) -> Vec<(u64, u64)> {
     let mut memory: Vec<(u64, u64)> = Vec::new();
     let fetches = match rule {
@@ -272,7 +272,7 @@ fn fetched<H: Hardware>(changed: &[Run], rule: Rule) -> Vec<(u64, u64)> {
         _ => false,
     };
     for run in changed.iter().filter(|_| fetches) {
-        // Whether hardware marks writes says nothing about execution.
+        // Whether hardware marks writes has no influence on execution.
         let new = rule.of::<H>(&run.leaf, true);
         if new.execute == run.leaf.own.execute || maintenance(&new).is_none() {
             continue;
@@ -286,7 +286,7 @@ fn fetched<H: Hardware>(changed: &[Run], rule: Rule) -> Vec<(u64, u64)> {
     memory
 }
 
-/// Visits the highest tables that lie in `start..end` as a whole; returns the leaves beside them
+/// Visits the highest tables that lie in `start..end` as a whole; returns the leaves outside them
 /// that have the right to write.
 fn protected(tree: &Tree, start: u64, end: u64, mut table: impl FnMut(&Table)) -> Vec<Run> {
     let inside: Vec<_> =
@@ -309,7 +309,7 @@ fn protected(tree: &Tree, start: u64, end: u64, mut table: impl FnMut(&Table)) -
     leaves
 }
 
-/// Stores that it costs to give the tables above `start..end` the right to write.
+/// Returns the stores that it takes to give the tables above `start..end` the right to write.
 fn pushes<H: Hardware>(tree: &Tree, start: u64, end: u64) -> u64 {
     let pushed = tree.tables.values().filter(|t| t.overlaps(start, end) && !t.above);
     pushed
@@ -327,7 +327,7 @@ fn pushes<H: Hardware>(tree: &Tree, start: u64, end: u64) -> u64 {
         .sum()
 }
 
-/// Maximal runs of set bits.
+/// Returns the maximal runs of set bits.
 fn runs(bits: &[u64]) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for at in (0..bits.len() * 64).filter(|at| bits[at / 64] >> (at % 64) & 1 == 1) {

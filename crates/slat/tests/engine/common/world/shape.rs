@@ -1,4 +1,4 @@
-//! What changes the shape of the tables: map, unmap, split, collapse, reclaim.
+//! Operations that change the shape of the tables: map, unmap, split, collapse, reclaim.
 
 use super::super::hardware::{Hardware, Leaf, Run, Tree};
 use super::super::{Event, Moment};
@@ -13,7 +13,7 @@ use slat::{
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
 
-/// What memory needs before the guest sees it.
+/// Returns the maintenance that memory needs before the guest sees it.
 pub fn maintenance(attributes: &Attributes) -> Option<Maintenance> {
     match (attributes.memory, attributes.execute) {
         (Memory::Device | Memory::DeviceStrict, _) => None,
@@ -30,14 +30,14 @@ impl<H: Hardware> World<'_, H> {
         bad.then_some(MapError::HostAddress { hpa: Hpa(hpa), page, bits: H::OUTPUT })
     }
 
-    /// Maps; returns where it stopped if the cache ran dry.
+    /// Maps; returns where it stopped if the cache ran out.
     pub fn map(&mut self, range: GpaRange, what: Mapping, frames: usize) -> Option<u64> {
         let before = self.begin();
         let mut storage = Vec::new();
         let mut cache = cache::<H>(self.platform, &mut storage, frames);
         let Mapping { hpa, attributes, largest } = what;
         let (start, end) = (range.start().0, range.end().0);
-        // Memory is made coherent while the guest cannot reach it.
+        // Memory is made coherent before the guest can reach it.
         let hardware = self.hardware;
         self.platform.meanwhile(Some(Box::new(move |platform, moment| {
             if let Moment::Maintain { hpa: memory, bytes } = moment {
@@ -90,7 +90,7 @@ impl<H: Hardware> World<'_, H> {
         let expected = new.iter().map(|(from, to)| (hpa + (from - start), hpa + (to - start)));
         let wanted = maintenance(&attributes).map_or(Vec::new(), |_| expected.collect());
         assert_eq!(maintained, wanted, "memory made coherent");
-        // What an unmap has not invalidated yet, and nothing else.
+        // The invalidations of unmaps that have not completed, and no others.
         let refills = self.refill_breaks() && removing;
         assert!(refills || out.counts.invalidations == 0, "{:?}", out.events);
         for what in invalidations(&out.events) {
@@ -99,7 +99,7 @@ impl<H: Hardware> World<'_, H> {
             assert_eq!(what, all, "a slot, whatever was there");
             let size = (0..=self.hardware.root().height).find(|&h| H::size(h) == slot.size());
             assert!(size.is_some() && slot.start().0.is_multiple_of(slot.size()), "{slot:?}");
-            // With leaves, or with a table for which no more table pages were there.
+            // The slot got leaves, or a table for which there were no more table pages.
             let (_, linked) = filled::<H>(&before, &out.tree);
             let there = |&(from, to): &(u64, u64)| from < slot.end().0 && slot.start().0 < to;
             assert!(new.iter().chain(&linked).any(there), "{slot:?} stays as it was");
@@ -132,8 +132,8 @@ impl<H: Hardware> World<'_, H> {
         }
     }
 
-    /// New leaves are the largest that the range, alignment, `largest` and the tables that were
-    /// there already allow.
+    /// Checks that new leaves are the largest that the range, the alignment, `largest` and existing
+    /// tables allow.
     fn check_largest(
         &self,
         before: &Tree,
@@ -167,7 +167,7 @@ impl<H: Hardware> World<'_, H> {
         }
     }
 
-    /// Splits; returns where it stopped if the cache ran dry.
+    /// Splits; returns where it stopped if the cache ran out.
     pub fn split<W: SplitWalk>(
         &mut self,
         range: GpaRange,
@@ -217,11 +217,11 @@ impl<H: Hardware> World<'_, H> {
         let breaks = self.bbm == BreakBeforeMake::Always;
         assert_eq!(out.counts.broken, if breaks { split.len() as u64 } else { 0 });
         assert_eq!(out.counts.bytes_changed, sum);
-        // What hardware uses meanwhile is built again.
+        // A block that hardware uses meanwhile is built again.
         if !self.beside.get() {
             assert_eq!(out.counts.tables_built as usize, tree.tables.len() - before.tables.len());
             let (slots, links) = filled::<H>(&before, tree);
-            // Each block in one of them, of which none covers more than its blocks.
+            // Each invalidation covers some of the blocks, and no more than those.
             let mut left = split.clone();
             for what in invalidations(&out.events) {
                 let hull = what.range.unwrap();
@@ -265,7 +265,7 @@ impl<H: Hardware> World<'_, H> {
         stopped
     }
 
-    /// Unmaps with room for so many removals; returns where it stopped if that was too little.
+    /// Unmaps with room for `room` removals; returns where it stopped if that was too little.
     pub fn unmap(&mut self, range: GpaRange, room: usize) -> Option<u64> {
         let before = self.begin();
         let mut storage = Vec::new();
@@ -339,7 +339,7 @@ impl<H: Hardware> World<'_, H> {
             let merged = merged(&gone);
             assert_eq!(removed, merged, "removed, in order");
             if let Some(at) = stopped {
-                // Stopped for lack of room, and of nothing else.
+                // It stopped for lack of room, and for no other reason.
                 let run = before.at(at).unwrap();
                 let first = run.clip(at, at + run.size).unwrap();
                 assert_eq!(merged_onto(merged, &[first]).len(), room + 1);
@@ -388,7 +388,7 @@ impl<H: Hardware> World<'_, H> {
         found.sort_by_key(|what| what.range.map(|range| (range.start(), range.size())));
         let whole = |&(at, size)| owes([], &[(at, at + size)], self.bbm);
         assert_eq!(found, gone.iter().filter_map(whole).collect::<Vec<_>>(), "a table each");
-        // Each slot of the table is sealed and retired; that above is frozen and released.
+        // Each slot of the table is sealed and retired; the slot above is frozen and released.
         let written: u64 = gone.iter().map(|&(_, size)| 2 * emptied::<H>(size)).sum();
         assert_eq!(out.counts.slots_written, written);
         let mut shape = before.shape();
@@ -415,7 +415,7 @@ impl<H: Hardware> World<'_, H> {
         self.settle(&out.tree);
     }
 
-    /// Gives tables back: none while somebody may be in them.
+    /// Gives tables back: none while a thread may be in them.
     pub fn reclaim(&mut self, inside: bool, refreshes: bool) {
         let before = self.begin();
         let expected = std::mem::take(&mut self.retired);
@@ -444,7 +444,7 @@ impl<H: Hardware> World<'_, H> {
     }
 }
 
-/// What an unmap says of what any change would refuse.
+/// Converts a refusal of any change to that of an unmap.
 fn unmap_error(error: ChangeError) -> UnmapError {
     match error {
         ChangeError::Range(error) => UnmapError::Range(error),
@@ -453,12 +453,12 @@ fn unmap_error(error: ChangeError) -> UnmapError {
     }
 }
 
-/// Slots of the table whose slot covers `size` bytes, and that slot.
+/// Returns the number of slots of a table whose own slot covers `size` bytes, with that slot.
 fn emptied<H: Hardware>(size: u64) -> u64 {
     H::slots(H::height(size) - 1) as u64 + 1
 }
 
-/// What a collapse makes of a tree.
+/// Predicts the result of a collapse.
 struct Search<'a, H> {
     tree: &'a Tree,
     start: u64,
@@ -471,7 +471,7 @@ struct Search<'a, H> {
 }
 
 impl<H: Hardware> Search<'_, H> {
-    /// The leaf at that slot in the end, if there is one.
+    /// Returns the leaf at that slot in the end, if there is one.
     fn block(&mut self, at: u64, height: u32) -> Option<Leaf> {
         let size = H::size(height);
         let Some((_, table)) = self.tree.table(at, height) else {
@@ -511,7 +511,7 @@ impl<H: Hardware> Search<'_, H> {
     }
 }
 
-/// What is not mapped of `start..end`.
+/// Returns the parts of `start..end` that are not mapped.
 pub fn gaps(tree: &Tree, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
     let there = if start < end { Vec::from_iter(tree.within(start, end)) } else { Vec::new() };
     let mut from = start;
@@ -523,7 +523,7 @@ pub fn gaps(tree: &Tree, start: u64, end: u64) -> impl Iterator<Item = (u64, u64
     })
 }
 
-/// Memory that was made coherent, neighbours joined.
+/// Returns the memory that was made coherent, with neighbours joined.
 pub fn maintained(events: &[Event], wanted: Option<&Maintenance>) -> Vec<(u64, u64)> {
     let mut pieces: Vec<(u64, u64)> = Vec::new();
     for event in events {
@@ -538,7 +538,7 @@ pub fn maintained(events: &[Event], wanted: Option<&Maintenance>) -> Vec<(u64, u
     pieces
 }
 
-/// Leaves that were removed: neighbours of one size and one kind together.
+/// Returns the leaves that were removed, with neighbours of one size and kind joined.
 fn merged(gone: &[Run]) -> Vec<Removed> {
     merged_onto(Vec::new(), gone)
 }
@@ -566,8 +566,8 @@ fn merged_onto(mut removed: Vec<Removed>, gone: &[Run]) -> Vec<Removed> {
     removed
 }
 
-/// The size that a leaf of `old` bytes around `at` is to have after a split of `start..end`: of
-/// what lies outside, the largest that a table on the path can hold.
+/// Returns the size that a leaf of `old` bytes around `at` has after a split of `start..end`.
+/// Outside, it is the largest that a table on the path can hold.
 fn split_size<H: Hardware>(old: u64, at: u64, (start, end): (u64, u64), to: u64) -> u64 {
     let overlaps = |size| floor(at, size) < end && floor(at, size) + size > start;
     let allowed = |size: &u64| *size <= to || !overlaps(*size);
