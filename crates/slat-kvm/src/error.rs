@@ -159,7 +159,7 @@ pub enum Error {
     /// A page was written and is not in the log. A guest that is migrated with this log is corrupt.
     #[error(
         "{missing} written pages are missing from the dirty log of iteration {iteration}, \
-         the first at page {first} of the memslot"
+         the first at page {first} of the memory"
     )]
     PagesMissing {
         /// Iteration, from 1.
@@ -180,7 +180,7 @@ pub enum Error {
         pages: u64,
     },
     /// A page does not hold the value that the guest wrote to it.
-    #[error("page {page} of the memslot holds {found:#x}, the guest wrote {expected:#x}")]
+    #[error("page {page} of the memory holds {found:#x}, the guest wrote {expected:#x}")]
     WrongStamp {
         /// The page, counted from the start of the memory.
         page: u64,

@@ -65,7 +65,7 @@ impl fmt::Display for Untold {
         match self {
             Self::NotRecorded => write!(f, "the machine was not asked to record"),
             Self::Tables { granule, address_bits, lpa2 } => {
-                let wide = if *lpa2 { " with FEAT_LPA2" } else { "" };
+                let wide = if *lpa2 { " with FEAT_LPA or FEAT_LPA2" } else { "" };
                 write!(f, "Casemate knows no tables of 2^{granule} byte granules")?;
                 write!(f, "{wide} for {address_bits} bits of address")
             }

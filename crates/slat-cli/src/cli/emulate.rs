@@ -18,7 +18,7 @@ Examples:
   slat emulate --kernel debian-6.12 -o after.json -- bench dirty-log --memory 64M --backing 2m
   slat compare before.json after.json
   slat emulate --arch aarch64 -- bench dirty-log --memory 16M --backing 2m
-  slat emulate --arch aarch64 --kernel tree:debian-6.12 --count-instructions -o before.json \
+  slat emulate --arch aarch64 --kernel tree:debian-6.12 --count-instructions -o before.json \\
       -- bench dirty-log -b 64M --eager-split 2m --manual-protect on --initially-set on
       a kernel that is built from source; instructions, exactly; then the same of
       tree:debian-6.12+bounded-walks, and `slat compare before.json after.json`

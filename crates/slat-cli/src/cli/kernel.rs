@@ -18,7 +18,7 @@ Examples:
   slat kernel patch --tree ~/linux --edit bounded-walks -o patches/ && git -C ~/linux am patches/0*
   slat kernel test --tree debian-6.12 --arch aarch64 --edit bounded-walks
       KVM's own selftests on it
-  slat kernel test --tree ~/linux --arch aarch64 --edit flush-once --cpu cortex-a76 \
+  slat kernel test --tree ~/linux --arch aarch64 --edit flush-once --cpu cortex-a76 \\
       --test flush_once_test --probe kvm_pgtable_stage2_flush -- -v 8
       one of them, with arguments of one's own, counting the calls of a function
   slat emulate --arch aarch64 --kernel tree:debian-6.12+bounded-walks --count-instructions \\

@@ -419,9 +419,18 @@ fn histories_on_64k_are_clean() {
 
 #[test]
 fn histories_without_hardware_state_are_clean() {
-    // FEAT_S2FWB is in use, and there are three CPUs.
-    let arch = Arm { forced_write_back: true, ..Arm::new(12, BITS) };
-    let format = slat::format::arm64::Arm64::<12> { forced_write_back: true, ..arm64() };
+    // Faults set accessed flags and dirty state. FEAT_S2FWB is in use, and there are three CPUs.
+    let arch = Arm {
+        forced_write_back: true,
+        hardware_accessed: false,
+        hardware_dirty: false,
+        ..Arm::new(12, BITS)
+    };
+    let format = slat::format::arm64::Arm64::<12> {
+        forced_write_back: true,
+        hardware_dirty: false,
+        ..arm64()
+    };
     let seed = slat_seed::seed();
     let machine = Machine::new(arch, 3).random(seed);
     History::new(&machine, format, seed, 2).with_consumers(seed).run(60);
