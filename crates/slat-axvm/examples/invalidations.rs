@@ -1,4 +1,4 @@
-//! How often a guest's translations are invalidated when axaddrspace unmaps its memory: on the page
+//! How often a guest's translations are invalidated when axaddrspace unmaps its memory, on the page
 //! table that axvm has today, and on Slat.
 
 #[path = "../tests/common/mod.rs"]
@@ -13,10 +13,10 @@ use slat::format::arm64::Arm64K4;
 const RAM: MappingFlags =
     MappingFlags::READ.union(MappingFlags::WRITE).union(MappingFlags::EXECUTE);
 
-/// Memory of an address that no block can map, so that there are pages only.
+/// Memory at an address that no block can map, so that there are only pages.
 const ODD: usize = 16 * G + 4 * K;
 
-/// What an address space asks for as `unmapped` is unmapped from it.
+/// Maps an address space by `map`, unmaps `size` bytes from `start`, and counts the invalidations.
 fn counted<T: NestedPageTableOps>(
     table: T,
     map: impl FnOnce(&mut AddrSpace<T>),
@@ -31,7 +31,7 @@ fn counted<T: NestedPageTableOps>(
     invalidations()
 }
 
-/// Invalidations on today's tables, and on Slat's, in each of the cases.
+/// Counts invalidations on today's tables, and on Slat's, in each of the cases.
 pub fn counts() -> [(&'static str, u64, u64); 3] {
     fn linear<T: NestedPageTableOps>(space: &mut AddrSpace<T>) {
         space.map_linear(G.into(), ODD.into(), G, RAM).unwrap();

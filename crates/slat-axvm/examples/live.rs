@@ -1,7 +1,7 @@
-//! What axaddrspace's page table does not do, beside a vCPU that runs on: changes of tables that
-//! CPUs walk, on EPT, and a dirty log, by write protection and by what hardware marks.
+//! Work that axaddrspace's page table cannot do while a vCPU runs: changes of tables that CPUs
+//! walk, on EPT, and a dirty log, by write protection and by the dirty bits of hardware.
 //!
-//! The vCPU is a thread of the simulator's, which loads and stores memory through a TLB and the
+//! The vCPU is a thread of the simulator, which loads and stores memory through a TLB and the
 //! tables.
 
 use ax_memory_addr::{PhysAddr, VirtAddr};
@@ -22,17 +22,17 @@ type Space<'m> = AddrSpace<NestedPageTable<'m, Ept2M, Machine, Memory<'m>>>;
 
 const PAGE: u64 = 4 << 10;
 const BLOCK: u64 = 2 << 20;
-/// Guest memory that is there from the beginning, in blocks.
+/// Guest memory that is mapped from the beginning, in blocks.
 const RAM: u64 = 0x8000_0000;
 const RAM_BYTES: u64 = 4 * BLOCK;
-/// Where nothing is.
+/// Addresses where nothing is mapped.
 const SPARE: u64 = 0xe000_0000;
-/// A window, of which parts come and go.
+/// A window, parts of which are mapped and unmapped.
 const WINDOW: u64 = 0xc000_0000;
 const WINDOW_BYTES: u64 = 2 * BLOCK;
 const VMID: Vmid = Vmid(1);
 
-/// Guest pages behind those of [`RAM`], never given back.
+/// The guest pages after those of [`RAM`], which are never given back.
 struct Memory<'m> {
     machine: &'m Machine,
     next: Mutex<u64>,
@@ -72,33 +72,35 @@ fn guest(machine: &Machine) -> Result<Space<'_>, Box<dyn Error>> {
     Ok(space)
 }
 
-/// What happened while the tables changed.
+/// Counts of what happened while the tables changed.
 #[derive(Debug)]
 pub struct Beside {
-    /// Times that all of the guest's memory was split into pages and put together. A window of it
+    /// How often all of the guest's memory was split into pages and collapsed again. A window of it
     /// was mapped and unmapped ten times as often.
     pub rounds: u64,
     /// Accesses of the vCPU to the memory that was split.
     pub accesses: u64,
-    /// Those of them that were refused, or found what the guest had not left there.
+    /// The number of those accesses that were refused, or found other content than the guest had
+    /// left there.
     pub faults: u64,
-    /// Accesses of the vCPU to memory that comes and goes, as it was there.
+    /// The vCPU's accesses to memory that is mapped and unmapped, while it was mapped.
     pub window: u64,
-    /// Those of them that found other memory than what is mapped there.
+    /// The number of those accesses that found other memory than is mapped there.
     pub strangers: u64,
     /// Lookups of another thread, through `AddrSpace`.
     pub lookups: u64,
-    /// Those of them that had no answer, or a wrong one.
+    /// The number of those lookups that had no answer, or a wrong one.
     pub wrong: u64,
 }
 
-/// A vCPU uses its memory, a thread looks addresses up, and two change the tables, all at once.
+/// A vCPU uses its memory, a thread looks addresses up, and two threads change the tables, all at
+/// once.
 ///
 /// The lock is the one that a hypervisor has around its `AddrSpace`: threads with a guard share it.
-/// The vCPU knows nothing of it.
+/// The vCPU does not take it.
 ///
 /// # Errors
-/// What the engine refuses.
+/// The refusals of the engine.
 pub fn beside(rounds: u64) -> Result<Beside, Box<dyn Error>> {
     let machine = Machine::new(Ept::default(), 1, 64 << 20, 4 << 20)?;
     let space = guest(&machine)?;
@@ -124,7 +126,7 @@ pub fn beside(rounds: u64) -> Result<Beside, Box<dyn Error>> {
                     faults += u64::from(cpu.read(RAM + page * PAGE) != Ok(page));
                     faults += u64::from(cpu.write(RAM + page * PAGE + 8, page).is_err());
                 }
-                // A few pages many times, so that they are in the TLB when they go.
+                // It unmaps a few pages many times, so that they are in the TLB when they go.
                 for page in (0..1024).map(|access| access % 8) {
                     let Ok(found) = cpu.read(WINDOW + page * PAGE) else { continue };
                     window += 1;
@@ -154,7 +156,7 @@ pub fn beside(rounds: u64) -> Result<Beside, Box<dyn Error>> {
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(machine, &mut storage);
         let mut result = Ok(());
-        // All of them meet, however the threads are scheduled.
+        // All threads meet here, however they are scheduled.
         let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
         let enough = || count(&met) > 4096 && count(&gone) >= 10 * rounds;
         while result.is_ok() && (seen.rounds < rounds || !enough() && !mapper.is_finished()) {
@@ -170,7 +172,7 @@ pub fn beside(rounds: u64) -> Result<Beside, Box<dyn Error>> {
     Ok(seen)
 }
 
-/// Splits all blocks into pages, and puts them together again.
+/// Splits all blocks into pages, and collapses them again.
 fn split_and_collapse(
     space: &RwLock<Space<'_>>,
     cache: &mut TableCache<'_, Ept2M, Machine>,
@@ -185,7 +187,8 @@ fn split_and_collapse(
     drop(guard);
     drop(shared);
     if reclaims {
-        // What axaddrspace changes itself, it changes alone; tables that were unlinked go then.
+        // axaddrspace makes its own changes under the exclusive lock; they give back tables that
+        // were unlinked.
         let mut alone = space.write().unwrap();
         alone.map_alloc((SPARE as usize).into(), 4096, MappingFlags::READ, false)?;
         alone.unmap((SPARE as usize).into(), 4096)?;
@@ -193,11 +196,11 @@ fn split_and_collapse(
     Ok(())
 }
 
-/// What the memory behind the window holds while it is somebody else's.
+/// The content of the memory behind the window while it has another owner.
 const TAKEN: u64 = !0;
 
-/// Maps the window by pages and unmaps a part of it, again and again. What lies behind that is
-/// known once no vCPU can reach it, and is used for something else at once.
+/// Maps the window by pages and unmaps a part of it, again and again. The removals hand out the
+/// memory once no vCPU can reach it, and this function uses it for something else at once.
 fn window_comes_and_goes(
     space: &RwLock<Space<'_>>,
     machine: &Machine,
@@ -207,7 +210,7 @@ fn window_comes_and_goes(
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(machine, &mut storage);
     let (window, memory) = (range(WINDOW, WINDOW_BYTES), machine.memory_base().0 + RAM_BYTES);
-    // It cuts both tables.
+    // The range cuts both tables.
     let (part, mut places) = (range(WINDOW + PAGE, WINDOW_BYTES / 2), [Place::EMPTY; 64]);
     while running() {
         cache.fill(4)?;
@@ -233,10 +236,11 @@ fn window_comes_and_goes(
     Ok(())
 }
 
-/// Answers a fault of the guest's.
+/// Handles a fault of the guest.
 ///
-/// A page that is there, protected by the log, gets the right back, and is noted after that. It is
-/// not for [`AddrSpace::handle_page_fault`], which would put another page in its place.
+/// A page that is mapped, but protected by the log, gets the right back, and is logged after that.
+/// Such a fault must not go to [`AddrSpace::handle_page_fault`], which would put another page in
+/// its place.
 fn fault(space: &mut Space<'_>, gpa: u64, log: &mut [u64]) -> Result<bool, Box<dyn Error>> {
     let page = range(gpa & !(PAGE - 1), PAGE);
     let mut guard = space.page_table().guard();
@@ -270,23 +274,23 @@ fn write(
     Ok(faults)
 }
 
-/// The pages that a bitmap names.
+/// Returns the pages that a bitmap names.
 fn named(log: &[u64]) -> Vec<u64> {
     (0..64 * log.len() as u64)
         .filter(|bit| log[*bit as usize / 64] >> (bit % 64) & 1 == 1)
         .collect()
 }
 
-/// What a log found in each round, and the faults that it took.
+/// The pages that a log found in each round, and the faults that it took.
 pub type Rounds = Vec<(Vec<u64>, u64)>;
 
-/// What the guest writes in each round, pages of its memory.
+/// The pages of its memory that the guest writes in each round.
 pub const WRITTEN: [&[u64]; 3] = [&[3, 500, 3, 513, 2047], &[500, 7], &[]];
 
 /// A dirty log by write protection.
 ///
 /// # Errors
-/// What the engine refuses.
+/// The refusals of the engine.
 pub fn log_by_faults() -> Result<Rounds, Box<dyn Error>> {
     let machine = Machine::new(Ept::default(), 1, 64 << 20, 4 << 20)?;
     let mut space = guest(&machine)?;
@@ -295,7 +299,8 @@ pub fn log_by_faults() -> Result<Rounds, Box<dyn Error>> {
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(&machine, &mut storage);
     cache.fill(8)?;
-    // Begin: pages, none of which is written unnoticed once this has completed.
+    // The log begins: once this has completed, the memory is in pages, and every write to them
+    // faults.
     let all = range(RAM, RAM_BYTES);
     let mut guard = space.page_table().guard();
     guard.split(all, PageSize::SIZE_4K, &mut cache)?;
@@ -306,7 +311,7 @@ pub fn log_by_faults() -> Result<Rounds, Box<dyn Error>> {
     for pages in WRITTEN {
         let mut log = [0; (RAM_BYTES / PAGE) as usize / 64];
         let faults = write(&mut space, &mut cpu, pages, &mut log)?;
-        // A round: what is sent is protected first, and copied after that.
+        // A round: it protects the pages that it sends first, and copies them after that.
         let mut guard = space.page_table().guard();
         guard.write_protect_pages(&Pages { start: Gpa(RAM), bits: &log })?;
         guard.complete();
@@ -315,10 +320,11 @@ pub fn log_by_faults() -> Result<Rounds, Box<dyn Error>> {
     Ok(rounds)
 }
 
-/// A dirty log by what hardware marks: no fault, and no thread but the one that reads it.
+/// A dirty log by the dirty bits of hardware: no fault, and no thread except the one that reads the
+/// log.
 ///
 /// # Errors
-/// What the engine refuses.
+/// The refusals of the engine.
 pub fn log_by_hardware() -> Result<Rounds, Box<dyn Error>> {
     let machine = Machine::new(Ept::default(), 1, 64 << 20, 4 << 20)?;
     let mut space = guest(&machine)?;
@@ -330,7 +336,7 @@ pub fn log_by_hardware() -> Result<Rounds, Box<dyn Error>> {
     let all = range(RAM, RAM_BYTES);
     let mut guard = space.page_table().guard();
     guard.split(all, PageSize::SIZE_4K, &mut cache)?;
-    // What was mapped counts as written: the first round is all of it.
+    // Mapped memory counts as written: the first round has all of it.
     let mut log = [0; (RAM_BYTES / PAGE) as usize / 64];
     guard.harvest(all, &mut log)?;
     drop(guard);

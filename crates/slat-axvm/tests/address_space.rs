@@ -1,4 +1,4 @@
-//! What axaddrspace's documentation says of an address space, on tables of each format.
+//! The documentation of axaddrspace on address spaces, checked on tables of each format.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn arm() -> Arm64K4 {
     Arm64K4 { split_execute: false, ..Default::default() }
 }
 
-/// A test on each format: what a test does is the same, descriptors, levels and breaks are not.
+/// A test on each format: the work is the same; descriptors, levels and breaks differ.
 macro_rules! on_each_format {
     ($($(#[$doc:meta])* fn $name:ident<F>($host:ident, $new:ident) $body:block)*) => {$(
         $(#[$doc])*
@@ -86,7 +86,7 @@ on_each_format! {
         assert_eq!((leaf(&space, start - 1), leaf(&space, at)), (0, 0));
         let (_, flags, _) = space.page_table().query(gpa(start)).unwrap();
         assert_eq!(flags, RAM);
-        // Memory may lie above the guest's address of it, or below.
+        // Memory may be above the guest's address of it, or below.
         space.map_linear(gpa(BASE + 3 * G + 4 * M), hpa(2 * M), 2 * M, READ).unwrap();
         assert_eq!(space.translate(gpa(BASE + 3 * G + 5 * M)), Some(hpa(3 * M)));
         drop(space);
@@ -102,7 +102,7 @@ on_each_format! {
         pages.sort();
         pages.dedup();
         assert_eq!(pages.len(), 16);
-        // There is nothing to fault for.
+        // Every page is populated, so a fault has nothing to do.
         assert!(!space.handle_page_fault(gpa(BASE), READ));
         space.unmap(gpa(BASE + 16 * K), 16 * K).unwrap();
         assert_eq!((host.pages(), space.translate(gpa(BASE + 16 * K))), (12, None));
@@ -115,19 +115,20 @@ on_each_format! {
         let mut space = new();
         space.map_alloc(gpa(BASE), 64 * K, READ | MappingFlags::WRITE, false).unwrap();
         assert_eq!((host.pages(), space.translate(gpa(BASE))), (0, None));
-        // In the middle of a page.
+        // An address in the middle of a page.
         assert!(space.handle_page_fault(gpa(BASE + 5 * K), MappingFlags::WRITE));
         assert_eq!(host.pages(), 1);
         let (_, flags, size) = space.page_table().query(gpa(BASE + 4 * K)).unwrap();
         assert_eq!((flags, size), (READ | MappingFlags::WRITE, PageSize::Size4K));
         assert_eq!(space.translate(gpa(BASE + 8 * K)), None);
-        // Rights that the area does not give, no area, no memory, and beyond the address space.
+        // Rights that the area does not have, no area, no memory, and an address beyond the address
+        // space.
         assert!(!space.handle_page_fault(gpa(BASE), MappingFlags::EXECUTE));
         assert!(!space.handle_page_fault(gpa(BASE + M), READ));
         assert!(!space.handle_page_fault(gpa(0), READ));
         host.limit_pages(1);
         assert!(!space.handle_page_fault(gpa(BASE), READ));
-        // Pages that never came are no obstacle.
+        // Pages that were never populated are no obstacle.
         space.unmap(gpa(BASE), 64 * K).unwrap();
         assert_eq!((host.pages(), space.translate(gpa(BASE + 4 * K))), (0, None));
     }
@@ -150,7 +151,7 @@ on_each_format! {
         assert_eq!(space.translate(gpa(BASE + 6 * M - 1)), Some(hpa(G + 6 * M - 1)));
         assert_eq!((leaf(&space, BASE), leaf(&space, BASE + 7 * M)), (2 * M, 4 * K));
         assert!(!host.invalidations().is_empty());
-        // Both ends cut, across what is left.
+        // Both ends cut a block, across what is left.
         space.unmap(gpa(BASE + 5 * M), 512 * M).unwrap();
         assert_eq!(space.translate(gpa(BASE + 5 * M - 1)), Some(hpa(G + 5 * M - 1)));
         assert_eq!(space.translate(gpa(BASE + 517 * M)), Some(hpa(G + 517 * M)));
@@ -202,7 +203,7 @@ on_each_format! {
         assert!(odd(space.unmap(gpa(BASE), 1)));
         let over = space.map_linear(gpa(BASE), hpa(usize::MAX - 4 * K + 1), 8 * K, RAM);
         assert!(matches!(over, Err(AddrSpaceError::AddressOverflow { .. })));
-        // Host addresses that no descriptor holds, and leaves without any right.
+        // Host addresses that do not fit into a descriptor, and leaves without any right.
         let beyond = space.map_linear(gpa(BASE), hpa(1 << 60), 4 * K, RAM);
         assert!(beyond.is_err());
         assert!(space.map_linear(gpa(BASE), hpa(0), 4 * K, MappingFlags::empty()).is_err());
@@ -212,7 +213,7 @@ on_each_format! {
     fn an_area_for_which_table_pages_are_short_is_not_mapped_at_all<F>(host, new) {
         let mut space = new();
         let levels = space.page_table_levels();
-        // As many as the first 2 MiB of pages need.
+        // As many pages as the first 2 MiB need.
         host.limit_tables(levels);
         let mapped = space.map_linear(gpa(BASE), hpa(4 * K), 8 * M, RAM);
         assert_eq!(mapped, Err(AddrSpaceError::MappingState));
@@ -232,7 +233,7 @@ on_each_format! {
         }
         let first = |address| {
             let at = space.page_table().phys_to_virt(space.translate(gpa(address)).unwrap());
-            // SAFETY: the page is the guest's, as it is mapped, and nobody writes it now.
+            // SAFETY: the page belongs to the guest, as it is mapped, and no code writes it now.
             unsafe { at.as_ptr().read() }
         };
         assert_eq!([K, 4 * K, 8 * K, 0].map(|at| first(BASE + at)), [1, 2, 3, 0]);
@@ -241,7 +242,7 @@ on_each_format! {
         let (at, limit) = space.translate_and_get_limit(gpa(BASE + 5 * K)).unwrap();
         assert_eq!((Some(at), limit), (space.translate(gpa(BASE + 5 * K)), 16 * K));
         assert!(space.translate_and_get_limit(gpa(BASE + M)).is_none());
-        // What reads and writes guest memory for devices goes the same way.
+        // Code that reads and writes guest memory for devices uses the same path.
         let memory = ByTable(&space);
         memory.write_buffer(gpa(BASE + 3 * K), &[7; 3 * K]).unwrap();
         memory.write_obj(gpa(BASE + 12 * K), 0x1234_u32).unwrap();
@@ -253,7 +254,7 @@ on_each_format! {
     }
 }
 
-/// Guest memory by what the table says, a page at a time.
+/// Reads guest memory through the table, a page at a time.
 struct ByTable<'s, T: NestedPageTableOps>(&'s AddrSpace<T>);
 
 impl<T: NestedPageTableOps> GuestMemoryAccessor for ByTable<'_, T> {
@@ -265,7 +266,7 @@ impl<T: NestedPageTableOps> GuestMemoryAccessor for ByTable<'_, T> {
     }
 }
 
-/// What README.md says of them: if this fails with a later version, the sentence can go.
+/// README.md states this limit: if this test fails with a later version, the sentence can go.
 #[test]
 fn todays_tables_clear_all_of_a_block_that_is_unmapped_in_part_and_protect_no_holes() {
     let mut space = AddrSpace::new_empty(Today::new(), gpa(BASE), SIZE).unwrap();
@@ -280,7 +281,7 @@ fn todays_tables_clear_all_of_a_block_that_is_unmapped_in_part_and_protect_no_ho
     );
 }
 
-/// The table itself, without the areas around it.
+/// The table itself, without the areas of an address space.
 fn alone<F: Format>(format: F, bits: u32, body: impl FnOnce(&Host, &mut Table<'_, F>)) {
     let host = Host::new(BreakBeforeMake::Always);
     body(&host, &mut table(format, bits, &host));
@@ -296,7 +297,7 @@ fn a_single_leaf_is_mapped_queried_and_unmapped_by_its_size() {
         let found = table.query(gpa(3 * M + 5));
         assert_eq!(found, Ok((hpa(G + M + 5), RAM, PageSize::Size2M)));
         assert_eq!(table.translate(gpa(3 * M)), Some(hpa(G + M)));
-        // What is mapped is not mapped again, be it to the same memory.
+        // A mapped range is not mapped again, even to the same memory.
         for (address, size) in [(2 * M, PageSize::Size2M), (3 * M, PageSize::Size4K)] {
             let again = table.map(gpa(address), hpa(G + address - 2 * M), size, RAM);
             assert_eq!(again, Err(AddrSpaceError::MappingConflict));
@@ -347,7 +348,7 @@ fn remapping_replaces_one_page_of_whatever_is_there() {
         assert!(!host.invalidations().is_empty());
         assert_eq!(table.query(gpa(M)), Ok((hpa(8 * G), READ, PageSize::Size4K)));
         assert_eq!(table.query(gpa(M + 4 * K)), Ok((hpa(G + M + 4 * K), RAM, PageSize::Size4K)));
-        // Where nothing is, it maps; and it refuses what cannot be.
+        // It maps where nothing is mapped, and refuses what is not valid.
         assert!(table.remap(gpa(4 * M), hpa(0), RAM));
         assert!(!table.remap(gpa(4 * M), hpa(5), RAM) && !table.remap(gpa(1 << 40), hpa(0), RAM));
         assert_eq!(table.translate(gpa(4 * M)), Some(hpa(0)));
@@ -391,7 +392,7 @@ fn protecting_changes_flags_of_exactly_the_range_and_steps_over_holes() {
     });
 }
 
-/// Each combination of flags, as it is answered when it was accepted.
+/// Each combination of flags, with the flags that a query returns after it was accepted.
 fn flags_of<F: Format>(format: F, bits: u32) -> Vec<(MappingFlags, MappingFlags)> {
     let mut accepted = Vec::new();
     alone(format, bits, |_, table| {
@@ -426,11 +427,12 @@ fn flags_come_back_as_they_were_given_but_for_those_that_mean_nothing_here() {
         for &(asked, found) in of {
             assert_eq!(found, plain(asked), "{asked:?}");
         }
-        // With reading or writing, all; of execution alone, some formats have none.
+        // Each format accepts all flags with a right to read or write; some formats have no leaf
+        // with the right to execute alone.
         let usable = |flags: &MappingFlags| flags.intersects(READ | MappingFlags::WRITE);
         assert_eq!(of.iter().filter(|(asked, _)| usable(asked)).count(), 6 * 8);
     }
-    // Without memory types the physical address decides.
+    // Without memory types, the physical address decides.
     let memory = MappingFlags::DEVICE | MappingFlags::UNCACHED;
     let untyped = flags_of(RiscV::default(), 41);
     assert_eq!(untyped.len(), all[3].len());
@@ -454,6 +456,6 @@ fn a_table_that_is_dropped_keeps_its_pages_unless_it_was_told_that_nobody_walks_
     let root = space.root();
     drop(slat_axvm::NestedPageTable::new(space, &host));
     assert_eq!(host.tables(), 1);
-    // SAFETY: the root came from `allocate` for one page, and nobody knows it any more.
+    // SAFETY: the root came from `allocate` for one page, and no code uses it any more.
     unsafe { slat::Platform::free(&host, slat::Frame::from_hpa(root).unwrap(), 4096) };
 }

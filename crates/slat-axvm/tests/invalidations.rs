@@ -1,4 +1,4 @@
-//! The example `invalidations`, asserted.
+//! Checks the numbers of the example `invalidations`.
 
 #[path = "../examples/invalidations.rs"]
 mod invalidations;

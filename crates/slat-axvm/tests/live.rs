@@ -1,4 +1,4 @@
-//! The example `live`, asserted.
+//! Checks the results of the example `live`.
 
 #[path = "../examples/live.rs"]
 mod live;

@@ -49,7 +49,8 @@
 //! | collapse | from the first sealed child to the release of the block |
 //! | split | where the CPU demands a break: while blocks stand frozen |
 //! | relax for a write | where tables have rights: while it pushes protection down |
-//! | map, reserve and commit, write_protect, write_protect_subtrees, relax otherwise, split without a break, age, harvest, reclaim | never |
+//! | map, reserve and commit, write_protect, write_protect_subtrees | never |
+//! | relax otherwise, split without a break, age, harvest, reclaim | never |
 #![cfg(shuttle)]
 
 #[path = "shuttle/guest.rs"]

@@ -1,6 +1,6 @@
 //! A host of ordinary memory, and the page table that axvm has today, for tests and examples.
 
-// Each of them uses a part.
+// Each test and example uses a part.
 #![allow(dead_code)]
 
 pub mod today;
@@ -22,16 +22,16 @@ pub const K: usize = 1 << 10;
 pub const M: usize = 1 << 20;
 pub const G: usize = 1 << 30;
 
-/// Pages of the allocator's, whose physical address is their virtual one: for tables and guests.
+/// Pages from the allocator, whose physical address is their virtual one, for tables and guests.
 #[derive(Debug)]
 pub struct Host {
     grace: Grace<[Seat; 4]>,
     break_before_make: BreakBeforeMake,
     invalidations: Mutex<Vec<Invalidation>>,
-    /// Table pages, and how many there may be.
+    /// Table pages in use, and the most that there may be.
     tables: AtomicUsize,
     most_tables: AtomicUsize,
-    /// Guest pages that are out, and how many there may be.
+    /// Guest pages in use, and the most that there may be.
     pages: Mutex<BTreeSet<usize>>,
     most_pages: AtomicUsize,
 }
@@ -40,7 +40,7 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, bytes).unwrap()
 }
 
-/// Zeroes, aligned to their size.
+/// Allocates `bytes` zero bytes, aligned to their size.
 fn zeroes(bytes: usize) -> usize {
     // SAFETY: all callers ask for a page at least.
     let memory = unsafe { alloc_zeroed(layout(bytes)) };
@@ -61,12 +61,12 @@ impl Host {
         }
     }
 
-    /// Invalidations since the last question.
+    /// Returns the number of invalidations since the last call.
     pub fn invalidations(&self) -> Vec<Invalidation> {
         std::mem::take(&mut self.invalidations.lock().unwrap())
     }
 
-    /// Table pages that are out; a root of several counts as one.
+    /// Returns the number of table pages in use; a root of several pages counts as one.
     pub fn tables(&self) -> usize {
         self.tables.load(Ordering::Relaxed)
     }
@@ -75,7 +75,7 @@ impl Host {
         self.most_tables.store(most, Ordering::Relaxed);
     }
 
-    /// Guest pages that are out.
+    /// Returns the number of guest pages in use.
     pub fn pages(&self) -> usize {
         self.pages.lock().unwrap().len()
     }
@@ -86,7 +86,7 @@ impl Host {
 }
 
 // SAFETY:
-// 1. `allocate` returns memory of the allocator's, of that size and alignment.
+// 1. `allocate` returns memory from the allocator, of that size and alignment.
 // 2. A frame's address is that of its memory, whose provenance is exposed; it stays until `free`.
 // 3. No CPU loads these tables.
 // 4. `grace` and `break_before_make` are fields that do not change.
@@ -97,14 +97,16 @@ unsafe impl Platform for Host {
         let most = self.most_tables.load(Ordering::Relaxed);
         let one_more = |tables| (tables < most).then_some(tables + 1);
         self.tables.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
-        // SAFETY: the memory is the frame's alone, and below 2^47, as all of a program's is.
+        // SAFETY: only the frame uses the memory, which is below 2^47, as all memory of a program
+        // is.
         unsafe { Frame::from_hpa(Hpa(zeroes(bytes) as u64)) }
     }
 
     unsafe fn free(&self, frame: Frame, bytes: usize) {
         self.tables.fetch_sub(1, Ordering::Relaxed);
         let memory = std::ptr::with_exposed_provenance_mut(frame.hpa().0 as usize);
-        // SAFETY: `allocate` had it from the allocator with the same layout; nobody reaches it.
+        // SAFETY: `allocate` got it from the allocator with the same layout, and no code reaches
+        // it.
         unsafe { dealloc(memory, layout(bytes)) }
     }
 
@@ -141,7 +143,7 @@ impl GuestMemory for Host {
     fn free(&self, page: PhysAddr) {
         assert!(self.pages.lock().unwrap().remove(&page.as_usize()), "freed twice, or never out");
         let memory = std::ptr::with_exposed_provenance_mut(page.as_usize());
-        // SAFETY: `allocate` had it from the allocator with this layout, and it was still out.
+        // SAFETY: `allocate` got it from the allocator with this layout, and it was still in use.
         unsafe { dealloc(memory, layout(4 * K)) }
     }
 
@@ -152,19 +154,19 @@ impl GuestMemory for Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // What axaddrspace leaks, as in `remap`, is of no use to anybody now.
+        // No guest uses any more what axaddrspace leaks, as in `remap`.
         for page in std::mem::take(self.pages.get_mut().unwrap()) {
             let memory = std::ptr::with_exposed_provenance_mut(page);
-            // SAFETY: `allocate` had it from the allocator with this layout; no guest is left.
+            // SAFETY: `allocate` got it from the allocator with this layout; no guest is left.
             unsafe { dealloc(memory, layout(4 * K)) }
         }
     }
 }
 
-/// A page table of axaddrspace's on the engine.
+/// A page table for axaddrspace on the engine.
 pub type Table<'p, F> = NestedPageTable<'p, F, Host, &'p Host>;
 
-/// An empty page table for guest addresses of `bits`, which goes with its last user.
+/// An empty page table for guest addresses of `bits` bits, which is freed with its last user.
 pub fn table<F: Format>(format: F, bits: u32, host: &Host) -> Table<'_, F> {
     let space = AddressSpace::new(format, Vmid(1), bits, host).unwrap();
     // SAFETY: no CPU loads tables here.

@@ -1,9 +1,9 @@
 //! A page table for axaddrspace on page-table-generic, called as axvm 0.8 calls it on Arm, which
 //! counts what it invalidates.
 //!
-//! axvm's tables for Arm invalidate all guests, on all CPUs, in each `flush`: the crate's hook says
-//! no guest. On x86 and RISC-V the hook does nothing: there axvm stops the guest, and enters it
-//! with empty TLBs.
+//! axvm's tables for Arm invalidate all guests, on all CPUs, in each `flush`, as the crate's hook
+//! does not name the guest. On x86 and RISC-V the hook does nothing: there axvm stops the guest,
+//! and enters it again with empty TLBs.
 
 use ax_memory_addr::{PhysAddr, VirtAddr};
 use axaddrspace::{AddrSpaceError, AddrSpaceResult, MappingFlags, NestedPageTableOps, PageSize};
@@ -13,16 +13,16 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 
 thread_local! {
-    /// Invalidations that the thread's tables have asked for.
+    /// The number of invalidations that this thread's tables have asked for.
     static FLUSHES: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Invalidations since the last question, on this thread.
+/// Returns the number of invalidations since the last call, on this thread.
 pub fn invalidations() -> u64 {
     FLUSHES.take()
 }
 
-/// A descriptor: the flags in its low bits, a table's address without any but `VALID`.
+/// A descriptor: the flags in its low bits; a link has no flag except `VALID`.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Entry(usize);
@@ -67,7 +67,7 @@ impl PageTableEntry for Entry {
     }
 }
 
-/// Three levels, blocks of 2 MiB and 1 GiB, and what counts.
+/// Three levels, blocks of 2 MiB and 1 GiB, and the count of invalidations.
 #[derive(Clone, Copy)]
 pub struct Counted;
 
@@ -83,7 +83,7 @@ impl TableMeta for Counted {
     }
 }
 
-/// Pages of the allocator's.
+/// Pages from the allocator.
 #[derive(Clone, Copy)]
 pub struct Pages;
 
@@ -94,13 +94,13 @@ struct Page([u8; PAGE]);
 
 impl FrameAllocator for Pages {
     fn alloc_frame(&self) -> Option<PhysAddr> {
-        // SAFETY: a page is not of no bytes.
+        // SAFETY: the size of a page is not zero.
         let memory = unsafe { alloc_zeroed(LAYOUT) };
         (!memory.is_null()).then(|| PhysAddr::from(memory.expose_provenance()))
     }
 
     fn dealloc_frame(&self, frame: PhysAddr) {
-        // SAFETY: the crate, and axaddrspace, give back what `alloc_frame` gave, once.
+        // SAFETY: the crate, and axaddrspace, free each page that `alloc_frame` returned once.
         unsafe { dealloc(self.phys_to_virt(frame), LAYOUT) }
     }
 
