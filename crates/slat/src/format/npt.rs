@@ -154,21 +154,20 @@ impl fmt::Display for MissingFeatures {
 impl core::error::Error for MissingFeatures {}
 
 // SAFETY:
-// 1. Leaves (the attribute bits of `encode` include P) and tables have bit 0, and no marker,
-//    reservation or owner has, whatever its address, token or word, which lie at bits 59:12, from
-//    where `owner` takes a word. With bit 0, bit 7 tells block from table, and at level 0 there is
-//    no table. Without it, bit 11 is in markers only, which bit 3 tells apart, and bit 4 in
-//    reservations, which owners have beside bit 3. `kind` looks at no bit of `STATUS`, `SOFTWARE`,
-//    `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING` and `RENEWED`, nor in a table at `MARK`, and none of
-//    these is one of an address's. Methods that make a leaf from a leaf change no
-//    other bit than W, NX, A and D.
-//    `all_tables` asks for bit 0 in all slots, and bit 7 in none.
-// 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits, and none of
-//    a marker's or of a table's.
+// 1. Leaves (the attribute bits of `encode` include P) and tables have bit 0. Markers, reservations
+//    and owners do not, whatever their address, token or word: these lie at bits 59:12, from where
+//    `owner` takes a word. With bit 0, bit 7 tells block from table, and no table is at level 0.
+//    Without bit 0, bit 11 is in markers only, and bit 3 tells the two kinds of marker apart; bit 4
+//    is in reservations, and owners have bits 3 and 4. `kind` reads no bit of `STATUS`, `SOFTWARE`,
+//    `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING` and `RENEWED`, nor `MARK` of a table, and none of
+//    these is a bit of an address. Methods that make a leaf from a leaf change only W, NX, A and D.
+//    `all_tables` requires bit 0 of all slots, and bit 7 of none.
+// 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits, and no
+//    other bit of a marker or of a table.
 // 3. The root stands at level 3 or 4, with `2^(address_bits - 39)` or `2^(address_bits - 48)`
 //    slots, or one.
 // 4. A page of 4 KiB holds 512 slots, at any level.
-// 5. The address stands in a leaf as it is, at bits that attributes have none of; `CARRY` is 0.
+// 5. A leaf has the address unchanged, in bits that no attribute uses; `CARRY` is 0.
 // 6. There are no groups: `group` is 1, and `CONTIGUOUS` is 0, which is no bit.
 unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     const NAME: &'static str = if HUGE_1G { "AMD NPT" } else { "AMD NPT without 1g blocks" };
@@ -188,8 +187,8 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     const KEEPS_FAULTING: bool = false;
     const TABLE_WRITE: u64 = W;
 
-    /// Walks begin at the PML4, with five levels at the PML5, of which narrow guests use the first
-    /// slot. No guest address is wider than the CPU's physical ones.
+    /// Walks begin at the PML4, or with five levels at the PML5. Narrow guests use only the first
+    /// slot of it. No guest address is wider than the CPU's physical addresses.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
         let (root_level, widest) = if self.five_levels {
             (4, Self::FIVE_LEVELS_BITS)
@@ -215,7 +214,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
             let block = raw & BLOCK != 0;
             return match level {
                 1.. if !block => Kind::Table,
-                // Reserved above the largest leaf: nothing walks into it.
+                // The bit is reserved above the largest leaf; a walk does not enter it.
                 1.. if level > Self::LARGEST_LEAF => Kind::Frozen,
                 _ if raw & MARK != 0 => Kind::Sealed,
                 _ => Kind::Leaf,
@@ -242,7 +241,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
 
     #[inline(always)]
     fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
-        // Present means readable.
+        // A present leaf is readable.
         if !a.read {
             return Err(AttributeError::NeedsRead);
         }
@@ -266,8 +265,8 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
             | a.software.encode(SW_USER)?)
     }
 
-    /// Foreign leaves may select other types: the second index of reset's PAT is write-through,
-    /// which caches, and the high bit selects the same four again.
+    /// Leaves that others made may select further types. Index 1 of reset's PAT is write-through,
+    /// which is cached, and the index's high bit selects the same four again.
     #[inline(always)]
     fn decode(&self, raw: u64, _level: u8) -> Attributes {
         Attributes {
@@ -301,7 +300,8 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
         Hpa(raw & ADDRESS & !((1 << Self::shift(level)) - 1))
     }
 
-    /// With all rights, which leaves restrict, and accessed, as it must be above an accessed leaf.
+    /// With all rights, because leaves restrict them; and accessed, as a table above an accessed
+    /// leaf must be.
     #[inline(always)]
     fn table(hpa: Hpa, _level: u8) -> u64 {
         hpa.0 | P | W | U | A
@@ -337,7 +337,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
         raw >> TOKEN_SHIFT & ((1 << TOKEN_BITS) - 1)
     }
 
-    /// The dirty bit stays, and remembers.
+    /// The dirty bit stays, to remember the write.
     #[inline(always)]
     fn write_protected(raw: u64) -> u64 {
         raw & !W
@@ -367,7 +367,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
         raw & !D
     }
 
-    /// As in the manual's figures, where the PML4's is 4.
+    /// As in the manual's figures, where the level of the PML4 is 4.
     fn level_name(level: u8) -> i8 {
         level as i8 + 1
     }
