@@ -19,7 +19,7 @@ use slat_lab::run;
 use slat_lab::scenario::{Chosen, Entry, Program, Scenarios};
 use std::process::ExitCode;
 
-/// What this program measures.
+/// The scenarios of this program.
 pub struct Tables;
 
 impl Scenarios for Tables {
@@ -39,7 +39,7 @@ impl Scenarios for Tables {
     ];
 }
 
-/// This program.
+/// Description of this program for the lab.
 pub static PROGRAM: Program = Program {
     name: "slat-bench",
     version: env!("CARGO_PKG_VERSION"),
@@ -95,12 +95,12 @@ pub enum Command {
     Common(Common),
 }
 
-/// The `slat-bench` command.
+/// Runs the `slat-bench` command.
 pub fn main() -> ExitCode {
     if slat_lab::first::is_first_process() {
         slat_lab::first::main();
     }
-    // A wrong command line ends here, with exit code 2.
+    // `parse` ends the process with exit code 2 if the command line is wrong.
     let cli = Cli::parse();
     run::exit(
         &PROGRAM,

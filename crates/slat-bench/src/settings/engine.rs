@@ -1,4 +1,4 @@
-//! What can be set of the engine's operations.
+//! Options of the engine's operations.
 
 use crate::settings::peers::LinuxArgs;
 use clap::{Args, ValueEnum};
@@ -7,7 +7,7 @@ use slat_lab::cli::count;
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
 
-/// Command lines.
+/// Examples of command lines.
 pub const EXAMPLES: &str = "\
 Examples:
   slat-bench engine
@@ -56,20 +56,20 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// Memory of the guest.
+    /// Returns the guest's memory.
     pub fn memory(&self) -> Size {
         self.memory.unwrap_or(Size(if self.quick { 1 << 30 } else { 64 << 30 }))
     }
 
-    /// Samples of each variant.
+    /// Returns the number of samples of each variant.
     pub fn rounds(&self) -> u32 {
         self.rounds.unwrap_or(if self.quick { 3 } else { 9 })
     }
 
-    /// The granule of tables that are held against Linux's.
+    /// Returns the granule of tables that are compared with Linux's.
     ///
     /// # Errors
-    /// Linux's have none of the format, or only one of those asked for.
+    /// Linux's code has no tables of the format, or the user gave more than one format.
     pub fn granule(&self) -> anyhow::Result<Granule> {
         match self.format[..] {
             [] => Ok(self.granule),
@@ -78,7 +78,7 @@ impl EngineArgs {
         }
     }
 
-    /// Whether the part was asked for.
+    /// Returns whether the user asked for the part.
     pub fn wants(&self, part: Part) -> bool {
         self.only.is_empty() || self.only.contains(&part)
     }

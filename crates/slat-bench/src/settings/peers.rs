@@ -1,4 +1,4 @@
-//! What can be set of other people's tables: Linux's, and crates of the field.
+//! Options of the comparison with Linux and crates.
 
 use clap::{Args, ValueEnum};
 use slat_ideas::format::Granule;
@@ -70,7 +70,7 @@ impl LinuxArgs {
     /// Refuses options that would be ignored.
     ///
     /// # Errors
-    /// Linux's tables are not asked for, and something about them is.
+    /// The options do not ask for Linux's tables, and say something about them.
     pub fn check(&self) -> anyhow::Result<()> {
         let Self { target, trees, chunk_size, caches } = self;
         let about = !trees.linux_tree.is_empty()
@@ -98,12 +98,12 @@ pub enum TablesTarget {
     LinuxSource,
 }
 
-/// A tree, and what results call it.
+/// A tree, and its name in results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedTree {
-    /// As given, if it was.
+    /// The name, if one was given.
     pub name: Option<String>,
-    /// Where it is.
+    /// Path of the tree.
     pub path: PathBuf,
 }
 
@@ -112,7 +112,7 @@ impl FromStr for NamedTree {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, path) = match text.split_once('=') {
-            // A path may have the sign, too.
+            // A path may contain `=`, too.
             Some((name, path)) if !name.contains('/') => (Some(name.to_owned()), path),
             _ => (None, text),
         };
@@ -123,7 +123,7 @@ impl FromStr for NamedTree {
     }
 }
 
-/// Edits that are applied together, in their order.
+/// Edits that are applied together, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EditSet(pub Vec<String>);
 
@@ -178,7 +178,7 @@ pub struct PeersArgs {
     pub linux: LinuxArgs,
 }
 
-/// Command lines of the check.
+/// Examples of command lines of the check.
 pub const CHECK_EXAMPLES: &str = "\
 Examples:
   slat-bench check --linux-tree linux-6.12
@@ -215,7 +215,7 @@ pub struct CheckArgs {
     pub trees: TreesArgs,
 }
 
-/// Command lines of the comparison.
+/// Examples of command lines of the comparison.
 pub const EXAMPLES: &str = "\
 Examples:
   slat-bench peers --linux-tree linux-6.12 --with bounded-walks/2
