@@ -1,4 +1,4 @@
-//! The options of a guest of the engine's whose writes are logged.
+//! Options of a guest of the engine whose writes are logged.
 
 use clap::{Args, ValueEnum};
 use slat_ideas::format::TablesArgs;
@@ -81,7 +81,7 @@ pub enum LogWay {
 }
 
 impl LogWay {
-    /// The ways asked for, or all.
+    /// Returns the ways asked for, or all ways.
     pub fn all_or(asked: &[Self]) -> Vec<Self> {
         if asked.is_empty() { Self::value_variants().to_vec() } else { asked.to_vec() }
     }

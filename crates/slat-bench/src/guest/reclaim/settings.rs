@@ -1,4 +1,4 @@
-//! What can be set of guests with more memory than there is.
+//! Options of guests with more memory than they may have at a time.
 
 use clap::{Args, ValueEnum};
 use slat_ideas::format::{TableFormat, TablesArgs};
@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Command lines.
+/// Examples of command lines.
 pub const EXAMPLES: &str = "\
 Examples:
   slat-bench reclaim
@@ -124,7 +124,7 @@ pub struct ReclaimArgs {
 }
 
 impl ReclaimArgs {
-    /// What `slat-bench reclaim` does by itself.
+    /// Returns the defaults of `slat-bench reclaim`.
     pub fn of(quick: bool) -> Self {
         Self {
             tables: TablesArgs::of(TableFormat::Ept),
@@ -154,12 +154,12 @@ fn factor(text: &str) -> Result<f64, String> {
     if (1.0..=16.0).contains(&factor) { Ok(factor) } else { Err(wrong.to_owned()) }
 }
 
-/// Where pages go.
+/// Place for pages that leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SwapPlace {
     /// Memory of this process.
     Memory,
-    /// A file there.
+    /// A file in this directory.
     Directory(PathBuf),
 }
 
@@ -172,10 +172,10 @@ impl fmt::Display for SwapPlace {
     }
 }
 
-/// Reads where pages go.
+/// Parses the place for pages that leave.
 ///
 /// # Errors
-/// It is neither memory nor a directory.
+/// The text is neither `memory` nor a directory.
 pub fn swap_place(text: &str) -> Result<SwapPlace, String> {
     match text {
         "memory" => Ok(SwapPlace::Memory),
