@@ -1,6 +1,6 @@
-//! Executing from huge pages that may not be executed: a fetch unmaps the huge page, or splits it.
+//! Execution from huge pages that are not executable: a fetch unmaps the huge page, or splits it.
 //!
-//! All pages are written, executed from, read, and written again. Zap is what Linux did before 6.2.
+//! Each page is written, executed from, read, and written again. Linux used `zap` before 6.2.
 
 use super::bed::{Bed, Shape};
 use super::runner::Locks;
@@ -24,8 +24,8 @@ use slat_sim::arch::Arch;
 use std::hint::black_box;
 use std::time::Duration;
 
-/// What becomes of a huge page, by name. `zap` is the baseline; in `allowed` there is nothing to
-/// do.
+/// What happens to a huge page, by name. `zap` is the baseline; in `allowed` nothing has to be
+/// done.
 const WAYS: [(&str, ExecuteHuge); 4] = [
     ("zap", ExecuteHuge::Zap),
     ("split", ExecuteHuge::Split),
@@ -36,7 +36,7 @@ const ZAP: usize = 0;
 const SPLIT: usize = 1;
 const ALLOWED: usize = 3;
 
-/// What vCPUs do, in this order.
+/// The phases of vCPUs, in their order.
 const PHASES: [&str; 4] = ["populate", "execute", "read", "write"];
 const EXECUTE: usize = 1;
 
@@ -94,7 +94,7 @@ pub struct ExecuteArgs {
     pub quick: bool,
 }
 
-/// What its table shows.
+/// Columns of the table.
 const FIGURES: Figures = Figures {
     of: "execute",
     title: "Executing from huge pages that may not be executed",
@@ -108,7 +108,7 @@ const FIGURES: Figures = Figures {
     ..Figures::NONE
 };
 
-/// Execute from huge pages that may not be executed
+/// The scenario of execution from huge pages.
 pub struct Execute;
 
 impl Scenario for Execute {
@@ -131,7 +131,7 @@ impl Scenario for Execute {
 /// Measures what `args` asks for.
 ///
 /// # Errors
-/// Sizes that cannot be right, too little memory, or a guest that went wrong.
+/// Sizes that cannot be right, too little memory, or a guest that failed.
 fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let format = args.tables.format;
     let leaves = format.leaves();
