@@ -1,5 +1,4 @@
-//! What a person would otherwise type by hand: set-up, tests, benchmarks and checks of the
-//! workspace.
+//! Tasks of the workspace: set-up, tests, benchmarks and checks.
 
 mod api;
 mod bench;
@@ -205,19 +204,19 @@ fn main() -> ExitCode {
     }
 }
 
-/// The folder of the workspace.
+/// Returns the folder of the workspace.
 fn root() -> &'static Path {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().expect("xtask is a folder of the workspace")
 }
 
-/// Where the workspace is built.
+/// Returns the folder in which the workspace is built.
 fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
-/// Whether nobody is there to install what is missing.
+/// Returns whether this is CI, where nobody can install what is missing.
 fn in_ci() -> bool {
     std::env::var("CI").is_ok_and(|value| value == "true" || value == "1")
 }

@@ -1,4 +1,4 @@
-//! The stages of the tests, in the order they run: what fails fastest first.
+//! The stages of the tests, in the order in which they run: stages that fail fast come first.
 
 use crate::{
     api, counts, docs, e2e, emulators, fences, fuzz, hypervisor, in_ci, kernels, litmus, miri,
@@ -73,17 +73,17 @@ pub enum Stage {
     Examples,
 }
 
-/// How a stage ended that did not fail.
+/// The outcome of a stage that did not fail.
 pub enum Outcome {
-    /// It ran; what it left out, and why.
+    /// The stage ran; the parts that it left out, with reasons.
     Ran(Vec<String>),
-    /// It did not run, and why.
+    /// The stage did not run; the reason.
     Skipped(String),
 }
 
-/// The workspace as it is tested: both commands without their feature `every-format`, which takes
-/// as long to compile as the rest. (Of `slat-size`, `slat-capi` and
-/// `slat-axvm` the default is the list of formats.)
+/// Options for the workspace as it is tested: without the commands' feature `every-format`, which
+/// takes as long to compile as the rest. (The default features of `slat-size`, `slat-capi` and
+/// `slat-axvm` are the list of formats.)
 pub const TESTED: [&str; 4] = [
     "--workspace",
     "--no-default-features",
@@ -92,7 +92,7 @@ pub const TESTED: [&str; 4] = [
      slat-axvm/default",
 ];
 
-/// `slat-bench` as it is tested, run.
+/// Words of cargo that run `slat-bench` as it is tested.
 pub const SLAT_BENCH: [&str; 7] = [
     "run",
     "--quiet",
@@ -103,23 +103,23 @@ pub const SLAT_BENCH: [&str; 7] = [
     "slat-bench",
 ];
 
-/// The folder of both programs as the tests have them. `cargo run` would compile the libraries
-/// again, without what tests turn on in them.
+/// Returns the folder of both programs as the tests have them. `cargo run` would compile the
+/// libraries again, with other features.
 pub fn programs() -> anyhow::Result<PathBuf> {
     let mut build = cargo(&["test", "--quiet", "--no-run", "--test", "cli"]);
     ran(build.args(TESTED))?;
     Ok(target().join("debug"))
 }
 
-/// `slat-bench` as users get it, run.
+/// Returns the command that runs the release build of `slat-bench`.
 pub fn slat_bench() -> Command {
     cargo(&["run", "--quiet", "--release", "--package", "slat-bench", "--"])
 }
 
-/// Crates for others to use, each after those that it needs.
+/// Crates that are published, each after those that it depends on.
 pub const PUBLISHED: [&str; 4] = ["slat", "slat-guest", "slat-sim", "slat-reclaim"];
 
-/// The tests that are programs.
+/// Returns the command for the tests that are programs.
 fn tests() -> Command {
     let mut tests = cargo(&["test", "--tests"]);
     tests.args(TESTED);
@@ -127,7 +127,7 @@ fn tests() -> Command {
 }
 
 impl Stage {
-    /// What CI runs after the command of the README: it takes as long again.
+    /// Stages that CI runs after the command of the README; they take as long again.
     const DEEP: [Self; 20] = [
         Self::Clippy,
         Self::Features,
@@ -151,8 +151,8 @@ impl Stage {
         Self::Static,
     ];
 
-    /// The stages of a run that names none: those that show within ten minutes whether a change
-    /// works, the others with `deep`, all with `long`.
+    /// Returns the stages of a run that names none: those that find out within ten minutes whether
+    /// a change works; with `deep` the others; with `long` all.
     pub fn all(deep: bool, long: bool) -> Vec<Self> {
         let all = Self::value_variants().iter().copied();
         // Programs of the other architecture are for its emulated machines, which `long` boots.
@@ -160,7 +160,7 @@ impl Stage {
         all.filter(|stage| long || Self::DEEP.contains(stage) == deep && !of_long(stage)).collect()
     }
 
-    /// Runs the stage, to its depth if it is to be `long`.
+    /// Runs the stage; if `long`, with its longest tests.
     pub fn run(self, long: bool) -> anyhow::Result<Outcome> {
         match self {
             Self::Formatting => with("rustfmt", cargo(&["fmt", "--all", "--check"])),
@@ -176,10 +176,10 @@ impl Stage {
             Self::Api => api::check(),
             Self::Stack => msrv::needs(setup::target(setup::BARE), size::check_stacks),
             Self::Fences => msrv::needs(setup::target(fences::TRIPLE), fences::check),
-            // `target/cargo-timings` has what took how long.
+            // `target/cargo-timings` has the time of each crate.
             Self::Build => ran(tests().args(["--no-run", "--timings"])),
             Self::Tests => {
-                // Patches are held against what `git am` makes of them.
+                // Tests compare patches with the result of `git am`.
                 setup::package("git", "git")?;
                 let mut tests = tests();
                 tests.arg("--no-fail-fast");
@@ -192,8 +192,8 @@ impl Stage {
                         ("PROPTEST_CASES", "4096"),
                     ]);
                 }
-                // Where a guest can run, no test may do without it; where none can, nothing that
-                // could be installed is missing.
+                // Where a guest can run, no test may skip it. Elsewhere, nothing is missing that
+                // could be installed.
                 let kvm = File::options().read(true).write(true).open("/dev/kvm");
                 let mut left_out = match kvm {
                     Ok(_) => {
@@ -202,7 +202,7 @@ impl Stage {
                     }
                     Err(reason) => vec![format!("tests with a guest: /dev/kvm: {reason}")],
                 };
-                // Not vendored, nor fetched: who has built Casemate says where.
+                // Casemate is not fetched: a user who has built it sets the variable.
                 if std::env::var_os("CASEMATE_CHECK").is_none() {
                     let reason = "CASEMATE_CHECK does not name a `casemate-check`";
                     left_out.push(format!("the engine before Casemate: {reason}"));
@@ -237,8 +237,8 @@ impl Stage {
     }
 }
 
-/// A stage that needs a component of the toolchain. Missing where nobody could install it, it is a
-/// failure: CI must not be green because it checked nothing.
+/// Runs a stage that needs a component of the toolchain. If it is missing and cannot be installed,
+/// the stage fails in CI, so that CI does not pass without the check.
 fn with(component: &str, mut command: Command) -> anyhow::Result<Outcome> {
     match setup::component_for(component) {
         Ok(()) => ran(&mut command),
@@ -256,11 +256,11 @@ fn loom(long: bool) -> anyhow::Result<Outcome> {
         // The models' own bounds take minutes.
         tests.env("LOOM_MAX_PREEMPTIONS", "2");
     }
-    // A folder of its own: other flags would otherwise rebuild everything, each time in turn.
+    // A separate folder: these flags would otherwise rebuild everything each time.
     ran(tests.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target().join("loom")))
 }
 
-/// Each choice of formats compiles without warnings.
+/// Checks that each choice of formats compiles without warnings.
 fn features() -> anyhow::Result<Outcome> {
     for choice in ["", "arm64", "ept", "npt", "power", "riscv"] {
         let mut clippy = cargo(&["clippy", "--package", "slat", "--no-default-features"]);
@@ -273,8 +273,8 @@ fn features() -> anyhow::Result<Outcome> {
     Ok(Outcome::Ran(Vec::new()))
 }
 
-/// Tests that have more in them with the feature `every-format`, of each crate that has it. All
-/// others are the same with and without.
+/// Test programs that have more tests with the feature `every-format`, by crate. All others are the
+/// same with and without it.
 const OF_FORMATS: [(&str, &[&str]); 4] = [
     ("slat", &["engine"]),
     ("slat-guest", &["memory", "threads"]),
@@ -282,7 +282,7 @@ const OF_FORMATS: [(&str, &[&str]); 4] = [
     ("slat-reclaim", &["machine", "overcommit"]),
 ];
 
-/// The tests of what is generic over a format, on all of them.
+/// Runs the tests that are generic over a format, on all formats.
 fn formats() -> anyhow::Result<Outcome> {
     let mut tests = cargo(&["test", "--features", "every-format"]);
     for (package, programs) in OF_FORMATS {
@@ -300,18 +300,18 @@ fn shuttle(long: bool) -> anyhow::Result<Outcome> {
     if long {
         tests.env("SHUTTLE_ITERATIONS", "20000");
     }
-    // As for loom.
+    // A separate folder, as for loom.
     ran(tests.env("RUSTFLAGS", "--cfg shuttle").env("CARGO_TARGET_DIR", target().join("shuttle")))
 }
 
-/// Cargo, in the workspace.
+/// Returns cargo, in the workspace.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(setup::cargo());
     command.args(arguments).current_dir(root());
     command
 }
 
-/// Runs a command to its end, its output being the stage's.
+/// Runs a command to its end; its output goes to the stage's.
 pub fn ran(command: &mut Command) -> anyhow::Result<Outcome> {
     let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
     if !status.success() {
@@ -366,7 +366,7 @@ mod tests {
             let manifest = folder.as_ref().unwrap().path().join("Cargo.toml");
             std::fs::read_to_string(manifest).unwrap().contains("every-format = [\"slat/")
         });
-        // slat's own is a list of none.
+        // `slat`'s own is a list of none.
         assert_eq!(with_the_feature.count() + 1, OF_FORMATS.len());
     }
 }
