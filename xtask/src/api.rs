@@ -10,8 +10,8 @@ use changes::Changes;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The Rust whose rustdoc makes the listings, of which any patch release serves: the format that
-/// it writes is not stable, and what it lists differs a little from release to release.
+/// The Rust release whose rustdoc makes the listings; any patch release of it works. rustdoc's
+/// format is not stable, and its listing differs a little from release to release.
 const RUSTDOC: &str = "1.95";
 
 /// Header of a listing.

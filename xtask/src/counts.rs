@@ -37,7 +37,8 @@ const PROFILES: [(&str, &[&str]); 3] = [
     ("opt-level s", &["profile.release.opt-level='s'"]),
 ];
 
-/// Caches of a size that no host decides: 32 KiB of lines of 64 bytes, and 8 MiB behind them.
+/// Sizes of simulated caches, independent of the host: 32 KiB with lines of 64 bytes, and 8 MiB
+/// behind them.
 const CACHES: [&str; 4] =
     ["--cache-sim=yes", "--I1=32768,8,64", "--D1=32768,8,64", "--LL=8388608,16,64"];
 

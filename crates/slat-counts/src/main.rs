@@ -2,12 +2,12 @@
 //! of an operation is its number of instructions, which noise does not change.
 //!
 //! `cargo xtask counts` runs the program, and compares the counts with the table in
-//! `docs/counts.md`. Only work inside [`measured`] is counted: callgrind gets the name of that
-//! function, and writes its counters each time it returns. The program prints, in the order of the
-//! measurements, the name of each and the number of pages (or other units) that it worked on.
+//! `docs/counts.md`. callgrind collects only inside [`measured`], and writes its counters before
+//! each call of [`announce`]. The program prints, in the order of the measurements, the name of
+//! each and the number of pages (or other units) that it worked on.
 //!
-//! With an argument it measures only operations whose names contain the argument, such as `arm64:
-//! relax`: for the counts of one row, or to find its instructions.
+//! With an argument it measures only operations whose names contain the argument, for example
+//! `arm64: relax`: for the counts of one row, or to find its instructions.
 
 mod engine;
 mod guest;
