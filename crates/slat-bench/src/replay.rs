@@ -34,7 +34,7 @@ Examples:
   slat-bench replay --only skip-levels,skip-levels-hardware --linux-tree linux-6.12
       on Linux's own code, with the changes as edits to a copy of it";
 
-/// Which claims to replay.
+/// Options: the claims to replay.
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
     /// Only these [default: all]
@@ -55,7 +55,7 @@ pub struct ReplayArgs {
     pub quick: bool,
 }
 
-/// The discussions that Slat grew from.
+/// The published discussions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Claim {
     /// Walks that leave out levels, as proposed: 1 GiB

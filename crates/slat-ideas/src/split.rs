@@ -43,7 +43,7 @@ Examples:
   slat-bench split --target linux-source --linux-tree linux-6.12 --with bounded-walks/2
       beside Linux's own code, as it is and with the level-3 skip";
 
-/// What to split, when and how.
+/// Options of the split.
 #[derive(Clone, Debug, Args)]
 pub struct SplitArgs {
     /// Memory of the guest whose tables are split
@@ -147,7 +147,7 @@ impl SplitArgs {
     }
 }
 
-/// When a guest's huge pages are split.
+/// The moment at which a guest's huge pages are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum When {
     /// The whole slot at once, as logging is enabled
@@ -156,7 +156,7 @@ pub enum When {
     Clear,
 }
 
-/// What one sample covers.
+/// The operation that one sample covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum What {
     /// The split alone
@@ -165,7 +165,7 @@ pub enum What {
     Call,
 }
 
-/// How the tables are walked.
+/// The way in which the tables are walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Walk {
     /// Every entry, those of tables just built included: Linux's way

@@ -5,7 +5,7 @@ use slat_ideas::format::TablesArgs;
 use slat_lab::cli::count;
 use slat_lab::size::Size;
 
-/// The guest, its memory and how its dirty pages are logged.
+/// Options of dirty logging.
 #[derive(Clone, Debug, Args)]
 pub struct DirtyLogArgs {
     /// The guest's tables.
@@ -63,7 +63,7 @@ pub struct DirtyLogArgs {
     pub quick: bool,
 }
 
-/// How a guest of the engine's has its writes logged.
+/// A way to log the writes of a guest of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum LogWay {
     /// Reading the log protects what was read

@@ -40,7 +40,7 @@ Examples:
   slat-bench populate --vcpus 1,2,4,8 --backing 4k --overlap
       all vCPUs touch the same memory";
 
-/// First touches.
+/// Options of first touches.
 #[derive(Clone, Debug, Args)]
 pub struct PopulateArgs {
     /// The guest's tables.

@@ -22,7 +22,7 @@ Examples:
   slat-bench engine --format arm64-4k,ept,npt,riscv --only split,protect,age,map --memory 8G
       the formats beside the first of them, all in turns";
 
-/// Which operations, on how much memory.
+/// Options of the engine's operations.
 #[derive(Clone, Debug, Args)]
 pub struct EngineArgs {
     /// Memory of the guest; what is also measured small takes an eighth of it [default: 64G]

@@ -44,7 +44,7 @@ pub struct TreesArgs {
     pub fwb: Switch,
 }
 
-/// Whose tables are measured, and how Linux's are built and walked.
+/// Options of the comparison with Linux: its tables, and how they are built and walked.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Linux's own tables")]
 pub struct LinuxArgs {
@@ -88,7 +88,7 @@ impl LinuxArgs {
     }
 }
 
-/// Whose tables are measured.
+/// The tables to measure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum TablesTarget {
     /// The engine's
@@ -139,7 +139,7 @@ impl FromStr for EditSet {
     }
 }
 
-/// How Linux walks live tables.
+/// Kind of Linux's walks of live tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WalkKind {
     /// Alone, under its lock: plain stores
@@ -148,7 +148,7 @@ pub enum WalkKind {
     Shared,
 }
 
-/// Where tables are when an operation begins.
+/// Place of the tables when an operation begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Caches {
     /// In the caches, as far as they fit
@@ -158,7 +158,7 @@ pub enum Caches {
     Cold,
 }
 
-/// Everybody who can do the work, in one run.
+/// Options of the comparison with Linux, crates and limits, in one run.
 #[derive(Clone, Debug, Args)]
 pub struct PeersArgs {
     /// Memory of the guest; most operations take an eighth of it [default: 64G]
@@ -186,7 +186,7 @@ Examples:
   slat-bench check --linux-tree patched=~/linux --histories 2000 --granule 16k
   slat-bench check --linux-tree linux-6.12 --with bounded-walks/2 --seed 7";
 
-/// Random histories of operations through Linux's tables and the engine's.
+/// Options of random histories of operations through Linux's tables and the engine's.
 #[derive(Clone, Debug, Args)]
 pub struct CheckArgs {
     /// Histories of each kind of walk, for each tree

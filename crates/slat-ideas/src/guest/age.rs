@@ -55,7 +55,7 @@ Examples:
       1 GiB aged over and over beside a vCPU that faults, locked and lock-free
   slat-bench age --format arm64-16k --vcpus 2 --memory 2g";
 
-/// A scan for used pages beside vCPUs that fault.
+/// Options of a scan for used pages while vCPUs fault.
 #[derive(Clone, Debug, Args)]
 pub struct AgeArgs {
     /// The guest's tables.

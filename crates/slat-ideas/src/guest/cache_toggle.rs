@@ -139,7 +139,7 @@ Examples:
   slat-bench cache-toggle --threads 2
       the other cores help to flush";
 
-/// vCPUs of an Arm guest without FEAT_S2FWB that switch their caches on, one after the other.
+/// Options of vCPUs that switch their caches on.
 #[derive(Clone, Debug, Args)]
 pub struct CacheToggleArgs {
     /// Memory of the guest, a multiple of 2m; all of it is used once vCPU 0 has switched [default:

@@ -51,7 +51,7 @@ Examples:
   slat-bench execute --format arm64 --bbm 3 --memory 1g --output execute/
   slat-bench execute --format arm64-64k --backing 512m";
 
-/// A guest that executes from all of its memory.
+/// Options of a guest that executes from all of its memory.
 #[derive(Clone, Debug, Args)]
 pub struct ExecuteArgs {
     /// Its tables.

@@ -1,4 +1,4 @@
-//! Where walks of a guest's tables start, and how many table pages work on a range takes.
+//! Start of walks, and the number of table pages that operations on a range take.
 
 use super::{Format, slot_shift};
 use crate::addr::{GpaRange, Hpa, PageSize};

@@ -371,7 +371,7 @@ pub struct Attributes {
     pub read: bool,
     /// The guest may write. If `dirty` is unset, hardware has to mark the first write.
     pub write: bool,
-    /// Who may execute.
+    /// Privilege levels that may execute.
     pub execute: Execute,
     /// Memory type.
     pub memory: Memory,
@@ -404,14 +404,14 @@ impl Attributes {
     }
 }
 
-/// What the guest may do with a leaf.
+/// Rights of the guest to a leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Rights {
     /// The guest may read.
     pub read: bool,
     /// The guest may write.
     pub write: bool,
-    /// Who may execute.
+    /// Privilege levels that may execute.
     pub execute: Execute,
 }
 
@@ -486,9 +486,9 @@ pub enum AttributeError {
     MemoryType,
     /// A software bit that the format lacks.
     SoftwareBits {
-        /// What was asked for.
+        /// The bits asked for.
         given: Software,
-        /// How many bits the format has ([`Format::SOFTWARE_BITS`]).
+        /// Number of bits that the format has ([`Format::SOFTWARE_BITS`]).
         bits: u8,
     },
 }

@@ -41,7 +41,7 @@ Examples:
   slat-bench idle --pattern zipf --may-return 0.1,0.5,1,2,5
   slat-bench idle --pattern trace --trace pages.txt --interval 0.25 --format arm64-4k";
 
-/// How much could be taken from a guest, and does the forecast hold.
+/// Options of idle pages and the forecast.
 #[derive(Clone, Debug, Args)]
 pub struct IdleArgs {
     /// Its tables.

@@ -25,7 +25,7 @@ Examples:
   slat-bench reclaim --huge --pattern phase,scan --policy clock,free-bitmap
       huge pages at first touch: kept, split and put together by heat";
 
-/// A guest with more memory than it may have at a time.
+/// Options of a guest with more memory than it may have at a time.
 #[derive(Clone, Debug, Args)]
 pub struct ReclaimArgs {
     /// Its tables.
@@ -184,7 +184,7 @@ pub fn swap_place(text: &str) -> Result<SwapPlace, String> {
     }
 }
 
-/// In which order a guest uses its pages.
+/// The order in which a guest uses its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AccessPattern {
     /// Each page as often as any other
@@ -201,7 +201,7 @@ pub enum AccessPattern {
     Trace,
 }
 
-/// Who decides what leaves memory.
+/// Policy that decides which pages leave memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReclaimPolicy {
     /// Two lists, page by page, under a lock
