@@ -10,7 +10,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// One stage.
+/// A stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Stage {
     /// `cargo fmt --check`

@@ -84,7 +84,7 @@ impl EngineArgs {
     }
 }
 
-/// A part of it.
+/// A part of the engine's operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Part {
     /// Split 2m and 1g blocks, by three kinds of stores

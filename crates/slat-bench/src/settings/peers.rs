@@ -8,7 +8,7 @@ use slat_lab::size::Size;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Linux trees, and how they walk.
+/// Options of Linux trees, and of their walks.
 #[derive(Clone, Debug, Default, Args)]
 pub struct TreesArgs {
     /// A Linux source tree, 6.6 to 7.x; give it once for each, by a name of your own if you like

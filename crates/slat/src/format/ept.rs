@@ -140,7 +140,7 @@ impl<const HUGE_1G: bool> Ept<HUGE_1G> {
         })
     }
 
-    /// Returns the EPT pointer for the VMCS: tables at `root`, of this `geometry`, with cached
+    /// Returns the EPT pointer for the VMCS: tables at `root`, of this `geometry`, with write-back
     /// walks.
     pub const fn eptp(&self, geometry: &Geometry, root: Hpa) -> u64 {
         // The field is the number of levels of a walk, less one.

@@ -119,7 +119,7 @@ impl<const HUGE_1G: bool> Npt<HUGE_1G> {
         Ok(Self { five_levels: false, output_bits: sizes & 0xff })
     }
 
-    /// Returns the VMCB's N_CR3: tables at `root`, with cached walks.
+    /// Returns the VMCB's N_CR3: tables at `root`, with write-back walks.
     pub const fn ncr3(&self, root: Hpa) -> u64 {
         root.0
     }

@@ -1,6 +1,5 @@
 //! Power ISA partition-scoped radix trees: pages of 4k or of 64k, blocks of 2m and 1g, guest
 //! addresses of 52 bits.
-//! addresses of 52 bits.
 //!
 //! Bits as in the Power ISA, Book III, "Radix Tree Translation": 3.0B 5.7.10, 3.1 6.7.10, with the
 //! figures of the page directory entry (.1) and the page table entry (.2); "In-Memory Tables" for
@@ -98,7 +97,7 @@ const EXECUTE: u64 = be(0b0001);
 /// stay fast.
 const RETIRED: u64 = be(1 << 4);
 const RESERVED: u64 = be(1 << 5);
-/// Above all bits that walks read in a leaf.
+/// Keeps tokens clear of all bits that walks read in a leaf.
 const TOKEN_SHIFT: u32 = 12;
 
 /// The bits that a split copies to smaller leaves: all but V, L, address and the engine's mark.
@@ -181,9 +180,9 @@ impl core::error::Error for RootError {}
 // 4. Tables have 2^9 slots, or 2^5: at most 4 KiB, which is `TABLE_BYTES`. A page has at least 4
 //    KiB, for the 2^9 slots of a table at the root's level.
 // 5. Attributes use no bit of an address. On a big-endian host a leaf has the address unchanged,
-//    and `CARRY` is 0. On a little-endian host each byte of it grows by itself: for a 4k page the
-//    byte of the address that ends at bit 16, for a 64k page the byte that ends at bit 24, where
-//    `CARRY` is.
+//    and `CARRY` is 0. On a little-endian host its bytes are swapped, so it grows by a constant
+//    only within one byte: for 4k pages the byte that ends at bit 16, for 64k pages the byte that
+//    ends at bit 24. `CARRY` is there.
 // 6. There are no groups: `group` is 1, and `CONTIGUOUS` is 0, which is no bit.
 unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
     const NAME: &'static str = match PAGE_SHIFT {
