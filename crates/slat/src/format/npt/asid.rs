@@ -5,11 +5,11 @@
 //!
 //! # What the platform does
 //!
-//! - **Entries are tagged by ASID**, a number that is local to each CPU, from 1 to [`Asids::count`]
-//!   - 1; 0 is the host's. The hypervisor decides which guest has which ASID on which CPU, and what
-//!   happens when all are in use; an ASID need not be the tables' [`Vmid`](crate::Vmid). Before a
-//!   vCPU runs on a CPU where its ASID belonged to another, or to itself while the tables changed
-//!   elsewhere, it flushes the ASID there.
+//! - **Entries are tagged by ASID**, a number that is local to each CPU, from 1 up to, and not
+//!   including, [`Asids::count`]; 0 is the host's. The hypervisor decides which guest has which
+//!   ASID on which CPU, and what happens when all are in use; an ASID need not be the tables'
+//!   [`Vmid`](crate::Vmid). Before a vCPU runs on a CPU where its ASID belonged to another, or to
+//!   itself while the tables changed elsewhere, it flushes the ASID there.
 //! - **No exit flushes.** #VMEXIT and VMRUN leave entries as they are, except for what TLB_CONTROL
 //!   of the VMRUN asks for. A write to the guest's CR3, CR0 or CR4, or INVLPGA, invalidates entries
 //!   of the guest's own linear addresses, and need not invalidate nested ones: INVLPGA is of no use
