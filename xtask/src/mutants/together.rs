@@ -51,7 +51,7 @@ pub fn mutant_at(text: &str, start: usize, end: usize) -> Option<u32> {
 struct Weaver<'a> {
     mutants: &'a [(u32, &'a Mutant)],
     woven: BTreeSet<u32>,
-    /// Whether the code is in a function that the compiler may evaluate, which cannot call others.
+    /// Whether the code is in a `const fn`, which cannot call `slat_mutant`.
     constant: bool,
 }
 
