@@ -20,16 +20,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use table::Row;
 use tree::Tree;
 
-/// What to mutate.
+/// Files to mutate.
 #[derive(Debug, Args)]
 pub struct MutantsArgs {
     /// Source files of slat, slat-guest and slat-reclaim, from the workspace's folder
     #[arg(required_unless_present = "all")]
     files: Vec<String>,
-    /// All of them: many hours
+    /// All files: takes many hours
     #[arg(long, conflicts_with = "files")]
     all: bool,
-    /// Write what came into the table of docs/mutations.md
+    /// Write the results into the table of docs/mutations.md
     #[arg(long)]
     record: bool,
 }

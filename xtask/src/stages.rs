@@ -19,21 +19,21 @@ pub enum Stage {
     Clippy,
     /// The engine with no format, and with each alone; with --deep
     Features,
-    /// The engine with the oldest Rust that it promises; with --deep
+    /// The engine with the oldest Rust that it supports; with --deep
     Msrv,
-    /// The engine, and a user of it, for a machine without an operating system; with --deep
+    /// The engine, and a user of it, without an operating system; with --deep
     Bare,
-    /// The crates that can be published are packed, and built from what was packed; with --deep
+    /// The published crates, packed, and built from the packages; with --deep
     Publish,
-    /// The public interface of these crates is the one that was accepted; with --deep
+    /// The public interface of these crates, against the accepted one; with --deep
     Api,
     /// The stack of each of the engine's operations, without an operating system; with --deep
     Stack,
     /// Instructions of each operation, against the committed table; with --deep
     Counts,
-    /// How many fences the operations have on RISC-V, where an acquire is one; with --deep
+    /// Number of fences in the operations on RISC-V, where an acquire is one; with --deep
     Fences,
-    /// What the tests are compiles
+    /// A build of the tests
     Build,
     /// Unit, property and command-line tests
     Tests,
@@ -45,19 +45,19 @@ pub enum Stage {
     Static,
     /// Every interleaving of small concurrent histories, by loom; with --deep
     Loom,
-    /// Arm's invalidation sequences, whole and with an instruction left out, by herd7; with --deep
+    /// Arm's invalidation sequences, complete and without one instruction, by herd7; with --deep
     Herd7,
-    /// Long concurrent histories, and threads that stop for good, by shuttle; with --deep
+    /// Long concurrent histories, and threads that stop for ever, by shuttle; with --deep
     Shuttle,
-    /// What the libraries' tests do with memory is defined, by Miri; with --deep
+    /// Undefined behaviour in the libraries' tests, by Miri; with --deep
     Miri,
-    /// A test notices each small change of a small file; with --long
+    /// Small changes of a small file, each of which a test must notice; with --long
     Mutants,
-    /// The fuzzed target compiles; `cargo xtask fuzz` runs it
+    /// A build of the fuzzed target; `cargo xtask fuzz` runs it
     Fuzz,
-    /// The engine beside Linux's own code and other crates
+    /// The engine compared with Linux's own code and other crates
     Peers,
-    /// The same program in emulated machines: of this architecture, and with --long of the other
+    /// The programs in emulated machines: of this architecture, and with --long of the other
     Emulators,
     /// AMD's and RISC-V's tables under the walkers of emulated CPUs; with --deep
     Walkers,
@@ -65,11 +65,12 @@ pub enum Stage {
     Kernels,
     /// The engine, its guests, reclaim and the simulator on every format; with --deep
     Formats,
-    /// Linux on the hypervisor: migrated, aged, switched off and on, and what goes wrong on purpose
+    /// Linux on the hypervisor: migrated, aged, switched off and on, and with deliberate faults
     Hypervisor,
-    /// The main job of `slat` on small sizes, and what it wrote
+    /// The main job of `slat` on small sizes, and its results
     EndToEnd,
-    /// The command lines of the documentation, small, and what they print; in CI and with --long
+    /// The command lines of the documentation, on small sizes, and their output; in CI and with
+    /// --long
     Examples,
 }
 

@@ -16,9 +16,9 @@ const FLAGS: &str = "-C linker=rust-lld -C link-self-contained=yes -C target-fea
 /// A command that is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Program {
-    /// Guests under KVM
+    /// The program for guests under KVM
     Slat,
-    /// Tables
+    /// The program for tables
     SlatBench,
 }
 

@@ -71,26 +71,26 @@ Exit codes:
   6    --fail-if-noisy: the run cannot be trusted; it has been written
   130  interrupted (Ctrl-C, SIGTERM); what was measured until then has been written";
 
-/// Second-stage tables, measured: the engine's against the machine's limits, Linux's own code and
-/// other crates, and guests of the engine's, whose vCPUs are threads.
+/// Measures second-stage tables: the engine's against the machine's limits, Linux's own code and
+/// other crates, and guests of the engine whose vCPUs are threads.
 ///
 /// Needs no root, no KVM and changes no setting.
 #[derive(Debug, Parser)]
 #[command(name = "slat-bench", version, after_help = AFTER_HELP, max_term_width = 100)]
 #[command(subcommand_help_heading = "Commands", arg_required_else_help = true)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What `slat-bench` can do.
+/// Commands of `slat-bench`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Measure.
     #[command(flatten)]
     Measure(Chosen<Tables>),
-    /// What all programs have.
+    /// Commands that all programs have.
     #[command(flatten)]
     Common(Common),
 }

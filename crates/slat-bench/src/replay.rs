@@ -37,20 +37,20 @@ Examples:
 /// Options: the claims to replay.
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
-    /// Only these [default: all]
+    /// Only these claims [default: all]
     #[arg(long, value_name = "CLAIM,...", value_delimiter = ',')]
     pub only: Vec<Claim>,
 
-    /// A Linux source tree, 6.6 to 7.x: the claims about Linux's walks are replayed on its own
-    /// code, too
+    /// A Linux source tree, 6.6 to 7.x, on whose own code the claims about Linux's walks are also
+    /// replayed
     #[arg(long, value_name = "[NAME=]PATH")]
     pub linux_tree: Option<NamedTree>,
 
-    /// Where edits to it are: NAME.cocci, or a folder for each series [default: Slat's own]
+    /// Folder of edits to it, each NAME.cocci or a folder with a series [default: Slat's own]
     #[arg(long, value_name = "DIR")]
     pub edits: Option<PathBuf>,
 
-    /// Small sizes: shows that it works, gives no figures to quote
+    /// Small sizes: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }

@@ -148,7 +148,7 @@ macro_rules! name_formats {
         $variant:ident $name:literal [$about:literal] [$($alias:literal)?]
         $of:ty; $tables_if:tt $tables:expr; $guest_if:tt $guest:expr
     })*) => {
-        /// A format of second-stage tables, its hardware marking what is used and written.
+        /// A format of second-stage tables, on hardware that sets accessed and dirty marks.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
         pub enum TableFormat {
             $(
@@ -330,7 +330,7 @@ pub struct TablesArgs {
     #[arg(long, value_name = "FORMAT", default_value = "ept")]
     pub format: TableFormat,
 
-    /// How far an Arm CPU lets a live entry change its size: its level of FEAT_BBM [default: 0]
+    /// Level of FEAT_BBM: the changes of size of a live entry that an Arm CPU allows [default: 0]
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub bbm: Option<u8>,
 }

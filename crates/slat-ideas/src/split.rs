@@ -50,9 +50,9 @@ pub struct SplitArgs {
     #[arg(long, short = 'b', value_name = "SIZE", default_value = "64G")]
     pub memory: Size,
 
-    /// Page sizes that back the guest before the split; the smallest is "already split"
+    /// Page sizes that back the guest before the split; with the smallest it is already split
     ///
-    /// Those of the format, all of them unless given.
+    /// They are sizes of the format [default: all]
     #[arg(long, short = 's', value_name = "SIZE,...", value_delimiter = ',')]
     pub backing: Vec<Size>,
 
@@ -68,7 +68,7 @@ pub struct SplitArgs {
     #[arg(long, value_name = "WHAT,...", value_delimiter = ',', default_value = "split,call")]
     pub what: Vec<What>,
 
-    /// The ways to walk the tables
+    /// Ways to walk the tables
     #[arg(
         long,
         value_name = "WALK,...",
@@ -81,14 +81,14 @@ pub struct SplitArgs {
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<TableFormat>,
 
-    /// Smallest page of Arm's tables: --granule 16k is --format arm64-16k
+    /// Smallest page of Arm's tables: --granule 16k means --format arm64-16k
     #[arg(long, value_name = "SIZE", default_value = "4k", conflicts_with = "format")]
     pub granule: Granule,
 
-    /// How far the CPU lets a live entry change its size: its level of FEAT_BBM
+    /// Level of FEAT_BBM: the changes of size of a live entry that an Arm CPU allows
     ///
-    /// 0 always breaks before it makes; 1 and 2 as in the manual; 3 never breaks. Of Arm's tables
-    /// only. [default: 0]
+    /// 0 always breaks before it makes; 1 and 2 as in the manual; 3 never breaks. Only for Arm's
+    /// tables. [default: 0]
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub bbm: Option<u8>,
 
@@ -101,7 +101,7 @@ pub struct SplitArgs {
     )]
     pub samples: u32,
 
-    /// 1 GiB at most, ten samples: shows that it works, gives no figures to quote
+    /// 1 GiB at most, ten samples: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }
@@ -168,15 +168,15 @@ pub enum What {
 /// The way in which the tables are walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Walk {
-    /// Every entry, those of tables just built included: Linux's way
+    /// Every entry, including those of tables just built: Linux's way
     EveryEntry,
-    /// The same without the last level: the way of the level-3 skip
+    /// The same without the last level: the proposed level-3 skip
     Bounded,
-    /// And without the entries of tables just built: the first form of the same discussion
+    /// Also without the entries of tables just built: the first form of the proposal
     Childless,
     /// The same, by a flag that is read at each entry
     Tested,
-    /// No per-entry building, no descent into what was just built, invalidations merged
+    /// Whole tables at a time, no descent into tables just built, merged invalidations
     Batched,
 }
 

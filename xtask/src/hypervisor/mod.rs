@@ -50,7 +50,7 @@ Examples:
 
 Ends with 0 if the guest switched itself off and its program passed, with 1 if not.";
 
-/// What to run.
+/// Options of a run.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct RunArgs {
@@ -58,17 +58,17 @@ pub struct RunArgs {
     /// [default: cortex-a76; max for the job private]
     #[arg(long)]
     pub cpu: Option<String>,
-    /// Guest addresses of 52 bits: FEAT_LPA2, which max has
+    /// Guest addresses of 52 bits: FEAT_LPA2, which the CPU max has
     #[arg(long)]
     pub lpa2: bool,
-    /// Smallest page of stage 2; that of the guest stays 4k
+    /// Smallest page of stage 2; the guest's own pages are 4k
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     pub granule: Granule,
-    /// Bits of guest addresses, 39 to 52 [default: all that there are; 51 with --lpa2 --granule
-    /// 16k, as QEMU before 8.1 walks no more levels then]
+    /// Bits of guest addresses, 39 to 52 [default: as many as possible; 51 with --lpa2 --granule
+    /// 16k, because QEMU before 8.1 walks no more levels then]
     #[arg(long, value_parser = clap::value_parser!(u8).range(39..=52))]
     pub bits: Option<u8>,
-    /// vCPUs, 1 to 8; one CPU more is the manager's
+    /// vCPUs, 1 to 8; the manager has another CPU
     #[arg(long, default_value_t = 1)]
     pub vcpus: u64,
     /// The vCPU that boots
@@ -84,16 +84,16 @@ pub struct RunArgs {
     /// Debian's kernel
     #[arg(long, default_value = "debian-6.12")]
     pub kernel: Debian,
-    /// What the manager does: boot (nothing), migrate, age, move (its memory leaf by leaf, and to
-    /// another VMID), restore (it goes back to a snapshot, page by page), fork (it is forked
-    /// while it writes) or private (pages become private and shared again while it uses them)
+    /// The manager's job: boot (nothing), migrate, age, move (the guest's memory leaf by leaf, and
+    /// to another VMID), restore (the guest to a snapshot, page by page), fork (the guest while it
+    /// writes) or private (pages become private and shared again while the guest uses them)
     #[arg(long, default_value = "boot")]
     pub job: String,
-    /// What the guest does: write,MIB crew,MIB (the same on all CPUs) private,MIB touch,MIB
+    /// The guest's work: write,MIB crew,MIB (the same on all CPUs) private,MIB touch,MIB
     /// execute,MIB hotplug kexec [default: what the job needs]
     #[arg(long)]
     pub work: Option<String>,
-    /// How writes are logged: protect or hardware
+    /// Way to log writes: protect or hardware
     #[arg(long, default_value = "protect")]
     pub logging: String,
     /// Fetches from huge pages: allowed, split, split-page or zap
@@ -103,7 +103,7 @@ pub struct RunArgs {
     /// fork]
     #[arg(long)]
     pub caches: Option<String>,
-    /// When such switches are trapped: needed or always
+    /// Which of these switches are trapped: needed or always
     #[arg(long, default_value = "needed")]
     pub trap: String,
     /// A deliberate fault: no-tlbi, local, no-stage1, no-stage2, keep-dirty, wrong-vmid, no-break,
@@ -113,7 +113,7 @@ pub struct RunArgs {
     /// Seconds after which the guest is stopped
     #[arg(long, default_value_t = 60)]
     pub seconds: u64,
-    /// QEMU's threads: one for all CPUs, which is fast to boot, or one each (`multi`), which races
+    /// QEMU's threads: one for all CPUs, which boots fast, or one each (`multi`), which races
     #[arg(long, default_value = "single", value_parser = ["single", "multi"])]
     pub thread: String,
     /// More words of the guest's command line
@@ -122,7 +122,7 @@ pub struct RunArgs {
     /// A folder for console, report.json and report.html [default: target/hypervisor]
     #[arg(long)]
     pub output: Option<PathBuf>,
-    /// Another guest than Linux, an ELF file: for the tests
+    /// An ELF file to run instead of Linux, for the tests
     #[arg(skip)]
     pub guest: Option<PathBuf>,
 }

@@ -47,7 +47,7 @@ pub struct PopulateArgs {
     #[command(flatten)]
     pub tables: TablesArgs,
 
-    /// What backs the guest's memory [default: all of the format]
+    /// Size of the pages that back the guest's memory [default: all of the format]
     #[arg(long, short = 's', value_name = "SIZE,...", value_delimiter = ',')]
     pub backing: Vec<Size>,
 
@@ -62,12 +62,12 @@ pub struct PopulateArgs {
     )]
     pub vcpus: Vec<u16>,
 
-    /// Host memory that is touched, a page a fault; of huge blocks fewer are touched [default:
+    /// Host memory that is touched, one page per fault; of huge blocks fewer are touched [default:
     /// 512m]
     #[arg(long, short = 'b', value_name = "SIZE")]
     pub memory: Option<Size>,
 
-    /// All vCPUs touch all of the memory, in the same order, not each its own share
+    /// Let all vCPUs touch all of the memory in the same order, instead of a share each
     #[arg(long)]
     pub overlap: bool,
 
@@ -75,7 +75,7 @@ pub struct PopulateArgs {
     #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
-    /// 16 MiB, one round: shows that it works, gives no figures to quote
+    /// 16 MiB, one round: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }

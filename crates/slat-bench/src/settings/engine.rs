@@ -25,11 +25,11 @@ Examples:
 /// Options of the engine's operations.
 #[derive(Clone, Debug, Args)]
 pub struct EngineArgs {
-    /// Memory of the guest; what is also measured small takes an eighth of it [default: 64G]
+    /// Memory of the guest; small measurements take an eighth of it [default: 64G]
     #[arg(long, short = 'b', value_name = "SIZE")]
     pub memory: Option<Size>,
 
-    /// Only these [default: all]
+    /// Only these parts [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Vec<Part>,
 
@@ -37,16 +37,16 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
-    /// 1 GiB and three rounds unless said otherwise, a few seconds
+    /// 1 GiB and three rounds unless other options set them: takes a few seconds
     #[arg(long)]
     pub quick: bool,
 
-    /// Formats that are held against the first of them and against the machine's limits
-    /// [default: arm64-4k against the limits, EPT where tables have flags]
+    /// Formats to compare with the first of them and with the machine's limits [default: arm64-4k
+    /// with the limits, EPT where tables have flags]
     #[arg(long, value_name = "FORMAT,...", value_delimiter = ',')]
     pub format: Vec<TableFormat>,
 
-    /// Smallest page of the tables, where they are held against Linux's
+    /// Smallest page of the tables, for the comparison with Linux's
     #[arg(long, value_name = "SIZE", default_value = "4k", conflicts_with = "format")]
     pub granule: Granule,
 
@@ -109,13 +109,13 @@ pub enum Part {
     Unmap,
     /// Clear a dirty log: protect the pages that its bitmap names
     Clear,
-    /// Give back the right to write, page by page, as write faults do
+    /// Give back the right to write page by page, as write faults do
     Relax,
-    /// Clean the caches of all that is mapped
+    /// Clean the caches of all mapped memory
     Flush,
-    /// Map and protect in tables that no CPU has
+    /// Map and protect in inactive tables, which no CPU walks
     Inactive,
-    /// How long faults take beside a thread that ages
+    /// Time of faults while another thread ages
     Beside,
 }
 

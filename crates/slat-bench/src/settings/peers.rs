@@ -11,25 +11,27 @@ use std::str::FromStr;
 /// Options of Linux trees, and of their walks.
 #[derive(Clone, Debug, Default, Args)]
 pub struct TreesArgs {
-    /// A Linux source tree, 6.6 to 7.x; give it once for each, by a name of your own if you like
+    /// A Linux source tree, 6.6 to 7.x; repeat it for several, each with a name if you like
     #[arg(long, value_name = "[NAME=]PATH")]
     pub linux_tree: Vec<NamedTree>,
 
-    /// Edits to a copy of the first tree, which stands beside it; once for each set of edits
+    /// Edits to a copy of the first tree, which is measured too; repeat it for several sets of
+    /// edits
     ///
     /// bounded-walks/2: a split does not visit entries of the last level. bounded-walks: nor those
     /// of tables that it just built. Edits need Coccinelle (spatch); `slat kernel list` lists them.
     #[arg(long, value_name = "EDIT[,EDIT]")]
     pub with: Vec<EditSet>,
 
-    /// Where edits are: NAME.cocci, or a folder for each series [default: Slat's own]
+    /// Folder of edits, each NAME.cocci or a folder with a series [default: Slat's own]
     #[arg(long, value_name = "DIR")]
     pub edits: Option<PathBuf>,
 
-    /// How Linux walks live tables: alone, by plain stores; or as if shared, by compare-and-swap
+    /// Kind of Linux's walks of live tables: exclusive, by plain stores; or as if shared, by
+    /// compare-and-swap
     ///
-    /// Linux itself shares tables in faults only, and does the rest alone, under a lock. Shared
-    /// shows what its walks would cost without that lock; the engine's never have one.
+    /// Linux itself shares tables only in faults, and does the rest alone, under a lock. Shared
+    /// walks show the cost without that lock, which the engine never has.
     #[arg(
         long,
         value_name = "KIND,...",
@@ -38,7 +40,7 @@ pub struct TreesArgs {
     )]
     pub walks: Vec<WalkKind>,
 
-    /// Whether stage 2 forces the memory type (FEAT_S2FWB); without, Linux maintains caches as it
+    /// Whether stage 2 forces the memory type (FEAT_S2FWB); if not, Linux maintains caches as it
     /// maps
     #[arg(long, value_name = "on|off", default_value_t)]
     pub fwb: Switch,
@@ -48,7 +50,7 @@ pub struct TreesArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Linux's own tables")]
 pub struct LinuxArgs {
-    /// Beside the engine's tables, those of Linux's own code, compiled from a source tree
+    /// The tables to measure: the engine's, or also those of Linux's own code, compiled from a tree
     #[arg(long, value_name = "TARGET", default_value_t)]
     pub target: TablesTarget,
 
@@ -56,7 +58,7 @@ pub struct LinuxArgs {
     #[command(flatten)]
     pub trees: TreesArgs,
 
-    /// How much Linux splits at a time (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE) [default: the largest
+    /// Bytes that Linux splits at a time (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE) [default: the largest
     /// block]
     #[arg(long, value_name = "SIZE")]
     pub chunk_size: Option<Size>,
@@ -144,7 +146,7 @@ impl FromStr for EditSet {
 pub enum WalkKind {
     /// Alone, under its lock: plain stores
     Exclusive,
-    /// As if beside other walks: compare-and-swap (KVM_PGTABLE_WALK_SHARED)
+    /// As if shared with other walks: compare-and-swap (KVM_PGTABLE_WALK_SHARED)
     Shared,
 }
 
@@ -165,11 +167,11 @@ pub struct PeersArgs {
     #[arg(long, short = 'b', value_name = "SIZE")]
     pub memory: Option<Size>,
 
-    /// Samples of each, taken in turns [default: 7]
+    /// Samples of each entrant, taken in turns [default: 7]
     #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
-    /// 1 GiB and three rounds unless said otherwise: shows that it works, gives no figures to quote
+    /// 1 GiB and three rounds unless other options set them: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 
@@ -202,7 +204,7 @@ pub struct CheckArgs {
     #[arg(long, value_name = "N", default_value_t = 40, value_parser = count::iterations())]
     pub length: u32,
 
-    /// Where the random numbers begin; the same one gives the same histories
+    /// Seed of the random numbers; the same one gives the same histories
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 

@@ -62,7 +62,7 @@ pub struct AgeArgs {
     #[command(flatten)]
     pub tables: TablesArgs,
 
-    /// vCPUs that fault beside the scan
+    /// vCPUs that fault during the scan
     #[arg(
         long,
         short = 'v',
@@ -80,7 +80,7 @@ pub struct AgeArgs {
     #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
-    /// 64 MiB, one round: shows that it works, gives no figures to quote
+    /// 64 MiB, one round: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }

@@ -157,7 +157,7 @@ pub struct CacheToggleArgs {
     )]
     pub vcpus: u16,
 
-    /// What vCPU 0 touches before it switches
+    /// Memory that vCPU 0 touches before it switches
     #[arg(long, value_name = "SIZE", default_value = "16m")]
     pub image: Size,
 
@@ -179,7 +179,7 @@ pub struct CacheToggleArgs {
     )]
     pub threads: u16,
 
-    /// Count the bytes in place of flushing them: the guest needs no memory
+    /// Count the bytes instead of flushing them: the guest needs no memory
     #[arg(long)]
     pub count: bool,
 
@@ -187,7 +187,7 @@ pub struct CacheToggleArgs {
     #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
-    /// 64 MiB, one round: shows that it works, gives no figures to quote
+    /// 64 MiB, one round: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }

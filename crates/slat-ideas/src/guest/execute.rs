@@ -58,7 +58,7 @@ pub struct ExecuteArgs {
     #[command(flatten)]
     pub tables: TablesArgs,
 
-    /// What backs the guest's memory [default: the largest block]
+    /// Size of the blocks that back the guest's memory [default: the largest]
     #[arg(long, short = 's', value_name = "SIZE")]
     pub backing: Option<Size>,
 
@@ -76,11 +76,11 @@ pub struct ExecuteArgs {
     #[arg(long, short = 'b', value_name = "SIZE")]
     pub memory: Option<Size>,
 
-    /// Guests of each kind that are measured, in turns [default: 7]
+    /// Guests measured for each policy, in turns [default: 7]
     #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
-    /// Nanoseconds that a fault costs on top, as leaving a guest of hardware's does
+    /// Extra nanoseconds of a fault, for the exit that hardware would take
     #[arg(
         long,
         value_name = "NS",
@@ -89,7 +89,7 @@ pub struct ExecuteArgs {
     )]
     pub exit: u32,
 
-    /// One block or 64 MiB, one round: shows that it works, gives no figures to quote
+    /// One block or 64 MiB, one round: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }

@@ -52,7 +52,7 @@ pub struct IdleArgs {
     #[arg(long, short = 'b', value_name = "SIZE")]
     pub memory: Option<Size>,
 
-    /// In which order it uses its pages [default: zipf,phase,scan,trace]
+    /// Order in which it uses its pages [default: zipf,phase,scan,trace]
     #[arg(long, value_name = "PATTERN,...", value_delimiter = ',')]
     pub pattern: Vec<AccessPattern>,
 
@@ -65,7 +65,7 @@ pub struct IdleArgs {
     #[arg(long, value_name = "N", default_value_t = 0.5, value_parser = interval)]
     pub interval: f64,
 
-    /// Walks before pages are taken, and after
+    /// Number of walks before pages are taken, and after
     #[arg(
         long,
         value_name = "N",
@@ -74,7 +74,8 @@ pub struct IdleArgs {
     )]
     pub walks: u32,
 
-    /// How many pages may come back between two walks, in percent of the guest's: a guest for each
+    /// Pages that may come back between two walks, in percent of the guest's; one guest for each
+    /// value
     #[arg(
         long,
         value_name = "PERCENT,...",
@@ -84,15 +85,15 @@ pub struct IdleArgs {
     )]
     pub may_return: Vec<f64>,
 
-    /// Do not invalidate at the end of a walk: what a TLB holds looks idle
+    /// Do not invalidate at the end of a walk: pages in a TLB look idle
     #[arg(long)]
     pub stale: bool,
 
-    /// Where pages go: memory of this process, or a file without a name in a directory
+    /// Place for pages that leave: memory of this process, or an unnamed file in a directory
     #[arg(long, value_name = "memory|DIR", default_value = "memory", value_parser = swap_place)]
     pub swap: SwapPlace,
 
-    /// 8 MiB and few walks: shows that it works, gives no figures to quote
+    /// 8 MiB and few walks: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }
