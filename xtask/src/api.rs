@@ -1,5 +1,4 @@
-//! The public interface of the published crates, held to the listings in `docs/api` that somebody
-//! accepted.
+//! Compares the public interface of the published crates with the accepted listings in `docs/api`.
 
 mod changes;
 mod listing;
@@ -11,22 +10,22 @@ use changes::Changes;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The Rust whose rustdoc makes the listings, of which any patch release serves: the format that
-/// it writes is not stable, and what it lists differs a little from release to release.
+/// The Rust release whose rustdoc makes the listings; any patch release of it works. rustdoc's
+/// format is not stable, and its listing differs a little from release to release.
 const RUSTDOC: &str = "1.95";
 
-/// What stands above a listing.
+/// Header of a listing.
 const HEADER: &str = "\
 # The public interface of CRATE, one item a line, with every feature of the crate. Written by
 # `cargo xtask api --accept`; `cargo xtask test api` fails where the crate differs from it.
 ";
 
-/// Holds each published crate to its listing.
+/// Compares each published crate with its listing.
 pub fn check() -> anyhow::Result<Outcome> {
     msrv::needs(rustdoc().map(|_| ()), || compare().map(|()| Outcome::Ran(Vec::new())))
 }
 
-/// Prints what changed since the listings were accepted, or accepts it.
+/// Prints the changes since the listings were accepted, or accepts them.
 pub fn run(accept: bool) -> anyhow::Result<()> {
     if !accept {
         return compare();
@@ -69,14 +68,14 @@ fn file(name: &str) -> PathBuf {
     root().join("docs/api").join(name).with_extension("txt")
 }
 
-/// The lines that were accepted.
+/// Returns the accepted lines.
 fn accepted(name: &str) -> anyhow::Result<Vec<String>> {
     let path = file(name);
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     Ok(text.lines().filter(|line| !line.starts_with("# ")).map(str::to_owned).collect())
 }
 
-/// The lines of the crate as it is.
+/// Returns the present lines of the crate.
 fn current(name: &str) -> anyhow::Result<Vec<String>> {
     let default = listed(name, &[])?;
     let all = listed(name, &["--all-features"])?;
@@ -91,18 +90,19 @@ fn current(name: &str) -> anyhow::Result<Vec<String>> {
 }
 
 fn listed(name: &str, features: &[&str]) -> anyhow::Result<std::collections::BTreeSet<String>> {
-    // A folder of its own: build scripts look at RUSTC_BOOTSTRAP, and would run again each time.
+    // A separate folder: build scripts depend on RUSTC_BOOTSTRAP, and would otherwise run each
+    // time.
     let target = target().join("api");
     let mut doc = rustdoc()?;
     doc.args(["rustdoc", "--quiet", "--lib", "--package", name]).args(features);
     doc.args(["--", "-Zunstable-options", "--output-format", "json"]);
-    // The stable rustdoc does it if told so: no nightly is needed.
+    // With this variable the stable rustdoc writes JSON, so that no nightly is needed.
     doc.env("RUSTC_BOOTSTRAP", "1").env("CARGO_TARGET_DIR", &target);
     ran(&mut doc)?;
     listing::of(&target.join("doc").join(name.replace('-', "_")).with_extension("json"))
 }
 
-/// Cargo with the rustdoc that makes the listings: this one, or one that rustup installs.
+/// Returns cargo with the rustdoc that makes the listings: this one, or one that rustup installs.
 fn rustdoc() -> anyhow::Result<Command> {
     let version = Command::new("rustc").arg("--version").output();
     let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());

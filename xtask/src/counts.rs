@@ -1,8 +1,8 @@
-//! `cargo xtask counts`: instructions and cache lines of each operation, counted by callgrind, and
-//! held to the table in `docs/counts.md`.
+//! `cargo xtask counts`: instructions and cache lines of each operation, counted by callgrind and
+//! compared with the table in `docs/counts.md`.
 //!
-//! Counts, unlike times, are the same on a noisy machine. They are of one compiler: beside another
-//! the table says nothing, and is not held.
+//! Unlike times, counts are the same on a noisy machine. They depend on the compiler: with another
+//! one than the table's, they are not compared.
 
 use crate::stages::{Outcome, cargo};
 use crate::{root, setup, target};
@@ -14,15 +14,16 @@ use std::process::Command;
 const PAGE: &str = "docs/counts.md";
 const BEGIN: &str = "<!-- cargo xtask counts -->\n";
 const END: &str = "<!-- end -->\n";
-/// What a count may differ from the table by, relative to it.
+/// Relative difference from the table that is allowed.
 const TOLERANCE: f64 = 0.02;
-/// What a count of a few instructions, or lines, may differ by besides: the table's own rounding.
+/// Absolute difference that is also allowed, for counts of a few instructions or lines: the table's
+/// rounding.
 const ROUNDING: f64 = 0.011;
-/// How many lines more or less all of a row may have: where the stack and the heap begin, which
-/// the environment and the program's path decide, moves a few. It counts where units are few.
+/// Difference of lines that is also allowed, for all of a row: the environment and the program's
+/// path decide where stack and heap begin, which moves a few lines. It matters for few units.
 const LAYOUT: f64 = 4.0;
 
-/// How the program is built, and what cargo is told for it.
+/// Profiles of the program, with their options for cargo.
 const PROFILES: [(&str, &[&str]); 3] = [
     (
         "release",
@@ -36,27 +37,28 @@ const PROFILES: [(&str, &[&str]); 3] = [
     ("opt-level s", &["profile.release.opt-level='s'"]),
 ];
 
-/// Caches of a size that no host decides: 32 KiB of lines of 64 bytes, and 8 MiB behind them.
+/// Sizes of simulated caches, independent of the host: 32 KiB with lines of 64 bytes, and 8 MiB
+/// behind them.
 const CACHES: [&str; 4] =
     ["--cache-sim=yes", "--I1=32768,8,64", "--D1=32768,8,64", "--LL=8388608,16,64"];
 
-/// What the C library chooses by the processor it runs on, chosen here instead: callgrind counts
-/// 4,096 instructions as a processor with fast string operations zeroes a page, others' some 230.
+/// Choices that the C library makes by the host's processor, fixed here: callgrind counts 4,096
+/// instructions when a processor with fast string operations zeroes a page, and some 230 on others.
 const SAME_EVERYWHERE: &str = "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX2,-AVX,-SSSE3,\
 -SSE4_1,-SSE4_2,-ERMS,-FSRM,-AVX_Fast_Unaligned_Load,-Fast_Unaligned_Copy,-Fast_Copy_Backward:\
 glibc.cpu.x86_data_cache_size=0x8000:glibc.cpu.x86_shared_cache_size=0x800000:\
 glibc.cpu.x86_non_temporal_threshold=0x600000";
 
-/// One operation, of all profiles.
+/// An operation, in all profiles.
 #[derive(Clone, Debug, PartialEq)]
 struct Row {
     name: String,
     units: u64,
-    /// Instructions a unit by profile, then lines a unit of the first.
+    /// Instructions per unit by profile, then lines per unit of the first profile.
     counts: Vec<f64>,
 }
 
-/// Counts, and holds the counts to the table; or, with `accept`, writes them there.
+/// Counts, and compares the counts with the table; or, with `accept`, writes them to it.
 pub fn run(accept: bool) -> anyhow::Result<Outcome> {
     setup::package("valgrind", "valgrind")?;
     let rows = count()?;
@@ -121,9 +123,9 @@ fn count() -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Each measurement's name, units, instructions, and lines that were not in the first cache.
+/// Returns each measurement's name, units, instructions, and lines that missed the first cache.
 fn callgrind(program: &Path, folder: &Path) -> anyhow::Result<Vec<(String, u64, u64, u64)>> {
-    // Counters of another run would be taken for this one's.
+    // Otherwise counters of an earlier run would be read.
     match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
         _ => std::fs::create_dir_all(folder)?,
@@ -134,7 +136,8 @@ fn callgrind(program: &Path, folder: &Path) -> anyhow::Result<Vec<(String, u64, 
     valgrind.args(["--quiet", "--tool=callgrind", "--toggle-collect=slat_counts::measured*"]);
     valgrind.arg("--dump-before=slat_counts::announce*").args(CACHES);
     valgrind.args(["--callgrind-out-file=counters", "./slat-counts"]).current_dir(folder);
-    // The stack begins below the environment and the program's path: no host may move it.
+    // The stack begins below the environment and the program's path, so both are the same on every
+    // host.
     valgrind.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin");
     valgrind.env("GLIBC_TUNABLES", SAME_EVERYWHERE);
     let output = valgrind.output().context("cannot start valgrind")?;
@@ -145,7 +148,8 @@ fn callgrind(program: &Path, folder: &Path) -> anyhow::Result<Vec<(String, u64, 
     let names: Vec<&str> = names.lines().collect();
     let mut counted = Vec::new();
     for (index, name) in names.iter().enumerate() {
-        // The first is of what ran before any measurement; the last is written as the program ends.
+        // The first file has what ran before any measurement; the last is written as the program
+        // ends.
         let number = index + 2;
         let part = folder.join(format!("counters.{number}"));
         let part = if part.is_file() { part } else { out.clone() };
@@ -161,7 +165,7 @@ fn callgrind(program: &Path, folder: &Path) -> anyhow::Result<Vec<(String, u64, 
     Ok(counted)
 }
 
-/// Instructions, and data lines that were not in the first cache.
+/// Returns instructions, and data lines that missed the first cache.
 fn totals(text: &str) -> anyhow::Result<(u64, u64)> {
     let line = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
     let events = line("events: ").context("callgrind's file names no events")?;
@@ -169,7 +173,7 @@ fn totals(text: &str) -> anyhow::Result<(u64, u64)> {
     let totals: Vec<u64> = totals.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
     let of = |event: &str| {
         let place = events.split_whitespace().position(|name| name == event);
-        // Trailing zeros are left out.
+        // callgrind leaves out trailing zeros.
         place.map(|place| totals.get(place).copied().unwrap_or(0)).context("an event is missing")
     };
     Ok((of("Ir")?, of("D1mr")? + of("D1mw")?))
@@ -191,7 +195,7 @@ fn render(compiler: &str, rows: &[Row]) -> String {
     table
 }
 
-/// The compiler that a table is of, and its rows.
+/// Returns the compiler of a table, and its rows.
 fn parse(table: &str) -> anyhow::Result<(String, Vec<Row>)> {
     let mut lines = table.lines();
     let first = lines.next().unwrap_or_default();
@@ -208,7 +212,7 @@ fn parse(table: &str) -> anyhow::Result<(String, Vec<Row>)> {
     Ok((compiler.to_owned(), rows))
 }
 
-/// What is not as it was accepted, a line each.
+/// Returns the differences from the accepted rows, one per line.
 fn differences(accepted: &[Row], now: &[Row]) -> Vec<String> {
     let mut found = Vec::new();
     for row in accepted.iter().filter(|row| !now.iter().any(|new| new.name == row.name)) {

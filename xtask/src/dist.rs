@@ -1,5 +1,4 @@
-//! `cargo xtask dist`: programs for machines that have no Rust, with what tells that they are
-//! whole.
+//! `cargo xtask dist`: programs for machines without Rust, with checksums.
 
 use crate::static_build::{self, Effort, Program};
 use crate::target;
@@ -10,8 +9,8 @@ use std::fmt::Write;
 use std::fs;
 use std::process::Command;
 
-/// Builds `slat` and `slat-bench`, static, for x86-64 and aarch64, and puts them into target/dist
-/// with SHA256SUMS and a manual page of each.
+/// Builds static `slat` and `slat-bench` for x86-64 and aarch64, and puts them into target/dist
+/// with SHA256SUMS and a manual page for each.
 pub fn run() -> anyhow::Result<()> {
     static_build::build(&Architecture::ALL, &Program::ALL, Effort::Release)?;
     let folder = target().join("dist");

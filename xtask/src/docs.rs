@@ -1,7 +1,7 @@
-//! The command lines that the documentation prints, and what it says that they print.
+//! The command lines in the documentation, and the output that it shows for them.
 //!
-//! Tests here read every one of them by the command line of its own program; [`run`] executes those
-//! that need no more than this machine, and holds what they print against the page.
+//! Tests here parse every command line with its own program's parser. [`run`] executes those that
+//! need only this machine, and compares their output with the page.
 
 #[cfg(test)]
 mod generated;
@@ -25,32 +25,32 @@ use anyhow::{Context, ensure};
 use pulldown_cmark::{CodeBlockKind, Event, Parser, Tag};
 use std::path::PathBuf;
 
-/// A line that somebody may type, and where it stands.
+/// A command line in the documentation, and its place.
 pub struct Example {
-    /// The page and the line.
+    /// Page and line.
     pub at: String,
-    /// The command line, without its prompt.
+    /// The command line without its prompt.
     pub line: String,
-    /// What the page shows below it, as lines.
+    /// The lines of output that the page shows below it.
     pub shown: Vec<String>,
 }
 
-/// What of a page this module reads.
+/// The parts of a page that this module reads.
 pub struct Page {
     /// Its name in the repository.
     pub name: String,
-    /// Lines to be typed, out of blocks.
+    /// Command lines in blocks.
     pub examples: Vec<Example>,
-    /// Code within sentences, which is a command line or the name of a command.
+    /// Code within sentences that is a command line or the name of a command.
     pub spans: Vec<Example>,
-    /// Files that it shows: their language, and what is in them.
+    /// Files that it shows: language and content.
     pub files: Vec<(String, String)>,
 }
 
-/// All pages, in the order of their names.
+/// Returns all pages, in the order of their names.
 ///
 /// # Errors
-/// A page that cannot be read, or breaks the rules that CONTRIBUTING.md has for blocks.
+/// A page cannot be read, or breaks the rules that CONTRIBUTING.md has for blocks.
 pub fn pages() -> anyhow::Result<Vec<Page>> {
     let mut names: Vec<_> =
         ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"].map(PathBuf::from).into();
@@ -96,13 +96,13 @@ fn read(name: &str, text: &str) -> anyhow::Result<Page> {
     Ok(page)
 }
 
-/// Whether a line is one of this project's programs.
+/// Returns whether a line runs one of this project's programs.
 fn is_of_ours(line: &str) -> bool {
     let first = line.split_whitespace().next();
     first.is_some_and(|word| ["slat", "slat-bench", "cargo"].contains(&word))
 }
 
-/// Takes in a block that begins below its fence, at a line of the page.
+/// Reads a block whose first line is `first`.
 fn block(page: &mut Page, language: &str, first: usize, lines: &[&str]) -> anyhow::Result<()> {
     let at = |index: usize| format!("{}:{}", page.name, first + index);
     match language {

@@ -1,4 +1,4 @@
-//! The `slat` command as a user runs it, on small sizes, and what it wrote.
+//! Runs the `slat` command as a user does, on small sizes, and checks its files.
 
 use crate::stages::programs;
 use anyhow::{Context, bail, ensure};
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs the main job into `directory` and checks what it left there; returns what it had to skip.
+/// Runs the main job into `directory` and checks its results; returns what it had to skip.
 pub fn run(directory: &Path) -> anyhow::Result<Vec<String>> {
     let _ = fs::remove_dir_all(directory);
     let mut slat = Command::new(programs()?.join("slat"));
@@ -28,7 +28,7 @@ pub fn run(directory: &Path) -> anyhow::Result<Vec<String>> {
         .collect())
 }
 
-/// Checks that a program which reads `results.json` finds what is promised to it.
+/// Checks that a program that reads `results.json` finds all that is promised.
 fn check(report: &Value) -> anyhow::Result<()> {
     ensure!(report["schema"] == 1, "the schema is {}, not 1", report["schema"]);
     for key in ["cpu", "kernel", "virtualisation", "kvm", "thp", "hugetlb"] {
@@ -39,8 +39,8 @@ fn check(report: &Value) -> anyhow::Result<()> {
     for result in results {
         let samples = result["samples"].as_array().context("a result without samples")?;
         ensure!(!samples.is_empty(), "no sample in {result}");
-        // Differences of two times, which noise may turn round: a guest's loss of pace, and what
-        // a way takes beyond another's time.
+        // Differences of two times may be negative because of noise: a guest's loss of pace, and
+        // the time that one way takes beyond another.
         let of_difference = result["unit"] == "%" || text_of(&result["variant"]).contains("beyond");
         let least = if of_difference { f64::MIN } else { 0.0 };
         ensure!(
@@ -53,7 +53,7 @@ fn check(report: &Value) -> anyhow::Result<()> {
     let of = |scenario: &'static str, variant: &'static str| {
         results.iter().filter(move |r| r["scenario"] == scenario && r["variant"] == variant)
     };
-    // Five ideas, and of four of them what the engine does beyond.
+    // Five ideas as proposed, and further work of the engine on four of them.
     for (kind, rows) in [("as proposed", 5), ("further", 4)] {
         ensure!(of("ideas", kind).count() == rows, "{kind}: {} ideas", of("ideas", kind).count());
     }

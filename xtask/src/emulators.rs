@@ -1,4 +1,4 @@
-//! The same command on machines that this one is not: booted, run, and its counts checked.
+//! Runs the command in emulated machines of other kinds, and checks its counts.
 
 use crate::stages::{Outcome, TESTED, cargo, ran};
 use crate::static_build::{self, Effort, Program};
@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 /// Memory of the guest inside the x86 machine, in MiB.
 const GUEST_MIB: u64 = 16;
 
-/// Blocks of 2 MiB that are split.
+/// Number of blocks of 2 MiB that are split.
 const BLOCKS: u64 = 64;
 
 /// Installs the emulators.
@@ -20,13 +20,13 @@ pub fn install() -> anyhow::Result<()> {
     Architecture::ALL.into_iter().try_for_each(|arch| setup::emulator(arch.qemu()))
 }
 
-/// The architecture that the tests' own `slat` is not of.
+/// Returns the architecture that differs from the tests' own `slat`.
 fn other() -> Architecture {
     if cfg!(target_arch = "aarch64") { Architecture::X86_64 } else { Architecture::Aarch64 }
 }
 
-/// Builds what runs in a machine of the other architecture; skipped where it cannot be, as are the
-/// machines.
+/// Builds the programs for machines of the other architecture; skipped where that is impossible, as
+/// are the machines.
 pub fn build() -> anyhow::Result<Outcome> {
     match static_build::build(&[other()], &Program::ALL, Effort::Quick) {
         Err(error) if in_ci() => Err(error),
@@ -35,8 +35,9 @@ pub fn build() -> anyhow::Result<Outcome> {
     }
 }
 
-/// Boots machines of this architecture, each with a small command, and checks what came home; of
-/// both, and with larger guests, if it is to be long: the other's `slat` takes a minute to build.
+/// Boots machines of this architecture, each with a small command, and checks the results. With
+/// `long` also of the other architecture, and with larger guests: its `slat` takes a minute to
+/// build.
 pub fn test(long: bool) -> anyhow::Result<Outcome> {
     let built = || {
         if long { static_build::build(&[other()], &Program::ALL, Effort::Quick) } else { Ok(()) }
@@ -46,7 +47,7 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
         Err(error) if in_ci() => return Err(error),
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
     }
-    // All of the workspace, as the other tests are built: nothing is compiled anew.
+    // Builds the whole workspace, as the other tests do, so that nothing is compiled again.
     let mut tests = cargo(&["test", "--test", "emulate"]);
     ran(tests.args(TESTED).env("SLAT_REQUIRE_QEMU", "1"))?;
     watched()?;
@@ -66,8 +67,8 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     Ok(Outcome::Ran(Vec::new()))
 }
 
-/// What a watch hears of guests, on machines where KVM tells each exit, against what the guests
-/// know themselves.
+/// Compares the events of guests with the guests' own counts, on machines where KVM traces each
+/// exit.
 fn watched() -> anyhow::Result<()> {
     let mut build = cargo(&["test", "--test", "events", "--no-run", "--message-format", "json"]);
     let built =
@@ -85,14 +86,14 @@ fn watched() -> anyhow::Result<()> {
     let done = slat.output().with_context(|| format!("cannot start {slat:?}"))?;
     let said = String::from_utf8_lossy(&done.stderr);
     ensure!(done.status.success(), "{slat:?} failed: {}\n{said}", done.status);
-    // On this kernel nothing may be skipped but what needs other programs; what is said first is
-    // cut off.
+    // On this kernel only tests that need other programs may be skipped. The beginning of the
+    // output is cut off.
     ensure!(said.contains("6 passed"), "{said}");
     said.lines().filter(|line| line.contains(" faults, ")).for_each(|line| println!("{line}"));
     Ok(())
 }
 
-/// Guests on nested paging: the log on two kernels, and what differs between them.
+/// Runs guests on nested paging: the log on two kernels, and their differences.
 fn x86_guests(long: bool) -> anyhow::Result<()> {
     let memory = format!("{GUEST_MIB}m");
     let dirty_log = ["bench", "dirty-log", "--memory", &memory, "--backing", "2m"];
@@ -107,8 +108,8 @@ fn x86_guests(long: bool) -> anyhow::Result<()> {
     if long { slots_that_go() } else { Ok(()) }
 }
 
-/// Executing from huge pages that may not be executed: Linux before 6.2 takes the huge page away,
-/// and each page faults; since then it splits it in the fault.
+/// Executes from huge pages that are not executable. Linux before 6.2 removes the huge page, and
+/// each page faults; later kernels split it in the fault.
 fn split_on_fault() -> anyhow::Result<()> {
     let memory = format!("{GUEST_MIB}m");
     let words = ["bench", "execute", "--memory", &memory, "--runs", "1"];
@@ -130,8 +131,8 @@ fn split_on_fault() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A slot that moves or goes takes all of an x86 guest's mappings with it, unless the VM gave that
-/// up; and a guest's memory lies on the NUMA node that it is bound to.
+/// Checks that a slot that moves or goes removes all of an x86 guest's mappings, unless the VM
+/// disabled that; and that a guest's memory is on the NUMA node that it is bound to.
 fn slots_that_go() -> anyhow::Result<()> {
     let words = ["bench", "memslot", "--memory", "4m", "--slot-size", "2m", "--runs", "1"];
     let words = [&words[..], &["--iterations", "4", "--memory-node", "1"]].concat();
@@ -149,7 +150,7 @@ fn slots_that_go() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Guests on a real stage 2: each way of logging, and what splitting ahead of faults saves.
+/// Runs guests on a real stage 2: each way of logging, and the faults that an eager split saves.
 fn arm_guests(long: bool) -> anyhow::Result<()> {
     let memory = format!("{GUEST_MIB}m");
     let pages = GUEST_MIB * 256;
@@ -161,7 +162,7 @@ fn arm_guests(long: bool) -> anyhow::Result<()> {
         ensure!(count(&report, "get", "pages_in_excess")? == 0, "{words:?}: excess");
         count(&report, "dirty", "exits")
     };
-    // Logging takes blocks apart: without splitting ahead each page faults, read or written.
+    // Logging splits blocks: without the eager split each page faults, read or written.
     let (lazy, eager) = (exits(&[])?, exits(&["--eager-split", "2m"])?);
     ensure!(lazy >= pages, "{lazy} exits of {pages} pages");
     ensure!(eager < pages / 5, "{eager} exits of {pages} pages, split ahead");
@@ -170,8 +171,7 @@ fn arm_guests(long: bool) -> anyhow::Result<()> {
         let report = emulate(Architecture::Aarch64, "debian-6.12", &ring)?;
         ensure!(count(&report, "get", "pages_written")? == pages, "a ring lost pages");
     }
-    // Both edges of each vCPU, on a CPU that has no FEAT_S2FWB; none are trapped on one that has
-    // it.
+    // Both switches of each vCPU are trapped on a CPU without FEAT_S2FWB, and none on one with it.
     let boot = ["bench", "boot-caches", "--memory", "4m", "--vcpus", "8", "--runs", "1"];
     let report =
         emulate_with(Architecture::Aarch64, "debian-6.12", &["--cpu", "cortex-a76"], &boot)?;
@@ -236,8 +236,8 @@ fn emulate_with(
     Ok(report)
 }
 
-/// The guest's memory is on 2 MiB pages by the TDP MMU, and on 4 KiB pages once the log was
-/// cleared.
+/// Checks that the TDP MMU maps the guest's memory by 2 MiB pages, and by 4 KiB pages after the log
+/// was cleared.
 fn nested_paging(report: &Value) -> anyhow::Result<()> {
     let parameters = &report["host"]["kvm"]["parameters"];
     ensure!(parameters["kvm"]["tdp_mmu"] == "Y", "tdp_mmu is {}", parameters["kvm"]["tdp_mmu"]);
@@ -247,18 +247,18 @@ fn nested_paging(report: &Value) -> anyhow::Result<()> {
     let small = count(report, "populate", "mapped_4k")?;
     ensure!(huge == GUEST_MIB / 2, "{huge} pages of 2 MiB for {GUEST_MIB} MiB");
     ensure!(count(report, "clear", "mapped_2m")? == 0, "2 MiB pages are left in a cleared log");
-    // What is small from the start is the guest's own code and tables.
+    // Pages that are small from the start are the guest's own code and tables.
     let split = count(report, "clear", "mapped_4k")? - small;
     ensure!(split == huge * 512, "{split} pages of 4 KiB came from {huge} of 2 MiB");
     Ok(())
 }
 
-/// A GiB of 2 MiB blocks is split by a table a block, on Arm as on any machine.
+/// Checks that splitting a GiB of 2 MiB blocks takes one table for each block.
 fn splits(report: &Value) -> anyhow::Result<()> {
     for walk in ["every-entry", "bounded", "batched"] {
         let tables = count(report, walk, "tables_built")?;
         ensure!(tables == BLOCKS, "{walk}: {tables} tables for {BLOCKS} blocks");
-        // The entries of a table, and the block: broken, then made a table.
+        // The entries of a table, and two stores for the block: the break, then the table.
         let written = count(report, walk, "slots_written")?;
         ensure!(written == BLOCKS * (512 + 2), "{walk}: {written} slots written");
     }
@@ -272,7 +272,7 @@ fn results(report: &Value) -> &[Value] {
     report["results"].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A count of the whole of a phase.
+/// Returns a count of a whole phase.
 fn count(report: &Value, variant: &str, name: &str) -> anyhow::Result<u64> {
     let whole = |r: &&Value| r["variant"] == variant && r["params"]["vcpu"].is_null();
     let counted = results(report).iter().find(whole).map(|result| &result["counts"][name]);

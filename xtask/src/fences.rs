@@ -1,6 +1,6 @@
-//! How many fences the engine's code has where an acquire is one: on RISC-V. Walks load slots
-//! relaxed and fence once for many ([ADR 32](../../docs/adr/0032-one-set-of-orderings.md)); a load
-//! that acquires in a run of slots would be eight fences at each of its places.
+//! Counts the fences in the engine's code on RISC-V, where an acquire is one. Walks load entries
+//! relaxed and fence once for many ([ADR 32](../../docs/adr/0032-one-set-of-orderings.md)); acquire
+//! loads in a run of entries would be eight fences in each place.
 
 use crate::stages::Outcome;
 use crate::{stages, target};
@@ -9,17 +9,17 @@ use object::read::archive::ArchiveFile;
 use object::{Object, ObjectSection, SectionKind};
 use std::path::Path;
 
-/// Where an acquire is an instruction of its own.
+/// A target on which an acquire is an instruction of its own.
 pub const TRIPLE: &str = "riscv64gc-unknown-none-elf";
 
-/// `fence r, rw`: what an acquire is, by a load or on its own.
+/// `fence r, rw`: an acquire, by a load or alone.
 const ACQUIRE: u32 = 0x0230_000f;
 
-/// How many of them all operations together may have: 505 in November 2026, as operations on one
-/// page descend without a walk, and 1,046 where each load of a slot acquires.
+/// The most fences in all operations together: 505 in November 2026, as operations on one page
+/// descend without a walk, and 1,046 if each load of an entry acquires.
 const MOST: usize = 540;
 
-/// Builds the engine, optimised, and counts.
+/// Builds the engine, optimised, and counts its fences.
 pub fn check() -> anyhow::Result<Outcome> {
     let folder = target().join("size");
     let mut build = stages::cargo(&["build", "--quiet", "--release", "--package", "slat-size"]);
@@ -38,7 +38,7 @@ pub fn check() -> anyhow::Result<Outcome> {
     Ok(Outcome::Ran(Vec::new()))
 }
 
-/// Fences for acquires in what was compiled of the engine and of `slat-size`.
+/// Returns the number of fences for acquires in the compiled code of the engine and of `slat-size`.
 fn acquires(archive: &Path) -> anyhow::Result<usize> {
     let failed = || format!("cannot read {}", archive.display());
     let data = std::fs::read(archive).with_context(failed)?;
@@ -58,7 +58,7 @@ fn acquires(archive: &Path) -> anyhow::Result<usize> {
     Ok(count)
 }
 
-/// The instructions of four bytes; those of two are passed by.
+/// Returns the instructions of four bytes, without those of two.
 fn instructions(mut code: &[u8]) -> impl Iterator<Item = u32> + '_ {
     core::iter::from_fn(move || {
         loop {

@@ -1,12 +1,12 @@
-//! `cargo xtask fuzz`: random histories that are guided by the code they reach.
+//! `cargo xtask fuzz`: random histories, guided by the code that they reach.
 
 use crate::setup;
 use crate::stages::{Outcome, cargo, ran};
 use crate::target;
 use anyhow::Context;
 
-/// Fuzzes for so many seconds. Needs a nightly toolchain and a C++ compiler, and installs
-/// cargo-fuzz, all but the compiler.
+/// Fuzzes for `seconds`. Needs a C++ compiler, and a nightly toolchain and cargo-fuzz, which it
+/// installs.
 pub fn run(seconds: u64) -> anyhow::Result<()> {
     setup::toolchain("nightly").context("fuzzing needs a nightly toolchain")?;
     setup::cargo_fuzz()?;
@@ -20,7 +20,7 @@ pub fn run(seconds: u64) -> anyhow::Result<()> {
     ran(fuzz.env("CARGO_TARGET_DIR", target().join("fuzz"))).map(|_| ())
 }
 
-/// The fuzzed target compiles; it does not run, and the fuzzer itself is left out.
+/// Checks that the fuzzed target compiles, without running it or building the fuzzer.
 pub fn check() -> anyhow::Result<Outcome> {
     let manifest = "fuzz/Cargo.toml";
     let mut check = cargo(&["check", "--manifest-path", manifest, "--no-default-features"]);

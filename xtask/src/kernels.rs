@@ -1,5 +1,5 @@
-//! Linux with the edits of the folder `linux`: they fit a tree, compile, and one kernel with some
-//! of them boots and counts what they promise.
+//! Linux with the edits of the folder `linux`: checks that they fit a tree and compile, and that
+//! kernels with some of them boot and have the promised counts.
 
 use crate::peers;
 use crate::setup;
@@ -14,7 +14,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
 
-/// Packages, each with a command that it brings.
+/// Debian packages, each with a command that it has.
 const PACKAGES: [(&str, &str); 9] = [
     ("make", "make"),
     ("gcc", "gcc"),
@@ -27,22 +27,22 @@ const PACKAGES: [(&str, &str); 9] = [
     ("gcc-aarch64-linux-gnu", "aarch64-linux-gnu-gcc"),
 ];
 
-/// Packages of headers and libraries, each with a file that it brings.
+/// Debian packages of headers and libraries, each with a file that it has.
 const LIBRARIES: [(&str, &str); 2] = [
     ("libelf-dev", "/usr/include/libelf.h"),
     ("libc6-dev-arm64-cross", "/usr/aarch64-linux-gnu/lib/libc.a"),
 ];
 
-/// A guest's pages of 4 KiB.
+/// Number of a guest's pages of 4 KiB.
 const PAGES: u64 = 2048;
 
-/// The series that one kernel of arm64 has, so that few are built.
+/// The series of one arm64 kernel, so that few kernels are built.
 const ALL: &str = "bounded-walks,lockless-ageing,flush-once";
 
-/// The series that change something for x86.
+/// The series that change x86.
 const OF_X86: &str = "split-on-fault-before,lockless-ageing";
 
-/// Applies, compiles, builds, boots, counts.
+/// Applies the edits, compiles, builds, boots and counts.
 pub fn test() -> anyhow::Result<Outcome> {
     let ready = || {
         PACKAGES.iter().try_for_each(|(name, command)| setup::package(name, command))?;
@@ -58,12 +58,12 @@ pub fn test() -> anyhow::Result<Outcome> {
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
     };
     programs()?;
-    // All series, each by itself.
+    // All series, one at a time.
     slat(&["kernel", "list", "--tree", &tree])?;
     let words = ["kernel", "build", "--tree", &tree, "--arch", "x86_64", "--edit", OF_X86];
     slat(&[&words[..], &["--objects"]].concat())?;
-    // Each edit by itself: a series can be bisected. Before kernels are built, whose objects it
-    // would have them compile again.
+    // Each edit of a series, so that the series can be bisected. This comes before kernels are
+    // built, because it would make them compile their objects again.
     for series in ALL.split(',') {
         let words = ["kernel", "build", "--tree", &tree, "--arch", "aarch64", "--edit", series];
         slat(&[&words[..], &["--each"]].concat())?;
@@ -79,14 +79,14 @@ fn slat(words: &[&str]) -> anyhow::Result<()> {
     ran(program().args(words)).map(drop)
 }
 
-/// `slat`, which is built.
+/// Returns the command that runs the built `slat`.
 fn program() -> Command {
     let mut slat = Command::new(target().join("debug/slat"));
     slat.current_dir(root());
     slat
 }
 
-/// A split visits no page, and the call takes fewer instructions.
+/// Checks that a split visits no page, and that the call takes fewer instructions.
 fn bounded_walks(tree: &str) -> anyhow::Result<()> {
     let bytes = (PAGES << 12).to_string();
     let command = ["bench", "dirty-log", "-v", "1", "-b", &bytes, "--eager-split", "2m"];
@@ -107,9 +107,9 @@ fn bounded_walks(tree: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A scan asks KVM for each page and finds what the guest used, without the lock, and with it where
-/// the switch says so. Locks are inlined in a kernel of this configuration: they are not counted,
-/// and take less than two scans of one kernel differ by.
+/// Checks that a scan asks KVM for each page and finds those that the guest used, without the lock,
+/// and with it if the switch says so. Locks are inlined in a kernel of this configuration, so they
+/// are not counted; they take less than the difference between two scans of one kernel.
 fn lockless_ageing(tree: &str) -> anyhow::Result<()> {
     let bytes = (PAGES << 12).to_string();
     let words = ["bench", "age", "-v", "1", "-b", &bytes, "-r", "1"];
@@ -128,12 +128,12 @@ fn lockless_ageing(tree: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Memslots of the test's VM, each of which a flush asks for on its own. The function that goes
+/// Number of memslots of the test's VM. A flush looks up each separately; the function that goes
 /// through them is inlined where it is called once.
 const SLOTS: u64 = 2;
 
-/// How often the guest's memory is flushed when vCPUs switch their caches on: twice where the first
-/// one flushes for all, as one of them is initialised again, and for each of them otherwise.
+/// Counts flushes of the guest's memory when vCPUs switch their caches on: two if the first vCPU
+/// flushes for all, as one is initialised again; otherwise one for each switch.
 fn flush_once(tree: &str) -> anyhow::Result<()> {
     for vcpus in [1_u64, 4] {
         let vcpu_count = vcpus.to_string();
@@ -149,8 +149,8 @@ fn flush_once(tree: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ageing beside unmapping, in a kernel that is slow where they race: nothing is lost; and what the
-/// test finds if a step of the series is left out.
+/// Ages while unmapping, in a kernel that is slowed down at the race: nothing is lost, and the test
+/// fails if a step of the series is left out.
 fn ageing_races(tree: &str) -> anyhow::Result<()> {
     let slow = format!("{ALL},bugs/ageing-is-slow");
     let two = ["--cpus", "2"];
@@ -168,7 +168,7 @@ fn ageing_races(tree: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What came of a selftest, on a machine without FEAT_S2FWB.
+/// Returns the result of a selftest, on a machine without FEAT_S2FWB.
 fn tested(tree: &str, edits: &str, test: &str, options: &[&str]) -> anyhow::Result<Value> {
     let file = target().join("kernel-test.json");
     let (output, binary) = (File::create(&file)?, Program::Slat.path(Architecture::Aarch64));
@@ -176,7 +176,7 @@ fn tested(tree: &str, edits: &str, test: &str, options: &[&str]) -> anyhow::Resu
     slat.args(["kernel", "test", "--tree", tree, "--edit", edits, "--json"]);
     slat.args(["--arch", "aarch64", "--cpu", "cortex-a76", "--test", test, "--binary"]);
     slat.arg(binary).args(options).stdout(output);
-    // A test that failed is in the report as well; a machine that did not run leaves none.
+    // The report also contains failed tests; a machine that did not run leaves no report.
     let failed = ran(&mut slat).err();
     let report = serde_json::from_str::<Value>(&fs::read_to_string(&file)?);
     match (report, failed) {
@@ -186,7 +186,7 @@ fn tested(tree: &str, edits: &str, test: &str, options: &[&str]) -> anyhow::Resu
     }
 }
 
-/// The results that an emulated kernel counted, of all vCPUs together, by their variant.
+/// Returns the results that an emulated kernel counted, of all vCPUs together, by their variant.
 fn counted(
     tree: &str,
     edits: &str,
@@ -208,7 +208,7 @@ fn counted(
     Ok(of_all.filter_map(named).collect())
 }
 
-/// A result that must be there.
+/// Returns a result, which must exist.
 fn of<'a>(results: &'a BTreeMap<String, Value>, variant: &str) -> anyhow::Result<&'a Value> {
     results.get(variant).with_context(|| format!("no result is called {variant}"))
 }

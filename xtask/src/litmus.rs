@@ -1,5 +1,5 @@
-//! The engine's invalidation sequences under herd7, a simulator of memory models: each litmus test
-//! of `crates/slat/tests/litmus` ends as it says that it does.
+//! Runs the engine's invalidation sequences under herd7, a simulator of memory models: each litmus
+//! test of `crates/slat/tests/litmus` must have the result that it states.
 
 use crate::stages::Outcome;
 use crate::{in_ci, root, target};
@@ -12,20 +12,20 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// herd7, and the libraries that it is linked with: those of its suite, which may be newer than
-/// this machine's.
+/// Packages of herd7 and of its libraries, all of its Debian suite, which may be newer than this
+/// machine's.
 const PACKAGES: [&str; 3] = ["herdtools7", "libc6", "libgmp10"];
 const SUITE: &str = "sid";
 
-/// How long all tests together may take.
+/// Time limit of all tests together.
 const LIMIT: Duration = Duration::from_secs(120);
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// What herd7 says of a test, by the test's name.
+/// Observations of herd7, by the test's name.
 type Observations = BTreeMap<String, String>;
 
-/// Runs all of them.
+/// Runs all litmus tests.
 pub fn test() -> anyhow::Result<Outcome> {
     let folder = match packages() {
         Ok(folder) => folder,
@@ -46,7 +46,7 @@ pub fn test() -> anyhow::Result<Outcome> {
     Ok(Outcome::Ran(Vec::new()))
 }
 
-/// Where the packages are kept unpacked, or else fetched to.
+/// Returns the folder of the unpacked packages; fetches them if necessary.
 fn packages() -> anyhow::Result<PathBuf> {
     let architecture = Architecture::of_this_machine();
     let architecture = architecture.context("Debian's name of this architecture is not known")?;
@@ -59,7 +59,7 @@ fn packages() -> anyhow::Result<PathBuf> {
     })
 }
 
-/// The tests, and what each says that herd7 finds, by its name.
+/// Returns the files of the tests, and the observation that each states, by its name.
 fn litmus_files() -> anyhow::Result<(Vec<PathBuf>, Observations)> {
     let folder = root().join("crates/slat/tests/litmus");
     let failed = || format!("cannot read {}", folder.display());
@@ -76,7 +76,7 @@ fn litmus_files() -> anyhow::Result<(Vec<PathBuf>, Observations)> {
     Ok((files, expected))
 }
 
-/// A test's name, and how it says that it ends.
+/// Returns a test's name, and the result that it states.
 fn header(text: &str) -> Option<(&str, &str)> {
     let name = text.lines().next()?.strip_prefix("AArch64 ")?;
     let (_, expected) = text.split_once("Expected: ")?;
@@ -84,7 +84,7 @@ fn header(text: &str) -> Option<(&str, &str)> {
     Some((name, &expected[..end]))
 }
 
-/// Runs herd7 by the dynamic linker of its suite.
+/// Runs herd7 with the dynamic linker of its suite.
 fn herd7(folder: &Path, files: &[PathBuf]) -> anyhow::Result<Observations> {
     let (linker, libraries) = linker(folder)?;
     let (said, complained) = (target().join("herd7.out"), target().join("herd7.err"));
@@ -112,7 +112,7 @@ fn herd7(folder: &Path, files: &[PathBuf]) -> anyhow::Result<Observations> {
     Ok(observations(&fs::read_to_string(&said).context("cannot read what herd7 says")?))
 }
 
-/// The dynamic linker among the packages, and the folder that it is in, as the libraries are.
+/// Returns the dynamic linker among the packages, and its folder, which also has the libraries.
 fn linker(folder: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
     let name = |path: &Path| path.file_name()?.to_str().map(str::to_owned);
     let entries = |folder: &Path| -> Vec<PathBuf> {
@@ -128,7 +128,7 @@ fn linker(folder: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
     bail!("no dynamic linker in {}; remove it to fetch it anew", folder.display())
 }
 
-/// `Observation NAME Never 0 4`, a line a test.
+/// Parses lines like `Observation NAME Never 0 4`.
 fn observations(text: &str) -> Observations {
     let one = |line: &str| {
         let mut words = line.strip_prefix("Observation ")?.split_whitespace();

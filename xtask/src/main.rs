@@ -1,5 +1,4 @@
-//! What a person would otherwise type by hand: set-up, tests, benchmarks and checks of the
-//! workspace.
+//! Tasks of the workspace: set-up, tests, benchmarks and checks.
 
 mod api;
 mod bench;
@@ -63,32 +62,31 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Test, stage by stage, and print what each took and what was skipped
+    /// Test, stage by stage, and print the time of each stage and what was skipped
     ///
-    /// A failing stage does not stop the next ones. With CI=true in the environment, a stage whose
-    /// tools could be installed and are missing fails where it would otherwise be skipped.
+    /// A failing stage does not stop the next ones. With CI=true in the environment, a stage fails
+    /// instead of being skipped if its tools are missing and could be installed.
     Test {
         /// Only these stages [default: those without a flag below]
         stages: Vec<Stage>,
-        /// What CI runs besides: lints, every interleaving, the emulated CPUs' walkers, every
+        /// The further stages of CI: lints, every interleaving, the emulated CPUs' walkers, every
         /// format
         #[arg(long, conflicts_with = "stages")]
         deep: bool,
-        /// All of them, with longer histories, every interleaving within each model's own bound,
+        /// All stages, with longer histories, every interleaving within each model's own bound,
         /// larger guests
         #[arg(long)]
         long: bool,
     },
-    /// Measure the engine's operations beside the machine's limits, and print what was asked of
-    /// each and what it reached
+    /// Compare the engine's operations with the machine's limits, and print thresholds and results
     ///
-    /// Builds for release and runs `slat-bench engine`. A threshold that is missed is no failure.
+    /// Builds for release and runs `slat-bench engine`. A missed threshold is no failure.
     Bench {
         /// Arguments of `slat-bench engine`: --quick, --only NAME,..., --rounds N, --memory SIZE
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Measure the engine beside Linux's own page-table code and other crates, in one run
+    /// Compare the engine with Linux's own page-table code and other crates, in one run
     ///
     /// Installs Debian's Linux source and Coccinelle, builds for release and runs
     /// `slat-bench peers`.
@@ -100,28 +98,27 @@ enum Task {
     /// Count the instructions and cache lines of each operation, and compare them with
     /// docs/counts.md
     ///
-    /// Installs valgrind where it is missing. Fails where a count differs by more than 2 %.
+    /// Installs valgrind if it is missing. Fails if a count differs by more than 2 %.
     Counts {
-        /// Write the table anew instead
+        /// Write the table instead
         #[arg(long)]
         accept: bool,
     },
     /// Print the bytes of text that the engine adds to a user without an operating system
     Size {
-        /// Of stack instead: the deepest path of calls of each operation
+        /// Print bytes of stack instead: the deepest path of calls of each operation
         #[arg(long)]
         stack: bool,
     },
-    /// Build `slat` and `slat-bench` without anything that they need of a system, for `slat
-    /// emulate`
+    /// Build static `slat` and `slat-bench`, which need nothing of a system, for `slat emulate`
     ///
     /// The programs are target/static/slat-ARCH and slat-bench-ARCH. Needs rustup, which installs
     /// what each target needs.
     Static {
-        /// For which architecture, again and again [default: this machine's]
+        /// Architecture; repeat it for several [default: this machine's]
         #[arg(long)]
         arch: Vec<Architecture>,
-        /// Only this one [default: both]
+        /// Only this program [default: both]
         #[arg(long)]
         program: Vec<Program>,
     },
@@ -132,43 +129,43 @@ enum Task {
     Hypervisor(Hypervisor),
     /// Fuzz the operations against a flat model; needs a nightly toolchain, which it installs
     Fuzz {
-        /// For how long
+        /// Time to fuzz
         #[arg(default_value_t = 60)]
         seconds: u64,
     },
-    /// Print what changed in the public interface of the published crates since it was accepted:
-    /// what breaks their users, and additions
+    /// Print changes of the public interface of the published crates since it was accepted: changes
+    /// that break users' code, and additions
     ///
-    /// Fails if anything did. The listings are in docs/api.
+    /// Fails if there are any. The listings are in docs/api.
     Api {
-        /// Write the listings anew
+        /// Write the listings instead
         #[arg(long)]
         accept: bool,
     },
-    /// Change the libraries, one small change at a time, and see that a test notices each
+    /// Make small changes to the libraries, one at a time, and check that a test notices each
     ///
-    /// Installs cargo-mutants into the target folder. Fails for a change that no test notices and
-    /// docs/mutants.txt does not excuse, and for an excuse whose change is gone or is noticed.
+    /// Installs cargo-mutants into the target folder. Fails if no test notices a change that
+    /// docs/mutants.txt does not excuse, or if an excused change does not exist or is noticed.
     Mutants(mutants::MutantsArgs),
-    /// Install what the tests need and this machine lacks
+    /// Install the tools that the tests need
     Setup,
 }
 
 #[derive(Debug, Subcommand)]
 enum Hypervisor {
-    /// Boot a guest, show its console, and what its memory cost
+    /// Boot a guest, and show its console and the cost of its memory
     ///
-    /// Installs QEMU, Rust's target and Debian's kernel where they are missing. Lines of the
+    /// Installs QEMU, Rust's target and Debian's kernel if they are missing. Lines of the
     /// hypervisor begin with `slat:`.
     Run(Box<hypervisor::RunArgs>),
-    /// Write what a guest boots to DIR: `initrd`, and a link to its kernel, `Image`
+    /// Write the files that a guest boots to DIR: `initrd`, and a link to its kernel, `Image`
     Guest {
-        /// The folder, which is made
+        /// The folder to make
         dir: PathBuf,
         /// Debian's kernel
         #[arg(long, default_value = "debian-6.12")]
         kernel: Debian,
-        /// With the kernel and a small initial file system in it, to be booted by the guest
+        /// Also put the kernel and a small initial file system into it, for the guest to boot
         #[arg(long)]
         kexec: bool,
     },
@@ -205,19 +202,19 @@ fn main() -> ExitCode {
     }
 }
 
-/// The folder of the workspace.
+/// Returns the folder of the workspace.
 fn root() -> &'static Path {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().expect("xtask is a folder of the workspace")
 }
 
-/// Where the workspace is built.
+/// Returns the folder in which the workspace is built.
 fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
-/// Whether nobody is there to install what is missing.
+/// Returns whether this is CI, where nobody can install what is missing.
 fn in_ci() -> bool {
     std::env::var("CI").is_ok_and(|value| value == "true" || value == "1")
 }

@@ -1,20 +1,21 @@
-//! Miri: what the tests of the libraries do with memory is defined.
+//! Runs tests of the libraries under Miri, to find undefined behaviour.
 
 use crate::stages::{Outcome, ran};
 use crate::{msrv, setup, target};
 
-/// Tests of a crate, and which of them: their names contain one of these.
+/// Tests of a crate whose names contain one of `names`; all if there are none.
 struct Tests {
     package: &'static str,
     target: &'static [&'static str],
     names: &'static [&'static str],
-    /// What is left out of them.
+    /// Tests that are left out.
     skip: &'static [&'static str],
-    /// Flags of Miri.
+    /// Flags for Miri.
     flags: &'static str,
 }
 
-/// What has no memory of its own is arithmetic over many values, which Miri is slow at and has nothing to say about.
+/// Tests without memory accesses of interest are left out: they compute over many values, at which
+/// Miri is slow.
 const TESTS: [Tests; 4] = [
     Tests { package: "slat", target: &["--lib"], names: &[], skip: &["format::"], flags: "" },
     Tests {
@@ -22,10 +23,10 @@ const TESTS: [Tests; 4] = [
         target: &["--test", "engine"],
         names: &["interleavings::"],
         skip: &[],
-        // What hooks know lives for ever.
+        // Hooks leak their state on purpose.
         flags: "-Zmiri-ignore-leaks",
     },
-    // The trees of slots are safe code, and their tests work on many slots: minutes of Miri's.
+    // Trees of slots are safe code, and their tests work on many slots, which takes Miri minutes.
     Tests {
         package: "slat-guest",
         target: &["--lib"],
@@ -56,8 +57,8 @@ fn run(tests: &Tests) -> anyhow::Result<()> {
     miri.args(["miri", "test", "--package", tests.package]).args(tests.target).arg("--");
     miri.args(tests.names);
     tests.skip.iter().for_each(|name| _ = miri.args(["--skip", name]));
-    // Tests have tables at host addresses that are those of their memory: integers become pointers.
-    // They read the environment.
+    // Tables have the host addresses of the tests' memory, so integers become pointers. Tests also
+    // read the environment.
     let flags = "-Zmiri-permissive-provenance -Zmiri-disable-isolation";
     miri.env("MIRIFLAGS", [flags, tests.flags].join(" "));
     miri.envs([("HISTORIES", "1"), ("PROPTEST_CASES", "1"), ("ROUNDS", "1")]);

@@ -1,4 +1,4 @@
-//! Other toolchains and targets: the oldest Rust that the libraries promise, and a machine without
+//! Other toolchains and targets: the oldest Rust that the libraries support, and a machine without
 //! an operating system.
 
 use crate::stages::{Outcome, PUBLISHED, cargo, ran};
@@ -6,11 +6,11 @@ use crate::{in_ci, setup, target};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
-/// The published crates, and what is built on them for others, compile with the oldest Rust that
-/// each promises.
+/// Checks that the published crates, and `slat-axvm`, compile with the oldest Rust that each
+/// supports.
 pub fn oldest() -> anyhow::Result<Outcome> {
     for name in PUBLISHED.into_iter().chain(["slat-axvm"]) {
-        // Any patch release serves.
+        // Any patch release works.
         let toolchain = format!("{}.0", promised(name)?);
         let checked = needs(setup::toolchain(&toolchain), || {
             let mut check = setup::cargo_of(&toolchain);
@@ -24,7 +24,7 @@ pub fn oldest() -> anyhow::Result<Outcome> {
     Ok(Outcome::Ran(Vec::new()))
 }
 
-/// The `rust-version` of a crate, without a patch release.
+/// Returns the `rust-version` of a crate, without a patch release.
 fn promised(name: &str) -> anyhow::Result<String> {
     let output = cargo(&["metadata", "--no-deps", "--format-version", "1"]).output();
     let output = output.context("cannot start cargo")?;
@@ -36,7 +36,7 @@ fn promised(name: &str) -> anyhow::Result<String> {
     Ok(version.with_context(|| format!("{name} has no rust-version"))?.to_owned())
 }
 
-/// The engine, and a user of all of it, compile for a machine without an operating system.
+/// Checks that the engine, and a user of all of it, compile without an operating system.
 pub fn bare() -> anyhow::Result<Outcome> {
     needs(setup::target(setup::BARE), || {
         for format in ["arm64", "ept", "npt", "power", "riscv"] {
@@ -62,8 +62,8 @@ pub fn bare() -> anyhow::Result<Outcome> {
     })
 }
 
-/// Runs a stage if `there` is what it needs. Without rustup nothing can be installed, so nothing
-/// that could be there is missing.
+/// Runs a stage if `there` says that its tools exist. Otherwise the stage fails in CI if rustup
+/// could install them, and is skipped elsewhere.
 pub fn needs(
     there: anyhow::Result<()>,
     stage: impl FnOnce() -> anyhow::Result<Outcome>,

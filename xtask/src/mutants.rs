@@ -1,5 +1,5 @@
-//! `cargo xtask mutants`: small changes to the libraries, one at a time, each of which a test has
-//! to notice, or an argument to excuse.
+//! `cargo xtask mutants`: makes small changes to the libraries, one at a time. A test has to notice
+//! each, or docs/mutants.txt excuses it.
 
 mod excused;
 mod judge;
@@ -20,30 +20,30 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use table::Row;
 use tree::Tree;
 
-/// What to mutate.
+/// Files to mutate.
 #[derive(Debug, Args)]
 pub struct MutantsArgs {
     /// Source files of slat, slat-guest and slat-reclaim, from the workspace's folder
     #[arg(required_unless_present = "all")]
     files: Vec<String>,
-    /// All of them: many hours
+    /// All files: takes many hours
     #[arg(long, conflicts_with = "files")]
     all: bool,
-    /// Write what came into the table of docs/mutations.md
+    /// Write the results into the table of docs/mutations.md
     #[arg(long)]
     record: bool,
 }
 
-/// A library, and its tests.
+/// A library and its tests.
 struct Library {
     name: &'static str,
-    /// The larger test program, beside the unit tests.
+    /// The larger test program, in addition to the unit tests.
     program: &'static str,
-    /// Tests that only those mutants meet that came through all others: filters of their names.
+    /// Filters of the names of slow tests, which run only for mutants that pass all others.
     slow: &'static [&'static str],
 }
 
-/// What is slow took most of the time that a mutant cost: each takes a second and more.
+/// Slow tests took most of the time of a mutant: each takes a second and more.
 const LIBRARIES: [Library; 3] = [
     Library {
         name: "slat",
@@ -58,7 +58,7 @@ const LIBRARIES: [Library; 3] = [
             "model::any_history_on_ept_agrees_with_the_flat_model",
             "model::any_history_on_the_4k_granule_agrees_with_the_flat_model",
             "model::hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten",
-            // Of threads that wait for each other: a minute and more beside other work.
+            // Threads that wait for each other: a minute and more on a busy machine.
             "ran::tests::threads_that_run_a_guest_never_use_what_was_invalidated",
             "steps::a_split_that_runs_dry_at_any_step",
         ],
@@ -72,7 +72,7 @@ const LIBRARIES: [Library; 3] = [
     Library { name: "slat-reclaim", program: "machine", slow: &[] },
 ];
 
-/// Random tests are few, and the same for each mutant.
+/// Settings for few random tests, the same ones for each mutant.
 const FEWER: [(&str, &str); 5] = [
     ("HISTORIES", "4"),
     ("PROPTEST_CASES", "16"),
@@ -81,10 +81,10 @@ const FEWER: [(&str, &str); 5] = [
     ("SLAT_SEED", "0"),
 ];
 
-/// What the stage of the tests mutates: minutes.
+/// The file that the tests' stage mutates, which takes minutes.
 const STAGE: [&str; 1] = ["crates/slat-reclaim/src/page.rs"];
 
-/// How one went.
+/// The result of a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Caught,
@@ -95,7 +95,7 @@ pub enum Fate {
     Timeout,
 }
 
-/// Mutates what the arguments name.
+/// Mutates the files that the arguments name.
 pub fn run(args: &MutantsArgs) -> anyhow::Result<()> {
     setup::cargo_mutants()?;
     let listed = list::all()?;
@@ -111,7 +111,7 @@ pub fn run(args: &MutantsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The stage of the tests: one small file, and the list of the excused.
+/// The tests' stage: mutates one small file, and checks the list of excuses.
 pub fn check() -> anyhow::Result<Outcome> {
     match setup::cargo_mutants() {
         Ok(()) => {}
@@ -122,8 +122,8 @@ pub fn check() -> anyhow::Result<Outcome> {
     Ok(Outcome::Ran(Vec::new()))
 }
 
-/// Tests the chosen ones, prints a row a file, and fails if one came through without an excuse, or
-/// an excuse has no mutant that comes through.
+/// Tests the chosen mutants and prints one row for each file. Fails if a mutant passes all tests
+/// without an excuse, or if an excused mutant does not exist or is noticed.
 fn mutate(listed: &[Mutant], chosen: impl Fn(&Mutant) -> bool) -> anyhow::Result<Vec<Row>> {
     let excused = Excused::read(&root().join("docs/mutants.txt"))?;
     let mut wrong = excused.without_mutant(listed);
@@ -147,13 +147,13 @@ fn mutate(listed: &[Mutant], chosen: impl Fn(&Mutant) -> bool) -> anyhow::Result
 }
 
 impl Library {
-    /// How the chosen mutants of this library went. Those that no program can have beside others
-    /// are built one at a time.
+    /// Returns the results of the chosen mutants of this library. Mutants that cannot share a
+    /// program with others are built one at a time.
     fn test(&self, mutants: &[(u32, &Mutant)]) -> anyhow::Result<Vec<(u32, Fate)>> {
         let tree = root();
         let tree = Tree::new(tree, target().join("mutants").join(self.name), self)?;
         let (programs, woven) = tree.together(mutants)?;
-        // The next build takes the names of these.
+        // The next build uses the same names.
         let kept = programs.kept()?;
         let judge = Judge::new(self, &kept)?;
         let done = AtomicUsize::new(0);

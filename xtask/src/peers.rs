@@ -1,4 +1,4 @@
-//! `cargo xtask peers`: what other people's code needs, and the one run beside all of it.
+//! `cargo xtask peers`: installs what the comparison with Linux and crates needs, and runs it.
 
 use crate::stages::{Outcome, SLAT_BENCH, TESTED, cargo, ran, slat_bench};
 use crate::{in_ci, setup, target};
@@ -6,7 +6,7 @@ use anyhow::{Context, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What of a Linux tree is compiled, as patterns of tar.
+/// Patterns of tar for the parts of a Linux tree that are compiled.
 const PARTS: [&str; 5] = [
     "*/Makefile",
     "*/arch/arm64/include/asm/*.h",
@@ -15,7 +15,7 @@ const PARTS: [&str; 5] = [
     "*/virt/kvm/kvm_main.c",
 ];
 
-/// The edits of the sources, beside the tree as it is.
+/// Edits of the tree that are measured in addition to the tree itself.
 const EDITS: [&str; 2] = ["bounded-walks/2", "bounded-walks"];
 
 /// Installs what is missing, builds for release, and runs `slat-bench peers`.
@@ -30,20 +30,20 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     ran(slat.args(arguments)).map(|_| ())
 }
 
-/// Installs what edits a tree, and the tree.
+/// Installs Coccinelle and the tree; returns the tree's path.
 pub fn tree() -> anyhow::Result<PathBuf> {
     setup::package("coccinelle", "spatch").and_then(|()| linux_tree())
 }
 
-/// The tests that need a tree; if they are to be long, with more histories, on all granules, and
-/// the whole command.
+/// Runs the tests that need a tree; with `long` also more histories, all granules, and the whole
+/// command.
 pub fn test(long: bool) -> anyhow::Result<Outcome> {
     let tree = match tree() {
         Ok(tree) => tree,
         Err(error) if in_ci() => return Err(error),
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
     };
-    // All of the workspace, as the other tests are built: nothing is compiled anew.
+    // Builds the whole workspace, as the other tests do, so that nothing is compiled again.
     let mut tests = cargo(&["test"]);
     tests.args(TESTED);
     if long {
@@ -62,18 +62,18 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     ran(&mut slat)
 }
 
-/// The parts of Debian's Linux source that are needed, unpacked; the newest package that this
-/// machine has or can have.
+/// Unpacks the parts of Debian's Linux source that are needed, of the newest package that this
+/// machine has or can install.
 pub fn linux_tree() -> anyhow::Result<PathBuf> {
     unpacked("linux", &PARTS)
 }
 
-/// All of it, for kernels that are built.
+/// Unpacks all of Debian's Linux source, to build kernels.
 pub fn whole_tree() -> anyhow::Result<PathBuf> {
     unpacked("linux-whole", &["*"])
 }
 
-/// The files of these patterns, unpacked below a folder of this name.
+/// Unpacks the files of these patterns below a folder of this name.
 fn unpacked(folder: &str, parts: &[&str]) -> anyhow::Result<PathBuf> {
     let name = newest_source()?;
     let packed = Path::new("/usr/src").join(format!("{name}.tar.xz"));
@@ -106,11 +106,11 @@ fn unpacked(folder: &str, parts: &[&str]) -> anyhow::Result<PathBuf> {
     Ok(tree)
 }
 
-/// The name of the package: of those from 6.6 to 7.x the newest.
+/// Returns the name of the newest source package from 6.6 to 7.x.
 fn newest_source() -> anyhow::Result<String> {
     let mut known = listed()?;
     if known.is_empty() {
-        // A fresh machine has no lists yet.
+        // A fresh machine has no package lists.
         setup::update()?;
         known = listed()?;
     }

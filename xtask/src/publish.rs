@@ -1,11 +1,11 @@
-//! The crates for others to use, packed as they would be published, and built from that.
+//! Packs the published crates as for a registry, and builds them from the packages.
 
 use crate::stages::{Outcome, PUBLISHED, cargo, ran};
 use crate::target;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// Packs them, and builds each from what was packed of it and of those that it needs.
+/// Packs the crates, and builds each from its package and from those that it depends on.
 pub fn pack() -> anyhow::Result<Outcome> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(std::env::home_dir()?.join(".cargo")));
@@ -18,8 +18,8 @@ pub fn pack() -> anyhow::Result<Outcome> {
     ran(&mut pack)
 }
 
-/// Removes what cargo keeps of crates that were packed before: it unpacks them by the path of the
-/// local registry and by version, and would take an earlier state for this one.
+/// Removes cargo's copies of crates that were packed before: cargo unpacks them by the path of the
+/// local registry and by version, and would use an earlier state.
 fn forget_packed(registry: &Path) -> io::Result<()> {
     let ours = |name: &str| {
         PUBLISHED.iter().any(|published| {
@@ -45,7 +45,7 @@ fn forget_packed(registry: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What is in a folder; nothing, if there is none.
+/// Returns the entries of a folder; none if it does not exist.
 fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
     match fs::read_dir(folder) {
         Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),

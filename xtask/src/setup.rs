@@ -1,13 +1,13 @@
-//! What the tests need beyond a Rust toolchain and a linker.
+//! Installs the tools that the tests need in addition to a Rust toolchain and a linker.
 
 use anyhow::{Context, bail};
 use slat_vm::qemu::Qemu;
 use std::process::{Command, Stdio};
 
-/// Components of the toolchain, with the command of cargo that each brings.
+/// Components of the toolchain, with the cargo command that each adds.
 const COMPONENTS: [(&str, &str); 2] = [("rustfmt", "fmt"), ("clippy", "clippy")];
 
-/// Installs all that is missing.
+/// Installs all tools that are missing.
 pub fn all() -> anyhow::Result<()> {
     for (component, _) in COMPONENTS {
         component_for(component)?;
@@ -33,7 +33,7 @@ pub fn component_for(component: &str) -> anyhow::Result<()> {
 /// The target without an operating system that the engine is built for.
 pub const BARE: &str = "aarch64-unknown-none";
 
-/// Whether toolchains and targets can be installed.
+/// Returns whether toolchains and targets can be installed.
 pub fn has_rustup() -> bool {
     answers(Command::new("rustup").arg("--version"))
 }
@@ -85,10 +85,10 @@ pub fn cargo_fuzz() -> anyhow::Result<()> {
     bail!("`cargo install --locked cargo-fuzz` failed")
 }
 
-/// cargo-mutants of a version that mutates the same code in the same way, in the target folder.
+/// Version of cargo-mutants; a fixed one proposes the same mutants of the same code.
 const MUTANTS: &str = "27.1.0";
 
-/// Installs cargo-mutants, if it is missing.
+/// Installs cargo-mutants in the target folder, if it is missing.
 pub fn cargo_mutants() -> anyhow::Result<()> {
     let version = Command::new(mutants_program()).args(["mutants", "--version"]).output();
     let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
@@ -106,7 +106,7 @@ pub fn cargo_mutants() -> anyhow::Result<()> {
     bail!("{install:?} failed")
 }
 
-/// Where cargo-mutants is.
+/// Returns the path of cargo-mutants.
 pub fn mutants_program() -> std::path::PathBuf {
     tools().join("bin/cargo-mutants")
 }
@@ -115,7 +115,7 @@ fn tools() -> std::path::PathBuf {
     crate::target().join("tools")
 }
 
-/// Components that Miri takes besides a nightly toolchain.
+/// Components that Miri needs in addition to a nightly toolchain.
 const MIRI: &str = "miri,rust-src";
 
 /// Installs a nightly toolchain with Miri, if it is missing.
@@ -128,7 +128,7 @@ pub fn miri() -> anyhow::Result<()> {
     }
     println!("installing Miri");
     let install = ["toolchain", "install", "nightly", "--profile", "minimal", "--component", MIRI];
-    // A nightly that is there may lack the components, and may stay what it is.
+    // An existing nightly that lacks the components is kept.
     let add = ["component", "add", "--toolchain", "nightly", "miri", "rust-src"];
     if answers(Command::new("rustup").args(add)) || answers(Command::new("rustup").args(install)) {
         return Ok(());
@@ -136,7 +136,7 @@ pub fn miri() -> anyhow::Result<()> {
     bail!("`rustup {}` failed", install.join(" "))
 }
 
-/// Installs a Debian package, if the command that it brings is missing.
+/// Installs a Debian package, if the command that it has is missing.
 pub fn package(name: &str, command: &str) -> anyhow::Result<()> {
     if answers(Command::new(command).arg("--version")) {
         return Ok(());
@@ -153,14 +153,14 @@ pub fn emulator(qemu: Qemu) -> anyhow::Result<()> {
 pub fn install(name: &str) -> anyhow::Result<()> {
     println!("installing {name}");
     let install = || as_root("apt-get", &["install", "--yes", "--no-install-recommends", name]);
-    // The lists may be older than the packages, or not there yet.
+    // The package lists may be missing or out of date.
     if install() || (update().is_ok() && install()) {
         return Ok(());
     }
     bail!("{name} is missing and `apt-get install {name}` did not install it")
 }
 
-/// Brings apt's lists up to date.
+/// Updates apt's package lists.
 pub fn update() -> anyhow::Result<()> {
     if as_root("apt-get", &["update"]) {
         return Ok(());
@@ -168,7 +168,7 @@ pub fn update() -> anyhow::Result<()> {
     bail!("`apt-get update` failed")
 }
 
-/// Runs a command as root: as it is, or by sudo without a question.
+/// Runs a command as root: directly, or with sudo if that asks no question.
 fn as_root(command: &str, arguments: &[&str]) -> bool {
     let quiet = |command: &mut Command| {
         let command = command.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
@@ -181,16 +181,16 @@ fn as_root(command: &str, arguments: &[&str]) -> bool {
     }
 }
 
-/// The cargo that runs this, so that one toolchain does everything.
+/// Returns the cargo that runs this, so that one toolchain does everything.
 pub fn cargo() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// The cargo of another toolchain, in the workspace.
+/// Returns the cargo of another toolchain, in the workspace.
 pub fn cargo_of(toolchain: &str) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", toolchain, "cargo"]).current_dir(crate::root());
-    // What the calling cargo has set is about its own compiler.
+    // The calling cargo has set these for its own compiler.
     for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
         command.env_remove(name);
     }

@@ -1,11 +1,11 @@
-//! `cargo xtask size`: the engine's text for a user without an operating system, by operation; and
-//! its stack.
+//! `cargo xtask size`: bytes of the engine's text for a user without an operating system, and bytes
+//! of its stack, by operation.
 //!
-//! An operation's bytes are those of all functions that it can reach: what a user of that operation
-//! alone gets. Operations share functions, so their sum is more than the whole. Its stack is that
-//! of the deepest path of calls, by the frame sizes that the compiler writes beside the code. The
-//! platform is the user's, and not counted; nor are panics, `memcpy` and its like. A function that
-//! calls itself counts once.
+//! The bytes of an operation are those of all functions that it can reach, which a user of that
+//! operation alone gets. Operations share functions, so their sum is more than the whole. The stack
+//! of an operation is that of its deepest path of calls, by the frame sizes that the compiler
+//! writes to the object files. Not counted are the platform, which the user writes, panics, and
+//! functions like `memcpy`. A function that calls itself counts once.
 
 use crate::stages::Outcome;
 use crate::{setup, stages, target};
@@ -32,10 +32,10 @@ const LEVELS: [&str; 2] = ["2", "s"];
 /// Bytes of stack that any operation may use at `-O2`: a hypervisor's stack has a few KiB.
 const MOST_STACK: u64 = 1024;
 
-/// Bytes by operation, and of all.
+/// Bytes of each operation, and of all.
 type Sizes = (BTreeMap<String, u64>, u64);
 
-/// Builds for each format and level of optimisation, and prints a table: of text, or of `stack`.
+/// Builds for each format and level of optimisation, and prints a table of text, or of `stack`.
 pub fn run(stack: bool) -> anyhow::Result<()> {
     setup::target(setup::BARE)?;
     let mut columns = Vec::new();
@@ -52,7 +52,7 @@ pub fn run(stack: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// No operation uses more stack than a hypervisor has, on any format.
+/// Checks that no operation uses more stack than a hypervisor has, on any format.
 pub fn check_stacks() -> anyhow::Result<Outcome> {
     let mut columns = Vec::new();
     for (feature, name) in FORMATS {
@@ -73,26 +73,26 @@ pub fn check_stacks() -> anyhow::Result<Outcome> {
 /// How a function reaches another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Reach {
-    /// It calls it, or takes its address: its frame stays meanwhile.
+    /// It calls the other, or takes its address: its frame stays meanwhile.
     Within,
-    /// It goes on there in its place.
+    /// It jumps to the other, as a tail call.
     Instead,
 }
 
-/// A function, or what one refers to: each has a section of its own.
+/// A function, or data that a function refers to: each has its own section.
 struct Part {
     name: String,
     bytes: u64,
     text: bool,
-    /// Bytes of its frame, where the compiler knows it.
+    /// Bytes of its frame, if the compiler reports them.
     frame: Option<u64>,
     reaches: HashSet<(usize, Reach)>,
 }
 
-/// What was compiled of the engine and of `slat-size`.
+/// Compiled code of the engine and of `slat-size`.
 struct Code {
     parts: Vec<Part>,
-    /// Where each operation begins.
+    /// The part in which each operation begins.
     operations: BTreeMap<String, usize>,
 }
 
@@ -107,8 +107,7 @@ impl Code {
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
             .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
             .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
-            // The compiler tells frame sizes to those who ask for what is not stable; the code is
-            // the same.
+            // The option for frame sizes is unstable; it does not change the code.
             .env("RUSTC_BOOTSTRAP", "1")
             .env("RUSTFLAGS", "-Z emit-stack-sizes");
         stages::ran(&mut build)?;
@@ -207,7 +206,7 @@ impl Code {
         Ok((operations, bytes(&all)))
     }
 
-    /// A part, and whatever it refers to, which comes with it.
+    /// Returns a part and all parts that it reaches.
     fn reach(&self, from: usize) -> HashSet<usize> {
         let mut reached = HashSet::from([from]);
         let mut waiting = vec![from];
@@ -218,7 +217,8 @@ impl Code {
         reached
     }
 
-    /// The deepest of each operation, and of all. Says of which functions it is more than allowed.
+    /// Returns the deepest stack of each operation, and of all; prints the path of operations that
+    /// use more than is allowed.
     fn stacks(&self) -> anyhow::Result<Sizes> {
         let mut depths = HashMap::new();
         let mut operations = BTreeMap::new();
@@ -243,7 +243,7 @@ impl Code {
         if let Some(depth) = depths.get(&part) {
             return Ok(*depth);
         }
-        // Constants: what their pointers lead to is called by code that is not the engine's.
+        // Constants: code that is not the engine's calls the functions that they point to.
         if !text {
             return Ok(0);
         }
@@ -262,7 +262,7 @@ impl Code {
         Ok(depth)
     }
 
-    /// The deepest path of an operation, a line a frame, once the depths are known.
+    /// Returns the deepest path of an operation, one frame per line, once the depths are known.
     fn path(&self, operation: &str, depths: &HashMap<usize, u64>) -> String {
         let mut lines = String::new();
         let mut at = self.operations.get(operation).copied();
@@ -288,7 +288,7 @@ fn of(
     places.get(&(file, section)).copied()
 }
 
-/// A function's address, which the linker fills in, and the bytes of its frame, in sevens of bits.
+/// Parses a function's address, which the linker fills in, and the bytes of its frame, in LEB128.
 fn frame(entry: &[u8]) -> anyhow::Result<u64> {
     let digits = entry.get(8..).context("a frame size of fewer bytes than an address")?;
     let end = digits.iter().position(|byte| byte & 0x80 == 0).context("no end of a number")?;

@@ -1,4 +1,4 @@
-//! The stages of the tests, in the order they run: what fails fastest first.
+//! The stages of the tests, in the order in which they run: stages that fail fast come first.
 
 use crate::{
     api, counts, docs, e2e, emulators, fences, fuzz, hypervisor, in_ci, kernels, litmus, miri,
@@ -10,7 +10,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// One stage.
+/// A stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Stage {
     /// `cargo fmt --check`
@@ -19,21 +19,21 @@ pub enum Stage {
     Clippy,
     /// The engine with no format, and with each alone; with --deep
     Features,
-    /// The engine with the oldest Rust that it promises; with --deep
+    /// The engine with the oldest Rust that it supports; with --deep
     Msrv,
-    /// The engine, and a user of it, for a machine without an operating system; with --deep
+    /// The engine, and a user of it, without an operating system; with --deep
     Bare,
-    /// The crates that can be published are packed, and built from what was packed; with --deep
+    /// The published crates, packed, and built from the packages; with --deep
     Publish,
-    /// The public interface of these crates is the one that was accepted; with --deep
+    /// The public interface of these crates, against the accepted one; with --deep
     Api,
     /// The stack of each of the engine's operations, without an operating system; with --deep
     Stack,
     /// Instructions of each operation, against the committed table; with --deep
     Counts,
-    /// How many fences the operations have on RISC-V, where an acquire is one; with --deep
+    /// Number of fences in the operations on RISC-V, where an acquire is one; with --deep
     Fences,
-    /// What the tests are compiles
+    /// A build of the tests
     Build,
     /// Unit, property and command-line tests
     Tests,
@@ -45,19 +45,19 @@ pub enum Stage {
     Static,
     /// Every interleaving of small concurrent histories, by loom; with --deep
     Loom,
-    /// Arm's invalidation sequences, whole and with an instruction left out, by herd7; with --deep
+    /// Arm's invalidation sequences, complete and without one instruction, by herd7; with --deep
     Herd7,
-    /// Long concurrent histories, and threads that stop for good, by shuttle; with --deep
+    /// Long concurrent histories, and threads that stop for ever, by shuttle; with --deep
     Shuttle,
-    /// What the libraries' tests do with memory is defined, by Miri; with --deep
+    /// Undefined behaviour in the libraries' tests, by Miri; with --deep
     Miri,
-    /// A test notices each small change of a small file; with --long
+    /// Small changes of a small file, each of which a test must notice; with --long
     Mutants,
-    /// The fuzzed target compiles; `cargo xtask fuzz` runs it
+    /// A build of the fuzzed target; `cargo xtask fuzz` runs it
     Fuzz,
-    /// The engine beside Linux's own code and other crates
+    /// The engine compared with Linux's own code and other crates
     Peers,
-    /// The same program in emulated machines: of this architecture, and with --long of the other
+    /// The programs in emulated machines: of this architecture, and with --long of the other
     Emulators,
     /// AMD's and RISC-V's tables under the walkers of emulated CPUs; with --deep
     Walkers,
@@ -65,25 +65,26 @@ pub enum Stage {
     Kernels,
     /// The engine, its guests, reclaim and the simulator on every format; with --deep
     Formats,
-    /// Linux on the hypervisor: migrated, aged, switched off and on, and what goes wrong on purpose
+    /// Linux on the hypervisor: migrated, aged, switched off and on, and with deliberate faults
     Hypervisor,
-    /// The main job of `slat` on small sizes, and what it wrote
+    /// The main job of `slat` on small sizes, and its results
     EndToEnd,
-    /// The command lines of the documentation, small, and what they print; in CI and with --long
+    /// The command lines of the documentation, on small sizes, and their output; in CI and with
+    /// --long
     Examples,
 }
 
-/// How a stage ended that did not fail.
+/// The outcome of a stage that did not fail.
 pub enum Outcome {
-    /// It ran; what it left out, and why.
+    /// The stage ran; the parts that it left out, with reasons.
     Ran(Vec<String>),
-    /// It did not run, and why.
+    /// The stage did not run; the reason.
     Skipped(String),
 }
 
-/// The workspace as it is tested: both commands without their feature `every-format`, which takes
-/// as long to compile as the rest. (Of `slat-size`, `slat-capi` and
-/// `slat-axvm` the default is the list of formats.)
+/// Options for the workspace as it is tested: without the commands' feature `every-format`, which
+/// takes as long to compile as the rest. (The default features of `slat-size`, `slat-capi` and
+/// `slat-axvm` are the list of formats.)
 pub const TESTED: [&str; 4] = [
     "--workspace",
     "--no-default-features",
@@ -92,7 +93,7 @@ pub const TESTED: [&str; 4] = [
      slat-axvm/default",
 ];
 
-/// `slat-bench` as it is tested, run.
+/// Words of cargo that run `slat-bench` as it is tested.
 pub const SLAT_BENCH: [&str; 7] = [
     "run",
     "--quiet",
@@ -103,23 +104,23 @@ pub const SLAT_BENCH: [&str; 7] = [
     "slat-bench",
 ];
 
-/// The folder of both programs as the tests have them. `cargo run` would compile the libraries
-/// again, without what tests turn on in them.
+/// Returns the folder of both programs as the tests have them. `cargo run` would compile the
+/// libraries again, with other features.
 pub fn programs() -> anyhow::Result<PathBuf> {
     let mut build = cargo(&["test", "--quiet", "--no-run", "--test", "cli"]);
     ran(build.args(TESTED))?;
     Ok(target().join("debug"))
 }
 
-/// `slat-bench` as users get it, run.
+/// Returns the command that runs the release build of `slat-bench`.
 pub fn slat_bench() -> Command {
     cargo(&["run", "--quiet", "--release", "--package", "slat-bench", "--"])
 }
 
-/// Crates for others to use, each after those that it needs.
+/// Crates that are published, each after those that it depends on.
 pub const PUBLISHED: [&str; 4] = ["slat", "slat-guest", "slat-sim", "slat-reclaim"];
 
-/// The tests that are programs.
+/// Returns the command for the tests that are programs.
 fn tests() -> Command {
     let mut tests = cargo(&["test", "--tests"]);
     tests.args(TESTED);
@@ -127,7 +128,7 @@ fn tests() -> Command {
 }
 
 impl Stage {
-    /// What CI runs after the command of the README: it takes as long again.
+    /// Stages that CI runs after the command of the README; they take as long again.
     const DEEP: [Self; 20] = [
         Self::Clippy,
         Self::Features,
@@ -151,8 +152,8 @@ impl Stage {
         Self::Static,
     ];
 
-    /// The stages of a run that names none: those that show within ten minutes whether a change
-    /// works, the others with `deep`, all with `long`.
+    /// Returns the stages of a run that names none: those that find out within ten minutes whether
+    /// a change works; with `deep` the others; with `long` all.
     pub fn all(deep: bool, long: bool) -> Vec<Self> {
         let all = Self::value_variants().iter().copied();
         // Programs of the other architecture are for its emulated machines, which `long` boots.
@@ -160,7 +161,7 @@ impl Stage {
         all.filter(|stage| long || Self::DEEP.contains(stage) == deep && !of_long(stage)).collect()
     }
 
-    /// Runs the stage, to its depth if it is to be `long`.
+    /// Runs the stage; if `long`, with its longest tests.
     pub fn run(self, long: bool) -> anyhow::Result<Outcome> {
         match self {
             Self::Formatting => with("rustfmt", cargo(&["fmt", "--all", "--check"])),
@@ -176,10 +177,10 @@ impl Stage {
             Self::Api => api::check(),
             Self::Stack => msrv::needs(setup::target(setup::BARE), size::check_stacks),
             Self::Fences => msrv::needs(setup::target(fences::TRIPLE), fences::check),
-            // `target/cargo-timings` has what took how long.
+            // `target/cargo-timings` has the time of each crate.
             Self::Build => ran(tests().args(["--no-run", "--timings"])),
             Self::Tests => {
-                // Patches are held against what `git am` makes of them.
+                // Tests compare patches with the result of `git am`.
                 setup::package("git", "git")?;
                 let mut tests = tests();
                 tests.arg("--no-fail-fast");
@@ -192,8 +193,8 @@ impl Stage {
                         ("PROPTEST_CASES", "4096"),
                     ]);
                 }
-                // Where a guest can run, no test may do without it; where none can, nothing that
-                // could be installed is missing.
+                // Where a guest can run, no test may skip it. Elsewhere, nothing is missing that
+                // could be installed.
                 let kvm = File::options().read(true).write(true).open("/dev/kvm");
                 let mut left_out = match kvm {
                     Ok(_) => {
@@ -202,7 +203,7 @@ impl Stage {
                     }
                     Err(reason) => vec![format!("tests with a guest: /dev/kvm: {reason}")],
                 };
-                // Not vendored, nor fetched: who has built Casemate says where.
+                // Casemate is not fetched: a user who has built it sets the variable.
                 if std::env::var_os("CASEMATE_CHECK").is_none() {
                     let reason = "CASEMATE_CHECK does not name a `casemate-check`";
                     left_out.push(format!("the engine before Casemate: {reason}"));
@@ -237,8 +238,8 @@ impl Stage {
     }
 }
 
-/// A stage that needs a component of the toolchain. Missing where nobody could install it, it is a
-/// failure: CI must not be green because it checked nothing.
+/// Runs a stage that needs a component of the toolchain. If it is missing and cannot be installed,
+/// the stage fails in CI, so that CI does not pass without the check.
 fn with(component: &str, mut command: Command) -> anyhow::Result<Outcome> {
     match setup::component_for(component) {
         Ok(()) => ran(&mut command),
@@ -256,11 +257,11 @@ fn loom(long: bool) -> anyhow::Result<Outcome> {
         // The models' own bounds take minutes.
         tests.env("LOOM_MAX_PREEMPTIONS", "2");
     }
-    // A folder of its own: other flags would otherwise rebuild everything, each time in turn.
+    // A separate folder: these flags would otherwise rebuild everything each time.
     ran(tests.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target().join("loom")))
 }
 
-/// Each choice of formats compiles without warnings.
+/// Checks that each choice of formats compiles without warnings.
 fn features() -> anyhow::Result<Outcome> {
     for choice in ["", "arm64", "ept", "npt", "power", "riscv"] {
         let mut clippy = cargo(&["clippy", "--package", "slat", "--no-default-features"]);
@@ -273,8 +274,8 @@ fn features() -> anyhow::Result<Outcome> {
     Ok(Outcome::Ran(Vec::new()))
 }
 
-/// Tests that have more in them with the feature `every-format`, of each crate that has it. All
-/// others are the same with and without.
+/// Test programs that have more tests with the feature `every-format`, by crate. All others are the
+/// same with and without it.
 const OF_FORMATS: [(&str, &[&str]); 4] = [
     ("slat", &["engine"]),
     ("slat-guest", &["memory", "threads"]),
@@ -282,7 +283,7 @@ const OF_FORMATS: [(&str, &[&str]); 4] = [
     ("slat-reclaim", &["machine", "overcommit"]),
 ];
 
-/// The tests of what is generic over a format, on all of them.
+/// Runs the tests that are generic over a format, on all formats.
 fn formats() -> anyhow::Result<Outcome> {
     let mut tests = cargo(&["test", "--features", "every-format"]);
     for (package, programs) in OF_FORMATS {
@@ -300,18 +301,18 @@ fn shuttle(long: bool) -> anyhow::Result<Outcome> {
     if long {
         tests.env("SHUTTLE_ITERATIONS", "20000");
     }
-    // As for loom.
+    // A separate folder, as for loom.
     ran(tests.env("RUSTFLAGS", "--cfg shuttle").env("CARGO_TARGET_DIR", target().join("shuttle")))
 }
 
-/// Cargo, in the workspace.
+/// Returns cargo, in the workspace.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(setup::cargo());
     command.args(arguments).current_dir(root());
     command
 }
 
-/// Runs a command to its end, its output being the stage's.
+/// Runs a command to its end; its output goes to the stage's.
 pub fn ran(command: &mut Command) -> anyhow::Result<Outcome> {
     let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
     if !status.success() {
@@ -366,7 +367,7 @@ mod tests {
             let manifest = folder.as_ref().unwrap().path().join("Cargo.toml");
             std::fs::read_to_string(manifest).unwrap().contains("every-format = [\"slat/")
         });
-        // slat's own is a list of none.
+        // `slat`'s own is a list of none.
         assert_eq!(with_the_feature.count() + 1, OF_FORMATS.len());
     }
 }

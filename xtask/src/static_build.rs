@@ -1,4 +1,4 @@
-//! `cargo xtask static`: `slat` and `slat-bench` without anything that it needs of a system, for
+//! `cargo xtask static`: static `slat` and `slat-bench`, which need nothing of a system, for
 //! emulated machines.
 
 use crate::stages::cargo;
@@ -9,23 +9,24 @@ use slat_vm::Architecture;
 use std::fs;
 use std::path::PathBuf;
 
-/// musl comes with the target, and Rust's own linker knows every architecture: no cross compiler.
+/// The target includes musl, and Rust's own linker supports every architecture: no cross compiler
+/// is needed.
 const FLAGS: &str = "-C linker=rust-lld -C link-self-contained=yes -C target-feature=+crt-static";
 
 /// A command that is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Program {
-    /// Guests under KVM
+    /// The program for guests under KVM
     Slat,
-    /// Tables
+    /// The program for tables
     SlatBench,
 }
 
 impl Program {
-    /// Both.
+    /// Both programs.
     pub const ALL: [Self; 2] = [Self::Slat, Self::SlatBench];
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Slat => "slat",
@@ -40,31 +41,31 @@ impl Program {
         }
     }
 
-    /// Where it is for an architecture.
+    /// Returns its path for an architecture.
     pub fn path(self, arch: Architecture) -> PathBuf {
         target().join("static").join(format!("{}-{arch}", self.name()))
     }
 }
 
-/// This machine's architecture.
+/// Returns this machine's architecture.
 pub fn own() -> anyhow::Result<Architecture> {
     Architecture::of_this_machine()
         .with_context(|| format!("no machine of {} is emulated", std::env::consts::ARCH))
 }
 
-/// How much the compiler is to do.
+/// Effort of the compiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// As users get it.
+    /// The build that users get.
     Release,
-    /// For emulated machines, where counts are looked at.
+    /// For emulated machines, in which counts matter.
     Emulated,
-    /// The same, as soon as possible: it runs slowly, and lacks most formats and other crates'
-    /// tables.
+    /// The same, built as fast as possible: it runs slowly, and lacks most formats and other
+    /// crates' tables.
     Quick,
 }
 
-/// Builds for these architectures, or for this machine's, and says where the programs are.
+/// Builds for these architectures, or for this machine's, and prints the paths of the programs.
 pub fn run(arches: &[Architecture], programs: &[Program]) -> anyhow::Result<()> {
     let own = [own()?];
     let arches = if arches.is_empty() { &own[..] } else { arches };
@@ -76,7 +77,7 @@ pub fn run(arches: &[Architecture], programs: &[Program]) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Builds for all of some architectures at once: what runs while building is built once.
+/// Builds for several architectures at once: build scripts and macros are built once.
 pub fn build(arches: &[Architecture], programs: &[Program], effort: Effort) -> anyhow::Result<()> {
     let targets: Vec<String> =
         arches.iter().map(|arch| format!("{arch}-unknown-linux-musl")).collect();
@@ -97,7 +98,7 @@ pub fn build(arches: &[Architecture], programs: &[Program], effort: Effort) -> a
         build.arg("--no-default-features").env("CARGO_PROFILE_EMULATED_OPT_LEVEL", "0");
     }
     if effort == Effort::Release {
-        // What is handed out needs no debugger, and is a fifth as large.
+        // Users need no debug information, and the program is a fifth as large without.
         build.env("CARGO_PROFILE_RELEASE_STRIP", "symbols").env("CARGO_PROFILE_RELEASE_DEBUG", "0");
     }
     build.env("CARGO_TARGET_DIR", &folder);
@@ -116,7 +117,7 @@ pub fn build(arches: &[Architecture], programs: &[Program], effort: Effort) -> a
     Ok(())
 }
 
-/// Builds the work of the hypervisor's guests, quickly, and says where it is.
+/// Builds the work of the hypervisor's guests, quickly, and returns its path.
 pub fn work() -> anyhow::Result<PathBuf> {
     let name = format!("{}-unknown-linux-musl", Architecture::Aarch64);
     setup::target(&name)?;
@@ -127,7 +128,7 @@ pub fn work() -> anyhow::Result<PathBuf> {
     Ok(folder().join(name).join("debug/slat-work"))
 }
 
-/// A folder of its own: other flags would otherwise rebuild everything, each time in turn.
+/// A separate folder: these flags would otherwise rebuild everything each time.
 fn folder() -> PathBuf {
     target().join("static-build")
 }

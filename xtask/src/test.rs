@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every stage, and one summary at the end whatever happened.
+//! `cargo xtask test`: runs every stage, and always prints a summary at the end.
 
 use crate::stages::{Outcome, Stage};
 use crate::{emulators, in_ci, peers, target};
@@ -11,16 +11,16 @@ use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What may be skipped anywhere, by words of the reason: what no package brings. Any other skip
-/// fails in CI, where what can be installed has been.
+/// Words in the reasons of skips that are allowed anywhere, because no package provides what is
+/// missing. Any other skip fails in CI, which has installed what can be installed.
 const EXPECTED: [&str; 4] = [
-    // A machine without KVM, or that keeps it for others.
+    // The machine has no KVM, or reserves it for others.
     "/dev/kvm",
-    // Pools of huge pages are the machine's owner's to fill.
+    // The machine's owner has to fill pools of huge pages.
     "huge pages of",
-    // The main job has a time limit, and says what runs more.
+    // The main job has a time limit, and names the command that runs more.
     "`slat bench dirty-log` runs more",
-    // Others' checker, which is not ours to fetch.
+    // Another project's checker, which is not fetched.
     "CASEMATE_CHECK does not name",
 ];
 
@@ -28,16 +28,16 @@ fn is_expected(skip: &str) -> bool {
     EXPECTED.iter().any(|words| skip.contains(words))
 }
 
-/// Stages that run beside others, one after the other: no stage keeps two CPUs busy all the time.
-/// What they printed comes at their place in the order.
+/// Stages that run in the background, one after the other, since no stage keeps two CPUs busy all
+/// the time. Their output is printed at their place in the order.
 struct Beside {
     stages: Vec<Stage>,
     done: Receiver<(anyhow::Result<()>, Duration)>,
 }
 
 impl Beside {
-    /// Of the first, those that build what the others do not, if there is anything to run them
-    /// beside.
+    /// Starts those of the first stages whose builds no other stage needs, if there are other
+    /// stages to run at the same time.
     fn first(stages: &[Stage], long: bool) -> Self {
         let chosen = |stage: &Stage| stages.contains(stage);
         let mut beside = vec![Stage::Static, Stage::Loom];
@@ -45,7 +45,7 @@ impl Beside {
         Self::start(beside, long)
     }
 
-    /// Beside the tests, which wait for guests and for each other: the emulated guests.
+    /// Runs the emulated guests during the tests, which wait for guests and for each other.
     fn tests(stages: &[Stage], long: bool) -> Self {
         let both = [Stage::Tests, Stage::Hypervisor].iter().all(|stage| stages.contains(stage));
         Self::start(if both { vec![Stage::Hypervisor] } else { Vec::new() }, long)
@@ -78,7 +78,7 @@ fn log(stage: Stage) -> PathBuf {
     target().join(format!("{}.log", name(stage)))
 }
 
-/// Runs a stage as a process, its output into its log.
+/// Runs a stage as a process, with its output in its log.
 fn logged(stage: Stage, long: bool) -> anyhow::Result<()> {
     let log = log(stage);
     let file = File::create(&log).with_context(|| log.display().to_string())?;
@@ -90,8 +90,8 @@ fn logged(stage: Stage, long: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the last stages install and unpack, while the first ones compile. What fails is said by the
-/// stage that needs it, which asks for it again.
+/// Installs and unpacks what the last stages need, while the first ones compile. A failure is
+/// reported by the stage that needs it, which tries again.
 fn fetch(stages: &[Stage]) -> Option<JoinHandle<()>> {
     let needed = [Stage::Peers, Stage::Emulators].map(|stage| stages.contains(&stage));
     let fetch = move || {
@@ -105,7 +105,7 @@ fn fetch(stages: &[Stage]) -> Option<JoinHandle<()>> {
     needed.contains(&true).then(|| std::thread::spawn(fetch))
 }
 
-/// Runs the stages that are named, or those of [`Stage::all`].
+/// Runs the named stages, or those of [`Stage::all`].
 pub fn run(chosen: &[Stage], deep: bool, long: bool) -> anyhow::Result<()> {
     let stages = if chosen.is_empty() { Stage::all(deep, long) } else { chosen.to_vec() };
     let mut fetching = fetch(&stages);

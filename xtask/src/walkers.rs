@@ -1,5 +1,5 @@
-//! Tables of a format under a walker that others wrote: small programs for machines without an
-//! operating system, in QEMU. Arm's is the hypervisor.
+//! Tables of a format under another project's walker: small programs for machines without an
+//! operating system, in QEMU. The hypervisor tests Arm's.
 
 use crate::stages::{Outcome, cargo};
 use crate::{in_ci, setup, target};
@@ -9,14 +9,14 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// A program, and the machine that it is for.
+/// A program, and its machine.
 struct Walker {
     package: &'static str,
     target: &'static str,
     qemu: Qemu,
-    /// What the machine has beyond a console.
+    /// Options of the machine beyond a console.
     options: &'static [&'static str],
-    /// QEMU's status if all was right.
+    /// QEMU's exit status if all tests passed.
     status: i32,
 }
 
@@ -37,10 +37,10 @@ const WALKERS: [Walker; 2] = [
     },
 ];
 
-/// How long a machine may take.
+/// Time limit of a machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs all of them.
+/// Runs all walkers.
 pub fn test() -> anyhow::Result<Outcome> {
     let mut left_out = Vec::new();
     for walker in &WALKERS {
@@ -56,7 +56,7 @@ pub fn test() -> anyhow::Result<Outcome> {
 
 impl Walker {
     fn run(&self) -> anyhow::Result<()> {
-        // Optimised: their stacks are small.
+        // Optimised, because their stacks are small.
         let mut build = cargo(&["build", "--quiet", "--release", "--package", self.package]);
         let built =
             build.args(["--target", self.target]).status().context("cargo does not start")?;

@@ -19,7 +19,7 @@ use slat_lab::run;
 use slat_lab::scenario::{Chosen, Entry, Program, Scenarios};
 use std::process::ExitCode;
 
-/// What this program measures.
+/// The scenarios of this program.
 pub struct Tables;
 
 impl Scenarios for Tables {
@@ -39,7 +39,7 @@ impl Scenarios for Tables {
     ];
 }
 
-/// This program.
+/// Description of this program for the lab.
 pub static PROGRAM: Program = Program {
     name: "slat-bench",
     version: env!("CARGO_PKG_VERSION"),
@@ -71,36 +71,36 @@ Exit codes:
   6    --fail-if-noisy: the run cannot be trusted; it has been written
   130  interrupted (Ctrl-C, SIGTERM); what was measured until then has been written";
 
-/// Second-stage tables, measured: the engine's against the machine's limits, Linux's own code and
-/// other crates, and guests of the engine's, whose vCPUs are threads.
+/// Measures second-stage tables: the engine's against the machine's limits, Linux's own code and
+/// other crates, and guests of the engine whose vCPUs are threads.
 ///
 /// Needs no root, no KVM and changes no setting.
 #[derive(Debug, Parser)]
 #[command(name = "slat-bench", version, after_help = AFTER_HELP, max_term_width = 100)]
 #[command(subcommand_help_heading = "Commands", arg_required_else_help = true)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What `slat-bench` can do.
+/// Commands of `slat-bench`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Measure.
     #[command(flatten)]
     Measure(Chosen<Tables>),
-    /// What all programs have.
+    /// Commands that all programs have.
     #[command(flatten)]
     Common(Common),
 }
 
-/// The `slat-bench` command.
+/// Runs the `slat-bench` command.
 pub fn main() -> ExitCode {
     if slat_lab::first::is_first_process() {
         slat_lab::first::main();
     }
-    // A wrong command line ends here, with exit code 2.
+    // `parse` ends the process with exit code 2 if the command line is wrong.
     let cli = Cli::parse();
     run::exit(
         &PROGRAM,

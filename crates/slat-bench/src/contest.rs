@@ -1,4 +1,4 @@
-//! A contest: entrants that take turns, and the ratios that were asked for.
+//! A contest: entrants that take turns, and the ratios of their times.
 
 use crate::settings::engine::Part;
 use serde_json::{Map, Value, json};
@@ -12,28 +12,28 @@ use slat_lab::turns::order;
 use slat_lab::unit::Unit;
 use std::collections::BTreeMap;
 
-/// What one turn gave.
+/// Result of one turn.
 pub struct Sample {
-    /// Usually how long it took.
+    /// Usually how long the work took, in seconds.
     pub seconds: f64,
     /// Exact counts.
     pub counts: Vec<(&'static str, u64)>,
 }
 
 impl Sample {
-    /// A time, and nothing that was counted.
+    /// Returns a sample with a time and no counts.
     pub fn time(seconds: f64) -> Self {
         Self { seconds, counts: Vec::new() }
     }
 }
 
-/// A turn: prepares what it needs in the arena, times, checks. The flag asks for the thorough
-/// checks, which the round that warms up pays for.
+/// A turn: it prepares what it needs in the arena, measures, and checks the result. The flag asks
+/// for the thorough checks, which only the warm-up round makes.
 type Turn<'a> = Box<dyn FnMut(&mut Arena, bool) -> anyhow::Result<Sample> + 'a>;
 
-/// Whose work a variant is.
+/// Target of variants that are the engine's work.
 pub const ENGINE: &str = "engine";
-/// A plain loop's.
+/// Target of variants that are a plain loop.
 pub const MACHINE: &str = "machine";
 
 struct Entrant<'a> {
@@ -43,7 +43,7 @@ struct Entrant<'a> {
     turn: Turn<'a>,
 }
 
-/// A product of variants by another, or a variant's time for each piece of work.
+/// The quotient of two products of variants, or a variant's time for each piece of work.
 struct Ratio {
     what: String,
     of: Vec<String>,
@@ -59,7 +59,7 @@ impl Ratio {
     }
 }
 
-/// Entrants, and what is asked of them.
+/// Entrants, and the ratios to compute.
 pub struct Contest<'a> {
     scenario: &'static str,
     title: String,
@@ -72,15 +72,15 @@ pub struct Contest<'a> {
 }
 
 impl<'a> Contest<'a> {
-    /// Nobody yet. `params` are what all its results have in common, and tell them from those of
-    /// the scenario's other contests; `title` is for the person waiting.
+    /// Makes a contest without entrants. All of its results have `params`, which tell them from
+    /// results of the scenario's other contests; `title` is shown to the user.
     pub fn new(scenario: &'static str, title: String, params: Map<String, Value>) -> Self {
         let (entrants, ratios) = (Vec::new(), Vec::new());
         let (least_rounds, most_rounds) = (0, u32::MAX);
         Self { scenario, title, params, most_rounds, least_rounds, guests: false, entrants, ratios }
     }
 
-    /// One more entrant.
+    /// Adds an entrant.
     pub fn enter(
         mut self,
         variant: impl Into<String>,
@@ -96,26 +96,26 @@ impl<'a> Contest<'a> {
         self
     }
 
-    /// The product of the variants `of` by that of `by`.
+    /// Adds a ratio: the product of the variants `of` by the product of the variants `by`.
     pub fn ratio(mut self, what: impl Into<String>, of: &[&str], by: &[&str]) -> Self {
         self.ratios.push(Ratio::new(what.into(), of, by));
         self
     }
 
-    /// Nanoseconds for each of `pieces`.
+    /// Adds a time in nanoseconds: that of the variants `of` for each of `pieces`.
     pub fn each(mut self, what: impl Into<String>, of: &[&str], pieces: u64) -> Self {
         let scale = 1e9 / pieces as f64;
         self.ratios.push(Ratio { unit: "ns", scale, ..Ratio::new(what.into(), of, &[]) });
         self
     }
 
-    /// The entrants beside the engine are other people's code, which may fail.
+    /// Lets entrants other than the engine fail: they are other people's code.
     pub fn with_guests(mut self) -> Self {
         self.guests = true;
         self
     }
 
-    /// What a reader should know of a variant here.
+    /// Adds a note on a variant, for the reader of the results.
     pub fn note(mut self, variant: &str, note: impl Into<String>) -> Self {
         let of = |entrant: &&mut Entrant| entrant.variant == variant;
         if let Some(entrant) = self.entrants.iter_mut().find(of) {
@@ -124,29 +124,29 @@ impl<'a> Contest<'a> {
         self
     }
 
-    /// Takes fewer rounds than others: its turns are long.
+    /// Limits the number of rounds, for a contest whose turns are long.
     pub fn at_most(mut self, rounds: u32) -> Self {
         self.most_rounds = rounds;
         self
     }
 
-    /// Takes more rounds than others: its turns vary.
+    /// Sets the smallest number of rounds, for a contest whose turns vary.
     pub fn rounds_at_least(mut self, rounds: u32) -> Self {
         self.least_rounds = rounds;
         self
     }
 
-    /// The rounds that count, where so many were asked for.
+    /// Returns the number of rounds that count, if `asked` were asked for.
     pub fn rounds(&self, asked: u32) -> u32 {
         asked.clamp(self.least_rounds, self.most_rounds)
     }
 
-    /// What is being measured, for the person waiting.
+    /// Returns the title that is shown to the user.
     pub fn title(&self) -> &str {
         &self.title
     }
 
-    /// Takes turns; `None` if Ctrl-C was pressed. One round warms up.
+    /// Holds the contest, after one round that warms up; returns `None` if the user pressed Ctrl-C.
     pub fn hold(
         &mut self,
         arena: &mut Arena,
@@ -165,14 +165,14 @@ impl<'a> Contest<'a> {
                 }
                 let entrant = &mut self.entrants[place];
                 let sample = (entrant.turn)(arena, round == 0);
-                // A turn that Ctrl-C broke off is no failure.
+                // A turn that Ctrl-C ended early is no failure.
                 if sample.is_err() && session.interrupted() {
                     return Ok(None);
                 }
                 match sample {
                     Ok(sample) if round > 0 => samples[place].push(sample),
                     Ok(_) => {}
-                    // Somebody else's failure is not the engine's: it drops out, the others go on.
+                    // If another's code fails, that entrant drops out, and the others go on.
                     Err(error) if self.guests && entrant.target != ENGINE => {
                         out[place] = true;
                         let what = format!("{}, {}", self.title, entrant.variant);
@@ -213,7 +213,7 @@ impl<'a> Contest<'a> {
         }
     }
 
-    /// The ratio of each round.
+    /// Returns a ratio of each round.
     fn of_rounds(&self, ratio: &Ratio, samples: &[Vec<Sample>]) -> Measurement {
         let of = |variant: &str, round: usize| {
             let place = self.entrants.iter().position(|entrant| entrant.variant == variant);
@@ -242,7 +242,8 @@ impl<'a> Contest<'a> {
     }
 }
 
-/// Counts that are the same in each sample by their name; others by their first, least and most.
+/// Returns counts by name where they are the same in each sample, and else the first, least and
+/// greatest of each.
 fn counts(samples: &[Sample]) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
     let Some(first) = samples.first() else { return counts };
@@ -260,7 +261,7 @@ fn counts(samples: &[Sample]) -> BTreeMap<String, u64> {
     counts
 }
 
-/// A contest of a part; `of` tells those of one part and size apart.
+/// Makes a contest of a part; `of` tells contests of one part and size apart.
 pub fn pose<'a>(part: Part, format: TableFormat, memory: u64, of: &'static str) -> Contest<'a> {
     let params = [
         ("part", json!(part.to_string())),

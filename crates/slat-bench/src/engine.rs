@@ -1,11 +1,11 @@
-//! The engine's operations, as a hypervisor's fault path calls them, beside what the machine
-//! allows.
+//! Operations of the engine, as a hypervisor's fault path calls them, compared with the machine's
+//! limits.
 //!
-//! A *contest* holds a few entrants against each other: an operation of the engine, and a plain
-//! loop over the same slots or another crate's operation. They take turns on the same warm memory,
-//! each on tables that were built anew, and the turn's first place goes round. From each round come
-//! the ratios that were asked for. The thread that enters the tables has joined once; for each call
-//! it enters, does the operation, reads the counts and completes what is owed.
+//! A *contest* compares a few entrants: an operation of the engine, and a plain loop over the same
+//! entries or another crate's operation. They take turns on the same warm memory, each on newly
+//! built tables, and a different entrant begins each round. Each round gives the ratios that the
+//! contest asks for. The thread that enters the tables has joined once. For each call it enters,
+//! does the operation, reads the counts and completes the owed invalidations.
 
 mod beside;
 mod faults;
@@ -32,7 +32,7 @@ use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
 
-/// The scenario.
+/// The scenario of the engine's operations.
 pub struct Engine;
 
 impl Scenario for Engine {
@@ -51,8 +51,7 @@ impl Scenario for Engine {
 /// Measures the parts that `args` asks for.
 ///
 /// # Errors
-/// Sizes that cannot be right, too little memory, or a result that is not what an operation must
-/// leave.
+/// Sizes that cannot be right, too little memory, or an operation whose result is wrong.
 pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     args.linux.check()?;
     if args.linux.target == TablesTarget::LinuxSource {
@@ -83,7 +82,7 @@ pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
     let cpus = cpus()?;
     let contests = contests(args, &sizes, &cpus, session)?;
     let _pin = Pin::to(cpus[0])?;
-    // Who names a number gets it, where the default would be more.
+    // An explicit number of rounds takes precedence over the contest's limits.
     let rounds = |contest: &Contest| args.rounds.unwrap_or_else(|| contest.rounds(args.rounds()));
     session.start("engine", contests.iter().map(|c| u64::from(rounds(c)) + 1).sum());
     let mut results = Vec::new();
@@ -97,7 +96,7 @@ pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
     }
     session.finish();
     drop(arena);
-    // What the engine does alone here, and beside others there.
+    // These parts are measured by the comparison with others, here for the engine alone.
     let parts = [Part::Unmap, Part::Clear, Part::Relax, Part::Flush];
     let wanted: Vec<Part> = parts.into_iter().filter(|part| args.wants(*part)).collect();
     if !wanted.is_empty() && !session.interrupted() {
@@ -106,11 +105,11 @@ pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
     Ok(results)
 }
 
-/// The memory sizes that are measured.
+/// The sizes of guest memory that are measured.
 struct Sizes {
     /// An eighth of the guest's memory.
     small: u64,
-    /// All of it.
+    /// All of the guest's memory.
     large: u64,
 }
 
@@ -120,7 +119,7 @@ impl Sizes {
         Self { small, large: memory.bytes() }
     }
 
-    /// Both, once each.
+    /// Returns both sizes, without duplicates.
     fn both(&self) -> Vec<u64> {
         let mut both = vec![self.small, self.large];
         both.dedup();
@@ -128,7 +127,7 @@ impl Sizes {
     }
 }
 
-/// All tables of the memory by pages, with room for caches that are full.
+/// Returns the bytes of tables that map the memory by pages, with room for full caches.
 fn table_bytes(memory: Size) -> u64 {
     let memory = memory.bytes();
     (memory >> 9) + (memory >> 18) + (8 << 20)
@@ -219,12 +218,13 @@ mod tests {
         })
     }
 
-    /// Each turn checks what it did; here it only has to get through.
+    /// Each turn checks its result; this test only checks that every part runs.
     #[test]
     fn every_part_gives_samples_that_are_times() {
         for &part in Part::value_variants() {
             for result in run_only(&[part]) {
-                // Those that are measured beside others elsewhere name their operation.
+                // Parts that are measured by the comparison with others name their operation
+                // instead.
                 let beside = result.scenario.starts_with("peers");
                 assert!(beside || result.params["part"] == part.to_string(), "{result:?}");
                 assert_eq!(result.samples.len(), 1, "{result:?}");
@@ -259,7 +259,7 @@ mod tests {
         let subtrees = count(&results, writes, "subtrees", "slots_written");
         let leaves = count(&results, writes, "leaves", "slots_written");
         assert!(subtrees * 10 < leaves, "{subtrees} of {leaves}");
-        // One for the round; a fault owes other CPUs none.
+        // One invalidation for the round; a fault owes other CPUs none.
         assert_eq!(count(&results, writes, "subtrees", "invalidations"), 1);
     }
 

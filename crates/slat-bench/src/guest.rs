@@ -1,5 +1,5 @@
-//! What a guest of the engine's pays beyond the ideas of [`slat_ideas::guest`]: logs, first
-//! touches, reclaim.
+//! Costs of a guest of the engine beyond the ideas of [`slat_ideas::guest`]: logs, first touches,
+//! reclaim.
 
 mod density;
 pub mod dirty_log;

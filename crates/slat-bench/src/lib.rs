@@ -1,5 +1,5 @@
-//! The `slat-bench` command: second-stage tables against the machine's limits and other people's
-//! code.
+//! The `slat-bench` command: compares second-stage tables of the engine with the machine's limits,
+//! Linux's own code and other crates.
 
 pub mod cli;
 mod contest;

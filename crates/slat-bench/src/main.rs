@@ -1,4 +1,4 @@
-//! The `slat-bench` command. All of it is in the library, where tests can reach it.
+//! The `slat-bench` command. The library has all of its code, so that tests can reach it.
 
 fn main() -> std::process::ExitCode {
     slat_bench::main()

@@ -1,9 +1,9 @@
-//! The engine beside others who keep such tables: Linux's own code, crates of the field, and the
-//! machine's limits, on the same work in the same run.
+//! Compares the engine with other code that keeps such tables (Linux's own code, crates) and with
+//! the machine's limits, on the same work in the same run.
 //!
-//! Linux's code runs in a program of its own that a pipe drives; all take turns, on one CPU, by one
-//! clock. In the round that warms up, the leaves that each leaves behind are compared with those of
-//! the engine, descriptor by descriptor, and what may differ is counted by its reason.
+//! Linux's code runs in a separate program that a pipe drives. All take turns, on one CPU, by one
+//! clock. In the round that warms up, the leaves that each entrant leaves behind are compared with
+//! the engine's, entry by entry, and differences that are allowed are counted by their reason.
 
 pub mod check;
 #[cfg(feature = "peers")]
@@ -43,19 +43,19 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use work::{Op, SPARSE, Setting, Work};
 
-/// Whose results these are.
+/// Target of results of Linux's code.
 pub const LINUX: &str = "linux-source";
 #[cfg(feature = "peers")]
 const CRATE: &str = "crate";
 
-/// The same, where it fills tables around the caches.
+/// Variant of the engine that fills tables with streaming stores.
 const STREAMING: &str = "slat, streaming";
 
-/// Tables with one owner, beside crates.
+/// Variant of the engine with tables that have one owner, for the comparison with crates.
 #[cfg(feature = "peers")]
 const OWNED: &str = "slat, owned";
 
-/// The scenario.
+/// The scenario of comparisons with Linux, crates and limits.
 pub struct Peers;
 
 impl Scenario for Peers {
@@ -71,10 +71,10 @@ impl Scenario for Peers {
     }
 }
 
-/// `split` beside Linux.
+/// Measures `split` of the engine and of Linux.
 ///
 /// # Errors
-/// Values that cannot be right, no usable tree, a measurement that failed.
+/// Values that cannot be right, no usable tree, or a measurement that failed.
 pub fn split(
     args: &SplitArgs,
     linux: &LinuxArgs,
@@ -111,7 +111,7 @@ pub fn split(
     run.measure(&works, session)
 }
 
-/// `engine` beside Linux, or the parts of it that Linux has as well.
+/// Measures the parts of `engine` that Linux has as well, with Linux.
 ///
 /// # Errors
 /// As [`split`].
@@ -131,7 +131,7 @@ pub fn engine(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Me
     run.measure(&works, session)
 }
 
-/// The parts of `engine` that are measured here, whoever else is there: `target engine`.
+/// Measures those parts of `engine` for `target engine`, without Linux.
 ///
 /// # Errors
 /// As [`split`].
@@ -150,7 +150,7 @@ pub fn alone(
         .measure(&works, session)
 }
 
-/// Everybody.
+/// Measures the engine with Linux, crates and limits.
 ///
 /// # Errors
 /// As [`split`].
@@ -170,7 +170,7 @@ pub fn all(args: &PeersArgs, session: &mut Session) -> anyhow::Result<Vec<Measur
         .measure(&works, session)
 }
 
-/// Sizes of leaves, the smallest first.
+/// Returns the sizes of leaves, the smallest first.
 fn leaf_sizes(granule: Granule) -> Vec<PageSize> {
     granule.leaf_sizes().iter().filter_map(|size| PageSize::from_bytes(size.bytes())).collect()
 }
@@ -186,7 +186,7 @@ fn leaf(granule: Granule, backing: Size) -> anyhow::Result<PageSize> {
     })
 }
 
-/// What a part is here: nothing, where only the engine has it.
+/// Returns the work of a part; none where only the engine has the part.
 fn works_of(part: Part, sizes: &[PageSize], memory: u64) -> Vec<Work> {
     let (page, blocks) = (sizes[0], &sizes[1..]);
     let small = (memory / 8).next_multiple_of(STEP);
@@ -218,12 +218,12 @@ fn works_of(part: Part, sizes: &[PageSize], memory: u64) -> Vec<Work> {
     }
 }
 
-/// A run.
+/// Settings of a run.
 struct Run<'r> {
     granule: Granule,
     rounds: u32,
     linux: &'r LinuxArgs,
-    /// Crates, too; and edited trees in what splits only.
+    /// Also measures crates, and edited trees only in operations that split.
     everybody: bool,
 }
 
@@ -264,8 +264,8 @@ impl Run<'_> {
         let builds: Vec<Build> =
             kinds.iter().map(|kind| linux::build(SHIFT, setting.fwb, *kind, false)).collect();
         let trees = self.linux.trees.linux_tree.len() + self.linux.trees.with.len();
-        // One for each kind of walks, one that flushes, one that counts; a page of tables has 64
-        // bytes beside it.
+        // Memory for the engine, and for each tree's programs: one for each kind of walk, one that
+        // flushes, and one that counts. A page of tables needs 64 bytes more.
         let needed = table_bytes * (1 + (trees * (kinds.len() + 2)) as u64) / 60 * 61;
         let available = session.memory_available();
         if needed > available / 10 * 9 {
@@ -277,7 +277,7 @@ impl Run<'_> {
             )));
         }
         let cpus = cpus()?;
-        // Before a helper starts: it stays where its parent is.
+        // Pins before a helper starts, because a helper stays on its parent's CPU.
         let _pin = Pin::to(cpus[0])?;
         let trees = self.trees(&builds, table_bytes, session)?;
         let mut arena = Arena::new(table_bytes as usize, 1 << SHIFT, BreakBeforeMake::Always)?;
@@ -304,7 +304,7 @@ impl Run<'_> {
             match contest.hold(&mut arena, session, self.rounds) {
                 Ok(Some(measured)) => results.extend(measured),
                 Ok(None) => break,
-                // One difference must not cost what was measured before, nor what comes after.
+                // One failed contest discards neither earlier results nor later contests.
                 Err(error) => session.fail(contest.title(), format!("{error:#}")),
             }
         }
@@ -322,7 +322,7 @@ impl Run<'_> {
         kinds
     }
 
-    /// The trees, where any are wanted.
+    /// Opens and starts the trees, if any are needed.
     fn trees(
         &self,
         builds: &[Build],
@@ -338,7 +338,7 @@ impl Run<'_> {
                 trees.start(builds)?;
                 Ok(Some(Rc::new(RefCell::new(trees))))
             }
-            // Everybody else still runs.
+            // Without Linux, the other entrants still run.
             Err(error) if self.everybody && session.check().is_ok() => {
                 session.skip("Linux's tables", format!("{error:#}"));
                 Ok(None)
@@ -355,7 +355,8 @@ impl Run<'_> {
         let work = turns.work;
         let mut contest = Contest::new("peers", work.title(), work.params(&turns.setting))
             .with_guests()
-            // First of all in the round that warms up: the others are held against what it leaves.
+            // The engine is first in the round that warms up: the others are compared with its
+            // leaves.
             .enter(SLAT, ENGINE, turns.clone().turn(Stores::Plain));
         let streams = work.op == Op::Split && !work.is_split_already();
         if streams {
@@ -380,7 +381,7 @@ impl Run<'_> {
                         WalkKind::Shared if work.op.differs_if_shared() => {
                             format!("{name}, shared")
                         }
-                        // It is the same walk: once is enough.
+                        // A shared walk would be the same: one result is enough.
                         WalkKind::Shared if alone => continue,
                         WalkKind::Shared => name.clone(),
                     };
@@ -417,10 +418,10 @@ impl Run<'_> {
     }
 }
 
-/// Reads the trees.
+/// Opens the trees.
 ///
 /// # Errors
-/// None was given, or none can be used; Ctrl-C.
+/// No tree was given, or none can be used; or the user pressed Ctrl-C.
 fn checked_trees(
     args: &TreesArgs,
     builds: &[Build],
@@ -443,7 +444,7 @@ fn checked_trees(
     Ok(trees)
 }
 
-/// The engine beside Linux: as if Linux's walk were alone, or shared its tables with others.
+/// Adds ratios of the engine to Linux, for exclusive and for shared walks.
 fn beside<'a>(
     mut contest: Contest<'a>,
     work: &Work,

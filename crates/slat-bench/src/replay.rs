@@ -1,7 +1,7 @@
-//! The claims that Slat grew from: each by the command that shows it here, beside what was
-//! published.
+//! Replays published claims that led to Slat: prints each with the command that measures it here,
+//! and with the published figures.
 //!
-//! The results of the scenarios themselves are kept as well: every sample.
+//! The results of the scenarios keep every sample, too.
 
 mod linux;
 mod tables;
@@ -34,28 +34,28 @@ Examples:
   slat-bench replay --only skip-levels,skip-levels-hardware --linux-tree linux-6.12
       on Linux's own code, with the changes as edits to a copy of it";
 
-/// Which claims to replay.
+/// Options: the claims to replay.
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
-    /// Only these [default: all]
+    /// Only these claims [default: all]
     #[arg(long, value_name = "CLAIM,...", value_delimiter = ',')]
     pub only: Vec<Claim>,
 
-    /// A Linux source tree, 6.6 to 7.x: the claims about Linux's walks are replayed on its own
-    /// code, too
+    /// A Linux source tree, 6.6 to 7.x, on whose own code the claims about Linux's walks are also
+    /// replayed
     #[arg(long, value_name = "[NAME=]PATH")]
     pub linux_tree: Option<NamedTree>,
 
-    /// Where edits to it are: NAME.cocci, or a folder for each series [default: Slat's own]
+    /// Folder of edits to it, each NAME.cocci or a folder with a series [default: Slat's own]
     #[arg(long, value_name = "DIR")]
     pub edits: Option<PathBuf>,
 
-    /// Small sizes: shows that it works, gives no figures to quote
+    /// Small sizes: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }
 
-/// The discussions that Slat grew from.
+/// The published discussions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Claim {
     /// Walks that leave out levels, as proposed: 1 GiB
@@ -72,7 +72,7 @@ pub enum Claim {
 
 slat_lab::display_as_written!(Claim);
 
-/// The scenario.
+/// The scenario of published claims.
 pub struct Replay;
 
 impl Scenario for Replay {
@@ -91,7 +91,7 @@ impl Scenario for Replay {
 /// Replays the claims that `args` asks for.
 ///
 /// # Errors
-/// Those of the scenarios.
+/// Errors of the scenarios.
 pub fn run(args: &ReplayArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let mut replay = Rows { args, quick: args.quick, rows: Vec::new(), results: Vec::new() };
     let wanted = |claim| args.only.is_empty() || args.only.contains(&claim);
@@ -120,11 +120,12 @@ struct Rows<'a> {
     results: Vec<Measurement>,
 }
 
-/// What was published of each call: by kind of memory, without levels, without levels and children.
+/// Published figures of each call: by kind of memory, without levels, and without levels and
+/// children.
 type Cells = [(When, &'static str, [[&'static str; 2]; 3]); 2];
 
-/// Memory of that publication, by kind, and which pages it is in by granule: what THP has, what
-/// hugetlb has.
+/// Kinds of memory in that publication, and their page sizes for each granule: those of THP and of
+/// hugetlb.
 const KINDS: [&str; 3] = ["regular pages", "THP", "hugetlb"];
 const GRANULES: [(Granule, [u64; 3]); 3] = [
     (Granule::Size4k, [4 << 10, 2 << 20, 1 << 30]),
@@ -173,7 +174,7 @@ impl Rows<'_> {
         });
     }
 
-    /// Runs a scenario by the command line that is printed beside its claim.
+    /// Runs a scenario by the command line that is printed with its claim.
     fn replayed<S: Scenario>(
         &mut self,
         line: &str,
@@ -184,7 +185,7 @@ impl Rows<'_> {
         Ok((format!("slat-bench {} {line}", S::NAME).trim_end().to_owned(), results))
     }
 
-    /// The proposal: 1 GiB, the split alone, as logging is enabled.
+    /// Replays the proposal: 1 GiB, the split alone, as logging is enabled.
     fn skip_levels(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let samples = if self.quick { 10 } else { 21 };
         let line = format!(
@@ -201,7 +202,7 @@ impl Rows<'_> {
             let change = changes(&results, "bounded", backing, When::Enable);
             self.row(&told, format!("1 GiB, {name}: time of the split"), published, "%", change);
         }
-        // The lesson: a flag tested at each entry costs about what leaving out children gains.
+        // Testing a flag at each entry costs about as much as leaving out children saves.
         let of = |walk| changes(&results, walk, 2 << 20, When::Enable);
         let lost = of("tested").iter().zip(of("childless")).map(|(a, b)| a - b).collect();
         let what = "1 GiB, THP: points lost by testing a flag at each entry";
@@ -209,7 +210,8 @@ impl Rows<'_> {
         linux::skip_levels(self, session)
     }
 
-    /// The figures from hardware: twelve cells, each a mean over three granules, of whole calls.
+    /// Replays the figures from hardware: twelve cells of whole calls, each a mean over three
+    /// granules.
     fn skip_levels_hardware(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let memory = if self.quick { "2g" } else { "16g" };
         let (mut all, mut commands) = (Vec::new(), Vec::new());
@@ -312,7 +314,7 @@ impl Rows<'_> {
         self.fill_again(session)
     }
 
-    /// The shape of the published test: a guest writes all of its memory, and then again.
+    /// Replays the published test: a guest writes all of its memory, and then again.
     fn fill_again(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let policies = "locked-page,locked-bitmap,free-bitmap";
         let quick = if self.quick { " --quick" } else { "" };
@@ -382,7 +384,7 @@ fn find<'m>(
     results.iter().find(|m| m.variant == variant && m.params.get(param) == Some(&json!(value)))
 }
 
-/// The change of time of a walk against that over every entry, in percent, round by round.
+/// Returns the change of a walk's time against the walk over every entry, in percent, by round.
 fn changes(results: &[Measurement], walk: &str, backing: u64, when: When) -> Vec<f64> {
     let (backing, when) = (json!(Size(backing).to_string()), json!(when.to_string()));
     let of = |walk: &str| {
@@ -397,7 +399,7 @@ fn changes(results: &[Measurement], walk: &str, backing: u64, when: When) -> Vec
     quotients(&of(walk), &of("every-entry")).iter().map(|ratio| (ratio - 1.0) * 100.0).collect()
 }
 
-/// The mean over granules, round by round.
+/// Returns the mean over granules, by round.
 fn mean(parts: &[Vec<f64>]) -> Vec<f64> {
     let rounds = parts.iter().map(Vec::len).min().unwrap_or(0);
     let of = |round: usize| parts.iter().map(|part| part[round]).sum::<f64>();

@@ -1,9 +1,9 @@
-//! Which pages a guest touches: the same ones in each run.
+//! Choice of the pages that a guest touches: the same ones in each run.
 
-/// Pages in a run of 32 MiB.
+/// Number of pages in a run of 32 MiB.
 const RUN: u64 = (32 << 20) / 4096;
 
-/// A hundredth of `pages`, all in runs of 32 MiB, one run after the other.
+/// Returns a hundredth of `pages`, in runs of 32 MiB.
 pub fn clustered(pages: u64) -> Vec<u64> {
     let mut rng = fastrand::Rng::with_seed(1);
     let mut runs: Vec<u64> = (0..pages / RUN).collect();
@@ -12,7 +12,7 @@ pub fn clustered(pages: u64) -> Vec<u64> {
     runs.iter().flat_map(|run| run * RUN..(run + 1) * RUN).collect()
 }
 
-/// A hundredth of `pages`, one of each hundred, in no order.
+/// Returns a hundredth of `pages`, one of each hundred, in random order.
 pub fn scattered(pages: u64) -> Vec<u64> {
     let mut rng = fastrand::Rng::with_seed(2);
     let mut found: Vec<u64> =

@@ -1,5 +1,4 @@
-//! What can be set of the engine's operations and of other people's tables, which hold each
-//! other's.
+//! Options of the engine's operations and of the comparison with Linux and crates.
 
 pub mod engine;
 pub mod peers;

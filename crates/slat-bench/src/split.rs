@@ -1,4 +1,4 @@
-//! Splitting the tables of a guest: in the engine, or beside Linux's own code.
+//! Splits the tables of a guest, by the engine, or by the engine and Linux's own code.
 
 use crate::peers;
 use crate::settings::peers::{LinuxArgs, TablesTarget};
@@ -9,7 +9,7 @@ use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 
-/// What to split, when and how, and beside whom.
+/// Options of the split, and of the comparison with Linux.
 #[derive(Clone, Debug, Args)]
 pub struct Settings {
     /// The split.
@@ -21,7 +21,7 @@ pub struct Settings {
     pub linux: LinuxArgs,
 }
 
-/// The scenario.
+/// The scenario of splits.
 pub struct Split;
 
 impl Scenario for Split {

@@ -1,5 +1,6 @@
-//! Formats whose tables say something, EPT and NPT: ageing by their accessed bits, write protection
-//! by their right to write and the faults that follow; each beside the same work leaf by leaf.
+//! Formats whose tables have accessed bits and rights (EPT and NPT): ageing by the accessed bits of
+//! tables, write protection by their right to write, and the faults that follow; each compared with
+//! the same work leaf by leaf.
 
 use crate::contest::{Contest, ENGINE, Sample, pose};
 use crate::scatter::{clustered, scattered};
@@ -15,7 +16,7 @@ use slat_ideas::watch::Watch;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Ageing of the whole guest, exactly, after it touched a hundredth of its pages.
+/// Returns contests of exact ageing of the whole guest, after it touched a hundredth of its pages.
 pub fn age<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Contest<'a>> {
     let bed = Bed::new(format, memory);
     let contest = |of, touched: Vec<u64>| {
@@ -40,12 +41,12 @@ pub fn age<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Cont
     ]
 }
 
-/// As people write it.
+/// Returns the usual spelling of a format's name.
 fn shown(format: TableFormat) -> String {
     format.to_string().to_uppercase()
 }
 
-/// Tables without any accessed bit, but for what a guest that touches `pages` leaves.
+/// Returns tables in which only the pages of `pages`, and the tables above them, are accessed.
 fn aged<'a, F: Format>(
     bed: &Bed<F>,
     pages: &[u64],
@@ -66,7 +67,7 @@ fn aged<'a, F: Format>(
     Ok(tables)
 }
 
-/// The arena without tables, for those of a format.
+/// Returns the arena without tables, set up for a format.
 fn emptied<F: Format>(arena: &mut Arena) -> &Arena {
     arena.begin(breaks_of::<F>(), Stores::Plain)
 }
@@ -109,14 +110,14 @@ fn age_once<F: Format>(
     Ok(Sample { seconds, counts: counted(counts, invalidations) })
 }
 
-/// A round of dirty logging: the whole guest is protected, then it writes.
+/// Returns contests of a round of dirty logging: the whole guest is protected, then it writes.
 pub fn protect<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Contest<'a>> {
     let bed = Bed::new(format, memory);
     let contest = |of, written: Vec<u64>, rounds| {
         let written: Rc<[u64]> = written.into();
         let entrant = |subtrees, each: bool| {
             let written = written.clone();
-            // The least of each fault in all rounds so far: what recurs is the fault's own.
+            // The shortest time of each fault over all rounds excludes times that do not recur.
             let mut least = vec![u32::MAX; if each { written.len() } else { 0 }];
             move |arena: &mut Arena, check: bool| {
                 let least = each.then_some(&mut least[..]);
@@ -185,7 +186,7 @@ fn round<F: Format>(
     Ok(Sample { seconds, counts: counted(counts, invalidations) })
 }
 
-/// A write fault on each page; returns the bytes that changed.
+/// Handles a write fault on each page; returns the number of bytes that changed.
 fn faults<'p, F: Format>(
     bed: &Bed<F>,
     tables: &Tables<'p, F, Arena>,
@@ -203,7 +204,7 @@ fn faults<'p, F: Format>(
     Ok(changed)
 }
 
-/// The pages written are writable, and no other is.
+/// Checks that the pages written are writable, and no other.
 fn verify<'p, F: Format>(
     bed: &Bed<F>,
     tables: &Tables<'p, F, Arena>,
@@ -229,7 +230,7 @@ mod tests {
     use slat::format::ept::Ept1G;
     use slat::{BreakBeforeMake, GpaRange};
 
-    /// The slots on the way to some page, from the root.
+    /// Returns the entries on the way to a page, from the root.
     fn path(tables: &Tables<'_, Ept1G, Arena>, arena: &Arena, page: GpaRange) -> Vec<u64> {
         use slat::format::Kind;
         use slat::{Format, Platform};
@@ -262,7 +263,7 @@ mod tests {
             let tables = aged(&bed, &[], &mut ages, &arena).unwrap();
             let mut member = Member::join(&arena).unwrap();
             let clean = path(&tables, &arena, bed.page(0));
-            // Below the root, whose slot covers more than the guest, nothing is accessed.
+            // The root's entry covers more than the guest; below it, no table is accessed.
             assert!(clean[1..].iter().all(|raw| raw & (1 << 8) == 0), "{clean:x?}");
             for page in pages {
                 if by_hardware {

@@ -1,4 +1,4 @@
-//! Hardware that walks tables: it marks what it walks through as accessed.
+//! Hardware that walks tables: it sets the accessed bit of every entry on its way.
 
 use anyhow::bail;
 use slat::format::Kind;
@@ -6,7 +6,7 @@ use slat::{Format, Gpa, Platform, Slot, Tables};
 use slat_ideas::arena::Arena;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Reads at `gpa`: marks the leaf and all tables above it.
+/// Reads at `gpa`: marks the leaf and all tables above it as accessed.
 ///
 /// # Errors
 /// Nothing is mapped there.
@@ -20,8 +20,8 @@ pub fn touch<F: Format>(
     let mut slots = geometry.root_slots;
     loop {
         let index = (gpa.0 >> F::shift(level)) as usize & (slots - 1);
-        // SAFETY: a table in use has that many slots, and stays while the tables are borrowed:
-        // nobody retires one here.
+        // SAFETY: a table in use has more than `index` slots, and it stays while the tables are
+        // borrowed, because no thread retires one here.
         let slot: &Slot = unsafe { arena.slots(table).add(index).as_ref() };
         let raw = slot.load();
         let (bit, next) = match F::kind(raw, level) {

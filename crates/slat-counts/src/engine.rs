@@ -1,4 +1,4 @@
-//! The engine's operations, on tables that map 16 MiB in pages or 128 MiB in blocks.
+//! Operations of the engine, on tables that map 16 MiB in pages or 128 MiB in blocks.
 
 use crate::machine::Machine;
 use crate::{announce, measured, wanted};
@@ -9,16 +9,17 @@ use slat::{
 use std::hint::black_box;
 use std::io;
 
-/// Where memory begins: no table of the last level is met in part.
+/// Guest address of the memory; it is aligned, so that operations cover whole tables of the last
+/// level.
 const BASE: u64 = 1 << 30;
-/// Where it stands in the host, and where what takes its place does.
+/// Host addresses of the memory, and of the memory that replaces it.
 const HOST: u64 = 1 << 36;
 const OTHER: u64 = 1 << 37;
 const PAGE: PageSize = PageSize::SIZE_4K;
 const PAGES: u64 = 4096;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 const BLOCKS: u64 = 64;
-/// More table pages than any of them takes.
+/// More table pages than any operation takes.
 const TABLES: usize = 96;
 const WORDS: usize = PAGES as usize / 64;
 
@@ -36,7 +37,7 @@ fn blocks() -> GpaRange {
     GpaRange::new(Gpa(BASE), BLOCKS * BLOCK.bytes()).expect("memory is not empty")
 }
 
-/// Each page of the memory, in order.
+/// Returns each page of the memory, in order.
 fn each() -> impl Iterator<Item = GpaRange> {
     let page = |index| GpaRange::new(Gpa(BASE + index * PAGE.bytes()), PAGE.bytes());
     (0..PAGES).map(move |index| page(index).expect("a page is not empty"))
@@ -46,7 +47,7 @@ fn host(range: &GpaRange) -> Hpa {
     Hpa(range.start().0 - BASE + HOST)
 }
 
-/// What the operations of one format are called with.
+/// Measures the operations of one format.
 struct Bench {
     format: &'static str,
 }
@@ -71,7 +72,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Counts `work` beside tables that map all pages: it enters them itself.
+    /// Counts `work` with tables that map all pages: `work` enters them itself.
     fn count_outside<F: Format + Default, R>(
         &self,
         operation: &str,
@@ -87,7 +88,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Counts `work` on an owner's tables, which map `memory`, if any, in pages.
+    /// Counts `work` on tables with one owner, which map `memory`, if any, in pages.
     fn count_owned<F: Format + Default, R>(
         &self,
         operation: &str,
@@ -116,7 +117,7 @@ fn machine<F: Format>() -> &'static Machine {
     })
 }
 
-/// Tables that map `memory`, if any, by `leaf` with `attributes`; a seat, and table pages.
+/// Returns tables that map `memory`, if any, by `leaf` with `attributes`; a seat; and table pages.
 fn prepare<F: Format + Default>(
     (memory, leaf, attributes): (Option<GpaRange>, PageSize, Attributes),
 ) -> (

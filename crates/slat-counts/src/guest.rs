@@ -1,4 +1,4 @@
-//! The services of one guest, of 16 MiB mapped in pages or 128 MiB mapped in blocks.
+//! Services of a guest with 16 MiB mapped in pages or 128 MiB mapped in blocks.
 
 use crate::machine::{Machine, OnePiece};
 use crate::{announce, measured, wanted};
@@ -22,12 +22,12 @@ fn slot(bytes: u64, log_dirty: bool) -> SlotSpec {
     SlotSpec { log_dirty, ..SlotSpec::new(SLOT, Gpa(0), bytes, Hva(0)) }
 }
 
-/// A vCPU of a guest without memory.
+/// Returns a vCPU of a guest without memory.
 fn vcpu<F: Format + Default>(largest: PageSize, eager: Option<PageSize>) -> On<F> {
     let breaks = if F::REFILL_BREAKS { BreakBeforeMake::Always } else { BreakBeforeMake::Never };
     let config = Config {
         eager_split: eager,
-        // Arm's guests past their caches have tables of their own: not measured here.
+        // Arm's guests have extra tables while their caches are off, which are not measured here.
         caches: CachePolicy::Every,
         ..Config::new(1, largest)
     };
@@ -38,7 +38,7 @@ fn vcpu<F: Format + Default>(largest: PageSize, eager: Option<PageSize>) -> On<F
     Vcpu::new(guest, 0, room).expect("the seat is free")
 }
 
-/// A vCPU whose guest has written all of its memory, in pages.
+/// Returns a vCPU whose guest has written all of its memory, mapped in pages.
 fn in_pages<F: Format + Default>(log_dirty: bool) -> On<F> {
     let mut vcpu = vcpu::<F>(PAGE, None);
     vcpu.worker().set_slot(slot(PAGES * PAGE.bytes(), log_dirty)).expect("the slot is the first");
@@ -46,7 +46,7 @@ fn in_pages<F: Format + Default>(log_dirty: bool) -> On<F> {
     vcpu
 }
 
-/// A vCPU whose guest has written all of its memory, in blocks.
+/// Returns a vCPU whose guest has written all of its memory, mapped in blocks.
 fn in_blocks<F: Format + Default>(eager: Option<PageSize>) -> On<F> {
     let mut vcpu = vcpu::<F>(BLOCK, eager);
     vcpu.worker().set_slot(slot(BLOCKS * BLOCK.bytes(), false)).expect("the slot is the first");
@@ -65,7 +65,7 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     let count = |operation: &str, units: u64, work: &mut dyn FnMut()| {
         let format = format!("guest, {format}");
         if !wanted(&format, operation) {
-            // What comes next finds it done.
+            // Later measurements need the result of this one.
             work();
             return Ok(());
         }

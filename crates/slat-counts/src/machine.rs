@@ -1,5 +1,5 @@
-//! A machine of which nothing is counted but calls: table pages from one piece of memory, no
-//! invalidation, no barrier.
+//! A machine whose calls cost next to nothing: it takes table pages from one piece of memory, and
+//! does no invalidation and no barrier.
 
 use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slot};
 use slat_guest::{Backing, Host, Hva, NoPage, Page};
@@ -7,10 +7,11 @@ use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Room for tables.
+/// Bytes of table memory.
 const BYTES: usize = 8 << 20;
 
-/// Table pages, handed out in order and never taken back, so that each run has the same addresses.
+/// Hands out table pages in order and never takes one back, so that each run has the same
+/// addresses.
 #[derive(Debug)]
 pub struct Machine {
     memory: NonNull<u8>,
@@ -19,11 +20,11 @@ pub struct Machine {
     grace: Grace<[Seat; 4]>,
 }
 
-// SAFETY: the memory is handed out in disjoint parts by an atomic count.
+// SAFETY: an atomic counter hands out the memory in disjoint parts.
 unsafe impl Sync for Machine {}
 
 impl Machine {
-    /// One that stays until the program ends.
+    /// Returns a machine that exists until the program ends.
     pub fn leaked(breaks: BreakBeforeMake) -> &'static Self {
         let layout = Layout::from_size_align(BYTES, 1 << 16).expect("a power of two");
         // SAFETY: the layout's size is not 0.
@@ -37,9 +38,9 @@ impl Machine {
     }
 }
 
-// SAFETY: `allocate` returns memory of that size, aligned to it (sizes are powers of two, and each
-// begins at a multiple of its own), that nobody else has; its address is the frame's, and it stays
-// for ever. No CPU loads these tables. `grace` is a field.
+// SAFETY: `allocate` returns memory of the requested size, aligned to it (sizes are powers of two,
+// and each begins at a multiple of its own), that has no other owner. Its address is the frame's,
+// and it is never freed. No CPU loads these tables. `grace` is a field.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let taken = self.used.fetch_update(Relaxed, Relaxed, |used| {
@@ -49,14 +50,14 @@ unsafe impl Platform for Machine {
         let start = taken.ok()?.next_multiple_of(bytes);
         // SAFETY: inside the memory, by the check above.
         let address = unsafe { self.memory.add(start) };
-        // SAFETY: memory of that size and alignment that nobody else has, which `slots` reaches.
+        // SAFETY: memory of that size and alignment without another owner, which `slots` reaches.
         unsafe { Frame::from_hpa(Hpa(address.as_ptr() as u64)) }
     }
 
     unsafe fn free(&self, _frame: Frame, _bytes: usize) {}
 
     fn slots(&self, table: Hpa) -> NonNull<Slot> {
-        // SAFETY: the engine asks for frames only, and none is at address 0.
+        // SAFETY: the engine passes only frames, and none is at address 0.
         unsafe { NonNull::new_unchecked(table.0 as *mut Slot) }
     }
 

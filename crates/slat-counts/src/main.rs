@@ -1,14 +1,13 @@
-//! Each operation of the engine, and each service of a guest, once: a program that runs under
-//! callgrind, so that what an operation costs is a number of instructions, which noise cannot
-//! touch.
+//! Runs each operation of the engine, and each service of a guest, once under callgrind. The cost
+//! of an operation is its number of instructions, which noise does not change.
 //!
-//! `cargo xtask counts` runs it, and holds what it counted to the table in `docs/counts.md`. Only
-//! what happens inside [`measured`] is counted: callgrind is told the name of that function, and
-//! writes its counters each time it returns. So the program prints, in the order of the
-//! measurements, what each was of and how many pages (or other units) it worked on.
+//! `cargo xtask counts` runs the program, and compares the counts with the table in
+//! `docs/counts.md`. callgrind collects only inside [`measured`], and writes its counters before
+//! each call of [`announce`]. The program prints, in the order of the measurements, the name of
+//! each and the number of pages (or other units) that it worked on.
 //!
-//! With an argument it measures only what has the argument in its name, such as `arm64: relax`:
-//! counts of one row, or where its instructions are.
+//! With an argument it measures only operations whose names contain the argument, for example
+//! `arm64: relax`: for the counts of one row, or to find its instructions.
 
 mod engine;
 mod guest;
@@ -17,20 +16,21 @@ mod machine;
 use std::hint::black_box;
 use std::io::{self, Write as _};
 
-/// Runs `operation`, which is what callgrind counts. Not inlined, nor part of another: callgrind
-/// knows it by its name.
+/// Runs `operation`; callgrind counts it. The function must not be inlined or merged, because
+/// callgrind identifies it by its name.
 #[inline(never)]
 fn measured<R>(operation: impl FnOnce() -> R) -> R {
     black_box(operation())
 }
 
-/// Whether the command line asks for this measurement.
+/// Returns whether the command line asks for this measurement.
 fn wanted(format: &str, operation: &str) -> bool {
     let name = format!("{format}: {operation}");
     std::env::args().nth(1).is_none_or(|part| name.contains(&part))
 }
 
-/// Says what the next measurement is of. callgrind writes the counters of the one before.
+/// Prints the name and units of the next measurement. callgrind writes the counters of the one
+/// before.
 #[inline(never)]
 fn announce(format: &str, operation: &str, units: u64) -> io::Result<()> {
     writeln!(io::stdout(), "{format}\t{operation}\t{units}")

@@ -1,8 +1,8 @@
-//! Warm memory for tables, and the platform that a benchmark runs the engine on.
+//! Warm memory for tables, and the platform on which benchmarks run the engine.
 //!
-//! Invalidations and barriers are counted, not executed: what is measured is the software's own
-//! cost. Table memory is mapped, touched and backed by huge pages where the host gives them before
-//! anything is timed.
+//! Invalidations and barriers are counted and not executed, so that only the cost of software is
+//! measured. Table memory is mapped and touched before the measurement, and backed by huge pages if
+//! the host has them.
 
 use crate::fill::Stores;
 use crate::lines;
@@ -15,34 +15,36 @@ use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Where table memory stands in the made-up physical address space.
+/// Address of table memory in the made-up physical address space.
 const BASE: u64 = 4 << 30;
 
-/// Alignment of the mapping: that of a huge page, so that THP can back all of it.
+/// Alignment of the mapping: a huge page, so that THP can back all of it.
 const ALIGNMENT: usize = 2 << 20;
 
-/// What a thread takes from the arena at a time: its frames ascend, whatever others take.
+/// Bytes that a thread takes from the arena at a time: addresses of its frames ascend, whatever
+/// other threads take.
 const PORTION: usize = 256 << 10;
 
-/// Threads that may hold a portion, and as much that they gave back, when the work is done.
+/// The most threads that hold a portion, and as much memory that they gave back, when the work is
+/// done.
 const THREADS: usize = 8;
 
 thread_local! {
-    /// What is left of the thread's portion: whose and from which reset, where it begins and ends.
+    /// The rest of the thread's portion: the epoch of arena and reset, its start and its end.
     static OWN: Cell<(u64, usize, usize)> = const { Cell::new((0, 0, 0)) };
-    /// What the thread gave back last: whose and from which reset, the address of the last frame,
-    /// whose first word is that of the one before, 0 for none; how many.
+    /// Frames that the thread gave back last: the epoch of arena and reset; the address of the last
+    /// frame, whose first word has the address of the one before, or 0 for none; their number.
     static BACK: Cell<(u64, u64, usize)> = const { Cell::new((0, 0, 0)) };
 }
 
-/// Frames that a thread keeps of those that it gave back, before all may have them: a portion of
-/// the largest.
+/// Number of frames that a thread keeps after it gave them back, before other threads may have
+/// them: a portion of the largest frames.
 const KEPT: usize = PORTION / (64 << 10);
 
-/// Tells portions of one arena, and of one reset of it, from all others.
+/// Number that tells portions of one arena, and of one reset of it, from all others.
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 
-/// A run of table memory, handed out from its start.
+/// Table memory, handed out from its start.
 pub struct Arena {
     map: NonNull<u8>,
     map_bytes: usize,
@@ -64,7 +66,7 @@ pub struct Arena {
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// At least `bytes` of table memory, touched.
+    /// Maps and touches at least `bytes` of table memory.
     ///
     /// # Errors
     /// The host refuses the mapping.
@@ -104,7 +106,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Takes back everything; nothing that borrowed the arena is left.
+    /// Takes back all memory; the exclusive borrow excludes tables in it.
     pub fn reset(&mut self) {
         *self.used.get_mut() = 0;
         self.epoch = EPOCH.fetch_add(1, Relaxed);
@@ -113,7 +115,7 @@ impl Arena {
         *self.invalidations.get_mut() = 0;
     }
 
-    /// Begins a sample: nothing is allocated, and this is the machine.
+    /// Begins a sample: resets the arena, and sets the machine's properties.
     pub fn begin(&mut self, bbm: BreakBeforeMake, stores: Stores) -> &Self {
         self.reset();
         self.set_break_before_make(bbm);
@@ -121,42 +123,42 @@ impl Arena {
         self
     }
 
-    /// What the CPU demands when a live entry changes its size.
+    /// Sets what the CPU requires when a live entry changes its size.
     pub fn set_break_before_make(&mut self, bbm: BreakBeforeMake) {
         self.break_before_make = bbm;
     }
 
-    /// Which stores fill tables from now on.
+    /// Sets the kind of stores that fill tables from now on.
     pub fn set_stores(&mut self, stores: Stores) {
         self.stores = stores;
     }
 
-    /// Invalidations asked for since the last reset.
+    /// Returns the number of invalidations since the last reset.
     #[inline]
     pub fn invalidations(&self) -> u64 {
         self.invalidations.load(Relaxed)
     }
 
-    /// Reads the first `bytes` of the memory, whatever stands in it: whoever is timed next finds
-    /// the caches as anybody else does.
+    /// Reads the first `bytes` of the memory, whatever is in it, so that all entrants find the
+    /// caches in the same state.
     pub fn warm(&self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         // SAFETY: the memory is mapped and initialised; its words are shared as atomics.
         let words = unsafe {
             std::slice::from_raw_parts(self.start.as_ptr().cast::<AtomicU64>(), bytes / 8)
         };
-        // One word a cache line.
+        // One word of each cache line.
         black_box(words.iter().step_by(8).fold(0, |sum, word| sum ^ word.load(Relaxed)));
     }
 
-    /// Drives the first `bytes` of the memory out of the CPU's caches.
+    /// Flushes the first `bytes` of the memory from the CPU's caches.
     pub fn cool(&self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         // SAFETY: the memory is mapped, and stays so while the arena does.
         unsafe { lines::flush(self.start.as_ptr(), bytes, lines::line_bytes()) };
     }
 
-    /// The next `bytes` bytes that nobody has, for one frame or a portion of frames.
+    /// Takes the next `bytes` bytes that are not handed out, for one frame or a portion of frames.
     #[inline]
     fn take(&self, bytes: usize, alignment: usize) -> Option<usize> {
         let next = |used: usize| {
@@ -167,7 +169,7 @@ impl Arena {
         Some(used.next_multiple_of(alignment))
     }
 
-    /// A page from the thread's own portion.
+    /// Takes a page from the thread's own portion.
     #[inline]
     fn take_page(&self) -> Option<usize> {
         let (epoch, mut at, mut end) = OWN.get();
@@ -179,7 +181,7 @@ impl Arena {
         Some(at)
     }
 
-    /// Keeps a frame for the thread, or hands those that it keeps to all.
+    /// Keeps a frame for the thread, after sharing the frames that it keeps if they are too many.
     #[inline]
     fn give_back(&self, frame: Hpa) {
         let (epoch, mut last, mut kept) = BACK.get();
@@ -194,7 +196,7 @@ impl Arena {
         BACK.set((self.epoch, frame.0, kept + 1));
     }
 
-    /// The frame that the thread gave back last.
+    /// Takes the frame that the thread gave back last.
     #[inline]
     fn take_back(&self) -> Option<Hpa> {
         let (epoch, last, kept) = BACK.get();
@@ -215,11 +217,11 @@ impl Arena {
         self.any_free.store(true, Relaxed);
     }
 
-    /// The first word of a frame that nobody has.
+    /// Returns the first word of a frame that is not in use.
     #[inline]
     fn link(&self, frame: Hpa) -> &AtomicU64 {
-        // SAFETY: the frame is of the arena, and inside its mapping, aligned and initialised; as an
-        // atomic the word is shared with whoever has the frame next.
+        // SAFETY: the frame belongs to the arena, so it is inside its mapping, aligned and
+        // initialised; the word is atomic, as the next user of the frame also sees it.
         unsafe { self.slots(frame).cast().as_ref() }
     }
 
@@ -237,7 +239,7 @@ impl Arena {
         page
     }
 
-    /// The first `bytes` of the memory as words, while no table stands in it.
+    /// Returns the first `bytes` of the memory as words, while no table is in it.
     pub fn words(&mut self, bytes: usize) -> &mut [u64] {
         let bytes = bytes.min(self.bytes);
         // SAFETY: the memory is mapped, aligned, initialised by `new`, and `&mut self` excludes
@@ -255,9 +257,9 @@ impl Drop for Arena {
 
 // SAFETY:
 // 1. `allocate` hands out disjoint runs of a mapping that lives as long as the arena, each aligned
-//    to its size (the start is aligned to 2 MiB, no frame is larger), and reuses only frames that
-//    were given back; `reset` needs an exclusive borrow, and ends all portions by its epoch; so it does
-//    all that threads keep of what was given back.
+//    to its size (the start is aligned to 2 MiB, and no frame is larger), and reuses only frames
+//    that were given back. `reset` needs an exclusive borrow. It changes the epoch, which ends all
+//    portions and all frames that threads keep.
 // 2. `slots` adds the frame's offset to one base: the same pointer each time, inside the mapping.
 // 3. No CPU loads these tables, so none can use a translation.
 // 4. `grace` is a field.
@@ -272,11 +274,11 @@ unsafe impl Platform for Arena {
                 Hpa(BASE + offset as u64)
             }
         };
-        // SAFETY: inside the arena, aligned, and owned by nobody else: either new, or given back.
+        // SAFETY: inside the arena, aligned, and with no other owner: either new, or given back.
         unsafe { Frame::from_hpa(hpa) }
     }
 
-    /// Frames of the page size are reused; a root, of which there is one, is not.
+    /// Reuses frames of the page size only; there is one root, which is not reused.
     #[inline]
     unsafe fn free(&self, frame: Frame, bytes: usize) {
         if bytes == self.page {
@@ -287,7 +289,7 @@ unsafe impl Platform for Arena {
     #[inline(always)]
     fn slots(&self, table: Hpa) -> NonNull<Slot> {
         let offset = (table.0 - BASE) as usize;
-        // SAFETY: the engine asks for frames that `allocate` returned: inside the mapping.
+        // SAFETY: the engine passes frames that `allocate` returned: inside the mapping.
         unsafe { self.start.add(offset).cast() }
     }
 

@@ -1,4 +1,4 @@
-//! The tables of a guest, built anew before each turn.
+//! Tables of a guest, newly built before each turn.
 
 use crate::arena::Arena;
 use crate::limit::TablePages;
@@ -11,16 +11,17 @@ use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
 use std::sync::atomic::AtomicU64;
 
-/// What memory must be a multiple of, for the largest blocks.
+/// Guest memory must be a multiple of this, for the largest blocks.
 pub const STEP: u64 = 1 << 30;
 
-/// The most that fits into 40 bits of guest addresses above where memory begins.
+/// The most guest memory that fits into 40 bits of guest addresses above its start.
 const MOST: u64 = 512 << 30;
 
-/// Refuses memory that the largest blocks do not fill, or that guest addresses do not reach.
+/// Checks that memory consists of whole blocks of the largest size, and that guest addresses reach
+/// it.
 ///
 /// # Errors
-/// Says what would do.
+/// Names the sizes that are allowed.
 pub fn whole_blocks(memory: Size) -> anyhow::Result<Size> {
     if !memory.bytes().is_multiple_of(STEP) || memory.bytes() > MOST {
         return Err(bad_input(format!(
@@ -31,17 +32,16 @@ pub fn whole_blocks(memory: Size) -> anyhow::Result<Size> {
     Ok(memory)
 }
 
-/// Where RAM begins.
+/// Guest address at which RAM begins.
 const GUEST_BASE: u64 = 1 << 30;
 
-/// Where the guest's memory would stand in the host; none of it is touched.
+/// Host address at which the guest's memory would be; none of it is touched.
 const HOST_BASE: u64 = 1 << 40;
 
-/// How much is done at a time where table pages are needed: what their cache is filled for.
+/// Bytes that are done at a time where table pages are needed: the cache is filled for so many.
 pub const CHUNK: u64 = 1 << 30;
 
-/// Table pages that a chunk may take: 512 of the last level and the one above, and two for the way
-/// there.
+/// Table pages that a chunk may take: 512 of the last level, one of the next level, and two above.
 const CHUNK_TABLES: usize = 512 + 1 + 2;
 
 /// A guest of some memory, in one format.
@@ -52,52 +52,52 @@ pub struct Bed<F> {
 }
 
 impl<F: Format> Bed<F> {
-    /// A guest of `memory` bytes.
+    /// Makes a guest of `memory` bytes.
     pub fn new(format: F, memory: u64) -> Self {
         Self { format, memory }
     }
 
-    /// Its format.
+    /// Returns the format.
     pub fn format(&self) -> &F {
         &self.format
     }
 
-    /// All of its memory.
+    /// Returns the range of all memory.
     pub fn range(&self) -> GpaRange {
         self.part(0, self.memory)
     }
 
-    /// `bytes` of it from `offset` on.
+    /// Returns the range of `bytes` from `offset` on.
     pub fn part(&self, offset: u64, bytes: u64) -> GpaRange {
         GpaRange::new(Gpa(GUEST_BASE + offset), bytes).expect("memory is not empty and not huge")
     }
 
-    /// The page of that number.
+    /// Returns the range of the page with that number.
     pub fn page(&self, number: u64) -> GpaRange {
         self.part(number << F::PAGE_SHIFT, 1 << F::PAGE_SHIFT)
     }
 
-    /// Pages of the memory.
+    /// Returns the number of pages of the memory.
     pub fn pages(&self) -> u64 {
         self.memory >> F::PAGE_SHIFT
     }
 
-    /// Words of a bitmap of the pages.
+    /// Returns an empty bitmap of the pages.
     pub fn bitmap(&self) -> Vec<u64> {
         vec![0; self.pages().div_ceil(64) as usize]
     }
 
-    /// Where `range` stands in the host.
+    /// Returns the host address of `range`.
     pub fn host(range: &GpaRange) -> Hpa {
         Hpa(range.start().0 - GUEST_BASE + HOST_BASE)
     }
 
-    /// Empty tables.
+    /// Returns empty tables.
     pub fn empty<'a>(&self, arena: &'a Arena) -> anyhow::Result<Inactive<'a, F, Arena>> {
         Ok(Inactive::new(self.format, Vmid(1), 40, arena)?)
     }
 
-    /// Tables that map `bytes` from the start by leaves of at most `leaves`.
+    /// Returns tables that map `bytes` from the start by leaves of at most `leaves`.
     pub fn mapped<'a>(
         &self,
         arena: &'a Arena,
@@ -115,7 +115,7 @@ impl<F: Format> Bed<F> {
         Ok(tables)
     }
 
-    /// All of the memory mapped by leaves of at most `leaves`, live.
+    /// Returns live tables that map all memory by leaves of at most `leaves`.
     pub fn live<'a>(
         &self,
         arena: &'a Arena,
@@ -125,21 +125,21 @@ impl<F: Format> Bed<F> {
         Ok(self.mapped(arena, self.memory, leaves, attributes)?.activate())
     }
 
-    /// Random addresses of the memory: the same ones each time.
+    /// Returns random addresses of the memory: the same ones each time.
     pub fn addresses(&self, count: usize) -> Vec<u64> {
         let mut rng = fastrand::Rng::with_seed(3);
         let start = self.range().start().0;
         (0..count).map(|_| start + rng.u64(..self.memory)).collect()
     }
 
-    /// What [`look_up`] must find at `addresses`: the sum of what they translate to, and one for
-    /// each, which may be written.
+    /// Returns the sum that [`look_up`] must return for `addresses`: of their translations, and of
+    /// one for each, as all are writable.
     pub fn sum(&self, addresses: &[u64]) -> u64 {
         let delta = HOST_BASE - GUEST_BASE;
         addresses.iter().fold(0, |sum, gpa| sum.wrapping_add(gpa + delta).wrapping_add(1))
     }
 
-    /// The slots of the last level.
+    /// Returns the entries of the last level.
     pub fn slots<'t>(
         &self,
         tables: &'t Tables<'_, F, Arena>,
@@ -150,13 +150,13 @@ impl<F: Format> Bed<F> {
         let slots = |&(hpa, len): &(Hpa, usize)| {
             let table = arena.slots(hpa).cast::<AtomicU64>();
             // SAFETY: a table in use has that many slots, each an atomic word, and stays while the
-            // tables are borrowed: nobody retires one here.
+            // tables are borrowed, because no thread retires one here.
             unsafe { std::slice::from_raw_parts(table.as_ptr().cast_const(), len) }
         };
         pages.last().iter().map(slots).collect()
     }
 
-    /// Looks at pages all over `range`: what they translate to, by what, with which attributes.
+    /// Checks pages all over `range`: their translations, sizes and attributes.
     pub fn check(
         &self,
         tables: &Guard<'_, '_, F, Arena>,
@@ -164,7 +164,7 @@ impl<F: Format> Bed<F> {
         size: PageSize,
         right: impl Fn(Attributes) -> bool,
     ) -> anyhow::Result<()> {
-        // An odd number of pages, so that every place in a table is met.
+        // The step is an odd number of pages, so that every place in a table is checked.
         for gpa in (range.start().0..range.end().0).step_by(509 << F::PAGE_SHIFT) {
             let gpa = Gpa(gpa);
             let found = tables.translate(gpa)?.with_context(|| format!("{gpa} is not mapped"))?;
@@ -176,7 +176,8 @@ impl<F: Format> Bed<F> {
     }
 }
 
-/// Looks all addresses up; the sum of what they translate to, and one for each that may be written.
+/// Looks up all addresses; returns the sum of their translations, and of one for each that is
+/// writable.
 #[inline]
 pub fn look_up<F: Format>(
     guard: &Guard<'_, '_, F, Arena>,
@@ -189,14 +190,14 @@ pub fn look_up<F: Format>(
     Ok(sum)
 }
 
-/// What a lookup adds to the sum of [`look_up`].
+/// Returns what a lookup adds to the sum of [`look_up`].
 #[inline(always)]
 pub fn value(found: Option<Translation>) -> u64 {
     found.map_or(0, |found| found.hpa.0.wrapping_add(found.attributes.write.into()))
 }
 
-/// Splits `range`, as any caller can: table pages are taken once it is known that some are needed,
-/// and are topped up once some are in use.
+/// Splits `range`, as any caller can: it fills the cache once table pages are needed, and tops it
+/// up once some are used.
 #[inline]
 pub fn split_range<F: Format, W: SplitWalk>(
     guard: &mut Guard<'_, '_, F, Arena>,
@@ -220,25 +221,25 @@ pub fn split_range<F: Format, W: SplitWalk>(
     }
 }
 
-/// What CPUs of the format demand when a live entry changes its size, unless they say more of
-/// themselves.
+/// Returns what CPUs of the format require when a live entry changes its size, unless they report
+/// more.
 pub fn breaks_of<F: Format>() -> BreakBeforeMake {
     if F::REFILL_BREAKS { BreakBeforeMake::Always } else { BreakBeforeMake::Never }
 }
 
-/// Storage for a cache of so many table pages.
+/// Returns storage for a cache of that many table pages.
 pub fn storage(pages: usize) -> Vec<Option<Frame>> {
     let mut storage = Vec::new();
     storage.resize_with(pages, || None);
     storage
 }
 
-/// Storage for the table pages of a chunk.
+/// Returns storage for the table pages of a chunk.
 pub fn chunk_storage() -> Vec<Option<Frame>> {
     storage(CHUNK_TABLES)
 }
 
-/// `range` in steps of `step` bytes; the last may be shorter.
+/// Returns `range` in steps of `step` bytes; the last may be shorter.
 pub fn steps(range: GpaRange, step: u64) -> impl Iterator<Item = GpaRange> {
     let end = range.end().0;
     (range.start().0..end)
@@ -246,7 +247,7 @@ pub fn steps(range: GpaRange, step: u64) -> impl Iterator<Item = GpaRange> {
         .map(move |at| GpaRange::new(Gpa(at), step.min(end - at)).expect("a step is not empty"))
 }
 
-/// What a guard counted, with what the platform was asked to invalidate.
+/// Returns what a guard counted, and the number of invalidations.
 pub fn counted(counts: Counts, invalidations: u64) -> Vec<(&'static str, u64)> {
     vec![
         ("slots_read", counts.slots_read),

@@ -1,14 +1,14 @@
-//! Threads that are pinned, begin together, and say how long they were at work.
+//! Pinned threads that begin together and report how long they worked.
 
 use crate::watch::Watch;
 use anyhow::Context;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// The CPUs that this process may use.
+/// Returns the CPUs that this process may use.
 ///
 /// # Errors
-/// The kernel does not tell.
+/// The kernel does not report them.
 pub fn cpus() -> anyhow::Result<Vec<usize>> {
     let set = sched_getaffinity(None).context("cannot ask which CPUs may be used")?;
     let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
@@ -41,15 +41,16 @@ impl Drop for Pin {
     }
 }
 
-/// Where threads wait for each other: by spinning, so that they leave at once.
+/// A barrier at which threads spin, so that all leave it at once.
 pub struct Gate {
     missing: AtomicUsize,
-    /// Somebody will not come.
+    /// Set when a thread will not come.
     open: AtomicBool,
 }
 
 impl Gate {
-    /// Waits until all are here; then does `work`, and says how many seconds of a CPU it took.
+    /// Waits until all threads are here; then does `work`, and returns the CPU seconds that it
+    /// took.
     pub fn pass<R>(&self, work: impl FnOnce() -> R) -> (f64, R) {
         self.missing.fetch_sub(1, Ordering::AcqRel);
         while self.missing.load(Ordering::Acquire) != 0 && !self.open.load(Ordering::Relaxed) {
@@ -61,7 +62,7 @@ impl Gate {
     }
 }
 
-/// Lets go of those who wait, when a thread ends without having come.
+/// Releases the waiting threads if a thread ends without having come.
 struct Absent<'g>(&'g Gate, bool);
 
 impl Drop for Absent<'_> {
@@ -72,11 +73,11 @@ impl Drop for Absent<'_> {
     }
 }
 
-/// What a thread does: all before it passes the gate is preparation.
+/// Result of a thread; all that it does before it passes the gate is preparation.
 type Timed<R> = anyhow::Result<(f64, R)>;
 
 /// Runs a thread for each of `works`, the first on the first CPU, and so on. Returns the seconds of
-/// the one that worked longest, and what each returned.
+/// the thread that worked longest, and what each returned.
 pub fn together<W, R>(cpus: &[usize], works: Vec<W>) -> anyhow::Result<(f64, Vec<R>)>
 where
     W: FnOnce(&Gate) -> Timed<R> + Send,

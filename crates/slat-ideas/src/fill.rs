@@ -1,24 +1,25 @@
-//! Ways to store consecutive descriptors: plain, by the widest registers, around the caches.
+//! Ways to store consecutive entries: plain, with the widest registers, and past the caches.
 
-/// Which stores fill a table.
+/// The kind of stores that fill a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stores {
-    /// A loop of 8 bytes a store.
+    /// A loop of 8-byte stores.
     Plain,
-    /// The widest registers that the CPU has.
+    /// Stores from the widest registers that the CPU has.
     Wide,
-    /// Around the caches, by the widest registers that can; ordered by [`Stores::fence`]. On x86 a
-    /// locked instruction, such as the exchange that links a table, does so, too.
+    /// Streaming stores past the caches, from the widest registers that have them.
+    /// [`Stores::fence`] orders them; on x86 a locked instruction, such as the exchange that links
+    /// a table, does so too.
     Streaming,
 }
 
 impl Stores {
-    /// All of them.
+    /// All kinds.
     #[cfg(test)]
     pub const ALL: [Self; 3] = [Self::Plain, Self::Wide, Self::Streaming];
 
-    /// Stores `first`, `first + step`, ... All of it is ordered before later stores, but for
-    /// [`Stores::Streaming`].
+    /// Stores `first`, `first + step`, and so on. All stores but those of [`Stores::Streaming`] are
+    /// ordered before later stores.
     #[inline]
     pub fn fill(self, words: &mut [u64], first: u64, step: u64) {
         match self {
@@ -28,7 +29,7 @@ impl Stores {
         }
     }
 
-    /// Orders all that was stored before later stores.
+    /// Orders all earlier stores before later stores.
     #[inline]
     pub fn fence(self) {
         if self == Self::Streaming {
@@ -46,7 +47,7 @@ fn plain(words: &mut [u64], first: u64, step: u64) {
     }
 }
 
-/// The loop of `plain`, compiled for the widest registers.
+/// Runs the loop of `plain`, compiled for the widest registers.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn wide(words: &mut [u64], first: u64, step: u64) {
@@ -69,7 +70,7 @@ fn wide(words: &mut [u64], first: u64, step: u64) {
     }
 }
 
-/// Around the caches, 64 bytes a store where the CPU can, else 8.
+/// Stores past the caches, 64 bytes at a time where the CPU can, else 8.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn stream(words: &mut [u64], first: u64, step: u64) {
@@ -82,7 +83,7 @@ fn stream(words: &mut [u64], first: u64, step: u64) {
 }
 
 /// # Safety
-/// `words` begins at a multiple of 64 bytes.
+/// `words` is aligned to 64 bytes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn stream_avx512(words: &mut [u64], first: u64, step: u64) {
@@ -91,7 +92,7 @@ unsafe fn stream_avx512(words: &mut [u64], first: u64, step: u64) {
     let mut raws = _mm512_setr_epi64(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
     let next = _mm512_set1_epi64(step.wrapping_mul(8) as i64);
     for line in words.chunks_exact_mut(8) {
-        // SAFETY: the line has 64 writable bytes; it is aligned to them, as the first one is.
+        // SAFETY: the line has 64 writable bytes, and is aligned to 64 bytes, as the first one is.
         unsafe { _mm512_stream_si512(line.as_mut_ptr().cast(), raws) };
         raws = _mm512_add_epi64(raws, next);
     }
@@ -133,7 +134,7 @@ mod tests {
     fn every_kind_of_stores_stores_the_same() {
         let mut memory = vec![0u64; 512 + 8];
         let aligned = memory.as_ptr().align_offset(64);
-        // From a multiple of 64 bytes, and not.
+        // Aligned to 64 bytes, and not aligned.
         for skip in [aligned, aligned + 1] {
             let words = &mut memory[skip..skip + 504];
             for stores in Stores::ALL {

@@ -1,9 +1,8 @@
-//! The formats of second-stage tables, by the names of the command line and of reports: the one
-//! list.
+//! The list of formats of second-stage tables, by their names on the command line and in reports.
 //!
-//! What measures is compiled for each format anew: a crate that uses
-//! [`on_format!`](crate::on_format) or [`on_machine!`](crate::on_machine) has those that the tests
-//! can do without under a feature `every-format` of its own.
+//! Code that measures is compiled for each format separately. A crate that uses
+//! [`on_format!`](crate::on_format) or [`on_machine!`](crate::on_machine) has the formats that its
+//! tests do not need under its own feature `every-format`.
 
 use clap::{Args, ValueEnum};
 use slat::format::arm64::Arm64;
@@ -29,12 +28,12 @@ pub enum Granule {
 }
 
 impl Granule {
-    /// Bytes of the smallest page.
+    /// Returns the bytes of the smallest page.
     pub const fn bytes(self) -> u64 {
         self.leaf_sizes()[0].0
     }
 
-    /// Sizes of its pages and blocks, the smallest first.
+    /// Returns the sizes of pages and blocks, the smallest first.
     pub const fn leaf_sizes(self) -> &'static [Size] {
         match self {
             Self::Size4k => &[Size(4 << 10), Size(2 << 20), Size(1 << 30)],
@@ -44,13 +43,13 @@ impl Granule {
     }
 }
 
-/// The list: a format is a row, and nothing else names it.
+/// The list: each format is one row, and is named nowhere else.
 ///
-/// A row has the variant, its name on the command line, what it is, how it is called otherwise; its
-/// type, which knows the sizes of its leaves; under which features a program has its tables, and
-/// the tables as hardware has them that marks what is used and written; under which features a
-/// program has guests on them, and a function from the level of FEAT_BBM to the tables and a CPU of
-/// the simulator's that walks them.
+/// A row has: the variant, its name on the command line, its description, another name; its type,
+/// which knows the sizes of its leaves; the features under which a program has its tables, and the
+/// tables for hardware that sets accessed and dirty marks; the features under which a program has
+/// guests on them, and a function from the level of FEAT_BBM to the tables and a CPU of the
+/// simulator that walks them.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! table_formats {
@@ -141,7 +140,7 @@ macro_rules! table_formats {
     };
 }
 
-/// The type that names the formats.
+/// Defines the type that names the formats.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! name_formats {
@@ -149,7 +148,7 @@ macro_rules! name_formats {
         $variant:ident $name:literal [$about:literal] [$($alias:literal)?]
         $of:ty; $tables_if:tt $tables:expr; $guest_if:tt $guest:expr
     })*) => {
-        /// A format of second-stage tables, its hardware marking what is used and written.
+        /// A format of second-stage tables, on hardware that sets accessed and dirty marks.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
         pub enum TableFormat {
             $(
@@ -160,8 +159,8 @@ macro_rules! name_formats {
         }
 
         impl TableFormat {
-            /// Sizes of its leaves, the smallest first: of those that the largest step of a split
-            /// has room for.
+            /// Returns the sizes of its leaves, the smallest first, without those that are larger
+            /// than a split's largest step.
             pub fn leaves(self) -> Vec<PageSize> {
                 match self {
                     $(Self::$variant => leaves_of::<$of>(),)*
@@ -172,7 +171,7 @@ macro_rules! name_formats {
 }
 table_formats!(name_formats);
 
-/// Arm's stage 2 as a CPU has it that marks writes.
+/// Returns Arm's stage 2 for a CPU that marks writes.
 pub fn arm<const PAGE_SHIFT: u32, const WIDE: bool>() -> Arm64<PAGE_SHIFT, WIDE>
 where
     Arm64<PAGE_SHIFT, WIDE>: Format,
@@ -180,7 +179,7 @@ where
     Arm64 { hardware_dirty: true, ..Arm64::default() }
 }
 
-/// The same for a guest whose memory is forced to be write-back, and a CPU of some level of
+/// Returns the same for a guest whose memory is forced to be write-back, and a CPU with a level of
 /// FEAT_BBM.
 pub fn arm_guest<const PAGE_SHIFT: u32, const WIDE: bool>(bbm: u8) -> (Arm64<PAGE_SHIFT, WIDE>, Arm)
 where
@@ -191,18 +190,18 @@ where
     (Arm64 { forced_write_back: true, ..arm() }, cpu)
 }
 
-/// Tables and a CPU as they are by default.
+/// Returns tables and a CPU with their defaults.
 pub fn default_guest<F: Default, A: Default>(_bbm: u8) -> (F, A) {
     Default::default()
 }
 
-/// The G-stage of a CPU that has all modes.
+/// Returns the G-stage of a CPU that has all modes.
 pub fn riscv() -> RiscV {
     RiscV { widest: Mode::Sv57x4, ..RiscV::default() }
 }
 
-/// Runs `$body` with the format that `$choice` names. Of what this program was built without it is
-/// an error of the function around it.
+/// Runs `$body` with the format that `$choice` names. If this program was built without the format,
+/// the function around it returns an error.
 #[macro_export]
 macro_rules! on_format {
     ($choice:expr, |$format:ident| $body:expr) => {
@@ -231,8 +230,8 @@ macro_rules! run_on_format {
     };
 }
 
-/// Runs `$body` with the format that `$tables` names, and with a CPU of the simulator's that walks
-/// it. Of what this program was built without it is an error of the function around it.
+/// Runs `$body` with the format that `$tables` names, and with a CPU of the simulator that walks
+/// it. If this program was built without the format, the function around it returns an error.
 #[macro_export]
 macro_rules! on_machine {
     ($tables:expr, |$format:ident, $machine:ident| $body:expr) => {
@@ -263,7 +262,7 @@ macro_rules! run_on_machine {
     }};
 }
 
-/// Why a program has no such tables, or no guests on them.
+/// Returns the error that this program has no such tables, or no guests on them.
 pub fn not_built(format: TableFormat) -> anyhow::Error {
     bad_input(format!(
         "--format {format}: this program was built without it; with the feature `every-format` it \
@@ -272,12 +271,12 @@ pub fn not_built(format: TableFormat) -> anyhow::Error {
 }
 
 impl TableFormat {
-    /// Whether it is one of Arm's.
+    /// Returns whether it is a format of Arm.
     pub fn is_arm(self) -> bool {
         self.to_string().starts_with("arm64")
     }
 
-    /// Arm's, by its granule.
+    /// Returns Arm's format with the granule.
     pub const fn of_granule(granule: Granule) -> Self {
         match granule {
             Granule::Size4k => Self::Arm64K4,
@@ -286,10 +285,10 @@ impl TableFormat {
         }
     }
 
-    /// The granule, where Linux's own tables have the same format.
+    /// Returns the granule, if Linux's own tables can have the same format.
     ///
     /// # Errors
-    /// They have not.
+    /// Linux has no tables of the format.
     pub fn granule(self) -> anyhow::Result<Granule> {
         let all = Granule::value_variants();
         let found = all.iter().copied().find(|granule| Self::of_granule(*granule) == self);
@@ -300,10 +299,10 @@ impl TableFormat {
         })
     }
 
-    /// The leaf of `size`, which `option` asked for.
+    /// Returns the leaf of `size`, which `option` asked for.
     ///
     /// # Errors
-    /// There is none.
+    /// The format has no leaf of this size.
     pub fn leaf(self, option: &str, size: Size) -> anyhow::Result<PageSize> {
         let leaves = self.leaves();
         leaves.iter().copied().find(|leaf| leaf.bytes() == size.bytes()).ok_or_else(|| {
@@ -316,36 +315,36 @@ impl TableFormat {
     }
 }
 
-/// Guests here are whole numbers of it, and tables are built in steps of it: larger blocks would
-/// not fit.
+/// Largest leaf that is used. The memory of guests is a multiple of it, and tables are built in
+/// steps of it.
 pub const LARGEST: PageSize = PageSize::SIZE_1G;
 
 fn leaves_of<F: Format>() -> Vec<PageSize> {
     (0..=F::LARGEST_LEAF).map(F::size).filter(|size| *size <= LARGEST).collect()
 }
 
-/// The tables of the guest.
+/// Options of the guest's tables.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct TablesArgs {
     /// Format of the guest's tables
     #[arg(long, value_name = "FORMAT", default_value = "ept")]
     pub format: TableFormat,
 
-    /// How far an Arm CPU lets a live entry change its size: its level of FEAT_BBM [default: 0]
+    /// Level of FEAT_BBM: the changes of size of a live entry that an Arm CPU allows [default: 0]
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub bbm: Option<u8>,
 }
 
 impl TablesArgs {
-    /// Those of a format, on a CPU that says nothing more.
+    /// Returns options with a format and the default CPU.
     pub const fn of(format: TableFormat) -> Self {
         Self { format, bbm: None }
     }
 
-    /// The level of FEAT_BBM.
+    /// Returns the level of FEAT_BBM.
     ///
     /// # Errors
-    /// It was given, and the format has none.
+    /// The level was given, and the format has none.
     pub fn bbm(&self) -> anyhow::Result<u8> {
         match self.bbm {
             Some(bbm) if !self.format.is_arm() => Err(bad_input(format!(

@@ -1,8 +1,8 @@
-//! What a guest of the engine's pays: vCPUs as threads that load and store through its tables.
+//! Costs of a guest of the engine: vCPUs as threads that load and store through its tables.
 //!
-//! Memory is real and resident before anything is timed; guests are made anew for each sample, on
-//! the same machine. Variants and their baselines take turns, the turn's first place goes round,
-//! and one round warms up.
+//! Memory is real, and resident before the measurement. Each sample has a new guest, on the same
+//! machine. Variants and their baselines take turns, a different one begins each round, and one
+//! round warms up.
 
 pub mod age;
 pub mod bed;

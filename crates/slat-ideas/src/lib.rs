@@ -1,8 +1,9 @@
-//! The ideas that Slat grew from, measured in the engine, on any format of tables.
+//! The ideas that led to Slat, measured in the engine, on any format of tables.
 //!
-//! [`split`] walks that skip levels and entries; [`guest::execute`] a huge page split in the fault;
-//! [`guest::age`] ageing without a lock; [`guest::cache_toggle`] a flush for all vCPUs together.
-//! What they stand on is here as well: memory for tables, limits of the machine, vCPUs as threads.
+//! [`split`]: walks that skip levels and entries. [`guest::execute`]: a huge page that is split in
+//! the fault. [`guest::age`]: ageing without a lock. [`guest::cache_toggle`]: one flush for all
+//! vCPUs. The crate also has their foundation: memory for tables, limits of the machine, vCPUs as
+//! threads.
 
 pub mod arena;
 pub mod bed;

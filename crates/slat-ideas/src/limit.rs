@@ -1,6 +1,7 @@
-//! What the machine allows: the same bytes filled, read or exchanged by a plain loop.
+//! Limits of the machine: a plain loop that fills, reads or exchanges the same bytes.
 //!
-//! Each limit runs in the same rounds as what is held against it, on the same warm memory.
+//! Each limit runs in the same rounds as the work that it is compared with, on the same warm
+//! memory.
 
 use crate::fill::Stores;
 use crate::watch::Watch;
@@ -9,24 +10,24 @@ use slat::{Format, GpaRange, Hpa, Platform, Slot, Tables};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A thing that a plain loop does to table memory.
+/// The work of a plain loop on table memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// Stores of consecutive descriptors, by a plain loop.
+    /// Stores of consecutive entries, in a plain loop.
     FillPlain,
-    /// The same by the widest stores that the CPU has, through its caches or around them: the
-    /// faster of the two.
+    /// The same with the widest stores that the CPU has, through its caches or past them, whichever
+    /// is faster.
     FillBest,
-    /// One load a slot, of the last level's tables.
+    /// One load of each entry, in tables of the last level.
     Read,
-    /// One load a slot, of the tables above the last level.
+    /// One load of each entry, in tables above the last level.
     ReadUpper,
-    /// One compare-and-swap a slot, of the last level's tables.
+    /// One compare-and-swap of each entry, in tables of the last level.
     Cas,
 }
 
 impl Limit {
-    /// Its name in results.
+    /// Returns its name in results.
     pub const fn name(self) -> &'static str {
         match self {
             Self::FillPlain => "fill-plain",
@@ -38,7 +39,7 @@ impl Limit {
     }
 }
 
-/// The tables of a guest by where their slots stand in the tree: address, and slots in use.
+/// The tables of a guest by level: addresses, and numbers of entries in use.
 #[derive(Debug, Default)]
 pub struct TablePages {
     upper: Vec<(Hpa, usize)>,
@@ -46,7 +47,7 @@ pub struct TablePages {
 }
 
 impl TablePages {
-    /// Finds every table, the part of the root that translates `guest` included.
+    /// Finds every table, including the part of the root that translates `guest`.
     pub fn of<F: Format, P: Platform>(
         tables: &Tables<'_, F, P>,
         platform: &P,
@@ -78,15 +79,16 @@ impl TablePages {
         }
     }
 
-    /// The tables of the last level, in ascending order of what they translate.
+    /// Returns the tables of the last level, in ascending order of the addresses that they
+    /// translate.
     pub fn last(&self) -> &[(Hpa, usize)] {
         &self.last
     }
 
-    /// Reads or exchanges each slot once; seconds, and slots touched.
+    /// Reads or exchanges each entry once; returns seconds, and the number of entries.
     ///
     /// # Safety
-    /// The tables that were found still stand in `platform`, or others at the same places.
+    /// The tables that `of` found, or others at the same places, are still in `platform`.
     pub unsafe fn sample<P: Platform>(&self, platform: &P, limit: Limit) -> (f64, u64) {
         let pages = if limit == Limit::ReadUpper { &self.upper } else { &self.last };
         let watch = Watch::start();
@@ -101,13 +103,13 @@ impl TablePages {
     }
 }
 
-/// Reads each word.
+/// Reads each word; returns their exclusive or.
 #[inline]
 pub fn read(words: &[AtomicU64]) -> u64 {
     words.iter().fold(0, |sum, word| sum ^ word.load(Ordering::Acquire))
 }
 
-/// Changes a bit of each word, as write protection does; the value is loaded first, as there.
+/// Changes a bit of each word by compare-and-swap, after a load, as write protection does.
 #[inline]
 pub fn exchange(words: &[AtomicU64]) -> u64 {
     words.iter().fold(0, |lost, word| {
@@ -119,7 +121,7 @@ pub fn exchange(words: &[AtomicU64]) -> u64 {
     })
 }
 
-/// Fills `words` with consecutive descriptors, table by table; seconds.
+/// Fills `words` with consecutive entries, table by table; returns seconds.
 #[inline]
 pub fn fill(words: &mut [u64], table_slots: usize, limit: Limit) -> f64 {
     match limit {
@@ -131,7 +133,7 @@ pub fn fill(words: &mut [u64], table_slots: usize, limit: Limit) -> f64 {
     }
 }
 
-/// [`fill`] by one kind of stores.
+/// As [`fill`], with one kind of stores.
 #[inline]
 pub fn fill_by(words: &mut [u64], table_slots: usize, stores: Stores) -> f64 {
     let watch = Watch::start();
@@ -139,7 +141,7 @@ pub fn fill_by(words: &mut [u64], table_slots: usize, stores: Stores) -> f64 {
         stores.fill(table, (index as u64) << 21 | 0x7ff, 1 << 12);
     }
     stores.fence();
-    // Before the clock is read: what is stored must not be put off past it.
+    // Keeps the compiler from moving stores past the reading of the clock.
     black_box(words);
     watch.seconds()
 }

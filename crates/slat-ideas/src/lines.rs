@@ -1,8 +1,8 @@
-//! The data cache of the host, flushed by its own instruction, line by line.
+//! Flushes lines of the host's data cache with the CPU's own instruction.
 
 use std::arch::asm;
 
-/// Bytes of a line.
+/// Returns the bytes of a cache line.
 pub fn line_bytes() -> usize {
     #[cfg(target_arch = "x86_64")]
     {
@@ -15,12 +15,12 @@ pub fn line_bytes() -> usize {
         let ctr: u64;
         // SAFETY: reads a register that Linux lets programs read.
         unsafe { asm!("mrs {}, ctr_el0", out(reg) ctr, options(nomem, nostack)) };
-        // DminLine, bits 19:16: the smallest line, in words of 4 bytes, as a power of two.
+        // DminLine, bits 19:16: base-2 logarithm of the smallest line, in words of 4 bytes.
         4 << (ctr >> 16 & 0xf)
     }
 }
 
-/// The instruction that `flush` executes.
+/// Returns the name of the instruction that `flush` executes.
 pub fn instruction() -> &'static str {
     match () {
         #[cfg(target_arch = "x86_64")]
@@ -32,8 +32,8 @@ pub fn instruction() -> &'static str {
     }
 }
 
-/// CPUID leaf 7, EBX bit 23: flushes that need not wait for each other. Asked once: CPUID leaves a
-/// guest.
+/// Returns whether CPUID leaf 7, EBX bit 23 is set: flushes that need not wait for each other. The
+/// result is kept, because CPUID makes a virtual machine exit.
 #[cfg(target_arch = "x86_64")]
 fn has_clflushopt() -> bool {
     static HAS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
@@ -43,10 +43,10 @@ fn has_clflushopt() -> bool {
     })
 }
 
-/// Writes back, and forgets, all lines of `bytes` from `start` on; returns when that is done.
+/// Writes back and invalidates all lines of `bytes` from `start` on; returns when that is complete.
 ///
 /// # Safety
-/// The memory is mapped, and stays so. (What it holds does not change.)
+/// The memory is mapped, and stays so. (Its content does not change.)
 pub unsafe fn flush(start: *const u8, bytes: usize, line: usize) {
     let first = start.wrapping_sub(start as usize % line);
     let lines = (start as usize - first as usize + bytes).div_ceil(line);
@@ -95,7 +95,7 @@ mod tests {
         let line = line_bytes();
         assert!(line.is_power_of_two() && (16..=2048).contains(&line), "{line}");
         let mut memory: Vec<u8> = (0..100_000u32).map(|byte| byte as u8).collect();
-        // SAFETY: it lies in the vector.
+        // SAFETY: the range lies in the vector.
         unsafe { flush(memory.as_ptr().wrapping_add(33), 70_000, line) };
         assert!(memory.iter().enumerate().all(|(at, &byte)| byte == at as u8));
         memory[5] = 0;

@@ -1,19 +1,19 @@
-//! What was published of the ideas that Slat grew from, each beside its source: the one place.
+//! Published figures of the ideas that led to Slat, with their sources.
 
-/// A figure, and where it is from.
+/// A figure and its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// As it was printed.
+    /// The figure as published.
     pub figure: &'static str,
-    /// Of what, and where.
+    /// What it measures, and where it was published.
     pub source: &'static str,
 }
 
-/// Where the proposal of walks that skip the last level says what it gains.
+/// Source of the gains of the proposed walks that skip the last level.
 pub const SKIP_LEVELS: &str = "“Optimize S2 page splitting” (RFC, May 2026): a 1 GiB guest on a \
     software model, all split as logging is enabled";
 
-/// Its change of the split's time, by the pages that backed the guest.
+/// Its change of the split's time, by the size of the pages that backed the guest.
 pub const SPLIT_CHANGES: [(&str, &str); 3] =
     [("4k", "−97.33 %"), ("2m", "−19.82 %"), ("1g", "−20.65 %")];
 
@@ -26,28 +26,29 @@ pub const SPLIT_CALL: Published = Published {
     source: "results from hardware in answer to the same proposal (29 May 2026), −11.9 %",
 };
 
-/// Executing from all of a guest of 96 vCPUs on 1g hugetlb pages, before and after.
+/// Time to execute from all memory of a guest with 96 vCPUs on 1g hugetlb pages, after the change
+/// by before.
 pub const EXECUTE: Published = Published {
     figure: "0.039 ×",
     source: "“Split huge pages mapped by the TDP MMU on fault” (v2, October 2022): 96 vCPUs that \
         execute from 1g pages, 0.112 s by 2.90 s",
 };
 
-/// A guest's second fill under memory pressure.
+/// Time of a guest's second fill under memory pressure.
 pub const AGEING: Published = Published {
     figure: "0.80 ×",
     source: "“locklessly clear the accessed bit” (v2, May 2023): a guest's second fill under \
         memory pressure, 51 s by 64 s",
 };
 
-/// Caches that come on vCPU by vCPU.
+/// Time of a boot in which caches come on vCPU by vCPU.
 pub const FLUSH: Published = Published {
     figure: "0.15 ×",
     source: "“Optimize cache flush by only flushing on vcpu0” (RFC, April 2025): the boot of 64 \
         vCPUs and 128 GiB, 5 s by 33 s",
 };
 
-/// Published times of a table's columns: which row, of which column, what.
+/// Published times of a table's columns: for each row, pairs of column and time.
 pub type Rows = &'static [(&'static str, &'static [(&'static str, &'static str)])];
 
 /// The phases of [`EXECUTE`], before and after.

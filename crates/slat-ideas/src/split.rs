@@ -1,9 +1,9 @@
-//! Splitting the tables of a guest, in the engine, beside what the machine allows.
+//! Splits of a guest's tables by the engine, compared with the machine's limits.
 //!
-//! The tables are built anew before each sample, on the same warm memory; guest memory is not
-//! needed. What is timed is what a VMM's call would do, filling the cache of table pages included:
-//! with `--when enable` the slot is split GiB by GiB, with `--when clear` 64 pages at a time.
-//! Variants and limits take turns, and the turn's first place goes round.
+//! The tables are newly built before each sample, on the same warm memory; no guest memory is
+//! needed. The measured time covers what a VMM's call would do, including filling the cache of
+//! table pages: `--when enable` splits the slot GiB by GiB, `--when clear` 64 pages at a time.
+//! Variants and limits take turns, and a different one begins each round.
 
 mod limits;
 mod tables;
@@ -29,7 +29,7 @@ use slat_lab::turns::order;
 use slat_lab::unit::Unit;
 use work::{ADDRESS_BITS, WORD, Work};
 
-/// Command lines, for whichever program measures it.
+/// Examples of command lines, for all programs that measure it.
 pub const EXAMPLES: &str = "\
 Examples:
   slat-bench split
@@ -43,16 +43,16 @@ Examples:
   slat-bench split --target linux-source --linux-tree linux-6.12 --with bounded-walks/2
       beside Linux's own code, as it is and with the level-3 skip";
 
-/// What to split, when and how.
+/// Options of the split.
 #[derive(Clone, Debug, Args)]
 pub struct SplitArgs {
     /// Memory of the guest whose tables are split
     #[arg(long, short = 'b', value_name = "SIZE", default_value = "64G")]
     pub memory: Size,
 
-    /// Page sizes that back the guest before the split; the smallest is "already split"
+    /// Page sizes that back the guest before the split; with the smallest it is already split
     ///
-    /// Those of the format, all of them unless given.
+    /// They are sizes of the format [default: all]
     #[arg(long, short = 's', value_name = "SIZE,...", value_delimiter = ',')]
     pub backing: Vec<Size>,
 
@@ -68,7 +68,7 @@ pub struct SplitArgs {
     #[arg(long, value_name = "WHAT,...", value_delimiter = ',', default_value = "split,call")]
     pub what: Vec<What>,
 
-    /// The ways to walk the tables
+    /// Ways to walk the tables
     #[arg(
         long,
         value_name = "WALK,...",
@@ -81,14 +81,14 @@ pub struct SplitArgs {
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<TableFormat>,
 
-    /// Smallest page of Arm's tables: --granule 16k is --format arm64-16k
+    /// Smallest page of Arm's tables: --granule 16k means --format arm64-16k
     #[arg(long, value_name = "SIZE", default_value = "4k", conflicts_with = "format")]
     pub granule: Granule,
 
-    /// How far the CPU lets a live entry change its size: its level of FEAT_BBM
+    /// Level of FEAT_BBM: the changes of size of a live entry that an Arm CPU allows
     ///
-    /// 0 always breaks before it makes; 1 and 2 as in the manual; 3 never breaks. Of Arm's tables
-    /// only. [default: 0]
+    /// 0 always breaks before it makes; 1 and 2 as in the manual; 3 never breaks. Only for Arm's
+    /// tables. [default: 0]
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub bbm: Option<u8>,
 
@@ -101,26 +101,27 @@ pub struct SplitArgs {
     )]
     pub samples: u32,
 
-    /// 1 GiB at most, ten samples: shows that it works, gives no figures to quote
+    /// 1 GiB at most, ten samples: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }
 
 impl SplitArgs {
-    /// The format of the tables.
+    /// Returns the format of the tables.
     pub fn format(&self) -> TableFormat {
         self.format.unwrap_or(TableFormat::of_granule(self.granule))
     }
 
-    /// The level of FEAT_BBM.
+    /// Returns the level of FEAT_BBM.
     ///
     /// # Errors
-    /// It was given, and the format has none.
+    /// The level was given, and the format has none.
     pub fn bbm(&self) -> anyhow::Result<u8> {
         TablesArgs { format: self.format(), bbm: self.bbm }.bbm()
     }
 
-    /// The backings asked for, or all that the format has from the target size on, smallest first.
+    /// Returns the backings asked for, or all that the format has from the target size on, the
+    /// smallest first.
     pub fn backings(&self) -> Vec<Size> {
         if !self.backing.is_empty() {
             return self.backing.clone();
@@ -131,7 +132,7 @@ impl SplitArgs {
         sizes.filter(|size| *size >= target).collect()
     }
 
-    /// As `--quick` has it, if that is given.
+    /// Returns the options with the sizes of `--quick`, if that is given.
     pub fn sized(&self) -> Self {
         let mut args = self.clone();
         if self.quick {
@@ -140,13 +141,13 @@ impl SplitArgs {
         args
     }
 
-    /// The size to split down to.
+    /// Returns the size to split down to.
     pub fn target_size(&self) -> Size {
         self.target_size.unwrap_or_else(|| Size(self.format().leaves()[0].bytes()))
     }
 }
 
-/// When a guest's huge pages are split.
+/// The moment at which a guest's huge pages are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum When {
     /// The whole slot at once, as logging is enabled
@@ -155,7 +156,7 @@ pub enum When {
     Clear,
 }
 
-/// What one sample covers.
+/// The operation that one sample covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum What {
     /// The split alone
@@ -164,24 +165,24 @@ pub enum What {
     Call,
 }
 
-/// How the tables are walked.
+/// The way in which the tables are walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Walk {
-    /// Every entry, those of tables just built included: Linux's way
+    /// Every entry, including those of tables just built: Linux's way
     EveryEntry,
-    /// The same without the last level: the way of the level-3 skip
+    /// The same without the last level: the proposed level-3 skip
     Bounded,
-    /// And without the entries of tables just built: the first form of the same discussion
+    /// Also without the entries of tables just built: the first form of the proposal
     Childless,
     /// The same, by a flag that is read at each entry
     Tested,
-    /// No per-entry building, no descent into what was just built, invalidations merged
+    /// Whole tables at a time, no descent into tables just built, merged invalidations
     Batched,
 }
 
 slat_lab::display_as_written!(When, What, Walk);
 
-/// The scenario, without anybody else's tables.
+/// The scenario of splits by the engine alone.
 pub struct Split;
 
 impl Scenario for Split {
@@ -200,23 +201,23 @@ impl Scenario for Split {
 /// Measures the splits that `args` asks for.
 ///
 /// # Errors
-/// Sizes that cannot be right, too little memory, or a result that is not what a split must leave.
+/// Sizes that cannot be right, too little memory, or a split whose result is wrong.
 pub fn run(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let args = &args.sized();
-    // What cannot be is said before what this program was built without.
+    // Impossible options are reported before a format that this program was built without.
     args.bbm()?;
     leaves(args)?;
     on_format!(args.format(), |format| measure(format, args, session))
 }
 
-/// The backings, and the size to split down to.
+/// Returns the backings, and the size to split down to.
 fn leaves(args: &SplitArgs) -> anyhow::Result<(Vec<PageSize>, PageSize)> {
     let size = |option, size| args.format().leaf(option, size);
     let backings = args.backings().into_iter().map(|backing| size("--backing", backing));
     Ok((backings.collect::<anyhow::Result<_>>()?, size("--target-size", args.target_size())?))
 }
 
-/// One row of the result: a state of the tables, and what is done to them.
+/// A row of the result: a state of the tables, and the operation on them.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     backing: PageSize,
@@ -225,7 +226,7 @@ struct Case {
 }
 
 impl Case {
-    /// Whether protecting a word of the log would cut a block that the split leaves.
+    /// Returns whether protecting a word of the log would cut a block that the split leaves.
     fn cuts_blocks<F: Format>(&self, target: PageSize) -> bool {
         let word = WORD * F::size(0).bytes();
         self.when == When::Clear
@@ -233,7 +234,7 @@ impl Case {
             && target.min(self.backing).bytes() > word
     }
 
-    /// What the variants of the case are held against.
+    /// Returns the limits that the variants of the case are compared with.
     fn limits(&self, page: PageSize) -> &'static [Limit] {
         match (self.backing == page, self.what, self.when) {
             (true, What::Split, _) => &[Limit::ReadUpper, Limit::Read],
@@ -244,14 +245,14 @@ impl Case {
     }
 }
 
-/// A competitor of a case.
+/// An entrant of a case.
 #[derive(Clone, Copy, Debug)]
 enum Entrant {
     Walk(Walk),
     Limit(Limit),
 }
 
-/// What one sample gave.
+/// Result of one sample.
 struct Sample {
     seconds: f64,
     cost: Cost,
@@ -322,7 +323,7 @@ fn measure<F: Format>(
     Ok(results)
 }
 
-/// The cases asked for, checked.
+/// Returns the cases asked for, after checking them.
 fn plan<F: Format>(format: &F, args: &SplitArgs) -> anyhow::Result<(Vec<Case>, PageSize)> {
     let (backings, target) = leaves(args)?;
     let memory = args.memory;
@@ -364,7 +365,7 @@ fn plan<F: Format>(format: &F, args: &SplitArgs) -> anyhow::Result<(Vec<Case>, P
     Ok((cases, target))
 }
 
-/// Memory for the tables, if the host has that much to spare.
+/// Maps memory for the tables, if the host has that much free.
 fn arena<F: Format>(work: &Work<F>, args: &SplitArgs, session: &Session) -> anyhow::Result<Arena> {
     let needed = work.table_bytes();
     let available = session.memory_available();
@@ -476,7 +477,7 @@ mod tests {
 
     #[test]
     fn each_walk_reads_as_many_slots_of_a_gib_as_its_way_says() {
-        // 4 GiB, for tables of three levels.
+        // Tables of three levels can map 4 GiB.
         let args = SplitArgs {
             memory: Size(4 << 30),
             when: vec![When::Enable],
@@ -485,7 +486,8 @@ mod tests {
         };
         let results = run(&args, &mut Session::quiet()).unwrap();
         let reads = |backing, variant| reads(&results, backing, variant) / 4;
-        // Linux's own visits of 1 GiB: 262,657 already split, 524,801 and 525,313 from blocks.
+        // Linux visits 262,657 entries for 1 GiB that is already split, and 524,801 and 525,313
+        // from blocks.
         assert_eq!(reads("4k", "every-entry"), 1 + 512 + (512 << 9));
         assert_eq!(reads("4k", "bounded"), 513);
         assert_eq!(reads("4k", "batched"), 513);
@@ -512,7 +514,7 @@ mod tests {
                 let bbm = Some(bbm);
                 let args =
                     SplitArgs { granule, memory: Size(memory), backing, what, bbm, ..args() };
-                // `work` checks each result, and that it has as many samples as asked for.
+                // `work` checks each result, and that there are as many samples as asked for.
                 assert!(!run(&args, &mut Session::quiet()).unwrap().is_empty());
             }
         }

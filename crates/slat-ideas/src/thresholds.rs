@@ -1,25 +1,27 @@
-//! What is asked of a ratio: at most so much. All of it, in one place.
+//! All thresholds: for each ratio, the most that is allowed.
 //!
 //! A ratio that fits no row is shown and not judged.
 
 use serde_json::{Map, Value};
 
-/// Where a threshold holds.
+/// Guests for which a threshold holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Where {
     Always,
-    /// Guests of at most 16 GiB, whose tables caches hold in part.
+    /// Guests of at most 16 GiB, whose tables fit into caches in part.
     Small,
-    /// Larger ones.
+    /// Larger guests.
     Large,
     /// Guests on blocks of that size.
     On(&'static str),
 }
 use Where::{Always, Large, On, Small};
 
-/// The scenario, what is measured, the variants, what they are held against; where; at most.
+/// The scenario, the name of the ratio, the variants, the variants to compare with; the guests; the
+/// most that is allowed.
 ///
-/// In the three names `*` stands for any text without a comma, in those of variants for any text.
+/// In the name of the ratio `*` stands for any text without a comma, in those of variants for any
+/// text.
 type Threshold = (&'static str, &'static str, &'static str, &'static str, Where, f64);
 
 const ALL: &[Threshold] = &[
@@ -47,12 +49,13 @@ const ALL: &[Threshold] = &[
     ("engine", "map one page, two threads by one", "*", "*", Always, 1.2),
     ("engine", "translate", "*", "*", Always, 1.1),
     ("engine", "translate, a guard for each", "*", "*", Always, 1.1),
-    // Other crates, and Linux's own code: as if its walks were alone, or shared with others.
-    // Tables with one owner. A crate that drops whole subtrees is held against what drops them, too.
+    // Other crates, and Linux's own code with exclusive or shared walks. Next, tables with one
+    // owner: a crate that drops whole subtrees is compared with the operation that drops them, too.
     ("peers", "inactive, *: map page by page, owned", "*", "*", Always, 1.1),
     ("peers", "inactive, *: map a range, owned", "*", "*", Always, 1.1),
     ("peers", "inactive, *: unmap unseen, owned", "*", "*", Always, 1.1),
-    // 1.05 was asked, and is not reached: the answer has rights through all tables above.
+    // The original threshold of 1.05 is not reached: the answer includes rights of all tables
+    // above.
     ("peers", "inactive, 4 levels: look up, owned", "*", "page_table_multiarch", Always, 1.2),
     ("peers", "inactive, *", "*", "*", Always, 1.1),
     ("peers", "split, 4k pages", "slat", "exclusive", Always, 0.01),
@@ -68,7 +71,7 @@ const ALL: &[Threshold] = &[
     ("peers", "clear the log, * of 64, * pages", "slat", "shared", Always, 1.0 / 1.5),
     ("peers", "clear the log, all dirty, * pages", "slat", "shared", Always, 1.0 / 1.5),
     ("peers", "age, all young, * pages", "slat", "shared", Always, 1.0 / 1.5),
-    // Guests of the engine's against their baselines.
+    // Guests of the engine against their baselines.
     ("guest", "faults of executing from all pages", "split", "zap", On("1g"), 0.002),
     ("guest", "time to execute from all pages", "split", "zap", On("1g"), 0.1),
     ("guest", "bytes maintained, by bytes touched past the caches", "*", "*", Always, 2.0),
@@ -85,8 +88,8 @@ const ALL: &[Threshold] = &[
     ("guest", "zipf: refaults", "free-bitmap", "no foresight", Always, 1.1),
 ];
 
-/// What is asked of a ratio with these parameters, `variants` and `against` among them: the first
-/// row that it fits.
+/// Returns the threshold of a ratio with these parameters, which include `variants` and `against`:
+/// that of the first row that it fits.
 pub fn at_most(scenario: &str, what: &str, params: &Map<String, Value>) -> Option<f64> {
     let text = |name: &str| params.get(name).and_then(Value::as_str).unwrap_or_default();
     let large = params.get("memory").and_then(Value::as_u64).is_some_and(|it| it > 16 << 30);
@@ -107,7 +110,8 @@ pub fn at_most(scenario: &str, what: &str, params: &Map<String, Value>) -> Optio
     ALL.iter().find(fits).map(|row| row.5)
 }
 
-/// Whether a name is what a row is held against. Linux's walks have its version in their names.
+/// Returns whether a name is the one that a row compares with. Names of Linux's walks have a
+/// version.
 fn is_side(side: &str, name: &str) -> bool {
     let shared = name.ends_with(", shared");
     match side {
@@ -117,7 +121,7 @@ fn is_side(side: &str, name: &str) -> bool {
     }
 }
 
-/// Whether a name has a pattern, whose `*` stands for any text without `not`.
+/// Returns whether a name fits a pattern, whose `*` stands for any text without `not`.
 fn is_like(pattern: &str, name: &str, not: char) -> bool {
     let Some((before, after)) = pattern.split_once('*') else { return pattern == name };
     let Some(rest) = name.strip_prefix(before) else { return false };

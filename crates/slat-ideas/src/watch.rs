@@ -1,19 +1,19 @@
-//! The time that a thread's own work takes.
+//! Measures the time of a thread's own work.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// What a thread's own work takes: the time that it was on a CPU, which is all of it unless others
-/// want the CPU, too.
+/// Measures the time that a thread is on a CPU, which is all of its time unless other threads need
+/// the CPU, too.
 pub struct Watch(f64);
 
 impl Watch {
-    /// Starts now.
+    /// Starts the watch.
     #[inline]
     pub fn start() -> Self {
         Self(Self::now())
     }
 
-    /// Seconds of work since then.
+    /// Returns the seconds of work since the start.
     #[inline]
     pub fn seconds(&self) -> f64 {
         Self::now() - self.0

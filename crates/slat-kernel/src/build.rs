@@ -1,4 +1,4 @@
-//! Building a kernel: a copy of the tree, objects that are kept, an image for each set of edits.
+//! Builds a kernel from a copy of the tree, keeps its objects, and one image for each set of edits.
 
 use crate::{Edited, Tree, config, copy, tools};
 use anyhow::{Context, bail, ensure};
@@ -12,10 +12,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Bytes that must be free for objects, an image, and a copy of the tree where it cannot be linked.
+/// Bytes that must be free: for objects, an image, and a copy of the tree if it cannot be linked.
 const ROOM: u64 = 1 << 30;
 
-/// Lines of a build's log that are shown when it fails.
+/// Number of lines of a build's log that are shown when it fails.
 const LINES: usize = 25;
 
 /// A kernel to build.
@@ -29,35 +29,36 @@ pub struct Build<'a> {
     pub arch: Architecture,
     /// Options of the configuration beyond those that every kernel here has, a line each.
     pub options: &'a str,
-    /// Where the copy, the objects and the images of this tree are kept.
+    /// Folder for the copy, the objects and the images of this tree.
     pub folder: &'a Path,
-    /// How many commands run at a time.
+    /// Number of commands that run at a time.
     pub jobs: usize,
-    /// It ends early once this is true; objects that are whole stay.
+    /// The build ends early once this is true; complete objects stay.
     pub stop: &'a AtomicBool,
-    /// How the person waiting is told what happens.
+    /// Tells the user what happens.
     pub tell: Teller<'a>,
 }
 
 /// A kernel that was built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Built {
-    /// What a machine boots.
+    /// The image that a machine boots.
     pub image: PathBuf,
-    /// What it calls itself.
+    /// Its release, as `uname -r` prints it.
     pub release: String,
-    /// Commands that were run for it: compilers, the linker and others; none if it was there.
+    /// Number of commands that were run for it (compilers, the linker and others); 0 if it was
+    /// there.
     pub steps: u64,
-    /// What `make` said, all of it.
+    /// The complete output of `make`.
     pub log: PathBuf,
 }
 
 impl Build<'_> {
-    /// Builds the kernel, or finds it built.
+    /// Builds the kernel, or returns the one that was built before.
     ///
     /// # Errors
-    /// A program that builds it is missing, with its package; the disk is full; the build failed,
-    /// with the end of its log; or it is to stop.
+    /// A program that builds it is missing (the error names its package), the disk is full, the
+    /// build failed (the error has the end of its log), or `stop` was set.
     pub fn run(self) -> anyhow::Result<Built> {
         let failed = || format!("cannot write to {}", self.folder.display());
         let objects = self.objects();
@@ -91,8 +92,7 @@ impl Build<'_> {
         built(make.steps)
     }
 
-    /// Compiles KVM's objects and those that the edits touch, and nothing else; says how many
-    /// commands it took.
+    /// Compiles only KVM's objects and those that the edits touch; returns the number of commands.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -106,7 +106,7 @@ impl Build<'_> {
         make.run(&["prepare"])?;
         let own = self.own();
         let mut targets = vec![format!("{own}kvm/"), "virt/kvm/".to_owned()];
-        // Those of the folders above are compiled with them.
+        // `make` compiles objects below the folders above together with them.
         let others = self.edited.files.keys().filter_map(|path| self.object(path));
         let is_other = |path: &String| !targets.iter().any(|folder| path.starts_with(folder));
         let others: Vec<String> = others.filter(is_other).collect();
@@ -116,10 +116,10 @@ impl Build<'_> {
     }
 
     /// Compiles, after each of the edits in turn, the objects of all files that any of them
-    /// touches; says how many commands each took. An edit of tests alone takes none.
+    /// touches; returns the number of commands for each. An edit of tests alone needs none.
     ///
     /// # Errors
-    /// As [`run`](Self::run), with the edit.
+    /// As [`run`](Self::run); the error names the edit.
     pub fn each(self) -> anyhow::Result<Vec<u64>> {
         let objects = self.objects();
         fs::create_dir_all(&objects)
@@ -148,7 +148,7 @@ impl Build<'_> {
         Ok(steps)
     }
 
-    /// The folder of the architecture.
+    /// Returns the folder of the architecture.
     const fn own(self) -> &'static str {
         match self.arch {
             Architecture::X86_64 => "arch/x86/",
@@ -156,18 +156,19 @@ impl Build<'_> {
         }
     }
 
-    /// What a source of the kernel is compiled to; nothing for those of other architectures.
+    /// Returns the object that a source of the kernel is compiled to; `None` for other
+    /// architectures.
     fn object(self, path: &str) -> Option<String> {
         let is_here = !path.starts_with(TOOLS)
             && (!path.starts_with("arch/") || path.starts_with(self.own()));
         path.strip_suffix(".c").filter(|_| is_here).map(|path| format!("{path}.o"))
     }
 
-    /// Brings the copy up to date, whose tests are to be built, and says where it is: a kernel that
-    /// was built before is found without it.
+    /// Brings the copy up to date, so that its tests can be built, and returns its path.
+    /// [`run`](Self::run) does not do so if it finds a kernel that was built before.
     ///
     /// # Errors
-    /// It cannot be written, or it is to stop.
+    /// The copy cannot be written, or `stop` was set.
     pub fn sources(self) -> anyhow::Result<PathBuf> {
         let _lock = self.lock()?;
         let source = self.source();
@@ -180,7 +181,7 @@ impl Build<'_> {
     }
 
     fn objects(self) -> PathBuf {
-        // Each configuration has objects of its own.
+        // Each configuration has its own objects.
         let name = match self.options.trim() {
             "" => self.arch.to_string(),
             options => format!("{}-{:08x}", self.arch, crc32fast::hash(options.as_bytes())),
@@ -188,7 +189,7 @@ impl Build<'_> {
         self.folder.join(name)
     }
 
-    /// Another build of the same tree would change the copy under this one.
+    /// Locks the folder: another build of the same tree would change the copy under this one.
     fn lock(self) -> anyhow::Result<File> {
         let path = self.folder.join("lock");
         let failed = || format!("cannot write {}", path.display());
@@ -214,7 +215,7 @@ impl Build<'_> {
         }
     }
 
-    /// What the release ends in: the edits' names, as far as they fit into 64 characters.
+    /// Returns the end of the release: the edits' names, as far as they fit into 64 characters.
     fn suffix(self) -> String {
         let mut suffix = "-slat".to_owned();
         let mut series = "";
@@ -229,13 +230,13 @@ impl Build<'_> {
     }
 }
 
-/// Where selftests are, which are no part of a kernel.
+/// Folder of selftests, which are no part of a kernel.
 const TOOLS: &str = "tools/";
 
-/// All that `make` said, in the folder of the objects.
+/// File with all output of `make`, in the folder of the objects.
 const LOG: &str = "slat.log";
 
-/// `make`, run again and again.
+/// Runs `make` repeatedly.
 struct Make<'a> {
     build: Build<'a>,
     source: PathBuf,
@@ -245,7 +246,7 @@ struct Make<'a> {
 }
 
 impl<'a> Build<'a> {
-    /// What runs `make` on a copy of the tree as it is now.
+    /// Returns a runner of `make`, on a copy of the tree as it is now.
     fn make(self, objects: PathBuf) -> anyhow::Result<Make<'a>> {
         tools::check(self.arch)?;
         let room = rustix::fs::statvfs(self.folder).map(|fs| fs.f_bavail * fs.f_frsize);
@@ -297,21 +298,21 @@ impl Make<'_> {
         make.arg(format!("ARCH={}", tools::linux_arch(build.arch)));
         make.arg(format!("CROSS_COMPILE={}", tools::cross_compile(build.arch)));
         make.arg(format!("LOCALVERSION={}", build.suffix())).arg(format!("-j{}", build.jobs));
-        // The same sources make the same image, whoever builds it and when.
+        // The same sources make the same image for every user and at any time.
         make.args(["KBUILD_BUILD_USER=slat", "KBUILD_BUILD_HOST=slat", "KBUILD_BUILD_VERSION=1"]);
         make.arg("KBUILD_BUILD_TIMESTAMP=2026-01-01 00:00:00 UTC").args(targets);
         make.env_remove("MAKEFLAGS").env_remove("MAKELEVEL").env("LC_ALL", "C");
         make.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(self.log.try_clone()?);
         make.process_group(0);
-        // SAFETY: between fork and exec only what is safe in a signal handler may be called: prctl
-        // is a system call, made directly, and nothing is allocated.
+        // SAFETY: between fork and exec only functions that are safe in a signal handler may be
+        // called: prctl is a system call, made directly, and nothing is allocated.
         unsafe {
             make.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
         }
         let mut running = Running(make.spawn().context("cannot start make")?);
         let lines = running.0.stdout.take().map(BufReader::new);
         let begin = Instant::now();
-        // The pipe ends when make does. Nothing that it starts outlives it.
+        // The pipe ends when make does; no process that make starts outlives it.
         for line in lines.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
             writeln!(self.log, "{line}").context("cannot write the build's log")?;
             if build.stop.load(Ordering::Relaxed) {
@@ -335,14 +336,14 @@ impl Make<'_> {
     }
 }
 
-/// A command that make says it runs: `CC` and a file.
+/// Parses a line in which make names a command: `CC` and a file.
 fn step(line: &str) -> Option<(&str, &str)> {
     let (what, of) = line.strip_prefix("  ")?.split_once(' ')?;
     let is_step = !what.is_empty() && what.chars().all(|c| c.is_ascii_uppercase());
     is_step.then(|| (what, of.trim()))
 }
 
-/// What a log says of a failure.
+/// Returns the reason of a failure, from the log.
 fn reason(text: &str, log: &Path) -> String {
     if text.contains("No space left on device") {
         return format!(": the disk is full; all that make said is in {}", log.display());
@@ -354,13 +355,13 @@ fn reason(text: &str, log: &Path) -> String {
     format!("; all that make said is in {}\n  {}", log.display(), shown.join("\n  "))
 }
 
-/// `make` and all that it starts; dropped, they are ended.
+/// `make` and all processes that it starts; `drop` ends them.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
         if let (Ok(None), Some(pid)) = (self.0.try_wait(), Pid::from_raw(self.0.id() as i32)) {
-            // It may have ended by itself.
+            // The process group may have ended by itself.
             let _ = kill_process_group(pid, Signal::TERM);
             let _ = self.0.wait();
         }

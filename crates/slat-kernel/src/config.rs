@@ -1,11 +1,11 @@
-//! The configuration of a kernel: what is needed, and nothing else.
+//! Kernel configurations with the options that are needed, and no others.
 
 use slat_vm::Architecture;
 
 /// Options of every architecture.
 const COMMON: &str = include_str!("../config/common.config");
 
-/// What a kernel cannot do without: a tree that lacks one of them is not built.
+/// Options that a kernel must have: a tree that lacks one of them is not built.
 pub const NEEDED: [&str; 6] = [
     "CONFIG_KVM=y",
     "CONFIG_BLK_DEV_INITRD=y",
@@ -15,8 +15,8 @@ pub const NEEDED: [&str; 6] = [
     "CONFIG_PROC_PAGE_MONITOR=y",
 ];
 
-/// The options that are set, for `make allnoconfig` with `KCONFIG_ALLCONFIG`: of an option that is
-/// there twice the last counts.
+/// Returns the options to set, for `make allnoconfig` with `KCONFIG_ALLCONFIG`. Of an option that
+/// occurs twice the last one counts.
 pub fn options(arch: Architecture, more: &str) -> String {
     let own = match arch {
         Architecture::X86_64 => include_str!("../config/x86_64.config"),
@@ -25,8 +25,7 @@ pub fn options(arch: Architecture, more: &str) -> String {
     format!("{COMMON}{own}{more}")
 }
 
-/// Options that a configuration does not have, of those that are needed and of those that were
-/// asked for.
+/// Returns options that a configuration lacks, among those that are needed and those asked for.
 pub fn lacking<'a>(config: &str, more: &'a str) -> Vec<&'a str> {
     let asked = more.lines().map(str::trim).filter(|line| line.ends_with("=y"));
     let wanted = NEEDED.into_iter().chain(asked);

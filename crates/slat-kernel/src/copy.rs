@@ -1,8 +1,9 @@
-//! A tree's copy to build from: hard links, and the files that edits changed.
+//! The copy of a tree that kernels are built from: hard links, and the files that edits changed.
 //!
-//! A link costs no room, and whoever edits the tree in place edits the copy. Files that differ are
-//! written beside and renamed, so that the tree's own are never written to. What did not change
-//! keeps its time, so that `make` compiles nothing without need; what did gets the time of now.
+//! A link takes no space, and an edit of the tree in place also edits the copy. Files that differ
+//! are written to a new file and renamed, so that the tree's own are never written to. A file that
+//! did not change keeps its time, so that `make` compiles nothing without need; a changed file gets
+//! the current time.
 
 use anyhow::{Context, bail};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,13 +13,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Folders of what a build in the tree itself leaves behind; `make` refuses sources that have them.
+/// Folders that a build in the tree itself leaves behind; `make` refuses sources that have them.
 const GENERATED: [&str; 2] = ["include/config", "include/generated"];
 
-/// Whether a path is no source.
+/// Returns whether a path is no source.
 fn is_left_out(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
-    // Selftests generate headers below tools, and not again while their folder is there.
+    // Selftests generate headers below tools, but not while their folder exists.
     let of_arch = (path.starts_with("arch/") || path.starts_with("tools/arch/"))
         && path.ends_with("/include/generated");
     path == ".git"
@@ -29,8 +30,8 @@ fn is_left_out(path: &str) -> bool {
         || (name.starts_with('.') && name.ends_with(".cmd"))
 }
 
-/// What tells a tree with its edits from any other, without reading what it has: names, lengths and
-/// times of its files; all of what was edited; and `how` it is built.
+/// Returns a number that tells a tree with its edits from others, without reading its files: it
+/// covers names, lengths and times of the files, the whole of edited files, and `how` it is built.
 pub fn fingerprint(
     tree: &Path,
     files: &BTreeMap<String, String>,
@@ -47,10 +48,10 @@ pub fn fingerprint(
     Ok(hasher.finish())
 }
 
-/// Makes `copy` what the tree with these files is.
+/// Makes `copy` equal to the tree with these files.
 ///
 /// # Errors
-/// A folder cannot be read or written, or it is to stop.
+/// A folder cannot be read or written, or `stop` was set.
 pub fn make(
     tree: &Path,
     files: &BTreeMap<String, String>,
@@ -85,7 +86,7 @@ pub fn make(
     Ok(())
 }
 
-/// Calls `of` with every file, symbolic links included, by its path below the top.
+/// Calls `of` with every file, including symbolic links, by its path below the top.
 fn walk(
     top: &Path,
     below: &str,
@@ -104,7 +105,7 @@ fn walk(
     let mut entries = entries.collect::<Result<Vec<_>, _>>().with_context(failed)?;
     entries.sort_by_key(fs::DirEntry::file_name);
     for entry in entries {
-        // A path that is no text is none of Linux's.
+        // No file of Linux has a path that is not text.
         let Ok(name) = entry.file_name().into_string() else { continue };
         let path = if below.is_empty() { name } else { format!("{below}/{name}") };
         if is_left_out(&path) {
@@ -119,7 +120,7 @@ fn walk(
     Ok(())
 }
 
-/// Makes one file of the copy the tree's.
+/// Makes one file of the copy equal to the tree's.
 fn same(from: &Path, found: &Metadata, to: &Path) -> anyhow::Result<()> {
     let failed = || format!("cannot write {}", to.display());
     let there = fs::symlink_metadata(to).ok();
@@ -134,7 +135,7 @@ fn same(from: &Path, found: &Metadata, to: &Path) -> anyhow::Result<()> {
     }
     let Some(there) = there else {
         fs::create_dir_all(folder_of(to)).with_context(failed)?;
-        // Another file system, or one that has no such links.
+        // The copy is on another file system, or on one without hard links.
         if fs::hard_link(from, to).is_err() {
             fs::copy(from, to).with_context(failed)?;
             let file = fs::File::options().write(true).open(to).with_context(failed)?;
@@ -159,7 +160,7 @@ fn folder_of(path: &Path) -> PathBuf {
     path.parent().unwrap_or(Path::new(".")).to_owned()
 }
 
-/// Puts a new file in a place, so that what it was linked to stays as it is.
+/// Puts a new file in a place, so that the file that was linked there stays unchanged.
 fn replace(place: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let failed = || format!("cannot write {}", place.display());
     let folder = folder_of(place);
@@ -238,10 +239,10 @@ mod tests {
         assert!(time("kvm/arm.c") == old && edited > old);
         make(tree.path(), &edits("new"), copy.path(), &stop).unwrap();
         assert_eq!(time("kvm/mmu.c"), edited, "the same edit again is no change");
-        // Without its edit the file is older than its object, unless it gets a new time.
+        // A file that loses its edit is older than its object, unless it gets a new time.
         make(tree.path(), &BTreeMap::new(), copy.path(), &stop).unwrap();
         assert!(time("kvm/mmu.c") >= edited);
-        // An editor that replaces the tree's file.
+        // Some editors replace the file.
         fs::remove_file(tree.path().join("kvm/arm.c")).unwrap();
         fs::write(tree.path().join("kvm/arm.c"), "arm, edited").unwrap();
         make(tree.path(), &BTreeMap::new(), copy.path(), &stop).unwrap();

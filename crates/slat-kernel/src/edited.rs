@@ -4,15 +4,15 @@ use crate::step::Failed;
 use crate::{Edit, Error, Tree, Version};
 use std::collections::BTreeMap;
 
-/// The files that are edited.
+/// A source of files to edit.
 pub trait Files {
-    /// What results call the tree.
+    /// Returns the tree's name in results.
     fn name(&self) -> &str;
-    /// Its version.
+    /// Returns the tree's version.
     fn version(&self) -> Version;
-    /// The text of a file; nothing if there is none.
+    /// Returns the text of a file; `None` if it does not exist.
     fn read(&self, path: &str) -> Option<String>;
-    /// Whether files that are not there are no error: the rest of an edit is applied.
+    /// Returns whether missing files are no error: then the rest of an edit is applied.
     fn is_part(&self) -> bool {
         false
     }
@@ -32,23 +32,23 @@ impl Files for Tree {
     }
 }
 
-/// What became of a file.
+/// A file before and after the edits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Where it is in the tree.
+    /// Path in the tree.
     pub path: String,
-    /// Its text before; nothing if it is new.
+    /// Its text before; `None` if it is new.
     pub before: Option<String>,
     /// Its text after.
     pub after: String,
 }
 
-/// What edits make of a tree.
+/// A tree with edits applied.
 #[derive(Clone, Debug)]
 pub struct Edited {
     /// Each edit, and what it changed.
     pub patches: Vec<(Edit, Vec<Change>)>,
-    /// The files that differ from the tree's, whole.
+    /// The complete files that differ from the tree's.
     pub files: BTreeMap<String, String>,
 }
 
@@ -66,7 +66,7 @@ impl Edited {
         Ok(this)
     }
 
-    /// The tree with the first so many of these edits.
+    /// Returns the tree with the first `count` of these edits.
     #[must_use]
     pub fn first(&self, count: usize) -> Self {
         let patches: Vec<_> = self.patches.iter().take(count).cloned().collect();
@@ -131,7 +131,7 @@ pub(crate) mod tests {
     use crate::edits::tests::series;
     use std::fs;
 
-    /// A tree that is as small as can be.
+    /// Returns a minimal tree.
     pub(crate) fn tree() -> (tempfile::TempDir, Tree) {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("virt/kvm")).unwrap();

@@ -1,13 +1,13 @@
-//! A folder of edits: series of them, in their order; and single semantic patches, `NAME.cocci`.
+//! A folder of edits: series in their order, and single semantic patches, `NAME.cocci`.
 
 use crate::step::Step;
 use crate::{Error, Version};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The file of a series that introduces it; it makes a folder a series.
+/// The file with a series' introduction; a folder that has it is a series.
 const COVER: &str = "cover.md";
-/// The file of an edit that says what it does, as its commit does.
+/// The file with an edit's description, which becomes its commit message.
 const MESSAGE: &str = "message.md";
 
 /// A folder of series of edits.
@@ -15,37 +15,37 @@ const MESSAGE: &str = "message.md";
 pub struct Edits {
     folder: PathBuf,
     series: Vec<Series>,
-    /// Semantic patches of folders that are no series: `FOLDER/NAME`. Nobody offers them.
+    /// Semantic patches of folders that are no series: `FOLDER/NAME`. They are not listed.
     others: Vec<Series>,
 }
 
-/// Edits that belong together, one on top of the other.
+/// Edits that belong together, each on top of the one before.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// Its name, that of its folder.
+    /// The name of its folder.
     pub name: String,
-    /// What introduces it; the first line is its title.
+    /// Its introduction; the first line is its title.
     pub cover: String,
     /// Its edits.
     pub edits: Vec<Edit>,
 }
 
-/// One edit, which becomes one patch.
+/// An edit, which becomes one patch.
 #[derive(Clone, Debug)]
 pub struct Edit {
-    /// Its name, with that of its series before it.
+    /// Its name, after that of its series.
     pub name: String,
-    /// What it does, as its commit says it; the first line is the subject.
+    /// Its commit message; the first line is the subject.
     pub message: String,
-    /// What it changes.
+    /// The steps that change files.
     pub steps: Vec<Step>,
-    /// New files: where in the tree, and their text.
+    /// New files: their paths in the tree, and their text.
     pub files: Vec<(String, String)>,
 }
 
 impl Edits {
-    /// Reads the folder that is given, or the one of the source that this was built from: the edits
-    /// are under Linux's licence, so this crate does not contain them.
+    /// Reads the given folder, or the one in the source of this program: the edits are under
+    /// Linux's licence, so this crate does not contain them.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::Malformed`].
@@ -72,16 +72,16 @@ impl Edits {
         Ok(Self { folder, series, others })
     }
 
-    /// All series, by name; without the patches of folders that are no series.
+    /// Returns all series, by name, without the patches of folders that are no series.
     pub fn series(&self) -> &[Series] {
         &self.series
     }
 
-    /// The edits of these names, in this order: those of a series, or with `SERIES/N`, or
-    /// `SERIES/N-NAME`, those up to one of them; or a single patch, `NAME` or `FOLDER/NAME`.
+    /// Returns the edits of these names, in this order. A name is a series; `SERIES/N` or
+    /// `SERIES/N-NAME`, for the edits up to that one; or a single patch, `NAME` or `FOLDER/NAME`.
     ///
     /// # Errors
-    /// [`Error::NoEdit`], also where a series is named twice.
+    /// [`Error::NoEdit`], also if an edit is named twice.
     pub fn find(&self, names: &[String]) -> Result<Vec<Edit>, Error> {
         let mut found: Vec<Edit> = Vec::new();
         for name in names {
@@ -110,7 +110,7 @@ impl Edits {
 }
 
 impl Series {
-    /// A semantic patch that stands alone.
+    /// Reads a single semantic patch as a series.
     fn single(name: &str, path: &Path) -> Result<Option<Self>, Error> {
         let edit = |step| Edit {
             name: name.to_owned(),
@@ -138,7 +138,7 @@ impl Series {
         Ok(Self { name, cover, edits })
     }
 
-    /// Its title.
+    /// Returns its title.
     pub fn title(&self) -> &str {
         title(&self.cover)
     }
@@ -169,12 +169,12 @@ impl Edit {
         Ok(Self { name, message, steps, files })
     }
 
-    /// Its subject.
+    /// Returns its subject.
     pub fn subject(&self) -> &str {
         title(&self.message)
     }
 
-    /// Its steps for trees of this version.
+    /// Returns its steps for trees of this version.
     pub fn steps_for(&self, version: Version) -> impl Iterator<Item = &Step> {
         self.steps.iter().filter(move |step| step.is_for(version))
     }
@@ -188,7 +188,7 @@ fn text(path: &Path) -> Result<String, Error> {
     fs::read_to_string(path).map_err(Error::io(format!("cannot read {}", path.display())))
 }
 
-/// What is in a folder, sorted.
+/// Returns the entries of a folder, sorted.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut entries: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
@@ -218,7 +218,7 @@ fn new_files(folder: &Path, below: &str, into: &mut Vec<(String, String)>) -> Re
 pub(crate) mod tests {
     use super::*;
 
-    /// A folder with one series of two edits, which need no Coccinelle.
+    /// Makes a folder with one series of two edits, which need no Coccinelle.
     pub(crate) fn series() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
@@ -263,7 +263,7 @@ pub(crate) mod tests {
         fs::write(&path, "// file: a.c\n// leaves: b\n@@\n@@\n-a\n+b\n").unwrap();
         let edits = Edits::read(Some(folder.path())).unwrap();
         assert_eq!(edits.find(&["mine".to_owned()]).unwrap()[0].name, "mine");
-        // One in a folder that is no series has a name, and is in no list.
+        // A patch in a folder that is no series can be named, and is not listed.
         fs::create_dir(folder.path().join("bugs")).unwrap();
         fs::copy(&path, folder.path().join("bugs/own.cocci")).unwrap();
         let edits = Edits::read(Some(folder.path())).unwrap();

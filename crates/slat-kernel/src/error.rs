@@ -1,41 +1,41 @@
-//! Why an edit cannot be made, with the place at which it was found out.
+//! Reasons why an edit cannot be made, with the place of the failure.
 
 use std::path::PathBuf;
 
-/// Why an edit cannot be made, and what to do.
+/// The reason why an edit cannot be made, with advice.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no tree, or it lacks what is needed.
+    /// There is no tree, or it lacks a file.
     #[error(
         "{}: {missing} is missing; give the top folder of a Linux source tree, such as \
          linux-source-6.12 unpacked",
         path.display()
     )]
     NoTree {
-        /// Where it was looked for.
+        /// The path that was searched.
         path: PathBuf,
         /// The file.
         missing: String,
     },
-    /// An edit is not known.
+    /// No edit has this name.
     #[error("no edit is called {name}; {} has {known}", folder.display())]
     NoEdit {
-        /// The name that was given.
+        /// The name.
         name: String,
-        /// Where edits are.
+        /// The folder of edits.
         folder: PathBuf,
-        /// Their names.
+        /// The names of the edits in it.
         known: String,
     },
     /// Edits need Coccinelle.
     #[error("edits need Coccinelle: spatch does not run; install the package coccinelle")]
     NoCoccinelle,
-    /// A step of an edit is not written as it has to be.
+    /// A step of an edit has a wrong format.
     #[error("{}: {why}", step.display())]
     Malformed {
         /// The file of the step.
         step: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// An edit does not fit a tree.
@@ -49,15 +49,15 @@ pub enum Error {
         file: String,
         /// The step that failed.
         step: PathBuf,
-        /// What is known of the reason.
+        /// The reason, as far as it is known.
         why: String,
     },
-    /// The machine around it.
+    /// An error of the operating system.
     #[error("{what}: {error}")]
     Io {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// Why it failed.
+        /// The error.
         error: std::io::Error,
     },
 }

@@ -1,12 +1,12 @@
-//! Linux with edits of one's own to its KVM.
+//! Linux with the user's edits to its KVM.
 //!
-//! [`Tree`] is a Linux source tree, [`Edits`] a folder of series of edits: semantic patches, lines
-//! for what no C parser reads, new files. [`Edited`] is the tree with some of them applied, in
-//! memory; it is built ([`Build`]) from a copy of hard links, and written as a series that `git am`
-//! takes ([`Mail`]). The tree itself is never written to.
+//! [`Tree`] is a Linux source tree, and [`Edits`] a folder of series of edits: semantic patches,
+//! lines for files that no C parser reads, and new files. [`Edited`] is the tree with some of them
+//! applied, in memory. [`Build`] builds it from a copy of hard links, and [`Mail`] writes it as a
+//! series that `git am` accepts. The tree itself is never written to.
 //!
-//! No code of Linux is part of this crate, nor of the edits, which lie in the folder `linux` of the
-//! repository under Linux's licence; what they make of a tree is on the user's machine alone.
+//! This crate contains no code of Linux, and not the edits, which are in the repository's folder
+//! `linux` under Linux's licence. Edited trees exist only on the user's machine.
 
 mod build;
 mod config;

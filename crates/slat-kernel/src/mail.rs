@@ -1,11 +1,11 @@
-//! Edits as a series of patches that `git am` takes, made against the tree that is at hand.
+//! Edits as a series of patches that `git am` accepts, made against the user's tree.
 
 use crate::edited::Change;
 use crate::{Edit, Edited};
 use similar::TextDiff;
 use std::fmt::Write as _;
 
-/// The author that the patches name.
+/// Author of the patches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Author {
     /// `Name <address>`.
@@ -14,20 +14,20 @@ pub struct Author {
     pub date: String,
 }
 
-/// One mail of a series.
+/// A mail of a series.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mail {
-    /// The name of its file.
+    /// Name of its file.
     pub file: String,
-    /// Its text, an mbox of one message.
+    /// Its text: an mbox of one message.
     pub text: String,
 }
 
-/// Lines of context around a change.
+/// Number of context lines around a change.
 const CONTEXT: usize = 3;
 
 impl Mail {
-    /// A cover letter, and a patch for each edit that changed something.
+    /// Returns a cover letter, and a patch for each edit that changed something.
     pub fn series(cover: &str, edited: &Edited, author: &Author) -> Vec<Self> {
         let patches: Vec<_> = edited.patches.iter().filter(|(_, c)| !c.is_empty()).collect();
         let count = patches.len();
@@ -65,7 +65,7 @@ impl Mail {
     }
 }
 
-/// A subject as a part of a file's name.
+/// Returns a subject as a part of a file's name.
 fn slug(subject: &str) -> String {
     let word = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { ' ' };
     let text: String = subject.chars().map(word).collect();
@@ -73,7 +73,7 @@ fn slug(subject: &str) -> String {
     text.chars().take(52).collect::<String>().trim_end_matches(['-', '.']).to_owned()
 }
 
-/// A file's change as git writes it.
+/// Returns a file's change in git's format.
 fn diff(change: &Change) -> String {
     let Change { path, before, after } = change;
     let text = before.as_deref().unwrap_or_default();
@@ -88,7 +88,7 @@ fn diff(change: &Change) -> String {
     format!("diff --git a/{path} b/{path}\n{new}{unified}")
 }
 
-/// Lines added and taken away, by file.
+/// Returns the number of lines added and removed, by file.
 fn stat<'a>(changes: impl Iterator<Item = &'a Change>) -> String {
     let mut lines = String::new();
     for Change { path, before, after } in changes {

@@ -1,8 +1,8 @@
-//! One step of an edit: a semantic patch, or lines that go into a file that is no C.
+//! A step of an edit: a semantic patch, or lines that are added to a file that is not C.
 //!
-//! A step says in its header which file it edits, which versions it is for, and what it leaves
-//! behind. Coccinelle says nothing of a rule that found no place, or too many: what is left behind
-//! is counted, so that half of an edit is none.
+//! The header of a step has the file that it edits, the versions that it is for, and the texts that
+//! it leaves in the result. Coccinelle reports no error if a rule matches nowhere, or too often. So
+//! these texts are counted, and an edit that applies only in part is an error.
 
 use crate::{Error, Version};
 use std::path::{Path, PathBuf};
@@ -11,9 +11,9 @@ use std::process::Command;
 /// A step, read from its file.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// Its own file.
+    /// Path of the step's own file.
     pub path: PathBuf,
-    /// The file of the tree that it edits: the first of these that is there.
+    /// The file of the tree to edit: the first of these that exists.
     pub files: Vec<String>,
     /// The first version that it is for, and the first that it is no longer for.
     versions: (Option<Version>, Option<Version>),
@@ -22,15 +22,15 @@ pub struct Step {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Texts that stand in the result, so many times more than before; at least once, without a
-    /// number.
+    /// Texts in the result: how many more of each there are than before; at least one more if there
+    /// is no number.
     Semantic { leaves: Vec<(Option<usize>, String)> },
-    /// Lines, and the line before or after which they go.
+    /// Lines, and the line before or after which they are added.
     Lines { after: bool, anchor: String, lines: Vec<String> },
 }
 
 impl Step {
-    /// Reads a step; nothing if the file is none.
+    /// Reads a step; returns `None` if the file is none.
     ///
     /// # Errors
     /// [`Error::Malformed`], [`Error::Io`].
@@ -84,16 +84,16 @@ impl Step {
         Ok(Self { path: path.to_owned(), files, versions, kind })
     }
 
-    /// Whether it is for trees of this version.
+    /// Returns whether it is for trees of this version.
     pub fn is_for(&self, version: Version) -> bool {
         let (from, until) = self.versions;
         from.is_none_or(|from| version >= from) && until.is_none_or(|until| version < until)
     }
 
-    /// What comes of a file's text.
+    /// Returns the text of a file after the step.
     ///
     /// # Errors
-    /// A reason why it does not apply: [`Failed`].
+    /// [`Failed`], with the reason why it does not apply.
     pub fn apply(&self, before: &str) -> Result<String, Failed> {
         match &self.kind {
             Kind::Semantic { leaves } => {
@@ -110,12 +110,12 @@ impl Step {
     }
 }
 
-/// Why a step does not apply.
+/// The reason why a step does not apply.
 #[derive(Debug)]
 pub enum Failed {
     /// It does not fit the file.
     Why(String),
-    /// Something else.
+    /// Another error.
     Other(Error),
 }
 
@@ -129,7 +129,7 @@ fn range(text: &str) -> Result<(Option<Version>, Option<Version>), String> {
     Ok((version(from)?, version(until)?))
 }
 
-/// Which of the texts did not come of it as often as it should.
+/// Returns a message on the first text that does not occur as often as it should; `None` if all do.
 fn missing(leaves: &[(Option<usize>, String)], before: &str, after: &str) -> Option<String> {
     let count = |text: &str, mark: &str| text.matches(mark).count();
     leaves.iter().find_map(|(times, mark)| {
@@ -172,7 +172,7 @@ fn coccinelle(patch: &Path, text: &str) -> Result<String, Failed> {
     let output = spatch.arg(&before).arg("-o").arg(&after).output();
     let output = output.map_err(|_| Failed::Other(Error::NoCoccinelle))?;
     let said = String::from_utf8_lossy(&output.stderr);
-    // Nothing to change is an error to Coccinelle; here what is left behind says what is missing.
+    // Coccinelle fails if nothing changes; then the texts that are missing tell the reason.
     if !output.status.success() && !said.contains("no modified files") {
         let last: Vec<&str> = said.lines().rev().take(3).collect();
         return Err(Failed::Why(last.join("; ")));
@@ -225,7 +225,7 @@ mod tests {
         let lines = ["b".to_owned()];
         assert_eq!(insert("a\nc\n", true, "a", &lines).unwrap(), "a\nb\nc\n");
         assert_eq!(insert("a\nc\n", false, "c", &lines).unwrap(), "a\nb\nc\n");
-        // A header names it without its indentation.
+        // A header has the line without its indentation.
         assert_eq!(insert("\ta\nc\n", true, "a", &lines).unwrap(), "\ta\nb\nc\n");
         assert!(insert("a\na\n", true, "a", &lines).unwrap_err().contains("2 times"));
         assert!(insert("x\n", true, "a", &lines).unwrap_err().contains("0 times"));

@@ -1,11 +1,11 @@
-//! The programs that build a kernel, and the packages that bring them.
+//! The programs that build a kernel, and the packages that have them.
 
 use anyhow::bail;
 use slat_vm::Architecture;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A program, an option with which it ends at once and well, and Debian's package.
+/// A program, an option with which it ends at once and successfully, and its Debian package.
 type Tool = (&'static str, &'static str, &'static str);
 
 const ALWAYS: [Tool; 6] = [
@@ -17,7 +17,7 @@ const ALWAYS: [Tool; 6] = [
     ("perl", "--version", "perl"),
 ];
 
-/// The prefix of the compiler's name, if it is another one than this machine's.
+/// Returns the prefix of the compiler's name, if it is not this machine's.
 pub fn cross_compile(arch: Architecture) -> &'static str {
     match arch {
         arch if Some(arch) == Architecture::of_this_machine() => "",
@@ -26,7 +26,7 @@ pub fn cross_compile(arch: Architecture) -> &'static str {
     }
 }
 
-/// Linux's name of an architecture, for `make`.
+/// Returns Linux's name of an architecture, for `make`.
 pub const fn linux_arch(arch: Architecture) -> &'static str {
     match arch {
         Architecture::X86_64 => "x86_64",
@@ -34,17 +34,17 @@ pub const fn linux_arch(arch: Architecture) -> &'static str {
     }
 }
 
-/// What the compiler says it is; nothing if there is none.
+/// Returns the compiler's description of its version; empty if there is no compiler.
 pub fn compiler(arch: Architecture) -> String {
     let gcc = format!("{}gcc", cross_compile(arch));
     let output = Command::new(gcc).arg("--version").stdin(Stdio::null()).output();
     output.map_or_else(|_| String::new(), |o| String::from_utf8_lossy(&o.stdout).into_owned())
 }
 
-/// Finds out whether a kernel can be built here.
+/// Checks that a kernel can be built here.
 ///
 /// # Errors
-/// Something is missing; the text has the command that installs it.
+/// Something is missing; the error has the command that installs it.
 pub fn check(arch: Architecture) -> anyhow::Result<()> {
     let mut tools = ALWAYS.to_vec();
     tools.extend(match cross_compile(arch) {
@@ -54,7 +54,7 @@ pub fn check(arch: Architecture) -> anyhow::Result<()> {
         }
         _ => Some(("x86_64-linux-gnu-gcc", "--version", "gcc-x86-64-linux-gnu")),
     });
-    // Headers, with which x86's objects are checked.
+    // Headers for checking x86's objects.
     let files: &[(&str, &str)] = match arch {
         Architecture::X86_64 => &[("/usr/include/libelf.h", "libelf-dev")],
         Architecture::Aarch64 => &[],
@@ -62,7 +62,7 @@ pub fn check(arch: Architecture) -> anyhow::Result<()> {
     installed(&format!("a kernel for {arch}"), &tools, files)
 }
 
-/// Finds out whether selftests can be built here, static, beside a kernel.
+/// Checks that selftests can be built here, static, in addition to a kernel.
 ///
 /// # Errors
 /// A package is missing.

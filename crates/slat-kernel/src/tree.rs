@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// What a tree's Makefile says it is.
+/// Version of a tree, from its Makefile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
     /// `VERSION`.
@@ -17,7 +17,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// What a Makefile says.
+    /// Reads the version from a Makefile.
     pub fn of(makefile: &str) -> Option<Self> {
         let of = |key: &str| {
             let value = |line: &str| {
@@ -51,7 +51,7 @@ impl FromStr for Version {
 /// A Linux source tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tree {
-    /// What it is called: `debian-6.12`, or its path.
+    /// Its name: `debian-6.12`, or its path.
     pub name: String,
     /// Its top folder.
     pub path: PathBuf,

@@ -1,27 +1,27 @@
-//! What became of a public interface: additions, and what breaks its users.
+//! Changes of a public interface: additions, and changes that break users' code.
 
 use crate::api::listing::{BY_A_FEATURE, PRIVATE, REQUIRED};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Attribute of a type that may grow.
+/// Attribute of a type that may get more variants or fields.
 const MAY_GROW: &str = "#[non_exhaustive] ";
 
 /// The lines in which two listings differ.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// After these a user may have to change code: what is gone, or became something else, or what
-    /// users have to add.
+    /// Changes after which a user may have to change code: items that are gone or different, and
+    /// items that users have to add.
     pub breaking: Vec<String>,
-    /// After these no user has to.
+    /// Changes after which no user has to change code.
     pub additions: Vec<String>,
 }
 
 impl Changes {
-    /// From one listing of a crate to another.
+    /// Returns the changes from one listing of a crate to another.
     pub fn between(old: &[String], new: &[String]) -> Self {
         let [before, after] = [old, new].map(|lines| lines.iter().collect::<BTreeSet<_>>());
-        // What changed has one path before and after.
+        // An item that changed has the same path before and after.
         let mut by_path: BTreeMap<&str, [Vec<&str>; 2]> = BTreeMap::new();
         for line in before.difference(&after) {
             by_path.entry(path(line)).or_default()[0].push(line);
@@ -71,12 +71,12 @@ impl fmt::Display for Changes {
     }
 }
 
-/// The path of the item that a line lists; of an implementation, the whole line.
+/// Returns the path of the item that a line lists; for an implementation, the whole line.
 fn path(line: &str) -> &str {
     if line.starts_with("impl") || line.starts_with("unsafe impl") {
         return line.trim_end_matches(BY_A_FEATURE);
     }
-    // Attributes and keywords stand before it, and have no path.
+    // Attributes and keywords stand before the item, and contain no path.
     let item = line.find("pub ").map_or(line, |at| &line[at..]);
     let start = |at: usize| item[..at].rfind(' ').map_or(0, |space| space + 1);
     let item = item.find("::").map_or(item, |at| &item[start(at)..]);
@@ -89,18 +89,18 @@ fn path(line: &str) -> &str {
     &item[..(0..bytes.len()).find(ends).unwrap_or(item.len())]
 }
 
-/// Whether users of the one can use the other.
+/// Returns whether users of the old item can use the new one.
 fn is_compatible(old: &str, new: &str) -> bool {
-    // A type that may grow no longer, a function that constants may call as well, an item of a
-    // trait that got a default, and what needs no feature any more.
+    // A type that is exhaustive now, a function that is const now, a trait's item that got a
+    // default, and an item that no longer needs a feature.
     old.replacen(MAY_GROW, "", 1) == new
         || old.replacen("pub fn ", "pub const fn ", 1) == new
         || old.strip_suffix(REQUIRED) == Some(new)
         || old.strip_suffix(BY_A_FEATURE) == Some(new)
 }
 
-/// Whether an added line asks something of those who use what was there before: a trait's item
-/// without a default, another variant to match, another field to fill.
+/// Returns whether an added line requires changes of existing users: a trait's item without a
+/// default, another variant to match, another field to set.
 fn asks_of_users(added: &str, old: &[String]) -> bool {
     let path = path(added);
     let Some((parent, _)) = path.rsplit_once("::") else { return false };
@@ -144,7 +144,7 @@ mod tests {
         pub fn a::Opaque::measured(self) -> u64 [by a feature]
         impl core::clone::Clone for a::Opaque";
 
-    /// What becomes of `OLD` when one line takes the place of another; either may be none.
+    /// Returns the changes of `OLD` when one line replaces another; either may be empty.
     fn after(gone: &str, came: &str) -> Changes {
         let old = lines(OLD);
         let mut new = old.clone();

@@ -1,4 +1,4 @@
-//! The public interface of a crate as lines of text, one an item.
+//! The public interface of a crate as lines of text, one for each item.
 
 use anyhow::{Context, ensure};
 use public_api::Builder;
@@ -6,16 +6,16 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Follows an item of a trait that has no default: who implements the trait has to write it.
+/// Follows an item of a trait without a default: implementations of the trait have to write it.
 pub const REQUIRED: &str = " [required]";
 
-/// Follows a struct that others cannot build from its fields.
+/// Follows a struct that users cannot build from its fields.
 pub const PRIVATE: &str = " [private fields]";
 
-/// Follows what is not there with the default features.
+/// Follows an item that does not exist with the default features.
 pub const BY_A_FEATURE: &str = " [by a feature]";
 
-/// Traits that the compiler implements and nobody asks for by name, or that are not stable.
+/// Traits that the compiler implements and users do not name, or that are not stable.
 const UNASKED: [&str; 5] = [
     "core::marker::Freeze",
     "core::marker::StructuralPartialEq",
@@ -27,7 +27,7 @@ const UNASKED: [&str; 5] = [
 /// The version of rustdoc's format that `public-api` reads.
 const FORMAT: u64 = 57;
 
-/// The lines of what rustdoc wrote.
+/// Returns the lines for rustdoc's output.
 pub fn of(json: &Path) -> anyhow::Result<BTreeSet<String>> {
     let text = std::fs::read(json).with_context(|| json.display().to_string())?;
     let documentation: Value = serde_json::from_slice(&text).context("what rustdoc wrote")?;
@@ -46,9 +46,9 @@ pub fn of(json: &Path) -> anyhow::Result<BTreeSet<String>> {
     Ok(lines)
 }
 
-/// The line of an item; none for what another line says already.
+/// Returns the line of an item; `None` if another line implies it.
 fn line(text: &str, item: &Value, parent: &Value) -> Option<String> {
-    // What an implementation's methods look like is the trait's.
+    // The trait has the signatures of an implementation's methods.
     if !parent["impl"]["trait"].is_null() && !item["function"].is_null() {
         return None;
     }

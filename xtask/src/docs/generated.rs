@@ -1,12 +1,12 @@
-//! Tests that figures in the documentation are those of a run that is kept beside it.
+//! Tests that figures in the documentation are those of a run that is kept in the repository.
 //!
-//! A comment `<!-- PROGRAM render FOLDER -->`, of `slat` or `slat-bench`, stands above a block that
-//! the command prints; `<!-- PROGRAM render FOLDER: TITLE; TITLE -->` has those of its parts whose
-//! first line begins so, `<!-- slat brief FOLDER -->` what the main job prints of it,
-//! `<!-- slat explain FOLDER -->` the account of it.
-//! `<!-- kernels FOLDER -->` the [tables of kernels](super::kernels), `<!-- selftests FOLDER -->`
-//! and `<!-- executes FOLDER -->` [those of selftests](super::selftests).
-//! `UPDATE_DOCS=1 cargo test -p xtask generated` writes such blocks anew.
+//! A comment `<!-- PROGRAM render FOLDER -->`, with `slat` or `slat-bench`, stands above a block
+//! that the command prints. `<!-- PROGRAM render FOLDER: TITLE; TITLE -->` selects the parts whose
+//! first line begins with a title. `<!-- slat brief FOLDER -->` is the main job's summary of the
+//! run, and `<!-- slat explain FOLDER -->` its account. `<!-- kernels FOLDER -->` is for the
+//! [tables of kernels](super::kernels), `<!-- selftests FOLDER -->` and `<!-- executes FOLDER -->`
+//! are for [those of selftests](super::selftests). `UPDATE_DOCS=1 cargo test -p xtask generated`
+//! updates the blocks.
 
 use super::{kernels, selftests};
 use crate::root;
@@ -14,11 +14,11 @@ use slat_lab::report::{html, text};
 use slat_lab::scenario::Program;
 use std::path::PathBuf;
 
-/// How wide the blocks are, as programs print where they know of no terminal.
+/// Width of the blocks, which is that of the programs' output without a terminal.
 const WIDTH: u16 = 120;
 const FENCES: [&str; 2] = ["```text\n", "```\n"];
 
-/// The page with each such block as its command prints it now; how many there are.
+/// Returns the page with each such block as its command prints it now, and the number of blocks.
 fn rendered(text: &str) -> Result<(String, usize), String> {
     let (page, blocks) = rendered_by(&slat_cli::PROGRAM, text)?;
     let (page, more) = rendered_by(&slat_bench::cli::PROGRAM, &page)?;
@@ -52,7 +52,8 @@ fn rendered_by(program: &Program, text: &str) -> Result<(String, usize), String>
     })
 }
 
-/// The page with what is shown in each block below a comment that begins so.
+/// Returns the page with the text that `shown` returns in each block below a comment that begins
+/// so.
 fn below(
     begin: &str,
     text: &str,
@@ -76,8 +77,8 @@ fn below(
     Ok((page, blocks))
 }
 
-/// The parts of a report whose titles begin so, in the report's order, below what says whether the
-/// run can be trusted and where it was made; all of the report without titles.
+/// Returns the parts of a report whose titles begin so, in the report's order, below the lines on
+/// trust and host of the run; without titles all of the report.
 fn parts_of(shown: &str, titles: &str) -> Result<String, String> {
     if titles.is_empty() {
         return Ok(shown.to_owned());
@@ -123,7 +124,7 @@ fn figures_that_come_from_a_kept_run_are_its_own() {
     assert!(stale.is_empty(), "UPDATE_DOCS=1 writes {stale:?} anew, or has just done so");
 }
 
-/// The first plot of a run's report.html, as a file of its own.
+/// Returns the first plot of a run's report.html, as a separate file.
 fn plot(folder: &str) -> String {
     let program = &slat_bench::cli::PROGRAM;
     let report = slat_lab::run::read(program, &root().join(folder)).unwrap();

@@ -1,10 +1,10 @@
-//! Reports that are kept beside the documentation tell nothing of the host that no reader needs:
-//! neither its name, nor its kernel's command line, nor parameters that only its vendor's KVM has.
-//! Those of selftests keep what `execute_perf_test` said, which is Slat's own; what others said is
-//! Linux's text.
+//! Tests that reports in the repository contain nothing of the host that readers do not need: not
+//! its name, not its kernel's command line, and no parameters that only its vendor's KVM has.
+//! Reports of selftests keep the output of `execute_perf_test`, which is Slat's own; that of others
+//! is Linux's text.
 //!
-//! `UPDATE_DOCS=1 cargo test -p xtask kept` takes that out of reports that were put there, and
-//! writes their pages anew.
+//! `UPDATE_DOCS=1 cargo test -p xtask kept` removes these parts from new reports, and updates their
+//! pages.
 
 use crate::root;
 use serde_json::{Value, json};
@@ -15,13 +15,13 @@ use std::path::{Path, PathBuf};
 /// Modules whose parameters Linux documents.
 const MODULES: [&str; 3] = ["kvm", "kvm_intel", "kvm_amd"];
 
-/// Takes out of a report what it tells of its host; whether there was anything.
+/// Removes the host's data from a report; returns whether there was any.
 fn anonymous(report: &mut Value) -> bool {
     let before = report["host"].clone();
     let emulated = report.get("emulator").is_some();
     let host = &mut report["host"];
     host["name"] = json!("example");
-    // An emulated machine's is Slat's own.
+    // The command line of an emulated machine is Slat's own.
     if !emulated {
         host["kernel"]["command_line"] = json!("not available");
     }
@@ -31,7 +31,7 @@ fn anonymous(report: &mut Value) -> bool {
     before != *host
 }
 
-/// Takes out what selftests of Linux's said; whether there was anything.
+/// Removes the output of Linux's selftests; returns whether there was any.
 fn without_output(report: &mut Value) -> bool {
     let is_own = |test: &Value| test["name"].as_str().is_some_and(|name| name.starts_with("exec"));
     let tests = report["tests"].as_array_mut().into_iter().flatten();
@@ -39,7 +39,7 @@ fn without_output(report: &mut Value) -> bool {
     said.filter_map(|test| test.remove("output")).count() > 0
 }
 
-/// A report as its program writes it: keys in their order.
+/// Returns a report as its program writes it, with keys in their order.
 fn text(report: Value) -> String {
     let text = match report.get("emulator").or(report.get("tests")) {
         Some(_) => serde_json::to_string_pretty(&report),
@@ -48,7 +48,7 @@ fn text(report: Value) -> String {
     text.unwrap() + "\n"
 }
 
-/// All files below a folder whose names end so.
+/// Returns all files below a folder with this extension.
 fn below(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = folder.read_dir().unwrap().map(|entry| entry.unwrap().path());
     let found = |path: PathBuf| match path.is_dir() {

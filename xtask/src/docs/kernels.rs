@@ -1,7 +1,7 @@
-//! The tables of kernels in docs/kernel.md, of reports that `slat emulate -o` wrote.
+//! Tables of kernels in docs/kernel.md, from reports that `slat emulate -o` wrote.
 //!
-//! Below `<!-- kernels FOLDER -->` stands a table for each tree of the reports in that folder, and
-//! one for Debian's own kernels: a column for each kernel.
+//! Below `<!-- kernels FOLDER -->` is a table for each tree of the reports in that folder, and one
+//! for Debian's own kernels, with a column for each kernel.
 
 use crate::root;
 use serde_json::Value;
@@ -12,7 +12,7 @@ use slat_lab::stats::median;
 use slat_lab::table::{NOTHING, Table};
 use std::collections::BTreeMap;
 
-/// What a row tells: its name, the phase, the pages, and the count in place of instructions.
+/// A row: its name, the phase, the pages, and the count if it is not of instructions.
 type Line = (&'static str, &'static str, &'static str, Option<&'static str>);
 
 const LINES: [Line; 8] = [
@@ -26,10 +26,10 @@ const LINES: [Line; 8] = [
     ("locks", "mark-idle", "4k", Some("calls__raw_write_lock")),
 ];
 
-/// What a kernel's reports tell for each line.
+/// The figures of a kernel's reports, for each line.
 type Told = [Option<u64>; LINES.len()];
 
-/// The tables of a folder's reports.
+/// Returns the tables of a folder's reports.
 pub fn tables(folder: &str, width: u16) -> Result<String, String> {
     let failed = |error: &dyn std::fmt::Display| format!("{folder}: {error}");
     let mut kernels: BTreeMap<String, Told> = BTreeMap::new();
@@ -59,13 +59,14 @@ pub fn tables(folder: &str, width: u16) -> Result<String, String> {
     Ok(shown.trim_start().to_owned())
 }
 
-/// What a result tells for a line.
+/// Returns a result's figure for a line, if it has one.
 fn tells(result: &Measurement, (_, phase, pages, count): &Line) -> Option<u64> {
     let params = &result.params;
     let is_it = result.variant == *phase
         && params["backing"] == *pages
         && !params.contains_key("vcpu")
-        // Where all pages begin as dirty the clear splits, and otherwise the enabling of the log.
+        // If all pages are initially dirty, the clear splits; otherwise the enabling of the log
+        // does.
         && match *phase {
             "clear" => params["initially_set"] == true,
             "enable" => params["initially_set"] == false,
@@ -81,8 +82,8 @@ fn tells(result: &Measurement, (_, phase, pages, count): &Line) -> Option<u64> {
     }
 }
 
-/// A column for each kernel, the tree's first, with what instructions are of those of the tree
-/// without edits; a line for each figure that one of them tells.
+/// Returns a table with a column for each kernel, the tree's first, in which instructions are also
+/// given relative to the tree without edits; and a line for each figure that a kernel has.
 fn table(tree: &str, kernels: &[(&str, &Told)]) -> Table {
     let plain = kernels.iter().find(|(kernel, _)| *kernel == tree).map(|(_, told)| *told);
     let cell = |at: usize, kernel: &str, told: &Told| {

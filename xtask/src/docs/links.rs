@@ -4,7 +4,8 @@ use crate::root;
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 use std::path::{Path, PathBuf};
 
-/// What is not there of what a page links to; `read` has the text of a page, if there is a file.
+/// Returns the links of a page that lead nowhere; `read` returns the text of a page, if the file
+/// exists.
 fn dead(page: &Path, text: &str, read: &impl Fn(&Path) -> Option<String>) -> Vec<String> {
     let mut dead = Vec::new();
     for event in Parser::new_ext(text, Options::ENABLE_TABLES) {
@@ -27,7 +28,7 @@ fn dead(page: &Path, text: &str, read: &impl Fn(&Path) -> Option<String>) -> Vec
     dead
 }
 
-/// The file that a page names from where it is.
+/// Returns the path of a file that a page links to.
 fn resolved(page: &Path, file: &str) -> PathBuf {
     let mut path = page.parent().unwrap_or(Path::new("")).to_owned();
     for part in Path::new(file) {
@@ -40,7 +41,7 @@ fn resolved(page: &Path, file: &str) -> PathBuf {
     path
 }
 
-/// Whether a page has a heading of this name, as code hosts make names of headings.
+/// Returns whether a page has a heading of this name, as code hosts derive names from headings.
 fn has_heading(text: &str, name: &str) -> bool {
     let mut heading: Option<String> = None;
     for event in Parser::new_ext(text, Options::ENABLE_TABLES) {
@@ -61,7 +62,7 @@ fn has_heading(text: &str, name: &str) -> bool {
     false
 }
 
-/// All pages below a folder, but of what is built.
+/// Finds all pages below a folder, except in build folders.
 fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in root().join(folder).read_dir().unwrap().map(Result::unwrap) {
         let path = folder.join(entry.file_name());

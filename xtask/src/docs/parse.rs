@@ -1,4 +1,4 @@
-//! Tests that each command line of the documentation is one that its program understands.
+//! Tests that each command line of the documentation is one that its program accepts.
 
 use super::{Example, pages};
 use crate::{Cli, Task, root};
@@ -6,10 +6,10 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use slat_lab::scenario::Program;
 
-/// Programs that are others', and not run by any test.
+/// Programs of others, which no test runs.
 const OTHERS: [&str; 2] = ["sudo", "echo"];
 
-/// What stands for a value in a command line that has a form, not values.
+/// Placeholders in command lines, with values for them.
 const FORMS: [(&str, &str); 4] = [
     ("$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT", "1/3"),
     ("--linux-tree PATH", "--linux-tree tree"),
@@ -17,18 +17,18 @@ const FORMS: [(&str, &str); 4] = [
     (" …", ""),
 ];
 
-/// What a line is.
+/// Kinds of lines.
 #[derive(Debug, PartialEq, Eq)]
 enum Read {
-    /// Its program understands it.
+    /// Its program accepts it.
     Understood,
-    /// Its program wants more: it is the name of a command.
+    /// Its program wants more: the line is the name of a command.
     Name,
-    /// It is another program's.
+    /// It runs another program.
     Other,
 }
 
-/// Reads a line by the shell's rules: the commands that it runs, one after the other.
+/// Parses a line by the shell's rules: the commands that it runs, one after the other.
 fn read(line: &str) -> Result<Read, String> {
     let forms = FORMS.iter().fold(line.to_owned(), |line, (form, value)| line.replace(form, value));
     let spaced = forms.replace(';', " ; ").replace("\\\n", " ");
@@ -67,7 +67,7 @@ fn of_program(program: &'static Program, words: &[&str]) -> Result<Read, String>
         Ok(matches) => matches,
         Err(error) => return of_error(&error),
     };
-    // Some run another command line, which they read when they get there.
+    // Some programs run another command line, which they parse later.
     let inner = words.iter().position(|word| *word == "--").map(|at| &words[at + 1..]);
     match (matches.subcommand(), inner) {
         (Some(("emulate" | "noise" | "explain", _)), Some(["slat-bench", inner @ ..])) => {
@@ -140,7 +140,7 @@ fn xtask(words: &[&str]) -> Result<Read, String> {
     of_program(&slat_bench::cli::PROGRAM, &passed)
 }
 
-/// Those of some lines that no program understands, each with its place.
+/// Returns the lines that no program accepts, with their places.
 fn wrong<'a>(examples: impl Iterator<Item = &'a Example>, names: bool) -> Vec<String> {
     let mut wrong = Vec::new();
     for Example { at, line, .. } in examples {

@@ -1,4 +1,4 @@
-//! Runs the examples of the documentation, small, and holds what they print against the pages.
+//! Runs the examples of the documentation on small sizes, and compares their output with the pages.
 
 use super::{Example, Page, pages, shape};
 use crate::root;
@@ -9,14 +9,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// Where the lines of a page lead in this checkout.
+/// Beginnings of lines on a page, with the programs of this checkout that they run.
 const PROGRAMS: [(&str, &str); 3] = [
     ("cargo run --release -p slat-bench --", "slat-bench"),
     ("cargo run --release --", "slat"),
     ("cargo run --release", "slat --quick"),
 ];
 
-/// What measures, and by which options it is done soon: those that a line lacks are added to it.
+/// Commands that measure, with options that make them short, added to lines that lack them.
 const SMALL: [(&str, &[&str]); 15] = [
     ("slat noise", &["--pairs 3"]),
     ("bench dirty-log", &["--quick"]),
@@ -38,7 +38,7 @@ const SMALL: [(&str, &[&str]); 15] = [
     ("slat-bench idle", &["--quick", "--memory 2m"]),
 ];
 
-/// Sizes that are smaller here, and formats that these programs are built without.
+/// Replacements by smaller sizes, and of formats that these programs are built without.
 const SMALLER: [(&str, &str); 8] = [
     ("--check 100", "--check 2"),
     ("arm64-4k,ept,npt,riscv", "arm64-4k,ept"),
@@ -50,7 +50,7 @@ const SMALLER: [(&str, &str); 8] = [
     ("-- split", "-- split --quick"),
 ];
 
-/// Lines that are not run, by words in them, and why.
+/// Words of lines that are not run, with the reasons.
 const LEFT_OUT: [(&str, &str); 10] = [
     ("slat emulate", "the stage emulators has its machines"),
     ("slat kernel", "the stage kernels builds and boots"),
@@ -64,10 +64,10 @@ const LEFT_OUT: [(&str, &str); 10] = [
     ("--fail-if-slower", "its exit code says what the machine did"),
 ];
 
-/// Lines whose output is that of other machines, by words in them, and why.
+/// Words of lines whose output is from other machines, with the reasons.
 const NOT_HELD: [(&str, &str); 1] = [("slat merge", "the page has two hosts")];
 
-/// What the host decides is held against what a test prints of a known one.
+/// Output that depends on the host is compared with that of a test for a known host.
 const OF_A_HOST: (&str, &str) = (
     "slat doctor",
     concat!(
@@ -76,14 +76,14 @@ const OF_A_HOST: (&str, &str) = (
     ),
 );
 
-/// What a line printed, and whether it succeeded.
+/// The output of a line, and whether it succeeded.
 #[derive(Clone)]
 struct Printed {
     text: String,
     success: bool,
 }
 
-/// Runs all of them in a folder, with the programs in another; returns what it had to skip.
+/// Runs all examples in a folder, with the programs in another; returns what it had to skip.
 pub fn run(folder: &Path, programs: &Path) -> anyhow::Result<Vec<String>> {
     let _ = fs::remove_dir_all(folder);
     let kvm = File::options().read(true).write(true).open("/dev/kvm");
@@ -106,7 +106,7 @@ pub fn run(folder: &Path, programs: &Path) -> anyhow::Result<Vec<String>> {
                 continue;
             }
             let (small, begin) = (small(line), Instant::now());
-            // What leaves no file prints the same wherever it stands.
+            // A command that leaves no file prints the same in every place.
             let again =
                 known.get(&small).filter(|_| MEASURES.iter().any(|it| small.starts_with(it)));
             let printed = match again {
@@ -125,10 +125,10 @@ pub fn run(folder: &Path, programs: &Path) -> anyhow::Result<Vec<String>> {
     Ok(skipped)
 }
 
-/// Beginnings of lines that measure and leave nothing.
+/// Beginnings of lines that measure and leave no file.
 const MEASURES: [&str; 2] = ["slat bench", "slat-bench "];
 
-/// Whether a line runs a guest under KVM.
+/// Returns whether a line runs a guest under KVM.
 fn needs_kvm(line: &str) -> bool {
     let alone = ["slat show", "slat doctor", "slat-bench", "cargo run --release -p slat-bench"];
     line.contains("slat bench") || !alone.iter().any(|word| line.starts_with(word))
@@ -137,7 +137,7 @@ fn needs_kvm(line: &str) -> bool {
 /// Makes the folder of a page, with the files that it shows, and those that its lines read.
 fn prepare(page: &Page, folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    // Pages of a guest, as they are used.
+    // Pages of a guest, in the order of their use.
     let line = |number: usize| format!("{}{}\n", ["", "w "][number % 2], number * 7 % 300);
     fs::write(folder.join("FILE"), (0..4000).map(line).collect::<String>()).context("FILE")?;
     for (language, text) in &page.files {
@@ -150,7 +150,7 @@ fn prepare(page: &Page, folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The line as it is run here: soon done, of the same scenario.
+/// Returns the line as it is run here: shorter, of the same scenario.
 fn small(line: &str) -> String {
     let line = line.split(" #").next().unwrap_or(line).trim_end();
     let mut line = PROGRAMS.iter().fold(line.to_owned(), |line, (from, to)| line.replace(from, to));
@@ -165,7 +165,7 @@ fn small(line: &str) -> String {
     SMALLER.iter().fold(line, |line, (from, to)| line.replace(from, to))
 }
 
-/// Runs a line as a shell does.
+/// Runs a line in a shell.
 fn shell(line: &str, folder: &Path, programs: &Path) -> anyhow::Result<Printed> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::iter::once(programs.to_owned()).chain(std::env::split_paths(&path));
@@ -177,7 +177,7 @@ fn shell(line: &str, folder: &Path, programs: &Path) -> anyhow::Result<Printed> 
     Ok(Printed { text, success: output.status.success() })
 }
 
-/// Holds what a line printed against its page; what there is to say of that.
+/// Compares the output of a line with its page; returns a message on the result.
 fn held(example: &Example, small: &str, printed: &Printed) -> anyhow::Result<String> {
     let Printed { text, success } = printed;
     // A page that shows an error shows that the line fails.

@@ -1,8 +1,8 @@
-//! The tables of KVM's selftests in docs/kernel.md, of what `slat kernel test --json` printed.
+//! Tables of KVM's selftests in docs/kernel.md, from the output of `slat kernel test --json`.
 //!
-//! Below `<!-- selftests FOLDER -->` stands a table for each architecture and tree of the reports
-//! in that folder, a column for each set of edits. Below `<!-- executes FOLDER -->` stands what
-//! `execute_perf_test` said in each of them.
+//! Below `<!-- selftests FOLDER -->` is a table for each architecture and tree of the reports in
+//! that folder, with a column for each set of edits. Below `<!-- executes FOLDER -->` is the output
+//! of `execute_perf_test` in each of them.
 
 use crate::root;
 use serde_json::Value;
@@ -11,7 +11,7 @@ use slat_lab::report::text;
 use slat_lab::table::{NOTHING, Table};
 use std::collections::BTreeMap;
 
-/// The reports of a folder, those with fewer edits first.
+/// Returns the reports of a folder, those with fewer edits first.
 fn reports(folder: &str) -> Result<Vec<Value>, String> {
     let failed = |error: &dyn std::fmt::Display| format!("{folder}: {error}");
     let mut reports: Vec<Value> = Vec::new();
@@ -28,7 +28,7 @@ fn edits(report: &Value) -> Vec<&str> {
     report["edits"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
-/// What a column calls a kernel: its edits, but for those that all have.
+/// Returns a kernel's column title: its edits, without those that all kernels have.
 fn kernel(edits: &[&str], of_all: &[&str]) -> String {
     let own: Vec<&str> = edits.iter().copied().filter(|edit| !of_all.contains(edit)).collect();
     match &*own {
@@ -42,7 +42,7 @@ fn text_of<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_default()
 }
 
-/// A test's name and arguments, without the mode that depends on the CPU.
+/// Returns a test's name and arguments, without the mode that depends on the CPU.
 fn name(test: &Value) -> &str {
     let name = text_of(test, "name");
     name.split_once(" -m ").map_or(name, |(name, _)| name)
@@ -52,7 +52,7 @@ fn tests(report: &Value) -> impl Iterator<Item = &Value> {
     report["tests"].as_array().into_iter().flatten()
 }
 
-/// A table for each architecture and tree.
+/// Returns a table for each architecture and tree.
 pub fn tables(folder: &str, width: u16) -> Result<String, String> {
     let mut groups: BTreeMap<(String, String), Vec<Value>> = BTreeMap::new();
     for report in reports(folder)? {
@@ -66,11 +66,13 @@ pub fn tables(folder: &str, width: u16) -> Result<String, String> {
     Ok(shown.trim_start().to_owned())
 }
 
-/// A line for each test in the order in which they ran, and a note for each reason to skip one.
+/// Returns a table with a line for each test in the order in which they ran, and a note for each
+/// reason of a skip.
 fn table(arch: &str, tree: &str, reports: &[Value]) -> Table {
     let mut names: Vec<&str> = Vec::new();
     let mut notes: Vec<String> = Vec::new();
-    // The kernel with the most tests tells their order; others have a part of them, or others.
+    // The kernel with the most tests decides their order; others have some of them, or different
+    // ones.
     let mut longest: Vec<&Value> = reports.iter().collect();
     longest.sort_by_key(|report| std::cmp::Reverse(tests(report).count()));
     for test in longest.into_iter().flat_map(tests) {
@@ -107,10 +109,10 @@ fn table(arch: &str, tree: &str, reports: &[Value]) -> Table {
     }
 }
 
-/// Statistics that are shown, as `execute_perf_test` calls them.
+/// Statistics that are shown, by their names in `execute_perf_test`.
 const STATISTICS: [&str; 4] = ["pages_4k", "pages_2m", "pf_taken", "exits"];
 
-/// What `execute_perf_test` said: a phase, its instructions, and statistics after it.
+/// A phase of `execute_perf_test`: its name, its instructions, and the statistics after it.
 type Phase<'a> = (&'a str, Option<i64>, BTreeMap<&'a str, &'a str>);
 
 fn phases(output: &str) -> Vec<Phase<'_>> {
@@ -118,19 +120,19 @@ fn phases(output: &str) -> Vec<Phase<'_>> {
     lines.windows(2).filter_map(|pair| phase(pair[0], pair[1])).collect()
 }
 
-/// A phase's line is its name, a colon and seconds; statistics are in the line below it.
+/// Parses a phase: its line is its name, a colon and seconds; the statistics are in the next line.
 fn phase<'a>(line: &'a str, below: &'a str) -> Option<Phase<'a>> {
     let words: Vec<&str> = below.split(' ').collect();
     let statistics: BTreeMap<&str, &str> =
         words.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
     statistics.get("exits")?;
     let (name, seconds) = line.split_once(':').unwrap_or((line, ""));
-    // "0.001234567s", and a nanosecond is an instruction.
+    // "0.001234567s", in which a nanosecond is an instruction.
     let digits = seconds.trim().trim_end_matches('s').replace('.', "");
     Some((name.trim_end(), digits.parse().ok(), statistics))
 }
 
-/// What `execute_perf_test` said on each kernel.
+/// Returns the output of `execute_perf_test` on each kernel.
 pub fn executes(folder: &str, width: u16) -> Result<String, String> {
     let mut rows = Vec::new();
     let reports = reports(folder)?;

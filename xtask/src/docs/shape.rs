@@ -1,17 +1,17 @@
-//! What two outputs of one command have in common, whatever the machine measured: their words.
+//! Compares two outputs of one command by their words, independent of measured figures.
 
-/// Stands on a page for what it leaves out: a part of a line, or lines.
+/// Replaces text that a page leaves out: a part of a line, or lines.
 const LEFT_OUT: &str = "…";
 
-/// Words that figures decide: their units, what stands between two of them or in place of one, and
-/// whether a threshold was met.
+/// Words that depend on figures: units, words between two figures or in place of one, and whether a
+/// threshold was met.
 const OF_FIGURES: [&str; 19] = [
     "s", "ms", "µs", "ns", "×", "%", "x", "KiB", "MiB", "GiB", "TiB", "MiB/s", "GiB/s", "ms/s",
     "GB/s", "to", "–", "met", "missed",
 ];
 
-/// The words of an output that are no figures, nor lines below headings, nor in parentheses. What
-/// stands between commas, and a name's value, are words of their own.
+/// Returns the words of an output without figures, lines below headings, and text in parentheses.
+/// Text between commas, and a name's value, are separate words.
 fn words<'t>(lines: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
     let is_figure = |word: &str| {
         word.trim_start_matches(['±', '−', '-', '+']).starts_with(|c: char| c.is_ascii_digit())
@@ -33,8 +33,8 @@ fn words<'t>(lines: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
     parts.map(|word| if word == "..." { LEFT_OUT } else { word }).collect()
 }
 
-/// Finds the first line of a page that is not what was printed. Where lines end is no matter, nor,
-/// between what is left out, the order of words: the widths of figures decide how cells are
+/// Returns the first line of a page that differs from the output. Line breaks do not matter, nor
+/// does the order of words between omissions, because the widths of figures decide how cells are
 /// wrapped.
 pub fn differs<'a>(shown: &'a [String], printed: &str) -> Option<&'a str> {
     let printed = words(printed.lines());
@@ -47,7 +47,7 @@ pub fn differs<'a>(shown: &'a [String], printed: &str) -> Option<&'a str> {
     Some(lines.map_or("(and no more)", |lines| shown[lines - 1].as_str()))
 }
 
-/// Whether the pieces between what is left out are all there, in order, from beginning to end.
+/// Returns whether the pieces between omissions are all there, in order, from beginning to end.
 fn matches(wanted: &[&str], printed: &[&str]) -> bool {
     let pieces: Vec<_> = wanted.split(|word| *word == LEFT_OUT).map(sorted).collect();
     let mut rest = printed;

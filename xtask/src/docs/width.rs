@@ -1,13 +1,14 @@
-//! Prose of the documentation keeps to 100 columns, so that a change of it can be read as a diff.
+//! Tests that prose of the documentation keeps to 100 columns, so that its changes are readable as
+//! diffs.
 //!
-//! Blocks of text, rows of tables, headings and comments are as wide as they are.
+//! Blocks of text, rows of tables, headings and comments may be wider.
 
 use crate::root;
 use std::path::{Path, PathBuf};
 
 const COLUMNS: usize = 100;
 
-/// The lines of a page that are prose and too wide, by number.
+/// Returns the numbers of lines of a page that are prose and too wide.
 fn wide(page: &str) -> Vec<usize> {
     let mut in_block = false;
     let mut found = Vec::new();
@@ -25,7 +26,7 @@ fn wide(page: &str) -> Vec<usize> {
     found
 }
 
-/// The project's own pages: neither what was built, nor what was fetched.
+/// Returns the project's own pages, without files that were built or fetched.
 fn pages(folder: &Path) -> Vec<PathBuf> {
     let entries = folder.read_dir().unwrap().map(|entry| entry.unwrap().path());
     let is_hidden = |path: &Path| {

@@ -1,5 +1,5 @@
-//! Which hypervisor is built: one for each form of stage 2, since nearly all of it is compiled for
-//! that.
+//! Builds of the hypervisor: one for each form of stage 2, because nearly all of it is compiled for
+//! the form.
 
 use crate::stages::cargo;
 use crate::{setup, target};
@@ -10,11 +10,10 @@ use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 
-/// The target that the hypervisor is built for: without FP, so the guest's registers stay as they
-/// are.
+/// The target of the hypervisor: without FP, so that the guest's registers keep their values.
 const TARGET: &str = "aarch64-unknown-none-softfloat";
 
-/// The program, as cargo names it whatever the features.
+/// Name of the program in cargo, for all features.
 const PROGRAM: &str = "slat-hypervisor";
 
 /// Smallest page of stage 2.
@@ -51,7 +50,7 @@ pub struct Build {
 
 impl Build {
     /// # Errors
-    /// FEAT_LPA2 is not of that granule.
+    /// The granule has no FEAT_LPA2.
     pub fn new(granule: Granule, lpa2: bool) -> anyhow::Result<Self> {
         if lpa2 && granule == Granule::K64 {
             bail!("--lpa2 is of granules of 4k and 16k; leave one of --lpa2 and --granule 64k out");
@@ -59,7 +58,7 @@ impl Build {
         Ok(Self { granule, lpa2 })
     }
 
-    /// Sizes of its leaves.
+    /// Returns the sizes of its leaves.
     const fn leaves(self) -> &'static [&'static str] {
         match (self.granule, self.lpa2) {
             (Granule::K4, _) => &["4k", "2m", "1g"],
@@ -69,10 +68,10 @@ impl Build {
         }
     }
 
-    /// The largest leaf, as asked for, or the smallest block.
+    /// Returns the largest leaf, as asked for, or else the smallest block.
     ///
     /// # Errors
-    /// There is no such leaf.
+    /// The form has no leaf of this size.
     pub fn largest(self, asked: Option<&str>) -> anyhow::Result<&str> {
         let leaves = self.leaves();
         match asked {
@@ -86,8 +85,9 @@ impl Build {
         }
     }
 
-    /// Bits of guest addresses; 0 are as many as there are. With 52 a walk of 16K begins at the
-    /// manual's level 0, which QEMU 7.2 refuses for that granule (`check_s2_mmu_setup`).
+    /// Returns the number of bits of guest addresses; 0 for all that the CPU has. With 52 bits a
+    /// walk of 16K begins at the manual's level 0, which QEMU 7.2 refuses for that granule
+    /// (`check_s2_mmu_setup`).
     pub const fn bits(self) -> u8 {
         match (self.granule, self.lpa2) {
             (Granule::K16, true) => 51,
@@ -104,11 +104,11 @@ impl Build {
         self.lpa2.then_some("lpa2").into_iter().chain(granule).collect()
     }
 
-    /// Installs the emulator and the target, and builds the hypervisor; that without features
+    /// Installs the emulator and the target, and builds the hypervisor; the one without features
     /// together with its probe.
     ///
     /// # Errors
-    /// What cannot be installed or built.
+    /// Something cannot be installed or built.
     pub fn prepare(self) -> anyhow::Result<()> {
         setup::emulator(AARCH64)?;
         setup::target(TARGET)?;
@@ -121,12 +121,12 @@ impl Build {
         };
         let status = build.status().context("cargo does not start")?;
         ensure!(status.success(), "the hypervisor was not built: {status}");
-        // The next build may be another: cargo gives all the same name.
+        // The next build may have other features, and cargo uses the same name for all.
         fs::copy(program(PROGRAM), self.program()).context("cannot keep the hypervisor")?;
         Ok(())
     }
 
-    /// Where it is.
+    /// Returns the path of the program.
     pub fn program(self) -> PathBuf {
         let mut words = vec![PROGRAM, "kept"];
         words.extend(self.features());
@@ -134,7 +134,7 @@ impl Build {
     }
 }
 
-/// A program of the hypervisor's package.
+/// Returns the path of a program of the hypervisor's package.
 pub fn program(name: &str) -> PathBuf {
     target().join(TARGET).join("debug").join(name)
 }

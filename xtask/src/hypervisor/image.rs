@@ -1,4 +1,4 @@
-//! What a guest boots: Debian's kernel, and an initial file system with little more than the work.
+//! Images that a guest boots: Debian's kernel, and an initial file system for the work.
 
 use crate::static_build;
 use anyhow::{Context, ensure};
@@ -7,22 +7,22 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-/// The first process: does what `slat.work=WORD,WORD,...` says on the kernel's command line.
+/// The first process: it does what `slat.work=WORD,WORD,...` on the kernel's command line says.
 pub const INIT: &str = include_str!("init.sh");
 
-/// The commands that first processes are made of.
+/// Busybox commands that first processes use.
 const APPLETS: [&str; 12] = [
     "sh", "mount", "poweroff", "reboot", "cat", "uname", "echo", "sleep", "nproc", "head", "grep",
     "seq",
 ];
 
-/// Nobody interrupts a fetch but by ending the process.
+/// Never set: a fetch can be interrupted only by ending the process.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// Debian's arm64 kernel, a raw image: where it is kept, or else fetched to.
+/// Returns the path of Debian's arm64 kernel, a raw image; fetches it if necessary.
 ///
 /// # Errors
-/// It cannot be fetched.
+/// The kernel cannot be fetched.
 pub fn kernel(version: Debian) -> anyhow::Result<PathBuf> {
     let tell = Teller { say: &|_| (), note: &|line| eprintln!("{line}") };
     let image = Kernel::kept(version, Architecture::Aarch64, &NEVER, tell)?.image;
@@ -32,10 +32,10 @@ pub fn kernel(version: Debian) -> anyhow::Result<PathBuf> {
     Ok(image)
 }
 
-/// Debian's static busybox for arm64: where it is kept, or else fetched to.
+/// Returns the path of Debian's static busybox for arm64; fetches it if necessary.
 ///
 /// # Errors
-/// It cannot be fetched.
+/// Busybox cannot be fetched.
 pub fn busybox() -> anyhow::Result<PathBuf> {
     let kept = kept("packages/busybox-static-arm64", |folder, tree| {
         let (suite, architecture) = ("bookworm", "arm64");
@@ -49,8 +49,8 @@ pub fn busybox() -> anyhow::Result<PathBuf> {
     })
 }
 
-/// An initial file system with this first process, busybox, the work, built now, and files by where
-/// they are to be.
+/// Returns an initial file system with this first process, busybox, the work, which is built now,
+/// and `files` at their paths.
 ///
 /// # Errors
 /// The work cannot be built, busybox cannot be fetched, or a file cannot be read.
@@ -73,16 +73,16 @@ pub fn initramfs(init: &str, files: &[(&str, &Path)]) -> anyhow::Result<Vec<u8>>
 /// Writes an initial file system to a file.
 ///
 /// # Errors
-/// Those of [`initramfs`], and the file cannot be written.
+/// Errors of [`initramfs`], or the file cannot be written.
 pub fn write(to: &Path, init: &str, files: &[(&str, &Path)]) -> anyhow::Result<()> {
     let bytes = initramfs(init, files)?;
     fs::write(to, bytes).with_context(|| format!("cannot write {}", to.display()))
 }
 
-/// Writes a folder that QEMU can boot from: `Image`, a link, and `initrd`.
+/// Writes a folder that QEMU can boot from: `Image`, which is a link, and `initrd`.
 ///
 /// # Errors
-/// Those of [`kernel`] and [`write()`], and the folder cannot be written to.
+/// Errors of [`kernel`] and [`write()`], or the folder cannot be written to.
 pub fn image_to(folder: &Path, version: Debian, kexec: bool) -> anyhow::Result<()> {
     let failed = || format!("cannot write to {}", folder.display());
     fs::create_dir_all(folder).with_context(failed)?;

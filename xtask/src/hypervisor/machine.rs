@@ -12,34 +12,34 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// QEMU is given so much longer than the hypervisor gives its guest, in seconds.
+/// Seconds that QEMU has in addition to the time that the hypervisor gives its guest.
 const GRACE: u64 = 30;
 
-/// A machine that is about to run.
+/// A machine that is ready to run.
 pub struct Guest<'a> {
     pub args: &'a RunArgs,
     pub options: &'a Options<'a>,
     pub words: &'a str,
-    /// The hypervisor.
+    /// The hypervisor's program.
     pub program: PathBuf,
-    /// Linux, and what it boots from.
+    /// Linux, and its initial file system.
     pub image: Option<PathBuf>,
     pub initrd: Option<PathBuf>,
     pub folder: &'a Path,
 }
 
-/// How it ended.
+/// Result of a run.
 pub struct Ending {
-    /// All that the guest's console said.
+    /// All output of the guest's console.
     pub console: String,
-    /// All that the hypervisor said for people.
+    /// All output of the hypervisor for people.
     pub said: String,
-    /// And for programs.
+    /// All output of the hypervisor for programs.
     pub records: Vec<Value>,
 }
 
 impl Guest<'_> {
-    /// Runs it to its end; `shown`: console and hypervisor on stdout as they come.
+    /// Runs the machine to its end; `shown` copies console and hypervisor to stdout as they print.
     pub fn run(&self, shown: bool) -> anyhow::Result<Ending> {
         let (machine, report) = self.machine()?;
         let (mut console, mut report) =
@@ -75,7 +75,7 @@ impl Guest<'_> {
         })
     }
 
-    /// The machine, and the file that the hypervisor writes to.
+    /// Returns the machine, and the file that the hypervisor writes to.
     fn machine(&self) -> anyhow::Result<(Machine, PathBuf)> {
         let mut words = self.words.to_owned();
         let mut loaded = Vec::new();
@@ -99,7 +99,7 @@ impl Guest<'_> {
             ));
         }
         if let Some(guest) = &self.args.guest {
-            // It says itself where it is.
+            // An ELF file has its own address.
             loaded.push(format!("file={}", guest.display()));
         }
         let arch = Architecture::Aarch64;
@@ -123,11 +123,11 @@ impl Guest<'_> {
     }
 }
 
-/// A file that somebody else writes.
+/// A file that another process writes.
 struct Tail {
     file: File,
     text: String,
-    /// Up to where lines were handed out.
+    /// End of the lines that were returned.
     seen: usize,
 }
 
@@ -137,7 +137,7 @@ impl Tail {
         Ok(Self { file, text: String::new(), seen: 0 })
     }
 
-    /// Whole lines that are new, and at the `end` the rest.
+    /// Returns new whole lines, and at the `end` the rest.
     fn lines(&mut self, end: bool) -> anyhow::Result<Vec<String>> {
         let mut bytes = Vec::new();
         self.file.read_to_end(&mut bytes).context("cannot read what the machine says")?;

@@ -1,4 +1,4 @@
-//! `cargo xtask hypervisor`: a guest of the hypervisor, in QEMU.
+//! `cargo xtask hypervisor`: runs a guest of the hypervisor in QEMU.
 
 mod build;
 mod image;
@@ -50,7 +50,7 @@ Examples:
 
 Ends with 0 if the guest switched itself off and its program passed, with 1 if not.";
 
-/// What to run.
+/// Options of a run.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct RunArgs {
@@ -58,17 +58,17 @@ pub struct RunArgs {
     /// [default: cortex-a76; max for the job private]
     #[arg(long)]
     pub cpu: Option<String>,
-    /// Guest addresses of 52 bits: FEAT_LPA2, which max has
+    /// Guest addresses of 52 bits: FEAT_LPA2, which the CPU max has
     #[arg(long)]
     pub lpa2: bool,
-    /// Smallest page of stage 2; that of the guest stays 4k
+    /// Smallest page of stage 2; the guest's own pages are 4k
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     pub granule: Granule,
-    /// Bits of guest addresses, 39 to 52 [default: all that there are; 51 with --lpa2 --granule
-    /// 16k, as QEMU before 8.1 walks no more levels then]
+    /// Bits of guest addresses, 39 to 52 [default: as many as possible; 51 with --lpa2 --granule
+    /// 16k, because QEMU before 8.1 walks no more levels then]
     #[arg(long, value_parser = clap::value_parser!(u8).range(39..=52))]
     pub bits: Option<u8>,
-    /// vCPUs, 1 to 8; one CPU more is the manager's
+    /// vCPUs, 1 to 8; the manager has another CPU
     #[arg(long, default_value_t = 1)]
     pub vcpus: u64,
     /// The vCPU that boots
@@ -84,16 +84,16 @@ pub struct RunArgs {
     /// Debian's kernel
     #[arg(long, default_value = "debian-6.12")]
     pub kernel: Debian,
-    /// What the manager does: boot (nothing), migrate, age, move (its memory leaf by leaf, and to
-    /// another VMID), restore (it goes back to a snapshot, page by page), fork (it is forked
-    /// while it writes) or private (pages become private and shared again while it uses them)
+    /// The manager's job: boot (nothing), migrate, age, move (the guest's memory leaf by leaf, and
+    /// to another VMID), restore (the guest to a snapshot, page by page), fork (the guest while it
+    /// writes) or private (pages become private and shared again while the guest uses them)
     #[arg(long, default_value = "boot")]
     pub job: String,
-    /// What the guest does: write,MIB crew,MIB (the same on all CPUs) private,MIB touch,MIB
+    /// The guest's work: write,MIB crew,MIB (the same on all CPUs) private,MIB touch,MIB
     /// execute,MIB hotplug kexec [default: what the job needs]
     #[arg(long)]
     pub work: Option<String>,
-    /// How writes are logged: protect or hardware
+    /// Way to log writes: protect or hardware
     #[arg(long, default_value = "protect")]
     pub logging: String,
     /// Fetches from huge pages: allowed, split, split-page or zap
@@ -103,7 +103,7 @@ pub struct RunArgs {
     /// fork]
     #[arg(long)]
     pub caches: Option<String>,
-    /// When such switches are trapped: needed or always
+    /// Which of these switches are trapped: needed or always
     #[arg(long, default_value = "needed")]
     pub trap: String,
     /// A deliberate fault: no-tlbi, local, no-stage1, no-stage2, keep-dirty, wrong-vmid, no-break,
@@ -113,7 +113,7 @@ pub struct RunArgs {
     /// Seconds after which the guest is stopped
     #[arg(long, default_value_t = 60)]
     pub seconds: u64,
-    /// QEMU's threads: one for all CPUs, which is fast to boot, or one each (`multi`), which races
+    /// QEMU's threads: one for all CPUs, which boots fast, or one each (`multi`), which races
     #[arg(long, default_value = "single", value_parser = ["single", "multi"])]
     pub thread: String,
     /// More words of the guest's command line
@@ -122,7 +122,7 @@ pub struct RunArgs {
     /// A folder for console, report.json and report.html [default: target/hypervisor]
     #[arg(long)]
     pub output: Option<PathBuf>,
-    /// Another guest than Linux, an ELF file: for the tests
+    /// An ELF file to run instead of Linux, for the tests
     #[arg(skip)]
     pub guest: Option<PathBuf>,
 }
@@ -139,7 +139,7 @@ impl Default for RunArgs {
 }
 
 impl RunArgs {
-    /// What the guest does.
+    /// Returns the guest's work.
     fn work(&self) -> &str {
         match (&self.work, self.job.as_str()) {
             (Some(work), _) => work,
@@ -151,19 +151,20 @@ impl RunArgs {
         }
     }
 
-    /// The CPU: memory is private where vCPUs cannot get past their caches.
+    /// Returns the CPU: memory is private only on one whose vCPUs cannot bypass their caches.
     fn cpu(&self) -> &str {
         let private = self.job == Job::Private.word();
         self.cpu.as_deref().unwrap_or(if private { "max" } else { "cortex-a76" })
     }
 
-    /// What switches of a vCPU's caches do: a guest is forked that has one set of tables.
+    /// Returns the policy for switches of a vCPU's caches: a guest with one set of tables can be
+    /// forked.
     fn caches(&self) -> &str {
         let fork = self.job == Job::Fork.word();
         self.caches.as_deref().unwrap_or(if fork { "first" } else { "exact" })
     }
 
-    /// Which hypervisor.
+    /// Returns the build of the hypervisor.
     ///
     /// # Errors
     /// There is none for the granule and addresses.
@@ -171,10 +172,10 @@ impl RunArgs {
         Build::new(self.granule, self.lpa2)
     }
 
-    /// The hypervisor's own words.
+    /// Returns the hypervisor's command line.
     ///
     /// # Errors
-    /// Leaves that the granule does not have.
+    /// The granule does not have these leaves.
     fn words(&self) -> anyhow::Result<String> {
         let build = self.build()?;
         let largest = build.largest(self.largest.as_deref())?;
@@ -196,22 +197,22 @@ impl RunArgs {
         ))
     }
 
-    /// The guest's.
+    /// Returns the guest's command line.
     fn guest_words(&self) -> String {
         if self.guest.is_some() {
             return self.append.clone();
         }
-        // Without kernel page-table isolation, whose changes of ASID flush QEMU's TLB and with it
-        // what a missing invalidation has left.
+        // Without kernel page-table isolation, whose changes of ASID flush QEMU's TLB, and so hide
+        // a missing invalidation.
         format!("console=ttyAMA0 kpti=off panic=-1 slat.work={} {}", self.work(), self.append)
     }
 }
 
-/// Installs what is missing, builds, boots, and prints what there is to see.
+/// Installs what is missing, builds, boots, and prints the results.
 ///
 /// # Errors
-/// Options that cannot be, what cannot be installed or built, and a guest that did not end as it
-/// should.
+/// Impossible options, something that cannot be installed or built, or a guest that did not end as
+/// it should.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let build = args.build()?;
     args.words()?;
@@ -226,7 +227,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Boots a guest, and waits for its end; `shown`: with its console on stdout.
+/// Boots a guest, and waits for its end; `shown` copies its console to stdout.
 pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending> {
     let (words, build) = (args.words()?, args.build()?);
     let options = Options::parse(&words).map_err(|refused| anyhow::anyhow!("{refused}"))?;
@@ -265,7 +266,8 @@ pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending
     Ok(ending)
 }
 
-/// What Linux boots from, packed once a run of this program, or with a second kernel.
+/// Returns Linux's initial file system, packed once per run of this program; or one with a second
+/// kernel.
 fn initrd(image: &Path, kexec: bool) -> anyhow::Result<PathBuf> {
     let folder = target().join("hypervisor");
     fs::create_dir_all(&folder).context("cannot make a folder")?;
@@ -286,38 +288,38 @@ fn initrd(image: &Path, kexec: bool) -> anyhow::Result<PathBuf> {
 }
 
 impl Ending {
-    /// The first record of a kind.
+    /// Returns the first record of a kind.
     pub fn record(&self, kind: &str) -> Option<&Value> {
         self.records.iter().find(|record| record["record"] == kind)
     }
 
-    /// A number of the last record.
+    /// Returns a number of the last record.
     pub fn count(&self, name: &str) -> anyhow::Result<u64> {
         let end = self.record("end").context("the hypervisor said nothing at the end")?;
         end[name].as_u64().with_context(|| format!("no {name} in {end}"))
     }
 
-    /// Faults of a kind, of each vCPU, and of the manager.
+    /// Returns the faults of a kind, of each vCPU, and of the manager.
     pub fn each(&self, kind: &str) -> Vec<u64> {
         let all = self.record("end").map(|end| &end["faults"][kind]);
         let all = all.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         all.iter().filter_map(Value::as_u64).collect()
     }
 
-    /// Faults of a kind, of all vCPUs.
+    /// Returns the faults of a kind, of all vCPUs.
     pub fn faults(&self, kind: &str) -> u64 {
         self.each(kind).iter().sum()
     }
 
-    /// Why the guest was over.
+    /// Returns the reason for the guest's end.
     pub fn why(&self) -> &str {
         self.record("end").and_then(|end| end["why"].as_str()).unwrap_or("nobody knows")
     }
 
-    /// Whether all went as it should.
+    /// Checks that all went as it should.
     ///
     /// # Errors
-    /// Why not, with the last lines of the console and of the hypervisor.
+    /// The reason, with the last lines of the console and of the hypervisor.
     pub fn check(&self) -> anyhow::Result<()> {
         let work_failed = self.console.contains("guest: FAILED");
         if self.why() == "it switched itself off" && !work_failed {

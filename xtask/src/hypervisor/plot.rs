@@ -1,4 +1,4 @@
-//! A live migration as a page with plots: dirty pages by round, faults by vCPU.
+//! A page with plots of a live migration: dirty pages by round, faults by vCPU.
 
 use anyhow::Context;
 use plotters::prelude::*;
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 const SIZE: (u32, u32) = (720, 360);
 
-/// The page, with everything in it.
+/// Returns the page, which contains the plots.
 pub fn page(migration: &Value, words: &str) -> anyhow::Result<String> {
     let numbers = |value: &Value| -> Vec<u64> {
         value.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
@@ -17,7 +17,7 @@ pub fn page(migration: &Value, words: &str) -> anyhow::Result<String> {
     let faults: Vec<Vec<u64>> =
         migration["faults"].as_array().into_iter().flatten().map(numbers).collect();
     let vcpus = faults.first().map_or(0, Vec::len);
-    // What each round cost each vCPU.
+    // Faults of each vCPU in each round.
     let by_vcpu: Vec<Vec<u64>> = (0..vcpus)
         .map(|vcpu| faults.windows(2).map(|two| two[1][vcpu] - two[0][vcpu]).collect())
         .collect();
@@ -47,11 +47,11 @@ pub fn page(migration: &Value, words: &str) -> anyhow::Result<String> {
     ))
 }
 
-/// Series over rounds, as an SVG; bars for one, lines for several.
+/// Returns series over rounds, as an SVG: bars for one, lines for several.
 fn plot(series: &[(String, Vec<u64>)], bars: bool) -> anyhow::Result<String> {
     let mut svg = String::new();
     let rounds = series.iter().map(|(_, values)| values.len()).max().unwrap_or(0);
-    // The first is all memory: what comes after it is what a reader wants to see.
+    // The first bar is all memory; the scale fits the later ones.
     let skipped = usize::from(bars);
     let most = series.iter().flat_map(|(_, values)| values.iter().skip(skipped)).max();
     let most = most.copied().unwrap_or(0).max(1);

@@ -1,5 +1,5 @@
-//! Real Linux on real stage-2 walks: what each source is about, seen to work, and what goes wrong
-//! when it is made to.
+//! Real Linux on real stage-2 walks: checks each service of the hypervisor, and the effects of
+//! deliberate faults.
 
 use super::build::{Build, program};
 use super::{Ending, Granule, RunArgs, boot};
@@ -8,7 +8,7 @@ use crate::{in_ci, target};
 use anyhow::{Context, ensure};
 use std::sync::Mutex;
 
-/// One boot, and what must be seen.
+/// A boot, and its check.
 struct Case {
     name: &'static str,
     args: RunArgs,
@@ -18,7 +18,7 @@ struct Case {
 }
 
 impl Case {
-    /// How often it may be booted until what must be seen is seen.
+    /// Returns how often the case may be booted until its check passes.
     fn tries(&self) -> u32 {
         if self.args.fault == "none" { 1 } else { 3 }
     }
@@ -53,8 +53,8 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
                     let once =
                         || boot(&case.args, &folder, false).and_then(|end| (case.check)(&end));
                     let mut done = once();
-                    // A deliberate fault shows if the guest writes where it matters, in time for
-                    // it: on a busy machine not at the first try.
+                    // A deliberate fault shows only if the guest writes the right page in time,
+                    // which on a busy machine may fail at the first try.
                     for _ in 1..case.tries() {
                         if let Err(error) = &done {
                             println!("{}: once more: {error:#}", case.name);
@@ -197,7 +197,7 @@ fn cases() -> Vec<Case> {
         case("fetches-that-zap", executing("zap", base()), |end| {
             end.check()?;
             let (zapped, mapped) = (end.faults("zapped"), end.faults("mapped"));
-            // Of 16 MiB alone, each page faults again.
+            // In 16 MiB alone, each page faults again.
             ensure!(zapped >= 8 && mapped >= 4096, "{zapped} zapped, {mapped} mapped");
             Ok(())
         }),
@@ -251,7 +251,8 @@ fn cases() -> Vec<Case> {
         ),
         rare("hotplug-every", caches("every", 4, base()), |end| {
             end.check()?;
-            // Both edges of 4 boots and 6 hotplugs, but what a reset vCPU had off already.
+            // Both switches of 4 boots and 6 hotplugs, except those that a reset vCPU had off
+            // already.
             ensure!(end.count("flushes")? >= 10, "{} flushes", end.count("flushes")?);
             ensure!(end.count("flushed_bytes")? > 100 << 20, "too little was flushed");
             Ok(())
@@ -267,7 +268,8 @@ fn cases() -> Vec<Case> {
             |end| {
                 end.check()?;
                 ensure!(end.console.contains("guest: second kernel"), "there was no second kernel");
-                // Each kernel's boot, and what the first uses once it has switched its caches off.
+                // The memory of each kernel's boot, and what the first uses after it has switched
+                // its caches off.
                 let touched = end.count("touched_bytes")?;
                 ensure!(
                     (100_000..1 << 20).contains(&touched),
@@ -298,7 +300,8 @@ fn cases() -> Vec<Case> {
         seconds: 90,
         ..migrate("cortex-a76", 2, logging)
     };
-    // Caught by the comparison of both copies; the last by a guest that does not get on.
+    // The comparison of both copies finds these faults; for the last one, the guest makes no
+    // progress.
     cases.extend([
         rare("caught-no-tlbi", fault("no-tlbi", "protect"), differs),
         case("caught-local", fault("local", "protect"), differs),
@@ -312,7 +315,7 @@ fn cases() -> Vec<Case> {
         ),
         rare("caught-no-stage1", fault("no-stage1", "hardware"), differs),
         case("caught-keep-dirty", fault("keep-dirty", "hardware"), differs),
-        // Walks of the guest's old tables: it hangs, and is found out by its time.
+        // Stale walks of the guest's old tables: the guest hangs, and its time limit ends it.
         rare(
             "caught-no-stage2",
             RunArgs { thread: "multi".to_owned(), ..fault("no-stage2", "hardware") },
@@ -322,7 +325,7 @@ fn cases() -> Vec<Case> {
             },
         ),
     ]);
-    // What QEMU cannot notice: the guest ends as it should.
+    // Faults that QEMU cannot notice: the guest ends as it should.
     for name in ["wrong-vmid", "no-break", "no-barrier", "no-maintenance"] {
         let args = fault(name, "hardware");
         cases.push(Case { name, args, check: migrated, long: true });
@@ -330,7 +333,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Guests that misbehave at EL1 (`slat-probe`), and what becomes of them.
+/// Returns guests that misbehave at EL1 (`slat-probe`), with their expected ends.
 fn probes() -> Vec<Case> {
     let probe = |word: &str, cpu: &str, seconds| RunArgs {
         guest: Some(program("slat-probe")),
@@ -383,7 +386,7 @@ fn caches(policy: &str, vcpus: u64, args: RunArgs) -> RunArgs {
     RunArgs { caches: Some(policy.to_owned()), vcpus, work: Some("hotplug".to_owned()), ..args }
 }
 
-/// The guest was moved, and found all that it had written.
+/// Checks that the guest was migrated, and found all data that it had written.
 fn migrated(end: &Ending) -> anyhow::Result<()> {
     end.check()?;
     let migration = end.record("migration").context("there was no migration")?;
@@ -394,7 +397,7 @@ fn migrated(end: &Ending) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Stage 2 had pages of that size, and no smaller leaf.
+/// Checks that stage 2 had pages of that size, and no smaller leaf.
 fn of_pages(end: &Ending, size: &str) -> anyhow::Result<()> {
     let leaves = end.record("end").map(|end| end["leaves"].clone()).unwrap_or_default();
     ensure!(leaves[size].as_u64() > Some(0) && leaves["4k"].is_null(), "leaves: {leaves}");

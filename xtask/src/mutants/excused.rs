@@ -1,11 +1,11 @@
-//! Mutants that no test can notice, each with the reason: `docs/mutants.txt`.
+//! Mutants that no test can notice, with the reasons: `docs/mutants.txt`.
 
 use super::{Fate, Mutant};
 use anyhow::{Context, bail};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The list, by file and change, with the reasons.
+/// The reasons, by file and change.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Excused(BTreeMap<(String, String), String>);
 
@@ -16,7 +16,7 @@ impl Excused {
         Self::parse(&text).with_context(|| path.display().to_string())
     }
 
-    /// `FILE: CHANGE`, and in indented lines below it the reason; `#` begins a comment.
+    /// Parses `FILE: CHANGE` with the reason in indented lines below it; `#` begins a comment.
     fn parse(text: &str) -> anyhow::Result<Self> {
         let mut list = BTreeMap::new();
         let mut last: Option<&mut String> = None;
@@ -48,7 +48,7 @@ impl Excused {
         self.0.contains_key(&(mutant.file.clone(), mutant.change.clone()))
     }
 
-    /// Entries that excuse nothing which could be changed.
+    /// Returns the entries for which no mutant exists.
     pub fn without_mutant(&self, listed: &[Mutant]) -> Vec<String> {
         let is = |(file, change): &(String, String)| {
             listed.iter().any(|mutant| mutant.file == *file && mutant.change == *change)
@@ -57,7 +57,8 @@ impl Excused {
         gone.map(|(file, change)| format!("no such mutant any more: {file}: {change}")).collect()
     }
 
-    /// Those that came through without an excuse, and those that have one and do not.
+    /// Returns mutants that pass all tests without an excuse, and those that have an excuse and
+    /// fail one.
     pub fn wrong(&self, tested: &[(&Mutant, Fate)]) -> Vec<String> {
         let wrong = |&(mutant, fate): &(&Mutant, Fate)| {
             let what = match (fate, self.has(mutant)) {

@@ -12,20 +12,20 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a test program may take of the address space: a mutant may ask for memory without end.
+/// Limit of a test program's address space, because a mutant may allocate without end.
 const MEMORY: &str = "--as=16000000000";
-/// How many times as long as without a mutant tests may take, and how long besides.
+/// Time limit of tests: a multiple of their time without a mutant, and a constant.
 const PATIENCE: (u32, Duration) = (5, Duration::from_secs(10));
 
 /// A run of a test program.
 struct Run<'a> {
     program: &'a Path,
     arguments: Vec<String>,
-    /// How long it takes without a mutant.
+    /// Its time without a mutant.
     takes: Duration,
 }
 
-/// The runs that a mutant meets, the shortest first.
+/// The runs of each mutant, the shortest first.
 pub struct Judge<'a> {
     programs: &'a Programs,
     runs: Vec<Run<'a>>,
@@ -62,21 +62,21 @@ impl<'a> Judge<'a> {
         Ok(judge)
     }
 
-    /// How a mutant that was built into the programs goes, or the one that is alone in them.
+    /// Returns the result of a mutant that was built into the programs, or of the only one in them.
     pub fn fate(&self, mutant: Option<u32>) -> anyhow::Result<Fate> {
         let mut fate = Fate::Missed;
         for run in &self.runs {
             match self.meet(run, mutant)? {
                 End::Passed => {}
                 End::Failed => return Ok(Fate::Caught),
-                // A machine that does other work may be the reason.
+                // The cause may be a busy machine.
                 End::TooLate => fate = Fate::Timeout,
             }
         }
         Ok(fate)
     }
 
-    /// Those of other programs that were built of the same tests.
+    /// Returns a judge for other programs that were built from the same tests.
     pub fn of<'b>(&self, programs: &'b Programs) -> Judge<'b> {
         let of = |run: &Run| {
             let larger = run.program == self.programs.larger;
@@ -86,8 +86,8 @@ impl<'a> Judge<'a> {
         Judge { programs, runs: self.runs.iter().map(of).collect() }
     }
 
-    /// The fates of mutants in their order, as many at a time as there are CPUs; `tell` hears of
-    /// each as it is known.
+    /// Returns the results of mutants in their order, with as many at a time as there are CPUs;
+    /// calls `tell` with each result.
     pub fn fates(
         &self,
         mutants: &[u32],
@@ -133,7 +133,7 @@ impl<'a> Judge<'a> {
         let end = match failure.recv_timeout(run.takes * times + besides) {
             Ok(()) => End::Failed,
             Err(RecvTimeoutError::Timeout) => End::TooLate,
-            // Its output has ended, and so has it.
+            // Its output has ended, so the program has ended.
             Err(RecvTimeoutError::Disconnected) => {
                 let status = tests.wait().context("a test program")?;
                 return Ok(if status.success() { End::Passed } else { End::Failed });

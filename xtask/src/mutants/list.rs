@@ -1,4 +1,4 @@
-//! The mutants that cargo-mutants proposes.
+//! The list of mutants that cargo-mutants proposes.
 
 use super::LIBRARIES;
 use crate::{root, setup};
@@ -7,40 +7,40 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
-/// One change.
+/// A change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mutant {
     pub file: String,
-    /// The change, wherever it stands; of several alike in a file, all but the first are numbered.
+    /// The change without its place; equal ones in a file are numbered, except the first.
     pub change: String,
     pub kind: Kind,
-    /// The text that goes, and what comes in its place.
+    /// The text to remove, and its replacement.
     pub from: Place,
     pub to: Place,
     pub replacement: String,
 }
 
-/// What is changed.
+/// The kind of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The body of a function returns a constant.
     Body,
     Operator,
-    /// An arm of a match goes.
+    /// An arm of a match is removed.
     Arm,
     /// The condition of an arm is always true, or never.
     Guard,
     Other,
 }
 
-/// A place in a file, both from 1, columns in characters.
+/// A place in a file; lines and columns begin at 1, and columns are characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     pub line: usize,
     pub column: usize,
 }
 
-/// All mutants of the libraries.
+/// Returns all mutants of the libraries.
 pub fn all() -> anyhow::Result<Vec<Mutant>> {
     let mut list = Command::new(setup::mutants_program());
     list.args(["mutants", "--no-config", "--list", "--json"]).current_dir(root());
@@ -51,7 +51,7 @@ pub fn all() -> anyhow::Result<Vec<Mutant>> {
     numbered(list.as_array().context("the list of mutants is none")?)
 }
 
-/// The mutants of cargo-mutants' list, those alike in a file told apart.
+/// Returns the mutants of cargo-mutants' list, with equal ones in a file numbered.
 fn numbered(list: &[Value]) -> anyhow::Result<Vec<Mutant>> {
     let mut seen: BTreeMap<(String, String), u32> = BTreeMap::new();
     let mutant = |value: &Value| {
@@ -87,7 +87,7 @@ fn numbered(list: &[Value]) -> anyhow::Result<Vec<Mutant>> {
 
 #[cfg(test)]
 impl Mutant {
-    /// One that is nowhere.
+    /// Returns a mutant without a real place.
     pub fn named(file: &str, change: &str) -> Self {
         let (file, change) = (file.to_owned(), change.to_owned());
         let from = Place { line: 1, column: 1 };

@@ -1,4 +1,4 @@
-//! How the mutants went, a row a file, and the table of them in the documentation.
+//! Results of the mutants, one row for each file, and their table in the documentation.
 
 use super::excused::Excused;
 use super::{Fate, Mutant};
@@ -11,10 +11,10 @@ const TITLES: &str = "\
 |---|---|---|---|---|---|---|
 ";
 
-/// Around the table in the documentation.
+/// Markers around the table in the documentation.
 const MARKERS: [&str; 2] = ["<!-- cargo xtask mutants --record -->\n\n", "\n<!-- end -->"];
 
-/// How the mutants of a file went.
+/// Results of the mutants of a file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Row {
     file: String,
@@ -51,7 +51,7 @@ impl Row {
     }
 }
 
-/// The rows as a table.
+/// Returns the rows as a table.
 pub fn text(rows: &[Row]) -> String {
     rows.iter().fold(TITLES.to_owned(), |text, row| text + &row.text())
 }

@@ -1,5 +1,5 @@
-//! All mutants of a file in one program, of which a variable chooses one as the tests run: what a
-//! mutant costs is the tests' time, and no build.
+//! Builds all mutants of a file into one program; a variable chooses one of them when the tests
+//! run. A mutant costs only the time of its tests, and no build.
 
 use super::list::{Kind, Mutant, Place};
 use anyhow::Context;
@@ -10,10 +10,10 @@ use syn::spanned::Spanned;
 use syn::visit_mut::{self, VisitMut};
 use syn::{BinOp, Block, Expr, Pat, UnOp, parse_quote};
 
-/// The variable that names the mutant by its number.
+/// The environment variable that has the mutant's number.
 pub const VARIABLE: &str = "SLAT_MUTANT";
 
-/// What is asked at each mutant; it is appended to the library's first file.
+/// The function that each mutant calls; it is appended to the library's first file.
 pub const CHOICE: &str = r#"
 extern crate std as slat_mutants_std;
 pub(crate) fn slat_mutant(number: u32) -> bool {
@@ -23,11 +23,11 @@ pub(crate) fn slat_mutant(number: u32) -> bool {
 }
 "#;
 
-/// Before the number, in the text of a program.
+/// Text before the number in a program's source.
 const ASKED: &str = "slat_mutant (";
 
-/// The source with these mutants in it, each with its number; also the numbers of those that found
-/// a place. No other can be chosen: those in constants and in patterns that need an expression.
+/// Returns the source with these mutants, each with its number, and the numbers of those that could
+/// be inserted. Mutants in constants, and in patterns that need an expression, cannot.
 pub fn weave(source: &str, mutants: &[(u32, &Mutant)]) -> anyhow::Result<(String, BTreeSet<u32>)> {
     let mut file = syn::parse_file(source).context("a file does not parse")?;
     let mut weaver = Weaver { mutants, woven: BTreeSet::new(), constant: false };
@@ -35,13 +35,14 @@ pub fn weave(source: &str, mutants: &[(u32, &Mutant)]) -> anyhow::Result<(String
     Ok((file.to_token_stream().to_string(), weaver.woven))
 }
 
-/// The mutant that the text between two bytes is of: one asked within, else the last one before.
+/// Returns the mutant at the text between two bytes: the first one within, else the last one
+/// before.
 pub fn mutant_at(text: &str, start: usize, end: usize) -> Option<u32> {
     let number = |at: usize| {
         let digits = text[at + ASKED.len()..].trim_start();
         digits.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
     };
-    // One that begins within may end behind it.
+    // A mutant that begins within may end after it.
     let end = (end + ASKED.len()).min(text.len());
     let within = text.get(start..end)?.find(ASKED).map(|at| start + at);
     within.or_else(|| text.get(..start)?.rfind(ASKED)).and_then(number)
@@ -50,12 +51,12 @@ pub fn mutant_at(text: &str, start: usize, end: usize) -> Option<u32> {
 struct Weaver<'a> {
     mutants: &'a [(u32, &'a Mutant)],
     woven: BTreeSet<u32>,
-    /// Within a function that the compiler may run, and that can ask for nothing.
+    /// Whether the code is in a `const fn`, which cannot call `slat_mutant`.
     constant: bool,
 }
 
 impl Weaver<'_> {
-    /// The mutants of a kind that begin here, with what comes in place of what is there.
+    /// Returns the mutants of a kind that begin here, with their replacements.
     fn at(&mut self, kind: Kind, span: Span) -> Vec<(u32, String)> {
         if self.constant {
             return Vec::new();
@@ -69,7 +70,7 @@ impl Weaver<'_> {
         found
     }
 
-    /// As [`Self::at`], where each replacement is code; one that is not is left out.
+    /// As [`Self::at`], for replacements that parse as code; others are left out.
     fn code<T: syn::parse::Parse>(&mut self, kind: Kind, span: Span) -> Vec<(u32, T)> {
         let mut found = Vec::new();
         for (id, text) in self.at(kind, span) {
@@ -115,7 +116,7 @@ impl Weaver<'_> {
                 | ShlAssign(_)
                 | ShrAssign(_)
         );
-        // What is assigned to is a place, which no expression may replace.
+        // The target of an assignment is a place, which no expression may replace.
         if !assigns {
             self.visit_expr_mut(&mut binary.left);
         }
@@ -130,7 +131,8 @@ impl Weaver<'_> {
         let (l, r) = (&binary.left, &binary.right);
         let (ids, ops): (Vec<_>, Vec<_>) = others.into_iter().unzip();
         Some(match op {
-            // The other operator is the only mutant: it looks at the right where this does not.
+            // The other operator is the only mutant: it evaluates the right side where this one
+            // does not.
             And(_) => parse_quote!(({
                 let l: bool = #l;
                 if l ^ (#(crate::slat_mutant(#ids))|*) { #r } else { l }
@@ -164,7 +166,7 @@ impl Weaver<'_> {
 }
 
 impl VisitMut for Weaver<'_> {
-    // What the compiler evaluates, and what is no expression.
+    // Code that the compiler evaluates, and code that is no expression.
     fn visit_item_const_mut(&mut self, _: &mut syn::ItemConst) {}
     fn visit_item_static_mut(&mut self, _: &mut syn::ItemStatic) {}
     fn visit_impl_item_const_mut(&mut self, _: &mut syn::ImplItemConst) {}
@@ -230,7 +232,7 @@ impl VisitMut for Weaver<'_> {
     }
 }
 
-/// Whether an expression binds names for what follows it.
+/// Returns whether an expression binds names for the code that follows it.
 fn has_let(expression: &Expr) -> bool {
     match expression {
         Expr::Let(_) => true,
@@ -249,7 +251,7 @@ mod tests {
         Mutant { kind, from, to: from, replacement, ..Mutant::named("a.rs", "another") }
     }
 
-    /// Without the spaces of a token stream.
+    /// Returns the source with a mutant, without the spaces of a token stream.
     fn woven(source: &str, mutant: &Mutant) -> Option<String> {
         let (text, woven) = weave(source, &[(7, mutant)]).unwrap();
         syn::parse_file(&text).unwrap();

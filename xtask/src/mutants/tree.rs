@@ -10,27 +10,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The copy, of one library's tests.
+/// The copy, for one library's tests.
 pub struct Tree<'a> {
     root: &'a Path,
     folder: PathBuf,
     library: &'a Library,
 }
 
-/// The profile of one build that many runs follow, and of one for each run.
+/// The profile of a build with many runs, and of a build for each run.
 const TOGETHER: &str = "mutants";
 const ALONE: &str = "mutant";
 
-/// The programs that a build made: of the unit tests, and of the larger tests.
+/// The programs of a build: the unit tests, and the larger tests.
 #[derive(Clone, Debug)]
 pub struct Programs {
     pub unit: PathBuf,
     pub larger: PathBuf,
-    /// Where cargo would start them.
+    /// The folder in which cargo would start them.
     pub folder: PathBuf,
 }
 
-/// What the compiler says of a file, as a range of its bytes.
+/// An error of the compiler in a file, as a range of its bytes.
 #[derive(Debug)]
 struct Complaint {
     file: String,
@@ -39,7 +39,7 @@ struct Complaint {
 }
 
 impl Programs {
-    /// Copies that no later build writes over.
+    /// Copies the programs, so that no later build overwrites them.
     pub fn kept(&self) -> anyhow::Result<Self> {
         let keep = |program: &Path| {
             let kept = program.with_extension("kept");
@@ -52,7 +52,7 @@ impl Programs {
 }
 
 impl<'a> Tree<'a> {
-    /// Copies what git knows.
+    /// Copies the files that git knows.
     pub fn new(root: &'a Path, folder: PathBuf, library: &'a Library) -> anyhow::Result<Self> {
         let mut files = Command::new("git");
         files.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
@@ -67,7 +67,8 @@ impl<'a> Tree<'a> {
         Ok(Self { root, folder, library })
     }
 
-    /// Builds the tests with all mutants that can be chosen as they run; returns these as well.
+    /// Builds the tests with all mutants that can be chosen at run time; also returns those
+    /// mutants.
     pub fn together(
         &self,
         mutants: &[(u32, &Mutant)],
@@ -105,14 +106,14 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Builds the tests with one mutant, the text as cargo-mutants would have it; none if it does
+    /// Builds the tests with one mutant, with the text of cargo-mutants; returns `None` if it does
     /// not compile.
     pub fn alone(&self, mutant: &Mutant) -> anyhow::Result<Option<Programs>> {
         let text = self.source(&mutant.file)?;
         let changed = replaced(&text, mutant.from, mutant.to, &mutant.replacement);
         let changed = changed.with_context(|| format!("no place for {}", mutant.change))?;
         write(&self.folder.join(&mutant.file), changed.as_bytes())?;
-        // Most of them do not compile, and say so sooner than a test program is built.
+        // Most of them do not compile, which a check finds faster than a build of a test program.
         let mut check = self.cargo("check", ALONE);
         let status = check.arg("--lib").stderr(Stdio::null()).status();
         let compiles = status.context("cannot start cargo")?.success();
@@ -121,7 +122,7 @@ impl<'a> Tree<'a> {
         Ok(built)
     }
 
-    /// Has the library as it is.
+    /// Restores the library.
     pub fn restore(&self, mutants: &[(u32, &Mutant)]) -> anyhow::Result<()> {
         let first = format!("crates/{}/src/lib.rs", self.library.name);
         let mut files: BTreeSet<&str> = mutants.iter().map(|(_, mutant)| &*mutant.file).collect();
@@ -144,7 +145,7 @@ impl<'a> Tree<'a> {
         cargo
     }
 
-    /// The test programs, or what the compiler has against them.
+    /// Returns the test programs, or the compiler's errors.
     fn build(&self, profile: &str) -> anyhow::Result<Result<Programs, Vec<Complaint>>> {
         let mut build = self.cargo("test", profile);
         build.args(["--no-run", "--message-format=json", "--lib", "--test", self.library.program]);
@@ -170,7 +171,7 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// The places that an error is about.
+/// Returns the places of an error.
 fn spans(error: &Value) -> Vec<Complaint> {
     let spans = error["spans"].as_array().map_or(&[][..], Vec::as_slice);
     let primary = spans.iter().filter(|span| span["is_primary"] == true);
@@ -182,7 +183,7 @@ fn spans(error: &Value) -> Vec<Complaint> {
     primary.filter_map(complaint).collect()
 }
 
-/// Writes what is not there in the same words.
+/// Writes a file, if its content differs.
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     if std::fs::read(path).is_ok_and(|there| there == bytes) {
         return Ok(());
@@ -192,7 +193,7 @@ fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     std::fs::write(path, bytes).with_context(|| path.display().to_string())
 }
 
-/// A text with other words between two places.
+/// Returns a text with the words between two places replaced.
 fn replaced(text: &str, from: Place, to: Place, by: &str) -> Option<String> {
     let byte = |place: Place| {
         let start = match place.line {

@@ -1,8 +1,8 @@
-//! How long faults take while another thread ages.
+//! Measures how long faults take while another thread ages.
 //!
-//! One thread maps pages, and its time for each 64 of them is kept; a sample is the 99th percentile
-//! of these. Beside it, on a CPU of its own, another thread goes round and round: it makes pages
-//! old and young again by the engine, or only reads their slots.
+//! One thread maps pages, and records its time for each 64 of them; a sample is the 99th percentile
+//! of these times. Meanwhile another thread, on its own CPU, repeatedly makes pages old and young
+//! again with the engine, or only reads their entries.
 
 use super::faults::{map_each, tables_of};
 use crate::contest::{Contest, ENGINE, MACHINE, Sample};
@@ -23,10 +23,10 @@ use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Faults that are timed together, and pages that are aged under one lock.
+/// Number of faults that are timed together, and of pages that are aged under one lock.
 const BATCH: u64 = 64;
 
-/// Memory that is mapped by faults: a batch in a hundred is forty batches.
+/// Bytes of memory that faults map. One batch in a hundred is forty batches.
 const FAULTED: u64 = 1 << 30;
 
 /// What the other thread does.
@@ -44,7 +44,7 @@ enum Beside {
     AgesLocked,
 }
 
-/// The faults beside each kind of neighbour.
+/// Returns the contest of faults with each kind of neighbour.
 pub fn contest(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
     let entrant =
         |beside| move |arena: &mut Arena, check: bool| sample(memory, cpus, beside, arena, check);
@@ -61,7 +61,7 @@ pub fn contest(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
         .rounds_at_least(10))
 }
 
-/// A lock that is spun on, as a kernel's is.
+/// A spin lock, like a kernel's.
 #[derive(Default)]
 struct Lock(AtomicBool);
 
@@ -78,17 +78,17 @@ impl Lock {
     }
 }
 
-/// What both threads see.
+/// What both threads share.
 struct Scene<'a, 'p> {
     bed: Bed<Arm64K4>,
     arena: &'p Arena,
     tables: &'a Tables<'p, Arm64K4, Arena>,
     slots: &'a [&'a [AtomicU64]],
-    /// Mapped from the start; the faults come behind it.
+    /// Memory that is mapped from the start; the faults map the memory after it.
     other: GpaRange,
     beside: Beside,
     lock: Lock,
-    /// Pages that the other thread has looked at.
+    /// Number of pages that the other thread has looked at.
     looked: AtomicU64,
     over: AtomicBool,
 }
@@ -144,7 +144,7 @@ fn sample(
 type Times = anyhow::Result<(f64, Vec<u64>)>;
 
 impl<'p> Scene<'_, 'p> {
-    /// Maps the memory behind, and keeps the nanoseconds of each batch.
+    /// Maps the memory after `other`, and records the nanoseconds of each batch.
     fn faults(&self, gate: &Gate) -> Times {
         let first = self.other.size() / 4096;
         let pages = FAULTED / 4096;
@@ -192,7 +192,7 @@ impl<'p> Scene<'_, 'p> {
         Ok(())
     }
 
-    /// Goes round until the faults are over.
+    /// Does the other thread's work until the faults are over.
     fn neighbour(&self, gate: &Gate) -> Times {
         let mut member = Member::join(self.arena)?;
         let (mut young, mut unanswered) = (self.bed.bitmap(), self.bed.bitmap());
@@ -222,7 +222,7 @@ impl<'p> Scene<'_, 'p> {
         }
     }
 
-    /// Makes pages old, then young again: each is an exchange of a slot.
+    /// Makes pages old, then young again; each is an atomic exchange of an entry.
     fn age(&self, member: &mut Member<'p, Arena>, ages: &mut Ages<'_>) -> anyhow::Result<()> {
         let (range, step) = match self.beside {
             Beside::AgesShared => (self.bed.part(self.other.size(), FAULTED), 2 << 20),

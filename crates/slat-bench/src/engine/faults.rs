@@ -1,4 +1,4 @@
-//! Faults that map one page each, table pages at hand; by one thread and by two.
+//! Faults that map one page each, with allocated table pages; by one thread and by two.
 
 use crate::contest::{Contest, ENGINE, MACHINE, Sample};
 use crate::settings::engine::Part;
@@ -16,12 +16,12 @@ use std::hint::black_box;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
-/// Table pages that mapping `pages` pages takes.
+/// Returns the number of table pages that mapping `pages` pages takes.
 pub fn tables_of(pages: u64) -> usize {
     (pages.div_ceil(512) + pages.div_ceil(512 * 512)) as usize + 4
 }
 
-/// A fault on each page of `pages`; returns the bytes that were mapped.
+/// Handles a fault on each page of `pages`; returns the number of bytes mapped.
 #[inline]
 pub fn map_each<'p>(
     bed: &Bed<Arm64K4>,
@@ -43,7 +43,7 @@ pub fn map_each<'p>(
     Ok(mapped)
 }
 
-/// One thread maps all pages in ascending order.
+/// Returns the contest of one thread that maps all pages in ascending order.
 pub fn map<'a>(memory: u64) -> anyhow::Result<Contest<'a>> {
     let bed = Bed::new(Arm64K4::default(), memory);
     Ok(crate::contest::pose(Part::Map, TableFormat::Arm64K4, memory, "4k, one by one")
@@ -69,7 +69,8 @@ pub fn map<'a>(memory: u64) -> anyhow::Result<Contest<'a>> {
         .each("map one page", &["map"], bed.pages()))
 }
 
-/// One thread and two map disjoint ranges, beside compare-and-swaps of the same slots.
+/// Returns the contest of one thread and of two that map disjoint ranges, with compare-and-swaps of
+/// the same entries as limit.
 pub fn threads(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
     let bed = Bed::new(Arm64K4::default(), memory);
     let map = move |threads: usize| {

@@ -1,4 +1,5 @@
-//! Tables that no CPU has: mapped and protected by plain stores, beside plain loops.
+//! Inactive tables, which no CPU walks: mapped and protected by plain stores, compared with plain
+//! loops.
 
 use crate::contest::{Contest, ENGINE, MACHINE, Sample};
 use crate::settings::engine::Part;
@@ -14,7 +15,7 @@ use slat_ideas::watch::Watch;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Map a range; write-protect one.
+/// Returns the contests: map a range, and write-protect one.
 pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     let bed = Bed::new(Arm64K4::default(), memory);
     let bytes = (memory >> 9) as usize;
@@ -51,7 +52,7 @@ fn protect(bed: &Bed<Arm64K4>, arena: &mut Arena, check: bool) -> anyhow::Result
     Ok(Sample::time(seconds))
 }
 
-/// A plain load and store of each slot.
+/// Loads and stores each entry in a plain loop.
 fn modify(bed: &Bed<Arm64K4>, arena: &mut Arena) -> anyhow::Result<Sample> {
     arena.reset();
     arena.set_stores(Stores::Plain);
@@ -74,7 +75,7 @@ fn modify_each(words: &[AtomicU64]) -> u64 {
     any
 }
 
-/// Maps all of it, chunk by chunk; topping up the cache is timed, too.
+/// Maps all memory in chunks. The time includes filling the cache.
 fn map(bed: &Bed<Arm64K4>, bytes: usize, arena: &mut Arena, check: bool) -> anyhow::Result<Sample> {
     arena.reset();
     arena.set_stores(Stores::Plain);

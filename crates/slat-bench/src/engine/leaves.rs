@@ -1,4 +1,5 @@
-//! Write-protecting and ageing leaf by leaf, beside one atomic exchange or one load a slot.
+//! Write protection and ageing leaf by leaf, compared with one atomic exchange or one load of each
+//! entry.
 
 use crate::contest::{Contest, ENGINE, MACHINE, Sample};
 use crate::settings::engine::Part;
@@ -14,14 +15,14 @@ use slat_ideas::watch::Watch;
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
 
-/// What is done to all leaves.
+/// The operation on all leaves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Op {
     Protect,
     Age,
 }
 
-/// The bitmaps of ageing, touched before anything is timed.
+/// Bitmaps for ageing, touched before the measurement.
 struct Bits {
     young: Vec<u64>,
     unanswered: Vec<u64>,
@@ -42,7 +43,7 @@ impl Bits {
     }
 }
 
-/// Write protection of a writable range, and of one that is protected already.
+/// Returns the contests of write protection, of a writable range and of one already protected.
 pub fn protect<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     Ok(vec![
         contest(memory, Op::Protect, false).ratio("write-protect", &["protect"], &["cas"]),
@@ -54,7 +55,7 @@ pub fn protect<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     ])
 }
 
-/// Ageing of a range that is young, and of one that is old.
+/// Returns the contests of ageing, of a young range and of an old one.
 pub fn age<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     Ok(vec![
         contest(memory, Op::Age, false).ratio("age, all young", &["age"], &["cas"]),
@@ -124,8 +125,8 @@ fn ready(arena: &mut Arena) {
     arena.begin(BreakBeforeMake::Always, Stores::Plain);
 }
 
-/// Tables just built; with `again`, the operation was done once. The caches are as the last pass
-/// over all slots left them.
+/// Builds tables; with `again`, it also does the operation once. The last pass over all entries
+/// decides what is in the caches.
 fn prepared<'a, F: Format>(
     bed: &Bed<F>,
     arena: &'a Arena,
@@ -143,7 +144,7 @@ fn prepared<'a, F: Format>(
     Ok(tables)
 }
 
-/// Does it to all of the memory; returns the pages that changed.
+/// Does the operation on all of the memory; returns the number of pages that changed.
 fn done<F: Format, P: Platform>(
     bed: &Bed<F>,
     guard: &mut slat::Guard<'_, '_, F, P>,

@@ -1,4 +1,4 @@
-//! Translating random addresses, beside another crate's tables of as many levels.
+//! Translation of random addresses, compared with another crate's tables of as many levels.
 
 use crate::contest::{Contest, ENGINE, Sample};
 #[cfg(feature = "peers")]
@@ -15,13 +15,14 @@ use slat_ideas::watch::Watch;
 use slat_lab::session::Session;
 use std::rc::Rc;
 
-/// The quickest of the crates at it.
+/// The crate that is fastest at this operation.
 const PEER: &str = "page_table_multiarch";
 
-/// Addresses looked up in one turn.
+/// Number of addresses that one turn looks up.
 const LOOKUPS: usize = 1 << 20;
 
-/// By one guard that is kept, by a guard for each address, and by the other crate.
+/// Returns the contest: with one guard for all addresses, with a guard for each, and with the
+/// crate.
 pub fn contest<'a>(memory: u64, session: &mut Session) -> anyhow::Result<Contest<'a>> {
     let bed = Bed::new(Ept1G::default(), memory);
     let addresses: Rc<[u64]> = bed.addresses(LOOKUPS).into();
@@ -99,7 +100,8 @@ fn translate(
         for gpa in addresses {
             let guard = tables.enter(&mut member)?;
             let sum = guard.translate(Gpa(*gpa)).map(value);
-            // An error is made into another once the guard is gone: it stays in registers.
+            // The error is converted after the guard is dropped, so that the sum stays in
+            // registers.
             drop(guard);
             found = found.wrapping_add(sum?);
         }

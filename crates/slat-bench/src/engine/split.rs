@@ -1,4 +1,4 @@
-//! Splitting blocks, beside filling as many bytes.
+//! Splits of blocks, compared with filling as many bytes.
 
 use crate::contest::{Contest, ENGINE, MACHINE, Sample};
 use crate::settings::engine::Part;
@@ -15,10 +15,10 @@ use slat_ideas::watch::Watch;
 
 type K4 = Arm64K4;
 
-/// Slots of a table.
+/// Number of entries of a table.
 const TABLE: usize = 512;
 
-/// Blocks of 2m and of 1g, each way of storing beside a plain fill.
+/// Returns the contests for blocks of 2m and of 1g, with a plain fill for each kind of stores.
 pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     let contest = |(of, size): (&'static str, PageSize)| {
         let bed = Bed::new(K4::default(), memory);
@@ -64,13 +64,13 @@ pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     Ok(sizes.map(contest).into())
 }
 
-/// Bytes of the tables that splitting blocks of `size` builds.
+/// Returns the bytes of the tables that splitting blocks of `size` builds.
 fn built_bytes(memory: u64, size: PageSize) -> usize {
     let pages = memory >> 9;
     (if size == PageSize::SIZE_1G { pages + (memory >> 18) } else { pages }) as usize
 }
 
-/// One thread splits all of it, chunk by chunk; topping up its cache is timed, too.
+/// Splits all memory in chunks with one thread. The time includes filling its cache.
 fn split(
     bed: &Bed<K4>,
     size: PageSize,
@@ -120,7 +120,7 @@ fn split_range<'p>(
     Ok(counts)
 }
 
-/// Two threads with table caches of their own, on disjoint halves; each beside one thread.
+/// Returns the contest of two threads with their own table caches, on disjoint halves, against one.
 pub fn threads(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
     let bed = Bed::new(K4::default(), memory);
     let bytes = built_bytes(memory, PageSize::SIZE_2M);

@@ -1,4 +1,4 @@
-//! Tables of the engine's operations: what was asked of each, and the times behind it.
+//! Reports of the engine's operations: thresholds, and the times behind them.
 
 use crate::peers::format_tables::table as beside_each_other;
 use slat_lab::numbers::{seconds, three_digits, with_spread};
@@ -8,7 +8,7 @@ use slat_lab::report::tables::asked::{self, memory, parameter};
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 
-/// How they read.
+/// How the report presents the results.
 pub const READER: Reader = Reader {
     reads: |m| ["engine", "engine-asked", "formats"].contains(&&*m.scenario),
     verdict: asked::said,
@@ -19,7 +19,7 @@ pub const READER: Reader = Reader {
     ..Reader::NONE
 };
 
-/// One row for each threshold.
+/// Returns a table with one row for each threshold.
 fn asked(results: &[Measurement]) -> Option<Table> {
     asked::table(
         results,
@@ -29,7 +29,7 @@ fn asked(results: &[Measurement]) -> Option<Table> {
     )
 }
 
-/// One row for each variant.
+/// Returns a table with one row for each variant.
 fn times(results: &[Measurement]) -> Option<Table> {
     let rows: Vec<Vec<String>> = results
         .iter()

@@ -1,7 +1,7 @@
-//! Clearing a sparse log: exactly the pages that are named, or the hull of each word of the bitmap.
+//! Clears a sparse log: exactly the named pages, or the hull of each word of the bitmap.
 //!
-//! All pages are dirty and writable; so many of each word are cleared; then the guest writes all
-//! pages, and faults where it may not. Protecting the hull is what Linux does.
+//! All pages are dirty and writable. Some pages of each word are cleared; then the guest writes all
+//! pages, and faults where it may not. Linux protects the hull.
 
 use anyhow::ensure;
 use slat::Format;
@@ -15,7 +15,7 @@ use slat_lab::session::Session;
 use slat_sim::arch::Arch;
 use std::time::Instant;
 
-/// What its table shows.
+/// Columns of the table.
 pub const FIGURES: Figures = Figures {
     of: "guest-log-density",
     title: "Clearing sparse logs",
@@ -25,7 +25,7 @@ pub const FIGURES: Figures = Figures {
     ..Figures::NONE
 };
 
-/// Dirty bits of a word.
+/// Number of dirty bits in a word.
 const DENSITIES: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
 
 struct Sample {
@@ -37,7 +37,7 @@ struct Sample {
 /// Measures each density, exactly and by hulls.
 ///
 /// # Errors
-/// A clear that did not protect what it should have.
+/// A clear that did not protect the pages that it should have.
 pub fn measure<F: Format, A: Arch>(
     bed: &Bed<F, A>,
     rounds: u32,
@@ -80,12 +80,12 @@ pub fn measure<F: Format, A: Arch>(
     Ok(results)
 }
 
-/// A number that looks like none of its neighbours'.
+/// Returns a number that has nothing in common with its neighbours'.
 pub fn scatter(number: u64) -> u64 {
     fastrand::Rng::with_seed(number).u64(..)
 }
 
-/// `bits` bits of a word, at places that depend on its number.
+/// Returns a word with `bits` bits, at places that depend on its number.
 fn word(number: u64, bits: u32) -> u64 {
     let (mut word, mut rng) = (0u64, fastrand::Rng::with_seed(number));
     while word.count_ones() < bits {
@@ -94,7 +94,7 @@ fn word(number: u64, bits: u32) -> u64 {
     word
 }
 
-/// All from the first to the last bit.
+/// Returns all bits from the first to the last one that is set.
 const fn hull(word: u64) -> u64 {
     match word {
         0 => 0,

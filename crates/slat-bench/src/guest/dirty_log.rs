@@ -1,8 +1,8 @@
-//! Dirty logging of a guest whose vCPUs write on while its log is read and cleared.
+//! Dirty logging of a guest whose vCPUs go on writing while its log is read and cleared.
 //!
-//! Each round lets the vCPUs write for a while, reads the log, clears it, and copies the pages it
-//! named. In the end the vCPUs stop, what is left is copied, and memory and copy must be equal: a
-//! page that the log lost is a measurement that failed.
+//! Each round lets the vCPUs write for a while, reads the log, clears it, and copies the pages that
+//! it named. In the end the vCPUs stop, the remaining pages are copied, and memory and copy must be
+//! equal. If the log lost a page, the measurement fails.
 
 use super::log_options::{DirtyLogArgs, LogWay};
 use super::migration::{Migration, RING};
@@ -35,7 +35,7 @@ Examples:
   slat-bench dirty-log --format arm64 --way manual,hardware --backing 2m
   slat-bench dirty-log --format arm64-16k --backing 32m";
 
-/// What its table shows.
+/// Columns of the table.
 const FIGURES: Figures = Figures {
     of: "guest-log",
     title: "Dirty logging while the vCPUs write on",
@@ -47,16 +47,16 @@ const FIGURES: Figures = Figures {
            resets of a round. Where threads are more than CPUs, waits and calls include turns of \
            others, and a lock costs far more than in a kernel. Counts are of one guest. All pages \
            were compared with the copy that the log kept: none was lost.",
-    // Nobody waits for a median; it is in results.json.
+    // The median is in results.json only: the worst cases matter to users.
     without: &["p50"],
     wide: true,
     ..Figures::NONE
 };
 
-/// Its tables.
+/// All tables.
 const TABLES: [Figures; 3] = [FIGURES, density::FIGURES, parallel::FIGURES];
 
-/// The scenario.
+/// The scenario of dirty logging.
 pub struct DirtyLog;
 
 impl Scenario for DirtyLog {
@@ -111,9 +111,9 @@ struct Plan<'a> {
     percent: u64,
 }
 
-/// What one guest gave.
+/// Results of one guest.
 struct Sample {
-    /// From before logging was enabled until the vCPUs had stopped.
+    /// Seconds from before logging is enabled until the vCPUs have stopped.
     seconds: f64,
     times: Times,
     enable: f64,
@@ -242,7 +242,7 @@ fn sample<F: Format, A: Arch>(
             let rounds = migration.rounds(plan.rounds, session);
             over.store(true, Ordering::Relaxed);
             while way == LogWay::Ring && threads.iter().any(|thread| !thread.is_finished()) {
-                // Somebody may wait for room.
+                // A vCPU may wait for room in its ring.
                 migration.harvest();
                 std::thread::yield_now();
             }
@@ -283,8 +283,8 @@ fn sample<F: Format, A: Arch>(
     })
 }
 
-/// A vCPU writes to its share: once to every page, or to `percent` of them, over and over, until it
-/// is over. Each write is a stamp that no other write has; returns how many there were.
+/// Writes as a vCPU to its share, once to every page, or repeatedly to `percent` of them, until the
+/// run is over. Each write is a unique stamp; returns the number of writes.
 fn write<F: Format, A: Arch>(
     bed: &Bed<F, A>,
     runner: &mut Runner<'_, '_, F, A>,
@@ -330,7 +330,7 @@ mod tests {
         results.iter().find(of_way).unwrap_or_else(|| panic!("no {way}")).counts[name]
     }
 
-    /// Each sample compares all pages; here it only has to get through.
+    /// Each sample compares all pages; this test only checks that every way runs.
     #[test]
     fn every_way_logs_every_page_in_both_formats_and_on_huge_pages() {
         for more in [&["--backing", "4k"][..], &["--format", "arm64", "--bbm", "3", "-s", "2m"]] {

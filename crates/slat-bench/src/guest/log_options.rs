@@ -1,18 +1,18 @@
-//! The options of a guest of the engine's whose writes are logged.
+//! Options of a guest of the engine whose writes are logged.
 
 use clap::{Args, ValueEnum};
 use slat_ideas::format::TablesArgs;
 use slat_lab::cli::count;
 use slat_lab::size::Size;
 
-/// The guest, its memory and how its dirty pages are logged.
+/// Options of dirty logging.
 #[derive(Clone, Debug, Args)]
 pub struct DirtyLogArgs {
     /// The guest's tables.
     #[command(flatten)]
     pub tables: TablesArgs,
 
-    /// Memory that the vCPUs write to, all of them together
+    /// Memory that all vCPUs together write to
     #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
     pub memory: Size,
 
@@ -26,7 +26,7 @@ pub struct DirtyLogArgs {
     )]
     pub vcpus: u16,
 
-    /// What backs the guest's memory [default: the smallest pages]
+    /// Size of the pages that back the guest's memory [default: the smallest]
     #[arg(long, short = 's', value_name = "SIZE")]
     pub backing: Option<Size>,
 
@@ -34,7 +34,7 @@ pub struct DirtyLogArgs {
     #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
     pub way: Vec<LogWay>,
 
-    /// How many of a hundred steps write
+    /// Percentage of steps that write
     #[arg(
         long,
         short = 'w',
@@ -54,34 +54,34 @@ pub struct DirtyLogArgs {
     )]
     pub iterations: u32,
 
-    /// Guests that are measured in each way, in turns; one more warms up
+    /// Guests measured in each way, in turns, after one that warms up
     #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = count::rounds())]
     pub runs: u32,
 
-    /// 16 MiB or one block, one guest, two rounds: shows that it works, gives no figures to quote
+    /// 16 MiB or one block, one guest, two rounds: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }
 
-/// How a guest of the engine's has its writes logged.
+/// A way to log the writes of a guest of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum LogWay {
-    /// Reading the log protects what was read
+    /// A read of the log protects the pages that it returns
     Legacy,
-    /// Read, then clear what was read
+    /// Read the log, then clear what was read
     Manual,
-    /// The same under a lock that each fault takes for reading: Linux's way
+    /// The same under a lock that each fault takes shared: Linux's way
     Locked,
-    /// All pages count as dirty at first, so that enabling protects none
+    /// All pages initially count as dirty, so that enabling protects none
     InitiallySet,
-    /// Each vCPU names the pages that it wrote in a ring of 4096
+    /// Each vCPU puts the pages that it writes into a ring of 4096 entries
     Ring,
-    /// By hardware's dirty bits
+    /// Hardware's dirty bits
     Hardware,
 }
 
 impl LogWay {
-    /// The ways asked for, or all.
+    /// Returns the ways asked for, or all ways.
     pub fn all_or(asked: &[Self]) -> Vec<Self> {
         if asked.is_empty() { Self::value_variants().to_vec() } else { asked.to_vec() }
     }

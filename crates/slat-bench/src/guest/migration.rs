@@ -1,4 +1,4 @@
-//! Who reads the log of a guest that writes on, and keeps a copy of its memory by it.
+//! The migration thread: it reads the log of a running guest, and copies its memory.
 
 use super::log_options::LogWay;
 use anyhow::ensure;
@@ -10,14 +10,14 @@ use slat_lab::session::Session;
 use slat_sim::arch::Arch;
 use std::time::{Duration, Instant};
 
-/// How long vCPUs write before each read of the log.
+/// Time for which vCPUs write before each read of the log.
 const DWELL: Duration = Duration::from_millis(20);
-/// How often rings are harvested meanwhile.
+/// Time between two harvests of the rings.
 const HARVEST: Duration = Duration::from_micros(200);
-/// Entries of a ring.
+/// Number of entries of a ring.
 pub const RING: u32 = 4096;
 
-/// Who reads the log, and copies.
+/// Reads the log, and copies the pages that it names.
 pub struct Migration<'m, 'w, 'p, F: Format, A: Arch> {
     pub bed: &'p Bed<F, A>,
     pub worker: TheWorker<'w, F, A>,
@@ -27,12 +27,13 @@ pub struct Migration<'m, 'w, 'p, F: Format, A: Arch> {
     pub copy: Vec<u64>,
     pub reads: Vec<f64>,
     pub clears: Vec<f64>,
-    /// Pages that the log named.
+    /// Number of pages that the log named.
     pub dirty: u64,
 }
 
 impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
-    /// Enables the log, copies everything, and goes round; returns how long enabling took.
+    /// Enables the log, copies all memory, and does the rounds; returns the seconds that enabling
+    /// took.
     pub fn rounds(&mut self, rounds: u32, session: &Session) -> anyhow::Result<f64> {
         let begin = Instant::now();
         let slot = self.bed.slot(true);
@@ -59,7 +60,7 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
         Ok(enable)
     }
 
-    /// Reads the log, clears it, and copies what it named.
+    /// Reads the log, clears it, and copies the pages that it named.
     fn round(&mut self) -> anyhow::Result<()> {
         let begin = Instant::now();
         self.dirty += match self.way {
@@ -95,7 +96,8 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
         Ok(())
     }
 
-    /// Harvests all rings over and over; then what did not fit into them is read from the bitmap.
+    /// Harvests all rings repeatedly, and then reads from the bitmap the pages that did not fit
+    /// into them.
     fn harvest_for(&mut self, time: Duration) -> anyhow::Result<()> {
         let begin = Instant::now();
         let (mut read, mut clear) = (0.0, 0.0);
@@ -105,7 +107,8 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
             if begin.elapsed() > time {
                 break;
             }
-            // A reset costs an invalidation, however few pages it is for.
+            // A reset costs an invalidation, for few pages as for many, so harvests are not too
+            // frequent.
             std::thread::sleep(HARVEST);
         }
         self.reads.push(read);
@@ -113,7 +116,7 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
         self.round()
     }
 
-    /// Harvests all rings once: seconds of that and of the reset, and how many pages there were.
+    /// Harvests all rings once; returns its seconds, those of the reset, and the number of pages.
     pub fn harvest(&mut self) -> (f64, f64, usize) {
         const NONE: DirtyPage = DirtyPage { slot: SlotId(u16::MAX), page: u64::MAX };
         let begin = Instant::now();
@@ -127,7 +130,7 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
             return (harvest, 0.0, 0);
         }
         let begin = Instant::now();
-        // What somebody holds is reset another time; nothing is copied before.
+        // A reset that meets an entry in use is repeated, before any page is copied.
         while let Err(error) = self.worker.reset_rings() {
             assert!(matches!(error, LogError::Contended { .. }), "{error}");
         }
@@ -139,7 +142,7 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
         (harvest, reset, found)
     }
 
-    /// Nobody writes any more: copies the rest, and compares.
+    /// Copies the remaining pages after the writers have stopped, and compares memory and copy.
     pub fn finish(&mut self) -> anyhow::Result<()> {
         let (reads, clears) = (self.reads.len(), self.clears.len());
         while self.way == LogWay::Ring && self.harvest().2 != 0 {}
@@ -150,7 +153,7 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
     }
 }
 
-/// Whether every page is as it was copied last.
+/// Checks that every page equals its last copy.
 fn compare<F: Format, A: Arch>(bed: &Bed<F, A>, copy: &[u64]) -> anyhow::Result<()> {
     let differs = |&page: &u64| copy[page as usize] != bed.first_word(page);
     let lost: Vec<u64> = (0..bed.pages()).filter(differs).collect();

@@ -1,4 +1,5 @@
-//! Clearing the log with one thread and with two, beside plain compare-and-swaps of as many slots.
+//! Clears the log with one thread and with two, compared with plain compare-and-swaps of as many
+//! entries.
 
 use super::log_options::DirtyLogArgs;
 use anyhow::ensure;
@@ -17,7 +18,7 @@ use slat_lab::size::Size;
 use slat_sim::arch::Arch;
 use std::sync::atomic::AtomicU64;
 
-/// What its table shows.
+/// Columns of the table.
 pub const FIGURES: Figures = Figures {
     of: "guest-log-parallel",
     title: "Clearing with two threads",
@@ -27,16 +28,16 @@ pub const FIGURES: Figures = Figures {
     ..Figures::NONE
 };
 
-/// Enough slots that two threads are worth starting.
+/// Bytes of memory that make it worth starting two threads.
 const LEAST: u64 = 1 << 30;
-/// Rounds are short, and threads meet when they meet.
+/// Rounds are short and vary, because threads meet by chance.
 const LEAST_ROUNDS: u32 = 15;
 const VARIANTS: [&str; 4] = ["clear-1", "clear-2", "cas-1", "cas-2"];
 
 /// Measures two threads against one.
 ///
 /// # Errors
-/// Too little memory, or a clear that is not complete.
+/// Too little memory, or an incomplete clear.
 pub fn run(
     args: &DirtyLogArgs,
     memory: Size,
@@ -51,7 +52,7 @@ pub fn run(
     let guest = if args.quick { memory.bytes() } else { memory.bytes().max(LEAST) };
     let page = args.tables.format.leaves()[0];
     let shape = Shape {
-        // For each thread whole words of the log.
+        // Each thread clears whole words of the log.
         memory: guest.next_multiple_of((2 * 64 * page.bytes()).max(4 << 20)),
         host: memory.bytes(),
         block: page,
@@ -102,7 +103,7 @@ fn measure<F: Format, A: Arch>(
     Ok(results)
 }
 
-/// A guest whose pages are all dirty and writable; each thread clears its share.
+/// Runs a guest whose pages are all dirty and writable; each thread clears its share.
 fn clear<F: Format, A: Arch>(bed: &Bed<F, A>, cpus: &[usize]) -> anyhow::Result<(f64, Counts)> {
     bed.with_guest(bed.config(), |guest| {
         let mut room_of_vcpu = room();

@@ -1,7 +1,7 @@
-//! First touches: how many faults a second, by the size of the backing and the number of vCPUs.
+//! First touches: faults per second, by the size of the backing and the number of vCPUs.
 //!
-//! Each fault is the first touch of a page or block; one word is written. The baselines hold a lock
-//! during each fault: for reading, as Linux does, or alone.
+//! Each fault is the first touch of a page or block, and one word is written. The baselines hold a
+//! lock during each fault: shared, as Linux does, or exclusive.
 
 use anyhow::ensure;
 use clap::Args;
@@ -23,13 +23,12 @@ use slat_lab::session::Session;
 use slat_lab::size::Size;
 use slat_sim::arch::Arch;
 
-/// What a fault is answered under.
+/// Locking of a fault, by name.
 const WAYS: [&str; 3] = ["lock-free", "shared", "exclusive"];
 
-/// Blocks that are touched at most, where they are huge: their addresses are many, their memory is
-/// one page each.
+/// The most huge blocks that are touched: each takes only one page of memory, but many addresses.
 const MOST: u64 = 16384;
-/// The same, from this size on.
+/// The same for blocks of at least `HUGE`.
 const MOST_HUGE: u64 = 512;
 const HUGE: u64 = 512 << 20;
 
@@ -41,14 +40,14 @@ Examples:
   slat-bench populate --vcpus 1,2,4,8 --backing 4k --overlap
       all vCPUs touch the same memory";
 
-/// First touches.
+/// Options of first touches.
 #[derive(Clone, Debug, Args)]
 pub struct PopulateArgs {
     /// The guest's tables.
     #[command(flatten)]
     pub tables: TablesArgs,
 
-    /// What backs the guest's memory [default: all of the format]
+    /// Size of the pages that back the guest's memory [default: all of the format]
     #[arg(long, short = 's', value_name = "SIZE,...", value_delimiter = ',')]
     pub backing: Vec<Size>,
 
@@ -63,12 +62,12 @@ pub struct PopulateArgs {
     )]
     pub vcpus: Vec<u16>,
 
-    /// Host memory that is touched, a page a fault; of huge blocks fewer are touched [default:
+    /// Host memory that is touched, one page per fault; of huge blocks fewer are touched [default:
     /// 512m]
     #[arg(long, short = 'b', value_name = "SIZE")]
     pub memory: Option<Size>,
 
-    /// All vCPUs touch all of the memory, in the same order, not each its own share
+    /// Let all vCPUs touch all of the memory in the same order, instead of a share each
     #[arg(long)]
     pub overlap: bool,
 
@@ -76,12 +75,12 @@ pub struct PopulateArgs {
     #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
-    /// 16 MiB, one round: shows that it works, gives no figures to quote
+    /// 16 MiB, one round: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }
 
-/// What its table shows.
+/// Columns of the table.
 const FIGURES: Figures = Figures {
     of: "guest-populate",
     title: "First touches",
@@ -98,7 +97,7 @@ const FIGURES: Figures = Figures {
     ..Figures::NONE
 };
 
-/// The scenario.
+/// The scenario of first touches.
 pub struct Populate;
 
 impl Scenario for Populate {
@@ -122,7 +121,7 @@ impl Scenario for Populate {
 /// Measures what `args` asks for.
 ///
 /// # Errors
-/// Sizes that cannot be right, too little memory, or a guest that went wrong.
+/// Sizes that cannot be right, too little memory, or a guest that failed.
 pub fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let memory = args.memory.unwrap_or(Size(if args.quick { 16 << 20 } else { 512 << 20 }));
     let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 9 });

@@ -1,10 +1,10 @@
-//! A guest with more memory than it may have: what leaves, how often it has to come back, and what
-//! finding out costs.
+//! A guest with more memory than it may have at a time: which pages leave, how often they have to
+//! come back, and the cost of the choice.
 //!
-//! vCPUs use pages in an order that is made before they run, the same for all policies; each page
-//! has a stamp, which is checked at each read. A thread gives up pages while few are free; where
-//! none is, the vCPU does so in its fault. The locked policies hold a lock for each look at
-//! accessed bits and for each unmapping, and faults hold it for reading, as Linux does.
+//! vCPUs use pages in an order that is computed before they run, the same for all policies. Each
+//! page has a stamp, which each read checks. A thread gives up pages while few are free; where none
+//! is free, a vCPU does so in its fault. The locked policies hold a lock for each look at accessed
+//! bits and for each unmap, and faults hold it shared, as Linux does.
 
 pub mod idle;
 mod pattern;
@@ -33,33 +33,33 @@ use slat_sim::arch::Arch;
 use slat_sim::fast::FastMachine;
 use std::sync::atomic::AtomicBool;
 
-/// What guests are run with.
+/// Workload and memory of the guests.
 pub struct Case {
     pattern: AccessPattern,
-    /// Bytes of a page.
+    /// Size of a page, in bytes.
     page: u64,
-    /// The guest's pages, and those that it may have.
+    /// Number of the guest's pages (`pages`), and of those that it may have at a time (`memory`).
     pages: u32,
     memory: u32,
     vcpus: u16,
-    /// Of each vCPU.
+    /// The uses of each vCPU.
     uses: Vec<Vec<Use>>,
-    /// What Belady's rule needs; `None` of several vCPUs, whose order is not known.
+    /// Refaults by Belady's rule; `None` for several vCPUs, whose order is not known.
     fewest: Option<u64>,
-    /// What giving up the page used longest ago needs, if every use is seen.
+    /// Refaults if every use is seen and the page used longest ago is given up.
     lru: Option<u64>,
-    /// Refaults of a policy that knows how often each page is used, and nothing of when.
+    /// Refaults of a policy that knows how often each page is used, and not when.
     by_frequency: u64,
-    /// What no policy without foresight has fewer of, of independent uses.
+    /// Lower bound of refaults for policies without foresight, if uses are independent.
     no_foresight: Option<f64>,
     seed: u64,
     window: u32,
     fresh: bool,
     huge: bool,
     batch: u32,
-    /// Nanoseconds.
+    /// Shortest time that a page stays, in nanoseconds.
     residency: u64,
-    /// The part that is timed has begun.
+    /// Set when the timed part begins.
     started: AtomicBool,
 }
 
@@ -69,14 +69,14 @@ impl Case {
         let bytes = (u64::from(self.memory) * self.page).next_multiple_of(2 << 20);
         let machine = FastMachine::new(arch, self.vcpus.into(), bytes, table_bytes)
             .context("the host does not map the guest's memory; take a smaller --memory")?;
-        // Advice: without, the same takes longer.
+        // The machine may refuse huge pages and population; then the run only takes longer.
         let _ = machine.set_huge_pages(true);
         let _ = machine.populate(machine.memory_base(), bytes);
         Ok(machine)
     }
 }
 
-/// What each policy cost the guest.
+/// Costs of each policy for the guest.
 const GUEST: Figures = Figures {
     of: "guest-reclaim",
     title: "Guests with more memory than there is",
@@ -89,7 +89,7 @@ const GUEST: Figures = Figures {
     ..Figures::NONE
 };
 
-/// What each policy cost the thread that reclaims.
+/// Costs of each policy for the thread that reclaims.
 const THREAD: Figures = Figures {
     title: "What reclaim took",
     without: &["time", "accesses", "p50", "p99"],
@@ -105,7 +105,7 @@ const THREAD: Figures = Figures {
     ..GUEST
 };
 
-/// The scenario.
+/// The scenario of reclaim.
 pub struct Reclaim;
 
 impl Scenario for Reclaim {
@@ -186,7 +186,7 @@ fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<
             _ => None,
         };
         for &factor in &args.guest {
-            // A trace has its own pages: memory is what is chosen.
+            // A trace decides the number of pages, so the amount of memory is adapted.
             let (pages, memory) = match &recorded {
                 Some((_, pages)) => (*pages, (f64::from(*pages) / factor) as u32),
                 None => {
@@ -202,13 +202,13 @@ fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<
             }
             let times = args.accesses.unwrap_or(match pattern {
                 _ if args.quick => 4,
-                // Of a program that ran for a moment.
+                // The recorded program ran for a moment only.
                 Trace => 400,
                 _ => 20,
             });
             let accesses = u64::from(times) * u64::from(pages);
             let uses: Vec<Vec<Use>> = match &recorded {
-                // The program runs again and again.
+                // The program runs repeatedly.
                 Some((uses, _)) => {
                     let again = uses.iter().copied().cycle().take(accesses as usize);
                     vec![again.collect(); args.vcpus.into()]
@@ -280,7 +280,7 @@ struct Bench<'b> {
     params: Map<String, Value>,
 }
 
-/// A ratio: of which figure, of which policy, against which.
+/// A ratio: its name, the policy, the policy that it is compared with, and the figure.
 type Ratio = (&'static str, ReclaimPolicy, ReclaimPolicy, fn(&Sample) -> f64);
 
 const RATIOS: [Ratio; 13] = {
@@ -317,12 +317,12 @@ impl Sample {
         self.refaults as f64
     }
 
-    /// Nanoseconds of reclaim for each page that was given up.
+    /// Returns the nanoseconds of reclaim for each page that was given up.
     fn per_page(&self) -> f64 {
         self.stats.reclaim.ticks as f64 / self.stats.given_up.max(1) as f64
     }
 
-    /// A part of that, in percent.
+    /// Returns the share of reclaim that `ticks` are, in percent.
     fn share(&self, ticks: u64) -> f64 {
         100.0 * ticks as f64 / self.stats.reclaim.ticks.max(1) as f64
     }
@@ -424,7 +424,7 @@ impl Bench<'_> {
         for (bound, best) in bounds.into_iter().chain([("no foresight", no_foresight)]) {
             let Some(best) = best else { continue };
             if let (true, Some(fewest)) = (bound == "no foresight", fewest) {
-                // What the rest is to be held against, in the same unit.
+                // The figure that the others are compared with, in the same unit.
                 let values = vec![best / fewest as f64];
                 results.push(recorder.ratio(name("refaults"), bound, "belady", values));
             }
@@ -456,7 +456,8 @@ mod tests {
         }
     }
 
-    /// The guest checks every read; here it only has to get through, and to have needed swap.
+    /// The guest checks every read; this test only checks that it finishes, and that it needed
+    /// swap.
     #[test]
     fn every_policy_brings_a_guest_through() {
         use AccessPattern::{Fill, Scan, Trace, Zipf};

@@ -1,12 +1,13 @@
-//! Random histories of operations through Linux's tables and the engine's: after each operation the
-//! same addresses are mapped, by leaves of the same sizes, to the same memory, with the same
-//! rights.
+//! Runs random histories of operations through Linux's tables and the engine's. After each
+//! operation both must map the same addresses, by leaves of the same sizes, to the same memory,
+//! with the same rights.
 //!
-//! What the two are asked is what both define alike: Linux takes a block whole where the engine
-//! refuses to cut it, so ranges are widened to the leaves at their ends; nothing is mapped over
-//! what is there, nor a block where the engine keeps a table that was emptied in parts, in which it
-//! would map by smaller leaves. Two things may differ: Linux makes pages young as it splits them
-//! off an old block, until they age, and it protects the hull of a cleared word.
+//! The operations are those that both define alike. Linux takes a block whole where the engine
+//! refuses to cut it, so ranges are widened to the leaves at their ends. Nothing is mapped over
+//! existing leaves. No block is mapped where the engine keeps a table that was emptied in parts,
+//! because it would map smaller leaves in it. Two differences are allowed: Linux makes pages young
+//! when it splits them off an old block, until they age, and it protects the hull of a cleared
+//! word.
 
 use super::linux::{Trees, build, interrupted};
 use super::{LINUX, checked_trees, leaf_sizes, leaves};
@@ -32,16 +33,16 @@ use slat_linux::{Helper, Leaf, Op as Call, Prot, Run};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Where the histories take place: the blocks around the first GiB and the second.
+/// Size of the memory that the histories use: the blocks around the first GiB and the second.
 const MEMORY: u64 = 2 << 30;
 
-/// Table memory of each side.
+/// Bytes of table memory of each side.
 const TABLES: usize = 32 << 20;
 
-/// An operation that both are asked.
+/// An operation that both sides do.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// By a fault, leaf by leaf, or as one walk.
+    /// Maps by a fault, leaf by leaf, or as one walk.
     Map {
         start: u64,
         size: u64,
@@ -99,7 +100,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// The scenario.
+/// The scenario of random histories.
 pub struct Check;
 
 impl Scenario for Check {
@@ -118,7 +119,7 @@ impl Scenario for Check {
 /// Runs the histories.
 ///
 /// # Errors
-/// No usable tree; or the two differ: the history is in the error.
+/// No usable tree, or a difference between the two sides; the error contains the history.
 pub fn run(args: &CheckArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     match args.granule {
         Granule::Size4k => by(Arm64::<12>::default(), args, session),
@@ -172,7 +173,7 @@ where
     Ok(results)
 }
 
-/// The history as text, to be read from its end, and what does it again.
+/// Returns the history as text, to be read from its end, and the command that repeats it.
 fn told(args: &CheckArgs, name: &str, kind: WalkKind, seed: u64, steps: &[Step]) -> String {
     let steps: Vec<String> = steps.iter().map(|step| format!("  {step}")).collect();
     format!(
@@ -248,7 +249,7 @@ fn one<F: Format>(
         rejuvenated: Vec::new(),
     };
     let mut member = Member::join(arena)?;
-    // What is drawn cannot always be done.
+    // Not every step that is drawn can be done.
     for _ in 0..args.length * 16 {
         if steps.len() == args.length as usize {
             break;
@@ -262,16 +263,16 @@ fn one<F: Format>(
     both.end()
 }
 
-/// The two sides.
+/// The tables of both sides.
 struct Both<'b, 'p, F: Format> {
     bed: &'b Bed<F>,
     arena: &'p Arena,
     tables: &'b Tables<'p, F, Arena>,
     helper: &'b mut Helper,
     sizes: &'b [PageSize],
-    /// Pages that Linux protected though nobody asked.
+    /// Pages that Linux protected beyond those asked for.
     loose: BTreeSet<u64>,
-    /// Old blocks that Linux made young as it split them: where each begins and ends.
+    /// Old blocks that Linux made young as it split them: start and end of each.
     rejuvenated: Vec<(u64, u64)>,
 }
 
@@ -280,7 +281,8 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         self.sizes[0].bytes()
     }
 
-    /// A step that both define alike; none where nothing of its kind can be done there.
+    /// Returns a step that both sides define alike; `None` if no step of its kind is possible
+    /// there.
     fn choose(
         &self,
         rng: &mut Rng,
@@ -289,8 +291,8 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         let (page, all) = (self.page(), self.bed.range());
         let mut one_of = |sizes: &[PageSize]| sizes[rng.usize(..sizes.len())].bytes();
         let (block, chunk) = (one_of(self.sizes), one_of(&self.sizes[1..]));
-        // Around the beginnings of a few blocks, from either side, so that operations meet, and
-        // what begins in one table ends in another.
+        // Addresses lie near the start of a few blocks, on either side, so that operations meet,
+        // and ranges that begin in one table end in another.
         let middle = self.sizes[1].bytes();
         let mut near = || {
             let block = all.start().0 + rng.u64(..2) * (1 << 30) + rng.u64(..4) * middle;
@@ -327,7 +329,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
             5 | 6 => Some(Step::Split { start: start_whole, size, chunk }),
             7 => Some(Step::Protect { start: start_whole, size }),
             8 => {
-                // Where it is pages already: of a block, Linux protects all.
+                // Only where pages are mapped already: Linux protects all of a block.
                 let start = at & !(64 * page - 1);
                 let bit = |rng: &mut Rng| 1u64 << rng.u32(..64);
                 let word = match rng.u32(..4) {
@@ -344,7 +346,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         })
     }
 
-    /// Unmaps all that is left: Linux's counts of references must give all tables back.
+    /// Unmaps what is left: Linux's reference counts must free all tables.
     fn end(&mut self) -> anyhow::Result<()> {
         let all = self.bed.range();
         let left = self.call(Call::Unmap { start: all.start().0, size: all.size() })?;
@@ -446,7 +448,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         Ok(())
     }
 
-    /// The engine's side; of ageing, how many pages were young.
+    /// Does the step in the engine; for ageing, returns the number of young pages.
     fn ours(&mut self, step: Step, member: &mut Member<'p, Arena>) -> anyhow::Result<u64> {
         let mut places = [Place::EMPTY; 4096];
         let mut removals = Removals::new(self.tables, &mut places);
@@ -502,7 +504,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         Ok(young)
     }
 
-    /// Holds all leaves against each other; returns how many there are.
+    /// Compares all leaves; returns how many there are.
     fn compare(&mut self) -> anyhow::Result<u64> {
         let all = self.bed.range();
         let ours = self.found(all.start().0, all.end().0);
@@ -512,7 +514,8 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         let mut count = 0;
         while let (Some(a), Some(b)) = (our, their) {
             let both = a.count.min(b.count);
-            // Leaves that follow each other in both differ all alike, or not at all.
+            // Of leaves that follow each other on both sides, either all differ alike or none
+            // differs.
             if (a.first.gpa, a.first.size) != (b.first.gpa, b.first.size)
                 || (a.first.raw ^ b.first.raw) & !leaves::SOFTWARE != 0
                 || b.first.raw & leaves::SOFTWARE != 0
@@ -573,7 +576,7 @@ fn each(run: &Run) -> impl Iterator<Item = Leaf> + use<> {
     })
 }
 
-/// The range, with the whole of the leaves at its ends.
+/// Returns the range, extended to whole leaves at its ends.
 fn widened<F: Format>(
     guard: &Guard<'_, '_, F, Arena>,
     start: u64,

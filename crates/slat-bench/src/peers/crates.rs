@@ -1,5 +1,5 @@
-//! Crates of the field beside the engine's inactive tables of as many levels: no CPU has any of
-//! them.
+//! Compares crates with the engine's inactive tables of as many levels. No CPU walks any of these
+//! tables.
 
 use super::ours::temper;
 use super::work::LOOKUPS;
@@ -24,14 +24,14 @@ use std::hint::black_box;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-/// What is done, from the start to the end of the memory.
+/// The operation, on all of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Op {
     MapRange,
     MapEach,
     Protect,
     Unmap,
-    /// As [`Op::Unmap`], and nobody is told what was there.
+    /// As [`Op::Unmap`], but the caller does not learn what was mapped.
     Drop,
     Split,
     Lookup,
@@ -47,7 +47,8 @@ const OPS: [(Op, &str); 7] = [
     (Op::Lookup, "look up"),
 ];
 
-/// For each operation, the crates with as many levels as a format of the engine's.
+/// Returns a contest for each operation, with the crates that have as many levels as a format of
+/// the engine.
 pub fn contests<'a>(memory: u64, caches: Caches) -> Vec<Contest<'a>> {
     let mut contests = Vec::new();
     for (op, name) in OPS {
@@ -65,7 +66,7 @@ fn has(peer: &Peer, op: Op) -> bool {
     }
 }
 
-/// Whether the crate does it by a call for each page.
+/// Returns whether the crate needs a call for each page.
 fn each(peer: &Peer, op: Op) -> bool {
     match op {
         Op::Protect => peer.protect == Way::EachPage,
@@ -122,7 +123,7 @@ fn contest<'a, F: Format + 'a>(
         ENGINE,
         move |arena: &mut Arena, check| ours.turn(arena, check),
     );
-    // It splits by the engine's guard alone.
+    // An [`AddressSpace`] splits only by the engine's guard.
     let has_owned = op != Op::Split;
     if has_owned {
         contest = contest
@@ -139,7 +140,7 @@ fn contest<'a, F: Format + 'a>(
         if has_owned {
             contest = contest.ratio(format!("{operation}, owned"), &[OWNED], &[variant]);
         }
-        // Why it may be slower stands with the results.
+        // The results have a note that explains why the crate may be slower.
         let way = if each(peer, op) { "a call for each page. " } else { "" };
         contest =
             contest.note(variant, format!("{way}{} {}: {}", peer.name, peer.version, peer.notes));
@@ -237,7 +238,7 @@ impl<F: Format> Ours<F> {
 }
 
 impl<F: Format> Ours<F> {
-    /// The same by an [`AddressSpace`]: as the crates', one call a range, or a page.
+    /// Takes a turn with an [`AddressSpace`]: one call for a range or a page, as with the crates.
     fn turn_owned(&self, arena: &mut Arena, check: bool) -> anyhow::Result<Sample> {
         let Self { bed, op, .. } = self;
         let arena = arena.begin(BreakBeforeMake::Never, Stores::Plain);
@@ -292,14 +293,14 @@ impl<F: Format> Ours<F> {
     }
 }
 
-/// A crate's empty tables, in all of the arena's memory.
+/// Returns a crate's empty tables, in all of the arena's memory.
 pub fn tables<'a>(peer: &Peer, arena: &'a mut Arena) -> anyhow::Result<Box<dyn Tables + 'a>> {
     arena.reset();
     let words = arena.words(usize::MAX);
     let (start, bytes) = (NonNull::from(&mut *words).cast::<u8>(), words.len() * 8);
     let why = |error: String| anyhow!("{}: {error}", peer.name);
-    // SAFETY: the arena's memory is page-aligned and writable, and its borrow, which lasts as long
-    // as the tables, keeps everybody else from it.
+    // SAFETY: the arena's memory is page-aligned and writable, and its exclusive borrow, which
+    // lasts as long as the tables, keeps all other code from it.
     let memory = unsafe { Memory::new(start, bytes) }.map_err(why)?;
     peer.tables(memory).map_err(why)
 }

@@ -1,5 +1,5 @@
-//! Formats beside each other: the time of a page on each, by the first format's and by the
-//! machine's.
+//! Report of the formats: the time of a page on each, against the first format's and against the
+//! machine's limit.
 
 use slat_lab::numbers::{three_digits, with_spread};
 use slat_lab::record::Measurement;
@@ -8,13 +8,13 @@ use slat_lab::size::Size;
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 
-/// Times of a page, round by round.
+/// Returns the times of a page, by round.
 fn of_a_page(measured: &Measurement) -> Vec<f64> {
     let pieces = measured.params.get("pieces").and_then(|pieces| pieces.as_u64()).unwrap_or(1);
     measured.samples.iter().map(|time| time / pieces.max(1) as f64).collect()
 }
 
-/// The median of the ratios of each round, and where half of them lie.
+/// Returns the median of the ratios of the rounds, and the range in which half of them lie.
 fn ratio(of: &Measurement, by: &Measurement) -> String {
     let ratios: Vec<f64> =
         of_a_page(of).iter().zip(of_a_page(by)).map(|(of, by)| of / by).collect();
@@ -23,7 +23,7 @@ fn ratio(of: &Measurement, by: &Measurement) -> String {
     format!("{} × ({}–{})", three_digits(middle), three_digits(low), three_digits(high))
 }
 
-/// One row for each format of each operation.
+/// Returns a table with one row for each format of each operation.
 pub fn table(results: &[Measurement]) -> Option<Table> {
     let all = || results.iter().filter(|m| m.scenario == "formats");
     let same = |a: &Measurement, b: &Measurement| {

@@ -1,8 +1,8 @@
-//! `slat-bench engine --format`: the same operations on tables of several formats, beside each
-//! other and beside the machine's limits.
+//! `slat-bench engine --format`: compares the same operations on tables of several formats, and
+//! with the machine's limits.
 //!
-//! All entrants of an operation take turns, each on memory of its own. They have the same guest
-//! memory, in leaves of their own sizes: what is compared is the time of a page.
+//! All entrants of an operation take turns, each on its own memory. They have guest memory of the
+//! same size, in leaves of their own sizes, so the time of a page is compared.
 
 use super::ours::{Left, Turns};
 use super::work::{Op, Setting, Work};
@@ -30,17 +30,17 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Between a format's name and that of a limit.
+/// Stands between the names of a format and of a limit.
 const BESIDE: &str = ": ";
 
-/// Memory for tables of one page size.
+/// Memory for tables, shared by the formats of one page size.
 type Shared = Rc<RefCell<Arena>>;
 
-/// An operation that formats have in common.
+/// An operation that several formats have.
 struct Common {
     op: Op,
     memory: u64,
-    /// Which of a format's leaves it finds, from 0, the smallest.
+    /// Rank of the leaves among the format's sizes, from 0, the smallest.
     rank: usize,
     of: Vec<(TableFormat, Work)>,
 }
@@ -48,8 +48,7 @@ struct Common {
 /// Measures the parts that `args` asks for, on each of its formats.
 ///
 /// # Errors
-/// Sizes that cannot be right, too little memory, or a result that is not what an operation must
-/// leave.
+/// Sizes that cannot be right, too little memory, or an operation whose result is wrong.
 pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let memory = whole_blocks(args.memory())?.bytes();
     let mut formats = Vec::new();
@@ -67,7 +66,7 @@ pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
     let contests = works.len() + by_tables.len();
     session.start("formats", contests as u64 * u64::from(rounds + 1));
     let mut results = Vec::new();
-    // Each entrant has its own.
+    // `hold` needs an arena, but each entrant has its own.
     let mut nobodys = Arena::new(0, 4096, BreakBeforeMake::Never)?;
     for work in &works {
         let mut contest = Contest::new("formats", work.title(), work.params());
@@ -93,7 +92,8 @@ pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
     Ok(results)
 }
 
-/// The operations, each with the formats that have it. What one lacks is said.
+/// Returns the operations, each with the formats that have it. The session reports formats that
+/// lack one.
 fn common(
     args: &EngineArgs,
     formats: &[TableFormat],
@@ -130,7 +130,7 @@ fn common(
     Ok(all)
 }
 
-/// Memory for each page size.
+/// Returns memory for each page size.
 fn arenas(
     formats: &[TableFormat],
     works: &[Common],
@@ -138,7 +138,7 @@ fn arenas(
     session: &Session,
 ) -> anyhow::Result<BTreeMap<u64, Shared>> {
     let mut bytes: BTreeMap<u64, u64> = BTreeMap::new();
-    // What is done by tables needs as much as a split to pages.
+    // Operations by tables need as much memory as a split to pages.
     let least = formats.iter().map(|format| {
         let page = format.leaves()[0];
         Work { op: Op::Split, memory, leaf: page, page }
@@ -165,7 +165,7 @@ fn arenas(
     bytes.into_iter().map(arena).collect()
 }
 
-/// A format's entrant, and its limit.
+/// Enters a format and its limit.
 fn enter<'a, F: Format>(
     contest: Contest<'a>,
     name: TableFormat,
@@ -193,7 +193,8 @@ fn enter<'a, F: Format>(
     })
 }
 
-/// What only formats have whose tables say something, with the page size of each.
+/// Returns the contests that only formats with accessed bits and rights in tables have, each with
+/// its page size.
 fn by_tables<'a>(
     args: &EngineArgs,
     formats: &[TableFormat],
@@ -213,7 +214,7 @@ fn by_tables<'a>(
     Ok(all)
 }
 
-/// The contests of a part by tables, and the page size; or why there are none.
+/// Returns the contests of a part by tables, and the page size; or the reason why there are none.
 fn posed<'a, F: Format>(
     format: F,
     name: TableFormat,
@@ -252,7 +253,8 @@ impl Common {
         params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
     }
 
-    /// A result of one entrant, with what its variant says where others look for it.
+    /// Returns the result of one entrant with format and limit moved from its variant to the
+    /// parameters.
     fn told(&self, mut measured: Measurement) -> Measurement {
         let (format, variant) = match measured.variant.split_once(BESIDE) {
             Some((format, limit)) => (format.to_owned(), limit.to_owned()),
@@ -289,8 +291,8 @@ mod tests {
         (run(&args, &mut session).unwrap(), session)
     }
 
-    /// Each turn checks that it did the work; here it has to get through, on as many slots as there
-    /// are pages.
+    /// Each turn checks its work. This test checks that all formats finish, with as many entries as
+    /// there are pages.
     #[test]
     fn formats_do_the_same_on_leaves_of_their_own_sizes() {
         let formats = [TableFormat::Arm64K16, TableFormat::Arm64K64, TableFormat::Ept];

@@ -1,18 +1,18 @@
-//! Names that results of the engine beside Linux go by, for those who measure and those who print.
+//! Names in results of the engine and Linux, shared by the code that measures and the reports.
 
-/// What the engine's entrant is called.
+/// Variant name of the engine's entrant.
 pub const SLAT: &str = "slat";
 
-/// A way in which leaves of Linux and of the engine differ, and are both right.
+/// A way in which leaves of Linux and of the engine differ, and both are right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// What results count it by.
+    /// The name of its count in results.
     pub name: &'static str,
-    /// Why it is right.
+    /// The reason why it is right.
     pub reason: &'static str,
 }
 
-/// Linux protects more.
+/// Linux protects more pages.
 pub const PROTECTED_IN_HULL: Difference = Difference {
     name: "leaves_protected_in_hull",
     reason: "Linux protects all pages between the first and the last that a word of the log names",
@@ -30,5 +30,5 @@ pub const SOFTWARE_BITS: Difference = Difference {
     reason: "bits 58 to 55 are each one's own; the engine keeps there what hardware has no bit for",
 };
 
-/// All of them.
+/// All allowed differences.
 pub const DIFFERENCES: [Difference; 3] = [PROTECTED_IN_HULL, MADE_YOUNG, SOFTWARE_BITS];

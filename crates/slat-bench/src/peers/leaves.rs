@@ -1,4 +1,4 @@
-//! Leaf descriptors of two sets of tables, held against each other bit by bit.
+//! Compares the leaf entries of two sets of tables bit by bit.
 
 use super::known::{Difference, MADE_YOUNG, PROTECTED_IN_HULL, SOFTWARE_BITS};
 use super::work::Op;
@@ -8,7 +8,7 @@ use slat::{Format, GpaRange, Hpa, Platform, Tables};
 use slat_ideas::arena::Arena;
 use slat_linux::{Leaf, Run};
 
-/// Every leaf in `range`, from the raw tables.
+/// Returns every leaf in `range`, read from the raw tables.
 pub fn of<F: Format>(tables: &Tables<'_, F, Arena>, arena: &Arena, range: GpaRange) -> Vec<Run> {
     let geometry = tables.geometry();
     let mut found = Vec::new();
@@ -31,8 +31,8 @@ fn table<F: Format>(
         if gpa + size <= range.start().0 || gpa >= range.end().0 {
             continue;
         }
-        // SAFETY: the index is below the table's slots, and the table stays while its guest's
-        // tables are borrowed by the caller, who is alone with them.
+        // SAFETY: the index is below the table's number of slots, and the table stays while the
+        // caller, which has the only access, borrows its guest's tables.
         let raw = unsafe { arena.slots(hpa).add(index).as_ref() }.load();
         match F::kind(raw, level) {
             Kind::Leaf => push(found, Leaf { gpa, size, raw }),
@@ -57,13 +57,14 @@ fn push(runs: &mut Vec<Run>, leaf: Leaf) {
     runs.push(Run { first: leaf, count: 1 });
 }
 
-/// A difference between descriptors that is right.
+/// An allowed difference between leaf entries.
 pub struct Allowed {
     /// The bits that may differ.
     pub bits: u64,
-    /// After which operation, and which of these bits the engine's descriptor has, and the other's.
+    /// Returns whether the difference is allowed, given the operation, and these bits of the
+    /// engine's entry and of the other.
     pub right: fn(Op, u64, u64) -> bool,
-    /// What it is called, and why it is right.
+    /// Its name, and the reason why it is right.
     pub known: Difference,
 }
 
@@ -72,7 +73,7 @@ pub const WRITE: u64 = 1 << 7;
 pub const ACCESSED: u64 = 1 << 10;
 pub const SOFTWARE: u64 = 0b1111 << 55;
 
-/// All differences that are right.
+/// All allowed differences.
 pub const ALLOWED: [Allowed; 3] = [
     Allowed {
         bits: WRITE,
@@ -89,19 +90,19 @@ pub const ALLOWED: [Allowed; 3] = [
     Allowed { bits: SOFTWARE, right: |_, _, theirs| theirs == 0, known: SOFTWARE_BITS },
 ];
 
-/// Leaves that were compared, and how many differed in each way that is right.
+/// Number of leaves that were compared, and how many differed in each allowed way.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Compared {
-    /// All.
+    /// All leaves.
     pub leaves: u64,
-    /// By the order of [`ALLOWED`].
+    /// Leaves with a difference, in the order of [`ALLOWED`].
     pub differing: [u64; ALLOWED.len()],
 }
 
-/// Compares descriptors leaf by leaf.
+/// Compares the entries leaf by leaf.
 ///
 /// # Errors
-/// The first leaf that one of them lacks, or that differs otherwise than [`ALLOWED`].
+/// The first leaf that one side lacks, or that differs in another way than [`ALLOWED`] has.
 pub fn compare(ours: &[Run], theirs: &[Run], after: Op, whose: &str) -> anyhow::Result<Compared> {
     let mut compared = Compared::default();
     let (mut ours, mut theirs) = (ours.iter().copied(), theirs.iter().copied());
@@ -152,7 +153,7 @@ pub fn compare(ours: &[Run], theirs: &[Run], after: Op, whose: &str) -> anyhow::
     }
 }
 
-/// What is left of a run after `count` of its leaves.
+/// Returns the rest of a run after `count` of its leaves.
 pub fn rest(run: Run, count: u64) -> Option<Run> {
     let ahead = count * run.first.size;
     let first = Leaf { gpa: run.first.gpa + ahead, raw: run.first.raw + ahead, ..run.first };
@@ -189,7 +190,7 @@ mod tests {
         assert!(text.contains("only linux maps 0x0"), "{text}");
         let block = Run { first: Leaf { gpa: 0, size: 2 * PAGE, raw: 3 }, count: 1 };
         assert!(compare(&[block], &two, Op::Split, "linux").is_err());
-        // Another address is no difference that may be.
+        // A difference of addresses is never allowed.
         assert!(compare(&[run(0, PAGE | 3, 1)], &[run(0, 3, 1)], Op::Split, "linux").is_err());
     }
 

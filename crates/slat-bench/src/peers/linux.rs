@@ -1,4 +1,4 @@
-//! Linux's side of an operation: trees, their programs, and what comes of them.
+//! Linux's side of an operation: trees, their programs, and the results.
 
 use super::known::SLAT;
 use super::leaves::{self, ALLOWED};
@@ -19,10 +19,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Bits of guest addresses, as in the engine's beds.
+/// Number of bits of guest addresses, as in the engine's beds.
 const ADDRESS_BITS: u32 = 40;
 
-/// What else results name.
+/// Names that results use for others.
 const RESERVED: [&str; 8] =
     [SLAT, "machine", "fill-plain", "fill-best", "read", "read-upper", "cas", "none"];
 
@@ -30,7 +30,7 @@ const RESERVED: [&str; 8] =
 pub struct Trees {
     workshop: Workshop,
     trees: Vec<Tree>,
-    /// Those that are edited copies of the first.
+    /// Whether a tree is an edited copy of the first.
     edited: Vec<bool>,
     running: HashMap<(usize, Build), Helper>,
     table_bytes: u64,
@@ -38,11 +38,11 @@ pub struct Trees {
 }
 
 impl Trees {
-    /// Reads the trees, applies the edits, and compiles each once. What cannot be used is left out,
-    /// and the session told why.
+    /// Reads the trees, applies the edits, and compiles each once. It leaves out trees that cannot
+    /// be used, and reports the reason to the session.
     ///
     /// # Errors
-    /// Ctrl-C, or no folder to build in.
+    /// Ctrl-C, or no folder for builds.
     pub fn open(
         args: &TreesArgs,
         builds: &[Build],
@@ -90,7 +90,7 @@ impl Trees {
         let compiled = tree.and_then(|mut tree| {
             let taken =
                 |name: &str| name.is_empty() || RESERVED.contains(&name) || name.contains(", ");
-            // Two trees of one version would be one row.
+            // Otherwise two trees of one version would share a row.
             while taken(&tree.name) || self.trees.iter().any(|other| other.name == tree.name) {
                 tree.name.push('\'');
             }
@@ -109,22 +109,22 @@ impl Trees {
         Ok(session.check()?)
     }
 
-    /// How many there are.
+    /// Returns the number of trees.
     pub fn len(&self) -> usize {
         self.trees.len()
     }
 
-    /// What results call one.
+    /// Returns a tree's name in results.
     pub fn name(&self, tree: usize) -> &str {
         &self.trees[tree].name
     }
 
-    /// Its version.
+    /// Returns a tree's version.
     pub fn version(&self, tree: usize) -> String {
         self.trees[tree].version.to_string()
     }
 
-    /// Whether it is an edited copy.
+    /// Returns whether a tree is an edited copy.
     pub fn is_edited(&self, tree: usize) -> bool {
         self.edited[tree]
     }
@@ -139,17 +139,17 @@ impl Trees {
         Ok(())
     }
 
-    /// The compiler, in its own words.
+    /// Returns the compiler's description of itself.
     pub fn compiler(&self) -> &str {
         self.workshop.compiler()
     }
 
-    /// Ends a program: one that failed may answer late, and to the wrong question.
+    /// Ends a program. One that failed may answer late, and to an earlier question.
     pub fn end(&mut self, tree: usize, build: Build) {
         self.running.remove(&(tree, build));
     }
 
-    /// The running program of a tree.
+    /// Returns the running program of a tree; starts it if necessary.
     pub fn helper(&mut self, tree: usize, build: Build) -> anyhow::Result<&mut Helper> {
         use std::collections::hash_map::Entry;
         Ok(match self.running.entry((tree, build)) {
@@ -165,7 +165,7 @@ impl Trees {
     }
 }
 
-/// Ctrl-C, as the lab knows it.
+/// Converts an error; Ctrl-C becomes the lab's.
 pub fn interrupted(error: Error) -> anyhow::Error {
     match error {
         Error::Interrupted => Failure::Interrupted.into(),
@@ -173,7 +173,7 @@ pub fn interrupted(error: Error) -> anyhow::Error {
     }
 }
 
-/// The program for a kind of walks.
+/// Returns the build for a kind of walk.
 pub fn build(page_shift: u32, fwb: bool, kind: WalkKind, count: bool) -> Build {
     let shared = kind == WalkKind::Shared;
     Build { page_shift, address_bits: ADDRESS_BITS, fwb, shared, count }
@@ -194,7 +194,7 @@ pub struct LinuxTurns {
 }
 
 impl LinuxTurns {
-    /// The turns of a tree beside those of the engine.
+    /// Returns the turns of a tree at the same work as those of the engine.
     pub fn beside<F: Format>(
         turns: &Turns<F>,
         trees: &Rc<RefCell<Trees>>,
@@ -217,7 +217,7 @@ impl LinuxTurns {
         }
     }
 
-    /// A turn.
+    /// Returns a turn.
     pub fn turn(self) -> impl FnMut(&mut Arena, bool) -> anyhow::Result<Sample> {
         let mut counts = Vec::new();
         move |_, check| {
@@ -235,8 +235,8 @@ impl LinuxTurns {
         }
     }
 
-    /// Does it with the program that counts or with that which does not. Whatever goes wrong ends
-    /// it.
+    /// Calls `what` with the program that counts, or with the one that does not. Any error ends the
+    /// program.
     fn with<T>(
         &self,
         count: bool,
@@ -247,7 +247,7 @@ impl LinuxTurns {
         let mut trees = self.trees.borrow_mut();
         let name = trees.name(self.tree).to_owned();
         let result = what(self, trees.helper(self.tree, build)?, &name);
-        // What is not asked again need not stay, either.
+        // The counting program is needed once only.
         if count || result.is_err() {
             trees.end(self.tree, build);
         }
@@ -258,7 +258,7 @@ impl LinuxTurns {
         self.with(true, |turns, helper, _| Ok(known(&turns.once(helper)?)))
     }
 
-    /// Holds what it left behind against the engine's.
+    /// Compares the leaves that Linux left behind with the engine's.
     fn compared(
         &self,
         helper: &mut Helper,
@@ -339,7 +339,7 @@ impl LinuxTurns {
     }
 }
 
-/// The counts by names that last.
+/// Returns the counts, by fixed names.
 fn known(answer: &Answer) -> Vec<(&'static str, u64)> {
     const NAMES: [&str; 7] =
         ["visits", "callbacks", "tlbis", "barriers", "pages", "cache_calls", "cache_bytes"];

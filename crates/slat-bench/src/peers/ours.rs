@@ -21,7 +21,7 @@ use std::cell::RefCell;
 use std::hint::black_box;
 use std::rc::Rc;
 
-/// What the engine left behind in the round that warms up: what others are held against.
+/// The leaves that the engine left behind in the round that warms up, for comparison with others.
 pub type Left = Rc<RefCell<Vec<Run>>>;
 
 /// The engine's turns at one work.
@@ -33,7 +33,7 @@ pub struct Turns<F> {
     pub left: Left,
 }
 
-/// Bitmaps of all pages, touched before anything is timed.
+/// Bitmaps of all pages, touched before the measurement.
 #[derive(Clone)]
 struct Bitmaps {
     young: Vec<u64>,
@@ -42,12 +42,12 @@ struct Bitmaps {
 }
 
 impl<F: Format> Turns<F> {
-    /// The addresses that everybody looks up, if that is what is done.
+    /// Returns the addresses that all entrants look up, if that is the operation.
     pub fn addresses(&self) -> Vec<u64> {
         if self.work.op == Op::Lookup { self.bed.addresses(LOOKUPS) } else { Vec::new() }
     }
 
-    /// A turn, by that kind of stores where tables are filled.
+    /// Returns a turn that fills tables with this kind of stores.
     pub fn turn(self, stores: Stores) -> impl FnMut(&mut Arena, bool) -> anyhow::Result<Sample> {
         let word = if let Op::Clear(word) = self.work.op { word } else { u64::MAX };
         let mut named = self.bed.bitmap();
@@ -93,7 +93,7 @@ impl<F: Format> Turns<F> {
         Ok(Sample { seconds, counts })
     }
 
-    /// What comes before the operation, untimed.
+    /// Prepares the tables; not timed.
     fn prepare<'p>(
         &self,
         tables: &Tables<'p, F, Arena>,
@@ -114,7 +114,7 @@ impl<F: Format> Turns<F> {
         Ok(())
     }
 
-    /// Tables that no CPU has.
+    /// Takes a turn with inactive tables, which no CPU walks.
     fn inactive(&self, arena: &Arena, check: bool) -> anyhow::Result<Sample> {
         let mut tables = self.bed.empty(arena)?;
         let mut storage = chunk_storage();
@@ -145,7 +145,8 @@ impl<F: Format> Turns<F> {
         Ok(Sample { seconds, counts })
     }
 
-    /// A plain loop over the same slots, or the same bytes filled; nothing, where none compares.
+    /// Returns a limit: a plain loop over the same entries, or the same bytes filled; `None` if no
+    /// limit applies.
     pub fn limit(
         &self,
     ) -> Option<(&'static str, impl FnMut(&mut Arena, bool) -> anyhow::Result<Sample> + use<F>)>
@@ -172,14 +173,14 @@ impl<F: Format> Turns<F> {
             let tables = turns.bed.live(arena, turns.work.page, Attributes::RAM)?;
             let pages = limit::TablePages::of(&tables, arena, turns.bed.range());
             temper(arena, turns.work.table_bytes(), turns.setting.caches);
-            // SAFETY: the tables stand, and nobody else is there.
+            // SAFETY: the tables exist, and no other thread uses them.
             let (seconds, slots) = unsafe { pages.sample(arena, limit) };
             Ok(Sample { seconds, counts: vec![("slots", slots)] })
         };
         Some((limit.name(), turn))
     }
 
-    /// Bytes of the tables that the operation builds.
+    /// Returns the bytes of the tables that the operation builds.
     fn built_bytes(&self) -> u64 {
         let above =
             if self.work.op == Op::BuildInactive { u64::MAX } else { self.work.leaf.bytes() };
@@ -192,7 +193,7 @@ fn ready<F: Format>(arena: &mut Arena) {
     arena.begin(breaks_of::<F>(), Stores::Plain);
 }
 
-/// Puts the first bytes of table memory where they are to be when an operation begins.
+/// Puts the first bytes of table memory into the caches, or out of them, before an operation.
 pub fn temper(arena: &Arena, bytes: u64, caches: Caches) {
     match caches {
         Caches::Warm => arena.warm(bytes as usize),
@@ -265,7 +266,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         }
     }
 
-    /// One call for all of it, whose answer is known.
+    /// Does it with one call for all memory, and checks the answer.
     fn whole(
         &mut self,
         member: &mut Member<'p, Arena>,
@@ -283,7 +284,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         Ok(seconds)
     }
 
-    /// A call for each page.
+    /// Does it with a call for each page.
     fn each(
         &mut self,
         member: &mut Member<'p, Arena>,
@@ -334,7 +335,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         Ok(seconds)
     }
 
-    /// In steps of the largest chunk; the cache's filling is timed, too.
+    /// Splits in steps of the largest chunk. The time includes filling the cache.
     fn split(&mut self, member: &mut Member<'p, Arena>, protect: bool) -> anyhow::Result<f64> {
         let Turns { bed, work, .. } = self.turns;
         let mut storage = chunk_storage();
@@ -355,7 +356,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         Ok(watch.seconds())
     }
 
-    /// As a VMM's call that clears all of a chunk's log.
+    /// Clears like a VMM's call that clears all of a chunk's log.
     fn clear_split(
         &mut self,
         member: &mut Member<'p, Arena>,

@@ -1,4 +1,4 @@
-//! The engine beside others: two tables of ratios, one of counts, one of what histories showed.
+//! Reports of the engine and others: two tables of ratios, one of counts, one of histories.
 
 use super::known::{DIFFERENCES, SLAT};
 use slat_lab::numbers::{thousands, three_digits};
@@ -11,7 +11,7 @@ use slat_lab::size::Size;
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 
-/// How operations beside others read.
+/// How the report presents operations of the engine and others.
 pub const READER: Reader = Reader {
     reads: |m| m.scenario == "peers" || m.scenario == "peers-asked",
     verdict: asked::said,
@@ -23,14 +23,14 @@ pub const READER: Reader = Reader {
     ..Reader::NONE
 };
 
-/// How histories through both read.
+/// How the report presents random histories.
 pub const HISTORIES: Reader = Reader {
     reads: |m| m.scenario == "peers-check",
     tables: |results| histories(results).into_iter().collect(),
     ..Reader::NONE
 };
 
-/// One row for each threshold beside others.
+/// Returns a table with one row for each threshold against others.
 fn asked(results: &[Measurement]) -> Option<Table> {
     asked::table(
         results,
@@ -40,10 +40,10 @@ fn asked(results: &[Measurement]) -> Option<Table> {
     )
 }
 
-/// What a crate does not have.
+/// Text for an operation that a crate does not have.
 const NONE: &str = "none";
 
-/// One column: everybody of one name, or whatever limit a row has.
+/// A column: all entrants of one name, or each row's limit.
 #[derive(PartialEq, Eq)]
 enum Column<'m> {
     Who(&'m str, &'m str),
@@ -63,7 +63,7 @@ impl<'m> Column<'m> {
     }
 }
 
-/// A name in lines of about a figure's width, broken where its parts end.
+/// Breaks a name into lines of about a figure's width, between its parts.
 fn broken(name: &str) -> String {
     const WIDTH: usize = 11;
     let (mut lines, mut rest) = (vec![String::new()], name);
@@ -88,7 +88,7 @@ fn broken(name: &str) -> String {
     lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join("\n")
 }
 
-/// Everybody but the engine, in the order of a reader's interest: Linux, crates, the machine.
+/// Returns all but the engine, in the order of likely interest: Linux, crates, the machine.
 fn columns(results: &[Measurement]) -> Vec<Column<'_>> {
     let mut found = Vec::new();
     for target in ["linux-source", "crate", "machine"] {
@@ -101,7 +101,7 @@ fn columns(results: &[Measurement]) -> Vec<Column<'_>> {
     found
 }
 
-/// How many times as long as `base` somebody took, in each round.
+/// Returns how many times as long as `base` the measurement took, by round.
 fn ratio(m: &Measurement, base: &Measurement) -> Option<Summary> {
     let ratios: Vec<f64> = m.samples.iter().zip(&base.samples).map(|(of, by)| of / by).collect();
     Summary::of(&ratios)
@@ -114,12 +114,12 @@ fn with_spread(value: &str, summary: &Summary) -> String {
     }
 }
 
-/// Operations: what notes there are differ within a row.
+/// Returns rows of operations. Notes may differ within a row.
 fn gathered(results: &[Measurement]) -> Vec<Row<'_>> {
     rows(results, "peers", &["note"])
 }
 
-/// What a row is about: `split, 64g of 2m`. Most operations find pages.
+/// Returns the label of a row, such as `split, 64g of 2m`. Leaves that are pages are not named.
 fn label(row: &Row) -> Option<String> {
     let memory = Size(row.params.get("memory")?.as_u64()?);
     let (operation, backing) = (row.param("operation")?, row.param("backing")?);
@@ -131,8 +131,8 @@ fn label(row: &Row) -> Option<String> {
     Some(format!("{operation}, {memory}{of}"))
 }
 
-/// Two tables of operations, with the engine's time and the others' by it: beside Linux, and beside
-/// crates, whose tables are inactive.
+/// Returns two tables of operations, with the engine's time and the others' in multiples of it:
+/// against Linux, and against crates, whose tables are inactive.
 fn ratios_of(results: &[Measurement]) -> Vec<Table> {
     let all = gathered(results);
     let (crates, linux): (Vec<_>, Vec<_>) =
@@ -168,7 +168,7 @@ fn ratios_of(results: &[Measurement]) -> Vec<Table> {
     tables.into_iter().flatten().collect()
 }
 
-/// A table of some rows, with a column for each that took part in one of them.
+/// Returns a table of some rows, with a column for each entrant that took part in one of them.
 fn ratios_among(
     rows: &[&Row],
     results: &[Measurement],
@@ -197,7 +197,7 @@ fn ratios_among(
     })
 }
 
-/// One way of the engine's, and everybody by it.
+/// Returns a line: one variant of the engine, and the others in multiples of it.
 fn line(row: &Row, base: &Measurement, who: &[Column]) -> Option<Vec<String>> {
     let summary = Summary::of(&base.samples)?;
     let pieces = row.params.get("pieces")?.as_u64()? as f64;
@@ -220,12 +220,12 @@ fn line(row: &Row, base: &Measurement, who: &[Column]) -> Option<Vec<String>> {
     Some(line)
 }
 
-/// Whether the crate has no such operation, rather than other levels.
+/// Returns whether the crate lacks the operation, rather than having another number of levels.
 fn lacks(row: &Row, name: &str) -> bool {
     row.param("lack").unwrap_or_default().split(',').any(|lacking| lacking == name)
 }
 
-/// What is said once: only rows beside Linux have all parameters.
+/// Returns the parameters that all rows share. Only rows with Linux have all of them.
 fn common(all: &[&Row]) -> String {
     let said = ["granule", "chunk_size", "fwb", "caches"];
     let beside_linux = all.iter().filter(|row| row.params.contains_key("fwb")).map(|row| {
@@ -236,7 +236,7 @@ fn common(all: &[&Row]) -> String {
     Labels::of(&beside_linux.collect::<Vec<_>>()).common
 }
 
-/// What Linux counted, and what the engine did.
+/// Returns a table of Linux's counts and the engine's.
 fn counts(results: &[Measurement]) -> Option<Table> {
     let all = gathered(results);
     let mut lines = Vec::new();
@@ -246,7 +246,7 @@ fn counts(results: &[Measurement]) -> Option<Table> {
             let alone = m.variant.strip_suffix(", shared").and_then(|name| row.variant(name));
             alone.is_some_and(|alone| alone.counts == m.counts)
         };
-        // Shared or not, most walks do the same: once is enough.
+        // Most shared walks do the same as exclusive ones: one row is enough.
         let linux = row.measurements.iter().filter(|m| m.target == "linux-source");
         for m in linux.filter(|m| !beside(m)) {
             let of = |m: &Measurement, name: &str| {
@@ -309,7 +309,7 @@ fn counts(results: &[Measurement]) -> Option<Table> {
     })
 }
 
-/// Histories through both.
+/// Returns a table of random histories.
 fn histories(results: &[Measurement]) -> Option<Table> {
     let lines: Vec<Vec<String>> = results
         .iter()
@@ -343,7 +343,7 @@ fn histories(results: &[Measurement]) -> Option<Table> {
     })
 }
 
-/// How many times as long as the engine everybody took: a row for each operation.
+/// Returns a chart of the times in multiples of the engine's, with a row for each operation.
 fn chart(results: &[Measurement]) -> Option<Chart> {
     let rows = gathered(results);
     let mut names: Vec<&str> = Vec::new();
@@ -353,7 +353,7 @@ fn chart(results: &[Measurement]) -> Option<Chart> {
         let others = row.measurements.iter().filter(|m| m.target != "engine");
         let mut dots = Vec::new();
         for m in others {
-            // The machine is one competitor, whatever loop it runs.
+            // All limits are one competitor, whatever loop they run.
             let name = if m.target == "machine" { "the machine" } else { &m.variant };
             let place = names.iter().position(|known| *known == name).unwrap_or(names.len());
             if place == names.len() {

@@ -1,4 +1,4 @@
-//! What is done to a guest's tables, whoever keeps them.
+//! Operations on a guest's tables, for all entrants.
 
 use crate::settings::peers::Caches;
 use serde_json::{Map, Value, json};
@@ -8,48 +8,49 @@ use slat_lab::size::Size;
 /// An operation on all of a guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// A fault that maps, for each page.
+    /// Maps each page by a fault.
     Map,
-    /// Unmaps.
+    /// Unmaps all memory.
     Unmap,
-    /// Splits, as logging is enabled.
+    /// Splits, as when logging is enabled.
     Split,
-    /// Write-protects, then splits: the whole of enabling.
+    /// Write-protects, then splits: all of enabling the log.
     Enable,
-    /// Write-protects what may be written.
+    /// Write-protects writable memory.
     Protect,
-    /// Write-protects what is protected.
+    /// Write-protects memory that is already protected.
     ProtectAgain,
-    /// Clears a log whose words are all this one: protects the pages that it names.
+    /// Clears a log whose words all have this value: write-protects the pages that it names.
     Clear(u64),
-    /// The same of all pages, and splits what they are in: the log of a guest that began all dirty.
+    /// Clears a log of all pages, and splits their blocks: the log of a guest whose pages are
+    /// initially all dirty.
     ClearSplit,
-    /// Ages what is young.
+    /// Ages young memory.
     AgeYoung,
-    /// Ages what is old.
+    /// Ages old memory.
     AgeOld,
-    /// Ages what is young, page by page.
+    /// Ages young memory, page by page.
     AgeEach,
-    /// A write fault on each protected page.
+    /// Handles a write fault on each protected page.
     Relax,
-    /// Looks random addresses up.
+    /// Looks up random addresses.
     Lookup,
-    /// Cleans the caches of what is mapped.
+    /// Cleans the caches of mapped memory.
     Flush,
-    /// Maps in tables that no CPU has.
+    /// Maps in inactive tables, which no CPU walks.
     BuildInactive,
-    /// Write-protects in tables that no CPU has.
+    /// Write-protects in inactive tables.
     ProtectInactive,
 }
 
-/// Addresses looked up in one turn.
+/// Number of addresses that one turn looks up.
 pub const LOOKUPS: usize = 1 << 20;
 
 /// A word of a log that names four pages, far apart.
 pub const SPARSE: u64 = 1 << 3 | 1 << 19 | 1 << 34 | 1 << 50;
 
 impl Op {
-    /// What results call it.
+    /// Returns its name in results.
     pub fn name(self) -> String {
         match self {
             Self::Map => "map page by page".to_owned(),
@@ -72,8 +73,8 @@ impl Op {
         }
     }
 
-    /// Whether Linux's walk is another one where it shares the tables. Faults share them always;
-    /// unmapping stores, shared or not; and what changes nothing needs no exchange.
+    /// Returns whether Linux's walk differs where it shares the tables. Faults always share them;
+    /// unmapping stores, shared or not; and a walk that changes nothing needs no compare-and-swap.
     pub fn differs_if_shared(self) -> bool {
         self.splits()
             || matches!(
@@ -87,7 +88,7 @@ impl Op {
             )
     }
 
-    /// Whether it splits.
+    /// Returns whether the operation splits.
     pub fn splits(self) -> bool {
         matches!(self, Self::Split | Self::Enable | Self::ClearSplit)
     }
@@ -96,18 +97,18 @@ impl Op {
 /// An operation, and the tables that it finds.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
-    /// What is done.
+    /// The operation.
     pub op: Op,
-    /// To how much memory.
+    /// Bytes of memory.
     pub memory: u64,
-    /// The leaves that it finds.
+    /// Size of the leaves that it finds.
     pub leaf: PageSize,
-    /// The smallest page.
+    /// Size of the smallest page.
     pub page: PageSize,
 }
 
 impl Work {
-    /// Pages of the memory, or what else is counted by pieces.
+    /// Returns the number of pages of the memory, or of other pieces that the operation counts.
     pub fn pieces(&self) -> u64 {
         match self.op {
             Op::Lookup => LOOKUPS as u64,
@@ -115,22 +116,22 @@ impl Work {
         }
     }
 
-    /// Whether stage 2 forces the memory type: only a CPU without that flushes.
+    /// Returns whether stage 2 forces the memory type: only a CPU without that feature flushes.
     pub fn fwb(&self, setting: &Setting) -> bool {
         setting.fwb && self.op != Op::Flush
     }
 
-    /// Whether it splits and finds nothing to split.
+    /// Returns whether the operation splits and finds nothing to split.
     pub fn is_split_already(&self) -> bool {
         self.op.splits() && self.leaf == self.page
     }
 
-    /// For the person waiting.
+    /// Returns the title that is shown to the user.
     pub fn title(&self) -> String {
         format!("{}, {} pages, {}", self.op.name(), self.leaf, Size(self.memory))
     }
 
-    /// What its results have in common.
+    /// Returns the parameters that all of its results have.
     pub fn params(&self, setting: &Setting) -> Map<String, Value> {
         let params = [
             ("operation", json!(self.op.name())),
@@ -145,21 +146,21 @@ impl Work {
         params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
     }
 
-    /// Table memory, all by pages, with room for caches that are full.
+    /// Returns the bytes of tables that map all memory by pages, with room for full caches.
     pub fn table_bytes(&self) -> u64 {
-        // A table of one page has an eighth as many entries as the page has bytes.
+        // A table is one page, and has an eighth as many entries as the page has bytes.
         let pages = self.memory / self.page.bytes() * 8;
         pages + pages / (self.page.bytes() / 8) + 520 * self.page.bytes() + (8 << 20)
     }
 }
 
-/// What is the same for all operations of a run.
+/// Settings of all operations of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
-    /// How much Linux splits at a time.
+    /// Bytes that Linux splits at a time.
     pub chunk: u64,
     /// Whether stage 2 forces the memory type.
     pub fwb: bool,
-    /// Where tables are when an operation begins.
+    /// Where the tables are when an operation begins.
     pub caches: Caches,
 }

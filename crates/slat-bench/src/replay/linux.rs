@@ -1,5 +1,5 @@
-//! The claims about Linux's walks, on Linux's own code: as it is, and with each change as an edit
-//! to a copy of it.
+//! Claims about Linux's walks, replayed on Linux's own code: unchanged, and with each change as an
+//! edit to a copy of it.
 
 use super::{Cells, GRANULES, KINDS, Rows, SKIP, Told, mean, quotients};
 use crate::peers;
@@ -15,7 +15,7 @@ const BOTH: &str = "bounded-walks";
 const WHY: &str = "Linux's code in user space on another CPU: what its walk costs there, without invalidations, locks, \
     or the rest of the call.";
 
-/// The command and its results; nothing of them, where no tree was given.
+/// Returns the command and its results; no results if no tree was given.
 fn measured(
     replay: &mut Rows,
     session: &mut Session,
@@ -35,7 +35,7 @@ fn measured(
     replay.replayed::<Split>(&line, session)
 }
 
-/// The change of time that an edit brings, in percent, round by round.
+/// Returns the change of time that an edit brings, in percent, by round.
 fn changes(results: &[Measurement], operation: &str, backing: u64, edit: &str) -> Vec<f64> {
     let backing = json!(Size(backing).to_string());
     let of = |edited: &str| {
@@ -55,7 +55,7 @@ fn told(command: String) -> Told {
     Told { claim: SKIP, command, why: WHY }
 }
 
-/// The proposal: both hints, 1 GiB, the split alone.
+/// Replays the proposal: both hints, 1 GiB, the split alone.
 pub fn skip_levels(replay: &mut Rows, session: &mut Session) -> anyhow::Result<()> {
     let samples = if replay.quick { 10 } else { 21 };
     let options = format!("-b 1g --when enable --what split --samples {samples}");
@@ -78,7 +78,7 @@ pub fn skip_levels(replay: &mut Rows, session: &mut Session) -> anyhow::Result<(
     Ok(())
 }
 
-/// The figures from hardware: each a mean over three granules.
+/// Replays the figures from hardware: each a mean over three granules.
 pub fn skip_levels_hardware(
     replay: &mut Rows,
     session: &mut Session,

@@ -1,4 +1,4 @@
-//! Claims that were published, beside what this machine gave.
+//! Report of published claims, with the figures of this machine.
 
 use slat_lab::numbers::three_digits;
 use slat_lab::reader::Reader;
@@ -8,14 +8,14 @@ use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 use slat_lab::unit::Unit;
 
-/// How they read.
+/// How the report presents the results.
 pub const READER: Reader = Reader {
     reads: |m| m.scenario == "replay",
     tables: |results| claims(results).into_iter().collect(),
     ..Reader::NONE
 };
 
-/// One row for each claim.
+/// Returns a table with one row for each claim.
 fn claims(results: &[Measurement]) -> Option<Table> {
     let replayed = || results.iter().filter(|m| m.scenario == "replay");
     let mut commands: Vec<&str> = Vec::new();

@@ -1,4 +1,4 @@
-//! What can be set of the engine's operations.
+//! Options of the engine's operations.
 
 use crate::settings::peers::LinuxArgs;
 use clap::{Args, ValueEnum};
@@ -7,7 +7,7 @@ use slat_lab::cli::count;
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
 
-/// Command lines.
+/// Examples of command lines.
 pub const EXAMPLES: &str = "\
 Examples:
   slat-bench engine
@@ -22,14 +22,14 @@ Examples:
   slat-bench engine --format arm64-4k,ept,npt,riscv --only split,protect,age,map --memory 8G
       the formats beside the first of them, all in turns";
 
-/// Which operations, on how much memory.
+/// Options of the engine's operations.
 #[derive(Clone, Debug, Args)]
 pub struct EngineArgs {
-    /// Memory of the guest; what is also measured small takes an eighth of it [default: 64G]
+    /// Memory of the guest; small measurements take an eighth of it [default: 64G]
     #[arg(long, short = 'b', value_name = "SIZE")]
     pub memory: Option<Size>,
 
-    /// Only these [default: all]
+    /// Only these parts [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Vec<Part>,
 
@@ -37,16 +37,16 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
-    /// 1 GiB and three rounds unless said otherwise, a few seconds
+    /// 1 GiB and three rounds unless other options set them: takes a few seconds
     #[arg(long)]
     pub quick: bool,
 
-    /// Formats that are held against the first of them and against the machine's limits
-    /// [default: arm64-4k against the limits, EPT where tables have flags]
+    /// Formats to compare with the first of them and with the machine's limits [default: arm64-4k
+    /// with the limits, EPT where tables have flags]
     #[arg(long, value_name = "FORMAT,...", value_delimiter = ',')]
     pub format: Vec<TableFormat>,
 
-    /// Smallest page of the tables, where they are held against Linux's
+    /// Smallest page of the tables, for the comparison with Linux's
     #[arg(long, value_name = "SIZE", default_value = "4k", conflicts_with = "format")]
     pub granule: Granule,
 
@@ -56,20 +56,20 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// Memory of the guest.
+    /// Returns the guest's memory.
     pub fn memory(&self) -> Size {
         self.memory.unwrap_or(Size(if self.quick { 1 << 30 } else { 64 << 30 }))
     }
 
-    /// Samples of each variant.
+    /// Returns the number of samples of each variant.
     pub fn rounds(&self) -> u32 {
         self.rounds.unwrap_or(if self.quick { 3 } else { 9 })
     }
 
-    /// The granule of tables that are held against Linux's.
+    /// Returns the granule of tables that are compared with Linux's.
     ///
     /// # Errors
-    /// Linux's have none of the format, or only one of those asked for.
+    /// Linux's code has no tables of the format, or the user gave more than one format.
     pub fn granule(&self) -> anyhow::Result<Granule> {
         match self.format[..] {
             [] => Ok(self.granule),
@@ -78,13 +78,13 @@ impl EngineArgs {
         }
     }
 
-    /// Whether the part was asked for.
+    /// Returns whether the user asked for the part.
     pub fn wants(&self, part: Part) -> bool {
         self.only.is_empty() || self.only.contains(&part)
     }
 }
 
-/// A part of it.
+/// A part of the engine's operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Part {
     /// Split 2m and 1g blocks, by three kinds of stores
@@ -109,13 +109,13 @@ pub enum Part {
     Unmap,
     /// Clear a dirty log: protect the pages that its bitmap names
     Clear,
-    /// Give back the right to write, page by page, as write faults do
+    /// Give back the right to write page by page, as write faults do
     Relax,
-    /// Clean the caches of all that is mapped
+    /// Clean the caches of all mapped memory
     Flush,
-    /// Map and protect in tables that no CPU has
+    /// Map and protect in inactive tables, which no CPU walks
     Inactive,
-    /// How long faults take beside a thread that ages
+    /// Time of faults while another thread ages
     Beside,
 }
 

@@ -1,4 +1,4 @@
-//! What can be set of other people's tables: Linux's, and crates of the field.
+//! Options of the comparison with Linux and crates.
 
 use clap::{Args, ValueEnum};
 use slat_ideas::format::Granule;
@@ -8,28 +8,30 @@ use slat_lab::size::Size;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Linux trees, and how they walk.
+/// Options of Linux trees, and of their walks.
 #[derive(Clone, Debug, Default, Args)]
 pub struct TreesArgs {
-    /// A Linux source tree, 6.6 to 7.x; give it once for each, by a name of your own if you like
+    /// A Linux source tree, 6.6 to 7.x; repeat it for several, each with a name if you like
     #[arg(long, value_name = "[NAME=]PATH")]
     pub linux_tree: Vec<NamedTree>,
 
-    /// Edits to a copy of the first tree, which stands beside it; once for each set of edits
+    /// Edits to a copy of the first tree, which is measured too; repeat it for several sets of
+    /// edits
     ///
     /// bounded-walks/2: a split does not visit entries of the last level. bounded-walks: nor those
     /// of tables that it just built. Edits need Coccinelle (spatch); `slat kernel list` lists them.
     #[arg(long, value_name = "EDIT[,EDIT]")]
     pub with: Vec<EditSet>,
 
-    /// Where edits are: NAME.cocci, or a folder for each series [default: Slat's own]
+    /// Folder of edits, each NAME.cocci or a folder with a series [default: Slat's own]
     #[arg(long, value_name = "DIR")]
     pub edits: Option<PathBuf>,
 
-    /// How Linux walks live tables: alone, by plain stores; or as if shared, by compare-and-swap
+    /// Kind of Linux's walks of live tables: exclusive, by plain stores; or as if shared, by
+    /// compare-and-swap
     ///
-    /// Linux itself shares tables in faults only, and does the rest alone, under a lock. Shared
-    /// shows what its walks would cost without that lock; the engine's never have one.
+    /// Linux itself shares tables only in faults, and does the rest alone, under a lock. Shared
+    /// walks show the cost without that lock, which the engine never has.
     #[arg(
         long,
         value_name = "KIND,...",
@@ -38,17 +40,17 @@ pub struct TreesArgs {
     )]
     pub walks: Vec<WalkKind>,
 
-    /// Whether stage 2 forces the memory type (FEAT_S2FWB); without, Linux maintains caches as it
+    /// Whether stage 2 forces the memory type (FEAT_S2FWB); if not, Linux maintains caches as it
     /// maps
     #[arg(long, value_name = "on|off", default_value_t)]
     pub fwb: Switch,
 }
 
-/// Whose tables are measured, and how Linux's are built and walked.
+/// Options of the comparison with Linux: its tables, and how they are built and walked.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Linux's own tables")]
 pub struct LinuxArgs {
-    /// Beside the engine's tables, those of Linux's own code, compiled from a source tree
+    /// The tables to measure: the engine's, or also those of Linux's own code, compiled from a tree
     #[arg(long, value_name = "TARGET", default_value_t)]
     pub target: TablesTarget,
 
@@ -56,7 +58,7 @@ pub struct LinuxArgs {
     #[command(flatten)]
     pub trees: TreesArgs,
 
-    /// How much Linux splits at a time (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE) [default: the largest
+    /// Bytes that Linux splits at a time (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE) [default: the largest
     /// block]
     #[arg(long, value_name = "SIZE")]
     pub chunk_size: Option<Size>,
@@ -70,7 +72,7 @@ impl LinuxArgs {
     /// Refuses options that would be ignored.
     ///
     /// # Errors
-    /// Linux's tables are not asked for, and something about them is.
+    /// The options do not ask for Linux's tables, and say something about them.
     pub fn check(&self) -> anyhow::Result<()> {
         let Self { target, trees, chunk_size, caches } = self;
         let about = !trees.linux_tree.is_empty()
@@ -88,7 +90,7 @@ impl LinuxArgs {
     }
 }
 
-/// Whose tables are measured.
+/// The tables to measure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum TablesTarget {
     /// The engine's
@@ -98,12 +100,12 @@ pub enum TablesTarget {
     LinuxSource,
 }
 
-/// A tree, and what results call it.
+/// A tree, and its name in results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedTree {
-    /// As given, if it was.
+    /// The name, if one was given.
     pub name: Option<String>,
-    /// Where it is.
+    /// Path of the tree.
     pub path: PathBuf,
 }
 
@@ -112,7 +114,7 @@ impl FromStr for NamedTree {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, path) = match text.split_once('=') {
-            // A path may have the sign, too.
+            // A path may contain `=`, too.
             Some((name, path)) if !name.contains('/') => (Some(name.to_owned()), path),
             _ => (None, text),
         };
@@ -123,7 +125,7 @@ impl FromStr for NamedTree {
     }
 }
 
-/// Edits that are applied together, in their order.
+/// Edits that are applied together, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EditSet(pub Vec<String>);
 
@@ -139,16 +141,16 @@ impl FromStr for EditSet {
     }
 }
 
-/// How Linux walks live tables.
+/// Kind of Linux's walks of live tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WalkKind {
     /// Alone, under its lock: plain stores
     Exclusive,
-    /// As if beside other walks: compare-and-swap (KVM_PGTABLE_WALK_SHARED)
+    /// As if shared with other walks: compare-and-swap (KVM_PGTABLE_WALK_SHARED)
     Shared,
 }
 
-/// Where tables are when an operation begins.
+/// Place of the tables when an operation begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Caches {
     /// In the caches, as far as they fit
@@ -158,18 +160,18 @@ pub enum Caches {
     Cold,
 }
 
-/// Everybody who can do the work, in one run.
+/// Options of the comparison with Linux, crates and limits, in one run.
 #[derive(Clone, Debug, Args)]
 pub struct PeersArgs {
     /// Memory of the guest; most operations take an eighth of it [default: 64G]
     #[arg(long, short = 'b', value_name = "SIZE")]
     pub memory: Option<Size>,
 
-    /// Samples of each, taken in turns [default: 7]
+    /// Samples of each entrant, taken in turns [default: 7]
     #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
-    /// 1 GiB and three rounds unless said otherwise: shows that it works, gives no figures to quote
+    /// 1 GiB and three rounds unless other options set them: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 
@@ -178,7 +180,7 @@ pub struct PeersArgs {
     pub linux: LinuxArgs,
 }
 
-/// Command lines of the check.
+/// Examples of command lines of the check.
 pub const CHECK_EXAMPLES: &str = "\
 Examples:
   slat-bench check --linux-tree linux-6.12
@@ -186,7 +188,7 @@ Examples:
   slat-bench check --linux-tree patched=~/linux --histories 2000 --granule 16k
   slat-bench check --linux-tree linux-6.12 --with bounded-walks/2 --seed 7";
 
-/// Random histories of operations through Linux's tables and the engine's.
+/// Options of random histories of operations through Linux's tables and the engine's.
 #[derive(Clone, Debug, Args)]
 pub struct CheckArgs {
     /// Histories of each kind of walk, for each tree
@@ -202,7 +204,7 @@ pub struct CheckArgs {
     #[arg(long, value_name = "N", default_value_t = 40, value_parser = count::iterations())]
     pub length: u32,
 
-    /// Where the random numbers begin; the same one gives the same histories
+    /// Seed of the random numbers; the same one gives the same histories
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 
@@ -215,7 +217,7 @@ pub struct CheckArgs {
     pub trees: TreesArgs,
 }
 
-/// Command lines of the comparison.
+/// Examples of command lines of the comparison.
 pub const EXAMPLES: &str = "\
 Examples:
   slat-bench peers --linux-tree linux-6.12 --with bounded-walks/2

@@ -1,8 +1,8 @@
-//! Looking for used pages at full speed beside vCPUs that fault.
+//! Scans for used pages at full speed while vCPUs fault.
 //!
-//! Half of the guest's memory is mapped, and scanned over and over; the vCPUs map the other half,
-//! page by page. Linux's reclaim takes a lock for a run of at most 64 pages, or for each page; each
-//! fault takes it for reading.
+//! Half of the guest's memory is mapped, and scanned repeatedly; the vCPUs map the other half, page
+//! by page. Linux's reclaim takes a lock for a run of at most 64 pages, or for each page; each
+//! fault takes it shared.
 
 use super::bed::{Bed, Shape, TheGuest, room};
 use super::lock::FairLock;
@@ -32,7 +32,7 @@ use std::time::Instant;
 #[derive(Clone, Copy)]
 struct Way {
     name: &'static str,
-    /// Pages of a call; none is no scan.
+    /// Pages of a call; 0 means that there is no scan.
     pages: u64,
     locked: bool,
 }
@@ -55,14 +55,14 @@ Examples:
       1 GiB aged over and over beside a vCPU that faults, locked and lock-free
   slat-bench age --format arm64-16k --vcpus 2 --memory 2g";
 
-/// A scan for used pages beside vCPUs that fault.
+/// Options of a scan for used pages while vCPUs fault.
 #[derive(Clone, Debug, Args)]
 pub struct AgeArgs {
     /// The guest's tables.
     #[command(flatten)]
     pub tables: TablesArgs,
 
-    /// vCPUs that fault beside the scan
+    /// vCPUs that fault during the scan
     #[arg(
         long,
         short = 'v',
@@ -80,12 +80,12 @@ pub struct AgeArgs {
     #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
-    /// 64 MiB, one round: shows that it works, gives no figures to quote
+    /// 64 MiB, one round: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }
 
-/// What its table shows.
+/// Columns of the table.
 const FIGURES: Figures = Figures {
     of: "guest-age",
     title: "Looking for used pages beside faults",
@@ -100,7 +100,7 @@ const FIGURES: Figures = Figures {
     ..Figures::NONE
 };
 
-/// Look for used pages beside faults
+/// The scenario of scans while vCPUs fault.
 pub struct Age;
 
 impl Scenario for Age {
@@ -123,12 +123,12 @@ impl Scenario for Age {
 /// Measures what `args` asks for.
 ///
 /// # Errors
-/// Sizes that cannot be right, too little memory, or pages that were not found.
+/// Sizes that cannot be right, too little memory, or pages that the scan did not find.
 fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let memory = args.memory.unwrap_or(Size(if args.quick { 64 << 20 } else { 1 << 30 }));
     let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 9 });
     let half = Shape::new(memory, args.tables.format, args.tables.format.leaves()[0], args.vcpus)?;
-    // Both halves are the same host memory.
+    // Both halves have the same host memory.
     let shape = Shape { memory: 2 * half.memory, ..half };
     let cpus = cpus()?;
     on_machine!(&args.tables, |format, arch| {
@@ -137,22 +137,22 @@ fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>
     })
 }
 
-/// What the scan did, beside what the vCPUs waited for.
+/// Results of the scan, and the times for which vCPUs waited.
 struct Sample {
     times: Times,
-    /// Seconds of the calls.
+    /// Seconds in the calls.
     scan: f64,
-    /// Pages that they were asked about.
+    /// Pages that the calls covered.
     scanned: u64,
     young: u64,
     unanswered: u64,
     slow: u64,
-    /// Bytes of a page.
+    /// Size of a page, in bytes.
     page: u64,
 }
 
 impl Sample {
-    /// Seconds that a GiB takes.
+    /// Returns the seconds that the scan of a GiB takes.
     fn scan_of_gib(&self) -> f64 {
         self.scan / (self.scanned.max(1) * self.page) as f64 * (1u64 << 30) as f64
     }
@@ -235,15 +235,16 @@ fn sample<F: Format, A: Arch>(bed: &Bed<F, A>, way: Way, cpus: &[usize]) -> anyh
                 let room = &mut room;
                 let pages = |first: u64| first + half * id / vcpus..first + half * (id + 1) / vcpus;
                 let mut prepared = once(move || -> anyhow::Result<_> {
-                    // The scan has the last CPU, where there are two.
+                    // The scan has the last CPU, if there are at least two.
                     let pin = Pin::to(cpus[id as usize % (cpus.len() - 1).max(1)])?;
                     let mut runner = Runner::new(guest, bed.machine(), id as u16, room, locks)?;
-                    // What is scanned.
+                    // Maps the half that is scanned.
                     pages(0).try_for_each(|page| runner.write(bed.gpa(page), page))?;
                     runner.times = Times::default();
                     Ok((runner, pin))
                 });
-                // Whoever failed still comes to the barrier, and is not waited for after it.
+                // A thread that failed still comes to the barrier, so that the others do not wait
+                // for it.
                 barrier.wait();
                 let done = prepared.as_mut().map_or(Ok(()), |(runner, _)| {
                     pages(half).try_for_each(|page| runner.write(bed.gpa(page), page))
@@ -282,7 +283,7 @@ fn sample<F: Format, A: Arch>(bed: &Bed<F, A>, way: Way, cpus: &[usize]) -> anyh
     })
 }
 
-/// Calls `work`, which may lend what it was given.
+/// Calls `work`, which may borrow from its environment.
 fn once<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
@@ -296,8 +297,8 @@ struct Scan<'s, 'p, F: Format, A: Arch> {
 }
 
 impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
-    /// Goes round until the faults are over. After each call the pages become young again, as if
-    /// the guest had used them; that is not timed, and under no lock.
+    /// Scans until the faults are over. After each call it makes the pages young again, as if the
+    /// guest had used them; that is not timed, and takes no lock.
     fn until(
         &self,
         over: &AtomicBool,
@@ -320,7 +321,7 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
             return Ok(sample);
         }
         let mut member = Member::join(self.bed.machine())?;
-        // As many pages as are made young again together.
+        // Number of pages that are made young again together.
         let batch = 512;
         let mut young = vec![0u64; self.way.pages.div_ceil(64) as usize];
         'rounds: loop {
@@ -368,7 +369,8 @@ mod tests {
     use super::*;
     use crate::format::TableFormat;
 
-    /// Each sample checks that all pages were found young; here it only has to get through.
+    /// Each sample checks that all pages were found young; this test only checks that every way
+    /// runs.
     #[test]
     fn every_way_finds_all_pages_in_both_formats() {
         for format in [TableFormat::Ept, TableFormat::Arm64K4] {

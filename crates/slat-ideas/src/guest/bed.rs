@@ -1,4 +1,4 @@
-//! A machine, its memory, and guests on it, one after the other.
+//! A machine, its memory, and guests that run on it one after the other.
 
 use crate::format::{LARGEST, TableFormat, TablesArgs};
 use anyhow::Context;
@@ -13,39 +13,39 @@ use slat_lab::size::Size;
 use slat_sim::arch::Arch;
 use slat_sim::fast::FastMachine;
 
-/// Bytes of the smallest page of any format: what host memory is touched in.
+/// Bytes of the smallest page of any format: host memory is touched in steps of it.
 const SMALLEST: u64 = 4096;
-/// Where guests have their memory.
+/// Guest address of the guests' memory.
 pub const GUEST_BASE: u64 = 4 << 30;
-/// Where the backing has it; aligned alike.
+/// Host virtual address of the memory, with the same alignment.
 const HOST_BASE: u64 = 0x7000_0000_0000;
-/// The one slot.
+/// The only slot.
 pub const SLOT: SlotId = SlotId(0);
-/// Whose tables they are.
+/// VMID of the tables.
 pub const VMID: Vmid = Vmid(1);
 
-/// How large a guest is, and what the host has for it.
+/// Size of a guest, and of the host memory for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Bytes of guest memory.
     pub memory: u64,
-    /// Bytes of host memory: where it is less, the guest's wraps round.
+    /// Bytes of host memory. If there is less than guest memory, guest addresses wrap around in it.
     pub host: u64,
-    /// In blocks of that size.
+    /// Size of the blocks that back it.
     pub block: PageSize,
     /// The smallest page of the tables.
     pub page: PageSize,
-    /// How many vCPUs it has.
+    /// Number of vCPUs.
     pub vcpus: u16,
-    /// The host's memory is there before anything is timed.
+    /// Whether the host's memory is resident before the measurement.
     pub resident: bool,
 }
 
 impl Shape {
-    /// Memory that is all there, for tables of `format`.
+    /// Returns the shape of a guest whose memory is all resident, for tables of `format`.
     ///
     /// # Errors
-    /// It is no multiple of the blocks.
+    /// Memory is no multiple of the blocks.
     pub fn new(
         memory: Size,
         format: TableFormat,
@@ -53,7 +53,7 @@ impl Shape {
         vcpus: u16,
     ) -> anyhow::Result<Self> {
         let (bytes, page) = (memory.bytes(), format.leaves()[0]);
-        // A word of the log is of 64 pages.
+        // A word of the log covers 64 pages.
         let step = Size(block.bytes().max(64 * page.bytes()).max(2 << 20));
         if !bytes.is_multiple_of(step.bytes()) {
             return Err(bad_input(format!(
@@ -63,10 +63,11 @@ impl Shape {
         Ok(Self { memory: bytes, host: bytes, block, page, vcpus, resident: true })
     }
 
-    /// Tables of the whole, full caches of all threads, and what waits to be freed.
+    /// Returns the bytes of tables for all memory, full caches of all threads, and tables that wait
+    /// to be freed.
     fn table_bytes(&self) -> u64 {
         let threads = u64::from(self.vcpus) + 8;
-        // Where not all memory is there, nothing is split.
+        // If not all memory is resident, nothing is split.
         let leaf = if self.resident { self.page.bytes() } else { self.block.bytes() };
         3 * (self.memory / leaf * 8)
             + (self.memory >> 16)
@@ -75,7 +76,7 @@ impl Shape {
     }
 }
 
-/// What the host has behind the guest: one piece, in blocks.
+/// The host's memory for the guest: one piece, in blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Ram {
     base: u64,
@@ -92,25 +93,25 @@ impl Backing for Ram {
     }
 }
 
-/// A guest on a machine of the bed's.
+/// A guest on a bed's machine.
 pub type TheGuest<'p, F, A> = Guest<'p, F, FastMachine<A>, Ram>;
-/// A thread that works on its memory.
+/// A thread that works on the guest's memory.
 pub type TheWorker<'w, F, A> = Worker<'w, F, FastMachine<A>, Ram>;
 
 /// A machine with memory, on which guests run one after the other.
 pub struct Bed<F, A: Arch> {
     format: F,
     machine: FastMachine<A>,
-    /// The guest that is made on it.
+    /// The shape of its guests.
     pub shape: Shape,
     params: Map<String, Value>,
 }
 
 impl<F: Format, A: Arch> Bed<F, A> {
-    /// A machine for guests of `shape`.
+    /// Makes a machine for guests of `shape`.
     ///
     /// # Errors
-    /// Memory is short.
+    /// There is too little memory.
     pub fn new(
         format: F,
         arch: A,
@@ -133,7 +134,7 @@ impl<F: Format, A: Arch> Bed<F, A> {
         let machine = FastMachine::new(arch, shape.vcpus.into(), shape.host, table_bytes)
             .context("the host does not map the guest's memory; take a smaller --memory")?;
         if shape.resident {
-            // Small pages will do.
+            // Small pages work, too.
             let _ = machine.set_huge_pages(true);
             if machine.populate(machine.memory_base(), shape.host).is_err() {
                 for at in (0..shape.host).step_by(SMALLEST as usize) {
@@ -158,26 +159,26 @@ impl<F: Format, A: Arch> Bed<F, A> {
         Ok(Self { format, machine, shape, params })
     }
 
-    /// What has to be equal for two results to be compared.
+    /// Returns the parameters that two comparable results must share.
     pub fn params(&self) -> Map<String, Value> {
         self.params.clone()
     }
 
-    /// The machine.
+    /// Returns the machine.
     pub const fn machine(&self) -> &FastMachine<A> {
         &self.machine
     }
 
-    /// How a guest here is managed, unless somebody says otherwise.
+    /// Returns the default configuration of a guest.
     pub fn config(&self) -> Config {
         let mut sizes = (0..=F::LARGEST_LEAF).rev().map(F::size).filter(|size| *size <= LARGEST);
         Config::new(self.shape.vcpus, sizes.next().unwrap_or(F::size(0)))
     }
 
-    /// Makes a guest with all of its memory, has `work` work on it, and takes it apart.
+    /// Makes a guest with all of its memory, calls `work` with it, and destroys it.
     ///
     /// # Errors
-    /// Those of `work`; or the guest cannot be made so.
+    /// Errors of `work`, or of making the guest.
     pub fn with_guest<R>(
         &self,
         config: Config,
@@ -192,13 +193,13 @@ impl<F: Format, A: Arch> Bed<F, A> {
         let guest = Guest::new(self.format, VMID, bits, &self.machine, ram, config)
             .context("the guest cannot be made")?;
         let result = self.change_slot(&guest, false).and_then(|()| work(&guest));
-        // SAFETY: CPUs are borrowed by runners, and those have ended with `work`: none has loaded
+        // SAFETY: CPUs are borrowed by runners, which have ended with `work`, so none has loaded
         // the guest's tables.
         unsafe { guest.destroy() };
         result
     }
 
-    /// Makes the slot, or has it begin or end to log.
+    /// Makes the slot, or begins or ends its log.
     pub fn change_slot(&self, guest: &TheGuest<'_, F, A>, log: bool) -> anyhow::Result<()> {
         let mut room = room();
         let mut worker = Worker::new(guest, &mut room)?;
@@ -206,7 +207,7 @@ impl<F: Format, A: Arch> Bed<F, A> {
         Ok(())
     }
 
-    /// The slot, as it is asked for.
+    /// Returns the specification of the slot.
     pub const fn slot(&self, log_dirty: bool) -> SlotSpec {
         SlotSpec {
             log_dirty,
@@ -214,36 +215,36 @@ impl<F: Format, A: Arch> Bed<F, A> {
         }
     }
 
-    /// Pages of the guest.
+    /// Returns the number of pages of the guest.
     pub const fn pages(&self) -> u64 {
         self.shape.memory >> F::PAGE_SHIFT
     }
 
-    /// The pages of one of `of` equal shares.
+    /// Returns the pages of one of `of` equal shares.
     pub fn share(&self, number: u64, of: u64) -> std::ops::Range<u64> {
         let begin =
             |number: u64| (u128::from(self.pages()) * u128::from(number) / u128::from(of)) as u64;
         begin(number)..begin(number + 1)
     }
 
-    /// Where a page begins.
+    /// Returns the guest address of a page.
     pub const fn gpa(&self, page: u64) -> u64 {
         GUEST_BASE + (page << F::PAGE_SHIFT)
     }
 
-    /// Some pages.
+    /// Returns the range of `pages` from `first` on.
     pub fn range(&self, first: u64, pages: u64) -> GpaRange {
         GpaRange::new(Gpa(self.gpa(first)), pages << F::PAGE_SHIFT).expect("some pages")
     }
 
-    /// What the host sees in the first word of a page.
+    /// Returns the first word of a page, as the host sees it.
     pub fn first_word(&self, page: u64) -> u64 {
         let offset = (page << F::PAGE_SHIFT) % self.shape.host;
         self.machine.read_host(Hpa(self.machine.memory_base().0 + offset))
     }
 }
 
-/// Room for a thread's table pages.
+/// Returns room for a thread's table pages.
 pub const fn room() -> TableRoom {
     [const { None::<Frame> }; TABLE_PAGES]
 }

@@ -1,10 +1,10 @@
-//! vCPUs that switch their caches on, one after the other, as a guest boots: what each policy
-//! maintains.
+//! vCPUs that switch their caches on one after the other, as a guest boots, and the cache
+//! maintenance of each policy.
 //!
-//! vCPU 0 begins past the caches, touches an image, switches on, and uses all memory; each of the
-//! others begins past the caches, touches a few pages, and switches on. What `every` maintains
-//! grows with vCPUs and memory; what `exact` does, with the pages that were touched past the
-//! caches.
+//! vCPU 0 begins with its caches off, touches an image, switches on, and uses all memory. Each of
+//! the others begins with its caches off, touches a few pages, and switches on. The maintenance of
+//! `every` grows with vCPUs and memory, that of `exact` with the pages that were touched with
+//! caches off.
 
 use super::tables::{Figures, MEANING};
 use super::turns::{Recorder, counts, ratios, take_turns};
@@ -45,15 +45,15 @@ const WAYS: [(&str, CachePolicy); 4] = [
 const EVERY: usize = 0;
 const EXACT: usize = 3;
 
-/// A machine whose cache maintenance is the host's own.
+/// A machine whose cache maintenance is done by the host's CPU.
 struct Flushing {
     machine: FastMachine<Arm>,
-    /// Lines are flushed; else only counted.
+    /// Whether lines are flushed; otherwise they are only counted.
     real: bool,
     line: usize,
 }
 
-// SAFETY: everything is the fast machine's, but for `maintain`, which changes no memory.
+// SAFETY: all methods are those of the fast machine, except `maintain`, which changes no memory.
 unsafe impl Platform for Flushing {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         self.machine.allocate(bytes)
@@ -108,7 +108,7 @@ impl Host for Flushing {
     }
 }
 
-/// One piece of the machine's, in blocks of 2 MiB.
+/// The machine's memory: one piece, in blocks of 2 MiB.
 #[derive(Clone, Copy)]
 struct Ram(u64);
 
@@ -119,12 +119,12 @@ impl Backing for Ram {
     }
 }
 
-/// What one boot came to.
+/// Results of one boot.
 struct Boot {
-    /// In switches, of all vCPUs, and the longest.
+    /// Seconds in switches: of all vCPUs, and of the longest switch.
     seconds: f64,
     longest: f64,
-    /// Maintained as vCPUs switched, and as pages were touched past the caches.
+    /// Bytes maintained as vCPUs switched, and as pages were touched with caches off.
     switched: u64,
     touched: u64,
     flushes: u64,
@@ -139,7 +139,7 @@ Examples:
   slat-bench cache-toggle --threads 2
       the other cores help to flush";
 
-/// vCPUs of an Arm guest without FEAT_S2FWB that switch their caches on, one after the other.
+/// Options of vCPUs that switch their caches on.
 #[derive(Clone, Debug, Args)]
 pub struct CacheToggleArgs {
     /// Memory of the guest, a multiple of 2m; all of it is used once vCPU 0 has switched [default:
@@ -157,7 +157,7 @@ pub struct CacheToggleArgs {
     )]
     pub vcpus: u16,
 
-    /// What vCPU 0 touches before it switches
+    /// Memory that vCPU 0 touches before it switches
     #[arg(long, value_name = "SIZE", default_value = "16m")]
     pub image: Size,
 
@@ -179,7 +179,7 @@ pub struct CacheToggleArgs {
     )]
     pub threads: u16,
 
-    /// Count the bytes in place of flushing them: the guest needs no memory
+    /// Count the bytes instead of flushing them: the guest needs no memory
     #[arg(long)]
     pub count: bool,
 
@@ -187,24 +187,24 @@ pub struct CacheToggleArgs {
     #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
-    /// 64 MiB, one round: shows that it works, gives no figures to quote
+    /// 64 MiB, one round: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }
 
 impl CacheToggleArgs {
-    /// Bytes of guest memory.
+    /// Returns the bytes of guest memory.
     pub fn memory(&self) -> u64 {
         self.memory.map_or(if self.quick { 64 << 20 } else { 1 << 30 }, |memory| memory.bytes())
     }
 
-    /// Boots by each policy.
+    /// Returns the number of boots by each policy.
     pub fn rounds(&self) -> u32 {
         self.rounds.unwrap_or(if self.quick { 1 } else { 5 })
     }
 }
 
-/// What its table shows.
+/// Columns of the table.
 const FIGURES: Figures = Figures {
     of: "cache-toggle",
     title: "Switching the caches of an Arm guest's vCPUs on",
@@ -222,7 +222,7 @@ const FIGURES: Figures = Figures {
     ..Figures::NONE
 };
 
-/// Switch the caches of an Arm guest's vCPUs on, and maintain what each policy says
+/// The scenario of vCPUs that switch their caches on.
 pub struct CacheToggle;
 
 impl Scenario for CacheToggle {
@@ -246,7 +246,7 @@ impl Scenario for CacheToggle {
 /// Measures what `args` asks for.
 ///
 /// # Errors
-/// Sizes that cannot be right, too little memory, or a guest that went wrong.
+/// Sizes that cannot be right, too little memory, or a guest that failed.
 fn run(args: &CacheToggleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let memory = args.memory();
     let image = args.image.bytes();
@@ -339,7 +339,7 @@ fn boot(host: &Flushing, args: &CacheToggleArgs, caches: CachePolicy) -> anyhow:
     let guest = Guest::new(format, Vmid(1), 40, host, ram, config)?;
     let stop = AtomicBool::new(false);
     let seconds = std::thread::scope(|scope| {
-        // The other cores help whoever flushes.
+        // Other cores help the thread that flushes.
         for _ in 1..args.threads {
             scope.spawn(|| {
                 let mut room = room();
@@ -363,12 +363,12 @@ fn boot(host: &Flushing, args: &CacheToggleArgs, caches: CachePolicy) -> anyhow:
         touched: totals.touched_bytes,
         flushes: totals.flushes,
     };
-    // SAFETY: no CPU of the machine was given a root.
+    // SAFETY: no CPU of the machine has loaded a root.
     unsafe { guest.destroy() };
     Ok(boot)
 }
 
-/// Boots; how long each vCPU's switch took.
+/// Boots; returns how long each vCPU's switch took.
 fn switches(
     host: &Flushing,
     guest: &Guest<'_, Arm64K4, Flushing, Ram>,
@@ -395,7 +395,7 @@ fn switches(
     Ok(seconds)
 }
 
-/// The vCPU writes to memory from `start` to `end`, and has its faults answered.
+/// The vCPU writes to memory from `start` to `end`, and handles its faults.
 fn touch(
     host: &Flushing,
     vcpu: &mut Vcpu<'_, Arm64K4, Flushing, Ram>,

@@ -1,6 +1,6 @@
-//! Executing from huge pages that may not be executed: a fetch unmaps the huge page, or splits it.
+//! Execution from huge pages that are not executable: a fetch unmaps the huge page, or splits it.
 //!
-//! All pages are written, executed from, read, and written again. Zap is what Linux did before 6.2.
+//! Each page is written, executed from, read, and written again. Linux used `zap` before 6.2.
 
 use super::bed::{Bed, Shape};
 use super::runner::Locks;
@@ -24,8 +24,8 @@ use slat_sim::arch::Arch;
 use std::hint::black_box;
 use std::time::Duration;
 
-/// What becomes of a huge page, by name. `zap` is the baseline; in `allowed` there is nothing to
-/// do.
+/// What happens to a huge page, by name. `zap` is the baseline; in `allowed` nothing has to be
+/// done.
 const WAYS: [(&str, ExecuteHuge); 4] = [
     ("zap", ExecuteHuge::Zap),
     ("split", ExecuteHuge::Split),
@@ -36,7 +36,7 @@ const ZAP: usize = 0;
 const SPLIT: usize = 1;
 const ALLOWED: usize = 3;
 
-/// What vCPUs do, in this order.
+/// The phases of vCPUs, in their order.
 const PHASES: [&str; 4] = ["populate", "execute", "read", "write"];
 const EXECUTE: usize = 1;
 
@@ -51,14 +51,14 @@ Examples:
   slat-bench execute --format arm64 --bbm 3 --memory 1g --output execute/
   slat-bench execute --format arm64-64k --backing 512m";
 
-/// A guest that executes from all of its memory.
+/// Options of a guest that executes from all of its memory.
 #[derive(Clone, Debug, Args)]
 pub struct ExecuteArgs {
     /// Its tables.
     #[command(flatten)]
     pub tables: TablesArgs,
 
-    /// What backs the guest's memory [default: the largest block]
+    /// Size of the blocks that back the guest's memory [default: the largest]
     #[arg(long, short = 's', value_name = "SIZE")]
     pub backing: Option<Size>,
 
@@ -76,11 +76,11 @@ pub struct ExecuteArgs {
     #[arg(long, short = 'b', value_name = "SIZE")]
     pub memory: Option<Size>,
 
-    /// Guests of each kind that are measured, in turns [default: 7]
+    /// Guests measured for each policy, in turns [default: 7]
     #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
-    /// Nanoseconds that a fault costs on top, as leaving a guest of hardware's does
+    /// Extra nanoseconds of a fault, for the exit that hardware would take
     #[arg(
         long,
         value_name = "NS",
@@ -89,12 +89,12 @@ pub struct ExecuteArgs {
     )]
     pub exit: u32,
 
-    /// One block or 64 MiB, one round: shows that it works, gives no figures to quote
+    /// One block or 64 MiB, one round: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }
 
-/// What its table shows.
+/// Columns of the table.
 const FIGURES: Figures = Figures {
     of: "execute",
     title: "Executing from huge pages that may not be executed",
@@ -108,7 +108,7 @@ const FIGURES: Figures = Figures {
     ..Figures::NONE
 };
 
-/// Execute from huge pages that may not be executed
+/// The scenario of execution from huge pages.
 pub struct Execute;
 
 impl Scenario for Execute {
@@ -131,7 +131,7 @@ impl Scenario for Execute {
 /// Measures what `args` asks for.
 ///
 /// # Errors
-/// Sizes that cannot be right, too little memory, or a guest that went wrong.
+/// Sizes that cannot be right, too little memory, or a guest that failed.
 fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let format = args.tables.format;
     let leaves = format.leaves();

@@ -1,12 +1,12 @@
-//! A fair readers-writer lock that is spun on, as a kernel's is: what baselines hold.
+//! A fair readers-writer spin lock, like a kernel's, for baselines.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How often one looks before one lets others run.
+/// Number of spins before a thread yields.
 const SPINS: u32 = 512;
 
-/// Whoever comes first is first; readers that follow each other hold it together.
+/// A lock that serves threads in the order in which they come; adjacent readers hold it together.
 #[derive(Debug, Default)]
 pub struct FairLock {
     next: AtomicU64,
@@ -18,7 +18,7 @@ fn until(done: impl Fn() -> bool) {
     let mut spins = 0;
     while !done() {
         spins += 1;
-        // Threads may be more than CPUs; a kernel's holder is not preempted.
+        // There may be more threads than CPUs, while a kernel's lock holder is not preempted.
         if spins < SPINS { spin_loop() } else { std::thread::yield_now() }
     }
 }
@@ -30,7 +30,7 @@ impl FairLock {
         ticket
     }
 
-    /// Does `work` beside other readers.
+    /// Does `work` together with other readers.
     pub fn shared<R>(&self, work: impl FnOnce() -> R) -> R {
         let ticket = self.ticket();
         self.readers.fetch_add(1, Ordering::Relaxed);
@@ -40,7 +40,7 @@ impl FairLock {
         result
     }
 
-    /// Does `work` alone.
+    /// Does `work` with exclusive access.
     pub fn exclusive<R>(&self, work: impl FnOnce() -> R) -> R {
         let ticket = self.ticket();
         until(|| self.readers.load(Ordering::Acquire) == 0);

@@ -10,7 +10,7 @@ use slat_sim::arch::Arch;
 use slat_sim::fast::{AccessError, FastCpu, FastMachine};
 use std::time::{Duration, Instant};
 
-/// How often an access faults in a row before that is an error.
+/// Number of faults of one access in a row that are an error.
 const PATIENCE: u32 = 10_000_000;
 
 /// A vCPU and the CPU that it runs on: one thread.
@@ -18,28 +18,28 @@ pub struct Runner<'w, 'p, F: Format, A: Arch> {
     vcpu: Vcpu<'w, F, FastMachine<A>, Ram>,
     cpu: FastCpu<'p, A>,
     locks: Locks<'w>,
-    /// What each fault costs on top, spun away.
+    /// Extra cost of each fault, which the thread spins away.
     pub exit: Duration,
-    /// How long it was held up by each fault: waits for locks and for a full ring included.
+    /// Time that each fault held the vCPU up, including waits for locks and for a full ring.
     pub times: Times,
 }
 
-/// What a fault is answered under.
+/// The lock that a fault is handled under.
 #[derive(Clone, Copy)]
 pub enum Locks<'l> {
-    /// Nothing.
+    /// None.
     Free,
-    /// A lock, for reading.
+    /// A lock, shared.
     Shared(&'l FairLock),
-    /// A lock, for writing.
+    /// A lock, exclusive.
     Exclusive(&'l FairLock),
 }
 
 impl<'w, 'p, F: Format, A: Arch> Runner<'w, 'p, F, A> {
-    /// vCPU `id` of the guest, on the CPU of that number.
+    /// Makes vCPU `id` of the guest, on the CPU of that number.
     ///
     /// # Errors
-    /// Either is taken.
+    /// The vCPU or the CPU is in use.
     pub fn new(
         guest: &'w TheGuest<'p, F, A>,
         machine: &'p FastMachine<A>,
@@ -53,7 +53,7 @@ impl<'w, 'p, F: Format, A: Arch> Runner<'w, 'p, F, A> {
         Ok(Self { vcpu, cpu, locks, exit: Duration::ZERO, times: Times::default() })
     }
 
-    /// What it can do as any thread can.
+    /// Returns the vCPU's worker, which can do what any thread can.
     pub const fn worker(&mut self) -> &mut TheWorker<'w, F, A> {
         self.vcpu.worker()
     }
@@ -61,7 +61,7 @@ impl<'w, 'p, F: Format, A: Arch> Runner<'w, 'p, F, A> {
     /// The guest stores a word.
     ///
     /// # Errors
-    /// The fault has no answer.
+    /// The fault cannot be resolved.
     #[inline]
     pub fn write(&mut self, gpa: u64, value: u64) -> anyhow::Result<()> {
         match self.cpu.write(gpa, value) {
@@ -73,7 +73,7 @@ impl<'w, 'p, F: Format, A: Arch> Runner<'w, 'p, F, A> {
     /// The guest loads a word.
     ///
     /// # Errors
-    /// The fault has no answer.
+    /// The fault cannot be resolved.
     #[inline]
     pub fn read(&mut self, gpa: u64) -> anyhow::Result<u64> {
         match self.cpu.read(gpa) {
@@ -85,7 +85,7 @@ impl<'w, 'p, F: Format, A: Arch> Runner<'w, 'p, F, A> {
     /// The guest fetches a word as an instruction.
     ///
     /// # Errors
-    /// The fault has no answer.
+    /// The fault cannot be resolved.
     #[inline]
     pub fn execute(&mut self, gpa: u64) -> anyhow::Result<u64> {
         match self.cpu.execute(gpa) {
@@ -94,7 +94,7 @@ impl<'w, 'p, F: Format, A: Arch> Runner<'w, 'p, F, A> {
         }
     }
 
-    /// Has faults answered until the access succeeds.
+    /// Handles faults until the access succeeds.
     #[cold]
     #[inline(never)]
     fn insist<R>(
@@ -119,7 +119,7 @@ impl<'w, 'p, F: Format, A: Arch> Runner<'w, 'p, F, A> {
                 }
                 Outcome::Retry(_) => std::thread::yield_now(),
                 Outcome::RingFull => {
-                    // All of the wait is one.
+                    // The whole wait for the ring counts as one.
                     full = true;
                     std::thread::yield_now();
                     continue;

@@ -1,4 +1,4 @@
-//! Tables of what guests of the engine's pay: ratios first, then what each scenario measured.
+//! Reports of the costs of guests: ratios first, then the figures of each scenario.
 
 use crate::published::Rows;
 use slat_lab::numbers::{seconds, thousands, three_digits, with_spread, with_wide_spread};
@@ -9,7 +9,7 @@ use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 
-/// Of a scenario whose vCPUs are threads.
+/// Explanation for scenarios whose vCPUs are threads.
 pub const MEANING: &[&str] = &["The vCPUs of the engine's guest are threads that walk its tables \
     in software: a fault is a call, not an exit, and an invalidation is a barrier on the threads' \
     CPUs. What hardware adds to each is not in these figures."];
@@ -23,7 +23,7 @@ pub const RATIOS: Reader = Reader {
     ..Reader::NONE
 };
 
-/// One row for each ratio.
+/// Returns a table with one row for each ratio.
 fn asked(results: &[Measurement]) -> Option<Table> {
     let rows: Vec<Vec<String>> = results
         .iter()
@@ -56,7 +56,7 @@ fn asked(results: &[Measurement]) -> Option<Table> {
     })
 }
 
-/// Ratios can be far below one.
+/// Formats a ratio, which can be far below one.
 fn digits(value: f64) -> String {
     match value.abs() {
         0.0 => three_digits(value),
@@ -66,29 +66,29 @@ fn digits(value: f64) -> String {
     }
 }
 
-/// A count that a table shows: of which figure's measurement, its name, its heading.
+/// A count that a table shows: the figure of its measurement, its name, its heading.
 pub type Count = (&'static str, &'static str, &'static str);
 
-/// The table of a scenario: a row for each variant, a column for each figure.
+/// A table of a scenario: a row for each variant, a column for each figure.
 pub struct Figures {
-    /// The scenario, as results name it.
+    /// The scenario's name in results.
     pub of: &'static str,
-    /// What the table shows.
+    /// Title of the table.
     pub title: &'static str,
     /// Figures that are in `results.json` only.
     pub without: &'static [&'static str],
-    /// Whether times differ so much from round to round that their range says more than a spread.
+    /// Whether times differ so much by round that their range says more than a spread.
     pub wide: bool,
     /// Counts behind the figures.
     pub counts: &'static [Count],
-    /// What was published of guests on 1g blocks.
+    /// Published figures of guests on 1g blocks.
     pub published: Rows,
-    /// How to read it.
+    /// Note on how to read the table.
     pub note: &'static str,
 }
 
 impl Figures {
-    /// Of nothing, to be filled in.
+    /// An empty value, to be filled in.
     pub const NONE: Self = Self {
         of: "",
         title: "",
@@ -99,12 +99,13 @@ impl Figures {
         note: "",
     };
 
-    /// Whether a result is one of them. Guests under KVM have scenarios of the same names.
+    /// Returns whether a result belongs to the table. Guests under KVM have scenarios of the same
+    /// names.
     pub fn has(&self, m: &Measurement) -> bool {
         m.scenario == self.of && m.target != "kvm"
     }
 
-    /// The table, if anything was measured.
+    /// Returns the table, if anything was measured.
     pub fn table(&self, results: &[Measurement]) -> Option<Table> {
         let rows = rows(results, self.of, &["figure"]);
         if rows.is_empty() {
@@ -165,7 +166,7 @@ impl Figures {
         let found = find(row, way, figure).and_then(|m| Some((m, Summary::of(&m.samples)?)));
         let Some((measurement, summary)) = found else { return NOTHING.to_owned() };
         match (measurement.unit.name(), figure) {
-            // Medians of extremes: the worst of all is the one to show.
+            // These are medians of extremes; the table shows the worst of all.
             ("s", "longest") => seconds(summary.max),
             ("s", _) if self.wide => with_wide_spread(&summary),
             ("s", _) => with_spread(&summary),
@@ -191,14 +192,14 @@ fn find<'a>(row: &Row<'a>, way: &str, figure: &str) -> Option<&'a Measurement> {
     all.find(|m| m.variant == way && parameter(m, "figure") == figure).copied()
 }
 
-/// The name of a figure, with its unit if that is not one of time.
+/// Returns the heading of a figure, with its unit if that is not one of time.
 fn heading(rows: &[Row], figure: &str) -> String {
     let mut all = rows.iter().flat_map(|row| &row.measurements);
     let unit = all.find(|m| parameter(m, "figure") == figure).map_or("s", |m| m.unit.name());
     if unit == "s" { figure.to_owned() } else { format!("{figure}, {unit}") }
 }
 
-/// A count; the most of it where samples differ.
+/// Returns a count: the largest where samples differ.
 fn count_of(row: &Row, way: &str, (figure, name, _): &Count) -> String {
     let Some(measurement) = find(row, way, figure) else { return NOTHING.to_owned() };
     let most = format!("{name}_max");

@@ -1,16 +1,16 @@
-//! Many times, kept to within a sixteenth.
+//! A collection of many times, exact to one part in sixteen.
 
 use hdrhistogram::Histogram;
 
-/// A histogram of nanoseconds, and what is known of them exactly.
+/// A histogram of nanoseconds, with some exact figures.
 #[derive(Clone, Debug)]
 pub struct Times {
     histogram: Histogram<u32>,
-    /// All of them together.
+    /// Sum of all times.
     pub sum: u64,
-    /// The longest.
+    /// The longest time.
     pub longest: u64,
-    /// How many of them waited for room in a ring.
+    /// Number of times that include a wait for room in a ring.
     pub waited_for_room: u64,
 }
 
@@ -23,7 +23,7 @@ impl Default for Times {
 }
 
 impl Times {
-    /// One more.
+    /// Adds a time.
     #[inline]
     pub fn add(&mut self, time: u64) {
         self.histogram.saturating_record(time);
@@ -31,7 +31,7 @@ impl Times {
         self.longest = self.longest.max(time);
     }
 
-    /// All of another's.
+    /// Adds all of another's times.
     pub fn merge(&mut self, other: &Self) {
         self.histogram.add(&other.histogram).expect("both hold any number");
         self.sum += other.sum;
@@ -39,12 +39,12 @@ impl Times {
         self.waited_for_room += other.waited_for_room;
     }
 
-    /// How many there are.
+    /// Returns the number of times.
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// What `part` of them do not exceed; 0 of none.
+    /// Returns the time that `part` of them do not exceed; 0 if there are none.
     pub fn quantile(&self, part: f64) -> u64 {
         self.histogram.value_at_quantile(part).min(self.longest)
     }

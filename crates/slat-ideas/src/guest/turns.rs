@@ -1,4 +1,4 @@
-//! Taking turns, and what is made of the samples.
+//! Takes turns, and computes results from the samples.
 
 use crate::thresholds::at_most;
 use serde_json::{Map, Value, json};
@@ -8,14 +8,13 @@ use slat_lab::turns::order;
 use slat_lab::unit::Unit;
 use std::collections::BTreeMap;
 
-/// The samples of each entrant, of the rounds that are complete: Ctrl-C ends them. One round warms
+/// Returns the samples of each entrant, of the complete rounds: Ctrl-C ends them. One round warms
 /// up.
 ///
-/// `turn` learns who it is, and
-/// whether it counts.
+/// `turn` gets the entrant's number, and whether the turn counts.
 ///
 /// # Errors
-/// Those of `turn`.
+/// Errors of `turn`.
 pub fn take_turns<T>(
     session: &Session,
     rounds: u32,
@@ -31,7 +30,7 @@ pub fn take_turns<T>(
             }
             taken[place] = Some(turn(place, round > 0)?);
         }
-        // A turn that was stopped half-way is none.
+        // A turn that was stopped half-way does not count.
         if session.check().is_err() {
             return Ok(samples);
         }
@@ -46,7 +45,7 @@ pub fn take_turns<T>(
 /// Counts of one sample.
 pub type Counts = BTreeMap<String, u64>;
 
-/// Names for counts.
+/// Returns counts with their names.
 pub fn counts<const N: usize>(named: [(&str, u64); N]) -> Counts {
     named.map(|(name, count)| (name.to_owned(), count)).into()
 }
@@ -55,12 +54,12 @@ pub fn counts<const N: usize>(named: [(&str, u64); N]) -> Counts {
 pub struct Recorder {
     /// The scenario.
     pub scenario: &'static str,
-    /// Parameters of all.
+    /// Parameters of all results.
     pub params: Map<String, Value>,
 }
 
 impl Recorder {
-    /// A variant's samples of one figure.
+    /// Returns a variant's samples of one figure.
     pub fn figure(
         &self,
         variant: &str,
@@ -84,7 +83,7 @@ impl Recorder {
         }
     }
 
-    /// A figure of each round against another's.
+    /// Returns the ratios of a figure of each round to another's.
     pub fn ratio(
         &self,
         what: impl Into<String>,
@@ -110,7 +109,7 @@ impl Recorder {
     }
 }
 
-/// The quotients of two lists, round by round.
+/// Returns the quotients of two lists, by round.
 pub fn ratios(of: impl Iterator<Item = f64>, by: impl Iterator<Item = f64>) -> Vec<f64> {
     of.zip(by).map(|(of, by)| of / by).collect()
 }

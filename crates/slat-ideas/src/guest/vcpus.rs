@@ -1,4 +1,4 @@
-//! All vCPUs of a guest, phase by phase.
+//! Runs all vCPUs of a guest, phase by phase.
 
 use super::bed::{Bed, TheGuest, room};
 use super::runner::{Locks, Runner};
@@ -11,33 +11,33 @@ use slat_sim::arch::Arch;
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// What a phase cost.
+/// Costs of a phase.
 #[derive(Debug)]
 pub struct PhaseRun {
-    /// From the first vCPU's begin to the last one's end.
+    /// Seconds from the first vCPU's begin to the last one's end.
     pub seconds: f64,
-    /// Time on a CPU, of all vCPUs together.
+    /// Seconds on a CPU, of all vCPUs together.
     pub cpu_seconds: f64,
-    /// Faults by kind, and nanoseconds in them.
+    /// Faults by kind: their number, and nanoseconds in them.
     pub faults: Vec<(FaultKind, u64, u64)>,
-    /// What held vCPUs up.
+    /// Times for which vCPUs were held up.
     pub times: Times,
-    /// Invalidations that the machine executed.
+    /// Number of invalidations that the machine executed.
     pub invalidations: u64,
 }
 
 impl PhaseRun {
-    /// All faults.
+    /// Returns the number of faults.
     pub fn fault_count(&self) -> u64 {
         self.faults.iter().map(|(_, count, _)| count).sum()
     }
 
-    /// Seconds that vCPUs were in faults, all together, as the guest counts them.
+    /// Returns the seconds of all vCPUs in faults, as the guest counts them.
     pub fn fault_seconds(&self) -> f64 {
         self.faults.iter().map(|(_, _, ticks)| *ticks as f64 / 1e9).sum()
     }
 
-    /// What there is to count.
+    /// Returns all counts.
     pub fn counts(&self) -> Counts {
         let kinds = self.faults.iter().filter(|(_, count, _)| *count != 0);
         let mut counts: Counts = kinds
@@ -51,7 +51,7 @@ impl PhaseRun {
     }
 }
 
-/// What the guest's counters gained.
+/// Returns the increase of the guest's counters.
 pub fn faults_between(before: &Stats, after: &Stats) -> Vec<(FaultKind, u64, u64)> {
     let kind = |kind: FaultKind| {
         let (a, b) = (before.faults(kind), after.faults(kind));
@@ -60,11 +60,11 @@ pub fn faults_between(before: &Stats, after: &Stats) -> Vec<(FaultKind, u64, u64
     FaultKind::ALL.iter().copied().map(kind).collect()
 }
 
-/// Runs a thread for each vCPU; all do a phase, wait for each other, and do the next. `work` learns
-/// which vCPU and which phase it is.
+/// Runs a thread for each vCPU. All do a phase, wait for each other, and do the next. `work` gets
+/// the numbers of the vCPU and of the phase.
 ///
 /// # Errors
-/// The first of those of `work`; the phases after it are not done.
+/// The first error of `work`; later phases are not done.
 pub fn run_phases<'p, F: Format, A: Arch>(
     bed: &'p Bed<F, A>,
     guest: &TheGuest<'p, F, A>,
@@ -81,7 +81,7 @@ pub fn run_phases<'p, F: Format, A: Arch>(
             let mut runner = Runner::new(guest, bed.machine(), id, &mut room, locks);
             let (mut done, mut failed) = (Vec::new(), None);
             for phase in 0..phases {
-                // Whoever fails still comes to each barrier.
+                // A thread that fails still comes to each barrier.
                 barrier.wait();
                 let (begin, watch) = (Instant::now(), Watch::start());
                 let result = match &mut runner {

@@ -1,4 +1,4 @@
-//! What the machine's memory allows: the least that the same work can take here.
+//! Limits of the machine's memory: the least time that the same work can take here.
 
 use serde_json::{Map, Value};
 use slat_lab::numbers::{three_digits, with_spread};
@@ -7,23 +7,23 @@ use slat_lab::report::tables::Row;
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 
-/// What bounds a split from below.
+/// The work that bounds a split from below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// New tables must be filled.
     Fill,
     /// Tables above the last level must be read.
     ReadUpper,
-    /// Each page's slot must change by one compare-and-swap.
+    /// Each page's entry must change by one compare-and-swap.
     CompareAndSwap,
-    /// Both: new tables must be filled, and then each page's slot must change.
+    /// Both: new tables must be filled, and then each page's entry must change.
     FillAndSwap,
-    /// All is done already, and nothing says so but a look at what the caller has just walked.
+    /// Everything is already split; only reading what the caller has just walked shows it.
     Nothing,
 }
 
 impl Limit {
-    /// What bounds the split that `row` measured.
+    /// Returns the limit of the split that `row` measured.
     pub fn that_bounds(row: &Row) -> Option<Self> {
         let backing = row.param("backing")?;
         let target = row.param("target_size").unwrap_or("4k");
@@ -37,7 +37,7 @@ impl Limit {
         })
     }
 
-    /// The variants of the scenario `limit` that measure it, to be added up.
+    /// Returns the variants of the scenario `limit` that measure it; their times add up.
     pub fn variants(self) -> &'static [&'static str] {
         match self {
             Self::Fill => &["fill-plain"],
@@ -48,7 +48,7 @@ impl Limit {
         }
     }
 
-    /// What tables call it.
+    /// Returns its name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::FillAndSwap => "fill + cas",
@@ -57,8 +57,8 @@ impl Limit {
     }
 }
 
-/// The measurement of a limit for the same tables: of those that contradict none of `params`, the
-/// one that shares most of them.
+/// Returns the measurement of a limit for the same tables: among those that contradict none of
+/// `params`, the one that shares most of them.
 pub fn limit_of<'a>(
     results: &'a [Measurement],
     variant: &str,
@@ -70,12 +70,12 @@ pub fn limit_of<'a>(
         m.params.iter().any(|(name, value)| params.get(name).is_some_and(|other| other != value))
     };
     let limits = results.iter().filter(|m| m.scenario == "limit" && m.variant == variant);
-    // Of equals the first: `max_by_key` would take the last.
+    // The first of equals is right; `max_by_key` returns the last, so the order is reversed.
     limits.filter(|m| !contradicts(m)).rev().max_by_key(|m| shared(m))
 }
 
-/// One row for each thing that the memory was asked to do. A limit that took turns with several
-/// splits was measured as often, of the same bytes: here its samples stand together.
+/// Returns a table with one row for each kind of memory work. A limit that took turns with several
+/// splits was measured several times, on the same bytes: the row has all of its samples.
 pub fn table(results: &[Measurement]) -> Option<Table> {
     let mut pools: Vec<Pool> = Vec::new();
     for measurement in results.iter().filter(|m| m.scenario == "limit") {
@@ -136,8 +136,8 @@ impl<'a> Pool<'a> {
     }
 
     fn is_like(&self, other: &Self) -> bool {
-        // Blocks of 1g need tables between, a five-hundredth more than blocks of 2m do: too little
-        // for a row of its own.
+        // Blocks of 1g need tables of the level between, one in five hundred more than blocks of 2m
+        // do. That is too little for a separate row.
         let close = |a: Option<f64>, b: Option<f64>| match (a, b) {
             (Some(a), Some(b)) => (a / b - 1.0).abs() < 0.01,
             (a, b) => a == b,
@@ -148,8 +148,7 @@ impl<'a> Pool<'a> {
     }
 }
 
-/// The variants in the order of the table, and what each does, for people who have not read its
-/// code.
+/// The variants in the order of the table, with descriptions for readers who do not know the code.
 const VARIANTS: [(&str, &str); 5] = [
     ("fill-plain", "fill-plain: fill warm tables, a plain loop"),
     ("fill-best", "fill-best: the same, the best store there is"),

@@ -1,4 +1,4 @@
-//! Splitting in the engine: the times of each walk, and the slots that each reads.
+//! Reports of splits by the engine: the times of each walk, and the entries that each reads.
 
 use super::limits::{self, Limit, limit_of};
 use crate::published::{self, SKIP_LEVELS};
@@ -16,7 +16,7 @@ const EVERY_ENTRY: &str = "every-entry";
 const BOUNDED: &str = "bounded";
 const WALKS: [&str; 3] = [EVERY_ENTRY, BOUNDED, "batched"];
 
-/// How splits, and the limits that took turns with them, read.
+/// How the report presents splits, and the limits that took turns with them.
 pub const READER: Reader = Reader {
     reads: |m| m.scenario == "split" || m.scenario == "limit",
     verdict: |results| Verdict::says(WALKS[1..].iter().filter_map(|walk| said(results, walk))),
@@ -35,7 +35,7 @@ pub const READER: Reader = Reader {
     ..Reader::NONE
 };
 
-/// What is left of the time of a walk that visits every entry.
+/// Returns the time of a walk as a part of that of the walk that visits every entry.
 fn said(results: &[Measurement], walk: &str) -> Option<String> {
     let rows = rows(results, "split", &[]);
     let ratio = |row: &Row| {
@@ -52,7 +52,8 @@ fn said(results: &[Measurement], walk: &str) -> Option<String> {
     ))
 }
 
-/// The published change of `bounded` against `every-entry`, for the rows it was measured for.
+/// Returns the published change of `bounded` against `every-entry`, for rows for which it was
+/// measured.
 fn published(row: &Row) -> Option<&'static str> {
     let granule = row.params.get("granule").and_then(|g| g.as_u64());
     let same = row.param("when") == Some("enable")
@@ -64,13 +65,13 @@ fn published(row: &Row) -> Option<&'static str> {
     published::SPLIT_CHANGES.iter().find(|(of, _)| *of == backing).map(|(_, change)| *change)
 }
 
-/// The walks that were measured at all.
+/// Returns the walks that were measured.
 fn walks(rows: &[Row]) -> Vec<&'static str> {
     let measured = |walk: &&str| rows.iter().any(|row| row.variant(walk).is_some());
     WALKS.into_iter().filter(measured).collect()
 }
 
-/// One row for each thing to split; for each walk its time and what that saves.
+/// Returns a table with a row for each split, with the time of each walk and what it saves.
 fn times(results: &[Measurement]) -> Option<Table> {
     let rows = rows(results, "split", &[]);
     if rows.is_empty() {
@@ -133,7 +134,7 @@ fn times(results: &[Measurement]) -> Option<Table> {
     })
 }
 
-/// How many times the machine's own speed for the work that cannot be avoided, and which speed.
+/// Returns the time in multiples of the limit's, and the name of the limit.
 fn against_limit(results: &[Measurement], row: &Row, time: f64) -> Option<String> {
     let limit = Limit::that_bounds(row)?;
     if limit == Limit::Nothing {
@@ -146,7 +147,7 @@ fn against_limit(results: &[Measurement], row: &Row, time: f64) -> Option<String
     Some(format!("{} × {}", three_digits(time / least), limit.name()))
 }
 
-/// Slots read for each GiB of the guest: exact, and the same on every machine.
+/// Returns a table of entries read for each GiB of the guest: exact, and equal on every machine.
 fn slots(results: &[Measurement]) -> Option<Table> {
     let rows = rows(results, "split", &[]);
     let walks = walks(&rows);
@@ -190,7 +191,8 @@ fn slots(results: &[Measurement]) -> Option<Table> {
     })
 }
 
-/// Every sample of every split as a dot on a logarithmic scale: a chart for each `when` and `what`.
+/// Returns a chart for each `when` and `what`: every sample of every split is a dot on a
+/// logarithmic scale.
 fn charts(results: &[Measurement]) -> Vec<Chart> {
     let rows = rows(results, "split", &[]);
     let mut groups: Vec<(String, Vec<Strip>)> = Vec::new();

@@ -1,4 +1,4 @@
-//! One sample: tables built, then split as a VMM's call would, then looked at.
+//! Takes one sample: builds tables, splits them as a VMM's call would, and checks them.
 
 use super::{Case, Cost, Sample, Walk, What, When};
 use crate::arena::Arena;
@@ -11,23 +11,23 @@ use slat::{
     Inactive, Member, PageSize, SplitWalk, TableCache, Tables, Tested, Vmid,
 };
 
-/// Where RAM begins, as on arm64's `virt` machines.
+/// Guest address at which RAM begins, as on arm64's `virt` machines.
 const GUEST_BASE: u64 = 1 << 30;
 
-/// Where the guest's memory would stand in the host; none of it is touched.
+/// Host address at which the guest's memory would be; none of it is touched.
 const HOST_BASE: u64 = 1 << 40;
 
-/// How much of a slot is split at a time, and what the cache of table pages is filled for: the
+/// Bytes of a slot that are split at a time, and for which the cache of table pages is filled: the
 /// largest chunk of Linux's eager split.
 const CHUNK: u64 = 1 << 30;
 
-/// Pages that one word of a dirty log covers.
+/// Number of pages that one word of a dirty log covers.
 pub const WORD: u64 = 64;
 
-/// Widths of guest addresses: those that arm64's ID registers know.
+/// Widths of guest addresses: those that arm64's ID registers have.
 pub const ADDRESS_BITS: [u32; 8] = [32, 36, 40, 42, 44, 48, 52, 56];
 
-/// What is done to the tables of one guest.
+/// The tables of one guest, and the size to split them down to.
 pub struct Work<F> {
     format: F,
     memory: u64,
@@ -38,7 +38,7 @@ pub struct Work<F> {
 type Cache<'a, F> = TableCache<'a, F, Arena>;
 
 impl<F: Format> Work<F> {
-    /// A guest of `memory` bytes whose tables are split down to `target`.
+    /// Makes a guest of `memory` bytes whose tables are split down to `target`.
     pub fn new(format: F, memory: u64, target: PageSize) -> anyhow::Result<Self> {
         let top = GUEST_BASE + memory;
         let bits = ADDRESS_BITS.into_iter().find(|bits| top <= 1 << bits);
@@ -46,21 +46,21 @@ impl<F: Format> Work<F> {
         Ok(Self { format, memory, target, address_bits })
     }
 
-    /// Table memory that the smallest pages need, with room for a cache that is full when the
-    /// work is done.
+    /// Returns the bytes of table memory that the smallest pages need, with room for a cache that
+    /// is full when the work is done.
     pub fn table_bytes(&self) -> u64 {
         let spare = Self::chunk_tables() + 64;
         (self.all_tables() + spare) << F::PAGE_SHIFT
     }
 
-    /// Tables below the root when everything is mapped by pages, and then some for the root.
+    /// Returns the number of tables if everything is mapped by pages, with some more for the root.
     fn all_tables(&self) -> u64 {
         let tables = |level| (self.memory >> F::shift(level)) + 2;
         // Above the largest leaf: the root, concatenated or not, and a table or two.
         (1..=F::LARGEST_LEAF + 1).map(tables).sum::<u64>() + 64
     }
 
-    /// Table pages that splitting one chunk may take.
+    /// Returns the number of table pages that splitting one chunk may take.
     fn chunk_tables() -> u64 {
         (1..=F::LARGEST_LEAF).map(|level| (CHUNK >> F::shift(level)) + 1).sum()
     }
@@ -86,7 +86,7 @@ impl<F: Format> Work<F> {
         Ok(tables.activate())
     }
 
-    /// Builds the tables of the case, splits them by `walk`; the split is timed.
+    /// Builds the tables of the case and splits them by `walk`; the split is timed.
     pub fn split(
         &self,
         arena: &mut Arena,
@@ -122,7 +122,7 @@ impl<F: Format> Work<F> {
         Ok(Sample { seconds, cost: Cost::Split { counts, invalidations } })
     }
 
-    /// What the machine takes for the same bytes.
+    /// Measures a limit of the machine for the same bytes.
     pub fn limit(&self, arena: &mut Arena, case: &Case, limit: Limit) -> anyhow::Result<Sample> {
         let table = F::slots(0);
         if matches!(limit, Limit::FillPlain | Limit::FillBest) {
@@ -135,25 +135,26 @@ impl<F: Format> Work<F> {
         }
         arena.reset();
         let pages = TablePages::of(&self.build(arena, F::size(0))?, arena, self.slot()?);
-        // Built again, at the same places: the caches are as cold as they are for the engine.
+        // Builds the tables again at the same places, so that the caches are as cold as for the
+        // engine.
         arena.reset();
         let _tables = self.build(arena, F::size(0))?;
-        // SAFETY: tables built the same way in an arena just reset stand at the same places.
+        // SAFETY: tables built the same way in an arena just reset are at the same places.
         let (seconds, slots) = unsafe { pages.sample(arena, limit) };
         Ok(Sample { seconds, cost: Cost::Limit { slots } })
     }
 
-    /// Bytes of the tables that splitting `backing` builds.
+    /// Returns the bytes of the tables that splitting `backing` builds.
     fn built_bytes(&self, backing: PageSize) -> u64 {
         let levels = (1..=F::LARGEST_LEAF)
             .filter(|&level| F::size(level) <= backing && F::size(level) > self.target);
         levels.map(|level| self.memory >> F::shift(level)).sum::<u64>() << F::PAGE_SHIFT
     }
 
-    /// Looks at every block of the result: its size, where it points, whether it may be written.
+    /// Checks every block of the result: its size, its address, and whether it is writable.
     fn check(&self, tables: &Guard<'_, '_, F, Arena>, case: &Case) -> anyhow::Result<()> {
         let most = self.target.max(F::size(0)).min(case.backing);
-        // An odd number of pages, so that every place in a table is met.
+        // The step is an odd number of pages, so that every place in a table is checked.
         let stride = F::size(0).bytes() * 509;
         for offset in (0..self.memory).step_by(stride as usize) {
             let gpa = Gpa(GUEST_BASE + offset);
@@ -168,7 +169,7 @@ impl<F: Format> Work<F> {
     }
 }
 
-/// The call of a VMM: the timed part.
+/// Does what the VMM's call does; this part is timed.
 #[inline(never)]
 fn run<F: Format, W: SplitWalk>(
     guard: &mut Guard<'_, '_, F, Arena>,
@@ -190,7 +191,7 @@ fn run<F: Format, W: SplitWalk>(
         When::Clear => {
             for word in steps(slot, WORD << F::PAGE_SHIFT) {
                 split_range::<F, W>(guard, word, target, cache)?;
-                // After the split, so that no page is protected that was not asked for.
+                // Protects after the split, so that only the pages asked for are protected.
                 if case.what == What::Call {
                     guard.write_protect(word)?;
                 }

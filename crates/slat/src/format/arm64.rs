@@ -5,10 +5,10 @@
 //! descriptor formats": D8.3.1 for tables and blocks, D8.3.2 for stage-2 attributes; memory types
 //! in D8.6.5 and, with FEAT_S2FWB, D8.6.6.
 //!
-//! What the hypervisor must leave off, or bits change their meaning: page-based hardware attributes
-//! (VTCR_EL2.HWU59 to HWU62, FEAT_HPDS2) and stage-2 permission overlays (FEAT_S2POE), which read
-//! bits 62:59 of a leaf; AssuredOnly (bit 58, FEAT_THE); 128-bit descriptors and permission
-//! indirection. [`id::IdRegisters::vtcr`] has them off.
+//! The hypervisor must not enable features that give bits another meaning: page-based hardware
+//! attributes (VTCR_EL2.HWU59 to HWU62, FEAT_HPDS2) and stage-2 permission overlays (FEAT_S2POE),
+//! which read bits 62:59 of a leaf; AssuredOnly (bit 58, FEAT_THE); 128-bit descriptors and
+//! permission indirection. [`id::IdRegisters::vtcr`] leaves them disabled.
 
 pub mod id;
 pub mod tlbi;
@@ -25,33 +25,31 @@ pub type Arm64K4 = Arm64<12>;
 pub type Arm64K16 = Arm64<14>;
 /// Stage 2 with the 64 KiB granule: pages of 64k, blocks of 512m.
 pub type Arm64K64 = Arm64<16>;
-/// Stage 2 with the 4 KiB granule and FEAT_LPA2: 52-bit addresses. Of its leaves the blocks of 512g
-/// are not used.
+/// Stage 2 with the 4 KiB granule and FEAT_LPA2: 52-bit addresses. The blocks of 512g are not used.
 pub type Arm64Lpa2K4 = Arm64<12, true>;
 /// Stage 2 with the 16 KiB granule and FEAT_LPA2: 52-bit addresses, blocks of 64g too.
 pub type Arm64Lpa2K16 = Arm64<14, true>;
-/// Stage 2 with the 64 KiB granule and FEAT_LPA: 52-bit addresses. Of its leaves the blocks of 4t
-/// are not used.
+/// Stage 2 with the 64 KiB granule and FEAT_LPA: 52-bit addresses. The blocks of 4t are not used.
 pub type Arm64LpaK64 = Arm64<16, true>;
 
-/// Arm stage 2 with a granule of `2^PAGE_SHIFT` bytes, and what the tables' user configured.
+/// Arm stage 2 with a granule of `2^PAGE_SHIFT` bytes, as the user of the tables configured it.
 ///
-/// `WIDE` is for addresses of 52 bits. With the 4K and 16K granules it is VTCR_EL2.DS, of
+/// `WIDE` selects addresses of 52 bits. With the 4K and 16K granules it is VTCR_EL2.DS, of
 /// FEAT_LPA2: bits 9:8 of a descriptor are bits 51:50 of its address, and no longer the
 /// shareability of a leaf. With 64K it is FEAT_LPA, where VTCR_EL2.PS says 52 bits: bits 15:12 of a
-/// descriptor, which are 0 otherwise, are bits 51:48 of its address.
+/// descriptor, otherwise 0, are bits 51:48 of its address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arm64<const PAGE_SHIFT: u32, const WIDE: bool = false> {
-    /// HCR_EL2.FWB: stage 2 forces the memory type (FEAT_S2FWB), and encodes it otherwise.
+    /// HCR_EL2.FWB: stage 2 forces the memory type (FEAT_S2FWB), with another encoding of it.
     pub forced_write_back: bool,
     /// VTCR_EL2.HD: hardware marks the first write to a writable-clean leaf (FEAT_HAFDBS).
     pub hardware_dirty: bool,
-    /// FEAT_XNX: execute rights tell EL1 from EL0.
+    /// FEAT_XNX: separate execute rights for EL1 and EL0.
     pub split_execute: bool,
-    /// Shareability of normal memory: of each leaf, or with VTCR_EL2.DS of all, by VTCR_EL2.SH0.
+    /// Shareability of normal memory: in each leaf, or with VTCR_EL2.DS in VTCR_EL2.SH0 for all.
     pub shareability: Shareability,
-    /// Bits of a physical address that the CPU implements (ID_AA64MMFR0_EL1.PARange), at most 48,
-    /// if `WIDE` 52: neither guest nor host addresses may be wider.
+    /// Number of bits of a physical address that the CPU implements (ID_AA64MMFR0_EL1.PARange), at
+    /// most 48, or 52 if `WIDE`. Neither guest nor host addresses may be wider.
     pub output_bits: u32,
 }
 
@@ -62,14 +60,14 @@ pub enum Shareability {
     Non = 0b00,
     /// All PEs, and devices of the outer domain.
     Outer = 0b10,
-    /// All PEs of the guest: what hypervisors use for RAM.
+    /// All PEs of the guest; hypervisors use it for RAM.
     Inner = 0b11,
 }
 
 impl<const PAGE_SHIFT: u32, const WIDE: bool> Default for Arm64<PAGE_SHIFT, WIDE> {
-    /// What most Armv8.2 CPUs have: no FWB, hardware dirty state off, execute rights per EL; and
-    /// addresses as wide as descriptors hold. What a CPU really has is in its ID registers:
-    /// [`id::IdRegisters::format`].
+    /// What most Armv8.2 CPUs have: no FWB, hardware dirty state off, separate execute rights, and
+    /// addresses as wide as descriptors can hold. [`id::IdRegisters::format`] reads from the ID
+    /// registers what a CPU has.
     fn default() -> Self {
         Self {
             forced_write_back: false,
@@ -82,7 +80,7 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> Default for Arm64<PAGE_SHIFT, WIDE
 }
 
 const VALID: u64 = 1 << 0;
-/// Tables, and pages at level 0.
+/// Set in tables, and in pages at level 0.
 const TABLE_OR_PAGE: u64 = 1 << 1;
 const MEM_ATTR_SHIFT: u32 = 2;
 const MEM_ATTR: u64 = 0b1111 << MEM_ATTR_SHIFT;
@@ -94,30 +92,30 @@ const DBM: u64 = 1 << 51;
 const XN_SHIFT: u32 = 53;
 const XN: u64 = 0b11 << XN_SHIFT;
 /// Hardware ignores bits 58:55 of a leaf, and 62:59 where VTCR_EL2 (and an SMMU's STE) has HWU59 to
-/// HWU62 clear. Bit 56 remembers a written leaf that lost the right to write, 58 is the marker; the
-/// others are the user's. Bit 63 stays clear: it is AMEC with FEAT_MEC. In a Realm's tables bit 55
-/// is NS, which hardware reads: this format is not for them.
+/// HWU62 clear. Bit 56 remembers a written leaf that lost the right to write, bit 58 is the marker,
+/// and the engine's user has the others. Bit 63 stays clear: it is AMEC with FEAT_MEC. In a Realm's
+/// tables hardware reads bit 55 as NS, so this format is not for them.
 const SW_USER: [u64; Software::MOST] =
     software::masks([1 << 55, 1 << 57, 1 << 59, 1 << 60, 1 << 61, 1 << 62]);
 const SW_DIRTY: u64 = 1 << 56;
 const MARK: u64 = 1 << 58;
-/// `OA[47:12]`; lower bits are zero for larger granules and blocks.
+/// `OA[47:12]`; the lower bits of it are zero for larger granules and blocks.
 const ADDRESS: u64 = (1 << 48) - (1 << 12);
-/// Contiguous: one of a group that a TLB may hold as one leaf (D8.7, "The Contiguous bit").
+/// Contiguous: the leaf is one of a group that a TLB may hold as one (D8.7, "The Contiguous bit").
 const CONTIGUOUS: u64 = 1 << 52;
-/// In a slot that is invalid to hardware (bit 0 clear): what else it is. A marker has room for a
-/// table's address, a reservation for its token at the same place.
+/// These bits tell markers, reservations and owners apart in an entry that is invalid to hardware
+/// (bit 0 clear). A marker also holds a table's address, a reservation its token in the same place.
 const RETIRED: u64 = 1 << 2;
 const RESERVED: u64 = 1 << 1;
 const TOKEN_SHIFT: u32 = 8;
 
-/// What children inherit: all but address, type, nT (bit 16, inside the address field of a block)
-/// and the contiguous hint (bit 52), which promises a run of neighbours that a split breaks up.
-/// Without DS also the shareability.
+/// The bits that a split copies to smaller leaves: all but address, type, nT (bit 16, inside the
+/// address field of a block) and the contiguous bit (52), because a split breaks up the run of
+/// neighbours that it promises. Without DS also the shareability.
 const INHERITED: u64 =
     MEM_ATTR | S2AP_READ | S2AP_WRITE | AF | DBM | XN | SW_DIRTY | software::all(SW_USER);
 
-/// `MemAttr[3:0]`, and MemAttr with FEAT_S2FWB.
+/// Returns `MemAttr[3:0]` without FEAT_S2FWB, and with it.
 const fn mem_attr(memory: Memory) -> (u64, u64) {
     match memory {
         Memory::Normal => (0b1111, 0b0110),
@@ -127,7 +125,7 @@ const fn mem_attr(memory: Memory) -> (u64, u64) {
     }
 }
 
-/// What MemAttr says, without FEAT_S2FWB and with it: a load tells sooner than comparisons do.
+/// Indexed by FEAT_S2FWB, then by MemAttr: a load is faster than comparisons.
 const MEMORY: [[Memory; 16]; 2] = {
     let mut types = [[Memory::DeviceStrict; 16]; 2];
     let mut forced = 0;
@@ -161,25 +159,25 @@ const fn execute(raw: u64) -> Execute {
 }
 
 impl<const PAGE_SHIFT: u32, const WIDE: bool> Arm64<PAGE_SHIFT, WIDE> {
-    /// VTCR_EL2.DS.
+    /// Whether tables use VTCR_EL2.DS.
     const DS: bool = WIDE && PAGE_SHIFT != 16;
-    /// T0SZ is at most 39 without FEAT_TTST: 25-bit addresses. The start level, the smallest
-    /// block's at least, resolves one bit or more (`AArch64.S2InconsistentSL`): 26 bits with the
-    /// 16K granule, 30 with 64K, or every access faults.
+    /// T0SZ is at most 39 without FEAT_TTST, which is 25-bit addresses. The start level is at least
+    /// that of the smallest block, and resolves at least one bit (`AArch64.S2InconsistentSL`), or
+    /// every access faults: 26 bits with the 16K granule, 30 with 64K.
     const MIN_BITS: u32 =
         if Self::PAGE_SHIFT == 12 { 25 } else { Self::PAGE_SHIFT + Self::INDEX_BITS + 1 };
     const MAX_BITS: u32 = if WIDE { 52 } else { 48 };
-    /// Up to 16 tables may be concatenated at the root.
+    /// Base-2 logarithm of the most tables that may be concatenated at the root.
     const CONCATENATED: u32 = 4;
     const INHERITED: u64 = INHERITED | if Self::DS { 0 } else { 0b11 << SH_SHIFT };
-    /// Of wide addresses, the upper bits stand apart: with DS `OA[51:50]` from bit 8 on, with 64K
-    /// `OA[51:48]` from bit 12 on, below the granule.
+    /// The upper bits of a wide address are in a separate field, below the granule: with DS
+    /// `OA[51:50]` from bit 8, with 64K `OA[51:48]` from bit 12.
     const HIGH_FROM: u32 = if Self::DS { 50 } else { 48 };
     const HIGH_SHIFT: u32 = if Self::DS { 8 } else { 12 };
     const HIGH: u64 = (1 << (52 - Self::HIGH_FROM + Self::HIGH_SHIFT)) - (1 << Self::HIGH_SHIFT);
     const LOW: u64 = (1 << Self::HIGH_FROM) - (1 << PAGE_SHIFT);
 
-    /// An address as descriptors and markers hold it.
+    /// Returns an address as descriptors and markers hold it.
     #[inline(always)]
     const fn place(hpa: Hpa) -> u64 {
         if !WIDE {
@@ -199,23 +197,22 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> Arm64<PAGE_SHIFT, WIDE> {
 }
 
 // SAFETY:
-// 1. Zero is empty; bits 1:0 are 0b11 in a table and, at level 0, in a page, which is therefore
-//    never a table; 0b01 in a block; bit 0 is clear in markers, reservations and owners, which bits
+// 1. Zero is empty. Bits 1:0 are 0b11 in a table and, at level 0, in a page, which is therefore
+//    never a table; 0b01 in a block. Bit 0 is clear in markers, reservations and owners, which bits
 //    58, 2 and 1 tell apart; a token or word lies at bits 55:8, from where `owner` takes it. `kind`
-//    looks at no bit of `STATUS`, `SOFTWARE` or an address, nor in a table at `MARK`, and an
-//    address has none of these; the other bits named of tables are 0. Methods that make a leaf from
-//    a leaf change no other bit than AF, `S2AP`, DBM, XN and `SW_DIRTY`. `all_tables` asks for 0b11
-//    in all slots.
+//    reads no bit of `STATUS`, `SOFTWARE` or an address, nor `MARK` of a table, and an address has
+//    none of these bits; the other bits named of tables are 0. Methods that make a leaf from a leaf
+//    change only AF, `S2AP`, DBM, XN and `SW_DIRTY`. `all_tables` requires 0b11 in all slots.
 // 2. Frames are aligned to the granule and lie below 2^48, or 2^52 if `WIDE`: `ADDRESS`, or `LOW`
-//    and `HIGH`, hold all of their bits, and none of a marker's or of a table's.
-// 3. The root has `2^bits` slots for the bits above its level's; at most level 3, where 16
-//    concatenated tables of any granule cover 52 bits at least, the most.
+//    and `HIGH`, hold all of their bits, and no other bit of a marker or of a table.
+// 3. The root has `2^bits` slots for the bits above its level's. It is at level 3 at most, where 16
+//    concatenated tables of any granule cover at least 52 bits, the largest width.
 // 4. A granule of `2^PAGE_SHIFT` bytes holds `2^(PAGE_SHIFT - 3)` slots, at any level.
-// 5. Attributes are none of an address's bits. If `WIDE`, those of an address below `HIGH_FROM` are
-//    at their own place, and those above change at multiples of `CARRY`, 2^48 or 2^50, alone. If
-//    not, the address stands in a leaf as it is, and `CARRY` is 0.
-// 6. 1, 16, 32 or 128, of 512 slots and more; bit 52 is neither one that `kind` looks at, nor one
-//    of an address, nor of `INHERITED`.
+// 5. Attributes use no bit of an address. If `WIDE`, the bits of an address below `HIGH_FROM` are
+//    in their own place, and those above it change only at multiples of `CARRY`, 2^48 or 2^50. If
+//    not, a leaf has the address unchanged, and `CARRY` is 0.
+// 6. A group is 1, 16, 32 or 128, and a table has at least 512 slots. `kind` does not read bit 52,
+//    and neither an address nor `INHERITED` has it.
 unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE> {
     const NAME: &'static str = match (PAGE_SHIFT, WIDE) {
         (12, false) => "arm64 stage 2, 4K granule",
@@ -232,7 +229,7 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
     const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = AF | S2AP_WRITE | SW_DIRTY;
     const MARK: u64 = MARK;
-    /// Tables have no write protection that could be pushed down.
+    /// Tables have no write protection to push down.
     const RENEWED: u64 = 0;
     const ACCESSED: u64 = AF;
     const WRITE: u64 = S2AP_WRITE | DBM;
@@ -246,13 +243,15 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
     const CARRY: u64 = if WIDE { 1 << Self::HIGH_FROM } else { 0 };
     const CONTIGUOUS: u64 = CONTIGUOUS;
 
-    /// The lowest start level that concatenation allows: the fewest loads a walk.
+    /// Chooses the lowest start level that concatenation allows, so that a walk takes the fewest
+    /// loads.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
         let (min, max) = (Self::MIN_BITS, self.output_bits());
         if !(min..=max).contains(&address_bits) {
             return Err(GeometryError { address_bits, min, max, format: Self::NAME });
         }
-        // A root of pages, which Arm has for 16K and 64K (4K: FEAT_TTST), saves nothing here.
+        // Arm has a root of pages for 16K and 64K (for 4K with FEAT_TTST), which would save nothing
+        // here.
         let mut root_level = 1;
         while address_bits > Self::shift(root_level) + Self::INDEX_BITS + Self::CONCATENATED {
             root_level += 1;
@@ -270,7 +269,7 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
     fn kind(raw: u64, level: u8) -> Kind {
         const PAGE: u64 = VALID | TABLE_OR_PAGE;
         let leaf = if raw & MARK == 0 { Kind::Leaf } else { Kind::Sealed };
-        // What tells tables, on every walk's way, is a short constant.
+        // The match finds tables first, with a short constant: every walk comes through here.
         match (raw & PAGE, level) {
             (PAGE, 0) => return leaf,
             (PAGE, _) => return Kind::Table,
@@ -383,8 +382,8 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
         raw >> TOKEN_SHIFT & ((1 << TOKEN_BITS) - 1)
     }
 
-    /// Clears `S2AP[1]` and DBM: a leaf with DBM is not write-protected, hardware would make it
-    /// writable. A leaf that was writable counts as written.
+    /// Clears `S2AP[1]` and DBM, since hardware would make a leaf with DBM writable again. A leaf
+    /// that was writable counts as written.
     #[inline(always)]
     fn write_protected(raw: u64) -> u64 {
         let remembered =
@@ -402,14 +401,14 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
         raw & !XN | 0b10 << XN_SHIFT
     }
 
-    /// A writable leaf counts as written: `SW_DIRTY` has nothing to remember any more.
+    /// A writable leaf counts as written, so `SW_DIRTY` is not needed.
     #[inline(always)]
     fn relaxed(&self, raw: u64, access: Access) -> u64 {
         let dbm = if self.hardware_dirty { DBM } else { 0 };
         match access {
             Access::Read => raw | AF,
             Access::Write => (raw | AF | S2AP_WRITE | dbm) & !SW_DIRTY,
-            // Without FEAT_XNX there is one right for all levels.
+            // Without FEAT_XNX one right applies to all levels.
             _ if !self.split_execute => (raw | AF) & !XN,
             _ => (raw | AF) & !XN | xn(execute(raw).with(access)) << XN_SHIFT,
         }
@@ -420,7 +419,7 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
         self.forced_write_back
     }
 
-    /// Without DBM nobody marks the next write: only what was remembered can go.
+    /// Without DBM hardware does not mark the next write: the method clears only `SW_DIRTY`.
     #[inline(always)]
     fn cleaned(&self, raw: u64) -> u64 {
         if raw & DBM != 0 { raw & !(S2AP_WRITE | SW_DIRTY) } else { raw & !SW_DIRTY }
@@ -430,8 +429,8 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
         3 - level as i8
     }
 
-    /// Pages, and the blocks one level above: 64k and 32m with the 4K granule, 2m and 1g with 16K,
-    /// 2m and 16g with 64K. Larger blocks have groups too, which are not used.
+    /// Pages, and the blocks one level above: groups are 64k and 32m with the 4K granule, 2m and 1g
+    /// with 16K, 2m and 16g with 64K. Larger blocks have groups too, which are not used.
     fn group(level: u8) -> usize {
         match (PAGE_SHIFT, level) {
             (12, 0 | 1) => 16,

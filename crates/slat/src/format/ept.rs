@@ -1,15 +1,15 @@
-//! Intel extended page tables: four levels or five, pages of 4k, blocks of 2m and 1g.
+//! Intel extended page tables (EPT): four or five levels, pages of 4k, blocks of 2m and 1g.
 //!
 //! Bits as in the Intel Software Developer's Manual, volume 3C, "VMX Support for Address
 //! Translation", section "The Extended Page Table Mechanism": its tables of entry formats, "EPT
 //! Misconfigurations" and "EPT and Memory Typing". (Intel renumbers the chapter: 28 to 31 so far.)
 //!
-//! Four levels translate 48 bits of a guest-physical address, five 57; no guest-physical address is
+//! Four levels translate 48 bits of a guest-physical address, five 57. No guest-physical address is
 //! wider than MAXPHYADDR, which is 52 at most ("EPT Translation Mechanism").
 //!
-//! What the hypervisor must leave off, or bits change their meaning: EPT-violation #VE (bit 63),
-//! sub-page permissions (61), supervisor shadow stacks (60), paging-write (58), guest-paging
-//! verification (57).
+//! The hypervisor must not enable features that give bits of an entry another meaning:
+//! EPT-violation #VE (bit 63), sub-page permissions (61), supervisor shadow stacks (60),
+//! paging-write (58), guest-paging verification (57).
 
 pub mod invept;
 pub mod vtd;
@@ -21,35 +21,35 @@ use super::{
 use crate::addr::Hpa;
 use core::fmt;
 
-/// EPT of a CPU that maps 1 GiB at once.
+/// EPT of a CPU that has blocks of 1 GiB.
 pub type Ept1G = Ept<true>;
 /// EPT of a CPU whose largest block is 2 MiB.
 pub type Ept2M = Ept<false>;
 
-/// EPT with blocks of 1 GiB or without, and what the tables' user configured.
+/// EPT with or without blocks of 1 GiB, as the user of the tables configured it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ept<const HUGE_1G: bool> {
-    /// Bit 6 of the EPT pointer: hardware sets accessed and dirty bits. The guest's walks of its
-    /// own page tables count as writes then, and need the right to write. Without it a leaf whose
-    /// accessed bit is clear does *not* fault: the bit says nothing.
+    /// Bit 6 of the EPT pointer: hardware sets accessed and dirty bits. Then the guest's walks of
+    /// its own page tables count as writes, and need the right to write. Without it, a use of a
+    /// leaf whose accessed bit is clear does *not* fault, so the bit has no meaning.
     pub accessed_dirty: bool,
-    /// The VM-execution control "mode-based execute control for EPT": bit 2 lets the guest's
-    /// kernel execute, bit 10 its user programs.
+    /// The VM-execution control "mode-based execute control for EPT": bit 2 of a leaf lets the
+    /// guest's kernel execute, bit 10 its user programs.
     pub split_execute: bool,
-    /// Normal memory ignores the guest's PAT: right where all DMA is coherent.
+    /// Normal memory ignores the guest's PAT. This is right where all DMA is coherent.
     pub forced_write_back: bool,
-    /// The CPU walks five levels (bit 7 of IA32_VMX_EPT_VPID_CAP): guest addresses of more than 48
-    /// bits take that. Narrower guests have four levels all the same.
+    /// The CPU can walk five levels (bit 7 of IA32_VMX_EPT_VPID_CAP), which guest addresses of more
+    /// than 48 bits need. Tables for narrower addresses have four levels all the same.
     pub five_levels: bool,
     /// MAXPHYADDR, at most 52; hardware rejects entries with bits above it.
     pub output_bits: u32,
-    /// Intel's IOMMU walks the tables as well: see [`vtd`]. `None` where it does not.
+    /// Intel's IOMMU also walks the tables (see [`vtd`]); `None` if it does not.
     pub vtd: Option<vtd::Vtd>,
 }
 
 impl<const HUGE_1G: bool> Default for Ept<HUGE_1G> {
-    /// A CPU of 2013 or later, with physical addresses as wide as an entry can hold: hardware has
-    /// less, and [`Ept::from_capabilities`] knows.
+    /// A CPU of 2013 or later, with physical addresses as wide as an entry can hold. Hardware has
+    /// narrower ones: use [`Ept::from_capabilities`].
     fn default() -> Self {
         Self {
             accessed_dirty: true,
@@ -64,9 +64,9 @@ impl<const HUGE_1G: bool> Default for Ept<HUGE_1G> {
 
 const R: u64 = 1 << 0;
 const W: u64 = 1 << 1;
-/// With mode-based execute control: the kernel executes.
+/// With mode-based execute control: lets the kernel execute.
 const X: u64 = 1 << 2;
-/// With mode-based execute control: user programs execute. Ignored without it.
+/// With mode-based execute control: lets user programs execute. Ignored without it.
 const XU: u64 = 1 << 10;
 const MEMORY_SHIFT: u32 = 3;
 const MEMORY: u64 = 0b111 << MEMORY_SHIFT;
@@ -78,23 +78,24 @@ const A: u64 = 1 << 8;
 const D: u64 = 1 << 9;
 /// `HPA[51:12]`; bits above MAXPHYADDR are reserved, as are those below a block's size.
 const ADDRESS: u64 = (1 << 52) - (1 << 12);
-/// SNP, to VT-d; the CPU ignores it. Reserved in tables.
+/// SNP, for VT-d; the CPU ignores it. Reserved in tables.
 const SNP: u64 = 1 << 11;
-/// The CPU ignores bits 56:52, 59, 62 and 11 of leaves and tables alike. VT-d's second stage does
-/// not: see [`vtd`]. What the engine keeps in tables is the user's in leaves: no operation turns
-/// one into the other but by [`Format::leaf`] and [`Format::table`].
+/// The CPU ignores bits 56:52, 59, 62 and 11 of leaves and of tables; VT-d's second stage does not
+/// (see [`vtd`]). The bits that the engine uses in tables are its user's in leaves: only
+/// [`Format::leaf`] and [`Format::table`] make one from the other.
 const SW_USER: [u64; Software::MOST] =
     software::masks([1 << 52, 1 << 55, 1 << 56, 1 << 59, 1 << 53, 1 << 54]);
 const SW_RENEWED: u64 = 1 << 53;
 const SW_AGEING: u64 = 1 << 54;
 const MARK: u64 = 1 << 62;
-/// In a slot that is not present (bits 2:0 and 10 clear), of which hardware ignores the rest: what
-/// else it is. A marker has room for a table's address, a reservation for its token.
+/// These bits tell markers, reservations and owners apart in an entry that is not present (bits 2:0
+/// and 10 clear), of which hardware ignores the rest. A marker also holds a table's address, a
+/// reservation its token.
 const RETIRED: u64 = 1 << 3;
 const RESERVED: u64 = 1 << 4;
 const TOKEN_SHIFT: u32 = 12;
 
-/// What children inherit: all but address, size and the engine's marks.
+/// The bits that a split copies to smaller leaves: all but address, size and the engine's marks.
 const INHERITED: u64 = R | W | X | XU | MEMORY | IPAT | A | D | SNP | software::all(SW_USER);
 
 const UNCACHEABLE: u64 = 0;
@@ -108,14 +109,14 @@ const fn bit(on: bool, bit: u64) -> u64 {
 }
 
 impl<const HUGE_1G: bool> Ept<HUGE_1G> {
-    /// What four levels translate, and five.
+    /// Widths of guest addresses that four and five levels translate.
     const FOUR_LEVELS_BITS: u32 = 48;
     const FIVE_LEVELS_BITS: u32 = 57;
     const MAX_OUTPUT_BITS: u32 = 52;
 
-    /// What a CPU supports: `capabilities` is its MSR IA32_VMX_EPT_VPID_CAP (0x48c), `maxphyaddr`
-    /// bits 7:0 of EAX of CPUID leaf 0x8000_0008. Mode-based execute control stays off: it is
-    /// found, and switched on, elsewhere.
+    /// Returns the format that a CPU supports. `capabilities` is its MSR IA32_VMX_EPT_VPID_CAP
+    /// (0x48c), `maxphyaddr` bits 7:0 of EAX of CPUID leaf 0x8000_0008. Mode-based execute control
+    /// stays off: other registers report and enable it.
     ///
     /// # Errors
     /// [`MissingCapabilities`] names what these tables need and the CPU lacks.
@@ -139,16 +140,16 @@ impl<const HUGE_1G: bool> Ept<HUGE_1G> {
         })
     }
 
-    /// The EPT pointer for the VMCS: tables at `root`, of this `geometry`, walked through the
-    /// cache.
+    /// Returns the EPT pointer for the VMCS: tables at `root`, of this `geometry`, with write-back
+    /// walks.
     pub const fn eptp(&self, geometry: &Geometry, root: Hpa) -> u64 {
-        // One less than the levels of a walk.
+        // The field is the number of levels of a walk, less one.
         let length = geometry.root_level as u64;
         root.0 | bit(self.accessed_dirty, 1 << 6) | length << 3 | WRITE_BACK
     }
 }
 
-/// The CPU lacks what the tables need.
+/// The CPU lacks features that the tables need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MissingCapabilities {
     /// The bits of IA32_VMX_EPT_VPID_CAP that are clear and should be set.
@@ -179,7 +180,7 @@ impl fmt::Display for MissingCapabilities {
 
 impl core::error::Error for MissingCapabilities {}
 
-/// By the memory type and, above its bits, IPAT: a load tells sooner than comparisons do.
+/// Indexed by the memory type and, above its bits, IPAT: a load is faster than comparisons.
 const MEMORY_TYPES: [Memory; 16] = {
     assert!(IPAT == (MEMORY + (1 << MEMORY_SHIFT)), "the next bit above the type's");
     let mut types = [Memory::DeviceStrict; 16];
@@ -195,7 +196,7 @@ const MEMORY_TYPES: [Memory; 16] = {
     types
 };
 
-/// The bits of a right to execute, with mode-based execute control.
+/// Returns the bits of a right to execute, with mode-based execute control.
 const fn execute_bits(execute: Execute) -> u64 {
     match execute {
         Execute::None => 0,
@@ -205,7 +206,7 @@ const fn execute_bits(execute: Execute) -> u64 {
     }
 }
 
-/// The right to execute in `raw`, where `user` is the bit that user programs need.
+/// Returns the right to execute in `raw`, where `user` is the bit that user programs need.
 const fn execute(raw: u64, user: u64) -> Execute {
     match (raw & X != 0, raw & user != 0) {
         (true, true) => Execute::All,
@@ -216,21 +217,20 @@ const fn execute(raw: u64, user: u64) -> Execute {
 }
 
 // SAFETY:
-// 1. Leaves (the attribute bits of `encode` include R) and tables have bit 0, and no marker,
-//    reservation or owner has, whatever its address, token or word, which lie at bits 59:12, from
-//    where `owner` takes a word. With bit 0, bit 7 tells block from table, and at level 0 there is
-//    no table. Without it, bit 62 is in markers only, which bit 3 tells apart, and bit 4 in
-//    reservations, which owners have beside bit 3. `kind` looks at no bit of `STATUS`, `SOFTWARE`,
-//    `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING` and `RENEWED`, nor in a table at `MARK`, and none of
-//    these is one of an address's. Methods that make a leaf from a leaf change no
-//    other bit than W, X, XU, A and D.
-//    `all_tables` asks for bit 0 in all slots, and bit 7 in none.
-// 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits, and none of
-//    a marker's or of a table's.
+// 1. Leaves (the attribute bits of `encode` include R) and tables have bit 0. Markers, reservations
+//    and owners do not, whatever their address, token or word: these lie at bits 59:12, from where
+//    `owner` takes a word. With bit 0, bit 7 tells block from table, and no table is at level 0.
+//    Without bit 0, bit 62 is in markers only, and bit 3 tells the two kinds of marker apart; bit 4
+//    is in reservations, and owners have bits 3 and 4. `kind` reads no bit of `STATUS`, `SOFTWARE`,
+//    `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING` and `RENEWED`, nor `MARK` of a table, and none of
+//    these is a bit of an address. Methods that make a leaf from a leaf change only W, X, XU, A and
+//    D. `all_tables` requires bit 0 of all slots, and bit 7 of none.
+// 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits, and no
+//    other bit of a marker or of a table.
 // 3. The root stands at level 3 or 4, with `2^(address_bits - 39)` or `2^(address_bits - 48)`
 //    slots, or one.
 // 4. A page of 4 KiB holds 512 slots, at any level.
-// 5. The address stands in a leaf as it is, at bits that attributes have none of; `CARRY` is 0.
+// 5. A leaf has the address unchanged, in bits that no attribute uses; `CARRY` is 0.
 // 6. There are no groups: `group` is 1, and `CONTIGUOUS` is 0, which is no bit.
 unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
     const NAME: &'static str = if HUGE_1G { "Intel EPT" } else { "Intel EPT without 1g blocks" };
@@ -250,8 +250,8 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
     const KEEPS_FAULTING: bool = false;
     const TABLE_WRITE: u64 = W;
 
-    /// Walks begin at the PML4, of which narrow guests use the first slot, or where four levels do
-    /// not suffice at the PML5. No guest address is wider than the CPU's physical ones.
+    /// Walks begin at the PML4, or at the PML5 where four levels do not suffice. Narrow guests use
+    /// only the first slot of it. No guest address is wider than the CPU's physical addresses.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
         let widest = if self.five_levels { Self::FIVE_LEVELS_BITS } else { Self::FOUR_LEVELS_BITS };
         let (min, max) = (Self::PAGE_SHIFT, widest.min(self.output_bits()));
@@ -274,7 +274,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
             let block = raw & BLOCK != 0;
             return match level {
                 1.. if !block => Kind::Table,
-                // A block above the largest leaf is a misconfiguration: nothing walks into it.
+                // A block above the largest leaf is a misconfiguration; a walk does not enter it.
                 1.. if level > Self::LARGEST_LEAF => Kind::Frozen,
                 _ if raw & MARK != 0 => Kind::Sealed,
                 _ => Kind::Leaf,
@@ -314,8 +314,8 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
             }
             execute => execute_bits(execute),
         };
-        // The guest's PAT cannot make memory cacheable that is not so here, but turn uncacheable
-        // into write-combining: as is right for a frame buffer, not for a strict device.
+        // The guest's PAT cannot make these types cacheable, but it can turn uncacheable into
+        // write-combining. That is right for a frame buffer, and not for a strict device.
         let (memory, ignore_pat) = match a.memory {
             Memory::Normal => (WRITE_BACK, self.forced_write_back),
             Memory::NonCacheable => (WRITE_COMBINING, false),
@@ -361,7 +361,8 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
         Hpa(raw & ADDRESS & !((1 << Self::shift(level)) - 1))
     }
 
-    /// With all rights, which leaves restrict, and accessed, as it must be above an accessed leaf.
+    /// With all rights, because leaves restrict them; and accessed, as a table above an accessed
+    /// leaf must be.
     #[inline(always)]
     fn table(hpa: Hpa, _level: u8) -> u64 {
         hpa.0 | R | W | X | XU | A
@@ -397,7 +398,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
         raw >> TOKEN_SHIFT & ((1 << TOKEN_BITS) - 1)
     }
 
-    /// The dirty bit stays, and remembers.
+    /// The dirty bit stays, to remember the write.
     #[inline(always)]
     fn write_protected(raw: u64) -> u64 {
         raw & !W
@@ -438,7 +439,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
         if self.accessed_dirty || raw & W == 0 { raw & !D } else { raw }
     }
 
-    /// As in "level-4 entry", the PML4's.
+    /// As in "level-4 entry", which is an entry of the PML4.
     fn level_name(level: u8) -> i8 {
         level as i8 + 1
     }

@@ -1,34 +1,36 @@
-//! Where walks of a guest's tables start, and how many table pages work on a range takes.
+//! Start of walks, and the number of table pages that operations on a range take.
 
 use super::{Format, slot_shift};
 use crate::addr::{GpaRange, Hpa, PageSize};
 use core::fmt;
 
-/// Where a walk starts.
+/// Start of a walk: level and size of the root.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
-    /// Bits of a guest physical address.
+    /// Number of bits of a guest physical address.
     pub address_bits: u32,
     /// The level of the root's slots.
     pub root_level: u8,
-    /// Slots of the root, a power of two: more than a table's where tables are concatenated.
+    /// Number of slots of the root, a power of two. It is larger than that of a table where tables
+    /// are concatenated.
     pub root_slots: usize,
 }
 
 impl Geometry {
-    /// Bytes of the root, and its alignment: at least one page.
+    /// Returns the size of the root in bytes, which is also its alignment: at least one page.
     pub const fn root_bytes(&self, page_shift: u32) -> usize {
         let bytes = self.root_slots * 8;
         if bytes < 1 << page_shift { 1 << page_shift } else { bytes }
     }
 
-    /// Table pages that [`Guard::map`](crate::Guard::map) of `range` to `hpa` takes at most, by
-    /// leaves of at most `largest`: as many where nothing is mapped and no table is there. With
-    /// another alignment of the host's memory it takes more; to bound it for any, `largest` is the
-    /// page size.
+    /// Returns how many table pages [`Guard::map`](crate::Guard::map) of `range` to `hpa` takes at
+    /// most, with leaves of at most `largest`. It takes so many where nothing is mapped and no
+    /// table exists. With host memory of another alignment it may take more; for a bound that holds
+    /// for any alignment, pass the page size as `largest`.
     ///
-    /// `F` is the format of the tables that this is the geometry of. Of a range, size or address
-    /// that is refused it says nothing. Nobody unmaps in the range meanwhile.
+    /// `F` is the format of the tables that have this geometry. The result has no meaning for a
+    /// range, size or address that `map` refuses. It is a bound only while no thread unmaps in the
+    /// range.
     pub const fn tables_to_map<F: Format>(
         &self,
         range: GpaRange,
@@ -56,8 +58,9 @@ impl Geometry {
         tables
     }
 
-    /// Table pages that [`Guard::split`](crate::Guard::split) of `range` to leaves of `to` takes at
-    /// most: as many where all of the range is mapped by the largest leaves that the format has.
+    /// Returns how many table pages [`Guard::split`](crate::Guard::split) of `range` to leaves of
+    /// `to` takes at most. It takes so many where all of the range is mapped by the largest leaves
+    /// of the format.
     ///
     /// `F` is as in [`Geometry::tables_to_map`].
     pub const fn tables_to_split<F: Format>(&self, range: GpaRange, to: PageSize) -> u64 {
@@ -72,13 +75,14 @@ impl Geometry {
         tables
     }
 
-    /// Table pages that a fault takes at most: [`Guard::reserve`](crate::Guard::reserve) for a leaf
-    /// of at most `largest`, and the commit. As many where nothing is mapped around the address.
+    /// Returns how many table pages a fault takes at most:
+    /// [`Guard::reserve`](crate::Guard::reserve) for a leaf of at most `largest`, and the commit.
+    /// It takes so many where nothing is mapped around the address.
     ///
     /// `F` is as in [`Geometry::tables_to_map`].
     pub const fn tables_to_reserve<F: Format>(&self, largest: PageSize) -> u64 {
         let mut level = F::LARGEST_LEAF;
-        // Not past the end of a guest that is smaller than the leaf.
+        // A leaf does not reach beyond the end of a guest that is smaller.
         while level > 0
             && (slot_shift::<F>(level) > largest.shift()
                 || slot_shift::<F>(level) > self.address_bits
@@ -90,16 +94,16 @@ impl Geometry {
     }
 }
 
-/// The width of guest addresses is not one that the format can have.
+/// A width of guest addresses that the format does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GeometryError {
-    /// What was asked for, in bits.
+    /// The width asked for, in bits.
     pub address_bits: u32,
     /// The smallest width allowed, in bits.
     pub min: u32,
     /// The largest width allowed, in bits.
     pub max: u32,
-    /// The format.
+    /// Name of the format.
     pub format: &'static str,
 }
 

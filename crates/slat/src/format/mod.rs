@@ -1,4 +1,4 @@
-//! What a descriptor means: one file a format, bits only, no algorithm.
+//! Formats of page-table entries: one file for each, which only encodes and decodes bits.
 
 #[cfg(feature = "arm64")]
 pub mod arm64;
@@ -21,246 +21,255 @@ pub use software::Software;
 use crate::addr::{Hpa, LeafSizeError, PageSize};
 use core::fmt;
 
-/// The bits of one architecture's second-stage descriptors.
+/// The bits of one architecture's second-stage page-table entries (*slots*).
 ///
-/// A value carries what its user configured (see [`arm64::Arm64`]); everything that the walk
-/// depends on is a constant, so that loops are specialised by the compiler.
+/// A value carries what its user configured (see [`arm64::Arm64`]). Everything that a walk depends
+/// on is a constant, so that the compiler specialises the loops.
 ///
-/// Levels count upwards from 0, the level of pages. Leaves stand at levels
-/// `0..=LARGEST_LEAF`, without gaps.
+/// Levels count upwards from 0, the level of pages. Leaves stand at the levels `0..=LARGEST_LEAF`,
+/// without gaps.
 ///
-/// [`Format::MARK`] in a slot keeps other software out, and is bounded in time. In a leaf that
-/// stays valid it makes it *sealed*; in a table, its write protection is being pushed down; in a
-/// slot that is invalid to hardware it makes it *frozen*, or *retired* with the table around it. So
-/// a run of slots without that bit holds no marker.
+/// [`Format::MARK`] in a slot keeps other threads from changing it, for a bounded time. A valid
+/// leaf with the mark is *sealed*. In a table with the mark, a thread is pushing the write
+/// protection down. A slot that is invalid to hardware and has the mark is *frozen*, or *retired*
+/// together with its table. So a run of slots without that bit holds no marker.
 ///
 /// # Safety
 /// The walk dereferences what a format calls a table. Implementations promise:
-/// 1. [`Format::kind`] of 0 is [`Kind::Empty`], of [`Format::table`] at a level above 0
-///    [`Kind::Table`], of [`Format::leaf`] up to `LARGEST_LEAF` [`Kind::Leaf`], with `MARK`
-///    [`Kind::Sealed`], of [`Format::frozen`] [`Kind::Frozen`], of [`Format::retired`]
-///    [`Kind::Retired`], of [`Format::reserved`] [`Kind::Reserved`], of [`Format::owned`]
-///    [`Kind::Owned`]; no slot at level 0 is a table. In a leaf, bits of `STATUS` and `SOFTWARE`,
-///    and in a table those of `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING`, `RENEWED` and `MARK`,
-///    change nothing about kind and address; nor do the methods that make a leaf from a leaf.
-///    [`Format::all_tables`] agrees with `kind`; tokens that differ make reservations that differ,
-///    and [`Format::owner`] gives back the word of [`Format::owned`].
-/// 2. [`Format::table_address`] gives back the address that [`Format::table`],
-///    [`Format::frozen`] and [`Format::retired`] were given.
-/// 3. [`Format::geometry`] gives a root of a power of two of slots, at level 4 at most, which
-///    covers `address_bits` at least.
+/// 1. [`Format::kind`] of 0 is [`Kind::Empty`]; of [`Format::table`] at a level above 0
+///    [`Kind::Table`]; of [`Format::leaf`] up to `LARGEST_LEAF` [`Kind::Leaf`], or with `MARK`
+///    [`Kind::Sealed`]; of [`Format::frozen`] [`Kind::Frozen`]; of [`Format::retired`]
+///    [`Kind::Retired`]; of [`Format::reserved`] [`Kind::Reserved`]; of [`Format::owned`]
+///    [`Kind::Owned`]. No slot at level 0 is a table. Kind and address of a leaf do not depend on
+///    its bits of `STATUS` and `SOFTWARE`; those of a table do not depend on its bits of
+///    `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING`, `RENEWED` and `MARK`. Methods that make a leaf
+///    from a leaf keep kind and address. [`Format::all_tables`] agrees with `kind`. Different
+///    tokens make different reservations, and [`Format::owner`] returns the word that
+///    [`Format::owned`] was given.
+/// 2. [`Format::table_address`] returns the address that [`Format::table`], [`Format::frozen`] or
+///    [`Format::retired`] was given.
+/// 3. [`Format::geometry`] returns a root with a power of two of slots, at level 4 at most, which
+///    covers at least `address_bits`.
 /// 4. [`Format::TABLE_BYTES`], a power of two, holds the slots of a table below the root at any
-///    level; a page holds those of the root's level.
-/// 5. Where a host address goes up by a page, and not to a multiple of `CARRY`, what
-///    [`Format::leaf`] makes of it at level 0 goes up by as much as from address 0 to the first
-///    page. `CARRY` is 0 or a power of two, of more bytes than a page.
-/// 6. [`Format::group`] is a power of two, of no more slots than a table has. In a leaf
-///    `CONTIGUOUS` changes nothing about kind and address, and [`Format::attribute_bits`] leaves it
+///    level; a page holds the slots of a table at the root's level.
+/// 5. When a host address grows by a page, and not to a multiple of `CARRY`, the value of
+///    [`Format::leaf`] at level 0 grows by as much as it does from address 0 to the first page.
+///    `CARRY` is 0, or a power of two that is larger than a page.
+/// 6. [`Format::group`] is a power of two, and no larger than the number of slots of a table. Kind
+///    and address of a leaf do not depend on `CONTIGUOUS`, and [`Format::attribute_bits`] leaves it
 ///    out.
 pub unsafe trait Format: Copy + Send + Sync + 'static {
-    /// Name of the format, as its manual's readers know it.
+    /// Name of the format, as its manual has it.
     const NAME: &'static str;
     /// Base-2 logarithm of the page size in bytes.
     const PAGE_SHIFT: u32;
-    /// Base-2 logarithm of the slots of a table below the root.
+    /// Base-2 logarithm of the number of slots of a table below the root.
     const INDEX_BITS: u32;
-    /// The same of a table of pages, where those are smaller.
+    /// Base-2 logarithm of the number of slots of a table of pages, where that is smaller.
     const LAST_INDEX_BITS: u32 = Self::INDEX_BITS;
-    /// Bytes, and alignment, of the frame of a table below the root: the same at all levels, so
-    /// that one cache serves them.
+    /// Size and alignment, in bytes, of a table below the root. They are the same at all levels, so
+    /// that one cache serves all.
     const TABLE_BYTES: usize = 1 << Self::PAGE_SHIFT;
     /// The highest level at which a leaf may stand.
     const LARGEST_LEAF: u8;
-    /// The bits of a leaf that are the engine's user's, by their number in [`Software`]: two at
-    /// least, and 0 behind the last. In a table they may be the engine's.
+    /// The bits of a leaf that the engine leaves to its user, by their number in [`Software`]: at
+    /// least two, and 0 after the last. The engine may use the same bits in a table.
     const SOFTWARE: [u64; Software::MOST];
-    /// How many of them the format has: those of a lower number.
+    /// Number of bits in [`Format::SOFTWARE`].
     const SOFTWARE_BITS: u8 = software::count(Self::SOFTWARE);
-    /// Bits that hardware may set in a live leaf (accessed, dirty), or that remember them.
+    /// Bits that hardware may set in a valid leaf (accessed, dirty), or that remember them.
     const STATUS: u64;
-    /// Keeps other software out of the slot that holds it.
+    /// Bit that keeps other threads from changing the slot that has it.
     const MARK: u64;
-    /// Beside [`Format::MARK`] in a table: the subtree was write-protected again meanwhile.
+    /// Bit that stands in a table together with [`Format::MARK`]: another thread write-protected
+    /// the subtree again during the push-down.
     const RENEWED: u64;
-    /// Set in a leaf that was used.
+    /// Bit of a leaf that was used.
     const ACCESSED: u64;
     /// A leaf without any of these bits cannot be written by the guest.
     const WRITE: u64;
     /// A leaf without any of these bits was not written.
     const DIRTY: u64;
-    /// Set by hardware in a table that it walked through; 0 where it does not.
+    /// Bit that hardware sets in a table when it walks through it; 0 where it does not.
     const TABLE_ACCESSED: u64;
-    /// Kept in a table that is to be aged below, by whoever ages.
+    /// Bit of a table whose leaves an ageing thread still has to age.
     const AGEING: u64;
-    /// A CPU must not hold two translations of one address: a slot that was emptied is filled again
-    /// only after an invalidation (Arm: break-before-make, at every level of FEAT_BBM; Power).
+    /// Whether a slot that was emptied may be filled again only after an invalidation, because a
+    /// CPU must not hold two translations of one address (Arm: break-before-make, at every level of
+    /// FEAT_BBM; Power).
     const REFILL_BREAKS: bool;
-    /// A fault for lack of a right leaves in the CPU what it faulted at: after a right was given,
-    /// that CPU has to forget the entry before it runs the guest again
-    /// ([`Granted`](crate::Granted)). Arm, where a permission fault invalidates nothing (DDI 0487,
-    /// "TLB maintenance requirements"), and RISC-V, where a fault orders nothing. Not x86, where it
-    /// invalidates what translated the address (SDM 3C, "Operations that Invalidate Cached
-    /// Mappings"; APM 2, 5.5), nor Power, where the entry is fetched again before the fault (3.1B,
-    /// 6.10.1.2).
+    /// Whether a CPU may keep an entry in its TLB after it faulted there for lack of a right. If
+    /// so, that CPU invalidates the entry once the right was given, before it runs the guest again
+    /// ([`Granted`](crate::Granted)). It is true on Arm, where a permission fault invalidates
+    /// nothing (DDI 0487, "TLB maintenance requirements"), and on RISC-V, where a fault orders
+    /// nothing. It is false on x86, where the fault invalidates what translated the address (SDM
+    /// 3C, "Operations that Invalidate Cached Mappings"; APM 2, 5.5), and on Power, where the CPU
+    /// fetches the entry again before it faults (3.1B, 6.10.1.2).
     const KEEPS_FAULTING: bool;
-    /// A table without it takes the right to write from everything below; 0 where tables have no
+    /// Bit of a table without which nothing below the table is writable; 0 where tables have no
     /// rights.
     const TABLE_WRITE: u64;
-    /// A field of a page's descriptor ends at multiples of so many bytes: there it does not go up
-    /// as the address does. 0 where there is no such end.
+    /// Number of bytes at whose multiples an address field of a page's entry ends: there the entry
+    /// does not grow as the address does. 0 where there is no such end.
     const CARRY: u64 = 0;
-    /// Set in each leaf of a *group*: aligned neighbours, [`Format::group`] of them, that continue
-    /// each other and agree in all but accessed and dirty state, which a TLB may hold as one leaf.
-    /// 0 where there is no such bit.
+    /// Bit of each leaf of a *group*, which a TLB may hold as one leaf: [`Format::group`] aligned
+    /// neighbours that map adjacent memory and agree in all but accessed and dirty state. 0 where
+    /// the format has no such bit.
     const CONTIGUOUS: u64 = 0;
 
-    /// Where a walk starts, for guest addresses of `address_bits`.
+    /// Returns where a walk starts, for guest addresses of `address_bits` bits.
     ///
     /// # Errors
     /// [`GeometryError`] names the sizes that are allowed.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError>;
 
-    /// Bits of a host physical address that a descriptor can hold.
+    /// Returns the number of bits of a host physical address that an entry can hold.
     fn output_bits(&self) -> u32;
 
-    /// What hardware makes of `raw` in a table at `level`.
+    /// Decodes `raw`, an entry of a table at `level`.
     fn kind(raw: u64, level: u8) -> Kind;
 
-    /// Whether all slots of a run at `level` link tables, from the bits that they have in `common`
-    /// and those that `any` of them has: a walk that wants nothing below steps over such a run.
+    /// Returns whether all slots of a run at `level` link tables, so that a walk that wants nothing
+    /// below steps over the run. `common` has the bits that all slots have, `any` those that at
+    /// least one has.
     fn all_tables(common: u64, any: u64, level: u8) -> bool;
 
-    /// Whether all slots of a run without a marker are pages, from the bits that they have in
-    /// common.
+    /// Returns whether all slots of a run at level 0, without a marker, are pages. `common` has the
+    /// bits that all slots have.
     fn all_pages(common: u64) -> bool;
 
-    /// Attribute bits of a leaf, without address and level.
+    /// Encodes attributes: returns the bits of a leaf, without address and level.
     ///
     /// # Errors
-    /// [`AttributeError`] where the format, as configured, cannot express them.
+    /// [`AttributeError`] if the format, as configured, cannot express them.
     fn encode(&self, attributes: Attributes) -> Result<u64, AttributeError>;
 
-    /// The strictest memory type for devices that the format, as configured, has:
-    /// [`Memory::DeviceStrict`], [`Memory::Device`], or [`Memory::Normal`] where leaves have no
-    /// type and the physical address says what is a device (RISC-V without Svpbmt, by its physical
-    /// memory attributes). Such a leaf [`Platform::maintain`](crate::Platform::maintain) is told of
-    /// as of memory.
+    /// Returns the strictest memory type for devices that the format, as configured, has:
+    /// [`Memory::DeviceStrict`] or [`Memory::Device`]; or [`Memory::Normal`] where leaves have no
+    /// type and the physical address decides (RISC-V without Svpbmt, by its physical memory
+    /// attributes). In the last case [`Platform::maintain`](crate::Platform::maintain) is called
+    /// for the leaf as for memory.
     fn device(&self) -> Memory {
         let fits = |memory| self.encode(Attributes { memory, ..Attributes::RAM }).is_ok();
         let types = [Memory::DeviceStrict, Memory::Device];
         types.into_iter().find(|&memory| fits(memory)).unwrap_or(Memory::Normal)
     }
 
-    /// The attributes of a leaf at `level`.
+    /// Decodes the attributes of a leaf at `level`.
     fn decode(&self, raw: u64, level: u8) -> Attributes;
 
-    /// A leaf at `level` from attribute bits and an address aligned to its size: of the next page
-    /// it is larger by the same number everywhere.
+    /// Returns a leaf at `level` from attribute bits and an address aligned to its size.
     fn leaf(attribute_bits: u64, level: u8, hpa: Hpa) -> u64;
 
-    /// The attribute bits of a leaf at `level`: what its children inherit when it is split.
+    /// Returns the attribute bits of a leaf at `level`, which a split copies to the smaller leaves.
     fn attribute_bits(raw: u64, level: u8) -> u64;
 
-    /// Where the leaf `raw` at `level` points.
+    /// Returns the address that the leaf `raw` at `level` maps.
     fn leaf_address(raw: u64, level: u8) -> Hpa;
 
-    /// What the leaf `raw` becomes when it points `bytes` further. It may be another descriptor
-    /// where a field ends in between: who asks compares, and looks at the address.
+    /// Returns the leaf `raw` moved up by `bytes`. Where an address field ends in between
+    /// ([`Format::CARRY`]), the result may be another entry: callers compare it with the entry that
+    /// they find, and check the address.
     #[inline(always)]
     fn further(raw: u64, bytes: u64) -> u64 {
         raw.wrapping_add(bytes)
     }
 
-    /// A descriptor, at `level`, of the table at `hpa`.
+    /// Returns an entry, at `level`, that points to the table at `hpa`.
     fn table(hpa: Hpa, level: u8) -> u64;
 
-    /// The table that `raw` (of [`Kind::Table`], [`Kind::Frozen`] or [`Kind::Retired`]) points to.
+    /// Returns the address of the table that `raw` points to. `raw` is of [`Kind::Table`],
+    /// [`Kind::Frozen`] or [`Kind::Retired`].
     fn table_address(raw: u64) -> Hpa;
 
-    /// A frozen marker that carries `hpa` (0: none).
+    /// Returns a frozen marker that carries the table address `hpa`, or 0 for none.
     fn frozen(hpa: Hpa) -> u64;
 
-    /// A slot of a table that was unlinked: a marker that carries `hpa` (0: none).
+    /// Returns a marker for a slot of a table that was unlinked; it carries the table address
+    /// `hpa`, or 0 for none.
     fn retired(hpa: Hpa) -> u64;
 
-    /// An empty slot with the `token`, of [`TOKEN_BITS`] bits, of who emptied or reserved it:
-    /// invalid to hardware, open to all software.
+    /// Returns an empty slot that carries `token`, of [`TOKEN_BITS`] bits, which names the
+    /// operation that emptied or reserved it. It is invalid to hardware, and any thread may change
+    /// it.
     fn reserved(token: u64) -> u64;
 
-    /// An empty slot with the `word`, of [`TOKEN_BITS`] bits, of its owner: invalid to hardware.
+    /// Returns an empty slot that carries `word`, of [`TOKEN_BITS`] bits, for its owner. It is
+    /// invalid to hardware.
     fn owned(word: u64) -> u64;
 
-    /// The word of an owned slot.
+    /// Returns the word of an owned slot.
     fn owner(raw: u64) -> u64;
 
-    /// The leaf without the right to write, its dirty state remembered; `raw` itself if it had
-    /// none.
+    /// Returns the leaf without the right to write; bits of it remember the dirty state. Returns
+    /// `raw` itself if it had no such right.
     fn write_protected(raw: u64) -> u64;
 
-    /// The leaf without the right to execute.
+    /// Returns the leaf without the right to execute.
     fn execute_protected(raw: u64) -> u64;
 
-    /// The leaf with the right to read, or without it; `raw` itself on formats that have no leaf
-    /// without.
+    /// Returns the leaf with the right to read, or without it; `raw` itself on formats whose leaves
+    /// are always readable.
     fn readable(raw: u64, read: bool) -> u64;
 
-    /// The leaf fit for `access`, as a fault makes it: accessed; for a write also writable and
-    /// dirty, for a fetch executable ([`Execute::with`]).
+    /// Returns the leaf as a fault for `access` leaves it: accessed; for a write also writable and
+    /// dirty, for a fetch also executable ([`Execute::with`]).
     fn relaxed(&self, raw: u64, access: Access) -> u64;
 
-    /// Whether the use of a leaf that is not accessed leaves a trace: hardware marks it, or the use
-    /// faults.
+    /// Returns whether the use of a leaf that is not accessed leaves a trace: hardware marks the
+    /// leaf, or the use faults.
     #[inline(always)]
     fn records_accessed(&self) -> bool {
         true
     }
 
-    /// Whether [`Format::MARK`] may stand in an entry that is valid to hardware: not where a device
-    /// walks the tables that takes the bit for another. Then nothing is collapsed, and no table
-    /// write-protected.
+    /// Returns whether [`Format::MARK`] may stand in an entry that is valid to hardware. It may not
+    /// where a device that takes the bit for another walks the tables. Then no leaf is collapsed,
+    /// and no table write-protected.
     #[inline(always)]
     fn marks_valid(&self) -> bool {
         true
     }
 
-    /// Whether a guest that switches its caches off uses them all the same (x86; Arm with
-    /// FEAT_S2FWB in use): else what it does past them has to be seen to.
+    /// Returns whether accesses of a guest that switches its caches off are cached all the same
+    /// (x86; Arm with FEAT_S2FWB in use). Elsewhere the hypervisor has to maintain the caches for
+    /// them.
     #[inline(always)]
     fn forces_caches(&self) -> bool {
         true
     }
 
-    /// The leaf not dirty any more, hardware marking the next write; a leaf whose writes nobody
-    /// marks stays dirty.
+    /// Returns the leaf without its dirty state, if hardware marks the next write or the write
+    /// faults. A leaf whose next write would go unmarked stays dirty.
     fn cleaned(&self, raw: u64) -> u64;
 
-    /// The format's own name of `level` when the root stands at any level, for dumps.
+    /// Returns the manual's number of `level`, wherever the root stands; for dumps.
     fn level_name(level: u8) -> i8;
 
-    /// How many leaves at `level` make a group; 1 where none do.
+    /// Returns the number of leaves at `level` that make a group; 1 where none do.
     fn group(_level: u8) -> usize {
         1
     }
 
-    /// Base-2 logarithm of the bytes that a slot at `level` covers.
+    /// Returns the base-2 logarithm of the number of bytes that a slot at `level` covers.
     #[inline(always)]
     fn shift(level: u8) -> u32 {
         slot_shift::<Self>(level)
     }
 
-    /// Slots of a table at `level`, below the root.
+    /// Returns the number of slots of a table at `level`, below the root.
     #[inline(always)]
     fn slots(level: u8) -> usize {
         1 << if level == 0 { Self::LAST_INDEX_BITS } else { Self::INDEX_BITS }
     }
 
-    /// The size of a leaf at `level`.
+    /// Returns the size of a leaf at `level`.
     #[inline(always)]
     fn size(level: u8) -> PageSize {
         PageSize::from_shift(Self::shift(level))
     }
 
-    /// The level of leaves of `size`.
+    /// Returns the level of leaves of `size`.
     ///
     /// # Errors
     /// [`LeafSizeError`] names the sizes that the format has.
@@ -275,7 +284,7 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     }
 }
 
-/// The bits of [`Format::SOFTWARE`], all of them.
+/// The union of the bits of [`Format::SOFTWARE`].
 pub(crate) const fn software_bits<F: Format>() -> u64 {
     software::all(F::SOFTWARE)
 }
@@ -283,7 +292,7 @@ pub(crate) const fn software_bits<F: Format>() -> u64 {
 /// [`Format::shift`], for functions that are `const`.
 pub(crate) const fn slot_shift<F: Format>(level: u8) -> u32 {
     let even = F::PAGE_SHIFT + F::INDEX_BITS * level as u32;
-    // All tables above level 0 lie above one of pages.
+    // Below a slot at a higher level there is a table of pages, which may have fewer slots.
     if level == 0 { even } else { even - (F::INDEX_BITS - F::LAST_INDEX_BITS) }
 }
 
@@ -295,82 +304,82 @@ fn links_tables<F: Format>(run: &[u64; RUN], level: u8) -> bool {
     F::all_tables(common, any, level)
 }
 
-/// Slots that a walk looks at together.
+/// Number of slots that a walk reads together.
 pub const RUN: usize = 8;
 
-/// Bits of a token, or of an owner's word, in an empty slot.
+/// Number of bits of a token, or of an owner's word, in an empty slot.
 pub const TOKEN_BITS: u32 = 48;
 
-/// How the guest uses memory, in the fault that [`Guard::relax`](crate::Guard::relax) answers.
+/// The access of a guest that faulted, which [`Guard::relax`](crate::Guard::relax) handles.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Access {
-    /// It reads: the leaf becomes accessed.
+    /// A read: the leaf becomes accessed.
     Read,
-    /// It writes: the leaf becomes accessed, writable and dirty.
+    /// A write: the leaf becomes accessed, writable and dirty.
     Write,
-    /// It executes, at a level that the fault does not tell: the leaf becomes accessed, and
-    /// executable at all levels if it was so at none. A leaf that one level may execute keeps its
-    /// right as it is: the other level is not known to have asked.
+    /// An instruction fetch at a privilege level that the fault does not report. The leaf becomes
+    /// accessed, and executable at all levels if it was so at none. A leaf that one level may
+    /// execute keeps its right: it is not known whether the other level asked for it.
     Execute,
-    /// A user program executes: user programs get the right. Where the format, as configured, does
-    /// not tell the levels apart, all levels get it.
+    /// An instruction fetch of a user program: user programs get the right. Where the format, as
+    /// configured, does not tell the levels apart, all levels get it.
     ExecuteUser,
-    /// The guest's kernel executes, as [`Access::ExecuteUser`].
+    /// An instruction fetch of the guest's kernel; otherwise as [`Access::ExecuteUser`].
     ExecuteKernel,
 }
 
 impl Access {
-    /// Whether it is an instruction fetch, of whichever level.
+    /// Returns whether it is an instruction fetch, at any privilege level.
     pub const fn is_fetch(self) -> bool {
         matches!(self, Self::Execute | Self::ExecuteUser | Self::ExecuteKernel)
     }
 }
 
-/// What a slot holds.
+/// What an entry of a table (a slot) holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Nothing.
     Empty,
-    /// Nothing; a fault has reserved it, or an unmap has emptied it.
+    /// Nothing. A fault has reserved the slot, or an unmap has emptied it.
     Reserved,
-    /// Nothing, and nothing is to be mapped: the word of an owner.
+    /// Nothing, and nothing may be mapped here; the slot carries the word of its owner.
     Owned,
-    /// A marker: software is changing the slot, hardware finds it invalid.
+    /// A marker: a thread is changing the slot, and hardware finds it invalid.
     Frozen,
-    /// A marker: the table around the slot was unlinked.
+    /// A marker: the table that has this slot was unlinked.
     Retired,
     /// A page or block.
     Leaf,
-    /// A page or block that hardware goes on using while software is changing it.
+    /// A page or block that hardware goes on using while a thread is changing it.
     Sealed,
     /// The address of a table one level below.
     Table,
 }
 
 impl Kind {
-    /// Whether a leaf or a table may take the slot.
+    /// Returns whether a leaf or a table may be written to the slot.
     #[inline(always)]
     pub const fn is_vacant(self) -> bool {
         matches!(self, Self::Empty | Self::Reserved)
     }
 }
 
-/// Rights, memory type and state of a leaf, in no architecture's words.
+/// Rights, memory type and state of a leaf, independent of the architecture.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Attributes {
     /// The guest may read.
     pub read: bool,
-    /// The guest may write. With `dirty` unset, the first write is to be marked by hardware.
+    /// The guest may write. If `dirty` is unset, hardware has to mark the first write.
     pub write: bool,
-    /// Who may execute.
+    /// Privilege levels that may execute.
     pub execute: Execute,
     /// Memory type.
     pub memory: Memory,
-    /// The leaf was used. A leaf without it faults on use where hardware does not set it.
+    /// The leaf was used. If it is unset, a use faults where hardware does not set it.
     pub accessed: bool,
     /// The leaf was written, or may have been.
     pub dirty: bool,
-    /// For the engine's user; never read by hardware.
+    /// Bits for the engine's user; hardware ignores them.
     pub software: Software,
 }
 
@@ -387,36 +396,36 @@ impl Attributes {
         software: Software::NONE,
     };
 
-    /// A device's registers, which the guest may read and write: of the type that
-    /// [`Format::device`] says, accessed and dirty, not executable. Every format can express them,
-    /// so that one caller maps a device on each.
+    /// A device's registers, which the guest may read and write but not execute. The memory type is
+    /// that of [`Format::device`]; the leaf is accessed and dirty. Every format can express it, so
+    /// one caller maps a device on each.
     pub fn device<F: Format>(format: &F) -> Self {
         Self { execute: Execute::None, memory: format.device(), ..Self::RAM }
     }
 }
 
-/// What the guest may do with a leaf.
+/// Rights of the guest to a leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Rights {
-    /// It may read.
+    /// The guest may read.
     pub read: bool,
-    /// It may write.
+    /// The guest may write.
     pub write: bool,
-    /// Who may execute.
+    /// Privilege levels that may execute.
     pub execute: Execute,
 }
 
 impl Rights {
-    /// All.
+    /// All rights.
     pub const ALL: Self = Self { read: true, write: true, execute: Execute::All };
-    /// Reading alone.
+    /// The right to read alone.
     pub const READ: Self = Self { read: true, write: false, execute: Execute::None };
 }
 
-/// Who may execute from a leaf.
+/// Privilege levels that may execute from a leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Execute {
-    /// Nobody.
+    /// None.
     None,
     /// The guest's kernel and user programs.
     All,
@@ -427,7 +436,8 @@ pub enum Execute {
 }
 
 impl Execute {
-    /// The right after a fault for `access`: what there is, and what the access asks for, no more.
+    /// Returns the right after a fault for `access`: the present one and what the access asks for,
+    /// no more.
     #[inline(always)]
     #[must_use]
     pub const fn with(self, access: Access) -> Self {
@@ -441,7 +451,7 @@ impl Execute {
         }
     }
 
-    /// Whether nothing is missing for `access`.
+    /// Returns whether the right suffices for `access`.
     pub fn permits(self, access: Access) -> bool {
         self.with(access) == self
     }
@@ -454,9 +464,9 @@ pub enum Memory {
     Normal,
     /// Normal, not cacheable.
     NonCacheable,
-    /// A device; early acknowledgement of writes.
+    /// Device memory with early acknowledgement of writes.
     Device,
-    /// A device; no early acknowledgement.
+    /// Device memory without early acknowledgement.
     DeviceStrict,
 }
 
@@ -466,18 +476,19 @@ pub enum Memory {
 pub enum AttributeError {
     /// A writable leaf that is not dirty, where hardware does not mark writes.
     CleanNeedsHardwareDirty,
-    /// Execution for the kernel or user programs alone, where the CPU cannot tell them apart.
+    /// The right to execute for the kernel or user programs alone, where the CPU cannot tell them
+    /// apart.
     ExecuteNeedsSplitRights,
-    /// A leaf that cannot be read, or one that can be written and not read, on a format whose
-    /// hardware or markers need that right.
+    /// A leaf without the right to read, or with the right to write and not to read, where hardware
+    /// or markers of the format need the right to read.
     NeedsRead,
-    /// A memory type that the descriptors do not have.
+    /// A memory type that the entries do not have.
     MemoryType,
     /// A software bit that the format lacks.
     SoftwareBits {
-        /// What was asked for.
+        /// The bits asked for.
         given: Software,
-        /// How many bits the format has ([`Format::SOFTWARE_BITS`]).
+        /// Number of bits that the format has ([`Format::SOFTWARE_BITS`]).
         bits: u8,
     },
 }

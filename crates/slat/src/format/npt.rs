@@ -1,13 +1,13 @@
-//! AMD nested paging: four levels or five, pages of 4k, blocks of 2m and 1g.
+//! AMD nested paging (NPT): four or five levels, pages of 4k, blocks of 2m and 1g.
 //!
-//! Bits as in the AMD64 Architecture Programmer's Manual, volume 2: the formats of 5.3
-//! "Long-Mode Page Translation", the fields of 5.4 "Page-Translation-Table Entry Fields", and what
-//! 15.25 "Nested Paging" says of them.
+//! Bits as in the AMD64 Architecture Programmer's Manual, volume 2: the formats of 5.3 "Long-Mode
+//! Page Translation", the fields of 5.4 "Page-Translation-Table Entry Fields", and their use in
+//! 15.25 "Nested Paging".
 //!
-//! Nested tables are walked in the host's paging mode (15.25.3), which has to be long mode with
-//! EFER.NXE set: four levels, or five where the host has CR4.LA57 set. What else the hypervisor
-//! must leave off, or bits change their meaning: guest mode execute trap and supervisor shadow
-//! stacks in the VMCB, memory encryption (its C-bit lies among those of the address).
+//! The CPU walks nested tables in the host's paging mode (15.25.3). That has to be long mode with
+//! EFER.NXE set: four levels, or five where the host has CR4.LA57 set. The hypervisor must not
+//! enable features that give bits another meaning: guest mode execute trap and supervisor shadow
+//! stacks in the VMCB, and memory encryption (its C-bit lies among the bits of the address).
 
 pub mod asid;
 
@@ -18,33 +18,33 @@ use super::{
 use crate::addr::Hpa;
 use core::fmt;
 
-/// Nested paging on a CPU that maps 1 GiB at once.
+/// Nested paging on a CPU that has blocks of 1 GiB.
 pub type Npt1G = Npt<true>;
 /// Nested paging on a CPU whose largest block is 2 MiB.
 pub type Npt2M = Npt<false>;
 
-/// Nested paging with blocks of 1 GiB or without.
+/// Nested paging with or without blocks of 1 GiB.
 ///
 /// Hardware always sets accessed and dirty bits. The guest's walks of its own page tables count as
 /// writes, and need the right to write (15.25.6).
 ///
-/// The guest's PAT always takes part in the memory type (15.25.8): nothing is forced on it. A leaf
-/// selects the host's part from the host's PAT, by an index with which the PAT of reset and Linux's
-/// agree: 0 is write-back, 2 UC-, 3 uncacheable. Write-combining has no index in both, so memory
-/// that is not cacheable is UC-, as a device is, which lets the guest choose write-combining; a bit
-/// that hardware ignores remembers which of the two it is.
+/// The guest's PAT always takes part in the memory type (15.25.8); a leaf cannot force one. A leaf
+/// selects a type from the host's PAT, by an index on which the PAT of reset and Linux's agree: 0
+/// is write-back, 2 UC-, 3 uncacheable. No index is write-combining in both. So memory that is not
+/// cacheable is UC-, like a device, which lets the guest choose write-combining. A bit that
+/// hardware ignores tells the two apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Npt<const HUGE_1G: bool> {
-    /// The host's CR4.LA57 while the guest runs: nested walks have five levels, whatever the
-    /// guest's width, and translate 57 bits, of which physical addresses have 52 at most.
+    /// The host's CR4.LA57 while the guest runs: nested walks have five levels, whatever the width
+    /// of guest addresses. They translate 57 bits, and physical addresses have 52 at most.
     pub five_levels: bool,
     /// Bits of a physical address, at most 52; hardware rejects entries with bits above it.
     pub output_bits: u32,
 }
 
 impl<const HUGE_1G: bool> Default for Npt<HUGE_1G> {
-    /// Physical addresses as wide as an entry can hold: hardware has less, and
-    /// [`Npt::from_cpuid`] knows.
+    /// Physical addresses as wide as an entry can hold. Hardware has narrower ones: use
+    /// [`Npt::from_cpuid`].
     fn default() -> Self {
         Self { five_levels: false, output_bits: Self::MAX_OUTPUT_BITS }
     }
@@ -52,46 +52,46 @@ impl<const HUGE_1G: bool> Default for Npt<HUGE_1G> {
 
 const P: u64 = 1 << 0;
 const W: u64 = 1 << 1;
-/// Nested walks are made with the rights of user programs (15.25.6): without it, none succeeds.
+/// Nested walks have the rights of user programs (15.25.6): without this bit all of them fail.
 const U: u64 = 1 << 2;
 const PWT: u64 = 1 << 3;
 const PCD: u64 = 1 << 4;
 const A: u64 = 1 << 5;
-/// In leaves; hardware ignores the bit in tables.
+/// Only in leaves; hardware ignores the bit in tables.
 const D: u64 = 1 << 6;
-/// A leaf above level 0. At level 0 the bit is the high one of the PAT's index.
+/// A leaf above level 0. At level 0 the bit is the high bit of the PAT's index.
 const BLOCK: u64 = 1 << 7;
-/// `HPA[51:12]`; bits above the physical address width are reserved, as are those between bit 12,
-/// the PAT's in a block, and a block's size.
+/// `HPA[51:12]`. Bits above the physical address width are reserved, as are those of a block
+/// between bit 12, which belongs to the PAT, and the block's size.
 const ADDRESS: u64 = (1 << 52) - (1 << 12);
 const NX: u64 = 1 << 63;
-/// Hardware ignores bits 58:52 and 11:9 of leaves and tables alike. (62:59 of a leaf are the
-/// protection key where the host's CR4.PKE is set.) What the engine keeps in tables is the user's
-/// in leaves: no operation turns one into the other but by [`Format::leaf`] and [`Format::table`].
+/// Hardware ignores bits 58:52 and 11:9 of leaves and of tables. (Bits 62:59 of a leaf are the
+/// protection key where the host's CR4.PKE is set.) The bits that the engine uses in tables are its
+/// user's in leaves: only [`Format::leaf`] and [`Format::table`] make one from the other.
 const SW_USER: [u64; Software::MOST] =
     software::masks([1 << 52, 1 << 53, 1 << 55, 1 << 56, 1 << 57, 1 << 58, 1 << 9, 1 << 10]);
-/// Beside UC-: normal memory that is not cacheable, not a device.
+/// Together with UC-: normal memory that is not cacheable, and no device.
 const SW_NORMAL: u64 = 1 << 54;
 const SW_RENEWED: u64 = 1 << 9;
 const SW_AGEING: u64 = 1 << 10;
 const MARK: u64 = 1 << 11;
-/// In a slot that is not present, of which hardware ignores the rest: what else it is. A marker has
-/// room for a table's address, a reservation for its token.
+/// These bits tell markers, reservations and owners apart in an entry that is not present, of which
+/// hardware ignores the rest. A marker also holds a table's address, a reservation its token.
 const RETIRED: u64 = 1 << 3;
 const RESERVED: u64 = 1 << 4;
 const TOKEN_SHIFT: u32 = 12;
 
-/// What children inherit: all but address, size and the engine's marks.
+/// The bits that a split copies to smaller leaves: all but address, size and the engine's marks.
 const INHERITED: u64 = P | W | U | PWT | PCD | A | D | NX | software::all(SW_USER) | SW_NORMAL;
 
 const WRITE_BACK: u64 = 0;
 const UNCACHEABLE_MINUS: u64 = PCD;
 const UNCACHEABLE: u64 = PCD | PWT;
 
-/// Of CPUID function 0x8000_0001, EDX.
+/// Bits of EDX of CPUID function 0x8000_0001.
 const FEATURE_NX: u32 = 1 << 20;
 const FEATURE_1G: u32 = 1 << 26;
-/// Of CPUID function 0x8000_000a, EDX.
+/// Bit of EDX of CPUID function 0x8000_000a.
 const FEATURE_NP: u32 = 1 << 0;
 
 const fn bit(on: bool, bit: u64) -> u64 {
@@ -99,14 +99,14 @@ const fn bit(on: bool, bit: u64) -> u64 {
 }
 
 impl<const HUGE_1G: bool> Npt<HUGE_1G> {
-    /// What four levels translate, and five.
+    /// Widths of guest addresses that four and five levels translate.
     const FOUR_LEVELS_BITS: u32 = 48;
     const FIVE_LEVELS_BITS: u32 = 57;
     const MAX_OUTPUT_BITS: u32 = 52;
 
-    /// What a CPU supports: `extended` is EDX of CPUID function 0x8000_0001, `sizes` EAX of
-    /// 0x8000_0008, `svm` EDX of 0x8000_000a. Four levels: how many there are is the host's paging
-    /// mode.
+    /// Returns the format that a CPU supports. `extended` is EDX of CPUID function 0x8000_0001,
+    /// `sizes` EAX of 0x8000_0008, `svm` EDX of 0x8000_000a. It has four levels; the host's paging
+    /// mode decides whether there are five.
     ///
     /// # Errors
     /// [`MissingFeatures`] names what these tables need and the CPU lacks.
@@ -119,18 +119,18 @@ impl<const HUGE_1G: bool> Npt<HUGE_1G> {
         Ok(Self { five_levels: false, output_bits: sizes & 0xff })
     }
 
-    /// The VMCB's N_CR3: tables at `root`, walked through the cache.
+    /// Returns the VMCB's N_CR3: tables at `root`, with write-back walks.
     pub const fn ncr3(&self, root: Hpa) -> u64 {
         root.0
     }
 }
 
-/// The CPU lacks what the tables need.
+/// The CPU lacks features that the tables need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MissingFeatures {
     /// The bits of EDX of CPUID function 0x8000_0001 that are clear and should be set.
     pub extended: u32,
-    /// The same of function 0x8000_000a.
+    /// The same for function 0x8000_000a.
     pub svm: u32,
 }
 
@@ -154,21 +154,20 @@ impl fmt::Display for MissingFeatures {
 impl core::error::Error for MissingFeatures {}
 
 // SAFETY:
-// 1. Leaves (the attribute bits of `encode` include P) and tables have bit 0, and no marker,
-//    reservation or owner has, whatever its address, token or word, which lie at bits 59:12, from
-//    where `owner` takes a word. With bit 0, bit 7 tells block from table, and at level 0 there is
-//    no table. Without it, bit 11 is in markers only, which bit 3 tells apart, and bit 4 in
-//    reservations, which owners have beside bit 3. `kind` looks at no bit of `STATUS`, `SOFTWARE`,
-//    `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING` and `RENEWED`, nor in a table at `MARK`, and none of
-//    these is one of an address's. Methods that make a leaf from a leaf change no
-//    other bit than W, NX, A and D.
-//    `all_tables` asks for bit 0 in all slots, and bit 7 in none.
-// 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits, and none of
-//    a marker's or of a table's.
+// 1. Leaves (the attribute bits of `encode` include P) and tables have bit 0. Markers, reservations
+//    and owners do not, whatever their address, token or word: these lie at bits 59:12, from where
+//    `owner` takes a word. With bit 0, bit 7 tells block from table, and no table is at level 0.
+//    Without bit 0, bit 11 is in markers only, and bit 3 tells the two kinds of marker apart; bit 4
+//    is in reservations, and owners have bits 3 and 4. `kind` reads no bit of `STATUS`, `SOFTWARE`,
+//    `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING` and `RENEWED`, nor `MARK` of a table, and none of
+//    these is a bit of an address. Methods that make a leaf from a leaf change only W, NX, A and D.
+//    `all_tables` requires bit 0 of all slots, and bit 7 of none.
+// 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits, and no
+//    other bit of a marker or of a table.
 // 3. The root stands at level 3 or 4, with `2^(address_bits - 39)` or `2^(address_bits - 48)`
 //    slots, or one.
 // 4. A page of 4 KiB holds 512 slots, at any level.
-// 5. The address stands in a leaf as it is, at bits that attributes have none of; `CARRY` is 0.
+// 5. A leaf has the address unchanged, in bits that no attribute uses; `CARRY` is 0.
 // 6. There are no groups: `group` is 1, and `CONTIGUOUS` is 0, which is no bit.
 unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     const NAME: &'static str = if HUGE_1G { "AMD NPT" } else { "AMD NPT without 1g blocks" };
@@ -188,8 +187,8 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     const KEEPS_FAULTING: bool = false;
     const TABLE_WRITE: u64 = W;
 
-    /// Walks begin at the PML4, with five levels at the PML5, of which narrow guests use the first
-    /// slot. No guest address is wider than the CPU's physical ones.
+    /// Walks begin at the PML4, or with five levels at the PML5. Narrow guests use only the first
+    /// slot of it. No guest address is wider than the CPU's physical addresses.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
         let (root_level, widest) = if self.five_levels {
             (4, Self::FIVE_LEVELS_BITS)
@@ -215,7 +214,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
             let block = raw & BLOCK != 0;
             return match level {
                 1.. if !block => Kind::Table,
-                // Reserved above the largest leaf: nothing walks into it.
+                // The bit is reserved above the largest leaf; a walk does not enter it.
                 1.. if level > Self::LARGEST_LEAF => Kind::Frozen,
                 _ if raw & MARK != 0 => Kind::Sealed,
                 _ => Kind::Leaf,
@@ -242,7 +241,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
 
     #[inline(always)]
     fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
-        // Present means readable.
+        // A present leaf is readable.
         if !a.read {
             return Err(AttributeError::NeedsRead);
         }
@@ -266,8 +265,8 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
             | a.software.encode(SW_USER)?)
     }
 
-    /// Foreign leaves may select other types: the second index of reset's PAT is write-through,
-    /// which caches, and the high bit selects the same four again.
+    /// Leaves that others made may select further types. Index 1 of reset's PAT is write-through,
+    /// which is cached, and the index's high bit selects the same four again.
     #[inline(always)]
     fn decode(&self, raw: u64, _level: u8) -> Attributes {
         Attributes {
@@ -301,7 +300,8 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
         Hpa(raw & ADDRESS & !((1 << Self::shift(level)) - 1))
     }
 
-    /// With all rights, which leaves restrict, and accessed, as it must be above an accessed leaf.
+    /// With all rights, because leaves restrict them; and accessed, as a table above an accessed
+    /// leaf must be.
     #[inline(always)]
     fn table(hpa: Hpa, _level: u8) -> u64 {
         hpa.0 | P | W | U | A
@@ -337,7 +337,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
         raw >> TOKEN_SHIFT & ((1 << TOKEN_BITS) - 1)
     }
 
-    /// The dirty bit stays, and remembers.
+    /// The dirty bit stays, to remember the write.
     #[inline(always)]
     fn write_protected(raw: u64) -> u64 {
         raw & !W
@@ -367,7 +367,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
         raw & !D
     }
 
-    /// As in the manual's figures, where the PML4's is 4.
+    /// As in the manual's figures, where the level of the PML4 is 4.
     fn level_name(level: u8) -> i8 {
         level as i8 + 1
     }

@@ -1,42 +1,44 @@
-//! Power ISA radix trees, partition-scoped: pages of 4k or of 64k, blocks of 2m and 1g, guest
+//! Power ISA partition-scoped radix trees: pages of 4k or of 64k, blocks of 2m and 1g, guest
 //! addresses of 52 bits.
 //!
 //! Bits as in the Power ISA, Book III, "Radix Tree Translation": 3.0B 5.7.10, 3.1 6.7.10, with the
 //! figures of the page directory entry (.1) and the page table entry (.2); "In-Memory Tables" for
 //! the partition table entry; "Reference and Change Recording" (3.0B 5.7.12). The manual counts
-//! bits from the highest; here a bit has the number that is its power of two. Of the trees that the
-//! architecture could describe, POWER9 and POWER10 walk one for each page size (User's Manuals,
-//! "Supported Radix Tree Configurations"), which is what is made: 13 bits of index in the root,
+//! bits from the highest; here a bit has the number that is its power of two. The architecture
+//! could describe many trees. POWER9 and POWER10 walk one for each page size (User's Manuals,
+//! "Supported Radix Tree Configurations"), which this format makes: 13 bits of index in the root,
 //! then 9, 9, and 9 or 5.
 //!
 //! # Byte order
 //!
-//! Entries are big-endian, whatever the host is. A raw value here is a word *as it lies in memory*
-//! and is loaded from there; the constants are swapped when they are compiled, addresses where they
-//! are put in or taken out (docs/adr/0014).
+//! Entries are big-endian on every host. A raw value here is a word *as it lies in memory*. The
+//! compiler swaps the constants; the code swaps addresses when it puts them in or takes them out
+//! (docs/adr/0014).
 //!
 //! # What the platform does
 //!
-//! - **Reference and change.** An entry means the same where hardware sets R and C (it does so
-//!   atomically) and where it has software set them: a hypervisor data or instruction storage
-//!   interrupt with bit 45 of HDSISR, or of SRR1, which [`Guard::relax`](crate::Guard::relax)
-//!   answers, with a write if the access was a store. Neither CPU lets a write go unmarked: no
-//!   configuration is needed, and a writable leaf may be clean.
-//! - **`publish`** is `ptesync`. More rights, R and C need no invalidation: a core looks at the
-//!   entry again before it faults (3.1B 6.10.1.2). POWER9's nest MMU does not; a guest whose
+//! - **Reference and change.** An entry means the same where hardware sets R and C (which it does
+//!   atomically) and where software has to set them. In the second case the CPU raises a hypervisor
+//!   data or instruction storage interrupt with bit 45 of HDSISR, or of SRR1, which
+//!   [`Guard::relax`](crate::Guard::relax) handles, with a write if the access was a store. No
+//!   write goes unmarked on either CPU, so no configuration is needed, and a writable leaf may be
+//!   clean.
+//! - **`publish`** is `ptesync`. More rights, R and C need no invalidation, because a core reads
+//!   the entry again before it faults (3.1B 6.10.1.2). POWER9's nest MMU does not; a guest whose
 //!   accelerators use these tables needs the invalidation that `relax` leaves out.
-//! - **`invalidate`** is what [`tlbie`] says, with the guest's LPID. Where tables were unlinked,
-//!   walk caches are invalidated, too (RIC=2): they hold links to tables, which by address alone
-//!   stay. Errata of POWER9 that take a second `tlbie` are the platform's.
-//! - **Every change of size, address or attribute breaks**:
+//! - **`invalidate`** executes what [`tlbie`] returns, with the guest's LPID. Where tables were
+//!   unlinked, it also invalidates walk caches (RIC=2): they hold links to tables, which an
+//!   invalidation by address alone leaves there. The platform handles errata of POWER9 that need a
+//!   second `tlbie`.
+//! - **Every change of size, address or attribute needs break-before-make**:
 //!   [`BreakBeforeMake::Always`](crate::BreakBeforeMake::Always).
-//! - **`allocate`** of a table is 4 KiB at every level and for either page size, of the root 64
-//!   KiB. A host of 64k pages cuts its pages up.
-//! - **Caches.** An access whose attributes, in the guest's own tables, conflict with those here is
-//!   an interrupt: no guest gets past the caches. `maintain` of instructions is the CPU's `dcbst`
-//!   and `icbi`.
+//! - **`allocate`** returns 4 KiB for a table at every level and for either page size, and 64 KiB
+//!   for the root. A host with pages of 64k divides its pages.
+//! - **Caches.** An access whose attributes, in the guest's own tables, conflict with those here
+//!   raises an interrupt, so no guest bypasses the caches. `maintain` of instructions is the CPU's
+//!   `dcbst` and `icbi`.
 //!
-//! No emulated machine has walked these tables yet.
+//! No emulated machine has walked these tables so far.
 
 pub mod tlbie;
 
@@ -47,16 +49,16 @@ use super::{
 use crate::addr::Hpa;
 use core::fmt;
 
-/// Partition-scoped radix trees with pages of `1 << PAGE_SHIFT` bytes, 12 or 16.
+/// Partition-scoped radix tree with pages of `1 << PAGE_SHIFT` bytes, 12 or 16.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Power<const PAGE_SHIFT: u32> {
-    /// Bits of a real address that the CPU implements, at most 57 (POWER9: 51).
+    /// Number of bits of a real address that the CPU implements, at most 57 (POWER9: 51).
     pub output_bits: u32,
 }
 
-/// Pages of 4k.
+/// Partition-scoped radix tree with pages of 4k.
 pub type PowerK4 = Power<12>;
-/// Pages of 64k.
+/// Partition-scoped radix tree with pages of 64k.
 pub type PowerK64 = Power<16>;
 
 impl<const PAGE_SHIFT: u32> Default for Power<PAGE_SHIFT> {
@@ -66,16 +68,16 @@ impl<const PAGE_SHIFT: u32> Default for Power<PAGE_SHIFT> {
     }
 }
 
-/// A word of the manual's as it lies in memory.
+/// Returns a word of the manual's as it lies in memory.
 const fn be(word: u64) -> u64 {
     word.to_be()
 }
 
 const V: u64 = be(1 << 63);
-/// A leaf: a page table entry, where its absence makes a page directory entry.
+/// Marks a leaf, which is a page table entry; without it the entry is a page directory entry.
 const L: u64 = be(1 << 62);
 /// Four bits of a page table entry are software's (manual: 2 and 52:54). This one is in no field of
-/// a page directory entry's, so that markers have it beside an address.
+/// a page directory entry, so markers have it together with an address.
 const MARK: u64 = be(1 << 61);
 const SW_USER: [u64; Software::MOST] = software::masks([be(1 << 11), be(1 << 10), be(1 << 9)]);
 /// The real page number, bits 7:51 of the manual's.
@@ -85,24 +87,25 @@ const NLB: u64 = be((1 << 60) - (1 << 8));
 const R: u64 = be(1 << 8);
 const C: u64 = be(1 << 7);
 const ATT: u64 = be(0b11 << 4);
-/// EAA: the highest bit, privileged, says nothing in partition-scoped entries. The right to write
-/// includes that to read; both bits are set where both are given.
+/// EAA. Its highest bit, privileged, has no effect in partition-scoped entries. The right to write
+/// includes the right to read; both bits are set where both rights are given.
 const READ: u64 = be(0b0100);
 const WRITE: u64 = be(0b0010);
 const EXECUTE: u64 = be(0b0001);
-/// In a slot with V clear, of which hardware ignores the rest: what else it is. Neither is a right
-/// to write, R or C, so that walks over such slots stay quick.
+/// These bits tell markers, reservations and owners apart in an entry with V clear, of which
+/// hardware ignores the rest. Neither is a right to write, R or C, so that walks over such entries
+/// stay fast.
 const RETIRED: u64 = be(1 << 4);
 const RESERVED: u64 = be(1 << 5);
-/// Clear of all that a leaf is looked at for.
+/// Keeps tokens clear of all bits that walks read in a leaf.
 const TOKEN_SHIFT: u32 = 12;
 
-/// What children inherit: all but V, L, address and the engine's mark.
+/// The bits that a split copies to smaller leaves: all but V, L, address and the engine's mark.
 const INHERITED: u64 = R | C | ATT | READ | WRITE | EXECUTE | software::all(SW_USER);
 
-/// Normal memory; strong access order, which 3.1 took out again, is as cacheable, and is not made.
+/// Normal memory. Strong access order, which 3.1 removed, is equally cacheable, and is not used.
 const NORMAL: u64 = be(0b00 << 4);
-/// Caching inhibited and guarded: nothing is fetched from it, whatever EAA says.
+/// Caching inhibited and guarded: no instruction is fetched from it, whatever EAA says.
 const NON_IDEMPOTENT: u64 = be(0b10 << 4);
 /// Caching inhibited.
 const TOLERANT: u64 = be(0b11 << 4);
@@ -117,40 +120,40 @@ const fn bit(on: bool, bit: u64) -> u64 {
     if on { bit } else { 0 }
 }
 
-/// An entry's fields of an address.
+/// Returns the address fields of an entry.
 #[inline(always)]
 const fn place(hpa: Hpa) -> u64 {
     be(hpa.0)
 }
 
 impl<const PAGE_SHIFT: u32> Power<PAGE_SHIFT> {
-    /// The first doubleword of the guest's partition table entry: tables at `root`.
+    /// Returns the first doubleword of the guest's partition table entry: tables at `root`.
     ///
-    /// HR; RTS for addresses of 52 bits, whatever the guest's width; RPDB; RPDS. The value is a
-    /// register's: in memory it is big-endian ([`u64::to_be_bytes`]). The second doubleword is
-    /// about the guest's own tables.
+    /// It has HR; RTS for addresses of 52 bits, whatever the guest's width; RPDB; RPDS. The value
+    /// is as in a register: in memory it is big-endian ([`u64::to_be_bytes`]). The second
+    /// doubleword describes the guest's own tables.
     ///
     /// # Errors
-    /// [`RootError`] where RPDB cannot hold the root.
+    /// [`RootError`] if RPDB cannot hold the root.
     pub const fn partition_entry(root: Hpa) -> Result<u64, RootError> {
         if root.0 & (ROOT_BYTES - 1) != 0 || root.0 >> 60 != 0 {
             return Err(RootError { root });
         }
-        // RTS lies in two parts, 1:2 and 56:58 of the manual's.
+        // RTS lies in two parts, bits 1:2 and 56:58 of the manual's.
         let rts = (MAX_BITS - 31) as u64;
         Ok(1 << 63 | rts >> 3 << 61 | root.0 | (rts & 0b111) << 5 | ROOT_BITS as u64)
     }
 
-    /// The NLS field of an entry at `level`: the index bits of the table that it links.
+    /// Returns the NLS field of an entry at `level`: the index bits of the table that it links.
     const fn next_level_size(level: u8) -> u64 {
         be(if level == 1 { Self::LAST_INDEX_BITS } else { Self::INDEX_BITS } as u64)
     }
 }
 
-/// A partition table entry cannot hold the root.
+/// A root that a partition table entry cannot hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RootError {
-    /// Its address.
+    /// Address of the root.
     pub root: Hpa,
 }
 
@@ -163,22 +166,23 @@ impl fmt::Display for RootError {
 impl core::error::Error for RootError {}
 
 // SAFETY:
-// 1. Leaves and tables have V, and no marker, reservation or owner has, whatever its address, token
-//    or word, which lie at bits 59:12 of the word, from where `owner` takes it; L tells leaf from
-//    table, and at level 0 there is no table. Without V, bit 61 is in markers only, which bit 4
-//    tells apart, and bit 5 in reservations, which owners have beside bit 4. `kind` looks at no bit
-//    of `STATUS` and `SOFTWARE`, nor in a table at `MARK`, of which none is one of an address's;
-//    the other bits named of tables are 0. Methods that make a leaf from a leaf change bits of EAA,
-//    R and C. `all_tables` asks for V in all slots, and L in none. All of this is about bits of one
-//    order, in which constants, addresses and tokens are swapped alike.
-// 2. Frames are aligned to 4 KiB and lie below 2^57: `NLB` holds all of their bits, and none of a
-//    marker's or of a table's.
+// 1. Leaves and tables have V. Markers, reservations and owners do not, whatever their address,
+//    token or word: these lie at bits 59:12 of the word, from where `owner` takes it. L tells leaf
+//    from table, and no table is at level 0. Without V, bit 61 is in markers only, and bit 4 tells
+//    the two kinds of marker apart; bit 5 is in reservations, and owners have bits 4 and 5. `kind`
+//    reads no bit of `STATUS` and `SOFTWARE`, nor `MARK` of a table, and none of these is a bit of
+//    an address; the other bits named of tables are 0. Methods that make a leaf from a leaf change
+//    only bits of EAA, R and C. `all_tables` requires V in all slots, and L in none. All of this
+//    holds in either byte order, because constants, addresses and tokens are swapped alike.
+// 2. Frames are aligned to 4 KiB and lie below 2^57: `NLB` holds all of their bits, and no other
+//    bit of a marker or of a table.
 // 3. The root has 2^13 slots at level 3, which covers 39 + 13 bits.
-// 4. Tables have 2^9 slots, or 2^5: 4 KiB at most, which is `TABLE_BYTES`. A page has 4 KiB at
-//    least, for the 2^9 slots of the root's level.
-// 5. Attributes are none of an address's bits. On a big-endian host the address stands in a leaf as
-//    it is, `CARRY` is 0. On a little-endian one a byte of it does: of a 4k page's address that
-//    which ends at bit 16, of a 64k page's that which ends at bit 24, where `CARRY` is.
+// 4. Tables have 2^9 slots, or 2^5: at most 4 KiB, which is `TABLE_BYTES`. A page has at least 4
+//    KiB, for the 2^9 slots of a table at the root's level.
+// 5. Attributes use no bit of an address. On a big-endian host a leaf has the address unchanged,
+//    and `CARRY` is 0. On a little-endian host its bytes are swapped, so it grows by a constant
+//    only within one byte: for 4k pages the byte that ends at bit 16, for 64k pages the byte that
+//    ends at bit 24. `CARRY` is there.
 // 6. There are no groups: `group` is 1, and `CONTIGUOUS` is 0, which is no bit.
 unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
     const NAME: &'static str = match PAGE_SHIFT {
@@ -194,7 +198,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
     const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = R | C;
     const MARK: u64 = MARK;
-    /// Tables have no write protection that could be pushed down.
+    /// Tables have no write protection to push down.
     const RENEWED: u64 = 0;
     const ACCESSED: u64 = R;
     const WRITE: u64 = WRITE;
@@ -210,7 +214,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
         _ => 1 << 24,
     };
 
-    /// One root for all widths: a narrower guest leaves slots of it empty.
+    /// All widths have one root: a narrower guest leaves slots of it empty.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
         let (min, max) = (PAGE_SHIFT, MAX_BITS);
         if !(min..=max).contains(&address_bits) {
@@ -230,7 +234,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
             let leaf = raw & L != 0;
             return match level {
                 1.. if !leaf => Kind::Table,
-                // No such page, and no table below pages: nothing walks into it.
+                // No such page, and no table below pages: a walk does not enter it.
                 _ if !leaf || level > Self::LARGEST_LEAF => Kind::Frozen,
                 _ if raw & MARK != 0 => Kind::Sealed,
                 _ => Kind::Leaf,
@@ -270,7 +274,8 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
             Memory::Normal => NORMAL,
             Memory::NonCacheable => TOLERANT,
             Memory::Device => NON_IDEMPOTENT,
-            // No attribute says when a store has arrived: that is what barriers are for.
+            // No attribute prevents early acknowledgement of stores: software uses barriers for
+            // that.
             Memory::DeviceStrict => return Err(AttributeError::MemoryType),
         };
         Ok(bit(a.read, READ)
@@ -282,7 +287,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
             | a.software.encode(SW_USER)?)
     }
 
-    /// Foreign leaves may have the right to write alone, and strong access order.
+    /// Leaves that others made may have the right to write alone, and strong access order.
     #[inline(always)]
     fn decode(&self, raw: u64, _level: u8) -> Attributes {
         Attributes {
@@ -355,7 +360,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
         be(raw) >> TOKEN_SHIFT & ((1 << TOKEN_BITS) - 1)
     }
 
-    /// C stays, and remembers.
+    /// C stays, to remember the write.
     #[inline(always)]
     fn write_protected(raw: u64) -> u64 {
         raw & !WRITE
@@ -371,7 +376,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
         raw & !EXECUTE
     }
 
-    /// For a write also readable: hardware has no other writable leaf.
+    /// A write makes the leaf readable too: hardware has no other writable leaf.
     #[inline(always)]
     fn relaxed(&self, raw: u64, access: Access) -> u64 {
         match access {
@@ -381,13 +386,13 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
         }
     }
 
-    /// The next write is marked by hardware, or faults.
+    /// Hardware marks the next write, or it faults.
     #[inline(always)]
     fn cleaned(&self, raw: u64) -> u64 {
         raw & !C
     }
 
-    /// The manuals of the processors count from the root, 1.
+    /// The processors' manuals count from the root, which is 1.
     fn level_name(level: u8) -> i8 {
         4 - level as i8
     }

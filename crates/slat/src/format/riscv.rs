@@ -3,25 +3,25 @@
 //! Bits as in the RISC-V Instruction Set Manual, volume II: "Sv39: Page-Based 39-bit Virtual-Memory
 //! System" (page-table entries), "Hypervisor Extension", sections "Hypervisor Guest Address
 //! Translation and Protection (hgatp) Register" and "Guest Physical Address Translation", and
-//! "Svpbmt". Blocks of 512g and 256t, which Sv48x4 and Sv57x4 have, are not made.
+//! "Svpbmt". Blocks of 512g and 256t, which Sv48x4 and Sv57x4 have, are not used.
 //!
 //! # What the platform does
 //!
 //! - **Accessed and dirty.** An entry means the same with Svadu (menvcfg.ADUE) and without. With it
-//!   hardware sets A and D. Without it a use that finds A clear, or a write that finds D clear, is
-//!   a guest-page fault, which [`Guard::relax`](crate::Guard::relax) answers: no write goes
-//!   unmarked, so no configuration is needed, and a writable leaf may be clean on either CPU.
+//!   hardware sets A and D. Without it, a use with A clear, or a write with D clear, is a
+//!   guest-page fault, which [`Guard::relax`](crate::Guard::relax) handles. No write goes unmarked,
+//!   so no configuration is needed, and a writable leaf may be clean on either CPU.
 //! - **`publish`** is `fence w, w`, and more where hardware may cache invalid entries: without
-//!   Svvptc a hart may go on faulting at what is mapped by now. The hart that faulted executes
-//!   HFENCE.GVMA before its guest goes on, also where the fault found nothing to change: another
-//!   hart mapped the page, or gave the right, meanwhile. A fault does not make a hart forget what
-//!   it holds.
-//! - **`invalidate`** is what [`hfence`] says, on every hart that may hold entries of the VMID.
-//! - **No break.** Where entries of two sizes match an address, either is used, "but the behavior
-//!   is otherwise well-defined" ("Supervisor Memory-Management Fence Instruction"):
-//!   [`BreakBeforeMake::Never`](crate::BreakBeforeMake::Never).
-//! - **sstatus.MXR** of the hypervisor stays clear: it makes leaves that may only be executed
-//!   readable.
+//!   Svvptc a hart may go on faulting at an address that is mapped by now. The hart that faulted
+//!   executes HFENCE.GVMA before its guest goes on, also where the fault found nothing to change
+//!   because another hart had mapped the page, or given the right. A fault does not invalidate what
+//!   a hart has cached.
+//! - **`invalidate`** executes what [`hfence`] returns, on every hart that may hold entries of the
+//!   VMID.
+//! - **No break-before-make.** Where entries of two sizes match an address, the hart uses either,
+//!   "but the behavior is otherwise well-defined" ("Supervisor Memory-Management Fence
+//!   Instruction"): [`BreakBeforeMake::Never`](crate::BreakBeforeMake::Never).
+//! - **sstatus.MXR** of the hypervisor stays clear: it would make execute-only leaves readable.
 
 pub mod hfence;
 
@@ -33,7 +33,7 @@ use crate::addr::Hpa;
 use crate::shootdown::Vmid;
 use core::fmt;
 
-/// The MODE field of hgatp: how many levels, and how wide guest addresses are.
+/// The MODE field of hgatp: number of levels, and width of guest addresses.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Mode {
     /// Three levels, 41 bits.
@@ -47,7 +47,8 @@ pub enum Mode {
 impl Mode {
     const ALL: [Self; 3] = [Self::Sv39x4, Self::Sv48x4, Self::Sv57x4];
 
-    /// Bits of a guest physical address: of Sv39, Sv48, Sv57, and two more.
+    /// Returns the number of bits of a guest physical address: two more than Sv39, Sv48 or Sv57
+    /// has.
     pub const fn address_bits(self) -> u32 {
         RiscV::PAGE_SHIFT + RiscV::INDEX_BITS * (self.root_level() as u32 + 1) + ROOT_EXTRA_BITS
     }
@@ -57,16 +58,16 @@ impl Mode {
     }
 }
 
-/// RISC-V's G-stage, and what the tables' user configured.
+/// RISC-V's G-stage, as the user of the tables configured it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RiscV {
-    /// The widest mode that hgatp of this CPU holds. Tables take the narrowest that their addresses
-    /// fit into: who has a mode has those below it.
+    /// The widest mode that hgatp of this CPU can hold. Tables use the narrowest mode that their
+    /// addresses fit into: a CPU that has a mode also has the narrower ones.
     pub widest: Mode,
     /// Svpbmt (menvcfg.PBMTE): leaves have a memory type. Without it the physical address alone
-    /// decides, and everything, devices too, is mapped as [`Memory::Normal`].
+    /// decides, and everything, including devices, is mapped as [`Memory::Normal`].
     pub memory_types: bool,
-    /// Bits of a physical address that the CPU implements, at most 56.
+    /// Number of bits of a physical address that the CPU implements, at most 56.
     pub output_bits: u32,
 }
 
@@ -81,39 +82,41 @@ const V: u64 = 1 << 0;
 const R: u64 = 1 << 1;
 const W: u64 = 1 << 2;
 const X: u64 = 1 << 3;
-/// G-stage leaves are checked as for user mode: without it every access faults.
+/// G-stage leaves are checked as for user mode: without this bit every access faults.
 const U: u64 = 1 << 4;
-/// G. Of the bits of a valid entry, hardware ignores this one and RSW alone: at this stage it
-/// "should be cleared by software for forward compatibility, and must be ignored by hardware". It
-/// is clear but while an operation is at work on the entry.
+/// The G bit. Of the bits of a valid entry, hardware ignores only this one and RSW: at this stage
+/// it "should be cleared by software for forward compatibility, and must be ignored by hardware".
+/// It is set only while an operation works on the entry.
 const MARK: u64 = 1 << 5;
 const A: u64 = 1 << 6;
 const D: u64 = 1 << 7;
 /// RSW.
 const SW_USER: [u64; Software::MOST] = software::masks([1 << 8, 1 << 9]);
-/// The physical page number, bits 53:10: an address lies two bits lower than in memory.
+/// The physical page number, bits 53:10: an entry has an address two bits lower than memory does.
 const PPN_SHIFT: u32 = 10;
 const ADDRESS_SHIFT: u32 = RiscV::PAGE_SHIFT - PPN_SHIFT;
 const PPN: u64 = (1 << 54) - (1 << PPN_SHIFT);
 const MEMORY_SHIFT: u32 = 61;
 const MEMORY: u64 = 0b11 << MEMORY_SHIFT;
-/// In a slot with V clear, of which hardware ignores the rest: what else it is. Neither is a right
-/// to write, so that walks over such slots stay quick.
+/// These bits tell markers, reservations and owners apart in an entry with V clear, of which
+/// hardware ignores the rest. Neither is a right to write, so that walks over such entries stay
+/// fast.
 const RETIRED: u64 = R;
 const RESERVED: u64 = X;
 const TOKEN_SHIFT: u32 = PPN_SHIFT;
 
-/// What children inherit: all but V, address, the engine's mark, and N (bit 63, Svnapot), which
-/// promises a run of neighbours that a split breaks up.
+/// The bits that a split copies to smaller leaves: all but V, address, the engine's mark, and N
+/// (bit 63, Svnapot), because a split breaks up the run of neighbours that N promises.
 const INHERITED: u64 = R | W | X | U | A | D | software::all(SW_USER) | MEMORY;
 
-/// PBMT: the memory's own attributes; non-cacheable main memory; I/O.
+/// Values of PBMT: the memory's own attributes; non-cacheable main memory; I/O.
 const PMA: u64 = 0;
 const NC: u64 = 1;
 const IO: u64 = 2;
 
 const MAX_OUTPUT_BITS: u32 = 56;
-/// The root has four times the slots of a table, and is aligned to its size.
+/// Base-2 logarithm of how many times more slots the root has than a table. It is aligned to its
+/// size.
 const ROOT_EXTRA_BITS: u32 = 2;
 const VMID_BITS: u32 = 14;
 
@@ -121,24 +124,24 @@ const fn bit(on: bool, bit: u64) -> u64 {
     if on { bit } else { 0 }
 }
 
-/// R, W and X of a leaf, as they hold for the guest.
+/// Returns R, W and X of a leaf, as they hold for the guest.
 const fn rights(raw: u64) -> u64 {
     if raw & U != 0 { raw & (R | W | X) } else { 0 }
 }
 
-/// The leaf with these rights. R, W and X all clear would make it a link to a table: a leaf without
-/// any right keeps X, and loses U.
+/// Returns the leaf with these rights. With R, W and X all clear it would be a link to a table, so
+/// a leaf without any right keeps X and loses U.
 const fn with_rights(raw: u64, rights: u64) -> u64 {
     raw & !(R | W | X | U) | if rights == 0 { X } else { rights | U }
 }
 
 impl RiscV {
-    /// The value of hgatp: tables at `root`, of this `geometry`, for the guest `vmid`.
+    /// Returns the value of hgatp: tables at `root`, of this `geometry`, for the guest `vmid`.
     ///
-    /// A CPU may implement fewer bits of a VMID than 14: those that read back as written.
+    /// A CPU may implement fewer than 14 bits of a VMID: those that read back as written.
     ///
     /// # Errors
-    /// [`HgatpError`] where a field cannot hold what it should.
+    /// [`HgatpError`] if a field cannot hold its value.
     pub fn hgatp(geometry: &Geometry, root: Hpa, vmid: Vmid) -> Result<u64, HgatpError> {
         let level = geometry.root_level;
         let Some(mode) = Mode::ALL.into_iter().find(|mode| mode.root_level() == level) else {
@@ -156,22 +159,22 @@ impl RiscV {
 
 const ROOT_BYTES: u64 = 8 << (RiscV::INDEX_BITS + ROOT_EXTRA_BITS);
 
-/// Why there is no value of hgatp.
+/// A field of hgatp cannot hold its value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HgatpError {
-    /// No mode starts at that level.
+    /// No mode has its root at that level.
     Level {
         /// The level of the root's slots.
         level: u8,
     },
-    /// The root is not one that the register can hold.
+    /// The root's address is not one that the register can hold.
     Root {
-        /// Its address.
+        /// Address of the root.
         root: Hpa,
     },
-    /// The field has 14 bits.
+    /// The VMID has more than 14 bits.
     Vmid {
-        /// The guest.
+        /// The VMID.
         vmid: Vmid,
     },
 }
@@ -196,20 +199,20 @@ impl fmt::Display for HgatpError {
 impl core::error::Error for HgatpError {}
 
 // SAFETY:
-// 1. Leaves have one of R and X at least, and V: `encode` refuses W without R, `readable` takes W
-//    with R, and `with_rights` leaves X where it leaves no right. Tables have V and none of R, W
-//    and X. No marker, reservation or owner has V, whatever its address, token or word, which lie
-//    at bits 57:10, from where `owner` takes a word. At level 0 there is no table. Without V, bit 5
-//    is in markers only, which bit 1 tells apart, and bit 3 in reservations, which owners have
-//    beside bit 1. `kind` looks at no bit of `STATUS` and `SOFTWARE`, nor in a table at `MARK`, of
-//    which none is one of an address's; the other bits named of tables are 0. Methods that make a
-//    leaf from a leaf change no other bit than R, W, X, U, A and D. `all_tables` asks for V in all
-//    slots, and R, W and X in none.
-// 2. Frames are aligned to 4 KiB and lie below 2^56: shifted, `PPN` holds all of their bits, and
-//    none of a marker's or of a table's.
+// 1. Leaves have V, and at least one of R and X: `encode` refuses W without R, `readable` removes W
+//    together with R, and `with_rights` leaves X where no right is left. Tables have V and none of
+//    R, W and X. Markers, reservations and owners do not have V, whatever their address, token or
+//    word: these lie at bits 57:10, from where `owner` takes a word. No table is at level 0.
+//    Without V, bit 5 is in markers only, and bit 1 tells the two kinds of marker apart; bit 3 is
+//    in reservations, and owners have bits 1 and 3. `kind` reads no bit of `STATUS` and `SOFTWARE`,
+//    nor `MARK` of a table, and none of these is a bit of an address; the other bits named of
+//    tables are 0. Methods that make a leaf from a leaf change only R, W, X, U, A and D.
+//    `all_tables` requires V in all slots, and R, W and X in none.
+// 2. Frames are aligned to 4 KiB and lie below 2^56: shifted, `PPN` holds all of their bits, and no
+//    other bit of a marker or of a table.
 // 3. The root has 2^11 slots at level 2, 3 or 4, for 41, 50 or 59 bits.
 // 4. A page of 4 KiB holds 512 slots, at any level.
-// 5. The address is shifted as a whole, to bits that attributes have none of; `CARRY` is 0.
+// 5. A leaf has the whole address shifted, in bits that no attribute uses; `CARRY` is 0.
 // 6. There are no groups: `group` is 1, and `CONTIGUOUS` is 0, which is no bit.
 unsafe impl Format for RiscV {
     const NAME: &'static str = "RISC-V G-stage";
@@ -219,20 +222,20 @@ unsafe impl Format for RiscV {
     const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = A | D;
     const MARK: u64 = MARK;
-    /// Tables have no write protection that could be pushed down.
+    /// Tables have no write protection to push down.
     const RENEWED: u64 = 0;
     const ACCESSED: u64 = A;
     const WRITE: u64 = W;
     const DIRTY: u64 = D;
-    /// A, D and U of a table "are reserved for future standard use": they stay clear.
+    /// A, D and U of a table "are reserved for future standard use", so they stay clear.
     const TABLE_ACCESSED: u64 = 0;
     const AGEING: u64 = 0;
     const REFILL_BREAKS: bool = false;
     const KEEPS_FAULTING: bool = true;
     const TABLE_WRITE: u64 = 0;
 
-    /// The narrowest mode. A narrower guest leaves slots of the root empty; its addresses need not
-    /// be physical addresses that the CPU has.
+    /// Chooses the narrowest mode. A narrower guest leaves slots of the root empty. Guest addresses
+    /// may be wider than the CPU's physical addresses.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
         let (min, max) = (Self::PAGE_SHIFT, self.widest.address_bits());
         let fits = |mode: &Mode| (min..=mode.address_bits()).contains(&address_bits);
@@ -257,7 +260,7 @@ unsafe impl Format for RiscV {
             let leaf = raw & (R | W | X) != 0;
             return match level {
                 1.. if !leaf => Kind::Table,
-                // Hardware would translate a larger block, but nothing walks into it.
+                // Hardware would translate a larger block; a walk of the engine does not enter it.
                 1.. if level > Self::LARGEST_LEAF => Kind::Frozen,
                 _ if raw & MARK != 0 => Kind::Sealed,
                 _ => Kind::Leaf,
@@ -291,10 +294,10 @@ unsafe impl Format for RiscV {
         let execute = match a.execute {
             Execute::None => 0,
             Execute::All => X,
-            // X holds for VS-mode and VU-mode alike.
+            // X applies to VS-mode and VU-mode alike.
             Execute::User | Execute::Kernel => return Err(AttributeError::ExecuteNeedsSplitRights),
         };
-        // No type of Svpbmt keeps writes from being acknowledged early.
+        // No type of Svpbmt prevents early acknowledgement of writes.
         let memory = match a.memory {
             Memory::Normal => PMA,
             Memory::NonCacheable if self.memory_types => NC,
@@ -381,13 +384,13 @@ unsafe impl Format for RiscV {
         raw >> TOKEN_SHIFT & ((1 << TOKEN_BITS) - 1)
     }
 
-    /// D stays, and remembers. What may be written may be read, so a right is left.
+    /// D stays, to remember the write. A writable leaf is readable, so a right is left.
     #[inline(always)]
     fn write_protected(raw: u64) -> u64 {
         raw & !W
     }
 
-    /// Without it not writable either: W without R is reserved.
+    /// A leaf without the right to read loses the right to write too: W without R is reserved.
     #[inline(always)]
     fn readable(raw: u64, read: bool) -> u64 {
         with_rights(raw, if read { rights(raw) | R } else { rights(raw) & X })
@@ -398,7 +401,7 @@ unsafe impl Format for RiscV {
         with_rights(raw, rights(raw) & !X)
     }
 
-    /// For a write also readable: hardware has no other writable leaf.
+    /// A write makes the leaf readable too: hardware has no other writable leaf.
     #[inline(always)]
     fn relaxed(&self, raw: u64, access: Access) -> u64 {
         match access {
@@ -408,13 +411,13 @@ unsafe impl Format for RiscV {
         }
     }
 
-    /// The next write is marked by hardware, or faults.
+    /// Hardware marks the next write, or it faults.
     #[inline(always)]
     fn cleaned(&self, raw: u64) -> u64 {
         raw & !D
     }
 
-    /// The manual counts as the engine does.
+    /// The manual counts levels as the engine does.
     fn level_name(level: u8) -> i8 {
         level as i8
     }

@@ -1,4 +1,4 @@
-//! Bits of a leaf that are nobody's but the user's.
+//! Software bits of a leaf, which the engine leaves to its user.
 
 #![cfg_attr(
     not(any(
@@ -13,34 +13,34 @@
 
 use super::AttributeError;
 
-/// Bits of a leaf that are the engine's user's: hardware ignores them, a split passes them on, a
-/// collapse asks that all have the same. [`Guard::relax_where`](crate::Guard::relax_where) reads
-/// them, [`Guard::set_software`](crate::Guard::set_software) writes them.
+/// Software bits of a leaf. Hardware ignores them, a split copies them, and a collapse requires
+/// that all leaves have the same. [`Guard::relax_where`](crate::Guard::relax_where) reads them,
+/// [`Guard::set_software`](crate::Guard::set_software) writes them.
 ///
-/// Those that are marks of [consumers of dirty state](crate::Consumer) are the engine's: of them a
-/// collapse gathers what it finds.
+/// The engine uses those that are marks of [consumers of dirty state](crate::Consumer): a collapse
+/// takes the union of these.
 ///
-/// Every format has two at least, and [`Format::SOFTWARE_BITS`](super::Format::SOFTWARE_BITS) of
-/// them: those that it lacks it refuses, by [`AttributeError::SoftwareBits`].
+/// Every format has at least two, and [`Format::SOFTWARE_BITS`](super::Format::SOFTWARE_BITS) in
+/// all. It refuses others with [`AttributeError::SoftwareBits`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Software(u8);
 
 impl Software {
-    /// As many as a format can have.
+    /// The largest number of bits that a format can have.
     pub const MOST: usize = 8;
-    /// None.
+    /// No bits.
     pub const NONE: Self = Self(0);
     /// Bit 0.
     pub const A: Self = Self::bit(0);
     /// Bit 1.
     pub const B: Self = Self::bit(1);
 
-    /// Bit 0 if `a`, bit 1 if `b`.
+    /// Returns bit 0 if `a`, and bit 1 if `b`.
     pub const fn new(a: bool, b: bool) -> Self {
         Self(a as u8 | (b as u8) << 1)
     }
 
-    /// The bit of that number, counted from 0.
+    /// Returns the bit with that number, counted from 0.
     ///
     /// # Panics
     /// If `number` is [`Software::MOST`] or more.
@@ -49,38 +49,38 @@ impl Software {
         Self(1 << number)
     }
 
-    /// The bits whose numbers are set in `bits`.
+    /// Returns the bits whose numbers are set in `bits`.
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits)
     }
 
-    /// A number with these bits set.
+    /// Returns a number with these bits set.
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// The bits that are in this one or the other.
+    /// Returns the bits that are in `self` or in `other`.
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// The bits that are in this one and not in the other.
+    /// Returns the bits that are in `self` and not in `other`.
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// Whether all bits of `other` are in this one.
+    /// Returns whether all bits of `other` are in `self`.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// As bits of a descriptor, of which `masks` has one a number.
+    /// Returns the bits as bits of an entry; `masks` has the mask of each bit, by its number.
     ///
     /// # Errors
-    /// [`AttributeError::SoftwareBits`] of a bit that has no mask.
+    /// [`AttributeError::SoftwareBits`] if a bit has no mask.
     #[inline(always)]
     pub(crate) const fn encode(self, masks: [u64; Self::MOST]) -> Result<u64, AttributeError> {
-        // All formats have the first two: who uses no other pays for no other.
+        // All formats have the first two: a caller that uses no other does not pay for the check.
         if self.0 > 0b11 {
             return self.encode_all(masks);
         }
@@ -106,7 +106,7 @@ impl Software {
         Ok(raw)
     }
 
-    /// Those of a leaf.
+    /// Returns the software bits of a leaf.
     #[inline(always)]
     pub(crate) const fn decode(raw: u64, masks: [u64; Self::MOST]) -> Self {
         if raw & all(masks) & !(masks[0] | masks[1]) != 0 {
@@ -127,7 +127,7 @@ impl Software {
     }
 }
 
-/// The masks of these bits, bit 0 of [`Software`] first, and 0 behind the last.
+/// Returns the masks of these bits, that of bit 0 first, and 0 after the last.
 pub(super) const fn masks<const N: usize>(bits: [u64; N]) -> [u64; Software::MOST] {
     let (mut number, mut masks) = (0, [0; Software::MOST]);
     while number < N {
@@ -137,7 +137,7 @@ pub(super) const fn masks<const N: usize>(bits: [u64; N]) -> [u64; Software::MOS
     masks
 }
 
-/// How many there are: behind the last all are 0.
+/// Returns the number of masks before the first 0.
 pub(super) const fn count(masks: [u64; Software::MOST]) -> u8 {
     let mut number = 0;
     while number < Software::MOST && masks[number] != 0 {
@@ -146,7 +146,7 @@ pub(super) const fn count(masks: [u64; Software::MOST]) -> u8 {
     number as u8
 }
 
-/// The bits of all masks.
+/// Returns the union of all masks.
 pub(super) const fn all(masks: [u64; Software::MOST]) -> u64 {
     let (mut number, mut all) = (0, 0);
     while number < Software::MOST {

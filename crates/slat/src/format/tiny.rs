@@ -1,5 +1,5 @@
-//! Two slots a table under the bits of another format: the smallest trees on which an algorithm can
-//! go wrong, for model checking.
+//! Tables of two slots with the bits of another format, for model checking: the smallest trees on
+//! which an algorithm can go wrong.
 
 #[cfg(feature = "arm64")]
 use super::arm64::Arm64K4;
@@ -12,17 +12,17 @@ use super::{
 };
 use crate::addr::Hpa;
 
-/// Arm's: a slot that was emptied is filled after an invalidation.
+/// Bits of Arm: a slot that was emptied is filled only after an invalidation.
 #[cfg(feature = "arm64")]
 pub type Tiny = TwoSlots<Arm64K4>;
-/// Intel's: tables have rights and accessed bits of their own.
+/// Bits of Intel: tables have rights and accessed bits of their own.
 #[cfg(feature = "ept")]
 pub type TinyEpt = TwoSlots<Ept1G>;
-/// RISC-V's: neither.
+/// Bits of RISC-V: tables have neither rights nor accessed bits, and slots are filled at once.
 #[cfg(feature = "riscv")]
 pub type TinyRiscV = TwoSlots<RiscV>;
 
-/// 4k pages, blocks of 8k and 16k, three levels.
+/// Tables of two slots: 4k pages, blocks of 8k and 16k, three levels.
 #[derive(Clone, Copy, Debug)]
 pub struct TwoSlots<F>(pub F);
 
@@ -58,15 +58,15 @@ impl Bits for Ept1G {}
 impl Bits for RiscV {}
 
 // SAFETY:
-// 1. Descriptors are made and read by `F`, at levels at which `F` has leaves and tables, too, and
-//    the bits named are those of `F`. Blocks are smaller than those of `F`: the bits of their
-//    addresses begin where those of a page's do, and `leaf_address` reads them as a page's.
+// 1. `F` encodes and decodes entries, at levels at which it has leaves and tables, too, and the
+//    bits named are those of `F`. Blocks are smaller than those of `F`: the bits of their addresses
+//    begin where those of a page do, and `leaf_address` reads them as a page's.
 // 2. By `F`.
 // 3. The root has two slots at level 0, 1 or 2, which cover 13, 14 or 15 bits.
-// 4. Tables have two slots at any level, of which a page holds more.
+// 4. Tables have two slots at any level; a page holds more.
 // 5. Pages are those of `F`, whose `CARRY` is 0 as `Bits` says.
-// 6. A group is one slot, or both of a table; `CONTIGUOUS`, and what is made of a leaf that has it,
-//    are those of `F`.
+// 6. A group is one slot, or both of a table. `CONTIGUOUS`, and the methods that read a leaf with
+//    it, are those of `F`.
 unsafe impl<F: Bits> Format for TwoSlots<F> {
     const NAME: &'static str = "two-slot tables";
     const PAGE_SHIFT: u32 = 12;
@@ -141,7 +141,7 @@ unsafe impl<F: Bits> Format for TwoSlots<F> {
         F::attribute_bits(raw, level)
     }
 
-    /// Blocks are smaller than the other format's: the address begins at the page bits.
+    /// Blocks are smaller than those of `F`: the address begins at the page bits.
     fn leaf_address(raw: u64, _level: u8) -> Hpa {
         F::leaf_address(raw, 0)
     }

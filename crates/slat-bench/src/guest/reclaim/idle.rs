@@ -1,8 +1,9 @@
-//! How much could be taken from a guest, as walks over its accessed bits tell; and whether that was
-//! true: so many pages are taken, the guest goes on as before, and what comes back is counted.
+//! Measures how much memory could be taken from a guest, by walks over its accessed bits, and
+//! whether the forecast holds: so many pages are taken, the guest goes on as before, and the pages
+//! that come back are counted.
 //!
-//! Walks come after a number of accesses, on the vCPU's own thread: all counts are the same in each
-//! run.
+//! Walks come after a fixed number of accesses, on the vCPU's own thread, so all counts are the
+//! same in each run.
 
 use super::sample::{Runner, TheGuest, with_guest};
 use super::settings::{AccessPattern, ReclaimArgs, SwapPlace, swap_place};
@@ -30,7 +31,7 @@ use slat_sim::fast::FastMachine;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Walks without a use that the report has a row for.
+/// Numbers of walks without a use that have a row in the report.
 const ROWS: [usize; 10] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24];
 
 const EXAMPLES: &str = "\
@@ -40,7 +41,7 @@ Examples:
   slat-bench idle --pattern zipf --may-return 0.1,0.5,1,2,5
   slat-bench idle --pattern trace --trace pages.txt --interval 0.25 --format arm64-4k";
 
-/// How much could be taken from a guest, and does the forecast hold.
+/// Options of idle pages and the forecast.
 #[derive(Clone, Debug, Args)]
 pub struct IdleArgs {
     /// Its tables.
@@ -51,7 +52,7 @@ pub struct IdleArgs {
     #[arg(long, short = 'b', value_name = "SIZE")]
     pub memory: Option<Size>,
 
-    /// In which order it uses its pages [default: zipf,phase,scan,trace]
+    /// Order in which it uses its pages [default: zipf,phase,scan,trace]
     #[arg(long, value_name = "PATTERN,...", value_delimiter = ',')]
     pub pattern: Vec<AccessPattern>,
 
@@ -64,7 +65,7 @@ pub struct IdleArgs {
     #[arg(long, value_name = "N", default_value_t = 0.5, value_parser = interval)]
     pub interval: f64,
 
-    /// Walks before pages are taken, and after
+    /// Number of walks before pages are taken, and after
     #[arg(
         long,
         value_name = "N",
@@ -73,7 +74,8 @@ pub struct IdleArgs {
     )]
     pub walks: u32,
 
-    /// How many pages may come back between two walks, in percent of the guest's: a guest for each
+    /// Pages that may come back between two walks, in percent of the guest's; one guest for each
+    /// value
     #[arg(
         long,
         value_name = "PERCENT,...",
@@ -83,21 +85,21 @@ pub struct IdleArgs {
     )]
     pub may_return: Vec<f64>,
 
-    /// Do not invalidate at the end of a walk: what a TLB holds looks idle
+    /// Do not invalidate at the end of a walk: pages in a TLB look idle
     #[arg(long)]
     pub stale: bool,
 
-    /// Where pages go: memory of this process, or a file without a name in a directory
+    /// Place for pages that leave: memory of this process, or an unnamed file in a directory
     #[arg(long, value_name = "memory|DIR", default_value = "memory", value_parser = swap_place)]
     pub swap: SwapPlace,
 
-    /// 8 MiB and few walks: shows that it works, gives no figures to quote
+    /// 8 MiB and few walks: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }
 
 impl IdleArgs {
-    /// What `slat-bench idle` does by itself.
+    /// Returns the defaults of `slat-bench idle`.
     #[cfg(test)]
     pub fn of(format: TableFormat, quick: bool) -> Self {
         Self {
@@ -128,7 +130,7 @@ fn percent(text: &str) -> Result<f64, String> {
     within(text, 0.0, 100.0)
 }
 
-/// What its table shows.
+/// Columns of the table of idle pages.
 const FIGURES: Figures = Figures {
     of: "guest-idle",
     title: "Idle pages of a guest",
@@ -139,7 +141,7 @@ const FIGURES: Figures = Figures {
     ..Figures::NONE
 };
 
-/// What its table shows.
+/// Columns of the table of pages that were taken.
 const TAKEN: Figures = Figures {
     of: "guest-idle-taken",
     title: "What was idle, taken from the guest",
@@ -150,10 +152,10 @@ const TAKEN: Figures = Figures {
     ..Figures::NONE
 };
 
-/// Its tables.
+/// All tables.
 const TABLES: [Figures; 2] = [FIGURES, TAKEN];
 
-/// The scenario.
+/// The scenario of idle pages.
 pub struct IdlePages;
 
 impl Scenario for IdlePages {
@@ -230,13 +232,13 @@ struct Query<'q> {
     params: Map<String, Value>,
 }
 
-/// What one guest told, and what taking pages from it came to.
+/// Results of one guest: its idle pages, and the effect of taking them.
 struct Answer {
     idle: Idle,
-    /// Pages that were taken, and how many were expected to come back between two walks.
+    /// Pages that were taken (`taken`), and how many were expected to come back between two walks.
     taken: u64,
     expected: f64,
-    /// Between two walks each, how many did.
+    /// Number of pages that came back, between each two walks.
     returned: Vec<u64>,
     /// Seconds of each walk.
     walks: Vec<f64>,
@@ -249,7 +251,7 @@ impl Query<'_> {
         machine: &FastMachine<A>,
         session: &Session,
     ) -> anyhow::Result<Vec<Measurement>> {
-        // Forecasts are of what is taken by how long it was idle.
+        // A forecast takes pages by their idle time only, so frequency is off.
         let (fresh, frequency) = (!self.args.stale, false);
         let config = Config { fresh, frequency, ..Config::new(self.case.pages) };
         let mut results = Vec::new();
@@ -317,7 +319,7 @@ impl Query<'_> {
         100.0 * pages / f64::from(self.case.pages)
     }
 
-    /// What walks found, nothing having been taken.
+    /// Returns the idle pages that walks found before any page was taken.
     fn histogram(&self, answer: &Answer) -> Vec<Measurement> {
         let recorder = Recorder { scenario: "guest-idle", params: self.params.clone() };
         let idle = &answer.idle;
@@ -346,7 +348,7 @@ impl Query<'_> {
         results
     }
 
-    /// What came back of what was taken, beside what was expected to.
+    /// Returns the pages that came back, and the number expected.
     fn forecast(&self, percent: f64, answer: &Answer) -> Vec<Measurement> {
         let recorder = Recorder { scenario: "guest-idle-taken", params: self.params.clone() };
         let counts =
@@ -391,7 +393,7 @@ mod tests {
             let came = figure("at most 5 %", "came back a walk");
             assert!(taken > 1.0 && expected <= 5.0, "{taken} {expected}");
             assert!(came > expected / 4.0 && came < expected * 4.0 + 1.0, "{expected}: {came}");
-            // More patience, fewer pages.
+            // The longer pages must have been idle, the fewer they are.
             let idle = |walks: u32| figure(&format!("{walks} walks or more"), "idle");
             assert!(idle(0) > 99.0 && idle(1) > idle(4), "{} {}", idle(1), idle(4));
         }

@@ -1,5 +1,5 @@
-//! In which order a guest uses its pages, made before it runs; and what could have been kept of
-//! them.
+//! The order in which a guest uses its pages, computed before it runs; and bounds of the refaults
+//! for it.
 
 use super::settings::AccessPattern;
 use anyhow::Context;
@@ -10,11 +10,11 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 
-/// One access in four writes.
+/// One access in `WRITES` is a write.
 const WRITES: u32 = 4;
 const EXPONENT: f64 = 0.99;
 
-/// A page, and in the highest bit whether it is written.
+/// A page; the highest bit tells whether it is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Use(u32);
 
@@ -34,7 +34,7 @@ impl Use {
     }
 }
 
-/// What one vCPU of `vcpus` does with a guest of `pages`, of which `memory` fit.
+/// Returns the uses of one vCPU of `vcpus` in a guest of `pages`, of which `memory` fit.
 pub fn uses(
     pattern: AccessPattern,
     seed: u64,
@@ -86,15 +86,15 @@ pub fn uses(
     }
 }
 
-/// A vCPU's share of the pages.
+/// Returns a vCPU's share of the pages.
 pub fn own(pages: u32, vcpu: u16, vcpus: u16) -> std::ops::Range<u32> {
     let begin = |vcpu: u16| (u64::from(pages) * u64::from(vcpu) / u64::from(vcpus)) as u32;
     begin(vcpu)..begin(vcpu + 1)
 }
 
-/// Pages by Zipf's law; which are used often has nothing to do with where they are.
+/// Pages by Zipf's law; the frequency of a page does not depend on its place.
 struct Zipf {
-    /// Shares of all pages up to one.
+    /// Cumulative shares of the pages, up to each one.
     sums: Vec<f64>,
     pages: Vec<u32>,
 }
@@ -119,16 +119,16 @@ impl Zipf {
     }
 }
 
-/// GNU sort over 60,000 numbers of up to 19 digits: 4 KiB pages in the order of their first use, as
-/// what misses 32 entries that are replaced by the least recently used (instruction fetches, loads,
-/// stores).
+/// A trace of GNU sort over 60,000 numbers of up to 19 digits: 4 KiB pages in the order of the
+/// misses of a buffer of 32 entries with replacement of the least recently used (instruction
+/// fetches, loads, stores). Pages are numbered by first use.
 const SORT: &[u8] = include_bytes!("../../../traces/sort.txt.xz");
 
-/// A trace, from a file or the one that comes with the program: the uses, and how many pages there
-/// are. Pages are numbered as they first appear.
+/// Reads a trace, from a file or the built-in one; returns the uses and the number of pages. Pages
+/// are numbered as they first appear.
 ///
 /// # Errors
-/// It cannot be read, or is none.
+/// The file cannot be read, or is no trace.
 pub fn trace(path: Option<&Path>) -> anyhow::Result<(Vec<Use>, u32)> {
     let Some(path) = path else {
         let mut text = String::new();
@@ -168,8 +168,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<(Vec<Use>, u32)> {
     Ok((uses, numbers.len() as u32))
 }
 
-/// The refaults of Belady's policy, which each time gives up the page that is used again last: no
-/// policy has fewer. The guest first uses all `pages` in order.
+/// Returns the refaults of Belady's policy, which always gives up the page whose next use is last:
+/// no policy has fewer. The guest first uses all `pages` in order.
 pub fn fewest_refaults(pages: u32, memory: u32, uses: impl Iterator<Item = u32>) -> u64 {
     let all: Vec<u32> = (0..pages).chain(uses).collect();
     let mut next = vec![u32::MAX; all.len()];
@@ -177,7 +177,8 @@ pub fn fewest_refaults(pages: u32, memory: u32, uses: impl Iterator<Item = u32>)
     for (at, &page) in all.iter().enumerate().rev() {
         next[at] = std::mem::replace(&mut later[page as usize], at as u32);
     }
-    // Of pages in memory, when they are used next; out of date entries stay in the heap.
+    // For pages in memory, the time of their next use. Entries that are out of date stay in the
+    // heap.
     let mut farthest: BinaryHeap<(u32, u32)> = BinaryHeap::new();
     let mut due: Vec<Option<u32>> = vec![None; pages as usize];
     let (mut here, mut misses) = (0, 0);
@@ -201,9 +202,9 @@ pub fn fewest_refaults(pages: u32, memory: u32, uses: impl Iterator<Item = u32>)
     misses - u64::from(pages)
 }
 
-/// How often pages had to come back, were it always the one used longest ago that is given up.
+/// Returns the refaults of a policy that always gives up the page used longest ago.
 pub fn refaults_of_lru(pages: u32, memory: u32, uses: impl Iterator<Item = u32>) -> u64 {
-    // Uses in their order, of which the last of each page counts.
+    // Uses in their order. Only the last one of each page counts.
     let mut queue: VecDeque<(u32, u64)> = VecDeque::new();
     let mut last: Vec<Option<u64>> = vec![None; pages as usize];
     let (mut here, mut misses) = (0, 0);
@@ -224,9 +225,9 @@ pub fn refaults_of_lru(pages: u32, memory: u32, uses: impl Iterator<Item = u32>)
     misses - u64::from(pages)
 }
 
-/// The fewest refaults of a policy that knows how often each page is used, and nothing of when. It
-/// keeps the pages that are used most, and one place for all others. For independent uses no policy
-/// that does not see the future does better (Aho, Denning, Ullman, "Principles of Optimal Page
+/// Returns the fewest refaults of a policy that knows how often each page is used, and not when. It
+/// keeps the pages that are used most, and has one place for all others. For independent uses no
+/// policy without foresight does better (Aho, Denning, Ullman, "Principles of Optimal Page
 /// Replacement", 1971).
 pub fn refaults_by_frequency(pages: u32, memory: u32, uses: impl Iterator<Item = u32>) -> u64 {
     let mut counts = vec![0u64; pages as usize];
@@ -235,15 +236,16 @@ pub fn refaults_by_frequency(pages: u32, memory: u32, uses: impl Iterator<Item =
     counts.iter().skip(memory as usize - 1).sum()
 }
 
-/// What no policy that does not see the future has fewer of, on average over all ways in which
-/// pages can have the frequencies that they have, of independent uses. All that can be known of a
-/// page is how often it was used until now: of two pages the one that was used more often is more
-/// likely the one that is used more often. So at each use those pages are there that were used
-/// most until then; of pages that were used equally often, as large a part as fits. Nothing is
-/// asked of how they came there.
+/// Returns a lower bound of the refaults of policies without foresight, for independent uses, on
+/// average over all ways to assign the frequencies to the pages. A policy can only know how often
+/// each page was used until now: of two pages, the one with more uses so far is more likely the
+/// more frequent one. So at each use the bound has those pages in memory that were used most until
+/// then, and of pages that were used equally often as large a part as fits. It does not count how
+/// pages came there.
 pub fn refaults_without_foresight(pages: u32, memory: u32, uses: impl Iterator<Item = u32>) -> f64 {
     let mut counts = vec![0; pages as usize];
-    // Of each count, how many pages have it; all above `last` are there, which are `above`.
+    // For each count, the number of pages that have it. All pages with a count above `last` are in
+    // memory; `above` is their number.
     let mut having = vec![u64::from(pages)];
     let (mut last, mut above, mut misses) = (0, 0, 0.0);
     for page in uses {
@@ -283,13 +285,13 @@ mod tests {
 
     #[test]
     fn without_foresight_what_was_used_most_is_there() {
-        // Two of four: all are alike, then 0 is ahead, then 0 and 1, then 0, and 1 or 2.
+        // Memory for two of four: all are alike, then 0 is ahead, then 0 and 1, then 0, and 1 or 2.
         let misses = |uses: &[u32]| refaults_without_foresight(4, 2, uses.iter().copied());
         assert!((misses(&[0]) - 0.5).abs() < 1e-9);
         assert!((misses(&[0, 1]) - (0.5 + 2.0 / 3.0)).abs() < 1e-9);
         assert!((misses(&[0, 1, 2]) - (0.5 + 2.0 / 3.0 + 1.0)).abs() < 1e-9);
         assert!((misses(&[0, 1, 2, 0]) - (0.5 + 2.0 / 3.0 + 1.0 + 1.0 / 3.0)).abs() < 1e-9);
-        // Of pages that are used alike nothing can be known.
+        // Nothing can be known of pages that are used alike.
         let uniform: Vec<u32> = uses(AccessPattern::Uniform, 3, 1000, 600, 100_000, 0, 1)
             .iter()
             .map(|one| one.page())
@@ -307,7 +309,7 @@ mod tests {
                 .map(|one| one.page())
                 .collect();
             limit += refaults_without_foresight(200, 120, all.iter().copied());
-            // Given up is what was used least so far, of those what was used longest ago.
+            // The victim is the page used least so far, and among those the one used longest ago.
             let mut known = vec![(0, 0); 200];
             let mut kept: Vec<u32> = (80..200).collect();
             for (now, &page) in all.iter().enumerate() {
@@ -332,11 +334,11 @@ mod tests {
 
     #[test]
     fn beladys_rule_gives_up_what_is_used_last() {
-        // Memory for 2 of 3 pages, after 0 1 2 (which leaves 0 or 1 here, and 2).
+        // Memory for 2 of 3 pages, after 0 1 2, which leaves 2 and either 0 or 1 in memory.
         assert_eq!(fewest_refaults(3, 2, [2, 1, 2, 1].into_iter()), 0);
         assert_eq!(fewest_refaults(3, 2, [0, 1, 2].into_iter()), 1);
         assert_eq!(fewest_refaults(3, 3, [0, 1, 2, 0].into_iter()), 0);
-        // A scan: of each round, all but what stays misses.
+        // In each round of a scan, all pages miss but those that stay.
         let scan = || (0..10u32).cycle().take(1000);
         let refaults = fewest_refaults(10, 9, scan());
         assert!((100..=125).contains(&refaults), "{refaults}");
@@ -354,7 +356,7 @@ mod tests {
         let uniform = count(AccessPattern::Uniform);
         assert!(uniform[0] < 200 && uniform[999] > 40, "{uniform:?}");
         let zipf = count(AccessPattern::Zipf);
-        // The first has 1/7.5 of all, the tenth a tenth of it.
+        // The first page has 1/7.5 of all uses, and the tenth a tenth of that.
         assert!((12_000..15_000).contains(&zipf[0]), "{}", zipf[0]);
         assert!((1_100..1_700).contains(&zipf[9]), "{}", zipf[9]);
         assert_eq!(count(AccessPattern::Scan), [100; 1000]);

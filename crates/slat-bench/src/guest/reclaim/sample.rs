@@ -1,4 +1,4 @@
-//! One guest, run once under one policy.
+//! Runs one guest once under one policy.
 
 use super::Case;
 use super::pattern::{Use, own};
@@ -23,12 +23,12 @@ use std::time::{Duration, Instant};
 
 const VMID: Vmid = Vmid(1);
 const HOST_BASE: u64 = 0x7000_0000_0000;
-/// Of 1,024 pages, how many are kept free: the reclaiming thread begins below the first.
+/// Free pages of each 1,024: the reclaiming thread begins below `LOW`, and stops at `HIGH`.
 const LOW: u32 = 4;
 const HIGH: u32 = 8;
-/// How long the reclaiming thread sleeps while enough is free.
+/// Time for which the reclaiming thread sleeps while enough pages are free.
 const NAP: Duration = Duration::from_micros(50);
-/// A guest that waits for a page for so long does so for ever.
+/// A guest that waits longer than this for a page has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The machine's memory.
@@ -44,7 +44,7 @@ impl<A: Arch> Ram for MachineRam<'_, A> {
     }
 }
 
-/// The lock that Linux has, or none; and how long it was waited for by who reclaims.
+/// Linux's lock, or none; and how long the reclaiming thread waited for it.
 #[derive(Clone, Copy, Default)]
 struct Locking<'l> {
     lock: Option<(&'l FairLock, &'l AtomicU64)>,
@@ -61,26 +61,26 @@ impl Gate for Locking<'_> {
     }
 }
 
-/// What one run came to. Times are of the part after all pages were written once.
+/// Results of one run. Times are of the part after all pages were written once.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// Seconds until the last vCPU was done.
+    /// Seconds until the last vCPU finished.
     pub seconds: f64,
     pub accesses: u64,
     pub refaults: u64,
-    /// What reclaim did, threads that wait for their own page included.
+    /// Statistics of reclaim, including threads that wait for their own page.
     pub stats: Stats,
-    /// Nanoseconds that reclaim waited for the lock.
+    /// Nanoseconds for which reclaim waited for the lock.
     pub waited: u64,
-    /// CPU seconds of the thread that reclaims.
+    /// CPU seconds of the reclaiming thread.
     pub cpu: f64,
-    /// Each fault, from the access to its success.
+    /// Time of each fault, from the access to its success.
     pub faults: Times,
 }
 
-/// Its memory.
+/// Memory of a guest.
 pub type ThePaged<'h, A> = Paged<'h, MachineRam<'h, A>, LabSwap>;
-/// A guest on one machine's memory, and swap.
+/// A guest with the memory of one machine, and swap.
 pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
 
 /// Runs `case` under `policy`.
@@ -97,7 +97,7 @@ pub fn sample<F: Format, A: Arch>(
     })
 }
 
-/// Has `work` work on `case`'s guest, which may have the memory that `config` says.
+/// Calls `work` with `case`'s guest, which may have as much memory as `config` says.
 pub fn with_guest<F: Format, A: Arch, R>(
     format: F,
     machine: &FastMachine<A>,
@@ -106,7 +106,7 @@ pub fn with_guest<F: Format, A: Arch, R>(
     swap: &SwapPlace,
     work: impl FnOnce(&TheGuest<'_, F, A>) -> anyhow::Result<R>,
 ) -> anyhow::Result<R> {
-    // What is on its way out, of each thread.
+    // Each thread may have pages on their way out.
     let spare = (u32::from(case.vcpus) + 1) * case.batch;
     let swap = LabSwap::new(swap, case.pages + spare, F::size(0))?;
     let layout = Layout {
@@ -125,7 +125,8 @@ pub fn with_guest<F: Format, A: Arch, R>(
     let slot = SlotSpec::new(SlotId(0), Gpa(GUEST_BASE), bytes, Hva(HOST_BASE));
     Worker::new(&guest, &mut room())?.set_slot(slot).context("the guest's slot")?;
     let result = work(&guest);
-    // SAFETY: CPUs are borrowed by threads, which have ended: none has loaded the guest's tables.
+    // SAFETY: CPUs are borrowed by threads, which have ended, so none has loaded the guest's
+    // tables.
     unsafe { guest.destroy() };
     result
 }
@@ -173,7 +174,7 @@ fn run<F: Format, A: Arch>(
             .map(|id| {
                 scope.spawn(move || -> anyhow::Result<(Times, u64)> {
                     let mut room = room();
-                    // The thread that reclaims has the last CPU, where there are two.
+                    // The reclaiming thread has the last CPU, if there are at least two.
                     let pin = Pin::to(cpus[usize::from(id) % (cpus.len() - 1).max(1)]);
                     let mut ready = pin.and_then(|pin| {
                         let mut runner = Runner::new(
@@ -190,7 +191,7 @@ fn run<F: Format, A: Arch>(
                     });
                     failed.fetch_or(ready.is_err(), Relaxed);
                     filled.wait();
-                    // What was counted until now is being noted.
+                    // The main thread notes the counts so far, between the two barriers.
                     filled.wait();
                     let begin = Instant::now();
                     let used = match &mut ready {
@@ -264,16 +265,16 @@ fn run<F: Format, A: Arch>(
     })
 }
 
-/// A vCPU on its CPU, which has its own faults answered, and checks what it reads.
+/// A vCPU on its CPU: it handles its own faults, and checks what it reads.
 pub struct Runner<'w, 'h, F: Format, A: Arch> {
     vcpu: Vcpu<'w, F, FastMachine<A>, &'h ThePaged<'h, A>>,
     cpu: FastCpu<'h, A>,
     case: &'w Case,
     id: u16,
     locking: Locking<'w>,
-    /// Another vCPU has failed: nothing is waited for any more.
+    /// Set when another vCPU has failed: then this one waits no longer.
     failed: Option<&'w AtomicBool>,
-    /// Of each page, what this vCPU wrote there last.
+    /// For each page, the version that this vCPU wrote last.
     written: Vec<u32>,
     times: Times,
 }
@@ -295,7 +296,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         Ok(Self { vcpu, cpu, case, id, locking, failed, written, times: Times::default() })
     }
 
-    /// The only vCPU, without locks.
+    /// Returns the only vCPU of a guest without locks.
     pub fn alone(
         guest: &'w TheGuest<'h, F, A>,
         machine: &'h FastMachine<A>,
@@ -305,7 +306,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         Self::new(guest, machine, case, 0, room, Locking::default(), None)
     }
 
-    /// What pages are moved from on this thread.
+    /// Returns the worker that moves pages on this thread.
     pub fn worker(&mut self) -> &mut Worker<'w, F, FastMachine<A>, &'h ThePaged<'h, A>> {
         self.vcpu.worker()
     }
@@ -323,12 +324,12 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         case.uses[usize::from(self.id)].iter().try_for_each(|&one| self.apply(one))
     }
 
-    /// The word of the page that is this vCPU's.
+    /// Returns the address of this vCPU's word of a page.
     fn gpa(&self, page: u32) -> u64 {
         GUEST_BASE + u64::from(page) * self.case.page + u64::from(self.id) * 64
     }
 
-    /// Reads a page, checks what is found, and writes it if that is the use.
+    /// Reads a page, checks the value, and writes it if the use is a write.
     #[inline]
     pub fn apply(&mut self, one: Use) -> anyhow::Result<()> {
         let (page, gpa) = (one.page(), self.gpa(one.page()));

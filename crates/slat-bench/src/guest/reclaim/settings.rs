@@ -1,4 +1,4 @@
-//! What can be set of guests with more memory than there is.
+//! Options of guests with more memory than they may have at a time.
 
 use clap::{Args, ValueEnum};
 use slat_ideas::format::{TableFormat, TablesArgs};
@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Command lines.
+/// Examples of command lines.
 pub const EXAMPLES: &str = "\
 Examples:
   slat-bench reclaim
@@ -25,7 +25,7 @@ Examples:
   slat-bench reclaim --huge --pattern phase,scan --policy clock,free-bitmap
       huge pages at first touch: kept, split and put together by heat";
 
-/// A guest with more memory than it may have at a time.
+/// Options of a guest with more memory than it may have at a time.
 #[derive(Clone, Debug, Args)]
 pub struct ReclaimArgs {
     /// Its tables.
@@ -36,7 +36,7 @@ pub struct ReclaimArgs {
     #[arg(long, short = 'b', value_name = "SIZE")]
     pub memory: Option<Size>,
 
-    /// Memory that the guest thinks it has, in multiples of the other
+    /// Memory that the guest sees, in multiples of the memory that it may have
     #[arg(
         long,
         value_name = "N,...",
@@ -46,17 +46,17 @@ pub struct ReclaimArgs {
     )]
     pub guest: Vec<f64>,
 
-    /// In which order it uses its pages [default: uniform,zipf,scan,phase,trace]
+    /// Order in which it uses its pages [default: uniform,zipf,scan,phase,trace]
     #[arg(long, value_name = "PATTERN,...", value_delimiter = ',')]
     pub pattern: Vec<AccessPattern>,
 
     /// A recorded trace, for --pattern trace [default: one of GNU sort]
     ///
-    /// A page number a line, with w in front if the page is written; `#` begins a comment.
+    /// Each line has a page number, after w if the page is written; `#` begins a comment.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
-    /// Who decides what leaves [default: all]
+    /// Policies that decide which pages leave [default: all]
     #[arg(long, value_name = "POLICY,...", value_delimiter = ',')]
     pub policy: Vec<ReclaimPolicy>,
 
@@ -74,21 +74,22 @@ pub struct ReclaimArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub accesses: Option<u32>,
 
-    /// Other uses of the same patterns
+    /// Seed of the patterns; another one gives other uses
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 
-    /// Where pages go: memory of this process, or a file without a name in a directory
+    /// Place for pages that leave: memory of this process, or an unnamed file in a directory
     ///
-    /// A file is read and written past the page cache, if its file system can do that.
+    /// Reads and writes of a file bypass the page cache, if its file system can do that.
     #[arg(long, value_name = "memory|DIR", default_value = "memory", value_parser = swap_place)]
     pub swap: SwapPlace,
 
-    /// First touches take a whole block where one is free, and walks put blocks together again
+    /// Map whole blocks at first touches where one is free, and let walks collapse pages into
+    /// blocks
     #[arg(long)]
     pub huge: bool,
 
-    /// Pages of one call of an ageing walk by bitmap
+    /// Pages that one call of an ageing walk by bitmap covers
     #[arg(
         long,
         value_name = "N",
@@ -97,7 +98,7 @@ pub struct ReclaimArgs {
     )]
     pub window: u32,
 
-    /// Invalidate at the end of each walk: what a TLB holds does not look idle
+    /// Invalidate at the end of each walk: pages in a TLB do not look idle
     #[arg(long)]
     pub fresh: bool,
 
@@ -110,21 +111,21 @@ pub struct ReclaimArgs {
     )]
     pub batch: u32,
 
-    /// How long a page stays after it came back
+    /// Time that a page stays after it came back
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = slat_lab::cli::time::any)]
     pub residency: Duration,
 
-    /// Guests by each policy, in turns [default: 5]
+    /// Guests for each policy, in turns [default: 5]
     #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
-    /// 8 MiB, few accesses, one round: shows that it works, gives no figures to quote
+    /// 8 MiB, few accesses, one round: a trial run, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 }
 
 impl ReclaimArgs {
-    /// What `slat-bench reclaim` does by itself.
+    /// Returns the defaults of `slat-bench reclaim`.
     pub fn of(quick: bool) -> Self {
         Self {
             tables: TablesArgs::of(TableFormat::Ept),
@@ -154,12 +155,12 @@ fn factor(text: &str) -> Result<f64, String> {
     if (1.0..=16.0).contains(&factor) { Ok(factor) } else { Err(wrong.to_owned()) }
 }
 
-/// Where pages go.
+/// Place for pages that leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SwapPlace {
     /// Memory of this process.
     Memory,
-    /// A file there.
+    /// A file in this directory.
     Directory(PathBuf),
 }
 
@@ -172,10 +173,10 @@ impl fmt::Display for SwapPlace {
     }
 }
 
-/// Reads where pages go.
+/// Parses the place for pages that leave.
 ///
 /// # Errors
-/// It is neither memory nor a directory.
+/// The text is neither `memory` nor a directory.
 pub fn swap_place(text: &str) -> Result<SwapPlace, String> {
     match text {
         "memory" => Ok(SwapPlace::Memory),
@@ -184,39 +185,39 @@ pub fn swap_place(text: &str) -> Result<SwapPlace, String> {
     }
 }
 
-/// In which order a guest uses its pages.
+/// The order in which a guest uses its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AccessPattern {
-    /// Each page as often as any other
+    /// All pages equally often
     Uniform,
-    /// A few pages often, most of them rarely: by Zipf's law, exponent 0.99, anywhere in memory
+    /// A few pages often, most of them rarely: Zipf's law, exponent 0.99, anywhere in memory
     Zipf,
-    /// One page after the other, over and over
+    /// One page after the other, repeatedly
     Scan,
-    /// A part that fits into memory nine times of ten; it moves on four times
+    /// Nine of ten uses in a part that fits into memory, and that is in four places in turn
     Phase,
-    /// All pages once, in order, after they were written before: fill, reset, fill again
+    /// All pages once more, in order, after they were written: fill, reset, fill again
     Fill,
-    /// As a program did whose pages were recorded, over and over
+    /// The recorded uses of a program, repeated
     Trace,
 }
 
-/// Who decides what leaves memory.
+/// Policy that decides which pages leave memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReclaimPolicy {
     /// Two lists, page by page, under a lock
     Clock,
     /// Generations, page by page, under a lock that faults take for reading
     LockedPage,
-    /// Generations in which frequency counts, by bitmap with look-around, under that lock
+    /// Generations that take frequency into account, by bitmap with look-around, under that lock
     LockedBitmap,
     /// Generations, page by page, without a lock
     FreePage,
     /// Generations, by bitmap with look-around, without a lock
     FreeRecent,
-    /// The same, and frequency counts
+    /// The same, taking frequency into account
     FreeBitmap,
-    /// The same; walks go over all memory in one call, and leave out what tables rule out
+    /// The same; walks cover all memory in one call, and skip what tables rule out
     FreeExact,
 }
 

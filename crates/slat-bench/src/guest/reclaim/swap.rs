@@ -1,4 +1,4 @@
-//! Where a guest's pages go: memory of this process, or a file.
+//! Swap for a guest's pages: memory of this process, or a file.
 
 use super::settings::SwapPlace;
 use anyhow::Context;
@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub enum LabSwap {
-    /// No system call: what is measured is who decides, and not the system's files.
+    /// Uses no system call, so that the policy is measured, and not the system's files.
     Memory {
         words: Box<[AtomicU64]>,
         page: PageSize,
@@ -17,10 +17,10 @@ pub enum LabSwap {
 }
 
 impl LabSwap {
-    /// For `slots` pages; a file past the page cache, where its file system can.
+    /// Makes swap for `slots` pages. A file bypasses the page cache, if its file system can do so.
     ///
     /// # Errors
-    /// The directory is none, or cannot be written to.
+    /// The path is no directory, or cannot be written to.
     pub fn new(place: &SwapPlace, slots: u32, page: PageSize) -> anyhow::Result<Self> {
         let directory = match place {
             SwapPlace::Memory => {
@@ -85,7 +85,7 @@ impl Swap for LabSwap {
 
     fn forget(&self, slots: Range<u32>) -> Result<(), SwapError> {
         match self {
-            // It is nobody's but this process's.
+            // Only this process uses the memory, so nothing is to be released.
             Self::Memory { .. } => Ok(()),
             Self::File(file) => file.forget(slots),
         }
@@ -102,7 +102,7 @@ mod tests {
         for place in [SwapPlace::Memory, SwapPlace::Directory(directory.path().to_owned())] {
             let swap = LabSwap::new(&place, 3, PageSize::SIZE_4K).unwrap();
             assert_eq!((swap.slots(), swap.page()), (3, 4096));
-            // Where a disk wants it.
+            // A disk needs an aligned buffer.
             let mut room = vec![0; 8192];
             let start = room.as_ptr().align_offset(4096);
             let content = &mut room[start..start + 4096];

@@ -1,8 +1,8 @@
-//! What the ID registers of a CPU say about stage 2, and the registers that a configuration takes.
+//! ID registers of a CPU, as far as stage 2 is concerned, and the values of VTCR_EL2 and VTTBR_EL2.
 //!
 //! Fields as in the Arm Architecture Reference Manual (DDI 0487), "AArch64 System Register
 //! Descriptions", under the name of each register. A value that a field does not define yet means
-//! at least what the highest defined one does, as the manual's "Principles of the ID scheme" says.
+//! at least what the highest defined one does (the manual's "Principles of the ID scheme").
 
 use super::tlbi::Tlbi;
 use super::{Arm64, Shareability};
@@ -12,7 +12,7 @@ use crate::platform::BreakBeforeMake;
 use crate::shootdown::Vmid;
 use core::fmt;
 
-/// The page size of a format.
+/// Translation granule: the page size of a format.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Granule {
     /// 4 KiB.
@@ -24,13 +24,13 @@ pub enum Granule {
 }
 
 impl Granule {
-    /// All of them.
+    /// All granules.
     pub const ALL: [Self; 3] = [Self::K4, Self::K16, Self::K64];
 
-    /// The granule of `2^page_shift` bytes.
+    /// Returns the granule of `2^page_shift` bytes.
     ///
     /// # Panics
-    /// If there is none. It is meant for constants, where that is an error of the compiler.
+    /// If there is none. Call it in constants, where that is a compile-time error.
     pub const fn of_shift(page_shift: u32) -> Self {
         match page_shift {
             12 => Self::K4,
@@ -40,7 +40,7 @@ impl Granule {
         }
     }
 
-    /// Base-2 logarithm of its bytes.
+    /// Returns the base-2 logarithm of the granule in bytes.
     pub const fn shift(self) -> u32 {
         match self {
             Self::K4 => 12,
@@ -49,7 +49,7 @@ impl Granule {
         }
     }
 
-    /// As operands of TLB maintenance name it: TG of a range, and bits 3:2 of TTL.
+    /// Returns the encoding for operands of TLB maintenance: TG of a range, and bits 3:2 of TTL.
     pub(super) const fn tg(self) -> u64 {
         match self {
             Self::K4 => 0b01,
@@ -58,7 +58,7 @@ impl Granule {
         }
     }
 
-    /// VTCR_EL2.TG0: not the same.
+    /// Returns the encoding for VTCR_EL2.TG0, which is another one.
     const fn tg0(self) -> u64 {
         match self {
             Self::K4 => 0b00,
@@ -74,10 +74,10 @@ impl fmt::Display for Granule {
     }
 }
 
-/// The values of a CPU's ID registers, as read at EL2.
+/// Values of a CPU's ID registers, as read at EL2.
 ///
-/// Where the CPUs of a machine differ, each field holds what all of them have. Where an erratum
-/// takes a feature away, the platform clears the field before it asks (HAFDBS in `mmfr1`, where
+/// Where the CPUs of a machine differ, each field has the value that holds for all of them. Where
+/// an erratum disables a feature, the platform clears the field first (HAFDBS in `mmfr1`, where
 /// hardware must not set the accessed flag).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct IdRegisters {
@@ -91,19 +91,19 @@ pub struct IdRegisters {
     pub isar0: u64,
 }
 
-/// The four bits of a field from `shift`.
+/// Returns the field of four bits from `shift` on.
 const fn field(register: u64, shift: u32) -> u64 {
     register >> shift & 0b1111
 }
 
-/// PARange and VTCR_EL2.PS: the bits of a physical address by value.
+/// Encoding of PARange and VTCR_EL2.PS: the number of bits of a physical address, by value.
 const ADDRESS_BITS: [u32; 8] = [32, 36, 40, 42, 44, 48, 52, 56];
 
 const VTCR_SL0_SHIFT: u32 = 6;
 const VTCR_SL2: u64 = 1 << 33;
-/// IRGN0 and ORGN0: walks are write-back, and allocate for reads and writes.
+/// IRGN0 and ORGN0: walks are write-back cached, with read and write allocation.
 const VTCR_WALKS_WRITE_BACK: u64 = 0b01 << 8 | 0b01 << 10;
-/// SH0: shareability of walks, and with DS of what they find.
+/// SH0: shareability of walks, and with DS of the memory that leaves map.
 const VTCR_SH0_SHIFT: u32 = 12;
 const VTCR_TG0_SHIFT: u32 = 14;
 const VTCR_PS_SHIFT: u32 = 16;
@@ -114,16 +114,17 @@ const VTCR_RES1: u64 = 1 << 31;
 const VTCR_DS: u64 = 1 << 32;
 
 const VTTBR_VMID_SHIFT: u32 = 48;
-/// Bits 51:48 of a root, where tables have 52-bit addresses: below the alignment.
+/// Bits 51:48 of a root go here, below its alignment, where tables have 52-bit addresses.
 const VTTBR_HIGH_SHIFT: u32 = 2;
-/// A table of fewer than eight slots is aligned to this all the same.
+/// Minimum alignment, also of a root of fewer than eight slots.
 const ROOT_ALIGNMENT: u64 = 64;
 
 impl IdRegisters {
-    /// Whether stage 2 has the granule: TGran4_2, TGran16_2 or TGran64_2, which may refer to the
-    /// field of stage 1.
+    /// Returns whether stage 2 has the granule: TGran4_2, TGran16_2 or TGran64_2, which may refer
+    /// to the field of stage 1.
     pub const fn has_granule(&self, granule: Granule) -> bool {
-        // The fields of 4K and 64K are signed, and negative where it is missing; that of 16K is 0.
+        // The fields of 4K and 64K are signed, and negative where the granule is missing; that of
+        // 16K is 0.
         let (stage2, stage1) = match granule {
             Granule::K4 => (40, field(self.mmfr0, 28) < 8),
             Granule::K16 => (32, field(self.mmfr0, 20) != 0),
@@ -136,9 +137,9 @@ impl IdRegisters {
         }
     }
 
-    /// Whether stage 2 with the granule has VTCR_EL2.DS, and addresses of 52 bits: FEAT_LPA2, by
-    /// the fields of [`IdRegisters::has_granule`]. (What 64K has for that is FEAT_LPA:
-    /// [`IdRegisters::has_lpa`].)
+    /// Returns whether stage 2 with the granule has VTCR_EL2.DS, and so addresses of 52 bits:
+    /// FEAT_LPA2, by the fields of [`IdRegisters::has_granule`]. (The 64K granule has FEAT_LPA
+    /// instead: [`IdRegisters::has_lpa`].)
     pub const fn has_lpa2(&self, granule: Granule) -> bool {
         let (stage2, stage1) = match granule {
             Granule::K4 => (40, matches!(field(self.mmfr0, 28), 1..=7)),
@@ -151,66 +152,68 @@ impl IdRegisters {
         }
     }
 
-    /// Whether the 64K granule has addresses of 52 bits: FEAT_LPA, by PARange.
+    /// Returns whether the 64K granule has addresses of 52 bits: FEAT_LPA, by PARange.
     pub fn has_lpa(&self) -> bool {
         self.address_bits() >= 52
     }
 
-    /// Bits of a physical address that the CPU implements: PARange.
+    /// Returns the number of bits of a physical address that the CPU implements: PARange.
     pub fn address_bits(&self) -> u32 {
         ADDRESS_BITS[field(self.mmfr0, 0).min(7) as usize]
     }
 
-    /// Hardware sets the accessed flag: FEAT_HAFDBS.
+    /// Returns whether hardware sets the accessed flag: FEAT_HAFDBS.
     pub const fn hardware_accessed(&self) -> bool {
         field(self.mmfr1, 0) >= 1
     }
 
-    /// Hardware marks the first write: FEAT_HAFDBS, with dirty state.
+    /// Returns whether hardware marks the first write: FEAT_HAFDBS, with dirty state.
     pub const fn hardware_dirty(&self) -> bool {
         field(self.mmfr1, 0) >= 2
     }
 
-    /// Bits of a VMID: 8, or 16 with FEAT_VMID16.
+    /// Returns the number of bits of a VMID: 8, or 16 with FEAT_VMID16.
     pub const fn vmid_bits(&self) -> u32 {
         if field(self.mmfr1, 4) >= 2 { 16 } else { 8 }
     }
 
-    /// Execute rights tell EL1 from EL0: FEAT_XNX.
+    /// Returns whether EL1 and EL0 have separate execute rights: FEAT_XNX.
     pub const fn split_execute(&self) -> bool {
         field(self.mmfr1, 28) >= 1
     }
 
-    /// Entries may be shared by PEs that have the same tables: FEAT_TTCNP, for VTTBR_EL2.CnP.
+    /// Returns whether PEs that have the same tables may share entries: FEAT_TTCNP, for
+    /// VTTBR_EL2.CnP.
     pub const fn common_not_private(&self) -> bool {
         field(self.mmfr2, 0) >= 1
     }
 
-    /// Small translation tables: FEAT_TTST, T0SZ up to 48 (47 with the 64K granule).
+    /// Returns whether the CPU has small translation tables: FEAT_TTST, T0SZ up to 48 (47 with the
+    /// 64K granule).
     pub const fn small_tables(&self) -> bool {
         field(self.mmfr2, 28) >= 1
     }
 
-    /// Stage 2 may force the memory type: FEAT_S2FWB, for HCR_EL2.FWB.
+    /// Returns whether stage 2 can force the memory type: FEAT_S2FWB, for HCR_EL2.FWB.
     pub const fn forced_write_back(&self) -> bool {
         field(self.mmfr2, 40) >= 1
     }
 
-    /// Invalidations may name a level: FEAT_TTL.
+    /// Returns whether an invalidation can name a level: FEAT_TTL.
     pub const fn ttl(&self) -> bool {
         field(self.mmfr2, 48) >= 1
     }
 
-    /// Invalidations may take a range: FEAT_TLBIRANGE.
+    /// Returns whether an invalidation can take a range: FEAT_TLBIRANGE.
     pub const fn range_instructions(&self) -> bool {
         field(self.isar0, 56) >= 2
     }
 
-    /// Which changes of size need a break, by FEAT_BBM.
+    /// Returns which changes of size need break-before-make, by FEAT_BBM.
     ///
-    /// Level 2 counts only where the platform `handles_conflicts`, the TLB conflict abort that a
-    /// PE may then raise. CPUs older than level 3 that never raise one report 2: a platform that
-    /// knows them answers [`BreakBeforeMake::Never`] itself.
+    /// Level 2 counts only if the platform `handles_conflicts`: the TLB conflict abort that a PE
+    /// may then raise. Some CPUs older than level 3 never raise one and report 2; a platform that
+    /// knows them returns [`BreakBeforeMake::Never`] itself.
     pub const fn break_before_make(&self, handles_conflicts: bool) -> BreakBeforeMake {
         match field(self.mmfr2, 52) {
             0 | 1 => BreakBeforeMake::Always,
@@ -220,11 +223,11 @@ impl IdRegisters {
         }
     }
 
-    /// The format as this CPU has it, with all that it offers.
+    /// Returns the format with all features that this CPU offers.
     ///
     /// # Errors
-    /// [`Unsupported::Granule`] names the granules that stage 2 has; [`Unsupported::Feature`], if
-    /// this one lacks FEAT_LPA2, or the CPU FEAT_LPA.
+    /// [`Unsupported::Granule`] names the granules that stage 2 has. [`Unsupported::Feature`] if
+    /// this granule lacks FEAT_LPA2, or the CPU lacks FEAT_LPA.
     pub fn format<const PAGE_SHIFT: u32, const WIDE: bool>(
         &self,
     ) -> Result<Arm64<PAGE_SHIFT, WIDE>, Unsupported> {
@@ -239,7 +242,7 @@ impl IdRegisters {
         })
     }
 
-    /// How this CPU invalidates translations of tables of a format, on all PEs.
+    /// Returns how this CPU invalidates translations of tables of a format, on all PEs.
     pub fn tlbi<const PAGE_SHIFT: u32, const WIDE: bool>(
         &self,
         _: &Arm64<PAGE_SHIFT, WIDE>,
@@ -254,16 +257,16 @@ impl IdRegisters {
         }
     }
 
-    /// The value of VTCR_EL2 for tables of `format` and `geometry`.
+    /// Returns the value of VTCR_EL2 for tables of `format` and `geometry`.
     ///
-    /// Walks are write-back and inner shareable; with FEAT_LPA2 as shareable as the format says of
-    /// memory, since one field is for both. Hardware sets the accessed flag where it can, and dirty
-    /// state if the format asks for it. HCR_EL2.FWB, which the format may ask for too, is the
-    /// platform's to set.
+    /// Walks are write-back and inner shareable; with FEAT_LPA2 they have the shareability that the
+    /// format has for memory, since one field serves both. Hardware sets the accessed flag where it
+    /// can, and dirty state if the format asks for it. The platform sets HCR_EL2.FWB, which the
+    /// format may ask for too.
     ///
     /// # Errors
-    /// [`Unsupported`], where this CPU lacks what the format was configured for: its walks would
-    /// fault, or read bits of a descriptor as something else.
+    /// [`Unsupported`] if this CPU lacks a feature that the format is configured for: its walks
+    /// would fault, or read bits of a descriptor as something else.
     pub fn vtcr<const PAGE_SHIFT: u32, const WIDE: bool>(
         &self,
         format: &Arm64<PAGE_SHIFT, WIDE>,
@@ -283,7 +286,7 @@ impl IdRegisters {
         if wanted > self.address_bits() {
             return Err(Unsupported::AddressBits { wanted, most: self.address_bits() });
         }
-        // `wanted` is at most what PARange names: some entry of the table holds it.
+        // `wanted` is at most what PARange says, so an entry of the table holds it.
         let ps = ADDRESS_BITS.iter().position(|&bits| bits >= wanted).unwrap_or(0) as u64;
         let start = self.start_level::<PAGE_SHIFT, WIDE>(geometry)?;
         let ds = Arm64::<PAGE_SHIFT, WIDE>::DS;
@@ -302,9 +305,10 @@ impl IdRegisters {
             | VTCR_RES1)
     }
 
-    /// SL0 and SL2, in place. For 4K, SL0 counts from the manual's level 2, for 16K and 64K from
-    /// level 3; 2 is reserved on a CPU whose addresses are too narrow to need it. One level more,
-    /// with DS and addresses of 52 bits, is SL2 for 4K. A root has two slots to sixteen tables.
+    /// Returns SL0 and SL2, in place. For 4K, SL0 counts from the manual's level 2, for 16K and 64K
+    /// from level 3; the value 2 is reserved on a CPU whose addresses are too narrow to need it.
+    /// The next level, with DS and addresses of 52 bits, is SL2 for 4K. A root has at least two
+    /// slots and at most 16 tables.
     fn start_level<const PAGE_SHIFT: u32, const WIDE: bool>(
         &self,
         geometry: &Geometry,
@@ -341,14 +345,14 @@ impl IdRegisters {
         }
     }
 
-    /// The value of VTTBR_EL2 for the root, at `root`, of tables of `format`.
+    /// Returns the value of VTTBR_EL2 for tables of `format` with their root at `root`.
     ///
-    /// CnP is 0. It may be set if FEAT_TTCNP is there and every PE that has this VMID loaded has
-    /// the same root, always.
+    /// CnP is 0. The platform may set it if the CPU has FEAT_TTCNP and every PE that has this VMID
+    /// loaded always has the same root.
     ///
     /// # Errors
-    /// [`Unsupported::Vmid`] where the CPU has no such VMID, [`Unsupported::Root`] where the
-    /// register cannot hold the address: either would run into the other's bits.
+    /// [`Unsupported::Vmid`] if the CPU has no such VMID, [`Unsupported::Root`] if the register
+    /// cannot hold the address. Either would overwrite bits of the other.
     pub fn vttbr<const PAGE_SHIFT: u32, const WIDE: bool>(
         &self,
         format: &Arm64<PAGE_SHIFT, WIDE>,
@@ -368,7 +372,7 @@ impl IdRegisters {
         Ok(u64::from(vmid.0) << VTTBR_VMID_SHIFT | low | high)
     }
 
-    /// Whether there is the granule, and if `WIDE` what its wide addresses take.
+    /// Checks that stage 2 has the granule, and the feature for wide addresses if `WIDE`.
     fn check<const PAGE_SHIFT: u32, const WIDE: bool>(&self) -> Result<(), Unsupported> {
         let wanted = const { Granule::of_shift(PAGE_SHIFT) };
         if WIDE && self.has_granule(wanted) {
@@ -388,48 +392,48 @@ impl IdRegisters {
     }
 }
 
-/// What a CPU lacks, and what it has instead.
+/// A feature that a CPU lacks, with what it has instead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Unsupported {
     /// Stage 2 lacks the granule.
     Granule {
-        /// The one asked for.
+        /// The granule asked for.
         wanted: Granule,
-        /// Those that stage 2 has.
+        /// The granules that stage 2 has.
         supported: [Option<Granule>; 3],
     },
-    /// A format was configured for a feature that the CPU lacks.
+    /// The CPU lacks a feature that the format is configured for.
     Feature {
-        /// The manual's name.
+        /// The manual's name of the feature.
         name: &'static str,
     },
     /// Addresses are wider than the CPU implements.
     AddressBits {
-        /// Bits asked for.
+        /// Width asked for, in bits.
         wanted: u32,
-        /// Bits of a physical address.
+        /// Width of a physical address of the CPU, in bits.
         most: u32,
     },
-    /// The CPU starts no walk at a root of this level and size.
+    /// The CPU cannot start a walk at a root of this level and size.
     StartLevel {
-        /// The tables.
+        /// Geometry of the tables.
         geometry: Geometry,
-        /// Bits of a physical address.
+        /// Width of a physical address of the CPU, in bits.
         most: u32,
     },
     /// The VMID is wider than the CPU implements.
     Vmid {
         /// The VMID.
         vmid: Vmid,
-        /// Bits of one.
+        /// Width of the CPU's VMIDs, in bits.
         bits: u32,
     },
-    /// The root is not aligned, or beyond what the register holds.
+    /// The root is not aligned, or its address is beyond what the register holds.
     Root {
-        /// Its address.
+        /// Address of the root.
         root: Hpa,
-        /// Bits of an address at most.
+        /// The largest width of an address, in bits.
         most: u32,
     },
 }

@@ -1,8 +1,8 @@
-//! The instructions that an [`Invalidation`] takes at EL2, as values for a platform to execute.
+//! The instructions that an [`Invalidation`] needs at EL2, as values for a platform to execute.
 //!
-//! The engine executes no instruction. What is easy to get wrong about these, their operands and
-//! their order, is arithmetic, and is here, where it is tested on any machine. What is left to a
-//! platform is a `match` with one line of assembly an arm.
+//! The engine executes no instruction. It computes operands and order here, where the computation
+//! is tested on any machine. The platform only needs a `match` with one line of assembly in each
+//! arm.
 //!
 //! Operands as in the Arm Architecture Reference Manual (DDI 0487), C5.5 "A64 System instructions
 //! for TLB maintenance", under the name of each instruction; what stage 2 needs, under
@@ -12,26 +12,26 @@
 //!
 //! - **The guest is not an operand.** The instructions act on the VMID in VTTBR_EL2. Before the
 //!   sequence the platform loads the guest's VTTBR_EL2 and executes an `isb`, unless the guest's is
-//!   loaded already; afterwards it may load the former one, with another `isb`. While
-//!   HCR_EL2.{E2H, TGE} is {1, 1}, `vmalle1` and its like act on the host's own EL2&0 translations
-//!   instead: a host with VHE clears TGE around the sequence. Errata that forbid a speculative
-//!   walk in between are the platform's, too.
-//! - **Scope.** [`Scope::Local`] reaches the entries of one PE: enough where the guest never ran on
-//!   another since the entries there were last invalidated, or for a PE that is about to enter a
-//!   guest through another root under the same VMID (VTTBR_EL2.CnP is then 0); or that faulted for
-//!   lack of a right that it was given ([`Granted`](crate::Granted)). Everything else takes
-//!   [`Scope::InnerShareable`].
-//! - **System MMUs and nested guests** that cache the same tables are outside.
+//!   already loaded; afterwards it may load the former one, with another `isb`. While HCR_EL2.{E2H,
+//!   TGE} is {1, 1}, `vmalle1` and similar instructions act on the host's own EL2&0 translations
+//!   instead: a host with VHE clears TGE around the sequence. The platform also handles errata that
+//!   forbid a speculative walk in between.
+//! - **Scope.** [`Scope::Local`] reaches the entries of one PE. It suffices if the guest never ran
+//!   on another PE since the entries there were last invalidated; for a PE that is about to enter a
+//!   guest through another root under the same VMID (VTTBR_EL2.CnP is then 0); and for a PE that
+//!   faulted for lack of a right that its guest was then given ([`Granted`](crate::Granted)).
+//!   Everything else needs [`Scope::InnerShareable`].
+//! - **System MMUs and nested guests** that cache the same tables are not reached.
 //!
 //! # Changes of size
 //!
-//! Whether a size change is broken first is [`BreakBeforeMake`]'s to decide; the sequence is the
-//! same. At FEAT_BBM levels 0 and 1 it stands between the invalid entry and the new one. At levels
-//! 2 and 3 it comes once, after the new entry was stored, and without a hint of size, since either
-//! size may be cached. Until it completes, a PE at level 2 may raise a TLB conflict abort: the
-//! handler invalidates all of the guest on its own PE (an [`Invalidation`] without a range,
-//! [`Scope::Local`]), not by address, and lets the access run again. At level 3 it does not arise.
-//! A change of address or of memory type breaks at every level.
+//! [`BreakBeforeMake`] decides whether a change of size needs break-before-make; the sequence is
+//! the same. At FEAT_BBM levels 0 and 1 it stands between the invalid entry and the new one. At
+//! levels 2 and 3 it comes once, after the new entry was stored, and without a hint of size, since
+//! either size may be cached. Until it completes, a PE at level 2 may raise a TLB conflict abort.
+//! The handler invalidates all of the guest on its own PE (an [`Invalidation`] without a range,
+//! [`Scope::Local`]), not by address, and repeats the access. Level 3 raises no such abort. A
+//! change of address or of memory type needs break-before-make at every level.
 //!
 //! # Example
 //!
@@ -69,7 +69,7 @@ use crate::shootdown::Invalidation;
 use core::fmt;
 use core::iter::FusedIterator;
 
-/// One instruction; by address, with the value of its register.
+/// An instruction, with the value of its register if it has one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Instruction {
     /// `dsb ishst`: stores to tables are visible to the walkers of all PEs.
@@ -80,36 +80,37 @@ pub enum Instruction {
     DsbNshst,
     /// `dsb nsh`: invalidations before it are complete on this PE.
     DsbNsh,
-    /// `isb`: what this PE executes next was not fetched through an old translation.
+    /// `isb`: this PE fetches later instructions through no older translation.
     Isb,
     /// `tlbi ipas2e1is`: stage-2 entries of one address, all levels, all PEs.
     Ipas2e1is(u64),
-    /// `tlbi ipas2le1is`: of one address, last level only, all PEs.
+    /// `tlbi ipas2le1is`: stage-2 entries of one address, last level only, all PEs.
     Ipas2le1is(u64),
-    /// `tlbi ripas2e1is`: of a range, all levels, all PEs (FEAT_TLBIRANGE).
+    /// `tlbi ripas2e1is`: stage-2 entries of a range, all levels, all PEs (FEAT_TLBIRANGE).
     Ripas2e1is(u64),
-    /// `tlbi ripas2le1is`: of a range, last level only, all PEs (FEAT_TLBIRANGE).
+    /// `tlbi ripas2le1is`: stage-2 entries of a range, last level only, all PEs (FEAT_TLBIRANGE).
     Ripas2le1is(u64),
-    /// `tlbi vmalle1is`: the guest's entries of stage 1, and of both stages in one, on all PEs.
+    /// `tlbi vmalle1is`: the guest's entries of stage 1, and those that combine both stages, all
+    /// PEs.
     Vmalle1is,
-    /// `tlbi vmalls12e1is`: all of the guest's entries, both stages, on all PEs.
+    /// `tlbi vmalls12e1is`: all of the guest's entries, both stages, all PEs.
     Vmalls12e1is,
     /// `tlbi ipas2e1`: stage-2 entries of one address, all levels, this PE.
     Ipas2e1(u64),
-    /// `tlbi ipas2le1`: of one address, last level only, this PE.
+    /// `tlbi ipas2le1`: stage-2 entries of one address, last level only, this PE.
     Ipas2le1(u64),
-    /// `tlbi ripas2e1`: of a range, all levels, this PE (FEAT_TLBIRANGE).
+    /// `tlbi ripas2e1`: stage-2 entries of a range, all levels, this PE (FEAT_TLBIRANGE).
     Ripas2e1(u64),
-    /// `tlbi ripas2le1`: of a range, last level only, this PE (FEAT_TLBIRANGE).
+    /// `tlbi ripas2le1`: stage-2 entries of a range, last level only, this PE (FEAT_TLBIRANGE).
     Ripas2le1(u64),
-    /// `tlbi vmalle1`: the guest's entries of stage 1, and of both stages in one, on this PE.
+    /// `tlbi vmalle1`: the guest's entries of stage 1, and those that combine both stages, this PE.
     Vmalle1,
-    /// `tlbi vmalls12e1`: all of the guest's entries, both stages, on this PE.
+    /// `tlbi vmalls12e1`: all of the guest's entries, both stages, this PE.
     Vmalls12e1,
 }
 
 impl fmt::Display for Instruction {
-    /// As an assembler reads it, the register's value in a comment.
+    /// Formats the instruction for an assembler, with the register's value in a comment.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (text, operand) = match *self {
             Self::DsbIshst => ("dsb ishst", None),
@@ -137,46 +138,47 @@ impl fmt::Display for Instruction {
     }
 }
 
-/// Whose entries an invalidation reaches.
+/// The PEs that an invalidation reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Scope {
-    /// All PEs of the inner shareable domain: everywhere the guest may run.
+    /// All PEs of the inner shareable domain, which are all that the guest may run on.
     InnerShareable,
-    /// The PE that executes it.
+    /// The PE that executes the instructions.
     Local,
 }
 
-/// How a machine invalidates: what its CPUs have, and what its hypervisor chose.
+/// How a machine invalidates: features of its CPUs, and choices of its hypervisor.
 ///
-/// [`IdRegisters::tlbi`](super::id::IdRegisters::tlbi) fills it from the ID registers. Where CPUs
-/// differ, a feature counts only if all of them have it: an invalidation is broadcast.
+/// [`IdRegisters::tlbi`](super::id::IdRegisters::tlbi) reads it from the ID registers. Where CPUs
+/// differ, set only the features that all of them have, because an invalidation is broadcast.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tlbi {
     /// The granule of the tables.
     pub granule: Granule,
-    /// FEAT_TLBIRANGE: one instruction takes a range.
+    /// FEAT_TLBIRANGE: one instruction can take a range.
     pub range_instructions: bool,
     /// FEAT_TTL: an operand may name the level of the leaf.
     pub ttl: bool,
     /// VTCR_EL2.DS is 1 (FEAT_LPA2): range operands are in units of 64 KiB for every granule, and
-    /// addresses of 4K and 16K have 52 bits. It is what [`Arm64`](super::Arm64) of the tables says.
+    /// addresses of 4K and 16K have 52 bits. It must agree with [`Arm64`](super::Arm64) of the
+    /// tables.
     pub lpa2: bool,
-    /// Bits of a guest physical address that the CPU implements. An invalidation beyond them,
-    /// which no operand can hold, takes the whole guest.
+    /// Number of bits of a guest physical address that the CPU implements. No operand can hold an
+    /// address beyond them, so its invalidation takes the whole guest.
     pub address_bits: u32,
-    /// Instructions by address at most; what needs more takes the whole guest.
+    /// The most instructions by address; an invalidation that needs more takes the whole guest.
     pub most_by_address: u64,
-    /// Whose entries.
+    /// The PEs to reach.
     pub scope: Scope,
 }
 
 impl Tlbi {
-    /// A table of 4K pages: what Linux and Hafnium allow with that granule. It bounds the time that
-    /// broadcasts take; and the entries of both stages in one, which most walks end in, are lost
-    /// with the whole guest and by address alike.
+    /// The number of pages of a table with the 4K granule; Linux and Hafnium have the same limit.
+    /// It bounds the time that broadcasts take. Most walks end in entries that combine both stages,
+    /// and those are lost either way, with the whole guest or by address.
     pub const MOST_BY_ADDRESS: u64 = 512;
 
-    /// What every CPU can do: no ranges, no hints of level, 48-bit addresses, on all PEs.
+    /// Returns what every CPU can do: no ranges, no hints of level, 48-bit addresses, on all PEs.
     pub const fn new(granule: Granule) -> Self {
         Self {
             granule,
@@ -189,25 +191,26 @@ impl Tlbi {
         }
     }
 
-    /// The same for the PE that executes it ([`Scope::Local`]): what
-    /// [`Platform::invalidate_local`](crate::Platform::invalidate_local) takes.
+    /// Returns the same for the PE that executes the instructions ([`Scope::Local`]), as
+    /// [`Platform::invalidate_local`](crate::Platform::invalidate_local) needs it.
     pub const fn local(self) -> Self {
         Self { scope: Scope::Local, ..self }
     }
 
-    /// The instructions that `what` takes, in order.
+    /// Returns the instructions that `what` needs, in order.
     ///
     /// They cover the range of `what`, rounded outwards to the granule or, with a hint of a leaf
-    /// size, to that size; or the whole guest. A leaf that a hint names is invalidated once,
-    /// wherever in it the operand points.
+    /// size, to that size; or the whole guest. One instruction invalidates a leaf of the hinted
+    /// size, whichever address in it the operand has.
     pub fn sequence(&self, what: &Invalidation) -> Sequence {
         let addresses = what.range.and_then(|range| self.addresses(range, what));
         Sequence { step: Step::Publish, scope: self.scope, addresses }
     }
 
-    /// The instructions by address; `None` where they are too many or no operand holds them.
+    /// Returns the instructions by address; `None` if they are too many or no operand can hold
+    /// them.
     fn addresses(&self, range: GpaRange, what: &Invalidation) -> Option<Addresses> {
-        // Below an unlinked table any size may be cached.
+        // Below an unlinked table, entries of any size may be cached.
         let leaf = what.leaf.filter(|_| !what.tables);
         let page_shift = self.granule.shift();
         let hint = leaf.and_then(|leaf| Some((leaf.shift(), self.level(leaf)?)));
@@ -223,7 +226,7 @@ impl Tlbi {
             end,
             stride_shift,
             page_shift,
-            // A larger leaf takes fewer instructions one by one.
+            // For a larger leaf, single instructions are fewer.
             ranges: self.range_instructions && stride_shift < page_shift + RANGE_SHIFT,
             base_shift: if self.lpa2 { 16 } else { page_shift },
             tg: self.granule.tg(),
@@ -234,20 +237,21 @@ impl Tlbi {
         (addresses.instructions() <= self.most_by_address).then_some(addresses)
     }
 
-    /// Bits of an address that operands hold and the CPU does not ignore.
+    /// Returns the number of address bits that operands hold and the CPU does not ignore.
     fn operand_bits(&self) -> u32 {
         let most = if self.lpa2 || self.granule == Granule::K64 { 52 } else { 48 };
         self.address_bits.min(most)
     }
 
-    /// The level whose leaves are of this size, as TTL names it; `None` if no leaf is. (A run of
-    /// contiguous leaves is no level's: its members are invalidated one by one.)
+    /// Returns the level whose leaves are of this size, as TTL encodes it; `None` if no level's
+    /// are. (No level's leaves have the size of a contiguous group: its members are invalidated one
+    /// by one.)
     fn level(&self, leaf: PageSize) -> Option<u64> {
         let (granule, shift) = (self.granule.shift(), leaf.shift());
         let index_bits = granule - 3;
         let above = shift.checked_sub(granule).filter(|bits| bits % index_bits == 0)? / index_bits;
-        // TTL values below are reserved; without LPA2 so is one more for 4K and 16K, whose leaves
-        // of that level do not exist then.
+        // Lower TTL values are reserved. Without LPA2 one more is, for 4K and 16K, because their
+        // leaves of that level do not exist then.
         let lowest = match (self.granule, self.lpa2) {
             (Granule::K4, true) => 0,
             (Granule::K4, false) | (Granule::K16, true) | (Granule::K64, _) => 1,
@@ -257,24 +261,25 @@ impl Tlbi {
     }
 }
 
-/// Base-2 logarithm of the granules that one range instruction covers at most: 32 * 2^16.
+/// Base-2 logarithm of the most granules that one range instruction covers: 32 * 2^16.
 const RANGE_SHIFT: u32 = 21;
 
-/// Fields of an operand: the shift of each.
+/// Shifts of the fields of an operand.
 const TTL_SHIFT: u32 = 44;
 const RANGE_TTL_SHIFT: u32 = 37;
 const NUM_SHIFT: u32 = 39;
 const SCALE_SHIFT: u32 = 44;
 const TG_SHIFT: u32 = 46;
 
-/// The part of a sequence that goes by address.
+/// The instructions by address of a sequence.
 #[derive(Clone, Debug)]
 struct Addresses {
     at: u64,
     end: u64,
     stride_shift: u32,
     page_shift: u32,
-    /// Units of a range's base; where `at` is not a multiple, it has to go one by one.
+    /// Base-2 logarithm of the unit of a range's base. While `at` is not a multiple of the unit,
+    /// single instructions are used.
     base_shift: u32,
     ranges: bool,
     tg: u64,
@@ -284,7 +289,7 @@ struct Addresses {
 }
 
 impl Addresses {
-    /// Instructions left.
+    /// Returns the number of instructions left.
     fn instructions(&self) -> u64 {
         if !self.ranges {
             return (self.end - self.at) >> self.stride_shift;
@@ -309,10 +314,11 @@ impl Addresses {
         }
     }
 
-    /// `(NUM + 1) << (5 * SCALE + 1)` granules from a base, in the largest scale that fits.
+    /// Covers `(NUM + 1) << (5 * SCALE + 1)` granules from a base, in the largest scale that fits.
     ///
-    /// The scales fall, so that each base is as aligned as the first; with a hint it must be a
-    /// multiple of the leaf, and is, since a leaf divides every scale's steps taken before it.
+    /// The scales fall, so each base is as aligned as the first. With a hint a base must be a
+    /// multiple of the leaf size. It is, because that size divides the steps of every scale used
+    /// before.
     fn range(&mut self, pages: u64) -> Instruction {
         let scale = ((pages.ilog2() - 1) / 5).min(3);
         let unit_shift = 5 * scale + 1;
@@ -349,7 +355,7 @@ impl Iterator for Addresses {
     }
 }
 
-/// The instructions of one invalidation: see [`Tlbi::sequence`].
+/// The instructions of one invalidation, as [`Tlbi::sequence`] returns them.
 #[derive(Clone, Debug)]
 pub struct Sequence {
     step: Step,
@@ -357,15 +363,15 @@ pub struct Sequence {
     addresses: Option<Addresses>,
 }
 
-/// What comes next.
+/// The next step of a sequence.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Stores to tables are visible before anything is walked again.
+    /// Makes stores to tables visible before any later walk.
     Publish,
-    /// Entries of stage 2.
+    /// Invalidates entries of stage 2.
     Stage2,
-    /// Entries of both stages in one may be left. What refills them must not find a stale stage
-    /// 2: its invalidation is complete before theirs begins.
+    /// Invalidates entries that combine both stages. A walk that refills them must not find a stale
+    /// stage-2 entry, so the stage-2 invalidation completes first.
     Combined,
     Wait,
     Synchronize,
@@ -373,7 +379,7 @@ enum Step {
 }
 
 impl Sequence {
-    /// Whether the guest loses all of its entries, not those of a range.
+    /// Returns whether the guest loses all of its entries, and not only those of a range.
     pub const fn is_whole_guest(&self) -> bool {
         self.addresses.is_none()
     }

@@ -1,26 +1,26 @@
-//! The INVEPT that an [`Invalidation`] takes on an Intel CPU, as a value for a platform to execute.
+//! The INVEPT that an [`Invalidation`] needs on an Intel CPU, as a value for a platform to execute.
 //!
-//! As in the Intel Software Developer's Manual, volume 3C: "INVEPT—Invalidate Translations Derived
-//! from EPT" for type and descriptor, "Caching Translation Information" for what is cached under
-//! which tag and what invalidates it. (Intel renumbers the chapters.)
+//! Source: the Intel Software Developer's Manual, volume 3C, "INVEPT—Invalidate Translations
+//! Derived from EPT" for type and descriptor, and "Caching Translation Information" for what is
+//! cached under which tag and what invalidates it. (Intel renumbers the chapters.)
 //!
 //! # What the platform does
 //!
-//! - **There is nothing by address.** INVEPT takes all guest-physical and combined mappings, and
-//!   all paging-structure entries, under bits 51:12 of one EPT pointer, for every VPID and PCID; so
-//!   range, leaf size and `tables` of the invalidation say nothing here, and INVVPID has no part in
-//!   a change of these tables.
-//! - **It reaches the CPU that executes it.** Every CPU that may hold entries executes it: those
-//!   that run the guest, interrupted, and those that ran it since they last did so, before they
-//!   next enter it. VM exits and VM entries leave guest-physical mappings as they are.
+//! - **No invalidation by address.** INVEPT invalidates all guest-physical and combined mappings,
+//!   and all paging-structure entries, under bits 51:12 of one EPT pointer, for every VPID and
+//!   PCID. So the range, leaf size and `tables` of the invalidation have no effect here, and a
+//!   change of these tables needs no INVVPID.
+//! - **INVEPT acts on the CPU that executes it.** Every CPU that may hold entries executes it: the
+//!   CPUs that run the guest, after an interrupt, and the CPUs that ran it since their last INVEPT,
+//!   before they enter it again. VM exits and VM entries do not invalidate guest-physical mappings.
 //!   [`Ran`](crate::Ran) keeps account of those CPUs.
-//! - **Order.** The stores to the tables come before the interrupt: with an x2APIC, where a write
-//!   to the ICR is ordered after nothing, `mfence; lfence` stand between. INVEPT is a serializing
-//!   instruction; none is needed after it.
-//! - **A new root at a former root's address** finds the old root's entries: INVEPT comes before
-//!   such a root is loaded first. So it does where the bit for accessed and dirty state in the EPT
-//!   pointer changes.
-//! - **IOTLBs and device TLBs** of tables that VT-d shares are the platform's:
+//! - **Order.** The stores to the tables come before the interrupt. With an x2APIC, where a write
+//!   to the ICR is not ordered after earlier stores, `mfence; lfence` precede it. INVEPT is a
+//!   serializing instruction; no other is needed after it.
+//! - **A new root at a former root's address** would use the old root's entries: the platform
+//!   executes INVEPT before it first loads such a root, and also where the bit for accessed and
+//!   dirty state in the EPT pointer changes.
+//! - **IOTLBs and device TLBs** of tables that VT-d shares are invalidated by the platform: see
 //!   [`vtd`](super::vtd).
 //!
 //! # Example
@@ -43,13 +43,14 @@
 use crate::shootdown::Invalidation;
 use core::fmt;
 
-/// What INVEPT reaches: its register operand.
+/// The type of an INVEPT: its register operand.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u64)]
 pub enum Type {
-    /// The mappings under the descriptor's EPT pointer.
+    /// Invalidates the mappings under the descriptor's EPT pointer.
     SingleContext = 1,
-    /// Those under any EPT pointer: the descriptor is not looked at, but for its reserved bits.
+    /// Invalidates the mappings under any EPT pointer. The CPU checks only the reserved bits of the
+    /// descriptor.
     AllContexts = 2,
 }
 
@@ -57,7 +58,7 @@ pub enum Type {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 #[repr(C, align(16))]
 pub struct Descriptor {
-    /// Bits 63:0: the EPT pointer, as VM entry would take it; with another one INVEPT fails.
+    /// Bits 63:0: the EPT pointer. INVEPT fails for a value that VM entry would refuse.
     pub eptp: u64,
     /// Bits 127:64, which are 0.
     pub reserved: u64,
@@ -66,44 +67,44 @@ pub struct Descriptor {
 /// An INVEPT with its operands.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Instruction {
-    /// What it reaches.
+    /// The type.
     pub kind: Type,
-    /// Its operand in memory.
+    /// The operand in memory.
     pub descriptor: Descriptor,
 }
 
 impl Instruction {
-    /// The register operand.
+    /// Returns the register operand.
     pub const fn operand(&self) -> u64 {
         self.kind as u64
     }
 }
 
 impl fmt::Display for Instruction {
-    /// As an assembler reads it, the operands' values in a comment.
+    /// Formats the instruction for an assembler, with the operands' values in a comment.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kind, Descriptor { eptp, reserved }) = (self.operand(), self.descriptor);
         write!(f, "invept rax, [rcx] ; rax = {kind}, [rcx] = {reserved:016x}:{eptp:016x}")
     }
 }
 
-/// How a machine invalidates.
+/// How a machine invalidates entries of EPT.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Invept {
-    /// The CPU has the single-context type: else every guest's entries go.
+    /// The CPU has the single-context type. Without it, the entries of every guest are invalidated.
     pub single_context: bool,
 }
 
 impl Invept {
-    /// What IA32_VMX_EPT_VPID_CAP (0x48c) says, which
-    /// [`Ept::from_capabilities`](super::Ept::from_capabilities) accepted: bit 25 is single-context
-    /// INVEPT. (With bit 20, INVEPT, and not 25, there is bit 26, all-context.)
+    /// Reads IA32_VMX_EPT_VPID_CAP (0x48c), in which bit 25 is single-context INVEPT.
+    /// [`Ept::from_capabilities`](super::Ept::from_capabilities) has accepted the value: if it has
+    /// bit 20, INVEPT, and not bit 25, it has bit 26, all-context.
     pub const fn from_capabilities(capabilities: u64) -> Self {
         Self { single_context: capabilities >> 25 & 1 == 1 }
     }
 
-    /// The instruction that `what` takes, on each CPU that may hold entries of the guest, whose EPT
-    /// pointer is `eptp` ([`Ept::eptp`](super::Ept::eptp)).
+    /// Returns the instruction that `what` needs on each CPU that may hold entries of the guest.
+    /// `eptp` is the guest's EPT pointer ([`Ept::eptp`](super::Ept::eptp)).
     pub const fn instruction(&self, _what: &Invalidation, eptp: u64) -> Instruction {
         match self.single_context {
             true => Instruction {

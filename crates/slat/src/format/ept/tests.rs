@@ -1,4 +1,4 @@
-//! What EPT's bits are held to.
+//! Tests of the bits of EPT.
 
 use super::vtd::{MissingVtd, Vtd};
 use super::*;
@@ -244,7 +244,7 @@ fn the_pointer_says_four_levels_through_the_cache() {
 
 #[test]
 fn a_cpu_that_lacks_something_is_told_what() {
-    // As a client CPU answers.
+    // The value of a client CPU.
     let full = 0x0f01_0673_4141;
     let format = Ept1G::from_capabilities(full, 46).unwrap();
     assert_eq!((format.accessed_dirty, format.output_bits), (true, 46));
@@ -284,7 +284,7 @@ fn vt_d_finds_snp_in_leaves_and_no_bit_that_it_reserves() {
         for leaf in (0..3).flat_map(|level| leaves(format, level)) {
             assert_eq!(leaf & reserved(false), 0);
             assert_eq!(leaf >> 11 & 1 == 1, format.vtd.unwrap().snoop);
-            // Children, and what rights were changed of, stay so.
+            // The children of a split keep SNP, and so does a leaf whose rights change.
             let bits = Ept1G::attribute_bits(leaf, 1);
             assert_eq!((bits ^ leaf) >> 11 & 1, 0);
             let relaxed = format.relaxed(Ept1G::write_protected(leaf), Access::Write);
@@ -294,7 +294,7 @@ fn vt_d_finds_snp_in_leaves_and_no_bit_that_it_reserves() {
     for level in 1..4 {
         assert_eq!(Ept1G::table(Hpa(ADDRESS), level) & reserved(true), 0);
     }
-    // Neither R nor W: not present, and the rest is ignored.
+    // With neither R nor W an entry is not present, and VT-d ignores the rest.
     assert!(not_present().iter().all(|(raw, _)| raw & 0b11 == 0));
 }
 

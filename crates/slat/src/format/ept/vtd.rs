@@ -1,56 +1,59 @@
-//! Tables that Intel's IOMMU walks as well, as its second stage.
+//! Tables that Intel's IOMMU (VT-d) also walks, as its second stage.
 //!
-//! As in the Intel Virtualization Technology for Directed I/O Architecture Specification:
+//! Source: the Intel Virtualization Technology for Directed I/O Architecture Specification,
 //! "Second-Stage Paging Entries", "Capability Register", "Extended Capability Register", "Snoop
 //! Behavior", "Invalidation of Translation Caches".
 //!
-//! A page of EPT is a second-stage page but for three bits. Bit 11 of a leaf is SNP: requests snoop
-//! the CPU's caches, whatever the device asked for. Bit 62 of a leaf is TM, and of a table
-//! reserved: the engine's mark, so it must not stand there. Accessed and dirty (8, 9) are ignored,
-//! or set by hardware where the unit can and is told to. Memory type and IPAT (6:3) say nothing to
-//! most units, and mean the same to others. In an entry that is not present VT-d ignores the rest,
-//! as EPT does: markers and tokens stay the engine's.
+//! An entry of EPT is a second-stage entry except for a few bits. Bit 11 of a leaf is SNP: requests
+//! snoop the CPU's caches, whatever the device asked for. Bit 62 is TM in a leaf and reserved in a
+//! table: the engine must not use it as its mark there. Accessed and dirty (8, 9) are ignored, or
+//! set by hardware where the unit can do so and it is enabled. Memory type and IPAT (6:3) are
+//! ignored by most units, and mean the same to others. VT-d ignores the other bits of an entry that
+//! is not present, as EPT does, so markers and tokens work unchanged.
 //!
-//! With [`Ept::vtd`](super::Ept::vtd) set, leaves are made with SNP where the units have it, and no
-//! mark is ever put into an entry that is present: [`Guard::collapse`](crate::Guard::collapse)
-//! answers [`SplitError::Shared`](crate::SplitError::Shared), and
+//! With [`Ept::vtd`](super::Ept::vtd) set, the format makes leaves with SNP where the units have
+//! it, and the engine never puts its mark into an entry that is present:
+//! [`Guard::collapse`](crate::Guard::collapse) returns
+//! [`SplitError::Shared`](crate::SplitError::Shared), and
 //! [`Guard::write_protect_subtrees`](crate::Guard::write_protect_subtrees) takes the right from the
-//! leaves, as on formats whose tables have none.
+//! leaves, as on formats whose tables have no rights.
 //!
-//! # What is left to the owner
+//! # What the hypervisor does
 //!
 //! - **Invalidation.** [`Platform::invalidate`](crate::Platform::invalidate) also invalidates the
 //!   IOTLB by domain or page, with paging-structure caches where `tables` says so (IH = 0), then
-//!   the device TLBs of devices that have ATS on, and waits for both (an invalidation wait
-//!   descriptor). An invalidation that only reaches CPUs leaves a device writing to memory that was
-//!   given away.
-//! - **Units that cache what is not present** (Caching Mode, bit 7 of the capability register, as
-//!   virtual units have) take an invalidation of the IOTLB after each map as well, and units with
-//!   bit 4 (RWBF) a flush of their write buffer: in [`Platform::publish`](crate::Platform::publish).
-//! - **Faults.** A device's access that the tables refuse is aborted, unless the device and unit
-//!   have page requests (PRS). So memory that a device may use is mapped, and pinned, before it
-//!   does, and write protection does not log its writes: it breaks them.
-//! - **What devices write.** Without second-stage accessed and dirty bits (SSADS, bit 45 of the
+//!   the device TLBs of devices that have ATS enabled, and waits for both (an invalidation wait
+//!   descriptor). If it reaches only CPUs, a device goes on writing to memory that now has another
+//!   use.
+//! - **Units that cache entries that are not present** (Caching Mode, bit 7 of the capability
+//!   register, as virtual units have) need an invalidation of the IOTLB after each map as well, and
+//!   units with bit 4 (RWBF) a flush of their write buffer.
+//!   [`Platform::publish`](crate::Platform::publish) does both.
+//! - **Faults.** An access of a device that the tables refuse is aborted, unless device and unit
+//!   have page requests (PRS). So memory that a device may use has to be mapped, and pinned, before
+//!   the device uses it. Write protection does not log a device's writes: it makes them fail.
+//! - **Writes of devices.** Without second-stage accessed and dirty bits (SSADS, bit 45 of the
 //!   extended capability register, and the bit of the domain's PASID-table entry) a device's write
-//!   leaves no trace: [`Guard::harvest`](crate::Guard::harvest) does not see it, and
-//!   [`Guard::age`](crate::Guard::age) takes its page for old. Pages that devices may write count
-//!   as dirty always.
-//! - **Rights.** The right to execute, and who has it, is the CPU's alone. A leaf without the right
-//!   to read cannot be made here, nor one that devices may write and not read.
-//! - **Guest addresses** beyond the unit's MGAW are refused by it. The unit's AGAW for the domain
-//!   is 48 bits, four levels.
-//! - **The platform's `fill`** and stores need no flush: units whose walks are not coherent are
-//!   refused by [`Vtd::from_registers`].
+//!   leaves no trace: [`Guard::harvest`](crate::Guard::harvest) does not report it, and
+//!   [`Guard::age`](crate::Guard::age) finds its page old. The hypervisor has to count pages that
+//!   devices may write as dirty always.
+//! - **Rights.** The right to execute applies to the CPU only. A leaf without the right to read
+//!   cannot be made here, nor one that devices may write and not read.
+//! - **Guest addresses.** The unit refuses addresses beyond its MGAW. Its AGAW for the domain is 48
+//!   bits, four levels.
+//! - **The platform's `fill`** and stores need no cache flush: [`Vtd::from_registers`] refuses
+//!   units whose walks are not coherent.
 
 use super::bit;
 use core::fmt;
 
-/// How VT-d walks the tables.
+/// Configuration for tables that VT-d walks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Vtd {
-    /// Snoop control: leaves have SNP. Units without it take the bit for reserved, so all units
-    /// that walk these tables have it, or it is off; then a device may leave caches out where it
-    /// asks to, and its guest needs what CPUs do for such devices (WBINVD).
+    /// Snoop control: leaves have SNP. Units without snoop control treat the bit as reserved, so it
+    /// may be set only if all units that walk these tables have it. If it is unset, a device may
+    /// bypass caches where it asks to, and its guest needs what CPUs offer for such devices
+    /// (WBINVD).
     pub snoop: bool,
 }
 
@@ -63,9 +66,10 @@ const COHERENT: u64 = 1 << 0;
 const SNOOP_CONTROL: u64 = 1 << 7;
 
 impl Vtd {
-    /// What a unit supports: its capability register (offset 0x8) and extended capability register
-    /// (0x10), for tables whose largest block is 1 GiB (`huge_1g`) or 2 MiB. Of several units that
-    /// walk the same tables, the bits that all have.
+    /// Returns the configuration that a unit supports, for tables whose largest block is 1 GiB
+    /// (`huge_1g`) or 2 MiB. `capability` is its capability register (offset 0x8), `extended` its
+    /// extended capability register (0x10). If several units walk the same tables, pass the bits
+    /// that all of them have.
     ///
     /// # Errors
     /// [`MissingVtd`] names what these tables need and the unit lacks.
@@ -83,12 +87,12 @@ impl Vtd {
     }
 }
 
-/// The unit lacks what the tables need.
+/// The unit lacks features that the tables need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MissingVtd {
     /// Bits of the capability register that are clear and should be set.
     pub capability: u64,
-    /// The same of the extended capability register.
+    /// Bits of the extended capability register that are clear and should be set.
     pub extended: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What the bits of nested paging are held to.
+//! Tests of the bits of nested paging.
 
 use super::*;
 use crate::format::{RUN, links_tables};
@@ -117,7 +117,7 @@ fn foreign_memory_types_decode_to_one_that_encodes() {
             assert_eq!(once, twice);
         }
     }
-    // Above level 0, bit 12 is the PAT's and none of the address.
+    // Above level 0, bit 12 belongs to the PAT and not to the address.
     let raw = Npt1G::leaf(P | U, 1, Hpa(1 << 21)) | 1 << 12;
     assert_eq!(Npt1G::leaf_address(raw, 1), Hpa(1 << 21));
 }

@@ -1,5 +1,5 @@
-//! What the bits of a radix tree are held to. Words are written as the manual has them, and
-//! compared with what lies in memory.
+//! Tests of the bits of a radix tree. Words are written as the manual has them, and compared with
+//! the bytes in memory.
 
 use super::*;
 use crate::addr::PageSize;
@@ -9,7 +9,7 @@ use std::vec::Vec;
 const TOKENS: [u64; 5] = [0, 1, 0x5555_5555_5555, 1 << 47, (1 << 48) - 1];
 const FRAMES: [Hpa; 4] = [Hpa(0), Hpa(0x1000), Hpa(1 << 56), Hpa((1 << 57) - 0x1000)];
 
-/// The manual's word of a raw value, byte by byte.
+/// Returns the manual's word of a raw value, byte by byte.
 fn word(raw: u64) -> u64 {
     raw.to_ne_bytes().iter().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }

@@ -1,13 +1,13 @@
-//! The instructions that an [`Invalidation`] takes on a Power host, as values for a platform to
+//! The instructions that an [`Invalidation`] needs on a Power host, as values for a platform to
 //! execute.
 //!
 //! Operands as in the Power ISA, Book III, "TLB Management Instructions" (`tlbie`); the order as in
 //! "Translation Table Update Synchronization Requirements". RIC, PRS and R are part of the
-//! instruction: PRS is 0, these tables being partition-scoped, and R is 1, for radix.
+//! instruction: PRS is 0, for partition-scoped tables, and R is 1, for radix.
 //!
-//! A platform executes each with one line of assembly. Errata of its CPUs (POWER9 takes a second
-//! `tlbie`), and CPUs that a broadcast does not reach (accelerators behind a nest MMU), are its
-//! own.
+//! A platform executes each with one line of assembly. It also handles errata of its CPUs (POWER9
+//! needs a second `tlbie`), and units that a broadcast does not reach (accelerators behind a nest
+//! MMU).
 //!
 //! # Example
 //!
@@ -39,38 +39,39 @@ use crate::shootdown::{Invalidation, Vmid};
 use core::fmt;
 use core::iter::FusedIterator;
 
-/// One instruction; of a `tlbie` or `tlbiel`, the values of its registers.
+/// An instruction; for a `tlbie` or `tlbiel` with the values of its registers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Instruction {
     /// `ptesync`: stores to tables are visible to walkers; invalidations before it are complete
     /// everywhere.
     Ptesync,
-    /// `tlbie` with RIC=0: translations, and no links to tables.
+    /// `tlbie` with RIC=0: invalidates translations, and no links to tables.
     Tlb(Operands),
-    /// `tlbie` with RIC=2: translations, the page walk cache, and what is cached of the guest's
-    /// partition table entry.
+    /// `tlbie` with RIC=2: invalidates translations, the page walk cache, and cached copies of the
+    /// guest's partition table entry.
     All(Operands),
-    /// `tlbiel` with RIC=0, on this CPU: translations. The LPID is that in LPIDR.
+    /// `tlbiel` with RIC=0, on this CPU: invalidates translations of the LPID in LPIDR.
     TlbLocal(Operands),
-    /// `tlbiel` with RIC=2, on this CPU. The LPID is that in LPIDR.
+    /// `tlbiel` with RIC=2, on this CPU: as [`Instruction::All`], for the LPID in LPIDR.
     AllLocal(Operands),
-    /// `eieio`: between the last `tlbie` and the `tlbsync`.
+    /// `eieio`: stands between the last `tlbie` and the `tlbsync`.
     Eieio,
-    /// `tlbsync`: the `ptesync` after it waits for the other CPUs.
+    /// `tlbsync`: makes the `ptesync` after it wait for the other CPUs.
     Tlbsync,
 }
 
 /// The registers of a `tlbie` or `tlbiel`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Operands {
-    /// RB: IS, and for one page (IS=0) its address and AP, of a `tlbiel` for all (IS=2) the set.
+    /// RB: IS; for one page (IS=0) also its address and AP; for a `tlbiel` of all (IS=2) also the
+    /// set.
     pub rb: u64,
-    /// RS: the LPID; 0 of a `tlbiel`.
+    /// RS: the LPID; 0 for a `tlbiel`.
     pub rs: u64,
 }
 
 impl fmt::Display for Instruction {
-    /// As an assembler reads it, the registers' values in a comment.
+    /// Formats the instruction for an assembler, with the registers' values in a comment.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, ric, Operands { rb, rs }) = match *self {
             Self::Ptesync => return f.write_str("ptesync"),
@@ -85,36 +86,37 @@ impl fmt::Display for Instruction {
     }
 }
 
-/// IS=2, in bits 52:53 of the manual's: all of the partition.
+/// IS=2, in bits 52:53 of the manual's: all entries of the partition.
 const PARTITION: u64 = 2 << 10;
-/// The set of a `tlbiel` for all, in bits 40:51.
+/// The set for a `tlbiel` of all, in bits 40:51.
 const SET_SHIFT: u32 = 12;
 /// AP, in bits 56:58.
 const AP_SHIFT: u32 = 5;
 
-/// How a machine invalidates.
+/// How a machine invalidates: features of its CPUs, and choices of its hypervisor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tlbie {
-    /// Pages at most; what needs more takes the whole guest.
+    /// The most pages by address; an invalidation that needs more takes the whole guest.
     pub most_by_address: u64,
-    /// Sets of the TLB that a `tlbiel` for all of a guest takes one by one: 128 on POWER9 with
-    /// radix tables; 1 from Power ISA 3.1 on, where one takes all.
+    /// Number of TLB sets that a `tlbiel` of all of a guest invalidates one by one: 128 on POWER9
+    /// with radix tables; 1 from Power ISA 3.1 on, where one instruction invalidates all.
     pub local_sets: u64,
 }
 
 impl Default for Tlbie {
-    /// As many as Linux takes one by one.
+    /// The limit of Linux for pages by address, and the sets of POWER9.
     fn default() -> Self {
         Self { most_by_address: 33, local_sets: 128 }
     }
 }
 
 impl Tlbie {
-    /// The instructions that `what` takes, in order.
+    /// Returns the instructions that `what` needs, in order.
     ///
-    /// One `tlbie` by address reaches entries of one page size: without a hint of it, and with more
-    /// pages than [`Tlbie::most_by_address`], the whole guest is invalidated. So it is where tables
-    /// were unlinked, as nothing by address reaches the page walk cache.
+    /// One `tlbie` by address reaches entries of one page size. Without a hint of it, or with more
+    /// pages than [`Tlbie::most_by_address`], the sequence invalidates the whole guest. It does so
+    /// too where tables were unlinked, because no invalidation by address reaches the page walk
+    /// cache.
     pub fn sequence(&self, what: &Invalidation) -> Sequence {
         Sequence {
             next: 0,
@@ -125,11 +127,13 @@ impl Tlbie {
         }
     }
 
-    /// The instructions that `what` takes on the CPU that executes them, in order: for one that was
-    /// noted while the guest did not run on it, before it enters the guest. No fault needs them.
+    /// Returns the instructions that `what` needs on the CPU that executes them, in order. A CPU
+    /// executes them before it enters the guest, for an invalidation that was noted while the guest
+    /// did not run on it. No fault needs them.
     ///
-    /// LPIDR holds the guest's LPID. After the last, POWER9 also takes `slbia 7`, which empties
-    /// what its cores keep of effective addresses; like errata, that is the platform's.
+    /// LPIDR holds the guest's LPID. After the last instruction POWER9 also needs `slbia 7`, which
+    /// empties its cores' caches of effective addresses; the platform executes it, as it handles
+    /// errata.
     pub fn local_sequence(&self, what: &Invalidation) -> Sequence {
         let all = Pages { at: 0, shift: SET_SHIFT, ap: None, count: self.local_sets };
         let pages = self.pages(what).unwrap_or(all);
@@ -146,7 +150,7 @@ impl Tlbie {
     }
 }
 
-/// What AP says of a page of `1 << shift` bytes: POWER9's and POWER10's
+/// Returns the encoding of AP for a page of `1 << shift` bytes on POWER9 and POWER10
 /// ("ibm,processor-radix-AP-encodings" of their device trees).
 const fn actual_page_size(shift: u32) -> Option<u64> {
     match shift {
@@ -158,7 +162,7 @@ const fn actual_page_size(shift: u32) -> Option<u64> {
     }
 }
 
-/// Neighbouring pages of one size; without AP, the whole guest, or its sets.
+/// Neighbouring pages of one size; without AP, the whole guest, or the sets of the TLB.
 #[derive(Clone, Copy, Debug)]
 struct Pages {
     at: u64,

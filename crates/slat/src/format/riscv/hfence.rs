@@ -1,33 +1,33 @@
-//! The instructions, or the SBI call, that an [`Invalidation`] takes on RISC-V, as values for a
+//! The instructions, or the SBI call, that an [`Invalidation`] needs on RISC-V, as values for a
 //! platform to execute.
 //!
-//! As in the RISC-V Instruction Set Manual, volume II: "Hypervisor Memory-Management Fence
-//! Instructions" (HFENCE.GVMA), "Svinval" (HINVAL.GVMA); and the Supervisor Binary Interface
+//! Sources: the RISC-V Instruction Set Manual, volume II: "Hypervisor Memory-Management Fence
+//! Instructions" (HFENCE.GVMA), "Svinval" (HINVAL.GVMA); the Supervisor Binary Interface
 //! Specification, "RFENCE Extension".
 //!
 //! # What the platform does
 //!
-//! - **It reaches the hart that executes it.** Every hart that may hold entries of the VMID
-//!   executes it: those that run the guest, interrupted ([`Hfence::remote`] has the firmware do
-//!   it), and those that ran it since, before they enter it again. [`Ran`](crate::Ran) keeps
-//!   account of both.
+//! - **The fence acts on the hart that executes it.** Every hart that may hold entries of the VMID
+//!   executes it: the harts that run the guest, after an interrupt ([`Hfence::remote`] asks the
+//!   firmware for it), and the harts that ran it since, before they enter it again.
+//!   [`Ran`](crate::Ran) keeps account of both.
 //! - **Order.** HFENCE.GVMA orders stores that are *visible to its own hart* before the walks that
-//!   follow. So the hart that stored fences first (`fence rw, rw`) and sends the interrupt then;
-//!   the firmware does as much for its call. A sequence for the hart that stored, or that has read
-//!   what another stored, needs no fence of data.
-//! - **By address it orders reads of leaves alone**: where tables were unlinked, and after a map
-//!   without Svvptc, all of the guest is named. A slot that a fault found invalid and that links a
-//!   table by now is such a case.
-//! - **Both stages.** It reaches entries that combine both. HFENCE.VVMA has no part in it.
-//! - **hgatp.MODE** that changes for a VMID takes an HFENCE.GVMA with rs1 = x0 as well.
+//!   follow. So the hart that stored executes `fence rw, rw` before it sends the interrupt; the
+//!   firmware does the same for its call. A sequence on the hart that stored, or on a hart that has
+//!   read the other's stores, needs no data fence.
+//! - **By address it orders only reads of leaves.** Where tables were unlinked, and after a map
+//!   without Svvptc, the fence has to cover all of the guest. An entry that a fault found invalid
+//!   and that links a table by now is such a case.
+//! - **Both stages.** It invalidates entries that combine both stages. HFENCE.VVMA is not needed.
+//! - **A change of hgatp.MODE** for a VMID also needs an HFENCE.GVMA with rs1 = x0.
 //!
 //! # When all of the guest is cheaper
 //!
-//! Each instruction by address may walk what the hart has cached, and one for all of the guest
-//! costs it a refill of what it uses. Linux takes the second beyond 64 pages for its own addresses
-//! (`tlb_flush_all_threshold`), beyond a table of 512 for a guest's; [`Hfence::default`] has the
-//! first. Firmware may decide so again: OpenSBI fences by address for 4 KiB and less unless it is
-//! told otherwise.
+//! Each instruction by address may walk what the hart has cached, while one for all of the guest
+//! costs a refill of the entries in use. Linux uses the second beyond 64 pages for its own
+//! addresses (`tlb_flush_all_threshold`), and beyond a table of 512 for a guest's;
+//! [`Hfence::default`] has the first limit. Firmware may decide again: OpenSBI fences by address
+//! for 4 KiB and less unless it is configured otherwise.
 //!
 //! # Example
 //!
@@ -54,9 +54,9 @@ use core::iter::FusedIterator;
 /// Registers of a fence; `None` is x0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Operands {
-    /// rs1: a guest physical address, shifted right by 2; without it all addresses.
+    /// rs1: a guest physical address, shifted right by 2; `None` for all addresses.
     pub rs1: Option<u64>,
-    /// rs2: the VMID; without it all guests.
+    /// rs2: the VMID; `None` for all guests.
     pub rs2: Option<Vmid>,
 }
 
@@ -65,11 +65,12 @@ pub struct Operands {
 pub enum Instruction {
     /// `hfence.gvma`.
     HfenceGvma(Operands),
-    /// `sfence.w.inval`: stores before it are seen by the walks after what follows (Svinval).
+    /// `sfence.w.inval`: walks after the following invalidations see the stores before it
+    /// (Svinval).
     SfenceWInval,
     /// `hinval.gvma` (Svinval).
     HinvalGvma(Operands),
-    /// `sfence.inval.ir`: walks after it come after the invalidations before it (Svinval).
+    /// `sfence.inval.ir`: invalidations before it come before the walks after it (Svinval).
     SfenceInvalIr,
 }
 
@@ -78,8 +79,8 @@ const A0: u32 = 10;
 const A1: u32 = 11;
 
 impl Instruction {
-    /// The instruction as 32 bits, for assemblers that do not know it (`.insn`): rs1 in a0, rs2 in
-    /// a1, or x0.
+    /// Returns the instruction as 32 bits, for assemblers that do not know it (`.insn`): rs1 is a0
+    /// and rs2 is a1, or x0.
     pub const fn encoding(&self) -> u32 {
         const SYSTEM: u32 = 0x73;
         const fn registers(operands: &Operands) -> u32 {
@@ -97,7 +98,7 @@ impl Instruction {
 }
 
 impl fmt::Display for Instruction {
-    /// As an assembler reads it, the registers' values in a comment.
+    /// Formats the instruction for an assembler, with the registers' values in a comment.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, Operands { rs1, rs2 }) = match *self {
             Self::HfenceGvma(operands) => ("hfence.gvma", operands),
@@ -116,56 +117,56 @@ impl fmt::Display for Instruction {
     }
 }
 
-/// A call of the SBI's RFENCE extension: a7, a6, and a0 to a4.
+/// A call of the SBI's RFENCE extension: registers a7, a6, and a0 to a4.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RemoteFence {
     /// a7: the extension, "RFNC".
     pub extension: u64,
     /// a6: the function, `sbi_remote_hfence_gvma_vmid`.
     pub function: u64,
-    /// a0 to a4: the harts' mask and its base, start and size in bytes (the address is *not*
-    /// shifted), the VMID.
+    /// a0 to a4: mask of the harts and its base, start and size in bytes (the address is *not*
+    /// shifted), VMID.
     pub arguments: [u64; 5],
 }
 
-/// Harts as the SBI names them: bit `n` of the mask is hart `base + n`.
+/// A set of harts as the SBI encodes it: bit `n` of the mask is hart `base + n`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Harts {
-    /// Which of the harts from `base` on.
+    /// One bit for each hart from `base` on.
     pub mask: u64,
     /// The hart ID of bit 0.
     pub base: u64,
 }
 
 impl Harts {
-    /// All harts that the supervisor has.
+    /// All harts of the supervisor.
     pub const ALL: Self = Self { mask: 0, base: u64::MAX };
 }
 
-/// How a machine invalidates: what its harts have, and what its hypervisor chose.
+/// How a machine invalidates: features of its harts, and choices of its hypervisor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hfence {
-    /// Svinval: invalidations by address are ordered once for all.
+    /// Svinval: a sequence orders its invalidations by address once for all of them.
     pub svinval: bool,
-    /// Instructions by address at most; what needs more takes the whole guest.
+    /// The most instructions by address; an invalidation that needs more takes the whole guest.
     pub most_by_address: u64,
 }
 
 impl Default for Hfence {
-    /// Without Svinval; as many as Linux takes one by one for its own addresses.
+    /// Without Svinval, and with the limit that Linux has for its own addresses.
     fn default() -> Self {
         Self { svinval: false, most_by_address: 64 }
     }
 }
 
 const PAGE_SHIFT: u32 = 12;
-/// rs1 is a guest physical address shifted right so far.
+/// rs1 is a guest physical address shifted right by so many bits.
 const RS1_SHIFT: u32 = 2;
 const RFENCE: u64 = 0x5246_4e43;
 const REMOTE_HFENCE_GVMA_VMID: u64 = 3;
 
 impl Hfence {
-    /// The instructions that `what` takes on each hart that may hold entries, in order.
+    /// Returns the instructions that `what` needs, in order, on each hart that may hold entries.
     ///
     /// They cover its range, rounded outwards to pages or, with a leaf size, to leaves; or the
     /// whole guest.
@@ -175,9 +176,11 @@ impl Hfence {
         Sequence { step, vmid: what.vmid, svinval: self.svinval, addresses }
     }
 
-    /// The SBI call that has other harts do the same. It returns when they have.
+    /// Returns the SBI call that makes other harts do the same. The call returns when they have
+    /// done it.
     ///
-    /// The caller has ordered its stores before (`fence rw, rw`), unless firmware is known to.
+    /// The caller orders its stores before it (`fence rw, rw`), unless the firmware is known to do
+    /// so.
     pub fn remote(&self, what: &Invalidation, harts: Harts) -> RemoteFence {
         let (start, size) = match self.addresses(what) {
             Some(Addresses { at, end, .. }) => (at, end - at),
@@ -202,7 +205,7 @@ impl Hfence {
     }
 }
 
-/// The part of a sequence that goes by address.
+/// The instructions by address of a sequence.
 #[derive(Clone, Debug)]
 struct Addresses {
     at: u64,
@@ -210,7 +213,7 @@ struct Addresses {
     shift: u32,
 }
 
-/// The instructions of one invalidation: see [`Hfence::sequence`].
+/// The instructions of one invalidation, as [`Hfence::sequence`] returns them.
 #[derive(Clone, Debug)]
 pub struct Sequence {
     step: Step,
@@ -219,7 +222,7 @@ pub struct Sequence {
     addresses: Option<Addresses>,
 }
 
-/// What comes next.
+/// The next step of a sequence.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Begin,
@@ -229,7 +232,7 @@ enum Step {
 }
 
 impl Sequence {
-    /// Whether the guest loses all of its entries, not those of a range.
+    /// Returns whether the guest loses all of its entries, and not only those of a range.
     pub const fn is_whole_guest(&self) -> bool {
         self.addresses.is_none()
     }

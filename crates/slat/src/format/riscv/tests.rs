@@ -1,4 +1,4 @@
-//! What the G-stage's bits are held to.
+//! Tests of the bits of the G-stage.
 
 use super::*;
 use crate::format::{RUN, links_tables};
@@ -29,7 +29,7 @@ fn highest(level: u8) -> Hpa {
     Hpa((1 << 56) - (1 << RiscV::shift(level)))
 }
 
-/// In every configuration.
+/// Returns leaves in every configuration.
 fn leaves(level: u8) -> impl Iterator<Item = (RiscV, u64)> {
     let all = configurations().into_iter().flat_map(|f| all_attributes().map(move |a| (f, a)));
     all.filter_map(move |(format, a)| {

@@ -1,10 +1,10 @@
-//! Registers against values worked out by hand, and against the manual's reading of them.
+//! Tests of registers against values worked out by hand, and against the manual's rules for them.
 
 use super::*;
 use crate::format::arm64::{Arm64K4, Arm64K16, Arm64K64, Arm64Lpa2K4, Arm64Lpa2K16, Arm64LpaK64};
 use std::string::ToString;
 
-// As the CPUs' technical reference manuals, and QEMU's models of them, have them.
+// Values from the CPUs' technical reference manuals, and from QEMU's models of them.
 const CORTEX_A53: IdRegisters = IdRegisters { mmfr0: 0x1122, mmfr1: 0, mmfr2: 0, isar0: 0x11120 };
 const CORTEX_A55: IdRegisters =
     IdRegisters { mmfr0: 0x10_1122, mmfr1: 0x1021_2122, mmfr2: 0x1011, isar0: 0x1000_1021_1120 };
@@ -14,7 +14,7 @@ const NEOVERSE_N2: IdRegisters = IdRegisters {
     mmfr2: 0x1221_0111_1010_1011,
     isar0: 0x0221_1111_1021_2120,
 };
-/// QEMU's `max`, as far as addresses go: of 52 bits, FEAT_LPA2 for both granules.
+/// QEMU's `max`, as far as addresses are concerned: 52 bits, and FEAT_LPA2 for both granules.
 const MAX: IdRegisters = IdRegisters { mmfr0: 0x323_1020_1126, ..NEOVERSE_N2 };
 
 #[test]
@@ -96,7 +96,7 @@ fn a_break_is_spared_where_the_cpu_and_the_platform_allow_it() {
     assert_eq!(of(2, true), BreakBeforeMake::ConflictHandled);
 }
 
-/// VTCR_EL2 for tables of all that a CPU and a granule allow, `bits` wide.
+/// Returns VTCR_EL2 for tables with all that a CPU and a granule allow, `bits` wide.
 fn vtcr<const PAGE_SHIFT: u32>(id: IdRegisters, bits: u32) -> u64 {
     vtcr_of::<PAGE_SHIFT, false>(id, bits)
 }
@@ -108,8 +108,8 @@ fn vtcr_of<const PAGE_SHIFT: u32, const WIDE: bool>(id: IdRegisters, bits: u32) 
 
 #[test]
 fn vtcr_is_what_a_guest_ran_with() {
-    // Run under QEMU: T0SZ 24, SL0 1, write-back, inner shareable, 4K, PS 2, HA, HD, RES1. That
-    // was with VMIDs of 8 bits.
+    // The value that ran under QEMU: T0SZ 24, SL0 1, write-back, inner shareable, 4K, PS 2, HA, HD,
+    // RES1, with VMIDs of 8 bits.
     let short = IdRegisters { mmfr1: CORTEX_A55.mmfr1 & !0xf0, ..CORTEX_A55 };
     assert_eq!(vtcr::<12>(short, 40), 0x8062_3558);
     assert_eq!(vtcr::<12>(CORTEX_A55, 40), 0x806a_3558, "VS");
@@ -118,7 +118,7 @@ fn vtcr_is_what_a_guest_ran_with() {
 
 #[test]
 fn vtcr_names_granule_and_start_level_as_each_granule_counts_them() {
-    // T0SZ 16, SL0 2, PS 5. The manual's level 0 for 4K, level 1 for 16K and 64K.
+    // T0SZ 16, SL0 2, PS 5: the manual's level 0 for 4K, level 1 for 16K and 64K.
     assert_eq!(vtcr::<12>(NEOVERSE_N2, 48), 0x806d_3590);
     assert_eq!(vtcr::<14>(NEOVERSE_N2, 48), 0x806d_b590);
     assert_eq!(vtcr::<16>(NEOVERSE_N2, 48), 0x806d_7590);
@@ -136,7 +136,7 @@ fn vtcr_with_lpa2_has_ds_and_where_the_walk_begins() {
     // Level -1: SL2, SL0 0.
     let five = Geometry { address_bits: 52, root_level: 4, root_slots: 16 };
     assert_eq!(MAX.vtcr(&format, &five), Ok(0x3_806e_350c));
-    // SH0 is that of memory, too.
+    // SH0 is the shareability of memory, too.
     let outer = Arm64 { shareability: Shareability::Outer, ..format };
     assert_eq!(MAX.vtcr(&outer, &five), Ok(0x3_806e_250c));
 }
@@ -157,8 +157,8 @@ fn with_lpa_the_64k_granule_has_52_bits_and_no_ds() {
     assert_eq!(NEOVERSE_N2.vtcr(&Arm64LpaK64::default(), &GEOMETRY), Err(error));
 }
 
-/// Start level and slots of the root that a walk takes from VTCR_EL2, after the manual's
-/// AArch64.S2InvalidSL, AArch64.S2InconsistentSL and AArch64.S2MinTxSZ (FEAT_TTST left out).
+/// Returns start level and slots of the root that a walk takes from VTCR_EL2, after the manual's
+/// AArch64.S2InvalidSL, AArch64.S2InconsistentSL and AArch64.S2MinTxSZ (without FEAT_TTST).
 fn walk_start(vtcr: u64, address_bits: u32) -> Option<(i8, usize)> {
     let (t0sz, sl0, tg0) = ((vtcr & 63) as u32, vtcr >> 6 & 3, vtcr >> 14 & 3);
     let (ds, sl2) = (vtcr >> 32 & 1 == 1, vtcr >> 33 & 1 == 1);

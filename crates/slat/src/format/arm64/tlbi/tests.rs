@@ -1,5 +1,5 @@
-//! Instruction streams against operands worked out by hand, and against a decoder of its own, which
-//! keeps the entries of a TLB.
+//! Tests of sequences against operands worked out by hand, and against a separate decoder that
+//! models a TLB.
 
 use super::*;
 use crate::addr::Gpa;
@@ -20,13 +20,14 @@ fn text(tlbi: Tlbi, what: &Invalidation) -> Vec<std::string::String> {
     tlbi.sequence(what).map(|i| i.to_string()).collect()
 }
 
-/// The operands of a sequence, in order.
+/// Returns the operands of a sequence, in order.
 fn operands(tlbi: Tlbi, start: u64, size: u64, leaf: Option<u32>) -> Vec<u64> {
     let decoded = tlbi.sequence(&invalidation(start, size, leaf)).map(decode);
     decoded.filter_map(|(.., operand)| operand).collect()
 }
 
-/// What an instruction is: its operand; whether it takes a range; last level only; local.
+/// Returns whether an instruction takes a range, whether it is last level only, whether it is
+/// local, and its operand.
 fn decode(i: Instruction) -> (bool, bool, bool, Option<u64>) {
     let text = i.to_string();
     let name = text.split([' ', ',']).nth(1).unwrap_or_default();
@@ -42,8 +43,9 @@ struct Entry {
     leaf: bool,
 }
 
-/// Whether the manual promises that an instruction by address removes `entry` of a guest with
-/// this granule. Written from the fields' tables, and shares nothing with the encoder.
+/// Returns whether the manual promises that an instruction by address removes `entry` of a guest
+/// with this granule. It is written from the manual's tables of fields, and shares no code with the
+/// encoder.
 fn removes(i: Instruction, page_shift: u32, ds: bool, entry: Entry) -> bool {
     let (is_range, last_level, _, Some(operand)) = decode(i) else { return false };
     let granules = [(0b01, 12), (0b10, 14), (0b11, 16)];
@@ -110,8 +112,8 @@ proptest! {
     ) {
         let page_shift = tlbi.granule.shift();
         let shift_of = |level: u32| page_shift + level * (page_shift - 3);
-        // Leaves stand at three levels above 4K, 16K and 64K at most; at a fourth, or the third of
-        // 16K, with DS=1 alone.
+        // Leaves stand at three levels at most, pages included. A fourth level of 4K, and a third
+        // of 16K, need DS=1.
         let levels = match (tlbi.granule, tlbi.lpa2) {
             (Granule::K4, true) => 4,
             (Granule::K16, false) => 2,
@@ -128,7 +130,7 @@ proptest! {
         let whole = sequence.is_whole_guest();
         let all: Vec<_> = sequence.collect();
 
-        // The frame around the instructions by address.
+        // The instructions before and after those by address.
         let wait = if tlbi.scope == Scope::Local { "dsb nsh" } else { "dsb ish" };
         let publish = std::format!("{wait}st");
         let is = if tlbi.scope == Scope::Local { "" } else { "is" };
@@ -150,7 +152,7 @@ proptest! {
             prop_assert_eq!((last_level, local), (!tables, tlbi.scope == Scope::Local));
         }
 
-        // As many as were counted, and no more than it takes.
+        // The sequence has as many instructions as were counted, and no more than the limit.
         prop_assert!(by_address.len() as u64 <= tlbi.most_by_address);
         let planned = tlbi.addresses(what.range.unwrap(), &what).unwrap().instructions();
         prop_assert_eq!(by_address.len() as u64, planned);
@@ -226,7 +228,7 @@ fn range_operands_are_those_worked_out_by_hand() {
 
 #[test]
 fn the_highest_scale_takes_all_of_its_32_steps() {
-    // 8G of 4k pages: what Linux once encoded as nothing, and lost dirty pages by.
+    // 8G of 4k pages: Linux once encoded this as no range at all, and lost dirty pages.
     let tlbi = Tlbi { range_instructions: true, ..Tlbi::new(Granule::K4) };
     // TG 1<<46, SCALE 3<<44, NUM 31<<39, base 1G >> 12.
     assert_eq!(operands(tlbi, 1 << 30, 8 << 30, None), [0x7f80_0004_0000]);

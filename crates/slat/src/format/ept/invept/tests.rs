@@ -1,4 +1,4 @@
-//! Operands against the manual's figure of the descriptor and its list of types.
+//! Tests of operands against the manual's figure of the descriptor and its list of types.
 
 use super::*;
 use crate::addr::{Gpa, GpaRange, Hpa};

@@ -1,4 +1,4 @@
-//! Values against the manual's table of TLB_CONTROL and its VMCB layout.
+//! Tests against the manual's table of TLB_CONTROL and its VMCB layout.
 
 use super::*;
 use crate::addr::{Gpa, GpaRange};

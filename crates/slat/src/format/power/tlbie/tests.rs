@@ -1,5 +1,6 @@
-//! Operands against the fields of `tlbie` in the manual's numbering, and against what Linux
-//! computes in `arch/powerpc/mm/book3s64/radix_tlb.c` (`__tlbie_lpid_va`, `__tlbie_lpid`).
+//! Tests of operands against the fields of `tlbie` in the manual's numbering, and against the
+//! computation in Linux's `arch/powerpc/mm/book3s64/radix_tlb.c` (`__tlbie_lpid_va`,
+//! `__tlbie_lpid`).
 
 use super::*;
 use crate::addr::{Gpa, GpaRange, PageSize};
@@ -11,7 +12,7 @@ fn what(range: Option<(u64, u64)>, leaf: Option<u64>, tables: bool) -> Invalidat
     Invalidation { vmid: Vmid(0x123), range, leaf, tables }
 }
 
-/// What stands between the first `ptesync` and `eieio; tlbsync; ptesync`.
+/// Returns the instructions between the first `ptesync` and `eieio; tlbsync; ptesync`.
 fn tlbies(what: &Invalidation) -> Vec<Instruction> {
     use Instruction::{Eieio, Ptesync, Tlbsync};
     let all: Vec<_> = Tlbie::default().sequence(what).collect();
@@ -22,7 +23,7 @@ fn tlbies(what: &Invalidation) -> Vec<Instruction> {
 
 #[test]
 fn a_page_is_named_by_its_address_and_its_size() {
-    // EPN in 0:51, IS 0, AP in 56:58: 0, 5, 1, 2 of 4k, 64k, 2m, 1g.
+    // EPN in bits 0:51, IS 0, AP in bits 56:58: 0, 5, 1, 2 for 4k, 64k, 2m, 1g.
     let rb = |at, bytes| match tlbies(&what(Some((at, bytes)), Some(bytes), false))[..] {
         [Instruction::Tlb(Operands { rb, rs: 0x123 })] => rb,
         ref other => panic!("{other:?}"),
@@ -83,7 +84,7 @@ fn on_one_cpu_a_page_is_named_as_before_and_the_lpid_is_that_of_lpidr() {
     assert_eq!(std::format!("{named}"), "tlbiel r3, r4, 0, 0, 1 # r3 = 0x80200020, r4 = 0x0");
 }
 
-/// As `__tlbiel_lpid` of Linux 5.1 computes it, called for each set, the first with RIC=2.
+/// As `__tlbiel_lpid` of Linux 5.1 computes it for each set, the first with RIC=2.
 #[test]
 fn on_one_cpu_all_of_a_guest_is_set_by_set_and_the_walk_cache_goes_with_the_first() {
     for (tables, sets) in [(true, 128), (false, 128), (true, 1)] {

@@ -1,4 +1,4 @@
-//! Operands and encodings against the manuals' figures, and against the words that Linux's
+//! Tests of operands and encodings against the manuals' figures, and against the words that Linux's
 //! `arch/riscv/include/asm/insn-def.h` makes.
 
 use super::*;
