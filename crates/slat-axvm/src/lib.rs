@@ -166,21 +166,18 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
             let bytes = (leaf.size.bytes() - start).min(range.end().0 - leaf.gpa.0);
             match runs.last_mut() {
                 Some((first, total))
-                    if first.size == leaf.size
-                        && first.gpa.0 + *total == leaf.gpa.0
-                        && first.hpa.0 + *total == leaf.hpa.0 =>
+                    if first.gpa.0 + *total == leaf.gpa.0 && first.hpa.0 + *total == leaf.hpa.0 =>
                 {
                     *total += bytes;
                 }
                 _ => runs.push((leaf, bytes)),
             }
         }
-        for (Leaf { gpa, hpa, size, .. }, bytes) in runs {
+        for (Leaf { gpa, hpa, .. }, bytes) in runs {
             let run = GpaRange::new(gpa, bytes).map_err(|_| AddrSpaceError::InvalidMapping)?;
-            // To change the memory type of a leaf that CPUs may use, it is broken first, on every
-            // format.
-            self.space.discard(run).map_err(refused)?;
-            self.space.map(run, hpa, attributes, size).map_err(refused)?;
+            let mut guard = self.space.guard();
+            guard.replace(run, hpa, hpa, attributes).map_err(|_| AddrSpaceError::InvalidMapping)?;
+            guard.complete();
         }
         Ok(())
     }

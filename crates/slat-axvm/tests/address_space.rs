@@ -385,6 +385,14 @@ fn protecting_changes_flags_of_exactly_the_range_and_steps_over_holes() {
         assert_eq!(table.translate(gpa(8 * M + 5)), Some(hpa(G + 5)));
         assert!(!table.protect_region(gpa(0), 4 * K, MappingFlags::empty()));
         assert!(!table.protect_region(gpa(0), 0, READ) && !table.protect_region(gpa(1), M, READ));
+        // Changed in place: with no table page to be had, nothing is lost, of whole tables either.
+        assert!(table.protect_region(gpa(2 * M), 8 * M, device));
+        host.limit_tables(0);
+        assert!(table.protect_region(gpa(2 * M), 8 * M, RAM));
+        for at in [2 * M, 4 * M - 1, 8 * M, 9 * M - 1] {
+            is(table, at, RAM);
+        }
+        assert_eq!(table.translate(gpa(8 * M + 5)), Some(hpa(G + 5)));
         host.limit_tables(host.tables());
         table.map_linear(gpa(12 * M), hpa(0), 2 * M, RAM, true).unwrap();
         assert!(!table.protect_region(gpa(12 * M), 4 * K, READ), "a block cannot be split");

@@ -51,7 +51,7 @@
 #define SLAT_WRITE (1 << 1)
 
 /*
- The leaf was used. Where hardware does not set it, a leaf without it faults on use.
+ The leaf was used. Where hardware does not set this, a use of a leaf without it faults.
  */
 #define SLAT_ACCESSED (1 << 2)
 
@@ -61,39 +61,40 @@
 #define SLAT_DIRTY (1 << 3)
 
 /*
- The first bit that is the hypervisor's own.
+ The first software bit, which the hypervisor may use.
  */
 #define SLAT_SOFTWARE_A (1 << 4)
 
 /*
- The second.
+ The second software bit.
  */
 #define SLAT_SOFTWARE_B (1 << 5)
 
 /*
- Memory that the guest may read and write, as a fault maps it: accessed, dirty.
+ Memory that the guest may read and write, as a fault maps it: accessed and dirty.
  */
 #define SLAT_RAM 15
 
 /*
- Bytes of a `slat_space`.
+ Size of a `slat_space`, in bytes.
  */
 #define SLAT_SPACE_BYTES 2048
 
 /*
- `slat_age` makes the pages old that it finds young; else it only looks.
+ `slat_age` makes the young pages old; without this flag it only looks.
  */
 #define SLAT_AGE_CLEAR (1 << 0)
 
 /*
- With `SLAT_AGE_CLEAR`: invalidates at its end. Without, a page that a TLB holds may be in use
- and look old until the TLB forgets it.
+ With `SLAT_AGE_CLEAR`: `slat_age` invalidates at its end. Without this flag, a page that is in a
+ TLB may be in use and look old until the TLB drops its entry.
  */
 #define SLAT_AGE_FRESH (1 << 1)
 
 /*
- What came of a call. Each function names those that it may return beside `SLAT_STATUS_OK`,
- `SLAT_STATUS_NULL_POINTER`, `SLAT_STATUS_HANDLE` and `SLAT_STATUS_BUSY`.
+ The outcome of a call. Each function names the values that it may return other than
+ `SLAT_STATUS_OK`, `SLAT_STATUS_NULL_POINTER`, `SLAT_STATUS_HANDLE`, `SLAT_STATUS_BUSY`, and
+ `SLAT_STATUS_ARGUMENT` for a pointer that is not aligned.
  */
 enum slat_status {
   /*
@@ -101,22 +102,22 @@ enum slat_status {
    */
   SLAT_STATUS_OK = 0,
   /*
-   A pointer that must not be null is; nothing was done.
+   A pointer that must not be null is null; nothing was done.
    */
   SLAT_STATUS_NULL_POINTER,
   /*
-   Not a handle that `slat_create` made where it lies, or one that was destroyed; for
-   `slat_create`, storage that holds a live handle already. Nothing was done.
+   No live handle at this address: `slat_create` did not make one there, or it was destroyed.
+   For `slat_create`: the storage holds a live handle already. Nothing was done.
    */
   SLAT_STATUS_HANDLE,
   /*
-   Another thread, or a function that calls this one back, is using the handle; nothing was
-   done.
+   Another thread, or a function that called back from a call in progress, uses the handle;
+   nothing was done.
    */
   SLAT_STATUS_BUSY,
   /*
-   A number that is none of its enumeration, an unknown flag, a pointer that is not aligned, or
-   a size that is not a power of two; nothing was done.
+   A number that its enumeration lacks, an unknown flag, a pointer that is not aligned, or a
+   size that is not a power of two; nothing was done.
    */
   SLAT_STATUS_ARGUMENT,
   /*
@@ -133,8 +134,8 @@ enum slat_status {
    */
   SLAT_STATUS_RANGE,
   /*
-   The host address is not aligned to pages, or wider than a descriptor holds; nothing was
-   done.
+   The host address is not aligned to pages, or has more bits than an entry can hold; nothing
+   was done.
    */
   SLAT_STATUS_HOST_ADDRESS,
   /*
@@ -155,7 +156,7 @@ enum slat_status {
    */
   SLAT_STATUS_CUTS_BLOCK,
   /*
-   The platform has no more frames. What precedes the address is done.
+   The platform has no more frames. The function says what was done.
    */
   SLAT_STATUS_OUT_OF_FRAMES,
   /*
@@ -163,7 +164,7 @@ enum slat_status {
    */
   SLAT_STATUS_BITMAP,
   /*
-   Nothing records what the guest uses, in this format as configured; nothing was done.
+   The format, as configured, does not record what the guest uses; nothing was done.
    */
   SLAT_STATUS_NOT_RECORDED,
   /*
@@ -171,23 +172,23 @@ enum slat_status {
    */
   SLAT_STATUS_NOT_MAPPED,
   /*
-   The shootdown is another space's; nothing was done.
+   The shootdown belongs to another space; nothing was done.
    */
   SLAT_STATUS_FOREIGN,
   /*
-   A register of the CPU cannot hold the value, or the CPU lacks what the format was configured
-   for.
+   A register of the CPU cannot hold the value, or the CPU lacks a feature that the format was
+   configured for.
    */
   SLAT_STATUS_UNSUPPORTED,
   /*
-   Entries are held by somebody who uses the engine beside this interface. What precedes the
+   Another user of the engine, not through this interface, holds an entry. What precedes the
    address is done.
    */
   SLAT_STATUS_CONTENDED,
 };
 
 /*
- An instruction of an invalidation; those with an operand say what is in its register.
+ An instruction of an invalidation. The operand, if it has one, is the value of its register.
  */
 enum slat_tlbi {
   /*
@@ -261,7 +262,7 @@ enum slat_tlbi {
 };
 
 /*
- Memory that is to be made coherent before the guest sees it.
+ The caches to make coherent before the guest sees memory.
  */
 enum slat_maintenance {
   /*
@@ -275,27 +276,27 @@ enum slat_maintenance {
 };
 
 /*
- How the guest uses memory, in the fault that `slat_relax` answers.
+ The kind of guest access in the fault that `slat_relax` answers.
  */
 enum slat_access {
   /*
-   It reads.
+   A read.
    */
   SLAT_ACCESS_READ = 0,
   /*
-   It writes.
+   A write.
    */
   SLAT_ACCESS_WRITE,
   /*
-   It executes, at a level that the fault does not tell.
+   A fetch; the fault does not tell the level.
    */
   SLAT_ACCESS_EXECUTE,
   /*
-   A user program executes.
+   A fetch by a user program.
    */
   SLAT_ACCESS_EXECUTE_USER,
   /*
-   The guest's kernel executes.
+   A fetch by the guest's kernel.
    */
   SLAT_ACCESS_EXECUTE_KERNEL,
 };
@@ -319,11 +320,11 @@ enum slat_break_before_make {
 };
 
 /*
- Who may execute from a leaf.
+ Which levels of the guest may execute from a leaf.
  */
 enum slat_execute {
   /*
-   Nobody.
+   No level.
    */
   SLAT_EXECUTE_NONE = 0,
   /*
@@ -369,7 +370,7 @@ enum slat_format_kind {
    */
   SLAT_FORMAT_KIND_EPT1G,
   /*
-   Intel EPT of CPUs without blocks of 1g.
+   Intel EPT of CPUs without 1g blocks.
    */
   SLAT_FORMAT_KIND_EPT2M,
   /*
@@ -377,7 +378,7 @@ enum slat_format_kind {
    */
   SLAT_FORMAT_KIND_NPT1G,
   /*
-   AMD nested paging without blocks of 1g.
+   AMD nested paging without 1g blocks.
    */
   SLAT_FORMAT_KIND_NPT2M,
   /*
@@ -415,17 +416,17 @@ enum slat_memory {
    */
   SLAT_MEMORY_NON_CACHEABLE,
   /*
-   A device; early acknowledgement of writes.
+   A device, with early acknowledgement of writes.
    */
   SLAT_MEMORY_DEVICE,
   /*
-   A device; no early acknowledgement.
+   A device, without early acknowledgement of writes.
    */
   SLAT_MEMORY_DEVICE_STRICT,
 };
 
 /*
- ID registers of a CPU. Where CPUs differ, each field as the least of them has it.
+ ID registers of a CPU. Where CPUs differ, each field has the least that any of them offers.
  */
 struct slat_arm64_id {
   /*
@@ -447,7 +448,7 @@ struct slat_arm64_id {
 };
 
 /*
- A format as a CPU has it: `slat_default_format` fills it.
+ A format as a CPU implements it. `slat_default_format` fills it.
  */
 struct slat_format {
   /*
@@ -455,72 +456,73 @@ struct slat_format {
    */
   uint32_t kind;
   /*
-   `SLAT_FORMAT_...`; those that are another format's do nothing.
+   `SLAT_FORMAT_...`; flags of other formats have no effect.
    */
   uint32_t flags;
   /*
-   Bits of a host physical address that the CPU implements; 0 for as many as a descriptor
-   holds.
+   Bits of a host physical address that the CPU implements; 0 for as many as an entry can hold.
    */
   uint32_t output_bits;
 };
 
 /*
- One guest's second-stage tables, in storage of the caller's, which has to be zero before
- `slat_create`, and must not move or be copied afterwards. One thread at a time uses it; another
- is answered `SLAT_STATUS_BUSY`.
+ One guest's second-stage tables, in the caller's storage. The storage has to be zero before
+ `slat_create`, and must not move or be copied afterwards. One thread at a time uses it; a call
+ of another returns `SLAT_STATUS_BUSY`.
  */
 struct SLAT_ALIGNED(128) slat_space {
   /*
-   For the library alone.
+   Only the library uses it.
    */
   uint8_t bytes[SLAT_SPACE_BYTES];
 };
 
 /*
- What must be gone from TLBs and walk caches.
+ An invalidation of TLBs and walk caches.
  */
 struct slat_invalidation {
   /*
-   The first guest address; with `bytes` of 0, all of the guest is meant.
+   The first guest address; if `bytes` is 0, all of the guest.
    */
   uint64_t start;
   /*
-   So many bytes from there; 0 for all of the guest.
+   The number of bytes from there on; 0 for all of the guest.
    */
   uint64_t bytes;
   /*
-   The size of every changed leaf, in bytes, where it is one (Arm: a hint of a level); else 0.
+   The size of every changed leaf, in bytes, if all have one size (Arm: a hint of a level);
+   else 0.
    */
   uint64_t leaf;
   /*
-   The guest: VMID, ASID, or what tags its EPT root.
+   The guest's VMID or ASID, or the number that tags its EPT root.
    */
   uint16_t vmid;
   /*
-   Tables were unlinked: walk caches hold stale entries too, not last levels only.
+   Tables were unlinked: invalidate walk caches, too, and not last levels only.
    */
   bool tables;
 };
 
 /*
- The obligation to invalidate what operations left in TLBs: until `slat_complete` was given it, a
- vCPU may go on with the old rights. A later one of the same space includes the earlier ones.
- Lost, it joins what the space owes, and the next call that completes covers it.
+ The obligation to invalidate what operations left stale in TLBs. Until the caller has passed it
+ to `slat_complete`, a vCPU may go on using the old rights. A later one of the same space
+ includes the earlier ones. If the caller loses it, it stays among what the space owes, and the
+ next call that completes covers it.
  */
 struct slat_shootdown {
   /*
-   Whose; 0 if nothing is owed. For the library alone.
+   The space; 0 if nothing is owed. Only the library uses it.
    */
   uint64_t space;
   /*
-   Up to which operation. For the library alone.
+   The number of the last operation that it includes. Only the library uses it.
    */
   uint64_t ticket;
 };
 
 /*
- How far an operation came.
+ The progress of an operation.
  */
 struct slat_result {
   /*
@@ -528,61 +530,63 @@ struct slat_result {
    */
   enum slat_status status;
   /*
-   Where it stopped: everything before this guest address is done. 0 where all is, or nothing.
+   The guest address where it stopped. Everything before it is done, unless the status says
+   that nothing was done. 0 if all was done.
    */
   uint64_t at;
   /*
-   How much was done, in bytes of guest memory, or in pages, as the function says.
+   How much was done, in bytes of guest memory or in pages, as the function says.
    */
   uint64_t done;
 };
 
 /*
- What an operation did, and what has to be completed for it, whatever the status.
+ The result of an operation, and the invalidation that the caller has to complete, whatever the
+ status.
  */
 struct slat_owing {
   /*
-   How far it came.
+   The progress of the operation.
    */
   struct slat_result result;
   /*
-   For `slat_complete`.
+   To be passed to `slat_complete`.
    */
   struct slat_shootdown owed;
 };
 
 /*
- The machine under the tables: functions of the hypervisor's, each given `context` first.
+ The machine under the tables: functions of the hypervisor, each of which gets `context` first.
 
  The library copies the structure. Its user promises, for as long as a space made from it lives:
 
- 1. `allocate` returns the physical address of memory of that size, aligned to it, that nobody
-    else uses until it is given to `free`, and that descriptors of the format can hold; 0 if
-    there is none.
+ 1. `allocate` returns the physical address of memory of that size, aligned to it, that no other
+    code uses until it is passed to `free`, and that entries of the format can hold; 0 if there
+    is none.
  2. `phys_to_virt` of an address inside such a frame points to that memory, readable and writable
-    until it is given back, the same at every call, and is not null.
+    until the frame is freed, the same at every call, and is not null.
  3. `invalidate` returns only when no CPU can use a translation, or a walk-cache entry, that it
     names: on every CPU that may hold entries of the guest.
  4. No function unwinds, by an exception or `longjmp`.
- 5. Functions may be called from each thread that calls the library; none of them calls the
-    library with the same space, which would answer `SLAT_STATUS_BUSY`.
+ 5. Each thread that calls the library may call the functions. None of them calls the library
+    with the same space, which would return `SLAT_STATUS_BUSY`.
  */
 struct slat_platform {
   /*
-   Given to each of the functions; may be null.
+   Passed to each of the functions; may be null.
    */
   void *context;
   /*
-   A frame for a table or a root: `bytes`, a power of two of 4 KiB at least, aligned to its
-   size, with any content. 0 if there is none.
+   Allocates a frame for a table or a root: `bytes` bytes, a power of two of at least 4 KiB,
+   aligned to its size, with any content. Returns 0 if there is none.
    */
   uint64_t (*allocate)(void *context, size_t bytes);
   /*
-   Takes back a frame of `bytes`, which nobody reaches any more.
+   Takes back a frame of `bytes` bytes, which neither software nor hardware reaches any more.
    */
   void (*free)(void *context, uint64_t frame, size_t bytes);
   /*
-   Where the hypervisor reaches a frame.
+   Returns the address at which the hypervisor reaches a frame.
    */
   void *(*phys_to_virt)(void *context, uint64_t frame);
   /*
@@ -595,18 +599,18 @@ struct slat_platform {
    */
   void (*invalidate)(void *context, const struct slat_invalidation *what);
   /*
-   Makes `bytes` of memory at a host address coherent. Null where the machine needs none (x86,
-   RISC-V, Power; Arm with FEAT_S2FWB and CTR_EL0.DIC).
+   Makes `bytes` bytes of memory at a host address coherent. Null where the machine needs no
+   maintenance (x86, RISC-V, Power; Arm with FEAT_S2FWB and CTR_EL0.DIC).
    */
   void (*maintain)(void *context, uint64_t memory, uint64_t bytes, enum slat_maintenance what);
   /*
-   One of `enum slat_break_before_make`, of the CPU that allows least.
+   One of `enum slat_break_before_make`: that of the CPU that allows least.
    */
   uint32_t break_before_make;
 };
 
 /*
- Rights, state and memory type of a leaf, in no architecture's words.
+ Rights, state and memory type of a leaf, the same for all architectures.
  */
 struct slat_attributes {
   /*
@@ -624,37 +628,37 @@ struct slat_attributes {
 };
 
 /*
- Neighbouring leaves of one size and one set of attributes that were taken out.
+ Adjacent leaves of one size, with the same attributes, that were unmapped.
  */
 struct slat_removed {
   /*
-   Where they stood.
+   The first guest address.
    */
   uint64_t gpa;
   /*
-   The memory behind them: no CPU reaches it any more.
+   The memory behind them, which no CPU reaches any more.
    */
   uint64_t hpa;
   /*
-   Bytes of all of them.
+   The size of all leaves together, in bytes.
    */
   uint64_t bytes;
   /*
-   The size of each, in bytes.
+   The size of each leaf, in bytes.
    */
   uint64_t leaf;
   /*
-   Rights and memory type, and the state at the moment they were taken out.
+   Rights and memory type, and the state at the moment of unmapping.
    */
   struct slat_attributes attributes;
 };
 
 /*
- What a guest address translates to.
+ The result of translating a guest address.
  */
 struct slat_translation {
   /*
-   The host address of that very byte.
+   The host address of the byte at that guest address.
    */
   uint64_t hpa;
   /*
@@ -662,13 +666,13 @@ struct slat_translation {
    */
   uint64_t leaf;
   /*
-   Its rights, state and memory type.
+   The leaf's rights, state and memory type.
    */
   struct slat_attributes attributes;
 };
 
 /*
- Where hardware starts its walks.
+ The root of the tables, where hardware starts its walks.
  */
 struct slat_geometry {
   /*
@@ -676,11 +680,11 @@ struct slat_geometry {
    */
   uint64_t root;
   /*
-   Slots of the root, of 8 bytes each.
+   The number of entries of the root, of 8 bytes each.
    */
   uint64_t root_slots;
   /*
-   The level of the root's slots, that of pages being 0.
+   The level of the root's entries; pages are at level 0.
    */
   uint32_t root_level;
   /*
@@ -694,12 +698,12 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- Fills `format` with what a CPU has of a kind of Arm's (one of `enum slat_format_kind`), with all
- that it offers.
+ Fills `format` with all features that a CPU offers for a kind of Arm format (one of
+ `slat_format_kind`).
 
- Returns `SLAT_STATUS_UNSUPPORTED` where stage 2 lacks the granule, or FEAT_LPA2 of it;
+ Returns `SLAT_STATUS_UNSUPPORTED` where stage 2 lacks the granule, or its FEAT_LPA2;
  `SLAT_STATUS_ARGUMENT` for a kind that is not Arm's; `SLAT_STATUS_FORMAT` in a build without
- Arm's.
+ Arm's formats.
 
  # Safety
  `id` is null or points to a value, `format` is null or may be written.
@@ -710,8 +714,8 @@ enum slat_status slat_arm64_format(const struct slat_arm64_id *id,
                                    struct slat_format *format);
 
 /*
- Writes to `answer` what a CPU allows, of `enum slat_break_before_make`. FEAT_BBM level 2 counts
- only if the hypervisor handles the TLB conflict abort.
+ Writes the value of `enum slat_break_before_make` that a CPU allows to `answer`. FEAT_BBM level
+ 2 counts only if the hypervisor handles the TLB conflict abort.
 
  # Safety
  `id` is null or points to a value, `answer` is null or may be written.
@@ -722,14 +726,14 @@ enum slat_status slat_arm64_break_before_make(const struct slat_arm64_id *id,
                                               uint32_t *answer);
 
 /*
- Writes VTTBR_EL2 and VTCR_EL2 for tables of a format of Arm's.
+ Writes the values of VTTBR_EL2 and VTCR_EL2 for tables of an Arm format.
 
- Returns `SLAT_STATUS_UNSUPPORTED` where the CPU lacks what the format was configured for, or has
- no such VMID or root; `SLAT_STATUS_ARGUMENT` for tables that are not Arm's.
+ Returns `SLAT_STATUS_UNSUPPORTED` where the CPU lacks what the format was configured for, or
+ cannot have this VMID or root; `SLAT_STATUS_ARGUMENT` for tables that are not Arm's.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`; `id` is null or points to a value; `vttbr`
- and `vtcr` are null or may be written.
+ `space` is null, zero, or was passed to `slat_create`; `id` is null or points to a value;
+ `vttbr` and `vtcr` are null or may be written.
  */
 SLAT_MUST_USE
 enum slat_status slat_arm64_registers(struct slat_space *space,
@@ -738,11 +742,13 @@ enum slat_status slat_arm64_registers(struct slat_space *space,
                                       uint64_t *vtcr);
 
 /*
- Calls `execute` for each instruction of an invalidation, in order: what the platform's
- `invalidate` has to execute on a CPU whose VTTBR_EL2 holds the guest's VMID.
+ Calls `execute` for each instruction of an invalidation, in order. The platform's `invalidate`
+ has to execute them on a CPU whose VTTBR_EL2 holds the guest's VMID.
 
- Returns `SLAT_STATUS_ARGUMENT` for a kind that is not Arm's, `SLAT_STATUS_UNSUPPORTED` for one
- that the CPU lacks, `SLAT_STATUS_RANGE` for a range that is none: nothing is called.
+ Returns `SLAT_STATUS_ARGUMENT` for a kind that is not Arm's or a leaf size that is not a power
+ of two, `SLAT_STATUS_FORMAT` in a build without Arm's formats, `SLAT_STATUS_UNSUPPORTED` for a
+ kind that the CPU lacks, `SLAT_STATUS_RANGE` for a range that is not valid: it calls nothing
+ then.
 
  # Safety
  `id` and `what` are null or point to values. `execute` may be called with `context`, and does
@@ -758,27 +764,27 @@ enum slat_status slat_arm64_tlbi(const struct slat_arm64_id *id,
                                  void *context);
 
 /*
- Completes what `owed` stands for: invalidates it, and returns when no CPU uses it any more. All
- that the space owes is completed with it, so the last of several is enough. One that was
- completed before costs nothing.
+ Completes the invalidation `owed`: returns when no CPU uses the old entries any more. It
+ completes all that the space owes, so the last of several is enough. One that was completed
+ before costs nothing.
 
  Returns `SLAT_STATUS_FOREIGN` for another space's, `SLAT_STATUS_ARGUMENT` for one that no
  function returned: nothing is done.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`.
+ `space` is null, zero, or was passed to `slat_create`.
  */
 SLAT_MUST_USE enum slat_status slat_complete(struct slat_space *space, struct slat_shootdown owed);
 
 /*
- Takes the right to write from every leaf in a range: once that is completed, each write is a
- fault, which `slat_relax` answers.
+ Takes the right to write from every leaf in a range. Once that is completed, each write faults,
+ and `slat_relax` gives the right back.
 
  Returns the bytes that had the right, and what is owed. Errors: `SLAT_STATUS_RANGE`,
  `SLAT_STATUS_CUTS_BLOCK`: nothing is done.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`.
+ `space` is null, zero, or was passed to `slat_create`.
  */
 SLAT_MUST_USE
 struct slat_owing slat_write_protect(struct slat_space *space,
@@ -786,15 +792,15 @@ struct slat_owing slat_write_protect(struct slat_space *space,
                                      uint64_t bytes);
 
 /*
- `slat_write_protect` of exactly the pages that a bitmap names: bit `i` of word `w` is the page
- `64 * w + i` pages behind `gpa`.
+ Does `slat_write_protect` for exactly the pages that a bitmap names: bit `i` of word `w` is the
+ page `64 * w + i` pages after `gpa`.
 
- Returns the bytes that had the right, and what is owed. Errors: those of `slat_write_protect`,
- at the first run of pages concerned; the runs before it are done.
+ Returns the bytes that had the right, and what is owed. Errors: the errors of
+ `slat_write_protect`, at the first run of pages concerned; the runs before it are done.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`; `bits` is null or points to `words` words,
- which nobody writes meanwhile.
+ `space` is null, zero, or was passed to `slat_create`; `bits` is null or points to `words`
+ words, which no other code writes meanwhile.
  */
 SLAT_MUST_USE
 struct slat_owing slat_write_protect_pages(struct slat_space *space,
@@ -803,18 +809,18 @@ struct slat_owing slat_write_protect_pages(struct slat_space *space,
                                            size_t words);
 
 /*
- Makes every leaf in a range fit for an access, one of `enum slat_access`, as a fault does to a
- leaf that is there. Whether the guest may do so is for the caller to know.
+ Gives every leaf in a range the rights for an access, one of `enum slat_access`, as a fault does
+ to a leaf that is there. The caller knows whether the guest may have them.
 
- Nothing is owed to other CPUs. The calling CPU is made to forget the old rights, as it is the
- one that faulted (Arm, RISC-V; on x86 the fault has done so). Who logs writes reports the page
- after this, not before.
+ Nothing is owed to other CPUs. On Arm and RISC-V it calls the platform's `invalidate`, so that
+ the calling CPU, which faulted, drops the old rights (on x86 the fault has done so). A caller
+ that logs writes reports the page after this call, not before.
 
- Returns the bytes that changed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`, and, but for a read,
+ Returns the bytes that changed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`, and, except for a read,
  `CUTS_BLOCK`: nothing is done.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`.
+ `space` is null, zero, or was passed to `slat_create`.
  */
 SLAT_MUST_USE
 struct slat_owing slat_relax(struct slat_space *space,
@@ -824,16 +830,16 @@ struct slat_owing slat_relax(struct slat_space *space,
 
 /*
  Moves the dirty state that hardware set in a range into a bitmap, whose bit 0 is the first page
- of the range. Bits are added, none is removed; a block is dirty as a whole. What the space owes
- is completed before and after: what the bitmap does not name was not written since the last
- harvest, and every later write is in the next.
+ of the range. It adds bits and removes none; a block is dirty as a whole. It completes what the
+ space owes before and after: a page that the bitmap does not name was not written since the last
+ harvest, and the next harvest reports every later write.
 
  Returns the pages that are dirty and were not in the bitmap. Errors: `SLAT_STATUS_RANGE`,
  `BITMAP`, `CUTS_BLOCK`: nothing is done.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`; `bits` is null or points to `words` words,
- which nobody else uses meanwhile.
+ `space` is null, zero, or was passed to `slat_create`; `bits` is null or points to `words`
+ words, which no other code uses meanwhile.
  */
 SLAT_MUST_USE
 struct slat_result slat_harvest(struct slat_space *space,
@@ -843,27 +849,27 @@ struct slat_result slat_harvest(struct slat_space *space,
                                 size_t words);
 
 /*
- Clears the dirty state of a range, for a caller who has it already. The pages are clean only
+ Clears the dirty state of a range, for a caller that knows it already. The pages are clean only
  once that is completed: copy them after it.
 
- Returns the bytes that changed, and what is owed. Errors: those of `slat_write_protect`.
+ Returns the bytes that changed, and what is owed. Errors: the errors of `slat_write_protect`.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`.
+ `space` is null, zero, or was passed to `slat_create`.
  */
 SLAT_MUST_USE struct slat_owing slat_clean(struct slat_space *space, uint64_t gpa, uint64_t bytes);
 
 /*
- Which pages of a range were used: adds the bits of the young ones to `young`, whose bit 0 is the
- first page, and makes them old if `flags` say so.
+ Finds which pages of a range were used: adds the bits of the young ones to `young`, whose bit 0
+ is the first page, and makes them old if `flags` has `SLAT_AGE_CLEAR`. Pages whose entries other
+ users of the engine are changing are added to `unanswered`: with this interface alone, none.
 
- Returns the bits that were added. Errors: `SLAT_STATUS_ARGUMENT` for a flag that is none,
- `RANGE`, `BITMAP`, `NOT_RECORDED`: nothing is done.
+ Returns the bits that were added. Errors: `SLAT_STATUS_ARGUMENT` for an unknown flag or for two
+ equal pointers, `RANGE`, `BITMAP`, `NOT_RECORDED`: nothing is done.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`; `young` and `unanswered` are null or point
- to `words` words each, which nobody else uses meanwhile. In `unanswered` come pages whose
- entries others are changing: with this interface alone, none.
+ `space` is null, zero, or was passed to `slat_create`; `young` and `unanswered` are null or
+ point to `words` words each, which no other code uses meanwhile.
  */
 SLAT_MUST_USE
 struct slat_owing slat_age(struct slat_space *space,
@@ -875,16 +881,16 @@ struct slat_owing slat_age(struct slat_space *space,
                            size_t words);
 
 /*
- Splits until no leaf that overlaps the range is larger than `to` bytes. Translation, rights and
- state stay as they are, for every byte and at every moment; where the CPU demands
- break-before-make, it faults while a block stands broken.
+ Splits until no leaf that overlaps the range is larger than `to` bytes. Translations, rights and
+ state stay as they are, for every byte and at every moment; but where the CPU demands
+ break-before-make, an access faults while a block stands broken.
 
  Returns the bytes of the blocks that were split, and what is owed. Errors:
  `SLAT_STATUS_ARGUMENT`, `RANGE`, `LEAF_SIZE`: nothing is done; `OUT_OF_FRAMES`: what precedes
- `at` is.
+ `at` is done.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`.
+ `space` is null, zero, or was passed to `slat_create`.
  */
 SLAT_MUST_USE
 struct slat_owing slat_split(struct slat_space *space,
@@ -894,13 +900,13 @@ struct slat_owing slat_split(struct slat_space *space,
 
 /*
  Turns tables that the range covers back into blocks of at most `to` bytes, where their leaves
- continue each other and agree.
+ map contiguous memory with the same rights, memory type and software bits.
 
  Returns the bytes of the blocks, and what is owed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`,
  `LEAF_SIZE`: nothing is done.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`.
+ `space` is null, zero, or was passed to `slat_create`.
  */
 SLAT_MUST_USE
 struct slat_owing slat_collapse(struct slat_space *space,
@@ -909,10 +915,12 @@ struct slat_owing slat_collapse(struct slat_space *space,
                                 uint64_t to);
 
 /*
- Fills `format` with what most CPUs have that have this format: an entry of
- `enum slat_format_kind`. What a CPU really has is in its registers (`slat_arm64_format`).
+ Fills `format` with the features that most CPUs with this format have. `kind` is one of the
+ values of `enum slat_format_kind`. A CPU's registers say what it really has
+ (`slat_arm64_format`).
 
- Returns `SLAT_STATUS_ARGUMENT` for a `kind` that is none, and then leaves `format` as it is.
+ Returns `SLAT_STATUS_ARGUMENT` if the enumeration lacks `kind`, and then leaves `format` as it
+ is.
 
  # Safety
  `format` is null or may be written.
@@ -920,16 +928,17 @@ struct slat_owing slat_collapse(struct slat_space *space,
 SLAT_MUST_USE enum slat_status slat_default_format(uint32_t kind, struct slat_format *format);
 
 /*
- Makes empty tables for guest physical addresses of `address_bits`, tagged `vmid`.
+ Makes empty tables for guest physical addresses of `address_bits` bits, with the VMID `vmid`.
 
  Returns `SLAT_STATUS_HANDLE` if `space` is live already; `SLAT_STATUS_ARGUMENT` for a number
- that is none of its enumeration; `SLAT_STATUS_FORMAT`, `SLAT_STATUS_ADDRESS_BITS`, and
+ that its enumeration lacks; `SLAT_STATUS_FORMAT`, `SLAT_STATUS_ADDRESS_BITS`, and
  `SLAT_STATUS_OUT_OF_FRAMES` if the platform has no frame for the root. Nothing is made then.
 
  # Safety
  `space` points to a `struct slat_space` that is zero, or that only this library wrote to, and
  that stays where it is while it is live. `platform` keeps the promises of `struct slat_platform`
- until `slat_destroy` has returned; it and `format` are only read during the call.
+ until `slat_destroy` has returned. The library reads `platform` and `format` only during the
+ call.
  */
 SLAT_MUST_USE
 enum slat_status slat_create(struct slat_space *space,
@@ -939,25 +948,25 @@ enum slat_status slat_create(struct slat_space *space,
                              uint32_t address_bits);
 
 /*
- Gives back every table; the handle is dead afterwards. The memory that was mapped is the
+ Gives back every table. The handle is dead afterwards. The memory that was mapped stays the
  caller's.
 
  # Safety
- No CPU has the root loaded, nor will load it. `space` is null, zero, or was given to
+ No CPU has the root loaded, nor loads it later. `space` is null, zero, or was passed to
  `slat_create`.
  */
 SLAT_MUST_USE enum slat_status slat_destroy(struct slat_space *space);
 
 /*
- Maps `bytes` of guest memory from `gpa` on to the memory at `hpa`, by leaves of at most
- `largest` bytes, as large as alignment allows. What is mapped there already, to the same memory
- with the same attributes, stays.
+ Maps `bytes` bytes of guest memory from `gpa` on to the memory at `hpa`, by leaves of at most
+ `largest` bytes, as large as alignment allows. Leaves that map the same memory with the same
+ attributes already stay.
 
  Returns `bytes`. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`, `HOST_ADDRESS`, `LEAF_SIZE`,
- `ATTRIBUTES`, `OCCUPIED`: nothing is done; `OUT_OF_FRAMES`: what precedes `at` is.
+ `ATTRIBUTES`, `OCCUPIED`: nothing is done; `OUT_OF_FRAMES`: what precedes `at` is done.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`. The guest may use the memory.
+ `space` is null, zero, or was passed to `slat_create`. The guest may use the memory.
  */
 SLAT_MUST_USE
 struct slat_result slat_map(struct slat_space *space,
@@ -968,15 +977,15 @@ struct slat_result slat_map(struct slat_space *space,
                             uint64_t largest);
 
 /*
- Sets the rights of all that is mapped in a range to exactly those of `rights`, of which
- `SLAT_READ`, `SLAT_WRITE` and `execute` count; a block that the range cuts is split. No CPU uses
- other rights when this returns.
+ Sets the rights of all that is mapped in a range to exactly those of `rights`; only `SLAT_READ`,
+ `SLAT_WRITE` and `execute` count. Splits a block that the range cuts. No CPU uses the old rights
+ when this returns.
 
- Returns the bytes that changed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`, `ATTRIBUTES`: nothing
- is done; `OUT_OF_FRAMES`: what precedes `at` is.
+ Returns the bytes that changed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`, `ATTRIBUTES`, and
+ `OUT_OF_FRAMES` where a block cannot be split: no rights are changed.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`.
+ `space` is null, zero, or was passed to `slat_create`.
  */
 SLAT_MUST_USE
 struct slat_result slat_protect(struct slat_space *space,
@@ -985,15 +994,15 @@ struct slat_result slat_protect(struct slat_space *space,
                                 struct slat_attributes rights);
 
 /*
- Unmaps a range; a block that the range cuts is split. `removed` is called for each run of
- neighbouring leaves of one kind that stood there, once no CPU can reach it. It must not call
- this library with the same space.
+ Unmaps a range, and splits a block that the range cuts. Calls `removed` for each run of adjacent
+ leaves with the same attributes that was mapped, once no CPU can reach it. `removed` must not
+ call this library with the same space.
 
- Returns the bytes that were mapped. Errors: `SLAT_STATUS_RANGE`: nothing is done;
- `OUT_OF_FRAMES`, for a block that is to be split: what precedes `at` is.
+ Returns the bytes that were mapped. Errors: `SLAT_STATUS_RANGE`, and `OUT_OF_FRAMES` where a
+ block cannot be split: nothing is unmapped.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`. `removed` may be called with `context`,
+ `space` is null, zero, or was passed to `slat_create`. `removed` may be called with `context`,
  and does not unwind.
  */
 SLAT_MUST_USE
@@ -1004,14 +1013,14 @@ struct slat_result slat_unmap(struct slat_space *space,
                               void *context);
 
 /*
- Unmaps the leaf that `gpa` lies in, and writes to `removed` what it was. No CPU reaches its
- memory when this returns.
+ Unmaps the leaf that translates `gpa`, and writes it to `removed`. No CPU reaches its memory
+ when this returns.
 
- Returns the bytes of the leaf. Errors: `SLAT_STATUS_NOT_MAPPED`: nothing is there, or the
- address is beyond the guest's.
+ Returns the bytes of the leaf. Errors: `SLAT_STATUS_NOT_MAPPED`: nothing is mapped there, or the
+ address is beyond the guest's addresses.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`; `removed` is null or may be written.
+ `space` is null, zero, or was passed to `slat_create`; `removed` is null or may be written.
  */
 SLAT_MUST_USE
 struct slat_result slat_unmap_leaf(struct slat_space *space,
@@ -1019,12 +1028,12 @@ struct slat_result slat_unmap_leaf(struct slat_space *space,
                                    struct slat_removed *removed);
 
 /*
- Writes to `translation` what `gpa` translates to.
+ Translates `gpa`, and writes the result to `translation`.
 
  Returns `SLAT_STATUS_NOT_MAPPED` if nothing is mapped there, and then writes nothing.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`; `translation` is null or may be written.
+ `space` is null, zero, or was passed to `slat_create`; `translation` is null or may be written.
  */
 SLAT_MUST_USE
 enum slat_status slat_query(struct slat_space *space,
@@ -1032,13 +1041,13 @@ enum slat_status slat_query(struct slat_space *space,
                             struct slat_translation *translation);
 
 /*
- Writes to `raw` the descriptor that a walk for `gpa` ends at, as it lies in memory, and to
- `bytes` how much of the address space its slot covers. For tests.
+ Writes the page-table entry at which a walk for `gpa` ends, as it is in memory, to `raw`, and
+ the bytes of guest addresses that the entry covers to `bytes`. For tests.
 
- Returns `SLAT_STATUS_RANGE` for an address beyond the guest's.
+ Returns `SLAT_STATUS_RANGE` for an address beyond the guest's addresses.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`; `raw` and `bytes` are null or may be
+ `space` is null, zero, or was passed to `slat_create`; `raw` and `bytes` are null or may be
  written.
  */
 SLAT_MUST_USE
@@ -1048,22 +1057,22 @@ enum slat_status slat_descriptor(struct slat_space *space,
                                  uint64_t *bytes);
 
 /*
- Writes to `geometry` where hardware starts its walks.
+ Writes the root of the tables, where hardware starts its walks, to `geometry`.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`; `geometry` is null or may be written.
+ `space` is null, zero, or was passed to `slat_create`; `geometry` is null or may be written.
  */
 SLAT_MUST_USE enum slat_status slat_root(struct slat_space *space, struct slat_geometry *geometry);
 
 /*
- Writes to `value` what makes a CPU use the tables: the EPT pointer, VMCB's N_CR3, hgatp, or the
- first doubleword of Power's partition table entry, as a register holds it.
+ Writes the value of the register that makes a CPU use the tables to `value`: the EPT pointer,
+ VMCB's N_CR3, hgatp, or the first doubleword of Power's partition table entry.
 
- Returns `SLAT_STATUS_UNSUPPORTED` where it cannot hold the root or the VMID, and on Arm, whose
- registers need to know the CPU: `slat_arm64_registers`.
+ Returns `SLAT_STATUS_UNSUPPORTED` where that cannot hold the root or the VMID; and on Arm, whose
+ registers depend on the CPU: `slat_arm64_registers`.
 
  # Safety
- `space` is null, zero, or was given to `slat_create`; `value` is null or may be written.
+ `space` is null, zero, or was passed to `slat_create`; `value` is null or may be written.
  */
 SLAT_MUST_USE enum slat_status slat_root_register(struct slat_space *space, uint64_t *value);
 
