@@ -21,6 +21,10 @@ use std::time::{Duration, Instant};
 /// What costs the guest's process something is done for at most one part in so many of the time.
 pub(crate) const SPARE: u32 = 100;
 
+/// Why a working set is not known.
+const UNASKED: &str = "each means to know it changes something in the host; --working-set TIME \
+                       asks for it";
+
 /// Whether a guest is still there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -63,6 +67,7 @@ pub struct Guest {
     vcpus: Vec<Vcpu>,
     huge: Option<u64>,
     huge_again: Instant,
+    working_set: Result<(u64, Source), String>,
 }
 
 #[derive(Debug)]
@@ -159,7 +164,8 @@ impl Guest {
         let vcpus = vcpus.collect();
         let vms = has.vms.len();
         let (huge, huge_again) = (None, Instant::now());
-        Self { process, vms, vm, why_no_vm, folders, vcpus, found, huge, huge_again }
+        let working_set = Err(UNASKED.to_owned());
+        Self { process, vms, vm, why_no_vm, folders, vcpus, found, huge, huge_again, working_set }
     }
 
     /// Its process.
@@ -298,12 +304,21 @@ impl Guest {
             self.huge_again = Instant::now() + (began.elapsed() * SPARE).max(Duration::ZERO);
         }
         task::process(files, pid, self.huge, &mut guest);
+        match &self.working_set {
+            Ok((bytes, by)) => guest.put(Metric::WorkingSetBytes, *by, Ok::<_, &str>(*bytes)),
+            Err(why) => guest.missing(Metric::WorkingSetBytes, why),
+        }
         // Of all its threads, so that those count as well that no vCPU is known of.
         traced.vcpu(pid, None, &mut guest);
         traced.guest(pid, &mut guest);
         let knowledge = Knowledge { sources: guest.sources, unknown: guest.unknown };
         let vcpus = sinks.into_iter().map(|sink| sink.values).collect();
         (Reading { guest: guest.values, vcpus }, knowledge)
+    }
+
+    /// Takes over what was found out of its working set.
+    pub(crate) fn take_working_set(&mut self, working_set: Result<(u64, Source), String>) {
+        self.working_set = working_set;
     }
 
     /// How long the guest, and each vCPU, was out of the guest, and why.

@@ -62,6 +62,8 @@ pub enum Metric {
     HugeBytes,
     /// What of it is swapped out.
     SwapBytes,
+    /// What of it was used within a time, if that was asked for.
+    WorkingSetBytes,
     /// Faults of the process on the host's side that took no disk.
     HostMinorFaults,
     /// Those that took one.
@@ -117,7 +119,7 @@ use Metric as M;
 
 impl Metric {
     /// Each of them.
-    pub const ALL: [Self; 41] = [
+    pub const ALL: [Self; 42] = [
         M::Faults,
         M::FaultsFixed,
         M::FaultsFast,
@@ -143,6 +145,7 @@ impl Metric {
         M::RssBytes,
         M::HugeBytes,
         M::SwapBytes,
+        M::WorkingSetBytes,
         M::HostMinorFaults,
         M::HostMajorFaults,
         M::PressureSomeNs,
@@ -176,6 +179,7 @@ impl Metric {
             M::RssBytes
             | M::HugeBytes
             | M::SwapBytes
+            | M::WorkingSetBytes
             | M::HostMinorFaults
             | M::HostMajorFaults
             | M::PressureSomeNs
@@ -198,7 +202,8 @@ impl Metric {
     /// Whether it is how much there is, and not how much there has been.
     pub const fn is_level(self) -> bool {
         let pages = matches!(self, M::Pages4k | M::Pages2m | M::Pages1g);
-        pages || matches!(self, M::RssBytes | M::HugeBytes | M::SwapBytes)
+        let bytes = matches!(self, M::RssBytes | M::HugeBytes | M::SwapBytes);
+        pages || bytes || matches!(self, M::WorkingSetBytes)
     }
 
     /// KVM's tracepoint that tells it.
@@ -263,6 +268,12 @@ pub enum Source {
     Tracepoints,
     /// Counts of KVM's tracepoints by perf.
     PerfCounts,
+    /// Idle page tracking.
+    IdlePages,
+    /// The multi-generational LRU.
+    Generations,
+    /// Referenced pages of the process.
+    Referenced,
 }
 
 impl fmt::Display for Source {
@@ -277,6 +288,9 @@ impl fmt::Display for Source {
             Self::Pressure => "memory.pressure of the control group",
             Self::Tracepoints => "KVM's tracepoints, aggregated in the kernel by eBPF",
             Self::PerfCounts => "KVM's tracepoints, counted by perf",
+            Self::IdlePages => "idle page tracking (page_idle)",
+            Self::Generations => "generations of the control group's memory (lru_gen)",
+            Self::Referenced => "referenced pages (clear_refs, smaps_rollup)",
         })
     }
 }

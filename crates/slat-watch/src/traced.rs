@@ -8,6 +8,7 @@ use crate::events::{EXIT, Events, Heard, Notices, Place, Thread};
 use crate::find;
 use crate::guest::SPARE;
 use crate::metric::{Metric, Scope, Sink};
+use crate::task;
 use slat_procfs::Files;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -76,7 +77,7 @@ impl Traced {
         let began = Instant::now();
         let pids: Vec<i32> = find::guests(files).found.iter().map(|found| found.pid).collect();
         let mappings: Vec<(i32, Vec<Range<u64>>)> =
-            pids.iter().map(|pid| (*pid, mappings(files, *pid))).collect();
+            pids.iter().map(|pid| (*pid, task::mappings(files, *pid, |_| true))).collect();
         for place in open {
             self.names.entry(place.by).or_insert_with(|| {
                 let name = files.text(format!("proc/{}/comm", place.by));
@@ -175,18 +176,6 @@ impl Traced {
         }
         by
     }
-}
-
-/// Addresses that a process has mapped.
-fn mappings(files: &Files<'_>, pid: i32) -> Vec<Range<u64>> {
-    let text = files.text(format!("proc/{pid}/maps")).unwrap_or_default();
-    let range = |line: &str| {
-        let (begin, rest) = line.split_once('-')?;
-        let end = rest.split_whitespace().next()?;
-        let [begin, end] = [begin, end].map(|hex| u64::from_str_radix(hex, 16).ok());
-        Some(begin?..end?)
-    };
-    text.lines().filter_map(range).collect()
 }
 
 #[cfg(test)]

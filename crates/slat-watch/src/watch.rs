@@ -8,12 +8,13 @@ use crate::guest::{Guest, Knowledge, Reading, SPARE, State};
 use crate::held::Process;
 use crate::metric::{Metric, Scope, Values, since};
 use crate::traced::Traced;
+use crate::working_set::WorkingSets;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Timespec;
 use serde::Serialize;
 use slat_kvm::stats::Changes;
 use slat_procfs::Files;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -170,6 +171,7 @@ pub struct Watch<'f> {
     look_again: Instant,
     guests: Vec<Watched>,
     hidden: usize,
+    working_sets: Option<WorkingSets>,
 }
 
 impl<'f> Watch<'f> {
@@ -195,6 +197,7 @@ impl<'f> Watch<'f> {
             look_again: now,
             guests: Vec::new(),
             hidden: 0,
+            working_sets: None,
         };
         if let Which::Pid(pid) = which {
             watch.process = Process::open(pid).ok();
@@ -240,6 +243,28 @@ impl<'f> Watch<'f> {
         self.traced.ambiguous()
     }
 
+    /// Estimates guests' working sets from now on, which changes something in the host.
+    pub fn estimate(&mut self, working_sets: WorkingSets) {
+        self.working_sets = Some(working_sets);
+        self.step_working_sets();
+    }
+
+    /// What is known of guests' working sets, where that was asked for.
+    pub fn working_sets(&self) -> Option<&WorkingSets> {
+        self.working_sets.as_ref()
+    }
+
+    fn step_working_sets(&mut self) {
+        let Some(working_sets) = &mut self.working_sets else { return };
+        let there = || self.guests.iter().filter_map(|it| it.guest.as_ref());
+        let ended = |guest: &&Guest| !guest.has_ended();
+        let pids: BTreeSet<i32> = there().filter(ended).map(Guest::pid).collect();
+        working_sets.step(&self.files, &pids);
+        for guest in self.guests.iter_mut().filter_map(|it| it.guest.as_mut()) {
+            guest.take_working_set(working_sets.of(guest.pid()));
+        }
+    }
+
     /// Seconds since the watch began.
     pub fn seconds(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
@@ -280,6 +305,7 @@ impl<'f> Watch<'f> {
         let mut step = Step::default();
         let began = self.began;
         self.traced.hear(&self.files);
+        self.step_working_sets();
         for (place, watched) in self.guests.iter_mut().enumerate() {
             let Some(guest) = &mut watched.guest else { continue };
             // Before it is read: what is held tells the last counts of a guest that went.
@@ -467,6 +493,8 @@ impl Watched {
         for (metric, by) in knowledge.sources {
             self.total.knowledge.sources.insert(metric, by);
         }
+        // A reason may be another by now.
+        self.total.knowledge.unknown.extend(knowledge.unknown);
         let sources = &self.total.knowledge.sources;
         self.total.knowledge.unknown.retain(|metric, _| !sources.contains_key(metric));
         (self.last, self.read_at) = (now, at);

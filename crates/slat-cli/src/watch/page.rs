@@ -50,6 +50,7 @@ const CHARTS: [Panel; 5] = [
             (Metric::RssBytes, "all"),
             (Metric::HugeBytes, "in huge pages"),
             (Metric::SwapBytes, "swapped out"),
+            (Metric::WorkingSetBytes, "used within a time"),
         ],
         By::Mebibyte,
     ),
@@ -113,7 +114,9 @@ pub fn render(report: &Report<'_>) -> String {
         report.every,
         report.events
     );
-    html::page("Guests that ran", &lead, &told.text(), &tables, &charts)
+    let sets = report.working_sets.iter().map(super::report::working_set);
+    let said: Vec<String> = sets.chain(told.text()).collect();
+    html::page("Guests that ran", &lead, &said, &tables, &charts)
 }
 
 /// What is not known, and why.
