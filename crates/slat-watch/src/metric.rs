@@ -74,12 +74,16 @@ pub enum Metric {
     PressureFullNs,
     /// Faults of reads, by the events of exits.
     FaultsRead,
-    /// Faults of writes.
+    /// Faults of writes to pages that were not mapped.
     FaultsWritten,
+    /// Faults of writes to pages that were mapped, and protected.
+    FaultsProtected,
     /// Faults of fetches.
     FaultsExecuted,
     /// Time in faults: from the exit to the next entry.
     FaultNs,
+    /// Time in those of protected pages.
+    ProtectedNs,
     /// Time out of the guest for want of work.
     IdleNs,
     /// Time out of the guest for anything else.
@@ -119,7 +123,7 @@ use Metric as M;
 
 impl Metric {
     /// Each of them.
-    pub const ALL: [Self; 42] = [
+    pub const ALL: [Self; 44] = [
         M::Faults,
         M::FaultsFixed,
         M::FaultsFast,
@@ -152,8 +156,10 @@ impl Metric {
         M::PressureFullNs,
         M::FaultsRead,
         M::FaultsWritten,
+        M::FaultsProtected,
         M::FaultsExecuted,
         M::FaultNs,
+        M::ProtectedNs,
         M::IdleNs,
         M::OtherExitNs,
         M::UserExits,
@@ -186,8 +192,10 @@ impl Metric {
             | M::PressureFullNs => Scope::Process,
             M::FaultsRead
             | M::FaultsWritten
+            | M::FaultsProtected
             | M::FaultsExecuted
             | M::FaultNs
+            | M::ProtectedNs
             | M::IdleNs
             | M::OtherExitNs
             | M::UserExits

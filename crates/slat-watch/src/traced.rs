@@ -129,12 +129,15 @@ impl Traced {
         for metric in Metric::of(Scope::Traced) {
             let Some(event) = metric.event() else { continue };
             let count = |why| stalls.get(&why).map_or(0, |times| times.count);
+            let time = |why| stalls.get(&why).map_or(0, |times| times.total_ns);
             let value = match metric {
                 Metric::FaultNs => faults(&stalls).total_ns,
-                Metric::OtherExitNs => stalls.get(&Why::Other).map_or(0, |times| times.total_ns),
-                Metric::IdleNs => stalls.get(&Why::Idle).map_or(0, |times| times.total_ns),
+                Metric::OtherExitNs => time(Why::Other),
+                Metric::IdleNs => time(Why::Idle),
                 Metric::FaultsRead => count(Why::FaultRead),
                 Metric::FaultsWritten => count(Why::FaultWrite),
+                Metric::FaultsProtected => count(Why::FaultProtected),
+                Metric::ProtectedNs => time(Why::FaultProtected),
                 Metric::FaultsExecuted => count(Why::FaultExecute),
                 _ => self.threads(pid, tids).filter_map(|thread| thread.counts.get(event)).sum(),
             };

@@ -107,7 +107,7 @@ pub fn table(title: String, mut rows: Vec<Vec<String>>) -> Table {
 const ALWAYS: usize = 10;
 
 /// Headings of [`row`].
-const COLUMNS: [&str; 14] = [
+const COLUMNS: [&str; 15] = [
     "guest",
     "faults/s",
     "exits/s",
@@ -121,6 +121,7 @@ const COLUMNS: [&str; 14] = [
     "in faults",
     "taken back/s",
     "logged pages/s",
+    "protected writes/s",
     "working set",
 ];
 
@@ -145,6 +146,7 @@ pub fn row(label: String, values: &Values, seconds: f64) -> Vec<String> {
         share(values, Metric::FaultNs, seconds),
         rate(values, Metric::Invalidations, seconds),
         some(rate(values, Metric::PagesLogged, seconds)),
+        some(rate(values, Metric::FaultsProtected, seconds)),
         size(values, Metric::WorkingSetBytes),
     ]
 }
