@@ -16,10 +16,10 @@ use slat_procfs::Files;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What costs the guest's process something is done for at most one part in so many of the time.
-pub(crate) const SPARE: u32 = 100;
+pub(crate) const SPARE: u32 = 200;
 
 /// Why a working set is not known.
 const UNASKED: &str = "each means to know it changes something in the host; --working-set TIME \
@@ -223,12 +223,11 @@ impl Guest {
 
     /// Finds vCPUs that came since it was attached to, and threads that could not be told. Answers
     /// whether the process has other VMs than before.
-    pub(crate) fn look_again(&mut self, files: &Files<'_>) -> bool {
-        let Ok(has) = find::descriptors(files, self.found.pid) else { return false };
+    pub(crate) fn look_again(&mut self, files: &Files<'_>, has: &Descriptors) -> bool {
         if has.vms != self.found.has.vms {
             return true;
         }
-        self.found.has = has;
+        self.found.has.clone_from(has);
         let mut known: Vec<u32> = self.vcpus.iter().map(|vcpu| vcpu.index).collect();
         for row in rows(&self.found.has) {
             if let Some(place) = known.iter().position(|index| *index == row.index) {
@@ -254,7 +253,14 @@ impl Guest {
     }
 
     /// Reads all that is known now, and takes over what tracepoints told.
-    pub(crate) fn read(&mut self, files: &Files<'_>, traced: &Traced) -> (Reading, Knowledge) {
+    ///
+    /// `share`: how many guests share the time for what costs much.
+    pub(crate) fn read(
+        &mut self,
+        files: &Files<'_>,
+        traced: &Traced,
+        share: u32,
+    ) -> (Reading, Knowledge) {
         let pid = self.found.pid;
         let mut sinks = Vec::new();
         for vcpu in &mut self.vcpus {
@@ -301,7 +307,7 @@ impl Guest {
         if Instant::now() >= self.huge_again {
             let began = Instant::now();
             self.huge = task::huge(files, pid).or(self.huge);
-            self.huge_again = Instant::now() + (began.elapsed() * SPARE).max(Duration::ZERO);
+            self.huge_again = Instant::now() + began.elapsed() * SPARE * share;
         }
         task::process(files, pid, self.huge, &mut guest);
         match &self.working_set {
@@ -431,7 +437,8 @@ mod tests {
         let found = find::guest(&files, pid).unwrap();
         let debugfs = Err("debugfs is root's: run as root".to_owned());
         let mut guest = Guest::attach(&files, &debugfs, found);
-        let (reading, knowledge) = guest.read(&files, &Traced::new(Events::nothing("no events")));
+        let (reading, knowledge) =
+            guest.read(&files, &Traced::new(Events::nothing("no events")), 1);
         assert_eq!(guest.vcpus().collect::<Vec<_>>(), [(0, Some(20))]);
         assert_eq!(reading.guest.get(&Metric::WaitingNs), Some(&6));
         assert_eq!(reading.vcpus[0].get(&Metric::RunningNs), Some(&5));
@@ -459,7 +466,8 @@ mod tests {
         let debugfs = Ok(Debugfs::made(&files.0.join("kvm")));
         let mut guest = Guest::attach(&files, &debugfs, found);
         assert_eq!(guest.vcpus().collect::<Vec<_>>(), [(0, Some(77))]);
-        let (reading, knowledge) = guest.read(&files, &Traced::new(Events::nothing("no events")));
+        let (reading, knowledge) =
+            guest.read(&files, &Traced::new(Events::nothing("no events")), 1);
         for (metric, value) in [(Metric::Faults, 12), (Metric::Pages4k, 34)] {
             assert_eq!(reading.guest.get(&metric), Some(&value));
             assert_eq!(knowledge.sources.get(&metric), Some(&Source::Debugfs));

@@ -286,8 +286,9 @@ impl<'f> Watch<'f> {
             || self.guests.iter().any(|it| it.guest.as_ref().is_some_and(Guest::has_ended))
     }
 
-    /// Waits until that much time has passed, or a guest's process ends, or a signal comes.
-    pub fn wait(&self, time: Duration) {
+    /// Waits until that much time has passed, or a guest's process ends, or a signal comes. Answers
+    /// whether a process has ended, so that it is time for the next step.
+    pub fn wait(&self, time: Duration) -> bool {
         let ends = self.guests.iter().filter_map(|it| it.guest.as_ref()?.ends());
         let ends = ends.chain(self.process.as_ref().map(AsFd::as_fd));
         let mut ends: Vec<PollFd<'_>> =
@@ -296,8 +297,8 @@ impl<'f> Watch<'f> {
             tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: time.subsec_nanos().into(),
         };
-        // Whatever it answers, the step that follows finds out what there is.
-        let _ = poll(&mut ends, Some(&time));
+        // Whatever else it answers, the step that follows finds out what there is.
+        poll(&mut ends, Some(&time)).is_ok_and(|ready| ready > 0)
     }
 
     /// Takes a sample of each guest, lets go of those that went, and looks for new ones.
@@ -306,15 +307,16 @@ impl<'f> Watch<'f> {
         let began = self.began;
         self.traced.hear(&self.files);
         self.step_working_sets();
+        let share = self.share();
         for (place, watched) in self.guests.iter_mut().enumerate() {
             let Some(guest) = &mut watched.guest else { continue };
             // Before it is read: what is held tells the last counts of a guest that went.
             let mut state = guest.state(&self.files);
-            let (mut now, mut knowledge) = guest.read(&self.files, &self.traced);
+            let (mut now, mut knowledge) = guest.read(&self.files, &self.traced, share);
             if state == State::Runs && guest.has_ended() {
                 state = State::ProcessEnded;
                 self.traced.hear(&self.files);
-                (now, knowledge) = guest.read(&self.files, &self.traced);
+                (now, knowledge) = guest.read(&self.files, &self.traced, share);
             }
             if state != State::Runs {
                 // Its process's number may be another's by now, its memory another VM's; its tables
@@ -359,7 +361,9 @@ impl<'f> Watch<'f> {
         };
         // A process whose VMs are others than before is attached to anew.
         for (place, watched) in self.guests.iter_mut().enumerate() {
-            if watched.guest.as_mut().is_some_and(|guest| guest.look_again(&self.files)) {
+            let Some(guest) = &mut watched.guest else { continue };
+            let Some(now) = found.iter().find(|found| found.pid == guest.pid()) else { continue };
+            if guest.look_again(&self.files, &now.has) {
                 watched.guest = None;
                 watched.total.state = State::VmClosed;
                 step.went.push(place);
@@ -380,9 +384,16 @@ impl<'f> Watch<'f> {
         self.look_again = Instant::now() + began.elapsed() * SPARE;
     }
 
+    /// How many guests there are.
+    fn share(&self) -> u32 {
+        let there = self.guests.iter().filter(|it| it.is_there()).count();
+        u32::try_from(there).unwrap_or(u32::MAX).max(1)
+    }
+
     fn attach(&self, found: find::Found) -> Watched {
+        let share = self.share();
         let mut guest = Guest::attach(&self.files, &self.debugfs, found);
-        let (mut first, knowledge) = guest.read(&self.files, &self.traced);
+        let (mut first, knowledge) = guest.read(&self.files, &self.traced, share);
         // Tracepoints tell what came since the watch began.
         std::iter::once(&mut first.guest).chain(&mut first.vcpus).for_each(|values| {
             values

@@ -103,8 +103,9 @@ fn run(
     loop {
         let due = end.map_or(next, |end| end.min(next));
         let mut left = due.saturating_duration_since(Instant::now());
-        while !left.is_zero() && !session.interrupted() && !watch.is_ending() {
-            watch.wait(left.min(NOTICED));
+        let mut ending = watch.is_ending();
+        while !left.is_zero() && !session.interrupted() && !ending {
+            ending = watch.wait(left.min(NOTICED));
             left = due.saturating_duration_since(Instant::now());
         }
         // Looked at before: of a process that ended by then, this step tells the last counts.
