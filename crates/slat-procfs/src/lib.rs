@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -52,9 +53,11 @@ impl Files<'_> {
     /// Returns the contents of a file without leading and trailing blanks, if it exists and is not
     /// blank.
     pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
-        let text = fs::read_to_string(self.0.join(path)).ok()?;
-        let text = text.trim();
-        (!text.is_empty()).then(|| text.to_owned())
+        let mut text = whole(&mut fs::File::open(self.0.join(path)).ok()?)?;
+        text.truncate(text.trim_end().len());
+        let blank = text.len() - text.trim_start().len();
+        text.drain(..blank);
+        (!text.is_empty()).then_some(text)
     }
 
     /// Returns the number in a file.
@@ -242,6 +245,26 @@ impl Files<'_> {
         }
         Some(found)
     }
+}
+
+/// What is left in a file. The kernel says that files of its own are empty, so that the library
+/// would begin with little room, and ask for most of them a dozen times.
+fn whole(file: &mut impl Read) -> Option<String> {
+    const ROOM: usize = 4096;
+    let (mut bytes, mut length) = (Vec::new(), 0);
+    loop {
+        if bytes.len() < length + ROOM {
+            bytes.resize(2 * length + ROOM, 0);
+        }
+        match file.read(&mut bytes[length..]) {
+            Ok(0) => break,
+            Ok(read) => length += read,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+    bytes.truncate(length);
+    String::from_utf8(bytes).ok()
 }
 
 fn address(text: &str) -> Result<u64, std::num::ParseIntError> {

@@ -34,13 +34,14 @@ impl Debugfs {
             }
             Err(_) => {}
         }
-        let mount = private("debugfs").map_err(|error| match error {
-            Errno::PERM => {
-                "debugfs is not mounted, and to mount it takes root: run as root".to_owned()
-            }
-            Errno::NODEV => "this kernel has no debugfs".to_owned(),
-            error => format!("debugfs is not mounted, and cannot be: {error}"),
-        })?;
+        let mount =
+            private("debugfs", MountAttrFlags::MOUNT_ATTR_RDONLY).map_err(|error| match error {
+                Errno::PERM => {
+                    "debugfs is not mounted, and to mount it takes root: run as root".to_owned()
+                }
+                Errno::NODEV => "this kernel has no debugfs".to_owned(),
+                error => format!("debugfs is not mounted, and cannot be: {error}"),
+            })?;
         let folder = PathBuf::from(format!("/proc/self/fd/{}/kvm", mount.as_raw_fd()));
         match fs::read_dir(&folder) {
             Ok(_) => Ok(Self { folder, mount: Some(mount) }),
@@ -72,10 +73,10 @@ impl Debugfs {
 }
 
 /// A mount of such a file system that has no place in any tree of names.
-pub(crate) fn private(kind: &str) -> Result<OwnedFd, Errno> {
+pub(crate) fn private(kind: &str, how: MountAttrFlags) -> Result<OwnedFd, Errno> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&context)?;
-    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_RDONLY)
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, how)
 }
 
 /// The sum over folders of those of these counters that the kernel has.

@@ -17,7 +17,7 @@ use std::ops::Range;
 use times::{STRIDE, Stalls, Times, Why};
 use tracepoint::Tracefs;
 
-/// vCPUs' threads of which accounts are kept, at least and at most; each takes 4 KiB.
+/// vCPUs' threads of which accounts are kept, at least and at most; each takes 5 KiB.
 const THREADS: [usize; 2] = [1024, 8192];
 /// Processes and places of ranges that the host took back, of which accounts are kept.
 const RANGES: usize = 8192;

@@ -16,10 +16,14 @@ use slat_procfs::Files;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What costs the guest's process something is done for at most one part in so many of the time.
-pub(crate) const SPARE: u32 = 100;
+pub(crate) const SPARE: u32 = 200;
+
+/// Why a working set is not known.
+const UNASKED: &str = "each means to know it changes something in the host; --working-set TIME \
+                       asks for it";
 
 /// Whether a guest is still there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -63,6 +67,7 @@ pub struct Guest {
     vcpus: Vec<Vcpu>,
     huge: Option<u64>,
     huge_again: Instant,
+    working_set: Result<(u64, Source), String>,
 }
 
 #[derive(Debug)]
@@ -159,7 +164,8 @@ impl Guest {
         let vcpus = vcpus.collect();
         let vms = has.vms.len();
         let (huge, huge_again) = (None, Instant::now());
-        Self { process, vms, vm, why_no_vm, folders, vcpus, found, huge, huge_again }
+        let working_set = Err(UNASKED.to_owned());
+        Self { process, vms, vm, why_no_vm, folders, vcpus, found, huge, huge_again, working_set }
     }
 
     /// Its process.
@@ -217,12 +223,11 @@ impl Guest {
 
     /// Finds vCPUs that came since it was attached to, and threads that could not be told. Answers
     /// whether the process has other VMs than before.
-    pub(crate) fn look_again(&mut self, files: &Files<'_>) -> bool {
-        let Ok(has) = find::descriptors(files, self.found.pid) else { return false };
+    pub(crate) fn look_again(&mut self, files: &Files<'_>, has: &Descriptors) -> bool {
         if has.vms != self.found.has.vms {
             return true;
         }
-        self.found.has = has;
+        self.found.has.clone_from(has);
         let mut known: Vec<u32> = self.vcpus.iter().map(|vcpu| vcpu.index).collect();
         for row in rows(&self.found.has) {
             if let Some(place) = known.iter().position(|index| *index == row.index) {
@@ -248,7 +253,14 @@ impl Guest {
     }
 
     /// Reads all that is known now, and takes over what tracepoints told.
-    pub(crate) fn read(&mut self, files: &Files<'_>, traced: &Traced) -> (Reading, Knowledge) {
+    ///
+    /// `share`: how many guests share the time for what costs much.
+    pub(crate) fn read(
+        &mut self,
+        files: &Files<'_>,
+        traced: &Traced,
+        share: u32,
+    ) -> (Reading, Knowledge) {
         let pid = self.found.pid;
         let mut sinks = Vec::new();
         for vcpu in &mut self.vcpus {
@@ -295,15 +307,24 @@ impl Guest {
         if Instant::now() >= self.huge_again {
             let began = Instant::now();
             self.huge = task::huge(files, pid).or(self.huge);
-            self.huge_again = Instant::now() + (began.elapsed() * SPARE).max(Duration::ZERO);
+            self.huge_again = Instant::now() + began.elapsed() * SPARE * share;
         }
         task::process(files, pid, self.huge, &mut guest);
+        match &self.working_set {
+            Ok((bytes, by)) => guest.put(Metric::WorkingSetBytes, *by, Ok::<_, &str>(*bytes)),
+            Err(why) => guest.missing(Metric::WorkingSetBytes, why),
+        }
         // Of all its threads, so that those count as well that no vCPU is known of.
         traced.vcpu(pid, None, &mut guest);
         traced.guest(pid, &mut guest);
         let knowledge = Knowledge { sources: guest.sources, unknown: guest.unknown };
         let vcpus = sinks.into_iter().map(|sink| sink.values).collect();
         (Reading { guest: guest.values, vcpus }, knowledge)
+    }
+
+    /// Takes over what was found out of its working set.
+    pub(crate) fn take_working_set(&mut self, working_set: Result<(u64, Source), String>) {
+        self.working_set = working_set;
     }
 
     /// How long the guest, and each vCPU, was out of the guest, and why.
@@ -416,7 +437,8 @@ mod tests {
         let found = find::guest(&files, pid).unwrap();
         let debugfs = Err("debugfs is root's: run as root".to_owned());
         let mut guest = Guest::attach(&files, &debugfs, found);
-        let (reading, knowledge) = guest.read(&files, &Traced::new(Events::nothing("no events")));
+        let (reading, knowledge) =
+            guest.read(&files, &Traced::new(Events::nothing("no events")), 1);
         assert_eq!(guest.vcpus().collect::<Vec<_>>(), [(0, Some(20))]);
         assert_eq!(reading.guest.get(&Metric::WaitingNs), Some(&6));
         assert_eq!(reading.vcpus[0].get(&Metric::RunningNs), Some(&5));
@@ -444,7 +466,8 @@ mod tests {
         let debugfs = Ok(Debugfs::made(&files.0.join("kvm")));
         let mut guest = Guest::attach(&files, &debugfs, found);
         assert_eq!(guest.vcpus().collect::<Vec<_>>(), [(0, Some(77))]);
-        let (reading, knowledge) = guest.read(&files, &Traced::new(Events::nothing("no events")));
+        let (reading, knowledge) =
+            guest.read(&files, &Traced::new(Events::nothing("no events")), 1);
         for (metric, value) in [(Metric::Faults, 12), (Metric::Pages4k, 34)] {
             assert_eq!(reading.guest.get(&metric), Some(&value));
             assert_eq!(knowledge.sources.get(&metric), Some(&Source::Debugfs));

@@ -17,6 +17,7 @@ pub mod qmp;
 mod task;
 mod traced;
 mod watch;
+mod working_set;
 
 pub use debugfs::Debugfs;
 pub use events::Events;
@@ -25,3 +26,4 @@ pub use find::{Descriptors, Found, NotFound, Search, descriptors, guest as find_
 pub use guest::{Guest, Knowledge, Reading, State};
 pub use metric::{Metric, Scope, Source, Values, since};
 pub use watch::{GuestTotal, Sample, Step, VcpuTotal, Watch, Watched, Which};
+pub use working_set::{WorkingSet, WorkingSets};

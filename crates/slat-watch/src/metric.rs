@@ -62,6 +62,8 @@ pub enum Metric {
     HugeBytes,
     /// What of it is swapped out.
     SwapBytes,
+    /// What of it was used within a time, if that was asked for.
+    WorkingSetBytes,
     /// Faults of the process on the host's side that took no disk.
     HostMinorFaults,
     /// Those that took one.
@@ -72,12 +74,16 @@ pub enum Metric {
     PressureFullNs,
     /// Faults of reads, by the events of exits.
     FaultsRead,
-    /// Faults of writes.
+    /// Faults of writes to pages that were not mapped.
     FaultsWritten,
+    /// Faults of writes to pages that were mapped, and protected.
+    FaultsProtected,
     /// Faults of fetches.
     FaultsExecuted,
     /// Time in faults: from the exit to the next entry.
     FaultNs,
+    /// Time in those of protected pages.
+    ProtectedNs,
     /// Time out of the guest for want of work.
     IdleNs,
     /// Time out of the guest for anything else.
@@ -117,7 +123,7 @@ use Metric as M;
 
 impl Metric {
     /// Each of them.
-    pub const ALL: [Self; 41] = [
+    pub const ALL: [Self; 44] = [
         M::Faults,
         M::FaultsFixed,
         M::FaultsFast,
@@ -143,14 +149,17 @@ impl Metric {
         M::RssBytes,
         M::HugeBytes,
         M::SwapBytes,
+        M::WorkingSetBytes,
         M::HostMinorFaults,
         M::HostMajorFaults,
         M::PressureSomeNs,
         M::PressureFullNs,
         M::FaultsRead,
         M::FaultsWritten,
+        M::FaultsProtected,
         M::FaultsExecuted,
         M::FaultNs,
+        M::ProtectedNs,
         M::IdleNs,
         M::OtherExitNs,
         M::UserExits,
@@ -176,14 +185,17 @@ impl Metric {
             M::RssBytes
             | M::HugeBytes
             | M::SwapBytes
+            | M::WorkingSetBytes
             | M::HostMinorFaults
             | M::HostMajorFaults
             | M::PressureSomeNs
             | M::PressureFullNs => Scope::Process,
             M::FaultsRead
             | M::FaultsWritten
+            | M::FaultsProtected
             | M::FaultsExecuted
             | M::FaultNs
+            | M::ProtectedNs
             | M::IdleNs
             | M::OtherExitNs
             | M::UserExits
@@ -198,7 +210,8 @@ impl Metric {
     /// Whether it is how much there is, and not how much there has been.
     pub const fn is_level(self) -> bool {
         let pages = matches!(self, M::Pages4k | M::Pages2m | M::Pages1g);
-        pages || matches!(self, M::RssBytes | M::HugeBytes | M::SwapBytes)
+        let bytes = matches!(self, M::RssBytes | M::HugeBytes | M::SwapBytes);
+        pages || bytes || matches!(self, M::WorkingSetBytes)
     }
 
     /// KVM's tracepoint that tells it.
@@ -263,6 +276,12 @@ pub enum Source {
     Tracepoints,
     /// Counts of KVM's tracepoints by perf.
     PerfCounts,
+    /// Idle page tracking.
+    IdlePages,
+    /// The multi-generational LRU.
+    Generations,
+    /// Referenced pages of the process.
+    Referenced,
 }
 
 impl fmt::Display for Source {
@@ -277,6 +296,9 @@ impl fmt::Display for Source {
             Self::Pressure => "memory.pressure of the control group",
             Self::Tracepoints => "KVM's tracepoints, aggregated in the kernel by eBPF",
             Self::PerfCounts => "KVM's tracepoints, counted by perf",
+            Self::IdlePages => "idle page tracking (page_idle)",
+            Self::Generations => "generations of the control group's memory (lru_gen)",
+            Self::Referenced => "referenced pages (clear_refs, smaps_rollup)",
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::metric::{Metric, Sink, Source};
 use slat_procfs::{Files, bytes};
+use std::ops::Range;
 
 /// Nanoseconds of one of the kernel's clock ticks, as procfs counts them (`USER_HZ`).
 const TICK: u64 = 10_000_000;
@@ -62,6 +63,20 @@ pub(crate) fn huge(files: &Files<'_>, pid: i32) -> Option<u64> {
     let text = files.text(format!("proc/{pid}/smaps_rollup"))?;
     let fields = ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped"];
     fields.into_iter().filter_map(|name| bytes(&text, name)).reduce(|sum, more| sum + more)
+}
+
+/// Addresses that a process has mapped, of those mappings whose access is wanted: `rw-p`.
+pub(crate) fn mappings(files: &Files<'_>, pid: i32, wanted: fn(&str) -> bool) -> Vec<Range<u64>> {
+    let text = files.text(format!("proc/{pid}/maps")).unwrap_or_default();
+    let range = |line: &str| {
+        let (begin, rest) = line.split_once('-')?;
+        let mut words = rest.split_whitespace();
+        let end = words.next()?;
+        words.next().filter(|access| wanted(access))?;
+        let [begin, end] = [begin, end].map(|hex| u64::from_str_radix(hex, 16).ok());
+        Some(begin?..end?)
+    };
+    text.lines().filter_map(range).collect()
 }
 
 fn known(value: u64) -> Result<u64, &'static str> {

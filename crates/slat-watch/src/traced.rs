@@ -8,6 +8,7 @@ use crate::events::{EXIT, Events, Heard, Notices, Place, Thread};
 use crate::find;
 use crate::guest::SPARE;
 use crate::metric::{Metric, Scope, Sink};
+use crate::task;
 use slat_procfs::Files;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,13 +27,26 @@ pub(crate) struct Traced {
     owners: BTreeMap<Place, Option<i32>>,
     /// Names of processes that gave notice.
     names: BTreeMap<i32, String>,
+    /// By guest, what was given notice of, summed over places.
+    noticed: BTreeMap<i32, Noticed>,
+    /// Whether an exit was heard of anyone.
+    fires: bool,
     look_again: Instant,
+}
+
+/// Notices of a guest's memory.
+#[derive(Clone, Debug, Default)]
+struct Noticed {
+    all: Notices,
+    /// Ranges by who took them back.
+    by: BTreeMap<i32, u64>,
 }
 
 impl Traced {
     pub fn new(events: Events) -> Self {
-        let (heard, owners, names) = Default::default();
-        Self { events, heard, owners, names, look_again: Instant::now() }
+        let (heard, owners, names, noticed) = Default::default();
+        let look_again = Instant::now();
+        Self { events, heard, owners, names, noticed, fires: false, look_again }
     }
 
     pub fn events(&self) -> &Events {
@@ -62,6 +76,21 @@ impl Traced {
     pub fn hear(&mut self, files: &Files<'_>) {
         self.heard = self.events.hear();
         self.own(files);
+        self.sum();
+    }
+
+    /// Sums once what is asked for each guest.
+    fn sum(&mut self) {
+        self.fires = self.heard.threads.values().any(|thread| thread.stalls.is_some());
+        self.noticed.clear();
+        for (place, notices) in &self.heard.places {
+            let Some(Some(pid)) = self.owners.get(place) else { continue };
+            let it = self.noticed.entry(*pid).or_default();
+            it.all.unmaps += notices.unmaps;
+            it.all.unmapped_bytes += notices.unmapped_bytes;
+            it.all.ages += notices.ages;
+            *it.by.entry(place.by).or_default() += notices.unmaps;
+        }
     }
 
     /// Finds out whose memory lies where the host gave notice, for at most one part of [`SPARE`]
@@ -76,7 +105,7 @@ impl Traced {
         let began = Instant::now();
         let pids: Vec<i32> = find::guests(files).found.iter().map(|found| found.pid).collect();
         let mappings: Vec<(i32, Vec<Range<u64>>)> =
-            pids.iter().map(|pid| (*pid, mappings(files, *pid))).collect();
+            pids.iter().map(|pid| (*pid, task::mappings(files, *pid, |_| true))).collect();
         for place in open {
             self.names.entry(place.by).or_insert_with(|| {
                 let name = files.text(format!("proc/{}/comm", place.by));
@@ -123,70 +152,57 @@ impl Traced {
 
     /// Metrics of threads of a process: of these, or of all.
     pub fn vcpu(&self, pid: i32, tids: Option<&[i32]>, sink: &mut Sink) {
-        let fires = self.heard.threads.values().any(|thread| thread.stalls.is_some());
         let stalls = self.stalls(pid, tids);
         for metric in Metric::of(Scope::Traced) {
             let Some(event) = metric.event() else { continue };
             let count = |why| stalls.get(&why).map_or(0, |times| times.count);
+            let time = |why| stalls.get(&why).map_or(0, |times| times.total_ns);
             let value = match metric {
                 Metric::FaultNs => faults(&stalls).total_ns,
-                Metric::OtherExitNs => stalls.get(&Why::Other).map_or(0, |times| times.total_ns),
-                Metric::IdleNs => stalls.get(&Why::Idle).map_or(0, |times| times.total_ns),
+                Metric::OtherExitNs => time(Why::Other),
+                Metric::IdleNs => time(Why::Idle),
                 Metric::FaultsRead => count(Why::FaultRead),
                 Metric::FaultsWritten => count(Why::FaultWrite),
+                Metric::FaultsProtected => count(Why::FaultProtected),
+                Metric::ProtectedNs => time(Why::FaultProtected),
                 Metric::FaultsExecuted => count(Why::FaultExecute),
                 _ => self.threads(pid, tids).filter_map(|thread| thread.counts.get(event)).sum(),
             };
-            let silent = (event == EXIT && !fires).then_some(SILENT);
+            let silent = (event == EXIT && !self.fires).then_some(SILENT);
             let why = self.events.why(event).or(silent);
             sink.put(metric, self.events.source(), why.map_or(Ok(value), Err));
         }
     }
 
-    /// Notices of a process's memory.
-    fn notices(&self, pid: i32) -> impl Iterator<Item = (&Place, &Notices)> {
-        let whose = move |place: &Place| self.owners.get(place) == Some(&Some(pid));
-        self.heard.places.iter().filter(move |(place, _)| whose(place))
-    }
-
     /// Metrics of what the host told KVM of a process's memory.
     pub fn guest(&self, pid: i32, sink: &mut Sink) {
+        let none = Noticed::default();
+        let noticed = self.noticed.get(&pid).unwrap_or(&none);
         for metric in Metric::of(Scope::Noticed) {
             let Some(event) = metric.event() else { continue };
-            let value = |(place, it): (&Place, &Notices)| match metric {
-                Metric::Invalidations => it.unmaps,
-                Metric::InvalidatedBytes => it.unmapped_bytes,
-                Metric::InvalidationsByOthers if place.by != pid => it.unmaps,
-                Metric::Ageings => it.ages,
+            let own = noticed.by.get(&pid).copied().unwrap_or(0);
+            let value = match metric {
+                Metric::Invalidations => noticed.all.unmaps,
+                Metric::InvalidatedBytes => noticed.all.unmapped_bytes,
+                Metric::InvalidationsByOthers => noticed.all.unmaps - own,
+                Metric::Ageings => noticed.all.ages,
                 _ => 0,
             };
             let why = self.events.why(event);
-            let sum = self.notices(pid).map(value).sum();
-            sink.put(metric, self.events.source(), why.map_or(Ok(sum), Err));
+            sink.put(metric, self.events.source(), why.map_or(Ok(value), Err));
         }
     }
 
     /// Who took memory of a process's back, and how often.
     pub fn invalidated_by(&self, pid: i32) -> BTreeMap<String, u64> {
         let mut by = BTreeMap::new();
-        for (place, it) in self.notices(pid).filter(|(_, it)| it.unmaps > 0) {
-            let name = self.names.get(&place.by).cloned().unwrap_or_default();
-            *by.entry(name).or_default() += it.unmaps;
+        let each = self.noticed.get(&pid).into_iter().flat_map(|noticed| &noticed.by);
+        for (who, unmaps) in each.filter(|(_, unmaps)| **unmaps > 0) {
+            let name = self.names.get(who).cloned().unwrap_or_default();
+            *by.entry(name).or_default() += unmaps;
         }
         by
     }
-}
-
-/// Addresses that a process has mapped.
-fn mappings(files: &Files<'_>, pid: i32) -> Vec<Range<u64>> {
-    let text = files.text(format!("proc/{pid}/maps")).unwrap_or_default();
-    let range = |line: &str| {
-        let (begin, rest) = line.split_once('-')?;
-        let end = rest.split_whitespace().next()?;
-        let [begin, end] = [begin, end].map(|hex| u64::from_str_radix(hex, 16).ok());
-        Some(begin?..end?)
-    };
-    text.lines().filter_map(range).collect()
 }
 
 #[cfg(test)]
@@ -231,6 +247,7 @@ mod tests {
         ];
         traced.heard = heard(&all);
         traced.own(&host.files());
+        traced.sum();
         assert_eq!(of(&traced, 10), [7, 7 << 12, 7, 21]);
         assert_eq!(of(&traced, 11), [6, 6 << 12, 1, 18]);
         assert_eq!(traced.ambiguous(), 11);
@@ -250,6 +267,7 @@ mod tests {
         };
         traced.heard.threads = [((10, 20), thread(3, None)), ((10, 21), thread(4, Some(1)))].into();
         traced.heard.threads.insert((11, 22), thread(100, Some(1)));
+        traced.sum();
         let told = |traced: &Traced, tids| {
             let mut sink = Sink::default();
             traced.vcpu(10, tids, &mut sink);
@@ -264,6 +282,7 @@ mod tests {
         assert_eq!((traced.thread(10, 1), traced.thread(10, 0)), (Some(21), None));
         // Once an exit is heard of anyone, none is none.
         traced.heard.threads.get_mut(&(11, 22)).unwrap().stalls = Some(Stalls::new());
+        traced.sum();
         assert_eq!(told(&traced, None).values[&Metric::FaultNs], 0);
     }
 }

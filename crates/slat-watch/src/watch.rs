@@ -8,12 +8,13 @@ use crate::guest::{Guest, Knowledge, Reading, SPARE, State};
 use crate::held::Process;
 use crate::metric::{Metric, Scope, Values, since};
 use crate::traced::Traced;
+use crate::working_set::WorkingSets;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Timespec;
 use serde::Serialize;
 use slat_kvm::stats::Changes;
 use slat_procfs::Files;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -170,6 +171,7 @@ pub struct Watch<'f> {
     look_again: Instant,
     guests: Vec<Watched>,
     hidden: usize,
+    working_sets: Option<WorkingSets>,
 }
 
 impl<'f> Watch<'f> {
@@ -195,6 +197,7 @@ impl<'f> Watch<'f> {
             look_again: now,
             guests: Vec::new(),
             hidden: 0,
+            working_sets: None,
         };
         if let Which::Pid(pid) = which {
             watch.process = Process::open(pid).ok();
@@ -240,6 +243,28 @@ impl<'f> Watch<'f> {
         self.traced.ambiguous()
     }
 
+    /// Estimates guests' working sets from now on, which changes something in the host.
+    pub fn estimate(&mut self, working_sets: WorkingSets) {
+        self.working_sets = Some(working_sets);
+        self.step_working_sets();
+    }
+
+    /// What is known of guests' working sets, where that was asked for.
+    pub fn working_sets(&self) -> Option<&WorkingSets> {
+        self.working_sets.as_ref()
+    }
+
+    fn step_working_sets(&mut self) {
+        let Some(working_sets) = &mut self.working_sets else { return };
+        let there = || self.guests.iter().filter_map(|it| it.guest.as_ref());
+        let ended = |guest: &&Guest| !guest.has_ended();
+        let pids: BTreeSet<i32> = there().filter(ended).map(Guest::pid).collect();
+        working_sets.step(&self.files, &pids);
+        for guest in self.guests.iter_mut().filter_map(|it| it.guest.as_mut()) {
+            guest.take_working_set(working_sets.of(guest.pid()));
+        }
+    }
+
     /// Seconds since the watch began.
     pub fn seconds(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
@@ -261,8 +286,9 @@ impl<'f> Watch<'f> {
             || self.guests.iter().any(|it| it.guest.as_ref().is_some_and(Guest::has_ended))
     }
 
-    /// Waits until that much time has passed, or a guest's process ends, or a signal comes.
-    pub fn wait(&self, time: Duration) {
+    /// Waits until that much time has passed, or a guest's process ends, or a signal comes. Answers
+    /// whether a process has ended, so that it is time for the next step.
+    pub fn wait(&self, time: Duration) -> bool {
         let ends = self.guests.iter().filter_map(|it| it.guest.as_ref()?.ends());
         let ends = ends.chain(self.process.as_ref().map(AsFd::as_fd));
         let mut ends: Vec<PollFd<'_>> =
@@ -271,8 +297,8 @@ impl<'f> Watch<'f> {
             tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: time.subsec_nanos().into(),
         };
-        // Whatever it answers, the step that follows finds out what there is.
-        let _ = poll(&mut ends, Some(&time));
+        // Whatever else it answers, the step that follows finds out what there is.
+        poll(&mut ends, Some(&time)).is_ok_and(|ready| ready > 0)
     }
 
     /// Takes a sample of each guest, lets go of those that went, and looks for new ones.
@@ -280,15 +306,17 @@ impl<'f> Watch<'f> {
         let mut step = Step::default();
         let began = self.began;
         self.traced.hear(&self.files);
+        self.step_working_sets();
+        let share = self.share();
         for (place, watched) in self.guests.iter_mut().enumerate() {
             let Some(guest) = &mut watched.guest else { continue };
             // Before it is read: what is held tells the last counts of a guest that went.
             let mut state = guest.state(&self.files);
-            let (mut now, mut knowledge) = guest.read(&self.files, &self.traced);
+            let (mut now, mut knowledge) = guest.read(&self.files, &self.traced, share);
             if state == State::Runs && guest.has_ended() {
                 state = State::ProcessEnded;
                 self.traced.hear(&self.files);
-                (now, knowledge) = guest.read(&self.files, &self.traced);
+                (now, knowledge) = guest.read(&self.files, &self.traced, share);
             }
             if state != State::Runs {
                 // Its process's number may be another's by now, its memory another VM's; its tables
@@ -333,7 +361,9 @@ impl<'f> Watch<'f> {
         };
         // A process whose VMs are others than before is attached to anew.
         for (place, watched) in self.guests.iter_mut().enumerate() {
-            if watched.guest.as_mut().is_some_and(|guest| guest.look_again(&self.files)) {
+            let Some(guest) = &mut watched.guest else { continue };
+            let Some(now) = found.iter().find(|found| found.pid == guest.pid()) else { continue };
+            if guest.look_again(&self.files, &now.has) {
                 watched.guest = None;
                 watched.total.state = State::VmClosed;
                 step.went.push(place);
@@ -354,9 +384,16 @@ impl<'f> Watch<'f> {
         self.look_again = Instant::now() + began.elapsed() * SPARE;
     }
 
+    /// How many guests there are.
+    fn share(&self) -> u32 {
+        let there = self.guests.iter().filter(|it| it.is_there()).count();
+        u32::try_from(there).unwrap_or(u32::MAX).max(1)
+    }
+
     fn attach(&self, found: find::Found) -> Watched {
+        let share = self.share();
         let mut guest = Guest::attach(&self.files, &self.debugfs, found);
-        let (mut first, knowledge) = guest.read(&self.files, &self.traced);
+        let (mut first, knowledge) = guest.read(&self.files, &self.traced, share);
         // Tracepoints tell what came since the watch began.
         std::iter::once(&mut first.guest).chain(&mut first.vcpus).for_each(|values| {
             values
@@ -467,6 +504,8 @@ impl Watched {
         for (metric, by) in knowledge.sources {
             self.total.knowledge.sources.insert(metric, by);
         }
+        // A reason may be another by now.
+        self.total.knowledge.unknown.extend(knowledge.unknown);
         let sources = &self.total.knowledge.sources;
         self.total.knowledge.unknown.retain(|metric, _| !sources.contains_key(metric));
         (self.last, self.read_at) = (now, at);

@@ -36,6 +36,7 @@ fn child() {
     match std::env::var(CHILD).as_deref() {
         Ok("ring") => ring(),
         Ok("advice") => advice(lines()),
+        Ok("protected") => protected(lines()),
         Ok("small") => pages(Backing::Small),
         Ok("huge") => pages(Backing::Thp),
         _ => {}
@@ -63,6 +64,30 @@ fn ring() {
         };
         std::thread::Builder::new().name("vcpu0".to_owned()).spawn_scoped(scope, run).unwrap();
     });
+}
+
+/// Says how many pages its guest wrote while they were protected by a dirty log, of which the lines
+/// say the per cent.
+fn protected(lines: Lines<std::io::StdinLock<'_>>) {
+    let (guest, mut vcpus) = Guest::new(&shape(Mode::Manual)).unwrap();
+    write_all(&mut vcpus[0]);
+    guest.start_log().unwrap();
+    println!("SAYS 0 0");
+    let (mut log, mut written) = (DirtyBitmap::new(guest.pages()), 0);
+    for line in lines.map_while(Result::ok) {
+        let share: u8 = line.parse().unwrap();
+        if share == 0 {
+            vcpus[0].load(&Work::each_page(Touch::Read)).unwrap();
+        } else {
+            vcpus[0].load(&Work { share, ..Work::each_page(Touch::Write) }).unwrap();
+        }
+        vcpus[0].run().unwrap();
+        // What was written is protected again.
+        guest.get_dirty_log(&mut log).unwrap();
+        written += log.count();
+        guest.clear_dirty_log(&log, 0, guest.slot_pages() as u32).unwrap();
+        println!("SAYS {written} 0");
+    }
 }
 
 /// Says how often it took pages of its guest's away, and how many bytes.
@@ -278,6 +303,36 @@ fn what_ksm_takes_away_is_told_with_its_name() {
     eprintln!("ksmd: {told:?} ranges of {} pages", merged[0]);
     assert!(told.is_some());
     assert!(watch.guests()[0].total().total[&Metric::InvalidationsByOthers] >= merged[0] - 1);
+    other.end();
+}
+
+/// While a log is on, its faults are told apart from all others.
+#[test]
+fn writes_to_pages_that_a_log_protects_are_counted_exactly_and_apart() {
+    let Some(mut other) = Other::start_as("protected") else { return };
+    let Some(mut watch) = listening(&other) else { return other.end() };
+    // What the guest does for the first time may map more.
+    other.told("100");
+    let first = total(&mut watch).total.clone();
+    let Some(before) = first.get(&Metric::FaultsProtected) else {
+        let why = &watch.guests()[0].total().knowledge.unknown[&Metric::FaultsProtected];
+        eprintln!("skipped: {why}");
+        return other.end();
+    };
+    let mut wanted = *before;
+    let mut last = other.told("0")[0];
+    for share in ["100", "25", "0", "50"] {
+        let said = other.told(share)[0];
+        wanted += said - last;
+        last = said;
+        let told = total(&mut watch).total.clone();
+        eprintln!("{share} %: {wanted} faults, {} told apart", told[&Metric::FaultsProtected]);
+        assert_eq!(told[&Metric::FaultsProtected], wanted);
+        assert_eq!(told[&Metric::FaultsWritten], first[&Metric::FaultsWritten]);
+        assert!(told[&Metric::ProtectedNs] <= told[&Metric::FaultNs]);
+    }
+    let stalls = &watch.guests()[0].total().stalls;
+    assert_eq!(stalls[&slat_watch::Why::FaultProtected].count, wanted);
     other.end();
 }
 

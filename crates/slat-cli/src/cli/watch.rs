@@ -1,8 +1,9 @@
 //! The command line of `slat watch`.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use slat_lab::cli::time;
 use slat_lab::rate::Rate;
+use slat_watch::Source;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ Examples:
       how fast it dirties its memory, by QEMU's own samples, and what a migration would do to it
   slat watch 4711 --for 1s --dirty-rate 400MiB/s --link 10Gbit/s --max-downtime 100ms
       the same, for a rate that is known
+  sudo slat watch --for 1m --working-set 20s
+      how much of its memory each guest uses within 20 s; this changes something in the host
 
 A guest is found by the descriptors that its VMM has open (/proc/PID/fd: anon_inode:kvm-vm). What
 is read, and what cannot be known on this host, the report says; nothing is changed in a guest, and
@@ -67,6 +70,15 @@ pub struct WatchArgs {
     #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = time::some)]
     pub max_downtime: Duration,
 
+    /// Estimate how much memory a guest uses within such a time; changes something in the host
+    /// (the report says what)
+    #[arg(long, value_name = "TIME", value_parser = time::at_least(LEAST_WORKING_SET))]
+    pub working_set: Option<Duration>,
+
+    /// By which means [default: the best that the host has]
+    #[arg(long, value_name = "MEANS", requires = "working_set")]
+    pub working_set_by: Option<Means>,
+
     /// Write the report as JSON to a file, or to stdout (`-`)
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
@@ -75,6 +87,30 @@ pub struct WatchArgs {
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 }
+
+/// A means to estimate a working set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Means {
+    /// Idle page tracking (/sys/kernel/mm/page_idle)
+    IdlePages,
+    /// Generations of the control group's memory (/sys/kernel/debug/lru_gen)
+    Generations,
+    /// Referenced pages (/proc/PID/clear_refs): a lower bound
+    Referenced,
+}
+
+impl From<Means> for Source {
+    fn from(means: Means) -> Self {
+        match means {
+            Means::IdlePages => Self::IdlePages,
+            Means::Generations => Self::Generations,
+            Means::Referenced => Self::Referenced,
+        }
+    }
+}
+
+/// All of a guest's memory is looked at for each.
+const LEAST_WORKING_SET: Duration = Duration::from_millis(100);
 
 /// More samples a second would show the watch.
 const LEAST: Duration = Duration::from_millis(10);

@@ -17,7 +17,37 @@ pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
         programs(evidence),
         debugfs(evidence),
         pressure(evidence),
+        working_sets(evidence),
     ]
+}
+
+/// By which means, as the watch takes them.
+fn working_sets(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Watch,
+        "working sets of guests",
+        IT,
+        "How much memory a guest uses within a time, asked for by --working-set, as it changes \
+         something in the host.",
+    );
+    let better = Change::nothing(
+        "a kernel with CONFIG_IDLE_PAGE_TRACKING, or from 6.12 on with CONFIG_LRU_GEN, tells more",
+    );
+    let files = evidence.files();
+    let there = |path: &str| files.0.join(path).exists();
+    let generations = there("sys/kernel/mm/lru_gen/enabled");
+    let newer = files.text("proc/sys/kernel/osrelease").is_some_and(|text| {
+        let mut numbers = text.split(['.', '-']).map(|it| it.parse::<u32>().unwrap_or(0));
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 12)
+    });
+    match files.is_capable(SYS_ADMIN) {
+        true if there("sys/kernel/mm/page_idle/bitmap") => subject.ok("by idle page tracking"),
+        true if generations && newer => {
+            subject.ok("by generations (lru_gen), of VMMs in control groups of their own")
+        }
+        true => subject.limited("a lower bound, by referenced pages (clear_refs)", better),
+        false => subject.limited("a lower bound, by referenced pages of this user's", as_root()),
+    }
 }
 
 fn as_root() -> Change {

@@ -10,7 +10,7 @@ use slat_lab::failure::bad_input;
 use slat_lab::run::output;
 use slat_lab::session::Session;
 use slat_procfs::Files;
-use slat_watch::{Debugfs, Events, NotFound, Watch, Which};
+use slat_watch::{Debugfs, Events, NotFound, Watch, Which, WorkingSets};
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -27,6 +27,11 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
             check(option, path)?;
         }
     }
+    if let Some((set, time)) = args.working_set.zip(args.time)
+        && set > time
+    {
+        return Err(bad_input("--working-set: is longer than --for; make it as long, or shorter"));
+    }
     more_descriptors();
     let which = args.pid.map_or(Which::All, Which::Pid);
     let session = Session::interactive()?;
@@ -37,6 +42,9 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         .map_err(|error| refusal(error, args.pid.unwrap_or_default()))?;
     if watch.guests().is_empty() && !Path::new("/dev/kvm").exists() {
         return Err(slat_kvm::Error::NoKvm.into());
+    }
+    if let Some(time) = args.working_set {
+        watch.estimate(WorkingSets::new(time, args.working_set_by.map(Into::into)));
     }
     let connected = args.qmp.as_deref().map(Monitor::connect).transpose();
     let mut monitor = connected.map_err(|why| bad_input(format!("--qmp {why}")))?;
@@ -65,6 +73,7 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         dirty_rates: told.rates,
         predictions: told.predictions,
         missing: told.missing,
+        working_sets: watch.working_sets().map(WorkingSets::told).unwrap_or_default(),
         ..Report::new(guests, ended)
     };
     if let Some(path) = file {
@@ -94,8 +103,9 @@ fn run(
     loop {
         let due = end.map_or(next, |end| end.min(next));
         let mut left = due.saturating_duration_since(Instant::now());
-        while !left.is_zero() && !session.interrupted() && !watch.is_ending() {
-            watch.wait(left.min(NOTICED));
+        let mut ending = watch.is_ending();
+        while !left.is_zero() && !session.interrupted() && !ending {
+            ending = watch.wait(left.min(NOTICED));
             left = due.saturating_duration_since(Instant::now());
         }
         // Looked at before: of a process that ended by then, this step tells the last counts.

@@ -69,6 +69,9 @@ pub fn line(guest: &GuestTotal, sample: &Sample) -> String {
     if values.contains_key(&Metric::Invalidations) {
         let _ = write!(line, ", taken back {}/s", per_second(Metric::Invalidations));
     }
+    if values.contains_key(&Metric::WorkingSetBytes) {
+        let _ = write!(line, ", working set {}", size(values, Metric::WorkingSetBytes));
+    }
     line
 }
 
@@ -104,7 +107,7 @@ pub fn table(title: String, mut rows: Vec<Vec<String>>) -> Table {
 const ALWAYS: usize = 10;
 
 /// Headings of [`row`].
-const COLUMNS: [&str; 13] = [
+const COLUMNS: [&str; 15] = [
     "guest",
     "faults/s",
     "exits/s",
@@ -118,6 +121,8 @@ const COLUMNS: [&str; 13] = [
     "in faults",
     "taken back/s",
     "logged pages/s",
+    "protected writes/s",
+    "working set",
 ];
 
 /// Nothing where there is none: what is rare needs no column.
@@ -141,6 +146,8 @@ pub fn row(label: String, values: &Values, seconds: f64) -> Vec<String> {
         share(values, Metric::FaultNs, seconds),
         rate(values, Metric::Invalidations, seconds),
         some(rate(values, Metric::PagesLogged, seconds)),
+        some(rate(values, Metric::FaultsProtected, seconds)),
+        size(values, Metric::WorkingSetBytes),
     ]
 }
 

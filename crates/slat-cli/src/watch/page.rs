@@ -23,6 +23,7 @@ const CHARTS: [Panel; 5] = [
             (Metric::UserExits, "exits to the VMM"),
             (Metric::Invalidations, "ranges taken back"),
             (Metric::PagesLogged, "pages in dirty rings"),
+            (Metric::FaultsProtected, "writes to protected pages"),
         ],
         By::Second,
     ),
@@ -33,6 +34,7 @@ const CHARTS: [Panel; 5] = [
             (Metric::RunningNs, "on a CPU"),
             (Metric::WaitingNs, "waiting for one"),
             (Metric::FaultNs, "in faults"),
+            (Metric::ProtectedNs, "in those of protected pages"),
             (Metric::OtherExitNs, "in other exits"),
         ],
         By::Time,
@@ -50,6 +52,7 @@ const CHARTS: [Panel; 5] = [
             (Metric::RssBytes, "all"),
             (Metric::HugeBytes, "in huge pages"),
             (Metric::SwapBytes, "swapped out"),
+            (Metric::WorkingSetBytes, "used within a time"),
         ],
         By::Mebibyte,
     ),
@@ -113,7 +116,9 @@ pub fn render(report: &Report<'_>) -> String {
         report.every,
         report.events
     );
-    html::page("Guests that ran", &lead, &told.text(), &tables, &charts)
+    let sets = report.working_sets.iter().map(super::report::working_set);
+    let said: Vec<String> = sets.chain(told.text()).collect();
+    html::page("Guests that ran", &lead, &said, &tables, &charts)
 }
 
 /// What is not known, and why.

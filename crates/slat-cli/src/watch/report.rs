@@ -4,9 +4,9 @@ use super::live::{count, label, row, table};
 use super::migration::{Dirty, Prediction, Told};
 use super::stalls;
 use serde::Serialize;
-use slat_lab::numbers::thousands;
+use slat_lab::numbers::{bytes, seconds, thousands};
 use slat_lab::report::text;
-use slat_watch::{GuestTotal, Metric, State};
+use slat_watch::{GuestTotal, Metric, State, WorkingSet};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use textwrap::Options;
@@ -57,6 +57,8 @@ pub struct Report<'a> {
     pub dirty_rates: Vec<Dirty>,
     /// What a migration would do to them.
     pub predictions: Vec<Prediction>,
+    /// How much memory guests use within a time, where that was asked for.
+    pub working_sets: Vec<WorkingSet>,
     /// What of these is not known, in words.
     #[serde(skip)]
     pub missing: Vec<String>,
@@ -83,6 +85,7 @@ impl<'a> Report<'a> {
             dirty_rates: Vec::new(),
             predictions: Vec::new(),
             missing: Vec::new(),
+            working_sets: Vec::new(),
             guests,
         }
     }
@@ -136,7 +139,7 @@ impl<'a> Report<'a> {
             predictions: self.predictions.clone(),
             missing: self.missing.clone(),
         };
-        for line in told.text() {
+        for line in self.working_sets.iter().map(working_set).chain(told.text()) {
             let _ = writeln!(said, "{}", textwrap::fill(&line, usize::from(width)));
         }
         for guest in &self.guests {
@@ -180,6 +183,27 @@ impl<'a> Report<'a> {
         }
         said
     }
+}
+
+/// A guest's working set, in words.
+pub(super) fn working_set(it: &WorkingSet) -> String {
+    let all = it.seconds * f64::from(it.times);
+    format!(
+        "{} used {} of {} within {} ({} on average of {} times, {} at most), by {}; error: {}; it {}; \
+         cost: {} of a CPU, {:.2} % of the time.",
+        it.pid,
+        bytes(it.bytes),
+        bytes(it.of_bytes),
+        seconds(it.seconds),
+        bytes(it.mean_bytes),
+        it.times,
+        bytes(it.largest_bytes),
+        it.by,
+        it.error,
+        it.changes,
+        seconds(it.cpu_seconds),
+        if all > 0.0 { 100.0 * it.cpu_seconds / all } else { 0.0 },
+    )
 }
 
 /// Metrics by what is said of them.

@@ -10,6 +10,7 @@ pub fn reason(why: Why) -> &'static str {
     match why {
         Why::FaultRead => "faults of reads",
         Why::FaultWrite => "faults of writes",
+        Why::FaultProtected => "writes to protected pages",
         Why::FaultExecute => "faults of fetches",
         Why::Idle => "no work",
         Why::Other => "all else",

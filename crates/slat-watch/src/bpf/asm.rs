@@ -149,9 +149,10 @@ impl Program {
         self.push(0x85, 0, 0, 0, helper as i32);
     }
 
-    /// Ends the program with 0: no event goes to perf's own readers.
+    /// Ends the program with 1: after a 0 the kernel would keep the event from all who read it by
+    /// perf.
     pub fn end(&mut self) {
-        self.op(Op::Mov, Reg::R0, 0);
+        self.op(Op::Mov, Reg::R0, 1);
         self.push(0x95, 0, 0, 0, 0);
     }
 
@@ -209,7 +210,7 @@ mod tests {
             "1811000005000000",
             "0000000000000000",
             "8500000001000000",
-            "b700000000000000",
+            "b700000001000000",
             "9500000000000000",
         ];
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();

@@ -138,29 +138,35 @@ fn why_x86(program: &mut Program, told: Label) {
     for reason in [12, 36] {
         program.jump_if(If::Equal, R2, reason, idle);
     }
-    // EPT violation: bits 2, 1 say fetch, write.
+    // EPT violation: bits 2, 1 say fetch, write; 5 to 3 what the mapping allows, if there is one.
     program.jump_if(If::NotEqual, R2, 48, told);
-    access(program, [1 << 2, 1 << 1], told);
+    access(program, [1 << 2, 1 << 1, 0b111 << 3], told);
     program.here(amd);
     // HLT, MWAIT, HLT without anything pending.
     for reason in [0x78, 0x8b, 0xa6] {
         program.jump_if(If::Equal, R2, reason, idle);
     }
-    // A nested page fault: bits 4, 3, 1 say fetch, reserved (KVM's mark of a device), write.
+    // A nested page fault: bits 4, 3, 1, 0 say fetch, reserved (KVM's mark of a device), write,
+    // mapped.
     program.jump_if(If::NotEqual, R2, 0x400, told);
     program.jump_if(If::Set, R3, 1 << 3, told);
-    access(program, [1 << 4, 1 << 1], told);
+    access(program, [1 << 4, 1 << 1, 1], told);
     program.here(idle);
     set_why(program, Why::Idle);
 }
 
 /// Which fault, of bits in R3.
-fn access(program: &mut Program, [fetch, write]: [i32; 2], told: Label) {
-    for (why, bit) in [(Why::FaultExecute, fetch), (Why::FaultWrite, write)] {
-        set_why(program, why);
-        program.jump_if(If::Set, R3, bit, told);
-    }
+fn access(program: &mut Program, [fetch, write, mapped]: [i32; 3], told: Label) {
+    let written = program.label();
+    set_why(program, Why::FaultExecute);
+    program.jump_if(If::Set, R3, fetch, told);
+    program.jump_if(If::Set, R3, write, written);
     set_why(program, Why::FaultRead);
+    program.jump(told);
+    program.here(written);
+    set_why(program, Why::FaultProtected);
+    program.jump_if(If::Set, R3, mapped, told);
+    set_why(program, Why::FaultWrite);
     program.jump(told);
 }
 
@@ -310,7 +316,8 @@ pub(crate) fn mmio(maps: Maps) -> Vec<u64> {
     program.assemble()
 }
 
-/// At Arm's `kvm_guest_fault`: a fault of data is a write's if the syndrome says so.
+/// At Arm's `kvm_guest_fault`: a fault of data is a write's if the syndrome says so, and one of a
+/// protected page if it is a fault of permission.
 pub(crate) fn guest_fault(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, String> {
     let mut program = Program::default();
     let out = program.label();
@@ -325,7 +332,14 @@ pub(crate) fn guest_fault(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, St
     program.jump_if(If::Set, R7, 1 << 6, written);
     program.jump(out);
     program.here(written);
+    let mapped = program.label();
+    // The kind of the fault, whatever the level.
+    program.op(Op::And, R7, 0b11_1100);
+    program.jump_if(If::Equal, R7, 0b00_1100, mapped);
     program.store_imm(Width::B8, R0, at(WHY), Why::FaultWrite as i32);
+    program.jump(out);
+    program.here(mapped);
+    program.store_imm(Width::B8, R0, at(WHY), Why::FaultProtected as i32);
     program.here(out);
     program.end();
     Ok(program.assemble())

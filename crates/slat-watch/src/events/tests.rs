@@ -106,6 +106,31 @@ fn events_that_find_no_room_are_counted() {
 }
 
 #[test]
+fn who_counts_by_perf_is_told_of_all_events_beside_a_program() {
+    let Ok(tracefs) = Tracefs::open() else { return eprintln!("skipped: no tracefs") };
+    let Ok(call) = tracefs.event("syscalls/sys_enter_clock_nanosleep") else {
+        return eprintln!("skipped: no such tracepoint");
+    };
+    let Ok(threads) = Map::new(Kind::Hash, THREAD_WORDS, 64) else {
+        return eprintln!("skipped: no eBPF");
+    };
+    let empty = Map::new(Kind::Array, THREAD_WORDS, 1).unwrap();
+    let lost = Map::new(Kind::Array, 1, 1).unwrap();
+    let maps =
+        Maps { threads: threads.fd(), ranges: threads.fd(), empty: empty.fd(), lost: lost.fd() };
+    let program = Program::load(&programs::counted(programs::USER_EXITS, maps)).unwrap();
+    let Ok(_event) = Event::run(call.number, &program) else {
+        return eprintln!("skipped: no perf");
+    };
+    let counter = Event::count(call.number, 0).unwrap();
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // A signal may have a sleep begin anew.
+    assert!(counter.counted().unwrap() >= 5);
+}
+
+#[test]
 fn a_program_that_the_kernel_refuses_is_told_with_what_its_verifier_says() {
     if Map::new(Kind::Array, 1, 1).is_err() {
         return eprintln!("skipped: no eBPF");

@@ -25,8 +25,10 @@ pub(crate) const LONGEST: usize = 2;
 pub enum Why {
     /// A fault of a read in memory.
     FaultRead,
-    /// Of a write.
+    /// Of a write to a page that was not mapped.
     FaultWrite,
+    /// Of a write to a page that was mapped, and protected: by a dirty log, or as it is shared.
+    FaultProtected,
     /// Of a fetch of instructions.
     FaultExecute,
     /// It had no work.
@@ -37,12 +39,18 @@ pub enum Why {
 
 impl Why {
     /// Each of them; their places are what the programs call them.
-    pub const ALL: [Self; 5] =
-        [Self::FaultRead, Self::FaultWrite, Self::FaultExecute, Self::Idle, Self::Other];
+    pub const ALL: [Self; 6] = [
+        Self::FaultRead,
+        Self::FaultWrite,
+        Self::FaultProtected,
+        Self::FaultExecute,
+        Self::Idle,
+        Self::Other,
+    ];
 
     /// Whether it is a fault.
     pub const fn is_fault(self) -> bool {
-        matches!(self, Self::FaultRead | Self::FaultWrite | Self::FaultExecute)
+        !matches!(self, Self::Idle | Self::Other)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::debugfs;
 use rustix::io::Errno;
+use rustix::mount::MountAttrFlags;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -47,7 +48,8 @@ impl Tracefs {
                 Err(_) => {}
             }
         }
-        let mount = debugfs::private("tracefs").map_err(|error| match error {
+        let mount = debugfs::private("tracefs", MountAttrFlags::MOUNT_ATTR_RDONLY);
+        let mount = mount.map_err(|error| match error {
             Errno::PERM => {
                 "tracefs is not mounted, and to mount it takes root: run as root".to_owned()
             }

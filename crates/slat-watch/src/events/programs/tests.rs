@@ -207,22 +207,32 @@ fn times_from_exit_to_entry_are_told_by_thread_and_by_why_on_intel_and_amd() {
         10000 32 entry
        106500 31 entry
        200000 31 exit 1 1 0 0
-       200400 31 entry",
+       200400 31 entry
+       201000 31 exit 1 48 0x1aa 0
+       201050 31 entry
+       202000 32 exit 2 0x400 0x100000007 5
+       202070 32 entry",
     );
     use Why::*;
     let intel = [
         (FaultRead, 1, 300, 300),
         (FaultWrite, 1, 3000, 3000),
+        (FaultProtected, 1, 50, 50),
         (FaultExecute, 1, 900, 900),
         (Idle, 1, 100_000, 100_000),
         (Other, 1, 400, 400),
     ];
     assert_eq!(told(&kernel.stalls(31)), intel);
-    let amd = [(FaultWrite, 1, 100, 100), (FaultExecute, 1, 8000, 8000), (Other, 1, 200, 200)];
+    let amd = [
+        (FaultWrite, 1, 100, 100),
+        (FaultProtected, 1, 70, 70),
+        (FaultExecute, 1, 8000, 8000),
+        (Other, 1, 200, 200),
+    ];
     assert_eq!(told(&kernel.stalls(32)), amd);
     assert_eq!(kernel.thread(32).unwrap().vcpu, Some(5));
     let sum = faults(&kernel.stalls(31));
-    assert_eq!((sum.count, sum.total_ns, sum.longest_ns), (3, 4200, 3000));
+    assert_eq!((sum.count, sum.total_ns, sum.longest_ns), (4, 4250, 3000));
 }
 
 #[test]
@@ -293,12 +303,19 @@ fn arms_exits_are_told_by_class_and_a_write_by_its_syndrome() {
          8100 31 exit 0 0x24
          8200 31 entry
          8300 31 exit 2 0x18
-         8400 31 entry",
+         8400 31 entry
+         8500 31 exit 2 0x24
+         8510 31 fault 0x9200004f
+         8530 31 entry
+         8600 31 exit 2 0x24
+         8610 31 fault 0x9200000f
+         8640 31 entry",
     );
     use Why::*;
     let all = [
-        (FaultRead, 1, 2000, 2000),
+        (FaultRead, 2, 2040, 2000),
         (FaultWrite, 1, 1000, 1000),
+        (FaultProtected, 1, 30, 30),
         (FaultExecute, 1, 500, 500),
         (Idle, 1, 1000, 1000),
         (Other, 2, 200, 100),
