@@ -2,7 +2,7 @@
 //!
 //! Each memslot has its own place in the host, its own log and rights; a leaf in two memslots would
 //! be written on behalf of both and logged by one. *Invariant*: code that maps, folds or puts
-//! together asks [`MemslotSpec::fits`](crate::memslots::MemslotSpec::fits), or works on a memslot's
+//! together asks [`MemslotSpec::fits`](crate::MemslotSpec::fits), or works on a memslot's
 //! part of a range, at sizes at which it is aligned in the host as in the guest: faults by
 //! `fitting`, everything else by [`Worker::collapse_if`], the one place that puts tables together.
 //!

@@ -1,6 +1,6 @@
 //! Conversions of pages to private memory, or back; private memory that its owner takes back.
 //!
-//! [`memslots::kinds`](crate::slots) has the order of steps, and why no leaf is of the wrong kind.
+//! [`memslots::kinds`](crate::memslots) has the order of steps, and why no leaf is of the wrong kind.
 
 use crate::backing::{Backing, Hva, HvaRange};
 use crate::budget::NoPages;
