@@ -15,6 +15,7 @@ use serde::Serialize;
 use slat_kvm::stats::Changes;
 use slat_procfs::Files;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -169,6 +170,8 @@ pub struct Watch<'f> {
     process: Option<Process>,
     began: Instant,
     look_again: Instant,
+    /// VMs as KVM's folder in debugfs has them.
+    listed: BTreeSet<OsString>,
     guests: Vec<Watched>,
     hidden: usize,
     working_sets: Option<WorkingSets>,
@@ -195,6 +198,7 @@ impl<'f> Watch<'f> {
             process: None,
             began: now,
             look_again: now,
+            listed: BTreeSet::new(),
             guests: Vec::new(),
             hidden: 0,
             working_sets: None,
@@ -282,8 +286,7 @@ impl<'f> Watch<'f> {
     /// Whether a process has ended whose guest is still watched, or that was asked for: it is time
     /// for the next step.
     pub fn is_ending(&self) -> bool {
-        self.is_over()
-            || self.guests.iter().any(|it| it.guest.as_ref().is_some_and(Guest::has_ended))
+        self.is_over() || self.wait(Duration::ZERO)
     }
 
     /// Waits until that much time has passed, or a guest's process ends, or a signal comes. Answers
@@ -342,7 +345,11 @@ impl<'f> Watch<'f> {
                 step.went.push(place);
             }
         }
-        if Instant::now() >= self.look_again || !step.went.is_empty() {
+        // KVM's own list says at once that a VM came or went.
+        let listed = self.debugfs.as_ref().map(Debugfs::list).unwrap_or_default();
+        let is_listed = listed != self.listed;
+        self.listed = listed;
+        if Instant::now() >= self.look_again || is_listed || !step.went.is_empty() {
             self.look(&mut step);
         }
         step
@@ -381,7 +388,9 @@ impl<'f> Watch<'f> {
             let threads = guest.vcpus().filter_map(|(_, thread)| thread);
             self.traced.follow(guest.pid(), threads);
         }
-        self.look_again = Instant::now() + began.elapsed() * SPARE;
+        // Where KVM lists VMs, only vCPUs that came later are found by this alone.
+        let spare = if self.listed.is_empty() { SPARE } else { 4 * SPARE };
+        self.look_again = Instant::now() + began.elapsed() * spare;
     }
 
     /// How many guests there are.

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Ctrl-C is noticed within this time.
-const NOTICED: Duration = Duration::from_millis(100);
+const NOTICED: Duration = Duration::from_millis(250);
 
 /// Watches guests, and tells what it saw.
 pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
