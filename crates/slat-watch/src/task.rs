@@ -6,6 +6,7 @@ use slat_procfs::{Files, bytes};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 
 /// Nanoseconds of one of the kernel's clock ticks, as procfs counts them (`USER_HZ`).
 const TICK: u64 = 10_000_000;
@@ -30,7 +31,13 @@ impl Kept {
     /// A file, as it is now.
     fn text(&mut self, files: &Files<'_>, name: &'static str) -> Option<String> {
         if let Some((_, file)) = self.files.iter().find(|(kept, _)| *kept == name) {
-            return slat_procfs::whole(file).filter(|text| !text.is_empty());
+            let mut bytes = [0; 4096];
+            // Each of these files is written by the kernel at once: less than was asked for is all.
+            return match file.read_at(&mut bytes, 0).ok()? {
+                0 => None,
+                length @ 1..4096 => Some(str::from_utf8(&bytes[..length]).ok()?.to_owned()),
+                _ => slat_procfs::whole(file),
+            };
         }
         let file = File::open(files.0.join(&self.folder).join(name)).ok()?;
         let text = slat_procfs::whole(&file).filter(|text| !text.is_empty());

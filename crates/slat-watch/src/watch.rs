@@ -126,6 +126,14 @@ pub struct GuestTotal {
     pub samples: Vec<Sample>,
 }
 
+impl GuestTotal {
+    /// Takes counters that changed: the VM's, and each vCPU's.
+    fn take(&mut self, (vm, vcpus): (Changes, Vec<Changes>)) {
+        self.statistics = vm;
+        self.vcpus.iter_mut().zip(vcpus).for_each(|(row, it)| row.statistics = it);
+    }
+}
+
 /// What a step found.
 #[derive(Debug, Default)]
 pub struct Step {
@@ -207,6 +215,7 @@ impl<'f> Watch<'f> {
             watch.process = Process::open(pid).ok();
             find::guest(&files, pid)?;
         }
+        watch.listed = watch.debugfs.as_ref().map(Debugfs::list).unwrap_or_default();
         watch.look(&mut Step::default());
         match (which, watch.guests.is_empty()) {
             // It ended a moment ago.
@@ -269,6 +278,15 @@ impl<'f> Watch<'f> {
         }
     }
 
+    /// Takes over what is told in the end alone: all of KVM's counters, by their names.
+    pub fn end(&mut self) {
+        for watched in &mut self.guests {
+            if let Some(guest) = &watched.guest {
+                watched.total.take(guest.changes());
+            }
+        }
+    }
+
     /// Seconds since the watch began.
     pub fn seconds(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
@@ -308,7 +326,12 @@ impl<'f> Watch<'f> {
     pub fn step(&mut self) -> Step {
         let mut step = Step::default();
         let began = self.began;
-        self.traced.hear(&self.files);
+        // Who else has memory at an address, all guests alone tell.
+        let all = (self.which == Which::All).then(|| {
+            let there = self.guests.iter().filter(|it| it.is_there());
+            there.map(|it| it.total.pid).collect()
+        });
+        self.traced.hear(&self.files, all);
         self.step_working_sets();
         let share = self.share();
         for (place, watched) in self.guests.iter_mut().enumerate() {
@@ -318,7 +341,7 @@ impl<'f> Watch<'f> {
             let (mut now, mut knowledge) = guest.read(&self.files, &self.traced, share);
             if state == State::Runs && guest.has_ended() {
                 state = State::ProcessEnded;
-                self.traced.hear(&self.files);
+                self.traced.hear(&self.files, None);
                 (now, knowledge) = guest.read(&self.files, &self.traced, share);
             }
             if state != State::Runs {
@@ -331,10 +354,14 @@ impl<'f> Watch<'f> {
                 all.for_each(|values| values.retain(|metric, _| counts(*metric)));
             }
             let at = began.elapsed();
-            let (vm, vcpus) = guest.changes();
+            // By their names they are much, and wanted in the end.
+            let changes = (state != State::Runs).then(|| guest.changes());
             let (stalls, each) = guest.stalls(&self.traced);
             let pid = guest.pid();
-            watched.take(at, now, knowledge, vm, vcpus);
+            watched.take(at, now, knowledge);
+            if let Some(changes) = changes {
+                watched.total.take(changes);
+            }
             watched.total.state = state;
             watched.total.stalls = stalls;
             watched.total.vcpus.iter_mut().zip(each).for_each(|(row, it)| row.stalls = it);
@@ -371,6 +398,7 @@ impl<'f> Watch<'f> {
             let Some(guest) = &mut watched.guest else { continue };
             let Some(now) = found.iter().find(|found| found.pid == guest.pid()) else { continue };
             if guest.look_again(&self.files, &now.has) {
+                watched.total.take(guest.changes());
                 watched.guest = None;
                 watched.total.state = State::VmClosed;
                 step.went.push(place);
@@ -434,14 +462,15 @@ impl<'f> Watch<'f> {
 
 impl Watched {
     /// Takes a reading.
-    fn take(
-        &mut self,
-        at: Duration,
-        mut now: Reading,
-        knowledge: Knowledge,
-        vm: Changes,
-        vcpus: Vec<Changes>,
-    ) {
+    fn take(&mut self, at: Duration, mut now: Reading, knowledge: Knowledge) {
+        if !(now.knows_what(&self.last) && now.knows_what(&self.first)) {
+            self.align(&mut now);
+        }
+        self.put(at, now, knowledge);
+    }
+
+    /// Makes what is known now, was at first and was the last time know of the same.
+    fn align(&mut self, now: &mut Reading) {
         // A process that ended tells no more what it told before: that stands.
         let keep = |now: &mut Values, last: &Values| {
             last.iter().for_each(|(metric, value)| {
@@ -487,6 +516,9 @@ impl Watched {
         for (last, now) in self.last.vcpus.iter_mut().zip(&now.vcpus) {
             keep(last, now);
         }
+    }
+
+    fn put(&mut self, at: Duration, now: Reading, knowledge: Knowledge) {
         let between = |from: &Reading| {
             let vcpus = from.vcpus.iter().zip(&now.vcpus).map(|(from, now)| since(from, now));
             (since(&from.guest, &now.guest), vcpus.collect::<Vec<_>>())
@@ -500,15 +532,14 @@ impl Watched {
         }
         let (total, each) = between(&self.first);
         self.total.total = total;
-        for ((row, total), statistics) in self.total.vcpus.iter_mut().zip(each).zip(vcpus) {
-            (row.total, row.statistics) = (total, statistics);
+        for (row, total) in self.total.vcpus.iter_mut().zip(each) {
+            row.total = total;
         }
         if let Some(guest) = &self.guest {
             for (row, (_, thread)) in self.total.vcpus.iter_mut().zip(guest.vcpus()) {
                 row.thread = thread;
             }
         }
-        self.total.statistics = vm;
         self.total.seconds = at.saturating_sub(self.began).as_secs_f64();
         for (metric, by) in knowledge.sources {
             self.total.knowledge.sources.insert(metric, by);

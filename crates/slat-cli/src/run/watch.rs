@@ -51,6 +51,7 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let to_stdout = args.json.is_some() && file.is_none();
     let ended = run(args, &mut watch, &session, monitor.as_mut(), &mut View::new(to_stdout))?;
+    watch.end();
     let debugfs = match watch.debugfs() {
         Ok(debugfs) if debugfs.is_private() => "mounted for this process alone".to_owned(),
         Ok(_) => "mounted".to_owned(),
