@@ -174,12 +174,18 @@ impl Guest {
             }
             Err(why) => why_no_vm.clone_from(why),
         }
-        let mut threads = find::threads(files, &found);
+        let mut told = BTreeMap::new();
         if let Ok([folder]) = folders.as_deref() {
-            let told = has.vcpus.iter();
-            let told = told.filter_map(|&(vcpu, _)| Some((vcpu, debugfs::thread(folder, vcpu)?)));
-            threads.extend(told);
+            let each = has.vcpus.iter();
+            told.extend(
+                each.filter_map(|(vcpu, _)| Some((*vcpu, debugfs::thread(folder, *vcpu)?))),
+            );
         }
+        let mut threads = match has.vcpus.iter().all(|(vcpu, _)| told.contains_key(vcpu)) {
+            true => BTreeMap::new(),
+            false => find::threads(files, &found),
+        };
+        threads.extend(told);
         let vcpus = rows(has).into_iter().map(|row| {
             // Numbers of several VMs' vCPUs are the same.
             let thread = threads.get(&row.index).copied().filter(|_| has.vms.len() == 1);

@@ -186,7 +186,8 @@ pub struct Watch<'f> {
 }
 
 impl<'f> Watch<'f> {
-    /// Attaches to the guests that are there.
+    /// Attaches to the guests that are there, and listens to events of as many vCPUs as this host
+    /// has.
     ///
     /// # Errors
     /// [`NotFound`]: the process that was asked for has no guest, or may not be looked at. Of all
@@ -194,14 +195,16 @@ impl<'f> Watch<'f> {
     pub fn begin(
         files: Files<'f>,
         debugfs: Result<Debugfs, String>,
-        events: Events,
+        events: impl FnOnce(usize) -> Events,
         which: Which,
     ) -> Result<Self, NotFound> {
         let now = Instant::now();
+        let search = find::guests(&files);
+        let vcpus = search.found.iter().map(|found| found.has.vcpus.len()).sum();
         let mut watch = Self {
             files,
             debugfs,
-            traced: Traced::new(events),
+            traced: Traced::new(events(vcpus)),
             which,
             process: None,
             began: now,
@@ -216,7 +219,13 @@ impl<'f> Watch<'f> {
             find::guest(&files, pid)?;
         }
         watch.listed = watch.debugfs.as_ref().map(Debugfs::list).unwrap_or_default();
-        watch.look(&mut Step::default());
+        match which {
+            Which::All => {
+                watch.hidden = search.hidden;
+                watch.take_found(search.found, now, &mut Step::default());
+            }
+            Which::Pid(_) => watch.look(&mut Step::default()),
+        }
         match (which, watch.guests.is_empty()) {
             // It ended a moment ago.
             (Which::Pid(_), true) => Err(NotFound::NoProcess),
@@ -393,6 +402,11 @@ impl<'f> Watch<'f> {
             }
             Which::Pid(pid) => find::guest(&self.files, pid).into_iter().collect(),
         };
+        self.take_found(found, began, step);
+    }
+
+    /// Attaches to guests that a look found which began then.
+    fn take_found(&mut self, found: Vec<find::Found>, began: Instant, step: &mut Step) {
         // A process whose VMs are others than before is attached to anew.
         for (place, watched) in self.guests.iter_mut().enumerate() {
             let Some(guest) = &mut watched.guest else { continue };

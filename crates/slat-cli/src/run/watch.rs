@@ -36,9 +36,7 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     let which = args.pid.map_or(Which::All, Which::Pid);
     let session = Session::interactive()?;
     let files = Files::here();
-    let search = slat_watch::guests(&files);
-    let vcpus = search.found.iter().map(|found| found.has.vcpus.len()).sum();
-    let mut watch = Watch::begin(files, Debugfs::open(), Events::open(vcpus), which)
+    let mut watch = Watch::begin(files, Debugfs::open(), Events::open, which)
         .map_err(|error| refusal(error, args.pid.unwrap_or_default()))?;
     if watch.guests().is_empty() && !Path::new("/dev/kvm").exists() {
         return Err(slat_kvm::Error::NoKvm.into());

@@ -7,7 +7,7 @@ const PID: i32 = i32::MAX - 1;
 const ONE: [&str; 2] = ["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"];
 
 fn watch(host: &Made, which: Which) -> Result<Watch<'_>, NotFound> {
-    let events = Events::nothing("no events");
+    let events = |_| Events::nothing("no events");
     Watch::begin(host.files(), Err("no debugfs".to_owned()), events, which)
 }
 
