@@ -239,10 +239,7 @@ impl Guest {
 
     /// Whether it is still there.
     pub fn state(&self, files: &Files<'_>) -> State {
-        let process = match &self.process {
-            Ok(process) => Some(process),
-            Err(_) => None,
-        };
+        let process = self.process.as_ref().ok();
         // A vCPU's statistics stay open as long as it does; a VM's may be opened for one question.
         let vcpus = self.vcpus.iter().filter_map(|vcpu| vcpu.held.as_ref().ok());
         let held = vcpus.chain(&self.vm).next();
