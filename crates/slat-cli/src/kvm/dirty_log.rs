@@ -279,7 +279,7 @@ mod tests {
         if slat_kvm::probe().is_err() {
             return;
         }
-        let args = args(&["--memory", "64m", "--iterations", "100000"]);
+        let args = args(&["--memory", "64m", "--iterations", "10000"]);
         // It is not known how long a host takes to populate the guest, so the limit doubles until
         // it has.
         let stopped_after = |wait| {
