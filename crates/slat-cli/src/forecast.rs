@@ -143,10 +143,7 @@ mod tests {
         assert_eq!(of(&guest).rounds, 3);
         // If the rounds are over, it converges no more, and yet stands still for that time only.
         let stopped = of(&Guest { max_rounds: 2, ..guest });
-        assert_eq!(
-            stopped,
-            Forecast { total: 20.25, downtime: 0.25, rounds: 2, converges: false }
-        );
+        assert_eq!(stopped, Forecast { total: 20.25, downtime: 0.25, rounds: 2, converges: false });
     }
 
     #[test]
