@@ -4,7 +4,8 @@ use crate::machine::{Machine, OnePiece};
 use crate::{announce, measured, wanted};
 use slat::{Access, BreakBeforeMake, Format, Gpa, GpaRange, PageSize, Vmid};
 use slat_guest::{
-    CachePolicy, Config, EagerSplit, Guest, Hva, HvaRange, SlotId, SlotSpec, TABLE_PAGES, Vcpu,
+    CachePolicy, Config, EagerSplit, Guest, Hva, HvaRange, MemslotId, MemslotSpec, TABLE_PAGES,
+    Vcpu,
 };
 use std::hint::black_box;
 use std::io;
@@ -14,12 +15,12 @@ const PAGES: u64 = 4096;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 const BLOCKS: u64 = 64;
 const WORDS: usize = PAGES as usize / 64;
-const SLOT: SlotId = SlotId(0);
+const SLOT: MemslotId = MemslotId(0);
 
 type On<F> = Vcpu<'static, F, Machine, OnePiece>;
 
-fn slot(bytes: u64, log_dirty: bool) -> SlotSpec {
-    SlotSpec { log_dirty, ..SlotSpec::new(SLOT, Gpa(0), bytes, Hva(0)) }
+fn slot(bytes: u64, log_dirty: bool) -> MemslotSpec {
+    MemslotSpec { log_dirty, ..MemslotSpec::new(SLOT, Gpa(0), bytes, Hva(0)) }
 }
 
 /// Returns a vCPU of a guest without memory.
@@ -41,7 +42,9 @@ fn vcpu<F: Format + Default>(largest: PageSize, eager: Option<PageSize>) -> On<F
 /// Returns a vCPU whose guest has written all of its memory, mapped in pages.
 fn in_pages<F: Format + Default>(log_dirty: bool) -> On<F> {
     let mut vcpu = vcpu::<F>(PAGE, None);
-    vcpu.worker().set_slot(slot(PAGES * PAGE.bytes(), log_dirty)).expect("the slot is the first");
+    vcpu.worker()
+        .set_memslot(slot(PAGES * PAGE.bytes(), log_dirty))
+        .expect("the slot is the first");
     touch(&mut vcpu, PAGES, PAGE, Access::Write);
     vcpu
 }
@@ -49,7 +52,7 @@ fn in_pages<F: Format + Default>(log_dirty: bool) -> On<F> {
 /// Returns a vCPU whose guest has written all of its memory, mapped in blocks.
 fn in_blocks<F: Format + Default>(eager: Option<PageSize>) -> On<F> {
     let mut vcpu = vcpu::<F>(BLOCK, eager);
-    vcpu.worker().set_slot(slot(BLOCKS * BLOCK.bytes(), false)).expect("the slot is the first");
+    vcpu.worker().set_memslot(slot(BLOCKS * BLOCK.bytes(), false)).expect("the slot is the first");
     touch(&mut vcpu, BLOCKS, BLOCK, Access::Write);
     vcpu
 }
@@ -75,11 +78,11 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     };
 
     let mut fresh = vcpu::<F>(PAGE, None);
-    fresh.worker().set_slot(slot(PAGES * PAGE.bytes(), false)).expect("the slot is the first");
+    fresh.worker().set_memslot(slot(PAGES * PAGE.bytes(), false)).expect("the slot is the first");
     count("fault: map a page", PAGES, &mut || touch(&mut fresh, PAGES, PAGE, Access::Write))?;
 
     let mut fresh = vcpu::<F>(BLOCK, None);
-    fresh.worker().set_slot(slot(BLOCKS * BLOCK.bytes(), false)).expect("the slot is the first");
+    fresh.worker().set_memslot(slot(BLOCKS * BLOCK.bytes(), false)).expect("the slot is the first");
     count("fault: map a block", BLOCKS, &mut || touch(&mut fresh, BLOCKS, BLOCK, Access::Write))?;
 
     let mut vcpu = in_pages::<F>(true);
@@ -118,13 +121,13 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     let mut vcpu = in_blocks::<F>(None);
     let logs = slot(BLOCKS * BLOCK.bytes(), true);
     count("begin to log, a block", BLOCKS, &mut || {
-        black_box(vcpu.worker().set_slot(logs).expect("the slot is there"));
+        black_box(vcpu.worker().set_memslot(logs).expect("the slot is there"));
     })?;
     count("fault: split a block for a write", BLOCKS, &mut || {
         touch(&mut vcpu, BLOCKS, BLOCK, Access::Write);
     })?;
     let quiet = slot(BLOCKS * BLOCK.bytes(), false);
     count("end to log, a block put together", BLOCKS, &mut || {
-        black_box(vcpu.worker().set_slot(quiet).expect("the slot is there"));
+        black_box(vcpu.worker().set_memslot(quiet).expect("the slot is there"));
     })
 }

@@ -69,20 +69,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut vcpu = Vcpu::new(&guest, 0, &mut room)?;
     println!("the vCPU's CPU loads the root at {}", vcpu.root());
 
-    let ram = SlotSpec::new(SlotId(0), Gpa(0), 64 << 20, Hva(0));
-    vcpu.worker().set_slot(ram)?;
+    let ram = MemslotSpec::new(MemslotId(0), Gpa(0), 64 << 20, Hva(0));
+    vcpu.worker().set_memslot(ram)?;
     println!("a write at 0x1234: {:?}", vcpu.fault(Gpa(0x1234), Access::Write));
     println!("a read of a device: {:?}", vcpu.fault(Gpa(0x1000_0000), Access::Read));
 
     println!("a migration begins: {:?}", {
-        vcpu.worker().set_slot(SlotSpec { log_dirty: true, ..ram })?
+        vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..ram })?
     });
     println!("a write at 0x5678: {:?}", vcpu.fault(Gpa(0x5678), Access::Write));
     let mut dirty = [0; 256];
-    let pages = vcpu.worker().read_log(SlotId(0), &mut dirty)?;
+    let pages = vcpu.worker().read_log(MemslotId(0), &mut dirty)?;
     println!("the log has {pages} page, {:#b}; clear it, then copy it", dirty[0]);
-    println!("{:?}", vcpu.worker().clear_log(SlotId(0), 0, 64, &dirty[..1])?);
-    println!("it ends: {:?}", vcpu.worker().set_slot(ram)?);
+    println!("{:?}", vcpu.worker().clear_log(MemslotId(0), 0, 64, &dirty[..1])?);
+    println!("it ends: {:?}", vcpu.worker().set_memslot(ram)?);
 
     let host = HvaRange { start: Hva(0x5000), bytes: 0x1000 };
     println!("the host wants a page back");

@@ -88,8 +88,8 @@ impl Vm {
         let format = Ept1G::default();
         let guest = Guest::new(format, Vmid(number), 40, Arc::clone(machine), ram, config)?;
         let mut worker = guest.worker()?;
-        let slot = SlotSpec::new(SlotId(0), Gpa(0), RAM, Hva(0));
-        worker.with(|worker| worker.set_slot(slot))?;
+        let slot = MemslotSpec::new(MemslotId(0), Gpa(0), RAM, Hva(0));
+        worker.with(|worker| worker.set_memslot(slot))?;
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
         for id in 0..vcpus {
@@ -111,8 +111,8 @@ impl Vm {
             let mut taken = 0;
             while !ends.load(Ordering::Relaxed) {
                 for log_dirty in [true, false] {
-                    let logs = SlotSpec { log_dirty, ..slot };
-                    worker.with(|worker| worker.set_slot(logs)).expect("a slot that is there");
+                    let logs = MemslotSpec { log_dirty, ..slot };
+                    worker.with(|worker| worker.set_memslot(logs)).expect("a slot that is there");
                 }
                 let host = HvaRange { start: Hva(0), bytes: RAM / 4 };
                 worker.with(|worker| drop(worker.invalidate(host, |_| taken += 1)));

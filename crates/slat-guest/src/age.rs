@@ -3,9 +3,9 @@
 use crate::backing::{Backing, HvaRange};
 use crate::bits::each_word;
 use crate::host::Host;
+use crate::memslots::View;
 use crate::private::MemoryKind;
 use crate::ranges::cut_by;
-use crate::slots::View;
 use crate::worker::{Inside, Worker};
 use alloc::vec;
 use alloc::vec::Vec;

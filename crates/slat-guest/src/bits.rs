@@ -1,6 +1,6 @@
 //! Bitmaps of a memslot's pages, or tables: marks that no leaf has.
 
-use crate::slots::spec::SlotSpec;
+use crate::memslots::spec::MemslotSpec;
 use crate::sync::{AtomicU64, Ordering};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -32,7 +32,7 @@ impl Bits {
 
     /// Sets the bit of the page at `gpa`, if the memslot has it.
     #[inline]
-    pub fn mark_page<F: Format>(&self, slot: &SlotSpec, gpa: u64) {
+    pub fn mark_page<F: Format>(&self, slot: &MemslotSpec, gpa: u64) {
         let offset = gpa.wrapping_sub(slot.gpa.0);
         if offset < slot.bytes {
             let page = offset >> F::PAGE_SHIFT;
@@ -41,7 +41,7 @@ impl Bits {
     }
 
     /// Sets the bits of the pages in `gpa..gpa + bytes` that the memslot has.
-    pub fn mark<F: Format>(&self, slot: &SlotSpec, gpa: u64, bytes: u64) {
+    pub fn mark<F: Format>(&self, slot: &MemslotSpec, gpa: u64, bytes: u64) {
         each_word::<F>(slot, gpa, bytes, |word, mask| self.add(word, mask));
     }
 
@@ -70,7 +70,7 @@ impl Bits {
 /// `gpa..gpa + bytes`. It leaves out what the memslot does not have, for every caller: no index
 /// comes from an unchecked range.
 pub(crate) fn each_word<F: Format>(
-    slot: &SlotSpec,
+    slot: &MemslotSpec,
     gpa: u64,
     bytes: u64,
     mut word: impl FnMut(usize, u64),
@@ -167,7 +167,7 @@ pub(crate) struct Splits {
 
 impl Splits {
     /// `None` if memory is short.
-    pub fn new<F: Format>(slot: &SlotSpec) -> Option<Self> {
+    pub fn new<F: Format>(slot: &MemslotSpec) -> Option<Self> {
         let last = slot.gpa.0 + slot.bytes.max(1) - 1;
         let tables = (last >> F::shift(1)) - (slot.gpa.0 >> F::shift(1)) + 1;
         let words = || {
@@ -180,7 +180,7 @@ impl Splits {
         Some(Self { words: [words()?, words()?], period: AtomicU64::new(0) })
     }
 
-    pub fn add<F: Format>(&self, slot: &SlotSpec, gpa: u64) {
+    pub fn add<F: Format>(&self, slot: &MemslotSpec, gpa: u64) {
         let table = (gpa >> F::shift(1)) - (slot.gpa.0 >> F::shift(1));
         let period = self.period.load(Ordering::Relaxed) as usize % 2;
         let word = &self.words[period][(table / 64) as usize];
@@ -190,7 +190,7 @@ impl Splits {
     }
 
     /// Ends the period; calls `table` with each table that was noted in the period before it.
-    pub fn turn<F: Format>(&self, slot: &SlotSpec, mut table: impl FnMut(u64)) {
+    pub fn turn<F: Format>(&self, slot: &MemslotSpec, mut table: impl FnMut(u64)) {
         // Tables that were noted in the period that ends wait for the next call.
         let period = self.period.load(Ordering::Acquire) as usize;
         for (index, word) in self.words[(period + 1) % 2].iter().enumerate() {

@@ -2,9 +2,9 @@
 //!
 //! Each memslot has its own place in the host, its own log and rights; a leaf in two memslots would
 //! be written on behalf of both and logged by one. *Invariant*: code that maps, folds or puts
-//! together asks [`SlotSpec::fits`](crate::slots::SlotSpec::fits), or works on a memslot's part of
-//! a range, at sizes at which it is aligned in the host as in the guest: faults by `fitting`,
-//! everything else by [`Worker::collapse_if`], the one place that puts tables together.
+//! together asks [`MemslotSpec::fits`](crate::MemslotSpec::fits), or works on a memslot's
+//! part of a range, at sizes at which it is aligned in the host as in the guest: faults by
+//! `fitting`, everything else by [`Worker::collapse_if`], the one place that puts tables together.
 //!
 //! A caller of [`Guest::tables`](crate::Guest::tables) can still make such a block. A log that
 //! meets one cuts it ([`Worker::cut_ends`]), and marks its own part of it.
@@ -13,11 +13,11 @@ use crate::backing::Backing;
 use crate::config::ExecuteHuge;
 use crate::events::Event;
 use crate::host::Host;
+use crate::memslots::Memslot;
+use crate::memslots::spec::MemslotSpec;
 use crate::outcome::SplitStop;
 use crate::private::MemoryKind;
 use crate::ranges::{cut_by, fitting, pieces};
-use crate::slots::Slot;
-use crate::slots::spec::SlotSpec;
 use crate::worker::{Inside, PATIENCE, Worker};
 use alloc::vec::Vec;
 use slat::{Attributes, Contended, Execute, Format, Gpa, GpaRange, Halted, PageSize, SplitError};
@@ -43,7 +43,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         range: GpaRange,
         to: PageSize,
-        wanted: impl Fn(&Slot) -> bool,
+        wanted: impl Fn(&Memslot) -> bool,
     ) -> u64 {
         let guest = self.guest;
         let parts: Vec<_> = self.look(|view| view.parts(&range).map(|(_, part)| part).collect());
@@ -92,7 +92,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ///
     /// # Errors
     /// [`Contended`]: another thread held an entry for too long.
-    pub(crate) fn cut_ends(&mut self, spec: &SlotSpec) -> Result<(), Contended> {
+    pub(crate) fn cut_ends(&mut self, spec: &MemslotSpec) -> Result<(), Contended> {
         let guest = self.guest;
         let host = guest.tables.platform();
         for at in [spec.gpa, spec.range().end()] {

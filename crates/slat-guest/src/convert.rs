@@ -1,17 +1,17 @@
 //! Conversions of pages to private memory, or back; private memory that its owner takes back.
 //!
-//! [`slots::kinds`](crate::slots) has the order of steps, and why no leaf is of the wrong kind.
+//! [`memslots::kinds`](crate::memslots) has the order of steps, and why no leaf is of the wrong kind.
 
 use crate::backing::{Backing, Hva, HvaRange};
 use crate::budget::NoPages;
 use crate::host::Host;
 use crate::invalidate::Taken;
 use crate::invalidations::Invalidation;
+use crate::memslots::Memslot;
+use crate::memslots::kinds::Kinds;
 use crate::outcome::TableLimit;
 use crate::private::{Denied, MemoryKind, PrivateLeaves, PrivateRange};
 use crate::ranges::{cut_by, pieces};
-use crate::slots::Slot;
-use crate::slots::kinds::Kinds;
 use crate::sync::agreed;
 use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
@@ -45,7 +45,7 @@ impl fmt::Display for ConvertError {
             Self::Unaligned => f.write_str("what is converted is a multiple of the page size"),
             Self::NotPrivate => f.write_str(
                 "no slot has these addresses, or it was made without private memory \
-                 (`SlotSpec::private`)",
+                 (`MemslotSpec::private`)",
             ),
             Self::Pinned => f.write_str("a device has some of the range pinned; let it go first"),
             Self::Denied(why) => why.fmt(f),
@@ -124,7 +124,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Converts `run`, whose pages are all of the other kind.
     fn convert_run(
         &mut self,
-        slot: &Slot,
+        slot: &Memslot,
         kinds: &Arc<Kinds>,
         run: GpaRange,
         to: MemoryKind,
@@ -152,7 +152,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Takes from the guest what is mapped in `run`, which is about to be of kind `to`.
     fn empty_run(
         &mut self,
-        slot: &Slot,
+        slot: &Memslot,
         run: GpaRange,
         to: MemoryKind,
         taken: &mut impl FnMut(Taken),
@@ -203,7 +203,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let invalidation = guest.private_invalidations.begin(&host);
         let parts = self.look(|view| {
             let slots = view.iter();
-            let part = |slot: &Slot| Some((slot.clone(), slot.spec.guest_of_private(&range)?));
+            let part = |slot: &Memslot| Some((slot.clone(), slot.spec.guest_of_private(&range)?));
             slots.filter_map(part).collect::<Vec<_>>()
         });
         for (slot, part) in parts {

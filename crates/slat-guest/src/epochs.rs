@@ -10,7 +10,7 @@ use crate::backing::Backing;
 use crate::bits::Bits;
 use crate::host::Host;
 use crate::log::LogError;
-use crate::slots::spec::SlotId;
+use crate::memslots::spec::MemslotId;
 use crate::worker::Worker;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -20,7 +20,7 @@ use slat::Format;
 /// The snapshots of one memslot, which logs.
 #[derive(Debug)]
 pub struct Epochs {
-    slot: SlotId,
+    slot: MemslotId,
     /// The log that the last epoch was taken from: another memslot of that name begins anew.
     log: Option<Arc<Bits>>,
     pending: Vec<u64>,
@@ -62,7 +62,7 @@ fn zeroes(len: usize) -> Result<Vec<u64>, EpochError> {
 impl Epochs {
     /// Makes the snapshots of the memslot of that name. The first epoch is the base: it has all
     /// pages.
-    pub const fn new(slot: SlotId) -> Self {
+    pub const fn new(slot: MemslotId) -> Self {
         Self { slot, log: None, pending: Vec::new(), committed: Vec::new(), next: 0 }
     }
 

@@ -1,8 +1,8 @@
 //! Events in a guest's memory, as they happen: for a VMM's tracing.
 
 use crate::backing::HvaRange;
+use crate::memslots::spec::{MemslotId, MemslotSpec};
 use crate::outcome::Outcome;
-use crate::slots::spec::{SlotId, SlotSpec};
 use slat::{Access, Gpa, GpaRange, Vmid};
 
 /// A receiver of events: a VMM's tracing. [`Host::events`](crate::Host::events) names it.
@@ -37,7 +37,7 @@ impl<E: Events + ?Sized> Events for &E {
 }
 
 /// An event. The thread of a `Begin` event is that of the matching `End` event, except for a change
-/// of a memslot that is done in pieces ([`Worker::begin_slot`](crate::Worker::begin_slot)).
+/// of a memslot that is done in pieces ([`Worker::begin_memslot`](crate::Worker::begin_memslot)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -89,11 +89,11 @@ pub enum Event {
         bytes: u64,
     },
     /// A memslot is about to change, to be made or deleted, or to begin or end its log.
-    SlotBegin {
+    MemslotBegin {
         /// The memslot as it was.
-        before: Option<SlotSpec>,
+        before: Option<MemslotSpec>,
         /// The memslot as it will be; of no bytes if it is deleted.
-        after: SlotSpec,
+        after: MemslotSpec,
     },
     /// A pass over a memslot has finished a piece of it; a change takes one pass or several.
     Piece {
@@ -101,9 +101,9 @@ pub enum Event {
         range: GpaRange,
     },
     /// A memslot has changed.
-    SlotEnd {
+    MemslotEnd {
         /// The memslot's name.
-        id: SlotId,
+        id: MemslotId,
     },
 }
 

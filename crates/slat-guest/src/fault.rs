@@ -11,11 +11,11 @@ use crate::events::Event;
 use crate::follow::DeviceLeaf;
 use crate::guest::Guest;
 use crate::host::Host;
+use crate::memslots::spec::MemslotId;
+use crate::memslots::{Memslot, View};
 use crate::outcome::{Outcome, Refused, Retry};
 use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::fitting;
-use crate::slots::spec::SlotId;
-use crate::slots::{Slot, View};
 use crate::vcpu::Vcpu;
 use crate::worker::Inside;
 use slat::{
@@ -35,7 +35,7 @@ pub(crate) enum Step {
     /// Table pages ran out.
     Dry,
     /// The backing does not have the page yet, which is there in the host.
-    NotYet(SlotId, Hva),
+    NotYet(MemslotId, Hva),
     /// The page that the write may replace has to be unmapped everywhere else first
     /// ([`Guest::replacing`]).
     Replaces(HvaRange),
@@ -117,7 +117,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         self.worker.with_slots(tables, |view, inside| {
             let Some(slot) = view.at(gpa) else { return Outcome::Mmio.into() };
             if slot.going {
-                return Outcome::Retry(Retry::SlotGoing).into();
+                return Outcome::Retry(Retry::MemslotGoing).into();
             }
             if access == Access::Write && slot.spec.read_only {
                 return Outcome::Mmio.into();
@@ -156,7 +156,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
 /// One attempt at a fault.
 pub(crate) struct Fault<'f> {
     pub slots: &'f View,
-    pub slot: &'f Slot,
+    pub slot: &'f Memslot,
     pub gpa: Gpa,
     pub access: Access,
     /// The vCPU's number, or one that no vCPU has.
@@ -479,7 +479,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             {
                 return Outcome::Retry(Retry::Contended).into();
             }
-            // Looked at after the reservation, as invalidations are: see `slots::kinds`.
+            // Looked at after the reservation, as invalidations are: see `memslots::kinds`.
             if fault.slot.kind_of::<F>(&range) != Some(kind) {
                 if bytes <= F::size(0).bytes() {
                     return Outcome::Retry(Retry::Converting).into();

@@ -8,10 +8,10 @@ use crate::config::{Config, EagerSize, Logging};
 use crate::events::{Event, tell};
 use crate::host::Host;
 use crate::invalidations::Invalidations;
+use crate::memslots::Memslots;
+use crate::memslots::work::Unfinished;
 use crate::pins::Pins;
 use crate::ring::{DirtyGfn, Ring};
-use crate::slots::Slots;
-use crate::slots::work::Unfinished;
 use crate::stalls::StallCells;
 use crate::stats::{Counters, Stats, VcpuCounters, WorkerCounters, vcpu_counters};
 use crate::sync::{AtomicU64, Lock, Ordering};
@@ -36,7 +36,7 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) views: Box<[OwnView<'p, F, H>]>,
     pub(crate) backing: B,
     pub(crate) config: Config,
-    pub(crate) slots: Slots,
+    pub(crate) slots: Memslots,
     /// Held while memslots change; the changes that are not finished.
     pub(crate) changing: Lock<Vec<Unfinished>>,
     pub(crate) invalidations: Invalidations,
@@ -201,7 +201,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             views: views.into_boxed_slice(),
             backing,
             config,
-            slots: Slots::new(config.execute_huge),
+            slots: Memslots::new(config.execute_huge),
             changing: Lock::new(Vec::new()),
             invalidations: Invalidations::new(),
             private_invalidations: Invalidations::new(),

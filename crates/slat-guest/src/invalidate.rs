@@ -6,8 +6,8 @@ use crate::events::Event;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::invalidations::Invalidation;
+use crate::memslots::{Memslot, View};
 use crate::private::MemoryKind;
-use crate::slots::{Slot, View};
 use crate::sync::agreed;
 use crate::worker::{Inside, Worker};
 use slat::{Attributes, Format, Gpa, GpaRange, Guard, Removed, Tables};
@@ -131,7 +131,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// leaves, only pages with a kept mark are reported.
     pub(crate) fn tell(
         &self,
-        slot: &Slot,
+        slot: &Memslot,
         part: GpaRange,
         leaves: Option<Attributes>,
         taken: &mut impl FnMut(Taken),

@@ -3,8 +3,8 @@
 use crate::backing::{Backing, Hva, HvaRange};
 use crate::guest::Guest;
 use crate::host::Host;
+use crate::memslots::spec::MemslotId;
 use crate::outcome::{Outcome, Retry};
-use crate::slots::spec::SlotId;
 use crate::vcpu::Vcpu;
 use crate::waits::Arrival;
 use slat::{Format, Gpa};
@@ -67,7 +67,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
 
     /// Waits for the page, for which the backing has said *not yet*. `Err` if it is to be asked
     /// once more.
-    pub(crate) fn wait_for(&mut self, slot: SlotId, gpa: Gpa, host: Hva) -> Result<Outcome, ()> {
+    pub(crate) fn wait_for(&mut self, slot: MemslotId, gpa: Gpa, host: Hva) -> Result<Outcome, ()> {
         let guest = self.worker.guest;
         let now = guest.tables.platform().now();
         match self.waits.begin(&guest.waits, self.id, (slot, gpa, host), now) {

@@ -26,7 +26,7 @@ pub use clear::Cleared;
 
 use crate::backing::Backing;
 use crate::host::Host;
-use crate::slots::spec::SlotId;
+use crate::memslots::spec::MemslotId;
 use crate::worker::Worker;
 use core::fmt;
 use slat::{ChangeError, Format, Gpa, GpaRange, SplitError};
@@ -38,12 +38,12 @@ pub enum LogError {
     /// There is no such memslot, or it does not log.
     Missing {
         /// The memslot.
-        id: SlotId,
+        id: MemslotId,
     },
-    /// The memslot's log is beginning, in pieces ([`Worker::begin_slot`]), and not complete yet.
+    /// The memslot's log is beginning, in pieces ([`Worker::begin_memslot`]), and not complete yet.
     Beginning {
         /// The memslot.
-        id: SlotId,
+        id: MemslotId,
     },
     /// The bitmap is too short.
     Bitmap {

@@ -61,7 +61,7 @@ pub enum Retry {
     /// pages already, which is the most, including those that it was told of.
     NotYet(Option<Arrival>),
     /// The memslot is being deleted or moved.
-    SlotGoing,
+    MemslotGoing,
     /// The page is being converted between shared and private.
     Converting,
 }

@@ -1,11 +1,12 @@
 //! Private memory: pages that the guest has and the host cannot read, and the machine's hooks for
 //! them.
 //!
-//! Each page of a memslot that has private memory ([`SlotSpec::private`](crate::SlotSpec::private))
-//! is *shared*, with the host's memory behind it, or *private*, with memory that no process of the
-//! host has mapped. All are shared at first. An access that wants the kind that the page is not is
-//! answered by [`Outcome::Convert`](crate::Outcome::Convert), and
-//! [`Worker::convert`](crate::Worker::convert) converts pages.
+//! Each page of a memslot that has private memory
+//! ([`MemslotSpec::private`](crate::MemslotSpec::private)) is *shared*, with the host's memory
+//! behind it, or *private*, with memory that no process of the host has mapped. All are shared at
+//! first. An access that wants the kind that the page is not is answered by
+//! [`Outcome::Convert`](crate::Outcome::Convert), and [`Worker::convert`](crate::Worker::convert)
+//! converts pages.
 
 use core::fmt;
 use slat::{Gpa, GpaRange, Hpa, PageSize};

@@ -4,9 +4,9 @@
 use crate::backing::{Backing, MAY_EXECUTE, MAY_WRITE};
 use crate::bits::Splits;
 use crate::host::Host;
+use crate::memslots::Memslot;
+use crate::memslots::spec::MemslotSpec;
 use crate::ranges::pieces;
-use crate::slots::Slot;
-use crate::slots::spec::SlotSpec;
 use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -64,7 +64,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     /// Makes the table at `gpa` a block; returns the bytes, 0 if it is one already. `None`: another
     /// thread held an entry, or the pages do not make a block yet; a later try may succeed.
-    fn recover(&mut self, spec: &SlotSpec, splits: &Arc<Splits>, gpa: u64) -> Option<u64> {
+    fn recover(&mut self, spec: &MemslotSpec, splits: &Arc<Splits>, gpa: u64) -> Option<u64> {
         let guest = self.guest;
         let size = F::size(1);
         // A block cannot reach out of the memslot, nor be larger than the guest's largest leaf:
@@ -76,7 +76,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         if guest.pins.overlap(&range) {
             return None;
         }
-        let theirs = |slot: &Slot| slot.splits.as_ref().is_some_and(|it| Arc::ptr_eq(it, splits));
+        let theirs =
+            |slot: &Memslot| slot.splits.as_ref().is_some_and(|it| Arc::ptr_eq(it, splits));
         // Looked at first, without taking any right: pages that do not make a block are not to
         // fault for it.
         let fits =
@@ -104,7 +105,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Makes the right to write the same in pages of which some are protected since a log and
     /// others were written, as at the log's end. Does nothing in a memslot that has begun to log:
     /// its beginning waits until this has left the tables, and protects all pages.
-    fn even_out(&mut self, spec: &SlotSpec, range: GpaRange, theirs: impl Fn(&Slot) -> bool) {
+    fn even_out(&mut self, spec: &MemslotSpec, range: GpaRange, theirs: impl Fn(&Memslot) -> bool) {
         let guest = self.guest;
         self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
             let slot = view.named(spec.id).filter(|slot| !slot.going && slot.log.is_none());
@@ -128,9 +129,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Makes larger blocks, as far as they fit, around a block of the second size that came back.
-    fn enlarge(&mut self, spec: &SlotSpec, splits: &Arc<Splits>, gpa: u64) -> u64 {
+    fn enlarge(&mut self, spec: &MemslotSpec, splits: &Arc<Splits>, gpa: u64) -> u64 {
         let guest = self.guest;
-        let theirs = |slot: &Slot| slot.splits.as_ref().is_some_and(|it| Arc::ptr_eq(it, splits));
+        let theirs =
+            |slot: &Memslot| slot.splits.as_ref().is_some_and(|it| Arc::ptr_eq(it, splits));
         let mut bytes = 0;
         for size in (2..=F::LARGEST_LEAF).map(F::size) {
             if size > guest.config.largest || !spec.fits(gpa, size.bytes()) {
@@ -161,7 +163,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     /// Hands tables in `range` to recovery, of a memslot whose log has ended. They stay tables as
     /// their pages may be executed, or are not all there, and become blocks after a period.
-    pub(crate) fn hand_to_recovery(&mut self, spec: &SlotSpec, range: GpaRange) {
+    pub(crate) fn hand_to_recovery(&mut self, spec: &MemslotSpec, range: GpaRange) {
         let guest = self.guest;
         for piece in pieces(range, F::size(1)) {
             self.with_slots(&guest.tables, |view, Inside { guard, .. }| {

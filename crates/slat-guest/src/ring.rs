@@ -21,7 +21,7 @@
 //!
 //! A ring counts as full while it still has room for what a vCPU may fill before it looks.
 
-use crate::slots::spec::SlotId;
+use crate::memslots::spec::MemslotId;
 use crate::sync::{AtomicU64, Ordering};
 use alloc::boxed::Box;
 use core::ops::Range;
@@ -36,7 +36,7 @@ const HARVESTED: u64 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DirtyPage {
     /// The memslot.
-    pub slot: SlotId,
+    pub slot: MemslotId,
     /// The page's number in the memslot.
     pub page: u64,
 }
@@ -119,7 +119,7 @@ impl<'p> Ring<'p> {
     }
 
     /// Fills an entry; returns whether there was room. Only the vCPU calls it.
-    pub fn push(&self, slot: SlotId, page: u64) -> bool {
+    pub fn push(&self, slot: MemslotId, page: u64) -> bool {
         let index = self.dirty.load(Ordering::Relaxed);
         let (state, number) = self.entry(index);
         if index - self.reset.load(Ordering::Acquire) >= self.entries.len() as u64 {
@@ -146,7 +146,7 @@ impl<'p> Ring<'p> {
             if raw & 3 != DIRTY || index >= self.dirty.load(Ordering::Acquire) {
                 break;
             }
-            let slot = SlotId((raw >> 32) as u16);
+            let slot = MemslotId((raw >> 32) as u16);
             *place = DirtyPage { slot, page: number.load(Ordering::Relaxed) };
             state.store(raw & !3 | HARVESTED, Ordering::Release);
             if let Some(shared) = self.shared(index) {
@@ -175,7 +175,7 @@ impl<'p> Ring<'p> {
 
     pub fn page(&self, index: u64) -> DirtyPage {
         let (state, number) = self.entry(index);
-        let slot = SlotId((state.load(Ordering::Acquire) >> 32) as u16);
+        let slot = MemslotId((state.load(Ordering::Acquire) >> 32) as u16);
         DirtyPage { slot, page: number.load(Ordering::Relaxed) }
     }
 

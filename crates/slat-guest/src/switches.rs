@@ -1,7 +1,7 @@
 //! The part of a guest's configuration that can change while the guest runs.
 //!
 //! [`Config`](crate::Config) has the values with which a guest begins. Whether huge pages may be
-//! executed is part of the memslots as faults see them ([`View`](crate::slots::View)): a thread
+//! executed is part of the memslots as faults see them ([`View`](crate::memslots::View)): a thread
 //! that changes it waits, as for a change of memslots, until faults and collapses that saw the old
 //! value have left the tables. From then on no block that may be executed comes to be, and those
 //! that are there are looked for. The size of eager splits orders nothing: each log that begins,
@@ -16,8 +16,8 @@ use crate::bits::Splits;
 use crate::config::ExecuteHuge;
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::slots::spec::SlotError;
-use crate::slots::work::Unfinished;
+use crate::memslots::spec::MemslotError;
+use crate::memslots::work::Unfinished;
 use crate::worker::Worker;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -64,8 +64,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// waits for faults.
     ///
     /// # Errors
-    /// [`SlotError::OutOfMemory`]: nothing was changed.
-    pub fn set_execute_huge(&mut self, to: ExecuteHuge) -> Result<u64, SlotError> {
+    /// [`MemslotError::OutOfMemory`]: nothing was changed.
+    pub fn set_execute_huge(&mut self, to: ExecuteHuge) -> Result<u64, MemslotError> {
         let guest = self.guest;
         let mut turn = guest.change_turn();
         // SAFETY: the lock is held, and what is read is not used after `replace`.
@@ -80,7 +80,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             // Recovery leaves private memory alone.
             let splits = splits && spec.private.is_none();
             if has != splits {
-                let new = || Splits::new::<F>(spec).map(Arc::new).ok_or(SlotError::OutOfMemory);
+                let new = || Splits::new::<F>(spec).map(Arc::new).ok_or(MemslotError::OutOfMemory);
                 let new = splits.then(new).transpose()?;
                 view.change(spec.id, |slot| slot.splits = new);
             }
@@ -89,7 +89,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let mut moving: Vec<_> = turn.iter_mut().filter_map(Unfinished::moves).collect();
         let mut new = Vec::new();
         for slot in &moving {
-            let one = || Splits::new::<F>(&slot.spec).map(Arc::new).ok_or(SlotError::OutOfMemory);
+            let one =
+                || Splits::new::<F>(&slot.spec).map(Arc::new).ok_or(MemslotError::OutOfMemory);
             new.push(splits.then(one).transpose()?);
         }
         moving.iter_mut().zip(new).for_each(|(slot, splits)| slot.splits = splits);

@@ -4,9 +4,9 @@ use crate::backing::Backing;
 use crate::config::Logging;
 use crate::guest::Guest;
 use crate::host::Host;
+use crate::memslots::{Memslot, View};
 use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::widened;
-use crate::slots::{Slot, View};
 use alloc::vec::Vec;
 use slat::{
     Format, GpaRange, Guard, Halted, Maintenance, Memory, Place, Removals, Removed, Tables,
@@ -49,7 +49,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 
     /// Reports private memory among `removed` to the machine, for a memslot whose pages are not
     /// being converted.
-    pub(crate) fn tell_private(&self, slot: &Slot, removed: &Removed) {
+    pub(crate) fn tell_private(&self, slot: &Memslot, removed: &Removed) {
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
         let Some(part) = slot.spec.common(&all).filter(|_| slot.kinds.is_some()) else { return };
         for run in slot.runs::<F>(part, MemoryKind::Private) {

@@ -13,7 +13,7 @@
 //! other vCPU is told. Being told means *ask again*: the page may have left since.
 
 use crate::backing::{Hva, HvaRange};
-use crate::slots::spec::SlotId;
+use crate::memslots::spec::MemslotId;
 use crate::sync::{AtomicU64, Ordering, agreed};
 use alloc::boxed::Box;
 use slat::Gpa;
@@ -35,7 +35,7 @@ pub struct Arrival {
     /// The arrival's name, unique among the vCPU's last 2^32 waits; never 0.
     pub token: u32,
     /// The memslot that has the page.
-    pub slot: SlotId,
+    pub slot: MemslotId,
     /// The page's guest address.
     pub gpa: Gpa,
     /// The page's address in the backing.
@@ -123,7 +123,7 @@ impl Places {
         &mut self,
         waits: &Waits,
         vcpu: u16,
-        (slot, gpa, host): (SlotId, Gpa, Hva),
+        (slot, gpa, host): (MemslotId, Gpa, Hva),
         now: u64,
     ) -> Option<(Arrival, bool)> {
         let same = |wait: &Option<(Arrival, u64)>| {
@@ -184,8 +184,8 @@ mod tests {
 
     const PAGE: u64 = 0x1000;
 
-    fn what(page: u64) -> (SlotId, Gpa, Hva) {
-        (SlotId(1), Gpa(page * PAGE), Hva((page + 100) * PAGE))
+    fn what(page: u64) -> (MemslotId, Gpa, Hva) {
+        (MemslotId(1), Gpa(page * PAGE), Hva((page + 100) * PAGE))
     }
 
     fn told(waits: &Waits, page: u64, pages: u64) -> Vec<u16> {

@@ -4,8 +4,8 @@ use crate::backing::{Backing, HvaRange};
 use crate::budget::{NoPages, TABLE_PAGES};
 use crate::guest::Guest;
 use crate::host::Host;
+use crate::memslots::View;
 use crate::ranges::{pieces, widened};
-use crate::slots::View;
 use crate::stats::Counters;
 use alloc::vec::Vec;
 use slat::{

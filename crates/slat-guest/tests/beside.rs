@@ -27,9 +27,9 @@ impl Backing for OnePiece {
 type TheGuest<'p> = Guest<'p, Ept1G, FastMachine<Ept>, OnePiece>;
 type TheWorker<'w> = Worker<'w, Ept1G, FastMachine<Ept>, OnePiece>;
 
-fn slot(log_dirty: bool) -> SlotSpec {
+fn slot(log_dirty: bool) -> MemslotSpec {
     let (gpa, host) = (Gpa(BASE), Hva(HOST));
-    SlotSpec { log_dirty, ..SlotSpec::new(SlotId(0), gpa, M2, host) }
+    MemslotSpec { log_dirty, ..MemslotSpec::new(MemslotId(0), gpa, M2, host) }
 }
 
 fn all() -> GpaRange {
@@ -50,7 +50,7 @@ fn beside(
     let mut rooms = [const { [const { None }; TABLE_PAGES] }; 2];
     let [one, two] = &mut rooms;
     let mut vcpu = Vcpu::new(&guest, 0, one).unwrap();
-    vcpu.worker().set_slot(slot(false)).unwrap();
+    vcpu.worker().set_memslot(slot(false)).unwrap();
     assert!(matches!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(PageSize::SIZE_2M)));
     let mut worker = Worker::new(&guest, two).unwrap();
     let stop = AtomicBool::new(false);
@@ -68,8 +68,8 @@ fn beside(
 #[test]
 fn a_used_page_is_not_called_old_while_its_log_is_switched() {
     let switch = |worker: &mut TheWorker<'_>| {
-        worker.set_slot(slot(true)).unwrap();
-        worker.set_slot(slot(false)).unwrap();
+        worker.set_memslot(slot(true)).unwrap();
+        worker.set_memslot(slot(false)).unwrap();
     };
     beside(50_000, switch, |worker| {
         let mut young = [0];

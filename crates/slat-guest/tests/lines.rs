@@ -69,7 +69,7 @@ fn work<F: Format, H: Host>(
     let mut stored = Stored { faults: lines(|| touch(vcpu)), ..Stored::default() };
     let (first, all) = (part * APART / K4, [u64::MAX; PAGES as usize / 64]);
     stored.clear = lines(|| {
-        let cleared = worker.clear_log(SlotId(0), first, PAGES, &all).unwrap();
+        let cleared = worker.clear_log(MemslotId(0), first, PAGES, &all).unwrap();
         assert_eq!(cleared.pages, PAGES);
     });
     stored.refaults = lines(|| touch(vcpu));
@@ -93,8 +93,8 @@ fn two_threads_share_no_line<F: Format + Default, A: Arch>(arch: A) {
         (Vcpu::new(&guest, 0, one).unwrap(), Vcpu::new(&guest, 1, two).unwrap());
     let (mut three, mut four) =
         (Worker::new(&guest, three).unwrap(), Worker::new(&guest, four).unwrap());
-    let slot = SlotSpec::new(SlotId(0), Gpa(0), 2 * APART, Hva(0));
-    one.worker().set_slot(SlotSpec { log_dirty: true, ..slot }).unwrap();
+    let slot = MemslotSpec::new(MemslotId(0), Gpa(0), 2 * APART, Hva(0));
+    one.worker().set_memslot(MemslotSpec { log_dirty: true, ..slot }).unwrap();
     slat::observe::writes(&WRITES);
     // One after the other: who stores to what does not depend on when.
     let (first, second) = (work(&mut one, &mut three, 0), work(&mut two, &mut four, 1));

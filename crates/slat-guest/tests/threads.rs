@@ -73,8 +73,8 @@ fn room() -> TableRoom {
     [const { None }; TABLE_PAGES]
 }
 
-fn spec(log_dirty: bool) -> SlotSpec {
-    SlotSpec { log_dirty, ..SlotSpec::new(SlotId(0), Gpa(BASE), BYTES, Hva(HOST)) }
+fn spec(log_dirty: bool) -> MemslotSpec {
+    MemslotSpec { log_dirty, ..MemslotSpec::new(MemslotId(0), Gpa(BASE), BYTES, Hva(HOST)) }
 }
 
 impl<F: Format, A: Arch> Run<'_, F, A> {
@@ -130,13 +130,13 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
     fn round(&self, worker: &mut Worker<'_, F, FastMachine<A>, &Ram>, take: bool) {
         let mut bits = vec![0; PAGES as usize / 64];
         if take {
-            worker.take_log(SlotId(0), &mut bits).unwrap();
+            worker.take_log(MemslotId(0), &mut bits).unwrap();
         } else {
-            worker.read_log(SlotId(0), &mut bits).unwrap();
-            worker.clear_log(SlotId(0), 0, PAGES, &bits).unwrap();
+            worker.read_log(MemslotId(0), &mut bits).unwrap();
+            worker.clear_log(MemslotId(0), 0, PAGES, &bits).unwrap();
         }
         self.copy_pages(set(&bits));
-        let none = DirtyPage { slot: SlotId(9), page: 0 };
+        let none = DirtyPage { slot: MemslotId(9), page: 0 };
         for vcpu in 0..2 {
             let mut pages = vec![none; 256];
             let count = worker.harvest_ring(vcpu, &mut pages);
@@ -199,11 +199,12 @@ fn change_another_slot<F: Format, H: Host, B: Backing>(
     rng: &mut fastrand::Rng,
 ) {
     let gpa = Gpa([BASE, BASE + (8 << 30)][rng.usize(..2)] + (1 << 30) - M2);
-    let (id, host, bytes) = (SlotId(1), Hva(2 * HOST), [0, 2 * M2][usize::from(rng.u8(..4) != 0)]);
-    let to = SlotSpec { id, gpa, host, bytes, ..spec(rng.bool()) };
-    match worker.begin_slot(to) {
+    let (id, host, bytes) =
+        (MemslotId(1), Hva(2 * HOST), [0, 2 * M2][usize::from(rng.u8(..4) != 0)]);
+    let to = MemslotSpec { id, gpa, host, bytes, ..spec(rng.bool()) };
+    match worker.begin_memslot(to) {
         Ok(work) => _ = work.run(worker, rng.u64(..3)).unwrap(),
-        Err(error) => assert_eq!(error, SlotError::Missing { id }),
+        Err(error) => assert_eq!(error, MemslotError::Missing { id }),
     }
 }
 
@@ -229,11 +230,11 @@ fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
         stamp: AtomicU64::new(1),
         copy: (0..PAGES).map(|_| AtomicU64::new(0)).collect(),
         copying: Mutex::new(()),
-        epochs: Mutex::new(Epochs::new(SlotId(0))),
+        epochs: Mutex::new(Epochs::new(MemslotId(0))),
     };
     let mut room = room();
     let mut worker = Worker::new(&guest, &mut room).unwrap();
-    worker.set_slot(spec(false)).unwrap();
+    worker.set_memslot(spec(false)).unwrap();
     std::thread::scope(|scope| {
         let run = &run;
         let threads = [
@@ -242,7 +243,7 @@ fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
             scope.spawn(move || run.disturb(seed + 2)),
         ];
         std::thread::sleep(Duration::from_millis(10));
-        worker.set_slot(spec(true)).unwrap();
+        worker.set_memslot(spec(true)).unwrap();
         if !config.initially_set {
             run.copy_pages(0..PAGES);
         }
@@ -407,7 +408,7 @@ fn a_guest_is_torn_down_beside_faults_ageing_and_invalidations() {
         stamp: AtomicU64::new(1),
         copy: (0..PAGES).map(|_| AtomicU64::new(0)).collect(),
         copying: Mutex::new(()),
-        epochs: Mutex::new(Epochs::new(SlotId(0))),
+        epochs: Mutex::new(Epochs::new(MemslotId(0))),
     };
     std::thread::scope(|scope| {
         let run = &run;
@@ -419,7 +420,7 @@ fn a_guest_is_torn_down_beside_faults_ageing_and_invalidations() {
         let mut room = room();
         let mut worker = Worker::new(&guest, &mut room).unwrap();
         for round in 0..40 {
-            assert_eq!(worker.set_slot(spec(round % 2 == 1)), Ok(SlotChange::Inserted));
+            assert_eq!(worker.set_memslot(spec(round % 2 == 1)), Ok(MemslotChange::Inserted));
             std::thread::sleep(Duration::from_millis(3));
             worker.teardown();
             let left: u64 = worker.leaves_by_size().iter().map(|&(_, count)| count).sum();

@@ -85,7 +85,7 @@ impl Guest {
         numa::bind(&memory, &shape.nodes)?;
         let page_size = rustix::param::page_size() as u64;
         let machine = Arc::new(Machine { vm, memory, boot, gate: Gate::default(), page_size });
-        set_slot(
+        set_memslot(
             &machine.vm,
             BOOT_SLOT,
             0,
@@ -303,7 +303,7 @@ impl Guest {
         (0..self.slots).try_for_each(|slot| {
             let from = u64::from(slot) * bytes;
             let range = from..from + bytes;
-            set_slot(
+            set_memslot(
                 &machine.vm,
                 FIRST_SLOT + slot,
                 MEMORY_GPA + from,
@@ -320,7 +320,7 @@ impl Guest {
     /// [`Error::Os`].
     pub fn unmap_all(&self) -> Result<(), Error> {
         for slot in FIRST_SLOT..FIRST_SLOT + self.slots {
-            set_slot(&self.machine.vm, slot, MEMORY_GPA, &self.machine.memory, 0..0, 0)?;
+            set_memslot(&self.machine.vm, slot, MEMORY_GPA, &self.machine.memory, 0..0, 0)?;
         }
         self.set_slots(0)
     }
@@ -342,7 +342,7 @@ impl Guest {
             Error::invalid("place of a slot", place.unwrap_or(0), "must fit the address space")
         })?;
         let range = 0..place.map_or(0, |_| bytes);
-        set_slot(&self.machine.vm, FIRST_SLOT + self.slots, gpa, memory, range, 0)
+        set_memslot(&self.machine.vm, FIRST_SLOT + self.slots, gpa, memory, range, 0)
     }
 
     /// Fetches the log of each memslot with `KVM_GET_DIRTY_LOG`.
@@ -490,7 +490,7 @@ fn enable(vm: &VmFd, shape: &Shape) -> Result<(), Error> {
     Ok(())
 }
 
-fn set_slot(
+fn set_memslot(
     vm: &VmFd,
     slot: u32,
     gpa: u64,

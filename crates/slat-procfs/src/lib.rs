@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// A limit that no machine's number of CPUs or nodes exceeds.
@@ -53,7 +54,7 @@ impl Files<'_> {
     /// Returns the contents of a file without leading and trailing blanks, if it exists and is not
     /// blank.
     pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
-        let mut text = whole(&mut fs::File::open(self.0.join(path)).ok()?)?;
+        let mut text = whole(&fs::File::open(self.0.join(path)).ok()?)?;
         text.truncate(text.trim_end().len());
         let blank = text.len() - text.trim_start().len();
         text.drain(..blank);
@@ -247,16 +248,16 @@ impl Files<'_> {
     }
 }
 
-/// What is left in a file. The kernel says that files of its own are empty, so that the library
-/// would begin with little room, and ask for most of them a dozen times.
-fn whole(file: &mut impl Read) -> Option<String> {
+/// All of a file, which may be read again later. The kernel says that files of its own are empty,
+/// so that the library would begin with little room, and ask for most of them a dozen times.
+pub fn whole(file: &fs::File) -> Option<String> {
     const ROOM: usize = 4096;
     let (mut bytes, mut length) = (Vec::new(), 0);
     loop {
         if bytes.len() < length + ROOM {
             bytes.resize(2 * length + ROOM, 0);
         }
-        match file.read(&mut bytes[length..]) {
+        match file.read_at(&mut bytes[length..], length as u64) {
             Ok(0) => break,
             Ok(read) => length += read,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}

@@ -93,7 +93,7 @@ fn guest() -> (&'static TheGuest, &'static Content) {
     let config = slat_guest::Config::new(2, page);
     let guest = Guest::new(format, Vmid(1), BITS, world, paged, config).unwrap();
     let guest: &'static TheGuest = Box::leak(Box::new(guest));
-    worker(guest).set_slot(slot(false)).unwrap();
+    worker(guest).set_memslot(slot(false)).unwrap();
     (guest, content)
 }
 

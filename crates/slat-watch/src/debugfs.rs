@@ -5,6 +5,8 @@
 
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -58,6 +60,12 @@ impl Debugfs {
     #[cfg(test)]
     pub(crate) fn made(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), mount: None }
+    }
+
+    /// Names in it: a VM's among them for as long as it is there.
+    pub(crate) fn list(&self) -> BTreeSet<OsString> {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name()).collect()
     }
 
     /// Folders of a process's VMs.

@@ -8,7 +8,7 @@ use crate::events::times::Stalls;
 use crate::find::{self, Descriptors, Found, NotFound};
 use crate::held::{Held, Process};
 use crate::metric::{Metric, Scope, Sink, Source, Values};
-use crate::task;
+use crate::task::{self, Kept};
 use crate::traced::Traced;
 use serde::Serialize;
 use slat_kvm::stats::Changes;
@@ -46,6 +46,17 @@ pub struct Reading {
     pub vcpus: Vec<Values>,
 }
 
+impl Reading {
+    /// Whether it knows of just what another one knows of.
+    pub(crate) fn knows_what(&self, other: &Self) -> bool {
+        let of = |it: &Self| it.vcpus.len();
+        let mut pairs = self.vcpus.iter().zip(&other.vcpus);
+        self.guest.keys().eq(other.guest.keys())
+            && of(self) == of(other)
+            && pairs.all(|(one, other)| one.keys().eq(other.keys()))
+    }
+}
+
 /// Who told what, and why the rest is not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Knowledge {
@@ -68,7 +79,12 @@ pub struct Guest {
     huge: Option<u64>,
     huge_again: Instant,
     working_set: Result<(u64, Source), String>,
+    kept: Kept,
+    readings: u64,
 }
+
+/// Reasons are found anew with each of so many readings, and with the first few.
+const REASONS: u64 = 16;
 
 #[derive(Debug)]
 struct Vcpu {
@@ -79,6 +95,7 @@ struct Vcpu {
     tids: Vec<i32>,
     /// What threads told that ran it before and ended, and what this one told last.
     told: [Values; 2],
+    kept: Kept,
 }
 
 impl Vcpu {
@@ -88,14 +105,21 @@ impl Vcpu {
             None => process.ask(row.fd),
         });
         let tids = Vec::from_iter(thread);
-        Self { index: row.index, held, thread, tids, told: Default::default() }
+        Self {
+            index: row.index,
+            held,
+            thread,
+            tids,
+            told: Default::default(),
+            kept: Kept::default(),
+        }
     }
 
     /// What its threads tell: a vCPU may be run by one after the other.
     fn threads(&mut self, files: &Files<'_>, pid: i32, sink: &mut Sink) {
-        let mut now = Sink::default();
+        let mut now = Sink::new(sink.without_reasons);
         if let Some(tid) = self.thread {
-            task::thread(files, pid, tid, &mut now);
+            task::thread(files, &mut self.kept, pid, tid, &mut now);
             if now.values.is_empty() && !files.0.join(format!("proc/{pid}/task/{tid}")).exists() {
                 let [before, last] = &mut self.told;
                 for (metric, value) in std::mem::take(last) {
@@ -150,12 +174,18 @@ impl Guest {
             }
             Err(why) => why_no_vm.clone_from(why),
         }
-        let mut threads = find::threads(files, &found);
+        let mut told = BTreeMap::new();
         if let Ok([folder]) = folders.as_deref() {
-            let told = has.vcpus.iter();
-            let told = told.filter_map(|&(vcpu, _)| Some((vcpu, debugfs::thread(folder, vcpu)?)));
-            threads.extend(told);
+            let each = has.vcpus.iter();
+            told.extend(
+                each.filter_map(|(vcpu, _)| Some((*vcpu, debugfs::thread(folder, *vcpu)?))),
+            );
         }
+        let mut threads = match has.vcpus.iter().all(|(vcpu, _)| told.contains_key(vcpu)) {
+            true => BTreeMap::new(),
+            false => find::threads(files, &found),
+        };
+        threads.extend(told);
         let vcpus = rows(has).into_iter().map(|row| {
             // Numbers of several VMs' vCPUs are the same.
             let thread = threads.get(&row.index).copied().filter(|_| has.vms.len() == 1);
@@ -165,7 +195,21 @@ impl Guest {
         let vms = has.vms.len();
         let (huge, huge_again) = (None, Instant::now());
         let working_set = Err(UNASKED.to_owned());
-        Self { process, vms, vm, why_no_vm, folders, vcpus, found, huge, huge_again, working_set }
+        let (kept, readings) = Default::default();
+        Self {
+            process,
+            vms,
+            vm,
+            why_no_vm,
+            folders,
+            vcpus,
+            found,
+            huge,
+            huge_again,
+            working_set,
+            kept,
+            readings,
+        }
     }
 
     /// Its process.
@@ -195,18 +239,16 @@ impl Guest {
 
     /// Whether it is still there.
     pub fn state(&self, files: &Files<'_>) -> State {
-        let process = match &self.process {
-            Ok(process) if process.has_ended() => return State::ProcessEnded,
-            Ok(process) => Some(process),
-            Err(_) => None,
-        };
+        let process = self.process.as_ref().ok();
         // A vCPU's statistics stay open as long as it does; a VM's may be opened for one question.
         let vcpus = self.vcpus.iter().filter_map(|vcpu| vcpu.held.as_ref().ok());
         let held = vcpus.chain(&self.vm).next();
-        if let Some((process, held)) = process.zip(held)
-            && process.still_has(held) == Some(false)
-        {
-            return if process.has_ended() { State::ProcessEnded } else { State::VmClosed };
+        // A process that has ended has no file open.
+        match process.zip(held).and_then(|(process, held)| process.still_has(held)) {
+            Some(true) => return State::Runs,
+            _ if self.has_ended() => return State::ProcessEnded,
+            Some(false) => return State::VmClosed,
+            None => {}
         }
         let is_vm = |fd: &i32| {
             let link = files.0.join(format!("proc/{}/fd/{fd}", self.found.pid));
@@ -262,9 +304,11 @@ impl Guest {
         share: u32,
     ) -> (Reading, Knowledge) {
         let pid = self.found.pid;
+        let without_reasons = self.readings >= 4 && !self.readings.is_multiple_of(REASONS);
+        self.readings += 1;
         let mut sinks = Vec::new();
         for vcpu in &mut self.vcpus {
-            let mut sink = Sink::default();
+            let mut sink = Sink::new(without_reasons);
             if self.vms == 1 && vcpu.thread.is_none() {
                 vcpu.thread = traced.thread(pid, vcpu.index);
             }
@@ -283,7 +327,7 @@ impl Guest {
             vcpu.threads(files, pid, &mut sink);
             sinks.push(sink);
         }
-        let mut guest = Sink::default();
+        let mut guest = Sink::new(without_reasons);
         for metric in Metric::of(Scope::Vcpu).chain(Metric::of(Scope::Thread)) {
             sum(metric, &sinks, &mut guest);
         }
@@ -307,9 +351,9 @@ impl Guest {
         if Instant::now() >= self.huge_again {
             let began = Instant::now();
             self.huge = task::huge(files, pid).or(self.huge);
-            self.huge_again = Instant::now() + began.elapsed() * SPARE * share;
+            self.huge_again = Instant::now() + began.elapsed() * SPARE * share * share.min(4);
         }
-        task::process(files, pid, self.huge, &mut guest);
+        task::process(files, &mut self.kept, pid, self.huge, &mut guest);
         match &self.working_set {
             Ok((bytes, by)) => guest.put(Metric::WorkingSetBytes, *by, Ok::<_, &str>(*bytes)),
             Err(why) => guest.missing(Metric::WorkingSetBytes, why),

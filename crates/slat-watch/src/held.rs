@@ -21,6 +21,8 @@ const GET_STATS_FD: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(0xae, 0x
 #[derive(Debug)]
 pub(crate) struct Process {
     pid: i32,
+    /// This process.
+    own: i32,
     fd: OwnedFd,
 }
 
@@ -28,7 +30,8 @@ impl Process {
     pub fn open(pid: i32) -> Result<Self, Errno> {
         // A negative number would be a bug to the library.
         let id = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
-        Ok(Self { pid, fd: pidfd_open(id, PidfdFlags::empty())? })
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        Ok(Self { pid, own, fd: pidfd_open(id, PidfdFlags::empty())? })
     }
 
     /// Whether it has ended.
@@ -80,14 +83,13 @@ impl Process {
     /// not say (it was built without kcmp, or a sandbox forbids it).
     pub fn still_has(&self, held: &Held) -> Option<bool> {
         let theirs = held.theirs?;
-        let own = rustix::process::getpid().as_raw_nonzero().get();
         // SAFETY:
         // - kcmp takes five numbers, and neither reads nor writes memory of this process;
         // - a process or descriptor that is not there is an error, which is looked at.
         let answer = unsafe {
             libc::syscall(
                 libc::SYS_kcmp,
-                own,
+                self.own,
                 self.pid,
                 KCMP_FILE,
                 held.stats.as_fd().as_raw_fd() as libc::c_ulong,

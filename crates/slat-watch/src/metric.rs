@@ -321,9 +321,15 @@ pub(crate) struct Sink {
     pub values: Values,
     pub sources: BTreeMap<Metric, Source>,
     pub unknown: BTreeMap<Metric, String>,
+    /// Reasons are of no interest.
+    pub without_reasons: bool,
 }
 
 impl Sink {
+    pub fn new(without_reasons: bool) -> Self {
+        Self { without_reasons, ..Self::default() }
+    }
+
     /// Takes a value, or why there is none. What is known already stays.
     pub fn put(&mut self, metric: Metric, by: Source, value: Result<u64, impl fmt::Display>) {
         match value {
@@ -339,7 +345,7 @@ impl Sink {
 
     /// Takes why a value is missing, beside what was said of it before.
     pub fn missing(&mut self, metric: Metric, why: impl fmt::Display) {
-        if self.values.contains_key(&metric) {
+        if self.without_reasons || self.values.contains_key(&metric) {
             return;
         }
         let why = why.to_string();

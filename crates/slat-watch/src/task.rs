@@ -1,15 +1,59 @@
 //! What procfs tells of a VMM's process and of its vCPUs' threads.
 
 use crate::metric::{Metric, Sink, Source};
+use rustix::process::{Resource, getrlimit};
 use slat_procfs::{Files, bytes};
+use std::fs::File;
 use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 
 /// Nanoseconds of one of the kernel's clock ticks, as procfs counts them (`USER_HZ`).
 const TICK: u64 = 10_000_000;
 
+/// Files of a process or thread that are read again and again, held open: to find them by their
+/// names costs as much as to read them.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    folder: String,
+    files: Vec<(&'static str, File)>,
+}
+
+impl Kept {
+    /// Files of another folder from now on, if it is another.
+    fn of(&mut self, folder: String) -> &mut Self {
+        if self.folder != folder {
+            *self = Self { folder, files: Vec::new() };
+        }
+        self
+    }
+
+    /// A file, as it is now.
+    fn text(&mut self, files: &Files<'_>, name: &'static str) -> Option<String> {
+        if let Some((_, file)) = self.files.iter().find(|(kept, _)| *kept == name) {
+            let mut bytes = [0; 4096];
+            // Each of these files is written by the kernel at once: less than was asked for is all.
+            return match file.read_at(&mut bytes, 0).ok()? {
+                0 => None,
+                length @ 1..4096 => Some(str::from_utf8(&bytes[..length]).ok()?.to_owned()),
+                _ => slat_procfs::whole(file),
+            };
+        }
+        let file = File::open(files.0.join(&self.folder).join(name)).ok()?;
+        let text = slat_procfs::whole(&file).filter(|text| !text.is_empty());
+        // Half of the descriptors are left for what cannot do without.
+        let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
+        if u64::try_from(file.as_raw_fd()).is_ok_and(|fd| fd < most) {
+            self.files.push((name, file));
+        }
+        text
+    }
+}
+
 /// What a thread tells of a vCPU.
-pub(crate) fn thread(files: &Files<'_>, pid: i32, tid: i32, sink: &mut Sink) {
-    let at = |file: &str| files.text(format!("proc/{pid}/task/{tid}/{file}"));
+pub(crate) fn thread(files: &Files<'_>, kept: &mut Kept, pid: i32, tid: i32, sink: &mut Sink) {
+    let kept = kept.of(format!("proc/{pid}/task/{tid}"));
+    let mut at = |file| kept.text(files, file);
     match at("schedstat").as_deref().map(schedstat) {
         Some(Some([running, waiting, slices])) => {
             sink.put(Metric::RunningNs, Source::Schedstat, known(running));
@@ -35,8 +79,15 @@ pub(crate) fn thread(files: &Files<'_>, pid: i32, tid: i32, sink: &mut Sink) {
 }
 
 /// What the process tells of its guests. `huge`: what of it is in huge pages, if that was read.
-pub(crate) fn process(files: &Files<'_>, pid: i32, huge: Option<u64>, sink: &mut Sink) {
-    let at = |file: &str| files.text(format!("proc/{pid}/{file}"));
+pub(crate) fn process(
+    files: &Files<'_>,
+    kept: &mut Kept,
+    pid: i32,
+    huge: Option<u64>,
+    sink: &mut Sink,
+) {
+    let kept = kept.of(format!("proc/{pid}"));
+    let mut at = |file| kept.text(files, file);
     let ended = "the process ended";
     let status = at("status").unwrap_or_default();
     sink.put(Metric::RssBytes, Source::Status, bytes(&status, "VmRSS").ok_or(ended));
@@ -128,12 +179,12 @@ mod tests {
         host.write("proc/7/task/8/stat", &format!("8 (a) b) {fields}"));
         host.write("proc/7/task/9/schedstat", "0 0 0\n");
         let mut sink = Sink::default();
-        thread(&host.files(), 7, 8, &mut sink);
+        thread(&host.files(), &mut Kept::default(), 7, 8, &mut sink);
         let values = [(M::RunningNs, 70), (M::WaitingNs, 2_210_450), (M::Slices, 3)];
         let values = values.into_iter().chain([(M::GuestNs, 590_000_000)]).collect();
         assert_eq!((sink.values, sink.unknown.len()), (values, 0));
         let mut sink = Sink::default();
-        thread(&host.files(), 7, 9, &mut sink);
+        thread(&host.files(), &mut Kept::default(), 7, 9, &mut sink);
         assert!(sink.values.is_empty());
         assert!(sink.unknown[&M::WaitingNs].contains("task_delayacct"));
         assert!(sink.unknown[&M::GuestNs].contains("ended"));
@@ -149,7 +200,7 @@ mod tests {
         let some = "some avg10=0.00 avg60=0.00 avg300=0.00 total=41\nfull avg10=0 total=7\n";
         host.write("sys/fs/cgroup/unified/vms/a/memory.pressure", some);
         let mut sink = Sink::default();
-        process(&host.files(), 7, huge(&host.files(), 7), &mut sink);
+        process(&host.files(), &mut Kept::default(), 7, huge(&host.files(), 7), &mut sink);
         for (metric, value) in [
             (M::RssBytes, 102_400),
             (M::SwapBytes, 8192),
@@ -164,7 +215,7 @@ mod tests {
         // The root's file is the host's, and no group's.
         host.write("sys/fs/cgroup/memory.pressure", some).write("proc/8/cgroup", "0::/\n");
         let mut sink = Sink::default();
-        process(&host.files(), 8, None, &mut sink);
+        process(&host.files(), &mut Kept::default(), 8, None, &mut sink);
         assert!(sink.values.is_empty(), "{sink:?}");
         assert!(sink.unknown[&M::PressureSomeNs].contains("control group"));
     }

@@ -72,10 +72,10 @@ impl Traced {
         self.heard.places.iter().filter(|(place, _)| whose(place)).map(|(_, it)| it.unmaps).sum()
     }
 
-    /// Takes what came meanwhile.
-    pub fn hear(&mut self, files: &Files<'_>) {
+    /// Takes what came meanwhile; of these guests, or of all that there are.
+    pub fn hear(&mut self, files: &Files<'_>, guests: Option<Vec<i32>>) {
         self.heard = self.events.hear();
-        self.own(files);
+        self.own(files, guests);
         self.sum();
     }
 
@@ -95,7 +95,7 @@ impl Traced {
 
     /// Finds out whose memory lies where the host gave notice, for at most one part of [`SPARE`]
     /// of the time: each process's mappings have to be read.
-    fn own(&mut self, files: &Files<'_>) {
+    fn own(&mut self, files: &Files<'_>, guests: Option<Vec<i32>>) {
         let places = self.heard.places.keys();
         let open: Vec<Place> =
             places.filter(|place| !self.owners.contains_key(place)).copied().collect();
@@ -103,7 +103,8 @@ impl Traced {
             return;
         }
         let began = Instant::now();
-        let pids: Vec<i32> = find::guests(files).found.iter().map(|found| found.pid).collect();
+        let find = || find::guests(files).found.iter().map(|found| found.pid).collect();
+        let pids: Vec<i32> = guests.unwrap_or_else(find);
         let mappings: Vec<(i32, Vec<Range<u64>>)> =
             pids.iter().map(|pid| (*pid, task::mappings(files, *pid, |_| true))).collect();
         for place in open {
@@ -246,7 +247,7 @@ mod tests {
             (2, HERE + (1 << 30) + 4096, 1), // Only the other.
         ];
         traced.heard = heard(&all);
-        traced.own(&host.files());
+        traced.own(&host.files(), None);
         traced.sum();
         assert_eq!(of(&traced, 10), [7, 7 << 12, 7, 21]);
         assert_eq!(of(&traced, 11), [6, 6 << 12, 1, 18]);

@@ -15,6 +15,7 @@ use serde::Serialize;
 use slat_kvm::stats::Changes;
 use slat_procfs::Files;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -125,6 +126,14 @@ pub struct GuestTotal {
     pub samples: Vec<Sample>,
 }
 
+impl GuestTotal {
+    /// Takes counters that changed: the VM's, and each vCPU's.
+    fn take(&mut self, (vm, vcpus): (Changes, Vec<Changes>)) {
+        self.statistics = vm;
+        self.vcpus.iter_mut().zip(vcpus).for_each(|(row, it)| row.statistics = it);
+    }
+}
+
 /// What a step found.
 #[derive(Debug, Default)]
 pub struct Step {
@@ -169,13 +178,16 @@ pub struct Watch<'f> {
     process: Option<Process>,
     began: Instant,
     look_again: Instant,
+    /// VMs as KVM's folder in debugfs has them.
+    listed: BTreeSet<OsString>,
     guests: Vec<Watched>,
     hidden: usize,
     working_sets: Option<WorkingSets>,
 }
 
 impl<'f> Watch<'f> {
-    /// Attaches to the guests that are there.
+    /// Attaches to the guests that are there, and listens to events of as many vCPUs as this host
+    /// has.
     ///
     /// # Errors
     /// [`NotFound`]: the process that was asked for has no guest, or may not be looked at. Of all
@@ -183,18 +195,21 @@ impl<'f> Watch<'f> {
     pub fn begin(
         files: Files<'f>,
         debugfs: Result<Debugfs, String>,
-        events: Events,
+        events: impl FnOnce(usize) -> Events,
         which: Which,
     ) -> Result<Self, NotFound> {
         let now = Instant::now();
+        let search = find::guests(&files);
+        let vcpus = search.found.iter().map(|found| found.has.vcpus.len()).sum();
         let mut watch = Self {
             files,
             debugfs,
-            traced: Traced::new(events),
+            traced: Traced::new(events(vcpus)),
             which,
             process: None,
             began: now,
             look_again: now,
+            listed: BTreeSet::new(),
             guests: Vec::new(),
             hidden: 0,
             working_sets: None,
@@ -203,7 +218,14 @@ impl<'f> Watch<'f> {
             watch.process = Process::open(pid).ok();
             find::guest(&files, pid)?;
         }
-        watch.look(&mut Step::default());
+        watch.listed = watch.debugfs.as_ref().map(Debugfs::list).unwrap_or_default();
+        match which {
+            Which::All => {
+                watch.hidden = search.hidden;
+                watch.take_found(search.found, now, &mut Step::default());
+            }
+            Which::Pid(_) => watch.look(&mut Step::default()),
+        }
         match (which, watch.guests.is_empty()) {
             // It ended a moment ago.
             (Which::Pid(_), true) => Err(NotFound::NoProcess),
@@ -265,6 +287,15 @@ impl<'f> Watch<'f> {
         }
     }
 
+    /// Takes over what is told in the end alone: all of KVM's counters, by their names.
+    pub fn end(&mut self) {
+        for watched in &mut self.guests {
+            if let Some(guest) = &watched.guest {
+                watched.total.take(guest.changes());
+            }
+        }
+    }
+
     /// Seconds since the watch began.
     pub fn seconds(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
@@ -282,8 +313,7 @@ impl<'f> Watch<'f> {
     /// Whether a process has ended whose guest is still watched, or that was asked for: it is time
     /// for the next step.
     pub fn is_ending(&self) -> bool {
-        self.is_over()
-            || self.guests.iter().any(|it| it.guest.as_ref().is_some_and(Guest::has_ended))
+        self.is_over() || self.wait(Duration::ZERO)
     }
 
     /// Waits until that much time has passed, or a guest's process ends, or a signal comes. Answers
@@ -305,7 +335,12 @@ impl<'f> Watch<'f> {
     pub fn step(&mut self) -> Step {
         let mut step = Step::default();
         let began = self.began;
-        self.traced.hear(&self.files);
+        // Who else has memory at an address, all guests alone tell.
+        let all = (self.which == Which::All).then(|| {
+            let there = self.guests.iter().filter(|it| it.is_there());
+            there.map(|it| it.total.pid).collect()
+        });
+        self.traced.hear(&self.files, all);
         self.step_working_sets();
         let share = self.share();
         for (place, watched) in self.guests.iter_mut().enumerate() {
@@ -315,7 +350,7 @@ impl<'f> Watch<'f> {
             let (mut now, mut knowledge) = guest.read(&self.files, &self.traced, share);
             if state == State::Runs && guest.has_ended() {
                 state = State::ProcessEnded;
-                self.traced.hear(&self.files);
+                self.traced.hear(&self.files, None);
                 (now, knowledge) = guest.read(&self.files, &self.traced, share);
             }
             if state != State::Runs {
@@ -328,10 +363,14 @@ impl<'f> Watch<'f> {
                 all.for_each(|values| values.retain(|metric, _| counts(*metric)));
             }
             let at = began.elapsed();
-            let (vm, vcpus) = guest.changes();
+            // By their names they are much, and wanted in the end.
+            let changes = (state != State::Runs).then(|| guest.changes());
             let (stalls, each) = guest.stalls(&self.traced);
             let pid = guest.pid();
-            watched.take(at, now, knowledge, vm, vcpus);
+            watched.take(at, now, knowledge);
+            if let Some(changes) = changes {
+                watched.total.take(changes);
+            }
             watched.total.state = state;
             watched.total.stalls = stalls;
             watched.total.vcpus.iter_mut().zip(each).for_each(|(row, it)| row.stalls = it);
@@ -342,7 +381,11 @@ impl<'f> Watch<'f> {
                 step.went.push(place);
             }
         }
-        if Instant::now() >= self.look_again || !step.went.is_empty() {
+        // KVM's own list says at once that a VM came or went.
+        let listed = self.debugfs.as_ref().map(Debugfs::list).unwrap_or_default();
+        let is_listed = listed != self.listed;
+        self.listed = listed;
+        if Instant::now() >= self.look_again || is_listed || !step.went.is_empty() {
             self.look(&mut step);
         }
         step
@@ -359,11 +402,17 @@ impl<'f> Watch<'f> {
             }
             Which::Pid(pid) => find::guest(&self.files, pid).into_iter().collect(),
         };
+        self.take_found(found, began, step);
+    }
+
+    /// Attaches to guests that a look found which began then.
+    fn take_found(&mut self, found: Vec<find::Found>, began: Instant, step: &mut Step) {
         // A process whose VMs are others than before is attached to anew.
         for (place, watched) in self.guests.iter_mut().enumerate() {
             let Some(guest) = &mut watched.guest else { continue };
             let Some(now) = found.iter().find(|found| found.pid == guest.pid()) else { continue };
             if guest.look_again(&self.files, &now.has) {
+                watched.total.take(guest.changes());
                 watched.guest = None;
                 watched.total.state = State::VmClosed;
                 step.went.push(place);
@@ -381,7 +430,9 @@ impl<'f> Watch<'f> {
             let threads = guest.vcpus().filter_map(|(_, thread)| thread);
             self.traced.follow(guest.pid(), threads);
         }
-        self.look_again = Instant::now() + began.elapsed() * SPARE;
+        // Where KVM lists VMs, only vCPUs that came later are found by this alone.
+        let spare = if self.listed.is_empty() { SPARE } else { 4 * SPARE };
+        self.look_again = Instant::now() + began.elapsed() * spare;
     }
 
     /// How many guests there are.
@@ -425,14 +476,15 @@ impl<'f> Watch<'f> {
 
 impl Watched {
     /// Takes a reading.
-    fn take(
-        &mut self,
-        at: Duration,
-        mut now: Reading,
-        knowledge: Knowledge,
-        vm: Changes,
-        vcpus: Vec<Changes>,
-    ) {
+    fn take(&mut self, at: Duration, mut now: Reading, knowledge: Knowledge) {
+        if !(now.knows_what(&self.last) && now.knows_what(&self.first)) {
+            self.align(&mut now);
+        }
+        self.put(at, now, knowledge);
+    }
+
+    /// Makes what is known now, was at first and was the last time know of the same.
+    fn align(&mut self, now: &mut Reading) {
         // A process that ended tells no more what it told before: that stands.
         let keep = |now: &mut Values, last: &Values| {
             last.iter().for_each(|(metric, value)| {
@@ -478,6 +530,9 @@ impl Watched {
         for (last, now) in self.last.vcpus.iter_mut().zip(&now.vcpus) {
             keep(last, now);
         }
+    }
+
+    fn put(&mut self, at: Duration, now: Reading, knowledge: Knowledge) {
         let between = |from: &Reading| {
             let vcpus = from.vcpus.iter().zip(&now.vcpus).map(|(from, now)| since(from, now));
             (since(&from.guest, &now.guest), vcpus.collect::<Vec<_>>())
@@ -491,15 +546,14 @@ impl Watched {
         }
         let (total, each) = between(&self.first);
         self.total.total = total;
-        for ((row, total), statistics) in self.total.vcpus.iter_mut().zip(each).zip(vcpus) {
-            (row.total, row.statistics) = (total, statistics);
+        for (row, total) in self.total.vcpus.iter_mut().zip(each) {
+            row.total = total;
         }
         if let Some(guest) = &self.guest {
             for (row, (_, thread)) in self.total.vcpus.iter_mut().zip(guest.vcpus()) {
                 row.thread = thread;
             }
         }
-        self.total.statistics = vm;
         self.total.seconds = at.saturating_sub(self.began).as_secs_f64();
         for (metric, by) in knowledge.sources {
             self.total.knowledge.sources.insert(metric, by);

@@ -80,6 +80,7 @@ fn counts_of_a_guest_in_another_process_are_those_of_its_own_statistics() {
         after = other.run();
         watch.step();
     }
+    watch.end();
     let total = watch.guests()[0].total();
     assert_eq!(total.pid, other.pid());
     let same = |metric: Metric, place: usize| {

@@ -14,8 +14,8 @@ use slat::format::arm64::Arm64;
 use slat::format::arm64::id::IdRegisters;
 use slat::{Format, Gpa, PageSize, Vmid};
 use slat_guest::{
-    CachePolicy, Config, Guest, Hva, HvaRange, PostCopy, PrivateAt, SlotId, SlotSpec, TABLE_PAGES,
-    Worker,
+    CachePolicy, Config, Guest, Hva, HvaRange, MemslotId, MemslotSpec, PostCopy, PrivateAt,
+    TABLE_PAGES, Worker,
 };
 use slat_hypervisor::layout::*;
 use slat_hypervisor::options::{Caches, ExecuteHuge, Job, Logging, Options};
@@ -49,7 +49,7 @@ pub type Memory = Guest<'static, Stage2, El2, Behind>;
 pub type Behind = PostCopy<Machine>;
 
 /// Memslot of the guest's RAM. Devices have the memslots that follow.
-pub const RAM_SLOT: SlotId = SlotId(0);
+pub const RAM_SLOT: MemslotId = MemslotId(0);
 
 /// State of the hypervisor, which all CPUs share.
 pub struct Hypervisor {
@@ -298,23 +298,23 @@ fn behind(options: &Options<'_>) -> Result<Behind, String> {
 }
 
 /// Returns the memslot of the guest's RAM.
-pub fn ram(options: &Options<'_>) -> SlotSpec {
+pub fn ram(options: &Options<'_>) -> MemslotSpec {
     let private = (options.job == Job::Private).then_some(PrivateAt(0));
-    let ram = SlotSpec::new(RAM_SLOT, Gpa(GUEST_RAM), options.memory, GUEST);
-    SlotSpec { private, ..ram }
+    let ram = MemslotSpec::new(RAM_SLOT, Gpa(GUEST_RAM), options.memory, GUEST);
+    MemslotSpec { private, ..ram }
 }
 
-fn slots(memory: &Memory, options: &Options<'_>) -> Result<(), slat_guest::SlotError> {
+fn slots(memory: &Memory, options: &Options<'_>) -> Result<(), slat_guest::MemslotError> {
     let mut room = [const { None }; TABLE_PAGES];
     let mut worker = Worker::new(memory, &mut room).expect("nobody has a seat yet");
-    worker.set_slot(ram(options))?;
+    worker.set_memslot(ram(options))?;
     let devices = [DISTRIBUTOR, redistributors(options.vcpus), UART];
     for (number, device) in devices.into_iter().enumerate() {
         // The rest of a device's granule is mapped as well; for these devices nothing else is
         // there.
         let bytes = device.bytes.next_multiple_of(PAGE);
-        let (id, gpa, host) = (SlotId(1 + number as u16), Gpa(device.base), Hva(device.base));
-        worker.set_slot(SlotSpec::new(id, gpa, bytes, host))?;
+        let (id, gpa, host) = (MemslotId(1 + number as u16), Gpa(device.base), Hva(device.base));
+        worker.set_memslot(MemslotSpec::new(id, gpa, bytes, host))?;
     }
     Ok(())
 }

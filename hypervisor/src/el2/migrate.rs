@@ -20,7 +20,7 @@ use core::arch::asm;
 use core::sync::atomic::Ordering;
 use serde_json::json;
 use slat::{Access, Gpa, GpaRange, Hpa};
-use slat_guest::{Host, HvaRange, SlotChange, SlotSpec};
+use slat_guest::{Host, HvaRange, MemslotChange, MemslotSpec};
 use slat_hypervisor::layout::{GUEST_RAM, away};
 
 /// Largest number of rounds, because a guest that writes faster than it is copied never converges.
@@ -48,9 +48,9 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     let pages = options.memory / PAGE;
 
     let begin = cpu::now();
-    let logging = SlotSpec { log_dirty: true, ..ram(options) };
-    let change = thread.worker().set_slot(logging).map_err(|error| error.to_string())?;
-    let SlotChange::LogOn(Some(split)) = change else { return Err(format!("{change:?}")) };
+    let logging = MemslotSpec { log_dirty: true, ..ram(options) };
+    let change = thread.worker().set_memslot(logging).map_err(|error| error.to_string())?;
+    let MemslotChange::LogOn(Some(split)) = change else { return Err(format!("{change:?}")) };
     let split_ticks = cpu::now() - begin;
     say!(
         "logs by {:?}: {} KiB split ahead, {split_ticks} ticks",
@@ -111,8 +111,8 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     for page in 0..pages {
         thread.fault(Gpa(GUEST_RAM + page * PAGE), Access::Read);
     }
-    let change = thread.worker().set_slot(ram(options)).map_err(|error| error.to_string())?;
-    let SlotChange::LogOff { collapsed } = change else { return Err(format!("{change:?}")) };
+    let change = thread.worker().set_memslot(ram(options)).map_err(|error| error.to_string())?;
+    let MemslotChange::LogOff { collapsed } = change else { return Err(format!("{change:?}")) };
     say!("recovered {} KiB of huge pages", collapsed >> 10);
     faults.push(faults_of(hypervisor));
     sleep(hypervisor, RUNS);

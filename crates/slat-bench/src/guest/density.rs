@@ -121,7 +121,7 @@ fn sample<F: Format, A: Arch>(bed: &Bed<F, A>, bits: u32, hulls: bool) -> anyhow
             Ok(written(guest) - before)
         };
         write_all(&mut vcpu)?;
-        vcpu.worker().set_slot(bed.slot(true))?;
+        vcpu.worker().set_memslot(bed.slot(true))?;
         write_all(&mut vcpu)?;
         let begin = Instant::now();
         let cleared = vcpu.worker().clear_log(SLOT, 0, bed.pages(), &bitmap)?;

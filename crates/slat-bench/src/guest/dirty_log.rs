@@ -265,7 +265,7 @@ fn sample<F: Format, A: Arch>(
             };
             migration.finish()?;
             let disable = Instant::now();
-            migration.worker.set_slot(bed.slot(false))?;
+            migration.worker.set_memslot(bed.slot(false))?;
             let disable = disable.elapsed().as_secs_f64();
             let counts = counts([
                 ("faults", count(|f| f.1)),

@@ -3,7 +3,7 @@
 use super::log_options::LogWay;
 use anyhow::ensure;
 use slat::Format;
-use slat_guest::{DirtyPage, LogError, SlotId};
+use slat_guest::{DirtyPage, LogError, MemslotId};
 use slat_ideas::guest::bed::{Bed, SLOT, TheWorker};
 use slat_ideas::guest::lock::FairLock;
 use slat_lab::session::Session;
@@ -38,8 +38,8 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
         let begin = Instant::now();
         let slot = self.bed.slot(true);
         match self.way {
-            LogWay::Locked => self.lock.exclusive(|| self.worker.set_slot(slot))?,
-            _ => self.worker.set_slot(slot)?,
+            LogWay::Locked => self.lock.exclusive(|| self.worker.set_memslot(slot))?,
+            _ => self.worker.set_memslot(slot)?,
         };
         let enable = begin.elapsed().as_secs_f64();
         for page in 0..self.bed.pages() {
@@ -118,7 +118,7 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
 
     /// Harvests all rings once; returns its seconds, those of the reset, and the number of pages.
     pub fn harvest(&mut self) -> (f64, f64, usize) {
-        const NONE: DirtyPage = DirtyPage { slot: SlotId(u16::MAX), page: u64::MAX };
+        const NONE: DirtyPage = DirtyPage { slot: MemslotId(u16::MAX), page: u64::MAX };
         let begin = Instant::now();
         let mut pages = vec![NONE; RING as usize * usize::from(self.bed.shape.vcpus)];
         let mut found = 0;

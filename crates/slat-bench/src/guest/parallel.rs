@@ -108,7 +108,7 @@ fn clear<F: Format, A: Arch>(bed: &Bed<F, A>, cpus: &[usize]) -> anyhow::Result<
     bed.with_guest(bed.config(), |guest| {
         let mut room_of_vcpu = room();
         let mut vcpu = Runner::new(guest, bed.machine(), 0, &mut room_of_vcpu, Locks::Free)?;
-        vcpu.worker().set_slot(bed.slot(true))?;
+        vcpu.worker().set_memslot(bed.slot(true))?;
         (0..bed.pages()).try_for_each(|page| vcpu.write(bed.gpa(page), page))?;
         let share = bed.pages() / cpus.len() as u64;
         let bitmap = &vec![u64::MAX; share.div_ceil(64) as usize];

@@ -68,7 +68,7 @@ pub struct Allowed {
     pub known: Difference,
 }
 
-/// S2AP[1], AF, and the software bits of the engine: see the manual's D8.3.2.
+/// `S2AP[1]`, AF, and the software bits of the engine: see the manual's D8.3.2.
 pub const WRITE: u64 = 1 << 7;
 pub const ACCESSED: u64 = 1 << 10;
 pub const SOFTWARE: u64 = 0b1111 << 55;

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Ctrl-C is noticed within this time.
-const NOTICED: Duration = Duration::from_millis(100);
+const NOTICED: Duration = Duration::from_millis(250);
 
 /// Watches guests, and tells what it saw.
 pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
@@ -36,9 +36,7 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     let which = args.pid.map_or(Which::All, Which::Pid);
     let session = Session::interactive()?;
     let files = Files::here();
-    let search = slat_watch::guests(&files);
-    let vcpus = search.found.iter().map(|found| found.has.vcpus.len()).sum();
-    let mut watch = Watch::begin(files, Debugfs::open(), Events::open(vcpus), which)
+    let mut watch = Watch::begin(files, Debugfs::open(), Events::open, which)
         .map_err(|error| refusal(error, args.pid.unwrap_or_default()))?;
     if watch.guests().is_empty() && !Path::new("/dev/kvm").exists() {
         return Err(slat_kvm::Error::NoKvm.into());
@@ -51,6 +49,7 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let to_stdout = args.json.is_some() && file.is_none();
     let ended = run(args, &mut watch, &session, monitor.as_mut(), &mut View::new(to_stdout))?;
+    watch.end();
     let debugfs = match watch.debugfs() {
         Ok(debugfs) if debugfs.is_private() => "mounted for this process alone".to_owned(),
         Ok(_) => "mounted".to_owned(),

@@ -4,23 +4,23 @@ use crate::backing::{Backing, MAY_WRITE};
 use crate::config::Logging;
 use crate::eager::EagerSplit;
 use crate::host::Host;
+use crate::memslots::spec::{MemslotError, MemslotSpec};
 use crate::outcome::SplitReport;
 use crate::ranges::pieces;
-use crate::slots::spec::{SlotError, SlotSpec};
 use crate::worker::{Inside, Worker};
 use alloc::vec::Vec;
 use slat::{ChangeError, Format, GpaRange, Granted, Guard, Halted, PageSize, Pages, Tables};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Allocates room for hardware's marks in one piece of the memslot, if hardware logs.
-    pub(crate) fn scratch(&self, spec: &SlotSpec) -> Result<Vec<u64>, SlotError> {
+    pub(crate) fn scratch(&self, spec: &MemslotSpec) -> Result<Vec<u64>, MemslotError> {
         let mut words = Vec::new();
         if self.guest.config.logging == Logging::Hardware {
             let all = pieces(spec.range(), F::size(F::LARGEST_LEAF));
             let most = all.map(|piece| piece.size()).max();
             let pages = most.unwrap_or(0) >> F::PAGE_SHIFT;
             let len = pages.div_ceil(64) as usize;
-            words.try_reserve_exact(len).map_err(|_| SlotError::OutOfMemory)?;
+            words.try_reserve_exact(len).map_err(|_| MemslotError::OutOfMemory)?;
             words.resize(len, 0);
         }
         Ok(words)
@@ -28,7 +28,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     /// Cuts the leaves that cross an end of the memslot. All faults log by now. Returns the size to
     /// which blocks that are there are to be split.
-    pub(crate) fn begin_log(&mut self, spec: &SlotSpec) -> Option<PageSize> {
+    pub(crate) fn begin_log(&mut self, spec: &MemslotSpec) -> Option<PageSize> {
         // A change of memslots waits for a thread that holds an entry, however long that takes.
         while self.cut_ends(spec).is_err() {}
         let config = &self.guest.config;
@@ -45,7 +45,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// split, if asked for, is added to `split`. `scratch` has room for a piece.
     pub(crate) fn begin_log_in(
         &mut self,
-        spec: &SlotSpec,
+        spec: &MemslotSpec,
         piece: GpaRange,
         split: &mut Option<(PageSize, SplitReport)>,
         scratch: &mut [u64],
@@ -82,7 +82,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     fn begin_hardware_log(
         &mut self,
         tables: &'w Tables<'w, F, H>,
-        spec: &SlotSpec,
+        spec: &MemslotSpec,
         range: GpaRange,
         scratch: &mut [u64],
     ) {
@@ -136,7 +136,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     /// Puts the huge pages of `piece` together again. No fault logs any more. Tables with
     /// executable pages, where huge pages may not be executed, are handed to recovery.
-    pub(crate) fn end_log_in(&mut self, spec: &SlotSpec, piece: GpaRange) -> u64 {
+    pub(crate) fn end_log_in(&mut self, spec: &MemslotSpec, piece: GpaRange) -> u64 {
         self.one_right_to_write(piece);
         let bytes = self.collapse_if(piece, self.guest.config.largest, |_| true);
         self.hand_to_recovery(spec, piece);

@@ -12,8 +12,8 @@ use crate::backing::{Backing, MAY_WRITE};
 use crate::bits::Kept;
 use crate::config::Logging;
 use crate::host::Host;
+use crate::memslots::spec::{MemslotId, MemslotSpec};
 use crate::ranges::widened;
-use crate::slots::spec::{SlotId, SlotSpec};
 use crate::worker::{Inside, PATIENCE, Worker};
 use alloc::vec::Vec;
 use slat::{
@@ -50,7 +50,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// at the beginning may be cleared.
     pub fn clear_log(
         &mut self,
-        id: SlotId,
+        id: MemslotId,
         first: u64,
         count: u64,
         bitmap: &[u64],
@@ -159,7 +159,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 /// before that finds that marks are on their way.
 fn keep<F: Format, H: Host>(
     kept: &Kept,
-    spec: &SlotSpec,
+    spec: &MemslotSpec,
     guard: &Guard<'_, '_, F, H>,
     start: Gpa,
     words: &[u64],
@@ -196,7 +196,7 @@ fn common(one: &GpaRange, other: &GpaRange) -> Option<GpaRange> {
 pub(crate) struct Clear<'c> {
     pub cleared: &'c mut Cleared,
     /// Where the marks of blocks that are cleaned as a whole are kept.
-    pub kept: Option<(&'c SlotSpec, &'c Kept)>,
+    pub kept: Option<(&'c MemslotSpec, &'c Kept)>,
     /// The size that blocks are split to, unless faults split them.
     pub split: Option<PageSize>,
 }

@@ -4,7 +4,7 @@ use super::LogError;
 use crate::backing::Backing;
 use crate::bits::{Bits, Kept};
 use crate::host::Host;
-use crate::slots::spec::{SlotId, SlotSpec};
+use crate::memslots::spec::{MemslotId, MemslotSpec};
 use crate::sync::{AtomicU64, Ordering};
 use crate::worker::{Inside, PATIENCE, Worker};
 use alloc::sync::Arc;
@@ -22,7 +22,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// # Errors
     /// [`LogError::Missing`], [`LogError::Bitmap`], [`LogError::Beginning`]: nothing was done.
     /// [`LogError::Contended`]: the bits that were gathered are in the log.
-    pub fn read_log(&mut self, id: SlotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
+    pub fn read_log(&mut self, id: MemslotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let logging = self.logging(id, bitmap.len())?;
         self.read(&logging, bitmap)
     }
@@ -52,7 +52,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ///
     /// # Errors
     /// As [`Worker::read_log`]; nothing is lost: all that was read is still in the log.
-    pub fn take_log(&mut self, id: SlotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
+    pub fn take_log(&mut self, id: MemslotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let logging = self.logging(id, bitmap.len())?;
         let log = &*logging.log;
         let dirty = self.read(&logging, bitmap)?;
@@ -113,7 +113,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// The log of a memslot, if `given` words are enough for it.
-    pub(crate) fn logging(&mut self, id: SlotId, given: usize) -> Result<Logs, LogError> {
+    pub(crate) fn logging(&mut self, id: MemslotId, given: usize) -> Result<Logs, LogError> {
         let page = self.guest.page();
         let found = self.look(|view| {
             let slot = view.named(id).filter(|slot| !slot.going)?;
@@ -135,7 +135,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
 /// A memslot that logs, as a caller found it.
 pub(crate) struct Logs {
-    pub spec: SlotSpec,
+    pub spec: MemslotSpec,
     pub log: Arc<Bits>,
     pub kept: Option<Arc<Kept>>,
 }

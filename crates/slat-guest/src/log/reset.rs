@@ -4,15 +4,15 @@ use super::LogError;
 use super::clear::{Clear, Cleared};
 use crate::backing::Backing;
 use crate::host::Host;
+use crate::memslots::spec::MemslotId;
 use crate::ring::DirtyPage;
-use crate::slots::spec::SlotId;
 use crate::worker::Worker;
 use slat::{Format, Gpa, Shootdown};
 
 /// Neighbouring pages of one memslot: a word of a bitmap.
 #[derive(Clone, Copy)]
 struct Batch {
-    slot: SlotId,
+    slot: MemslotId,
     start: u64,
     bits: u64,
 }

@@ -6,7 +6,7 @@ use crate::vm::{
     with_guest,
 };
 use slat::{Access, Ageing, Gpa, Maintenance};
-use slat_guest::{CachePolicy, Config, Logging, Outcome, Retry, SlotId, Worker};
+use slat_guest::{CachePolicy, Config, Logging, MemslotId, Outcome, Retry, Worker};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -92,17 +92,17 @@ fn a_write_in_a_view_is_in_the_log_and_a_clear_protects_it_there() {
             let mut bits = vec![0; (BYTES >> 18) as usize];
             cpu.read(page(4));
             cpu.write(page(5), 1);
-            assert_eq!(worker.take_log(SlotId(0), &mut bits), Ok(1));
+            assert_eq!(worker.take_log(MemslotId(0), &mut bits), Ok(1));
             assert_eq!(bits[0], 1 << 5);
             let leaf = cpu.vcpu.translate(Gpa(page(5))).unwrap().attributes;
             assert!(match logging {
                 Logging::Protect => !leaf.write,
                 Logging::Hardware => !leaf.dirty,
             });
-            assert_eq!(worker.take_log(SlotId(0), &mut bits), Ok(0));
+            assert_eq!(worker.take_log(MemslotId(0), &mut bits), Ok(0));
             if logging == Logging::Protect {
                 cpu.write(page(5), 2);
-                assert_eq!(worker.take_log(SlotId(0), &mut bits), Ok(1));
+                assert_eq!(worker.take_log(MemslotId(0), &mut bits), Ok(1));
             }
         });
     }
@@ -120,7 +120,7 @@ fn what_only_a_view_knew_to_be_dirty_is_in_the_log_after_it_is_emptied() {
                 false => cpu.on(),
             }
             let mut bits = vec![0; (BYTES >> 18) as usize];
-            assert_eq!(worker.take_log(SlotId(0), &mut bits), Ok(1));
+            assert_eq!(worker.take_log(MemslotId(0), &mut bits), Ok(1));
             assert_eq!(bits[0], 1 << 5);
         });
     }
@@ -134,7 +134,7 @@ fn a_migration_that_says_what_it_reads_copies_what_was_written_past_the_caches()
             let mut worker = Worker::new(guest, &mut room).unwrap();
             let mut bits = vec![0; (BYTES >> 18) as usize];
             cpu.write(page(5), 1);
-            assert_eq!(worker.take_log(SlotId(0), &mut bits), Ok(1));
+            assert_eq!(worker.take_log(MemslotId(0), &mut bits), Ok(1));
             worker.host_reads(range(page(5), 4096));
             assert_eq!(machine.read(hpa(page(5)), true), 1, "{policy:?}");
         });
@@ -161,7 +161,7 @@ fn a_slot_that_is_deleted_is_gone_from_views_and_its_memory_is_the_hosts() {
         let mut room = room();
         let mut worker = Worker::new(guest, &mut room).unwrap();
         cpu.write(page(5), 1);
-        worker.set_slot(slot(0, false)).unwrap();
+        worker.set_memslot(slot(0, false)).unwrap();
         assert_eq!(cpu.vcpu.translate(Gpa(page(5))), None);
         assert_eq!(cpu.vcpu.fault(Gpa(page(5)), Access::Read), Outcome::Mmio);
         assert_eq!(machine.read(hpa(page(5)), true), 1);
@@ -381,7 +381,7 @@ fn what_is_taken_from_shared_tables_is_maintained_for_the_host() {
             assert_eq!(cpu.read(page(6)), 0);
             machine.read(hpa(page(6)), true);
             machine.write(hpa(page(6)), 8, false);
-            worker.set_slot(slot(0, false)).unwrap();
+            worker.set_memslot(slot(0, false)).unwrap();
             assert_eq!(machine.read(hpa(page(6)), true), 8, "{policy:?}: its slot deleted");
         });
     }

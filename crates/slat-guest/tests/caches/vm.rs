@@ -4,8 +4,8 @@ use crate::model::{Machine, RAM, Ram};
 use slat::format::arm64::Arm64K4;
 use slat::{Access, Frame, Gpa, GpaRange, Hpa, Maintenance, PageSize, Vmid};
 use slat_guest::{
-    CachePolicy, CacheSwitch, Config, Guest, Hva, HvaRange, Outcome, SlotId, SlotSpec, TABLE_PAGES,
-    Vcpu, Worker,
+    CachePolicy, CacheSwitch, Config, Guest, Hva, HvaRange, MemslotId, MemslotSpec, Outcome,
+    TABLE_PAGES, Vcpu, Worker,
 };
 
 pub const VCPUS: u16 = 4;
@@ -34,9 +34,9 @@ pub fn config(policy: CachePolicy) -> Config {
     Config { caches: policy, ..config }
 }
 
-pub fn slot(bytes: u64, log_dirty: bool) -> SlotSpec {
-    let (id, host) = (SlotId(0), Hva(RAM));
-    SlotSpec { log_dirty, ..SlotSpec::new(id, Gpa(BASE), bytes, host) }
+pub fn slot(bytes: u64, log_dirty: bool) -> MemslotSpec {
+    let (id, host) = (MemslotId(0), Hva(RAM));
+    MemslotSpec { log_dirty, ..MemslotSpec::new(id, Gpa(BASE), bytes, host) }
 }
 
 pub fn room() -> Vec<Option<Frame>> {
@@ -58,7 +58,7 @@ pub fn with_guest<R>(
     let backing = Ram { machine, interrupts: None.into() };
     let guest = Guest::new(format, Vmid(1), 40, machine, backing, config).unwrap();
     let mut room = room();
-    Worker::new(&guest, &mut room).unwrap().set_slot(slot(BYTES, log_dirty)).unwrap();
+    Worker::new(&guest, &mut room).unwrap().set_memslot(slot(BYTES, log_dirty)).unwrap();
     let result = run(&guest);
     // SAFETY: no CPU ever loads these tables.
     unsafe { guest.destroy() };

@@ -30,12 +30,12 @@ fn each_service_tells_of_its_beginning_and_its_end() {
         heard.filter(|event| !matches!(event, Event::Piece { .. })).collect()
     };
     vcpu.with(|vcpu| {
-        let (all, logs) = (slot(M2), SlotSpec { log_dirty: true, ..slot(M2) });
-        vcpu.worker().set_slot(all).unwrap();
-        let begin = Event::SlotBegin { before: None, after: all };
-        let end = Event::SlotEnd { id: all.id };
+        let (all, logs) = (slot(M2), MemslotSpec { log_dirty: true, ..slot(M2) });
+        vcpu.worker().set_memslot(all).unwrap();
+        let begin = Event::MemslotBegin { before: None, after: all };
+        let end = Event::MemslotEnd { id: all.id };
         assert_eq!(heard(), [begin, end]);
-        vcpu.worker().set_slot(all).unwrap();
+        vcpu.worker().set_memslot(all).unwrap();
         assert_eq!(heard(), [], "nothing changed");
 
         let (gpa, access) = (Gpa(BASE + 5 * K4), Access::Write);
@@ -47,14 +47,14 @@ fn each_service_tells_of_its_beginning_and_its_end() {
         assert_eq!(vcpu.worker().guest().stats().vcpus[0].stall().ticks, ticks);
 
         // A log begins; a write splits; the log ends, and the block comes back.
-        vcpu.worker().set_slot(logs).unwrap();
-        assert_eq!(heard(), [Event::SlotBegin { before: Some(all), after: logs }, end]);
+        vcpu.worker().set_memslot(logs).unwrap();
+        assert_eq!(heard(), [Event::MemslotBegin { before: Some(all), after: logs }, end]);
         assert_eq!(vcpu.fault(gpa, access), Outcome::Split { from: PageSize::SIZE_2M });
         assert_eq!(heard()[1], Event::Split { at: gpa, bytes: M2 });
-        vcpu.worker().set_slot(all).unwrap();
+        vcpu.worker().set_memslot(all).unwrap();
         let range = GpaRange::new(Gpa(BASE), M2).unwrap();
         let back = Event::Collapse { range, bytes: M2 };
-        assert_eq!(heard(), [Event::SlotBegin { before: Some(logs), after: all }, back, end]);
+        assert_eq!(heard(), [Event::MemslotBegin { before: Some(logs), after: all }, back, end]);
 
         // Eagerly, and for a clear.
         EagerSplit::new(range, PageSize::SIZE_4K).run(vcpu.worker(), || false);
@@ -68,8 +68,8 @@ fn each_service_tells_of_its_beginning_and_its_end() {
         assert_eq!(heard(), []);
 
         // What is refused before anything was done says nothing.
-        let gone = SlotSpec { id: SlotId(9), bytes: 0, ..all };
-        assert!(vcpu.worker().set_slot(gone).is_err());
+        let gone = MemslotSpec { id: MemslotId(9), bytes: 0, ..all };
+        assert!(vcpu.worker().set_memslot(gone).is_err());
         assert_eq!(heard(), []);
     });
 }

@@ -150,6 +150,6 @@ pub fn shared<B: Backing + 'static>(
     SharedGuest::new(Ept1G::default(), Vmid(vmid), 39, machine, backing, config).unwrap()
 }
 
-pub fn slot(bytes: u64) -> SlotSpec {
-    SlotSpec::new(SlotId(0), Gpa(BASE), bytes, Hva(HOST))
+pub fn slot(bytes: u64) -> MemslotSpec {
+    MemslotSpec::new(MemslotId(0), Gpa(BASE), bytes, Hva(HOST))
 }

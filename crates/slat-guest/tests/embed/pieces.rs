@@ -21,9 +21,9 @@ fn changes_of_a_slot_rest_between_pieces_outside_the_tables() {
         let mut vcpu = guest.vcpu(0).unwrap();
         vcpu.with(|vcpu| {
             let all = slot(PIECES * G1);
-            let mut change = |spec: SlotSpec| {
+            let mut change = |spec: MemslotSpec| {
                 rests.store(0, Ordering::Relaxed);
-                vcpu.worker().set_slot(spec).unwrap();
+                vcpu.worker().set_memslot(spec).unwrap();
                 let rested = rests.load(Ordering::Relaxed);
                 for piece in 0..PIECES {
                     vcpu.fault(Gpa(spec.gpa.0 + piece * G1), Access::Write);
@@ -31,15 +31,15 @@ fn changes_of_a_slot_rest_between_pieces_outside_the_tables() {
                 rested
             };
             assert_eq!(change(all), 0, "there is nothing to do for a slot that comes");
-            assert!(change(SlotSpec { log_dirty: true, ..all }) >= PIECES);
+            assert!(change(MemslotSpec { log_dirty: true, ..all }) >= PIECES);
             assert!(change(all) >= PIECES, "a log that ends");
-            let moved = SlotSpec { gpa: Gpa(BASE + 64 * G1), ..all };
+            let moved = MemslotSpec { gpa: Gpa(BASE + 64 * G1), ..all };
             assert_eq!(change(moved), PIECES);
             rests.store(0, Ordering::Relaxed);
             vcpu.worker().set_execute_huge(ExecuteHuge::Split).unwrap();
             assert!(rests.load(Ordering::Relaxed) >= PIECES);
             rests.store(0, Ordering::Relaxed);
-            vcpu.worker().set_slot(SlotSpec { bytes: 0, ..moved }).unwrap();
+            vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..moved }).unwrap();
             assert_eq!(rests.load(Ordering::Relaxed), PIECES);
         });
     }
@@ -52,8 +52,8 @@ fn a_change_that_rests_holds_up_other_changes_alone() {
     let config = Config::new(1, PageSize::SIZE_2M);
     let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
     let mut vcpu = guest.vcpu(0).unwrap();
-    let (large, other) = (slot(PIECES * G1), SlotId(1));
-    let other = SlotSpec {
+    let (large, other) = (slot(PIECES * G1), MemslotId(1));
+    let other = MemslotSpec {
         id: other,
         gpa: Gpa(BASE + 64 * G1),
         host: Hva(HOST + 64 * G1),
@@ -61,8 +61,8 @@ fn a_change_that_rests_holds_up_other_changes_alone() {
         ..slot(M2)
     };
     vcpu.with(|vcpu| {
-        vcpu.worker().set_slot(large).unwrap();
-        vcpu.worker().set_slot(other).unwrap();
+        vcpu.worker().set_memslot(large).unwrap();
+        vcpu.worker().set_memslot(other).unwrap();
         vcpu.fault(large.gpa, Access::Write);
     });
     let (rests, rested) = sync_channel(16);
@@ -72,11 +72,11 @@ fn a_change_that_rests_holds_up_other_changes_alone() {
         goes_on.recv().unwrap();
     });
     let mut worker = guest.worker().unwrap();
-    let gone = SlotSpec { bytes: 0, ..large };
-    let deletes = std::thread::spawn(move || worker.with(|worker| worker.set_slot(gone)));
+    let gone = MemslotSpec { bytes: 0, ..large };
+    let deletes = std::thread::spawn(move || worker.with(|worker| worker.set_memslot(gone)));
     rested.recv().unwrap();
     vcpu.with(|vcpu| {
-        assert_eq!(vcpu.fault(large.gpa, Access::Read), Outcome::Retry(Retry::SlotGoing));
+        assert_eq!(vcpu.fault(large.gpa, Access::Read), Outcome::Retry(Retry::MemslotGoing));
         assert!(matches!(vcpu.fault(other.gpa, Access::Write), Outcome::Mapped(_)));
         let worker = vcpu.worker();
         assert_eq!(worker.take_log(other.id, &mut [0; 8]), Ok(1));
@@ -88,10 +88,10 @@ fn a_change_that_rests_holds_up_other_changes_alone() {
     // Another change waits its turn.
     let mut waits = guest.worker().unwrap();
     let waits = std::thread::spawn(move || {
-        let quiet = SlotSpec { gpa: Gpa(BASE + 128 * G1), id: SlotId(2), ..slot(M2) };
-        waits.with(|worker| worker.set_slot(quiet))
+        let quiet = MemslotSpec { gpa: Gpa(BASE + 128 * G1), id: MemslotId(2), ..slot(M2) };
+        waits.with(|worker| worker.set_memslot(quiet))
     });
     (0..PIECES).for_each(|_| go_on.send(()).unwrap());
-    assert_eq!(deletes.join().unwrap(), Ok(SlotChange::Deleted));
-    assert_eq!(waits.join().unwrap(), Ok(SlotChange::Inserted));
+    assert_eq!(deletes.join().unwrap(), Ok(MemslotChange::Deleted));
+    assert_eq!(waits.join().unwrap(), Ok(MemslotChange::Inserted));
 }

@@ -24,7 +24,7 @@ fn a_thousand_guests_live_in_one_process() {
     let mut vcpus: Vec<_> = guests.iter().map(|guest| guest.vcpu(0).unwrap()).collect();
     for vcpu in &mut vcpus {
         vcpu.with(|vcpu| {
-            vcpu.worker().set_slot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(slot(M2)).unwrap();
             assert!(matches!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(_)));
         });
     }
@@ -52,7 +52,7 @@ fn sixty_four_vcpus_of_a_guest_fault_at_once_beside_a_log_and_an_invalidation() 
     let config = Config { ring: Some(1024), ..Config::new(VCPUS, PageSize::SIZE_4K) };
     let guest = shared(&machine, 1, ram(), config);
     let mut worker = guest.worker().unwrap();
-    worker.with(|worker| worker.set_slot(slot(BYTES))).unwrap();
+    worker.with(|worker| worker.set_memslot(slot(BYTES))).unwrap();
     let threads: Vec<_> = (0..VCPUS)
         .map(|id| {
             let mut vcpu = guest.vcpu(id).unwrap();
@@ -74,7 +74,7 @@ fn sixty_four_vcpus_of_a_guest_fault_at_once_beside_a_log_and_an_invalidation() 
         .collect();
     for log_dirty in [true, false, true] {
         worker.with(|worker| {
-            worker.set_slot(SlotSpec { log_dirty, ..slot(BYTES) }).unwrap();
+            worker.set_memslot(MemslotSpec { log_dirty, ..slot(BYTES) }).unwrap();
             let host = HvaRange { start: Hva(HOST + 3 * M2), bytes: M2 };
             drop(worker.invalidate(host, |_| {}));
         });
@@ -97,11 +97,11 @@ fn sixty_four_vcpus_of_a_guest_fault_at_once_beside_a_log_and_an_invalidation() 
 /// As many as KVM has on x86 for its guests.
 const SLOTS: u16 = 32_764;
 
-fn one_of(number: u16) -> SlotSpec {
+fn one_of(number: u16) -> MemslotSpec {
     // Neither guest nor host addresses are neighbours.
     let at = u64::from(number) * 4 * K4;
     let (gpa, host) = (Gpa(BASE + at), Hva(HOST + at));
-    SlotSpec { id: SlotId(number), gpa, host, ..slot(2 * K4) }
+    MemslotSpec { id: MemslotId(number), gpa, host, ..slot(2 * K4) }
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_guest_has_as_many_slots_as_kvm_gives_one() {
     vcpu.with(|vcpu| {
         // In an order that is neither up nor down.
         for number in (0..SLOTS).map(|number| (u32::from(number) * 5 % 32_764) as u16) {
-            assert_eq!(vcpu.worker().set_slot(one_of(number)), Ok(SlotChange::Inserted));
+            assert_eq!(vcpu.worker().set_memslot(one_of(number)), Ok(MemslotChange::Inserted));
         }
         let slots = vcpu.worker().slots();
         assert!(slots.iter().copied().eq((0..SLOTS).map(one_of)));
@@ -127,15 +127,15 @@ fn a_guest_has_as_many_slots_as_kvm_gives_one() {
             let own = slat::GpaRange::new(spec.gpa, 2 * K4).unwrap();
             let ranges: Vec<_> = [Some(own), next].into_iter().flatten().collect();
             assert_eq!(worker.guest_ranges(host), ranges);
-            let over = SlotSpec { id: SlotId(SLOTS), gpa: Gpa(spec.gpa.0 + K4), ..slot(K4) };
-            assert_eq!(worker.set_slot(over), Err(SlotError::Overlaps { id: spec.id }));
+            let over = MemslotSpec { id: MemslotId(SLOTS), gpa: Gpa(spec.gpa.0 + K4), ..slot(K4) };
+            assert_eq!(worker.set_memslot(over), Err(MemslotError::Overlaps { id: spec.id }));
             let mut taken = Vec::new();
             drop(worker.invalidate(host, |page| taken.push(page.gpa)));
             assert_eq!(taken, [Gpa(spec.gpa.0 + K4)]);
         }
         for number in (0..SLOTS).step_by(3) {
-            let gone = SlotSpec { bytes: 0, ..one_of(number) };
-            assert_eq!(vcpu.worker().set_slot(gone), Ok(SlotChange::Deleted));
+            let gone = MemslotSpec { bytes: 0, ..one_of(number) };
+            assert_eq!(vcpu.worker().set_memslot(gone), Ok(MemslotChange::Deleted));
         }
         let left = vcpu.worker().slots();
         assert!(left.iter().copied().eq((0..SLOTS).filter(|number| number % 3 != 0).map(one_of)));
@@ -150,7 +150,7 @@ trait FirstPage {
     fn range_of_a_page(&self) -> slat::GpaRange;
 }
 
-impl FirstPage for SlotSpec {
+impl FirstPage for MemslotSpec {
     fn range_of_a_page(&self) -> slat::GpaRange {
         slat::GpaRange::new(self.gpa, K4).unwrap()
     }
@@ -166,13 +166,13 @@ fn memory_that_many_slots_have_is_taken_from_each() {
         for number in 0..200u16 {
             // Each begins a page behind the last, and all but the last few reach to the same end.
             let at = u64::from(number);
-            let spec = SlotSpec {
-                id: SlotId(number),
+            let spec = MemslotSpec {
+                id: MemslotId(number),
                 gpa: Gpa(BASE + at * G1 / 4),
                 host: Hva(HOST + at * K4),
                 ..slot((256 - at) * K4)
             };
-            vcpu.worker().set_slot(spec).unwrap();
+            vcpu.worker().set_memslot(spec).unwrap();
             let shared = Gpa(spec.gpa.0 + (220 - at) * K4);
             assert!(matches!(vcpu.fault(shared, Access::Read), Outcome::Mapped(_)));
         }

@@ -184,13 +184,13 @@ pub fn wide(world: &'static World, ram: &'static Ram, config: Config) -> &'stati
     Box::leak(Box::new(Guest::new(tiny(), Vmid(1), BITS + 1, world, ram, config).unwrap()))
 }
 
-pub fn slot(log_dirty: bool) -> SlotSpec {
-    SlotSpec { log_dirty, ..SlotSpec::new(SlotId(0), Gpa(0), 2 * BLOCK, Hva(HOST)) }
+pub fn slot(log_dirty: bool) -> MemslotSpec {
+    MemslotSpec { log_dirty, ..MemslotSpec::new(MemslotId(0), Gpa(0), 2 * BLOCK, Hva(HOST)) }
 }
 
 /// Memory of which pages may be private.
-pub fn hidden() -> SlotSpec {
-    SlotSpec { private: Some(PrivateAt(0)), ..slot(false) }
+pub fn hidden() -> MemslotSpec {
+    MemslotSpec { private: Some(PrivateAt(0)), ..slot(false) }
 }
 
 pub fn worker(guest: &'static TheGuest) -> TheWorker {

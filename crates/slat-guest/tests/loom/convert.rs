@@ -10,7 +10,7 @@ fn fault_and_conversion(block: u64, to: MemoryKind, before: bool) {
     let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(block));
     let guest = guest(world, ram, config());
     let mut setup = worker(guest);
-    setup.set_slot(hidden()).unwrap();
+    setup.set_memslot(hidden()).unwrap();
     let all = GpaRange::new(Gpa(0), BLOCK).unwrap();
     if to == MemoryKind::Shared {
         setup.convert(all, MemoryKind::Private, |_| {}).unwrap();

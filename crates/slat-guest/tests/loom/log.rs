@@ -42,8 +42,8 @@ fn writes<const N: usize>(
 /// One round: reads, clears, copies what was cleared.
 fn round(worker: &mut TheWorker, ram: &Ram, copy: &mut Copy) {
     let mut bits = [0];
-    worker.read_log(SlotId(0), &mut bits).unwrap();
-    worker.clear_log(SlotId(0), 0, 4, &bits).unwrap();
+    worker.read_log(MemslotId(0), &mut bits).unwrap();
+    worker.clear_log(MemslotId(0), 0, 4, &bits).unwrap();
     copy.take(ram, bits[0]);
 }
 
@@ -51,12 +51,12 @@ fn rounds(config: Config, block: u64, mapped: bool, bbm: BreakBeforeMake) {
     let (world, ram) = (World::new(bbm), Ram::new(block));
     let guest = guest(world, ram, config);
     let mut worker = worker(guest);
-    worker.set_slot(slot(false)).unwrap();
+    worker.set_memslot(slot(false)).unwrap();
     let mut writer = vcpu(guest);
     if mapped {
         write(&mut writer, ram, 0, 7);
     }
-    worker.set_slot(slot(true)).unwrap();
+    worker.set_memslot(slot(true)).unwrap();
     let mut copy = Copy { pages: *ram.content.lock().unwrap() };
     let thread = writes(writer, ram, [(0, 1), (PAGE, 2)]);
     round(&mut worker, ram, &mut copy);
@@ -87,9 +87,9 @@ fn logging_that_begins_beside_faults_loses_no_write() {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = guest(world, ram, config());
         let mut worker = worker(guest);
-        worker.set_slot(slot(false)).unwrap();
+        worker.set_memslot(slot(false)).unwrap();
         let thread = writes(vcpu(guest), ram, [(0, 1), (0, 2)]);
-        worker.set_slot(slot(true)).unwrap();
+        worker.set_memslot(slot(true)).unwrap();
         let mut copy = Copy { pages: [0; 4] };
         copy.take(ram, ALL);
         drop(thread.join().unwrap());
@@ -104,14 +104,14 @@ fn a_ring_beside_splits_loses_no_write() {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(BLOCK));
         let guest = guest(world, ram, Config { ring: Some(4), ..config() });
         let mut worker = worker(guest);
-        worker.set_slot(slot(false)).unwrap();
+        worker.set_memslot(slot(false)).unwrap();
         let mut writer = vcpu(guest);
         write(&mut writer, ram, 0, 7);
-        worker.set_slot(slot(true)).unwrap();
+        worker.set_memslot(slot(true)).unwrap();
         let mut copy = Copy { pages: *ram.content.lock().unwrap() };
         let thread = writes(writer, ram, [(0, 1), (PAGE, 2)]);
         let mut reset = |worker: &mut TheWorker| {
-            let none = DirtyPage { slot: SlotId(9), page: 0 };
+            let none = DirtyPage { slot: MemslotId(9), page: 0 };
             let mut pages = [none; 4];
             let count = worker.harvest_ring(0, &mut pages);
             worker.reset_rings().unwrap();
@@ -132,10 +132,10 @@ fn a_ring_that_wraps_around_loses_no_write() {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = guest(world, ram, Config { ring: Some(2), ..config() });
         let mut worker = worker(guest);
-        worker.set_slot(slot(true)).unwrap();
+        worker.set_memslot(slot(true)).unwrap();
         let mut writer = vcpu(guest);
         assert!(write(&mut writer, ram, 0, 1) && write(&mut writer, ram, PAGE, 2));
-        let none = DirtyPage { slot: SlotId(9), page: 0 };
+        let none = DirtyPage { slot: MemslotId(9), page: 0 };
         let mut pages = [none; 2];
         assert_eq!(worker.harvest_ring(0, &mut pages), 2);
         let writer = Sent(writer);
@@ -170,20 +170,20 @@ fn two_clears_and_a_fault_lose_no_write() {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = guest(world, ram, config());
         let mut first = worker(guest);
-        first.set_slot(slot(true)).unwrap();
+        first.set_memslot(slot(true)).unwrap();
         let mut writer = vcpu(guest);
         write(&mut writer, ram, 0, 1);
         let mut bits = [0];
-        first.read_log(SlotId(0), &mut bits).unwrap();
+        first.read_log(MemslotId(0), &mut bits).unwrap();
         assert_eq!(bits, [1]);
         let writes = writes(writer, ram, [(0, 2)]);
         let second = Sent(worker(guest));
         let clears = spawn(move || {
             let mut second = second.get();
-            second.clear_log(SlotId(0), 0, 4, &[1]).unwrap();
+            second.clear_log(MemslotId(0), 0, 4, &[1]).unwrap();
             Sent(second)
         });
-        first.clear_log(SlotId(0), 0, 4, &[1]).unwrap();
+        first.clear_log(MemslotId(0), 0, 4, &[1]).unwrap();
         drop(clears.join().unwrap());
         let mut copy = Copy { pages: [0; 4] };
         copy.take(ram, 1);
@@ -203,7 +203,7 @@ fn a_mark_on_its_way_into_the_log_is_not_lost_to_the_taker_of_the_page() {
             let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
             let guest = marked(world, ram);
             let mut setup = worker(guest);
-            setup.set_slot(slot(true)).unwrap();
+            setup.set_memslot(slot(true)).unwrap();
             vcpu(guest).fault(Gpa(0), Access::Write);
             if clears {
                 setup.mark_written(slat::GpaRange::new(Gpa(0), PAGE).unwrap());
@@ -212,9 +212,9 @@ fn a_mark_on_its_way_into_the_log_is_not_lost_to_the_taker_of_the_page() {
             let thread = spawn(move || {
                 let mut worker = logs.get();
                 if clears {
-                    worker.clear_log(SlotId(0), 0, 4, &[1]).unwrap();
+                    worker.clear_log(MemslotId(0), 0, 4, &[1]).unwrap();
                 } else {
-                    worker.read_log(SlotId(0), &mut [0]).unwrap();
+                    worker.read_log(MemslotId(0), &mut [0]).unwrap();
                 }
             });
             let mut dirty = false;

@@ -9,22 +9,22 @@ use slat_guest::*;
 
 const FIRST: u64 = 2 * BLOCK - PAGE;
 const SECOND: u64 = 2 * BLOCK;
-const ID: SlotId = SlotId(0);
+const ID: MemslotId = MemslotId(0);
 
-fn is() -> SlotSpec {
-    SlotSpec::new(ID, Gpa(FIRST), 2 * PAGE, Hva(HOST))
+fn is() -> MemslotSpec {
+    MemslotSpec::new(ID, Gpa(FIRST), 2 * PAGE, Hva(HOST))
 }
 
-fn logs() -> SlotSpec {
-    SlotSpec { log_dirty: true, ..is() }
+fn logs() -> MemslotSpec {
+    MemslotSpec { log_dirty: true, ..is() }
 }
 
-fn gone() -> SlotSpec {
-    SlotSpec { bytes: 0, ..is() }
+fn gone() -> MemslotSpec {
+    MemslotSpec { bytes: 0, ..is() }
 }
 
-fn moved(spec: SlotSpec) -> SlotSpec {
-    SlotSpec { gpa: Gpa(0), ..spec }
+fn moved(spec: MemslotSpec) -> MemslotSpec {
+    MemslotSpec { gpa: Gpa(0), ..spec }
 }
 
 /// A guest whose slot is `spec`.
@@ -35,17 +35,17 @@ struct Bed {
 }
 
 impl Bed {
-    fn new(logging: Logging, spec: SlotSpec) -> (Self, TheWorker) {
+    fn new(logging: Logging, spec: MemslotSpec) -> (Self, TheWorker) {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let page = PageSize::from_bytes(PAGE).unwrap();
         let guest = wide(world, ram, Config { logging, largest: page, ..config() });
         let mut worker = worker(guest);
-        worker.set_slot(spec).unwrap();
+        worker.set_memslot(spec).unwrap();
         // Pages beside the slot keep the tables that its pages are in: to retire tables is the
         // engine's, which has models of it.
         for (id, gpa) in [(8, FIRST - PAGE), (9, SECOND + PAGE)] {
             let host = Hva(HOST + u64::from(id) * PAGE);
-            worker.set_slot(SlotSpec::new(SlotId(id), Gpa(gpa), PAGE, host)).unwrap();
+            worker.set_memslot(MemslotSpec::new(MemslotId(id), Gpa(gpa), PAGE, host)).unwrap();
             while at(&mut worker, gpa).is_none() {
                 worker.prefault(GpaRange::new(Gpa(gpa), PAGE).unwrap(), Access::Read, || false);
             }
@@ -76,7 +76,7 @@ fn store(world: &World, ram: &Ram, vcpu: &mut TheVcpu, gpa: u64, value: u64) {
         if hardware(world, ram, vcpu, gpa, value) {
             return;
         }
-        if let Outcome::Mmio | Outcome::Retry(Retry::SlotGoing) =
+        if let Outcome::Mmio | Outcome::Retry(Retry::MemslotGoing) =
             vcpu.fault(Gpa(gpa), Access::Write)
         {
             return;
@@ -112,11 +112,11 @@ fn hardware(world: &World, ram: &Ram, vcpu: &TheVcpu, gpa: u64, value: u64) -> b
 }
 
 /// Runs one of two pieces, and the other.
-fn first(work: &SlotWork, worker: &mut TheWorker) {
+fn first(work: &MemslotWork, worker: &mut TheWorker) {
     assert_eq!(work.run(worker, 1), Ok(None));
 }
 
-fn second(work: &SlotWork, worker: &mut TheWorker) -> SlotChange {
+fn second(work: &MemslotWork, worker: &mut TheWorker) -> MemslotChange {
     work.run(worker, 1).unwrap().expect("the last piece")
 }
 
@@ -132,13 +132,13 @@ fn follow(bed: &Bed, worker: &mut TheWorker, copy: &mut [u64; 4]) {
 }
 
 /// The slot goes, or moves, beside a vCPU that writes `values`; `mapped`: it did so before.
-fn written_as_it_goes(to: SlotSpec, mapped: bool, values: &'static [(u64, u64)]) {
+fn written_as_it_goes(to: MemslotSpec, mapped: bool, values: &'static [(u64, u64)]) {
     let (bed, mut worker) = Bed::new(Logging::Protect, is());
     if mapped {
         bed.writer(values)();
     }
     let thread = spawn(bed.writer(values));
-    let work = worker.begin_slot(to).unwrap();
+    let work = worker.begin_memslot(to).unwrap();
     first(&work, &mut worker);
     // The host does with the memory as it likes.
     let half = bed.content()[0];
@@ -173,10 +173,10 @@ fn nor_does_a_view_keep_what_has_gone_in_pieces() {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = wide_uncached(world, ram);
         let mut worker = worker(guest);
-        worker.set_slot(is()).unwrap();
+        worker.set_memslot(is()).unwrap();
         let bed = Bed { world, ram, guest };
         let thread = spawn(bed.writer(&[(FIRST, 1)]));
-        let work = worker.begin_slot(gone()).unwrap();
+        let work = worker.begin_memslot(gone()).unwrap();
         first(&work, &mut worker);
         let half = bed.content();
         let mut vcpu = thread.join().unwrap().get();
@@ -194,7 +194,7 @@ fn log_begins(logging: Logging) {
         Logging::Protect => &[(FIRST, 1), (SECOND, 2)],
         Logging::Hardware => &[(SECOND, 2)],
     }));
-    let work = worker.begin_slot(logs()).unwrap();
+    let work = worker.begin_memslot(logs()).unwrap();
     let mut copy = None;
     for last in [false, true] {
         assert_eq!(work.run(&mut worker, 1).unwrap().is_some(), last);
@@ -230,7 +230,7 @@ fn a_log_that_moves_in_pieces_keeps_what_leaves_knew() {
                 Err(error) => assert_eq!(error, LogError::Missing { id: ID }),
             }
         });
-        let work = worker.begin_slot(moved(logs())).unwrap();
+        let work = worker.begin_memslot(moved(logs())).unwrap();
         first(&work, &mut worker);
         second(&work, &mut worker);
         let mut bits = [0];
@@ -257,7 +257,7 @@ fn a_mark_on_its_way_from_a_slot_that_moves_is_not_lost_to_the_taker_of_the_page
                     drop(taker.invalidate(host, |part| dirty |= part.dirty));
                     assert!(dirty, "a page that was written");
                 });
-                let work = worker.begin_slot(moved(is())).unwrap();
+                let work = worker.begin_memslot(moved(is())).unwrap();
                 first(&work, &mut worker);
                 second(&work, &mut worker);
                 thread.join().unwrap();
@@ -280,7 +280,7 @@ fn what_is_not_emptied_yet_is_not_written_while_writes_are_held() {
             }
             drop(held);
         });
-        let work = worker.begin_slot(gone()).unwrap();
+        let work = worker.begin_memslot(gone()).unwrap();
         first(&work, &mut worker);
         second(&work, &mut worker);
         thread.join().unwrap();
@@ -294,7 +294,7 @@ fn who_comes_to_addresses_that_a_slot_leaves_finds_them_empty() {
     bounded("a slot that goes, run half and dropped || another at its place", 3, || {
         let (bed, mut worker) = Bed::new(Logging::Protect, is());
         bed.writer(&[(FIRST, 1), (SECOND, 2)])();
-        let next = SlotSpec { id: SlotId(1), host: Hva(HOST + 2 * PAGE), ..is() };
+        let next = MemslotSpec { id: MemslotId(1), host: Hva(HOST + 2 * PAGE), ..is() };
         let right = |worker: &mut TheWorker, what: &str| {
             for (gpa, page) in [(FIRST, 2), (SECOND, 3)] {
                 let there = at(worker, gpa).map(|leaf| leaf.hpa.0);
@@ -304,22 +304,22 @@ fn who_comes_to_addresses_that_a_slot_leaves_finds_them_empty() {
         let comes = Sent(crate::bed::worker(bed.guest));
         let thread = spawn(move || {
             let mut worker = comes.get();
-            match worker.set_slot(next) {
+            match worker.set_memslot(next) {
                 Ok(_) => {
                     right(&mut worker, "as it comes");
                     let range = GpaRange::new(Gpa(FIRST), 2 * PAGE).unwrap();
                     let report = worker.prefault(range, Access::Write, || false);
                     assert_eq!(report.mapped, 2 * PAGE, "{report:?}");
                 }
-                Err(error) => assert_eq!(error, SlotError::Overlaps { id: ID }),
+                Err(error) => assert_eq!(error, MemslotError::Overlaps { id: ID }),
             }
         });
-        let work = worker.begin_slot(gone()).unwrap();
+        let work = worker.begin_memslot(gone()).unwrap();
         let change = work.run(&mut worker, 1).unwrap();
         drop(work);
         thread.join().unwrap();
-        let came = worker.set_slot(next).unwrap();
-        assert!(change.is_none() || came == SlotChange::Same, "who came first has completed it");
+        let came = worker.set_memslot(next).unwrap();
+        assert!(change.is_none() || came == MemslotChange::Same, "who came first has completed it");
         assert_eq!(worker.slots()[1], next);
         right(&mut worker, "in the end");
     });
@@ -334,11 +334,11 @@ fn a_log_that_begins_while_another_ends_in_pieces_loses_no_write() {
         bed.writer(&[(FIRST, 7), (SECOND, 7)])();
         worker.clear_log(ID, 0, 2, &[0b11]).unwrap();
         let thread = spawn(bed.writer(&[(FIRST, 1), (SECOND, 2)]));
-        let ends = worker.begin_slot(is()).unwrap();
+        let ends = worker.begin_memslot(is()).unwrap();
         first(&ends, &mut worker);
-        assert!(matches!(worker.set_slot(logs()), Ok(SlotChange::LogOn(_))));
+        assert!(matches!(worker.set_memslot(logs()), Ok(MemslotChange::LogOn(_))));
         let mut copy = bed.content();
-        assert!(matches!(ends.run(&mut worker, 1), Ok(Some(SlotChange::LogOff { .. }))));
+        assert!(matches!(ends.run(&mut worker, 1), Ok(Some(MemslotChange::LogOff { .. }))));
         drop(thread.join().unwrap());
         follow(&bed, &mut worker, &mut copy);
         assert_eq!(copy, bed.content());
@@ -351,7 +351,7 @@ fn two_who_run_one_change_do_each_piece_once() {
     bounded("a piece of a change || the other", 3, || {
         let (bed, mut worker) = Bed::new(Logging::Protect, is());
         bed.writer(&[(FIRST, 1), (SECOND, 2)])();
-        let work = std::sync::Arc::new(worker.begin_slot(gone()).unwrap());
+        let work = std::sync::Arc::new(worker.begin_memslot(gone()).unwrap());
         let (theirs, other) = (work.clone(), Sent(crate::bed::worker(bed.guest)));
         let thread = spawn(move || {
             let mut worker = other.get();
@@ -364,7 +364,7 @@ fn two_who_run_one_change_do_each_piece_once() {
         let mine = work.run(&mut worker, 1).unwrap();
         let theirs = thread.join().unwrap();
         assert_eq!([mine, theirs].iter().flatten().count(), 1, "{mine:?}, {theirs:?}");
-        assert_eq!((work.change(), work.done()), (Some(SlotChange::Deleted), 2 * PAGE));
+        assert_eq!((work.change(), work.done()), (Some(MemslotChange::Deleted), 2 * PAGE));
         assert_eq!(at(&mut worker, FIRST).or(at(&mut worker, SECOND)), None);
     });
 }
@@ -375,7 +375,7 @@ fn a_guest_that_goes_with_a_change_half_done_gives_back_every_table() {
         let (bed, mut worker) = Bed::new(Logging::Protect, is());
         bed.writer(&[(FIRST, 1)])();
         let thread = spawn(bed.writer(&[(SECOND, 2)]));
-        let work = worker.begin_slot(gone()).unwrap();
+        let work = worker.begin_memslot(gone()).unwrap();
         first(&work, &mut worker);
         drop((thread.join().unwrap(), worker));
         let guest = core::ptr::from_ref(bed.guest).cast_mut();

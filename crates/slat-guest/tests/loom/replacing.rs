@@ -3,7 +3,7 @@
 use crate::bed::*;
 use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa};
-use slat_guest::{Hva, SlotId, SlotSpec};
+use slat_guest::{Hva, MemslotId, MemslotSpec};
 
 /// One slot shows the memory of the other; page 0 of the first is written while that of the second
 /// is read. `before`: that is mapped by then.
@@ -12,7 +12,7 @@ fn write_and_read(before: bool) {
     let guest = guest(world, ram, config());
     let mut setup = worker(guest);
     for (id, gpa) in [(0, 0), (1, BLOCK)] {
-        setup.set_slot(SlotSpec::new(SlotId(id), Gpa(gpa), BLOCK, Hva(HOST))).unwrap();
+        setup.set_memslot(MemslotSpec::new(MemslotId(id), Gpa(gpa), BLOCK, Hva(HOST))).unwrap();
     }
     let mut writes = vcpu(guest);
     if before {

@@ -55,14 +55,14 @@ on_all! {
     fn host_addresses_find_every_slot_that_has_them<C: Case>() {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         // The same memory a second time, from its 100th page on.
-        let twin = SlotSpec {
-            id: SlotId(1),
+        let twin = MemslotSpec {
+            id: MemslotId(1),
             gpa: Gpa(BASE + G1 + 7 * K4),
             host: Hva(HOST + 100 * K4),
             bytes: 200 * K4,
             ..slot(M2)
         };
-        vcpu.worker().set_slot(twin).unwrap();
+        vcpu.worker().set_memslot(twin).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + 99 * K4, Access::Read).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + 130 * K4, Access::Read).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + G1 + 57 * K4, Access::Read).unwrap();

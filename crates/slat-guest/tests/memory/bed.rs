@@ -410,17 +410,17 @@ pub fn room() -> TableRoom {
     [const { None::<Frame> }; TABLE_PAGES]
 }
 
-pub fn slot(bytes: u64) -> SlotSpec {
-    SlotSpec::new(SlotId(0), Gpa(BASE), bytes, Hva(HOST))
+pub fn slot(bytes: u64) -> MemslotSpec {
+    MemslotSpec::new(MemslotId(0), Gpa(BASE), bytes, Hva(HOST))
 }
 
-pub fn logged(bytes: u64) -> SlotSpec {
-    SlotSpec { log_dirty: true, ..slot(bytes) }
+pub fn logged(bytes: u64) -> MemslotSpec {
+    MemslotSpec { log_dirty: true, ..slot(bytes) }
 }
 
 /// A slot of which pages may be private.
-pub fn hidden(bytes: u64) -> SlotSpec {
-    SlotSpec { private: Some(PrivateAt(HIDDEN)), ..slot(bytes) }
+pub fn hidden(bytes: u64) -> MemslotSpec {
+    MemslotSpec { private: Some(PrivateAt(HIDDEN)), ..slot(bytes) }
 }
 
 pub fn private_range(at: u64, bytes: u64) -> PrivateRange {
@@ -467,7 +467,7 @@ pub fn attempt<C: Case>(
                 return Err(outcome);
             }
             outcome @ Outcome::Retry(
-                Retry::NotYet(_) | Retry::Invalidated | Retry::Converting | Retry::SlotGoing,
+                Retry::NotYet(_) | Retry::Invalidated | Retry::Converting | Retry::MemslotGoing,
             ) => {
                 return Err(outcome);
             }
@@ -584,8 +584,8 @@ macro_rules! with_guest {
         #[allow(unused_mut, reason = "tests differ")]
         let mut $vcpu = Vcpu::new(&$guest, 0, &mut room).unwrap();
         $machine.cpu(0).load(VMID, $vcpu.root());
-        let spec: SlotSpec = $spec;
+        let spec: MemslotSpec = $spec;
         $ram.populate(spec.host.0, spec.bytes, $block);
-        assert_eq!($vcpu.worker().set_slot(spec), Ok(SlotChange::Inserted));
+        assert_eq!($vcpu.worker().set_memslot(spec), Ok(MemslotChange::Inserted));
     };
 }

@@ -24,22 +24,22 @@ on_all! {
             let mut vcpu = Vcpu::new(&guest, 0, &mut one).unwrap();
             let mut other = Worker::new(&guest, &mut two).unwrap();
             machine.cpu(0).load(VMID, vcpu.root());
-            other.set_slot(slot(8 * M2)).unwrap();
+            other.set_memslot(slot(8 * M2)).unwrap();
             for round in 0..3 {
                 for block in 0..8 {
                     attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
                     check(&guest, "faults");
                 }
-                other.set_slot(logged(8 * M2)).unwrap();
+                other.set_memslot(logged(8 * M2)).unwrap();
                 check(&guest, "a log's beginning");
                 for block in 0..8 {
                     let gpa = BASE + block * M2 + round * K4;
                     attempt::<C>(&machine, &mut vcpu, gpa, Access::Write).unwrap();
                     check(&guest, "writes");
                 }
-                other.take_log(SlotId(0), &mut [0; 64]).unwrap();
+                other.take_log(MemslotId(0), &mut [0; 64]).unwrap();
                 check(&guest, "a clear");
-                other.set_slot(slot(8 * M2)).unwrap();
+                other.set_memslot(slot(8 * M2)).unwrap();
                 check(&guest, "a log's end");
                 let split = EagerSplit::new(range(BASE, 8 * M2), PageSize::SIZE_4K);
                 split.run(&mut other, || false);
@@ -74,7 +74,7 @@ on_all! {
             let mut room = room();
             let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
             ram.populate(HOST, M2, PageSize::SIZE_4K);
-            vcpu.worker().set_slot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(slot(M2)).unwrap();
             assert!(matches!(vcpu.fault(slat::Gpa(BASE), Access::Write), Outcome::Mapped(_)));
             assert!(machine.frames() > before);
         }
@@ -133,11 +133,11 @@ on_all! {
         vcpu.worker().collapse(range(BASE, 16 * M2), PageSize::SIZE_2M);
         assert!(split.run(vcpu.worker(), || false).split > 0);
         // A log protects the rest as it is, and misses nothing.
-        vcpu.worker().set_slot(logged(16 * M2)).unwrap();
+        vcpu.worker().set_memslot(logged(16 * M2)).unwrap();
         let mut bits = [0; 128];
         for block in 0..16 {
             let wrote = attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write);
-            let dirty = vcpu.worker().read_log(SlotId(0), &mut bits).unwrap();
+            let dirty = vcpu.worker().read_log(MemslotId(0), &mut bits).unwrap();
             assert_eq!(bits[block as usize * 8], u64::from(wrote.is_ok()), "{dirty} {wrote:?}");
         }
     }
@@ -158,7 +158,7 @@ fn views_do_not_grow_beyond_the_bound_and_vcpus_go_on() {
     let mut rooms: Vec<TableRoom> = (0..2).map(|_| room()).collect();
     let mut vcpus: Vec<_> =
         rooms.iter_mut().zip(0..).map(|(room, id)| Vcpu::new(&guest, id, room).unwrap()).collect();
-    vcpus[0].worker().set_slot(slot(blocks * M2)).unwrap();
+    vcpus[0].worker().set_memslot(slot(blocks * M2)).unwrap();
     for vcpu in &vcpus {
         machine.cpu(vcpu.id() as usize).load(VMID, vcpu.root());
     }

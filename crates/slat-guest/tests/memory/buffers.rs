@@ -53,7 +53,7 @@ where
     let (mut room, mut second) = (room(), room());
     let mut vcpus =
         [Vcpu::new(&guest, 0, &mut room).unwrap(), Vcpu::new(&guest, 1, &mut second).unwrap()];
-    vcpus[0].worker().set_slot(slot(PAGES * K4)).unwrap();
+    vcpus[0].worker().set_memslot(slot(PAGES * K4)).unwrap();
     for (cpu, vcpu) in vcpus.iter().enumerate() {
         machine.cpu(cpu).load(VMID, vcpu.root());
         machine.cpu(cpu).log_marks(room_for);
@@ -63,11 +63,11 @@ where
         let (cpu, page) = (rng.usize(..2), rng.u64(..PAGES));
         write::<C>(&machine, &mut vcpus[cpu], BASE + page * K4, take);
     }
-    vcpus[0].worker().set_slot(logged(PAGES * K4)).unwrap();
+    vcpus[0].worker().set_memslot(logged(PAGES * K4)).unwrap();
     // What is in the buffers by then is of before.
     (0..2).for_each(|cpu| _ = take(&machine, vcpus[0].worker(), cpu));
     let mut bits = vec![0; PAGES as usize / 64];
-    vcpus[0].worker().take_log(SlotId(0), &mut bits).unwrap();
+    vcpus[0].worker().take_log(MemslotId(0), &mut bits).unwrap();
     for round in 0..3 {
         let mut written = BTreeSet::new();
         for _ in 0..rng.u64(..120) {
@@ -86,12 +86,12 @@ where
         }
         (0..2).for_each(|cpu| _ = take(&machine, vcpus[0].worker(), cpu));
         let before = guest.stats().totals.slots_read;
-        vcpus[0].worker().read_log(SlotId(0), &mut bits).unwrap();
+        vcpus[0].worker().read_log(MemslotId(0), &mut bits).unwrap();
         assert_eq!(guest.stats().totals.slots_read, before, "no walk");
         let logged: BTreeSet<_> =
             (0..PAGES).filter(|page| bits[*page as usize / 64] >> (page % 64) & 1 == 1).collect();
         assert_eq!(logged, written, "round {round}, seed {seed}");
-        vcpus[0].worker().clear_log(SlotId(0), 0, PAGES, &bits).unwrap();
+        vcpus[0].worker().clear_log(MemslotId(0), 0, PAGES, &bits).unwrap();
     }
     let found: Vec<_> = machine.finish().iter().map(ToString::to_string).collect();
     assert_eq!(found, [""; 0], "seed {seed}");
@@ -123,7 +123,7 @@ fn addresses_that_no_slot_has_are_passed_over() {
     let guest = guest::<Intel>(&machine, &ram, buffered());
     let mut room = room();
     let mut worker = Worker::new(&guest, &mut room).unwrap();
-    worker.set_slot(logged(M2)).unwrap();
+    worker.set_memslot(logged(M2)).unwrap();
     let page = <Intel as Case>::F::size(0).bytes();
     let wild = [0, BASE - 1, BASE + M2, !0xfff, BASE + 0x123];
     let addresses = wild.map(|gpa| (slat::Gpa(gpa), page));
@@ -131,7 +131,7 @@ fn addresses_that_no_slot_has_are_passed_over() {
     let huge = [(slat::Gpa(BASE + M2 - K4), u64::MAX)];
     assert_eq!(worker.log_addresses(huge), 1);
     let mut bits = [0; 8];
-    worker.read_log(SlotId(0), &mut bits).unwrap();
+    worker.read_log(MemslotId(0), &mut bits).unwrap();
     // All of a page is written, wherever in it an address points.
     assert_eq!((bits[0], bits[7]), (1, 1 << 63));
 }

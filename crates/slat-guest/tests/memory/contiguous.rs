@@ -88,8 +88,8 @@ where
         attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
     }
     assert_eq!(of_size::<C>(&mut vcpu, K64), 2);
-    let on = vcpu.worker().set_slot(logged(M2)).unwrap();
-    assert!(matches!(on, SlotChange::LogOn(_)));
+    let on = vcpu.worker().set_memslot(logged(M2)).unwrap();
+    assert!(matches!(on, MemslotChange::LogOn(_)));
     assert_eq!(of_size::<C>(&mut vcpu, K64), 0, "a slot that logs has no groups");
     attempt::<C>(&machine, &mut vcpu, BASE + 7 * K4, Access::Write).unwrap();
     attempt::<C>(&machine, &mut vcpu, BASE + 100 * K4, Access::Write).unwrap();

@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex};
 
 on_all! {
     fn an_invalidation_leaves_neighbouring_slots_alone<C: Case>() {
-        let low = SlotSpec { bytes: M2 - 16 * K4, ..slot(0) };
+        let low = MemslotSpec { bytes: M2 - 16 * K4, ..slot(0) };
         let gap = M2 - 16 * K4;
-        let high = SlotSpec {
-            id: SlotId(1),
+        let high = MemslotSpec {
+            id: MemslotId(1),
             gpa: Gpa(BASE + gap),
             host: Hva(HOST + gap),
             bytes: 4 * M2 + 16 * K4,
@@ -22,7 +22,7 @@ on_all! {
         let config = Config { logging: hardware, initially_set: true, ..config() };
         with_guest!(C, config, low, PageSize::SIZE_2M => machine, ram, guest, vcpu);
         ram.populate(HOST, 8 * M2, PageSize::SIZE_2M);
-        vcpu.worker().set_slot(high).unwrap();
+        vcpu.worker().set_memslot(high).unwrap();
         for page in [0, 400, 500, 520, 1024] {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         }
@@ -80,7 +80,7 @@ on_all! {
             if moment != Moment::Invalidate || state.1.is_some() {
                 return;
             }
-            let cleared = state.0.clear_log(SlotId(0), 0, 64, &[1]).unwrap();
+            let cleared = state.0.clear_log(MemslotId(0), 0, 64, &[1]).unwrap();
             // Whoever may write after the clear is noticed, or cannot.
             state.1 = Some((cleared.pages, machine.cpu(1).write(BASE).is_ok()));
         });
@@ -145,10 +145,10 @@ on_all! {
                 state.1.push(outcome);
             }
         });
-        vcpu.worker().set_slot(SlotSpec { bytes: 0, ..slot(0) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
         machine.undisturbed();
         let outcomes = core::mem::take(&mut state.lock().unwrap().1);
-        assert!(outcomes.contains(&Outcome::Retry(Retry::SlotGoing)), "{outcomes:?}");
+        assert!(outcomes.contains(&Outcome::Retry(Retry::MemslotGoing)), "{outcomes:?}");
         assert_eq!(vcpu.worker().translate(Gpa(BASE + K4)), Ok(None));
         drop(Arc::into_inner(state));
     }
@@ -159,10 +159,10 @@ on_all! {
             let config = Config { logging, ..config() };
             with_guest!(C, config, logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE + 3 * K4, Access::Write).unwrap();
-            let moved = SlotSpec { gpa: Gpa(BASE + G1), ..logged(M2) };
-            assert_eq!(vcpu.worker().set_slot(moved), Ok(SlotChange::Moved));
+            let moved = MemslotSpec { gpa: Gpa(BASE + G1), ..logged(M2) };
+            assert_eq!(vcpu.worker().set_memslot(moved), Ok(MemslotChange::Moved));
             let mut bits = [0; 8];
-            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(1));
+            assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(1));
             assert_eq!(bits[0], 1 << 3);
         }
     }
@@ -171,10 +171,10 @@ on_all! {
         let config = Config { ring: Some(128), ..config() };
         with_guest!(C, config, logged(128 * K4), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE + 100 * K4, Access::Write).unwrap();
-        vcpu.worker().set_slot(SlotSpec { bytes: 0, ..slot(0) }).unwrap();
-        vcpu.worker().set_slot(logged(64 * K4)).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
+        vcpu.worker().set_memslot(logged(64 * K4)).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + 60 * K4, Access::Write).unwrap();
-        let mut pages = [DirtyPage { slot: SlotId(9), page: 0 }; 8];
+        let mut pages = [DirtyPage { slot: MemslotId(9), page: 0 }; 8];
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 2);
         vcpu.worker().reset_rings().unwrap();
         let leaf = vcpu.worker().translate(Gpa(BASE + 60 * K4)).unwrap().unwrap();
@@ -226,7 +226,7 @@ fn memory_in_blocks_smaller_than_a_page_is_refused() {
     let guest = Guest::new(Arm64K16::default(), VMID, BITS, &machine, ram, config).unwrap();
     let mut room = room();
     let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
-    vcpu.worker().set_slot(slot(M2)).unwrap();
+    vcpu.worker().set_memslot(slot(M2)).unwrap();
     let outcome = vcpu.fault(Gpa(BASE), Access::Read);
     assert!(matches!(outcome, Outcome::Refused(Refused::Page(_))), "{outcome:?}");
 }
@@ -237,17 +237,21 @@ fn a_view_that_is_emptied_tells_each_slot_what_was_written_in_it() {
     let half = M2 / 2;
     with_guest!(ArmUncached, config, logged(half), PageSize::SIZE_2M => machine, ram, guest, vcpu);
     ram.populate(HOST, M2, PageSize::SIZE_2M);
-    let behind =
-        SlotSpec { id: SlotId(1), gpa: Gpa(BASE + half), host: Hva(HOST + half), ..logged(half) };
-    vcpu.worker().set_slot(behind).unwrap();
+    let behind = MemslotSpec {
+        id: MemslotId(1),
+        gpa: Gpa(BASE + half),
+        host: Hva(HOST + half),
+        ..logged(half)
+    };
+    vcpu.worker().set_memslot(behind).unwrap();
     for page in [255, 256] {
         attempt::<ArmUncached>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
     }
     assert!(vcpu.set_caches(true).root_changed);
     let mut bits = [0; 4];
-    assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(1));
+    assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(1));
     assert_eq!(bits, [0, 0, 0, 1 << 63]);
-    assert_eq!(vcpu.worker().read_log(SlotId(1), &mut bits), Ok(1));
+    assert_eq!(vcpu.worker().read_log(MemslotId(1), &mut bits), Ok(1));
     assert_eq!(bits, [1, 0, 0, 0]);
 }
 

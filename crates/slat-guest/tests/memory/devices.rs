@@ -30,7 +30,7 @@ on_all! {
         assert_eq!(told, [None]);
         machine.take_back(Hpa(ram.get(HOST + M2).unwrap().hpa), M2);
         machine.claim_followed(VMID);
-        vcpu.worker().set_slot(SlotSpec { bytes: 0, ..slot(0) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
         machine.claim_followed(VMID);
         assert_eq!(machine.device_access(VMID, Gpa(BASE), false), None);
         assert!(machine.finish().is_empty());
@@ -59,7 +59,7 @@ on_all! {
         let how = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
         let mut bits = [0; 8];
         vcpu.worker().age(all, None, &mut bits, how).unwrap();
-        vcpu.worker().take_log(SlotId(0), &mut bits).unwrap();
+        vcpu.worker().take_log(MemslotId(0), &mut bits).unwrap();
         machine.copy(VMID, all);
         machine.seen(VMID, all);
         for (page, write) in [(3, true), (5, false)] {
@@ -67,13 +67,13 @@ on_all! {
             vcpu.worker().device_used(range(BASE + page * K4, K4), write);
         }
         let mut log = [0; 8];
-        assert_eq!(vcpu.worker().read_log(SlotId(0), &mut log), Ok(1));
+        assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut log), Ok(1));
         machine.claim_clean(VMID, all, |gpa| log[0] >> ((gpa.0 - BASE) / K4) & 1 == 1);
         let mut young = [0; 8];
         vcpu.worker().age(all, None, &mut young, how).unwrap();
         machine.claim_old(VMID, all, |gpa| young[0] >> ((gpa.0 - BASE) / K4) & 1 == 1);
         assert_eq!((log[0], young[0]), (1 << 3, 1 << 3 | 1 << 5));
-        vcpu.worker().clear_log(SlotId(0), 0, 512, &log).unwrap();
+        vcpu.worker().clear_log(MemslotId(0), 0, 512, &log).unwrap();
         let mut written = Vec::new();
         drop(vcpu.worker().invalidate(host_range(HOST, M2), |part| {
             written.extend(part.dirty.then_some(part.gpa));

@@ -38,7 +38,7 @@ on_all! {
             let config = Config { logging, ..config() };
             with_guest!(C, config, logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             let (mut content, mut stamp) = (vec![0; PAGES as usize], 0);
-            let (mut epochs, mut store) = (Epochs::new(SlotId(0)), Store::default());
+            let (mut epochs, mut store) = (Epochs::new(MemslotId(0)), Store::default());
             let (mut before, mut aborted) = (Vec::new(), 0);
             for round in 0..24 {
                 for _ in 0..rng.u64(..8) {
@@ -75,7 +75,7 @@ on_all! {
 
     fn another_slot_of_that_name_begins_with_a_base<C: Case>() {
         with_guest!(C, config(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-        let mut epochs = Epochs::new(SlotId(0));
+        let mut epochs = Epochs::new(MemslotId(0));
         let count = |epoch: &Epoch<'_>| pages(epoch.bitmap()).count() as u64;
         let epoch = epochs.begin(vcpu.worker()).unwrap();
         assert_eq!((count(&epoch), epoch.is_base()), (PAGES, true));
@@ -84,11 +84,11 @@ on_all! {
         let epoch = epochs.begin(vcpu.worker()).unwrap();
         assert_eq!((count(&epoch), epoch.is_base()), (1, false));
         epoch.commit();
-        vcpu.worker().set_slot(slot(M2)).unwrap();
-        let missing = EpochError::Log(LogError::Missing { id: SlotId(0) });
+        vcpu.worker().set_memslot(slot(M2)).unwrap();
+        let missing = EpochError::Log(LogError::Missing { id: MemslotId(0) });
         assert_eq!(epochs.begin(vcpu.worker()).map(drop), Err(missing));
         // What was written meanwhile is in no log.
-        vcpu.worker().set_slot(logged(M2)).unwrap();
+        vcpu.worker().set_memslot(logged(M2)).unwrap();
         let epoch = epochs.begin(vcpu.worker()).unwrap();
         assert_eq!((count(&epoch), epoch.is_base()), (PAGES, true));
     }
@@ -97,7 +97,7 @@ on_all! {
         let config = Config { ring: Some(128), ..config() };
         with_guest!(C, config, logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         let _ = &machine;
-        let begun = Epochs::new(SlotId(0)).begin(vcpu.worker()).map(drop);
+        let begun = Epochs::new(MemslotId(0)).begin(vcpu.worker()).map(drop);
         assert_eq!(begun, Err(EpochError::Rings));
     }
 }

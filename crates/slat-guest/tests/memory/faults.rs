@@ -22,7 +22,7 @@ on_all! {
     }
 
     fn a_block_does_not_reach_out_of_its_slot<C: Case>() {
-        let spec = SlotSpec { gpa: Gpa(BASE + K4), host: Hva(HOST + K4), ..slot(G1) };
+        let spec = MemslotSpec { gpa: Gpa(BASE + K4), host: Hva(HOST + K4), ..slot(G1) };
         with_guest!(C, config(), spec, PageSize::SIZE_1G => machine, ram, guest, vcpu);
         let size = |outcome: &[Outcome]| match outcome {
             [Outcome::Mapped(size)] => *size,
@@ -36,7 +36,7 @@ on_all! {
     }
 
     fn a_slot_aligned_otherwise_than_its_memory_is_mapped_in_pages<C: Case>() {
-        let spec = SlotSpec { host: Hva(HOST + K4), ..slot(4 * M2) };
+        let spec = MemslotSpec { host: Hva(HOST + K4), ..slot(4 * M2) };
         with_guest!(C, config(), spec, PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let (_, outcomes) =
             attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Write).unwrap();
@@ -44,7 +44,7 @@ on_all! {
     }
 
     fn what_has_no_memory_is_for_the_vmm_to_emulate<C: Case>() {
-        let spec = SlotSpec { read_only: true, ..slot(M2) };
+        let spec = MemslotSpec { read_only: true, ..slot(M2) };
         with_guest!(C, config(), spec, PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let mut fails = |gpa, access| attempt::<C>(&machine, &mut vcpu, gpa, access).unwrap_err();
         assert_eq!(fails(BASE - K4, Access::Read), Outcome::Mmio);
@@ -88,17 +88,17 @@ on_all! {
 
     fn a_page_that_may_be_written_again_stays_where_it_is_mapped<C: Case>() {
         let config = Config { logging: Logging::Protect, ..config() };
-        let logged = SlotSpec { log_dirty: true, ..slot(M2) };
+        let logged = MemslotSpec { log_dirty: true, ..slot(M2) };
         with_guest!(C, config, logged, PageSize::SIZE_4K => machine, ram, guest, vcpu);
         let page = |page: &mut HostPage| (page.write, page.own) = (false, true);
         ram.change(HOST, page);
         let (first, _) = attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         let mut log = [0; 8];
-        vcpu.worker().take_log(SlotId(0), &mut log).unwrap();
+        vcpu.worker().take_log(MemslotId(0), &mut log).unwrap();
         let (second, outcomes) = attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         assert_eq!((first, &outcomes[..]), (second, &[Outcome::MadeWritable(PageSize::SIZE_4K)][..]));
         log.fill(0);
-        vcpu.worker().take_log(SlotId(0), &mut log).unwrap();
+        vcpu.worker().take_log(MemslotId(0), &mut log).unwrap();
         assert_eq!(log, [1, 0, 0, 0, 0, 0, 0, 0]);
         // It may be written from now on, whoever protects it.
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();

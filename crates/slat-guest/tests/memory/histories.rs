@@ -20,12 +20,12 @@ const BYTES: u64 = BLOCKS * M2;
 const BASE: u64 = crate::bed::BASE + G1 - M2;
 const HOST: u64 = crate::bed::HOST + G1 - M2;
 
-fn slot(bytes: u64) -> SlotSpec {
-    SlotSpec::new(SlotId(0), Gpa(BASE), bytes, Hva(HOST))
+fn slot(bytes: u64) -> MemslotSpec {
+    MemslotSpec::new(MemslotId(0), Gpa(BASE), bytes, Hva(HOST))
 }
 
-fn logged(bytes: u64) -> SlotSpec {
-    SlotSpec { log_dirty: true, ..slot(bytes) }
+fn logged(bytes: u64) -> MemslotSpec {
+    MemslotSpec { log_dirty: true, ..slot(bytes) }
 }
 
 /// What is in the host's pages, and the next stamp.
@@ -61,7 +61,7 @@ pub struct History<'h, 'p, C: Case> {
     /// There is a second slot, of which pages may be private.
     hides: bool,
     /// A change of the slot that rests, and what it comes to.
-    work: Option<(SlotWork, SlotSpec)>,
+    work: Option<(MemslotWork, MemslotSpec)>,
     /// Pages that have not come yet.
     late: Vec<u64>,
     pins: Vec<Pinned<'h>>,
@@ -137,7 +137,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
                     return;
                 }
                 Err(Outcome::RingFull) => self.reset(),
-                Err(Outcome::Retry(Retry::SlotGoing)) => {
+                Err(Outcome::Retry(Retry::MemslotGoing)) => {
                     assert!(self.work.is_some());
                     return;
                 }
@@ -187,7 +187,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     pub fn read(&mut self) {
         self.exit();
         let mut bits = vec![0; PAGES as usize / 64];
-        self.vcpus[0].worker().read_log(SlotId(0), &mut bits).unwrap();
+        self.vcpus[0].worker().read_log(MemslotId(0), &mut bits).unwrap();
     }
 
     /// Reads the log, clears a part of it, copies that.
@@ -195,7 +195,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         self.exit();
         let mut bits = vec![0; PAGES as usize / 64];
         let worker = self.vcpus[0].worker();
-        worker.read_log(SlotId(0), &mut bits).unwrap();
+        worker.read_log(MemslotId(0), &mut bits).unwrap();
         let first = self.rng.usize(..bits.len());
         let words = self.rng.usize(1..=bits.len() - first);
         let mut some = bits[first..first + words].to_vec();
@@ -204,21 +204,21 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
         let (first, count) = (first as u64 * 64, words as u64 * 64);
         let worker = self.vcpus[0].worker();
-        self.cleared += worker.clear_log(SlotId(0), first, count, &some).unwrap().pages;
+        self.cleared += worker.clear_log(MemslotId(0), first, count, &some).unwrap().pages;
         self.copy_bits(first, &some);
     }
 
     pub fn take(&mut self) {
         self.exit();
         let mut bits = vec![0; PAGES as usize / 64];
-        self.cleared += self.vcpus[0].worker().take_log(SlotId(0), &mut bits).unwrap();
+        self.cleared += self.vcpus[0].worker().take_log(MemslotId(0), &mut bits).unwrap();
         self.copy_bits(0, &bits);
         self.reset();
     }
 
     /// Harvests the rings, resets them, copies what was in them.
     pub fn reset(&mut self) {
-        let none = DirtyPage { slot: SlotId(9), page: 0 };
+        let none = DirtyPage { slot: MemslotId(9), page: 0 };
         let mut pages = vec![none; 128];
         let mut all = Vec::new();
         for cpu in 0..self.vcpus.len() as u16 {
@@ -307,11 +307,11 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         let Some((work, to)) = self.work.take() else {
             let other = if self.logs { slot(BYTES) } else { logged(BYTES) };
             let to = match self.rng.u8(..3) {
-                0 => SlotSpec { bytes: 0, ..other },
+                0 => MemslotSpec { bytes: 0, ..other },
                 _ => other,
             };
             self.logs = false;
-            let work = self.vcpus[0].worker().begin_slot(to).unwrap();
+            let work = self.vcpus[0].worker().begin_memslot(to).unwrap();
             match work.change() {
                 None => self.work = Some((work, to)),
                 Some(change) => self.changed(change, to),
@@ -320,7 +320,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         };
         let worker = self.vcpus[0].worker();
         let change = match self.rng.u8(..4) {
-            0 => Some(worker.set_slot(to).unwrap()),
+            0 => Some(worker.set_memslot(to).unwrap()),
             _ => work.run(worker, 1).unwrap(),
         };
         match change {
@@ -335,10 +335,10 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
-    fn changed(&mut self, change: SlotChange, to: SlotSpec) {
-        if change == SlotChange::Deleted {
-            let back = SlotSpec { bytes: BYTES, ..to };
-            assert_eq!(self.vcpus[0].worker().set_slot(back), Ok(SlotChange::Inserted));
+    fn changed(&mut self, change: MemslotChange, to: MemslotSpec) {
+        if change == MemslotChange::Deleted {
+            let back = MemslotSpec { bytes: BYTES, ..to };
+            assert_eq!(self.vcpus[0].worker().set_memslot(back), Ok(MemslotChange::Inserted));
         }
         self.logs = to.log_dirty;
         if self.logs {
@@ -383,13 +383,13 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
 
     /// Converts pages of the second slot, and uses some; the machine checks whose they are.
     pub fn convert(&mut self) {
-        let at = |spec: &SlotSpec, page: u64| spec.gpa.0 + page * K4;
-        let other = SlotSpec { id: SlotId(1), gpa: Gpa(BASE + G1), ..hidden(BYTES) };
-        let other = SlotSpec { host: Hva(HOST + G1), ..other };
+        let at = |spec: &MemslotSpec, page: u64| spec.gpa.0 + page * K4;
+        let other = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + G1), ..hidden(BYTES) };
+        let other = MemslotSpec { host: Hva(HOST + G1), ..other };
         if !std::mem::replace(&mut self.hides, true) {
             self.ram.populate(other.host.0, BYTES, PageSize::SIZE_2M);
             self.ram.populate_private(HIDDEN, BYTES, PageSize::SIZE_2M);
-            self.vcpus[0].worker().set_slot(other).unwrap();
+            self.vcpus[0].worker().set_memslot(other).unwrap();
         }
         let page = self.page();
         let some = range(at(&other, page), self.rng.u64(1..=40).min(PAGES - page) * K4);
@@ -417,7 +417,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         self.finish_change();
         self.logs = !self.logs;
         let spec = if self.logs { logged(BYTES) } else { slot(BYTES) };
-        self.vcpus[0].worker().set_slot(spec).unwrap();
+        self.vcpus[0].worker().set_memslot(spec).unwrap();
         if self.logs {
             self.begin();
         }
@@ -455,9 +455,9 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         self.finish_change();
         let spec = if self.logs { logged(BYTES) } else { slot(BYTES) };
         let worker = self.vcpus[0].worker();
-        let gone = worker.set_slot(SlotSpec { bytes: 0, ..spec });
-        assert_eq!(gone, Ok(SlotChange::Deleted));
-        assert_eq!(worker.set_slot(spec), Ok(SlotChange::Inserted));
+        let gone = worker.set_memslot(MemslotSpec { bytes: 0, ..spec });
+        assert_eq!(gone, Ok(MemslotChange::Deleted));
+        assert_eq!(worker.set_memslot(spec), Ok(MemslotChange::Inserted));
         if self.logs {
             self.begin();
         }
@@ -556,7 +556,7 @@ pub fn run<C: Case>(
         late: Vec::new(),
         pins: Vec::new(),
     };
-    history.vcpus[0].worker().set_slot(slot(BYTES)).unwrap();
+    history.vcpus[0].worker().set_memslot(slot(BYTES)).unwrap();
     history.disturb();
     history.toggle();
     steps(&mut history);

@@ -58,7 +58,7 @@ on_all! {
         let config = never_huge(ExecuteHuge::Split);
         with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
-        vcpu.worker().set_slot(logged(M2)).unwrap();
+        vcpu.worker().set_memslot(logged(M2)).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         let mut outcomes = Vec::new();
         for page in 0..512 {
@@ -91,10 +91,10 @@ on_all! {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Execute).unwrap();
         }
         assert_eq!(vcpu.worker().recover_huge_pages(), Recovered::default(), "a period first");
-        vcpu.worker().set_slot(logged(4 * M2)).unwrap();
+        vcpu.worker().set_memslot(logged(4 * M2)).unwrap();
         let logged = vcpu.worker().recover_huge_pages();
         assert_eq!(logged, Recovered { bytes: 0, left: 2 });
-        vcpu.worker().set_slot(slot(4 * M2)).unwrap();
+        vcpu.worker().set_memslot(slot(4 * M2)).unwrap();
         let mut recovered = 0;
         for _ in 0..2 {
             recovered += vcpu.worker().recover_huge_pages().bytes;
@@ -156,7 +156,7 @@ fn a_cpu_with_the_multihit_erratum_never_fetches_through_two_sizes() {
     let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
     (0..2).for_each(|cpu| machine.cpu(cpu).load(VMID, vcpu.root()));
     ram.populate(HOST, 4 * M2, PageSize::SIZE_2M);
-    vcpu.worker().set_slot(slot(4 * M2)).unwrap();
+    vcpu.worker().set_memslot(slot(4 * M2)).unwrap();
     for page in 0..2048 {
         attempt::<Intel>(&machine, &mut vcpu, BASE + page * K4, Access::Read).unwrap();
         attempt::<Intel>(&machine, &mut vcpu, BASE + page * K4, Access::Execute).unwrap();

@@ -134,7 +134,7 @@ fn a_page_that_the_host_takes_between_answer_and_commit_is_not_mapped() {
             let (mut room, mut room2) = (room(), room());
             let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
             machine.cpu(0).load(VMID, vcpu.root());
-            vcpu.worker().set_slot(slot(4 * M2)).unwrap();
+            vcpu.worker().set_memslot(slot(4 * M2)).unwrap();
             let other = Mutex::new(Worker::new(&guest, &mut room2).unwrap());
             let (ram, machine) = (&ram, &machine);
             let then: Box<dyn FnOnce() + Send + '_> = Box::new(|| {

@@ -49,19 +49,19 @@ on_all! {
                 let leaf = vcpu.worker().translate(Gpa(BASE + page * K4)).unwrap().unwrap();
                 !leaf.attributes.dirty
             };
-            vcpu.worker().set_slot(logged(M2)).unwrap();
+            vcpu.worker().set_memslot(logged(M2)).unwrap();
             assert_eq!(is_clean(&mut vcpu, 0), !initially_set, "the log's beginning takes it");
             attempt::<C>(&machine, &mut vcpu, BASE + 4 * K4, Access::Write).unwrap();
             let mut bits = [0; 8];
-            vcpu.worker().read_log(SlotId(0), &mut bits).unwrap();
-            vcpu.worker().clear_log(SlotId(0), 0, 512, &bits).unwrap();
+            vcpu.worker().read_log(MemslotId(0), &mut bits).unwrap();
+            vcpu.worker().clear_log(MemslotId(0), 0, 512, &bits).unwrap();
             // Written after it was read, and cleared with what was read.
-            vcpu.worker().read_log(SlotId(0), &mut bits).unwrap();
+            vcpu.worker().read_log(MemslotId(0), &mut bits).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + 5 * K4, Access::Write).unwrap();
             vcpu.worker().mark_written(range(BASE + 5 * K4, K4));
-            vcpu.worker().clear_log(SlotId(0), 0, 64, &[1 << 5]).unwrap();
+            vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1 << 5]).unwrap();
             assert!((0..6).all(|page| is_clean(&mut vcpu, page)));
-            vcpu.worker().set_slot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(slot(M2)).unwrap();
             let (dirty, _) = taken::<C>(&mut vcpu, M2);
             match initially_set {
                 false => assert_eq!(dirty, [0, 1, 2, 3, 4, 5], "and no other"),
@@ -86,8 +86,8 @@ on_all! {
             with_guest!(C, config, slot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Read).unwrap();
-            vcpu.worker().set_slot(logged(2 * M2)).unwrap();
-            let cleared = vcpu.worker().clear_log(SlotId(0), 0, 64, &[1 << 7]).unwrap();
+            vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
+            let cleared = vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1 << 7]).unwrap();
             assert_eq!(cleared.pages, u64::from(initially_set));
             let (dirty, _) = taken::<C>(&mut vcpu, 2 * M2);
             assert_eq!(dirty, (0..512).collect::<Vec<_>>(), "initially set: {initially_set}");
@@ -150,9 +150,9 @@ on_all! {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE + 3 * K4, Access::Write).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + 5 * K4, Access::Read).unwrap();
-        let away = SlotSpec { gpa: Gpa(BASE + G1), ..slot(M2) };
-        assert_eq!(vcpu.worker().set_slot(away), Ok(SlotChange::Moved));
-        assert_eq!(vcpu.worker().set_slot(slot(M2)), Ok(SlotChange::Moved));
+        let away = MemslotSpec { gpa: Gpa(BASE + G1), ..slot(M2) };
+        assert_eq!(vcpu.worker().set_memslot(away), Ok(MemslotChange::Moved));
+        assert_eq!(vcpu.worker().set_memslot(slot(M2)), Ok(MemslotChange::Moved));
         assert_eq!(young::<C>(&mut vcpu, TEST), [3, 5]);
         let told = taken::<C>(&mut vcpu, M2);
         // Where nothing marks writes, what may be written counts as such.
@@ -161,8 +161,8 @@ on_all! {
         assert_eq!(taken::<C>(&mut vcpu, M2), (vec![], vec![]), "once");
         // One that is deleted takes it along.
         attempt::<C>(&machine, &mut vcpu, BASE + 3 * K4, Access::Write).unwrap();
-        vcpu.worker().set_slot(SlotSpec { bytes: 0, ..slot(0) }).unwrap();
-        vcpu.worker().set_slot(slot(M2)).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
+        vcpu.worker().set_memslot(slot(M2)).unwrap();
         assert_eq!(taken::<C>(&mut vcpu, M2), (vec![], vec![]));
     }
 

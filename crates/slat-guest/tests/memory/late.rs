@@ -31,7 +31,7 @@ on_all! {
         late(&ram, 3..6);
         let at = |page: u64| Gpa(BASE + page * K4);
         let first = waits(vcpu.fault(Gpa(at(3).0 + 8), Access::Write));
-        assert_eq!((first.slot, first.gpa, first.host), (SlotId(0), at(3), Hva(HOST + 3 * K4)));
+        assert_eq!((first.slot, first.gpa, first.host), (MemslotId(0), at(3), Hva(HOST + 3 * K4)));
         assert_eq!(waits(vcpu.fault(at(3), Access::Read)), first, "one wait a page");
         let second = waits(vcpu.fault(at(4), Access::Read));
         assert_ne!(first.token, second.token);
@@ -80,12 +80,12 @@ on_all! {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         late(&ram, 0..2);
         let arrival = waits(vcpu.fault(Gpa(BASE), Access::Read));
-        vcpu.worker().set_slot(SlotSpec { bytes: 0, ..slot(0) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
         vcpu.sleep_until(arrival, || panic!("nobody will wake it"));
         assert_eq!(vcpu.fault(Gpa(BASE), Access::Read), Outcome::Mmio);
-        vcpu.worker().set_slot(slot(M2)).unwrap();
+        vcpu.worker().set_memslot(slot(M2)).unwrap();
         let arrival = waits(vcpu.fault(Gpa(BASE), Access::Read));
-        vcpu.worker().set_slot(SlotSpec { gpa: Gpa(BASE + M2), ..slot(M2) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { gpa: Gpa(BASE + M2), ..slot(M2) }).unwrap();
         vcpu.sleep_until(arrival, || panic!("nobody will wake it"));
         assert!(machine.finish().is_empty());
     }
@@ -139,7 +139,7 @@ on_all! {
         let done = vcpu.worker().prefault(range(BASE + 5 * K4 + 1, K4), Access::Write, || false);
         assert_eq!(done.mapped, 2 * K4, "whole pages");
         let mut bits = [0; 8];
-        assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(2));
+        assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(2));
         assert_eq!(bits[0], 0b11 << 5);
     }
 
@@ -167,7 +167,7 @@ on_all! {
         vcpu.worker().age(range(BASE, 64 * K4), None, &mut young, how).unwrap();
         assert_eq!(young[0], 1 << 21);
         let mut bits = [0; 8];
-        assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(1));
+        assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(1));
         if C::MARKS {
             let (_, outcomes) =
                 attempt::<C>(&machine, &mut vcpu, BASE + 30 * K4, Access::Read).unwrap();
@@ -211,7 +211,7 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
         let mut room = room();
         let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
-        vcpu.worker().set_slot(slot(M2)).unwrap();
+        vcpu.worker().set_memslot(slot(M2)).unwrap();
         let (guest, ram) = (&guest, &ram);
         let then: Then<'_> = Box::new(move || {
             ram.change(HOST, |page| page.ready = true);

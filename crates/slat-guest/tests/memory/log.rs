@@ -28,35 +28,35 @@ on_all! {
             for page in 0..2048 {
                 attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
             }
-            let on = vcpu.worker().set_slot(logged(4 * M2)).unwrap();
-            let SlotChange::LogOn(report) = on else { panic!("{on:?}") };
+            let on = vcpu.worker().set_memslot(logged(4 * M2)).unwrap();
+            let MemslotChange::LogOn(report) = on else { panic!("{on:?}") };
             let split = report.map(|report| (report.split, report.stopped));
             assert_eq!(split, config.eager_split.map(|_| (4 * M2, None)));
             let mut bits = [0; 32];
-            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(0));
+            assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(0));
             for page in [3, 700, 701, 2047] {
                 attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
             }
             attempt::<C>(&machine, &mut vcpu, BASE + 9 * K4, Access::Read).unwrap();
             for _ in 0..2 {
-                assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(4));
+                assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(4));
                 assert_eq!(pages(&bits), [3, 700, 701, 2047], "reading clears nothing");
             }
-            let cleared = vcpu.worker().clear_log(SlotId(0), 0, 64, &[1 << 3 | 1 << 4]).unwrap();
+            let cleared = vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1 << 3 | 1 << 4]).unwrap();
             assert_eq!((cleared.pages, cleared.whole), (1, 0));
-            let cleared = vcpu.worker().clear_log(SlotId(0), 640, 64, &[1 << 60]).unwrap();
+            let cleared = vcpu.worker().clear_log(MemslotId(0), 640, 64, &[1 << 60]).unwrap();
             assert_eq!(cleared.pages, 1);
-            vcpu.worker().read_log(SlotId(0), &mut bits).unwrap();
+            vcpu.worker().read_log(MemslotId(0), &mut bits).unwrap();
             assert_eq!(pages(&bits), [701, 2047]);
             // Written after it was read, and before it was cleared: copied after that, it is clean.
             attempt::<C>(&machine, &mut vcpu, BASE + 701 * K4, Access::Write).unwrap();
-            vcpu.worker().clear_log(SlotId(0), 640, 64, &[1 << 61]).unwrap();
-            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(1));
+            vcpu.worker().clear_log(MemslotId(0), 640, 64, &[1 << 61]).unwrap();
+            assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(1));
             attempt::<C>(&machine, &mut vcpu, BASE + 701 * K4, Access::Write).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + 3 * K4, Access::Write).unwrap();
-            assert_eq!(vcpu.worker().take_log(SlotId(0), &mut bits), Ok(3));
+            assert_eq!(vcpu.worker().take_log(MemslotId(0), &mut bits), Ok(3));
             assert_eq!(pages(&bits), [3, 701, 2047]);
-            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(0));
+            assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(0));
             assert!(machine.finish().is_empty());
         }
     }
@@ -66,18 +66,18 @@ on_all! {
         let config = Config { initially_set: true, eager_split, ..config() };
         with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
-        assert_eq!(vcpu.worker().set_slot(logged(M2)), Ok(SlotChange::LogOn(None)));
+        assert_eq!(vcpu.worker().set_memslot(logged(M2)), Ok(MemslotChange::LogOn(None)));
         let mut bits = [0; 8];
-        assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(512), "initially set");
+        assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(512), "initially set");
         let sparse = [1u64 << 5 | 1 << 50, 0, 1 << 7, 0, 0, 0, 0, 1 << 63];
-        let cleared = vcpu.worker().clear_log(SlotId(0), 0, 512, &sparse).unwrap();
+        let cleared = vcpu.worker().clear_log(MemslotId(0), 0, 512, &sparse).unwrap();
         assert_eq!((cleared.pages, cleared.split, cleared.whole), (4, M2, 0));
         let before = guest.stats().faults(FaultKind::MadeWritable).count;
         for page in 0..512 {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         }
         assert_eq!(guest.stats().faults(FaultKind::MadeWritable).count - before, 4);
-        assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(512));
+        assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(512));
         assert!(machine.finish().is_empty());
     }
 
@@ -86,15 +86,15 @@ on_all! {
         let config = Config { initially_set: true, eager_split, ..config() };
         with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
-        vcpu.worker().set_slot(logged(M2)).unwrap();
+        vcpu.worker().set_memslot(logged(M2)).unwrap();
         let mut room2 = [];
         let mut poor = Worker::new(&guest, &mut room2).unwrap();
-        let cleared = poor.clear_log(SlotId(0), 0, 64, &[2]).unwrap();
+        let cleared = poor.clear_log(MemslotId(0), 0, 64, &[2]).unwrap();
         assert_eq!((cleared.pages, cleared.split, cleared.whole), (1, 0, M2));
         let mut bits = [0; 8];
-        assert_eq!(poor.read_log(SlotId(0), &mut bits), Ok(511));
+        assert_eq!(poor.read_log(MemslotId(0), &mut bits), Ok(511));
         attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Write).unwrap();
-        assert_eq!(poor.read_log(SlotId(0), &mut bits), Ok(512));
+        assert_eq!(poor.read_log(MemslotId(0), &mut bits), Ok(512));
         assert!(machine.finish().is_empty());
     }
 
@@ -104,13 +104,13 @@ on_all! {
             for block in 0..3 {
                 attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
             }
-            vcpu.worker().set_slot(logged(4 * M2)).unwrap();
+            vcpu.worker().set_memslot(logged(4 * M2)).unwrap();
             for page in [1, 600, 601] {
                 attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
             }
-            let off = vcpu.worker().set_slot(slot(4 * M2)).unwrap();
+            let off = vcpu.worker().set_memslot(slot(4 * M2)).unwrap();
             let expected = if config.eager_split.is_some() { 3 } else { 2 };
-            assert_eq!(off, SlotChange::LogOff { collapsed: expected * M2 });
+            assert_eq!(off, MemslotChange::LogOff { collapsed: expected * M2 });
             let sizes = vcpu.worker().leaves_by_size();
             assert_eq!(sizes[..2], [(PageSize::SIZE_4K, 0), (PageSize::SIZE_2M, 3)]);
             let before = guest.stats().faults(FaultKind::MadeWritable).count;
@@ -129,21 +129,22 @@ on_all! {
         let worker = vcpu.worker();
         let mut bits = [0; 9];
         let errno = |result: Result<Cleared, LogError>| result.map_err(|error| error.errno());
-        assert_eq!(errno(worker.clear_log(SlotId(1), 0, 64, &bits)), Err("ENOENT"));
-        assert_eq!(errno(worker.clear_log(SlotId(0), 1, 64, &bits)), Err("EINVAL"));
-        assert_eq!(errno(worker.clear_log(SlotId(0), 0, 63, &bits)), Err("EINVAL"));
-        assert_eq!(errno(worker.clear_log(SlotId(0), 0, 576, &bits)), Err("EINVAL"));
-        assert_eq!(errno(worker.clear_log(SlotId(0), 64, u64::MAX, &bits)), Err("EINVAL"));
-        assert_eq!(errno(worker.clear_log(SlotId(0), 0, 513, &bits[..8])), Err("EFAULT"));
-        assert!(worker.clear_log(SlotId(0), 0, 513, &bits).is_ok(), "it ends with the slot");
-        assert!(worker.clear_log(SlotId(0), 512, 1, &[u64::MAX]).is_ok(), "bits beyond are harmless");
+        assert_eq!(errno(worker.clear_log(MemslotId(1), 0, 64, &bits)), Err("ENOENT"));
+        assert_eq!(errno(worker.clear_log(MemslotId(0), 1, 64, &bits)), Err("EINVAL"));
+        assert_eq!(errno(worker.clear_log(MemslotId(0), 0, 63, &bits)), Err("EINVAL"));
+        assert_eq!(errno(worker.clear_log(MemslotId(0), 0, 576, &bits)), Err("EINVAL"));
+        assert_eq!(errno(worker.clear_log(MemslotId(0), 64, u64::MAX, &bits)), Err("EINVAL"));
+        assert_eq!(errno(worker.clear_log(MemslotId(0), 0, 513, &bits[..8])), Err("EFAULT"));
+        assert!(worker.clear_log(MemslotId(0), 0, 513, &bits).is_ok(), "it ends with the slot");
+        let beyond = worker.clear_log(MemslotId(0), 512, 1, &[u64::MAX]);
+        assert!(beyond.is_ok(), "bits beyond are harmless");
         assert_eq!(
-            worker.read_log(SlotId(0), &mut bits[..8]),
+            worker.read_log(MemslotId(0), &mut bits[..8]),
             Err(LogError::Bitmap { needed: 9, given: 8 })
         );
-        worker.set_slot(slot(M2 + K4)).unwrap();
-        let off = worker.read_log(SlotId(0), &mut bits);
-        assert_eq!(off, Err(LogError::Missing { id: SlotId(0) }));
+        worker.set_memslot(slot(M2 + K4)).unwrap();
+        let off = worker.read_log(MemslotId(0), &mut bits);
+        assert_eq!(off, Err(LogError::Missing { id: MemslotId(0) }));
     }
 
     fn a_clear_leaves_splits_to_the_faults_unless_told_otherwise<C: Case>() {
@@ -154,12 +155,13 @@ on_all! {
             for block in 0..2 {
                 attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
             }
-            vcpu.worker().set_slot(logged(2 * M2)).unwrap();
-            let cleared = vcpu.worker().clear_log(SlotId(0), 0, 64, &[1]).unwrap();
+            vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
+            let cleared = vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1]).unwrap();
             assert_eq!(cleared, Cleared { pages: 1, split: 0, whole: M2 });
             let mut bits = [0; 16];
-            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(1023), "the others stay");
-            let cleared = vcpu.worker().clear_log(SlotId(0), 0, 1024, &bits).unwrap();
+            let left = vcpu.worker().read_log(MemslotId(0), &mut bits);
+            assert_eq!(left, Ok(1023), "the others stay");
+            let cleared = vcpu.worker().clear_log(MemslotId(0), 0, 1024, &bits).unwrap();
             assert_eq!((cleared.pages, cleared.split), (1023, 0));
             assert_eq!(vcpu.worker().leaves_by_size()[1], (PageSize::SIZE_2M, 2));
             for page in [3, 600] {
@@ -168,7 +170,7 @@ on_all! {
                 let split = Outcome::Split { from: PageSize::SIZE_2M };
                 assert!(outcomes.contains(&split), "{page}: {outcomes:?} {logging:?}");
             }
-            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(2));
+            assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(2));
             assert_eq!(pages(&bits), [3, 600]);
             assert!(machine.finish().is_empty());
         }
@@ -179,17 +181,17 @@ on_all! {
             let config = Config { initially_set: true, eager_split: Some(to), ..config() };
             with_guest!(C, config, slot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
-            vcpu.worker().set_slot(logged(G1)).unwrap();
-            vcpu.worker().clear_log(SlotId(0), 0, 64, &[1]).unwrap();
+            vcpu.worker().set_memslot(logged(G1)).unwrap();
+            vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1]).unwrap();
             let found = vcpu.worker().leaves_by_size();
             assert_eq!([found[0].1, found[1].1], leaves, "{to}");
             let mut bits = vec![0; 4096];
-            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok((1 << 18) - 1));
+            assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok((1 << 18) - 1));
             // Before the next write nothing else is named.
-            vcpu.worker().clear_log(SlotId(0), 0, 1024, &bits).unwrap();
+            vcpu.worker().clear_log(MemslotId(0), 0, 1024, &bits).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + 7 * K4, Access::Write).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Write).unwrap();
-            vcpu.worker().read_log(SlotId(0), &mut bits).unwrap();
+            vcpu.worker().read_log(MemslotId(0), &mut bits).unwrap();
             assert_eq!(pages(&bits[..16]), [7, 512]);
             assert!(machine.finish().is_empty());
         }
@@ -199,7 +201,7 @@ on_all! {
         with_guest!(C, config(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         vcpu.worker().mark_written(range(BASE + 62 * K4, 5 * K4));
         let mut bits = [0; 8];
-        assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(5));
+        assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(5));
         assert_eq!(pages(&bits), [62, 63, 64, 65, 66]);
     }
 }
@@ -212,7 +214,7 @@ fn block_faults_once<C: Case>() {
     let config = Config { logging: Logging::Hardware, ..config() };
     with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
     attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
-    vcpu.worker().set_slot(logged(M2)).unwrap();
+    vcpu.worker().set_memslot(logged(M2)).unwrap();
     let mut outcomes = Vec::new();
     for page in (0..512).step_by(3) {
         let gpa = BASE + page * K4;
@@ -226,7 +228,7 @@ fn block_faults_once<C: Case>() {
     }
     assert_eq!(outcomes, [Outcome::Split { from: PageSize::SIZE_2M }]);
     let mut bits = [0; 8];
-    assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(171), "exactly those");
+    assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(171), "exactly those");
     assert!(machine.finish().is_empty());
 }
 
@@ -252,7 +254,7 @@ fn what_a_clear_could_not_do_is_in_the_log_still() {
     for block in 0..4 {
         attempt::<ArmPlain>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
     }
-    vcpu.worker().set_slot(logged(4 * M2)).unwrap();
+    vcpu.worker().set_memslot(logged(4 * M2)).unwrap();
     let mut room2 = room();
     let other = Worker::new(&guest, &mut room2).unwrap();
     // SAFETY: the hook is taken off the machine before the worker and the memory go.
@@ -263,7 +265,7 @@ fn what_a_clear_could_not_do_is_in_the_log_still() {
         let Ok(mut state) = shared.try_lock() else { return };
         if moment == Moment::Invalidate && state.1.is_none() {
             let all = [u64::MAX; 32];
-            state.1 = Some(state.0.clear_log(SlotId(0), 0, 2048, &all));
+            state.1 = Some(state.0.clear_log(MemslotId(0), 0, 2048, &all));
         }
     });
     // The third block is the one that is broken.
@@ -273,7 +275,7 @@ fn what_a_clear_could_not_do_is_in_the_log_still() {
     let cleared = state.lock().unwrap().1.take();
     assert_eq!(cleared, Some(Err(LogError::Contended { at: slat::Gpa(BASE + 2 * M2) })));
     let mut bits = [0; 32];
-    assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(1024));
+    assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(1024));
     assert_eq!((bits[15], bits[16], bits[31]), (0, u64::MAX, u64::MAX));
     drop(Arc::into_inner(state));
     assert!(machine.finish().is_empty());
@@ -282,8 +284,8 @@ fn what_a_clear_could_not_do_is_in_the_log_still() {
 mod by_block {
     use super::*;
 
-    fn spec(bytes: u64) -> SlotSpec {
-        SlotSpec { log_blocks: true, ..logged(bytes) }
+    fn spec(bytes: u64) -> MemslotSpec {
+        MemslotSpec { log_blocks: true, ..logged(bytes) }
     }
 
     on_all! {
@@ -292,7 +294,7 @@ mod by_block {
             with_guest!(C, config, spec(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             let read = |worker: &mut TheWorker<'_, C>| {
                 let mut bits = [0; 32];
-                worker.read_log(SlotId(0), &mut bits).unwrap();
+                worker.read_log(MemslotId(0), &mut bits).unwrap();
                 bits
             };
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
@@ -303,7 +305,7 @@ mod by_block {
             // A clear of one page protects the block; the others are dirty still.
             let mut one = [0; 32];
             one[8] = 1;
-            vcpu.worker().clear_log(SlotId(0), 0, 2048, &one).unwrap();
+            vcpu.worker().clear_log(MemslotId(0), 0, 2048, &one).unwrap();
             machine.protect(VMID, range(BASE + M2, M2));
             second[8] = !1;
             assert_eq!(read(vcpu.worker()), second);
@@ -324,6 +326,6 @@ mod by_block {
         let guest = guest::<Intel>(&machine, &Ram::new(), config);
         let mut room = room();
         let mut worker = Worker::new(&guest, &mut room).unwrap();
-        assert_eq!(worker.set_slot(spec(M2)), Err(SlotError::LogBlocks));
+        assert_eq!(worker.set_memslot(spec(M2)), Err(MemslotError::LogBlocks));
     }
 }

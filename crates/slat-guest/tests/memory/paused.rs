@@ -10,22 +10,22 @@ const BYTES: u64 = 4 * M2;
 const GPA: u64 = BASE + G1 - 2 * M2;
 const MEMORY: u64 = HOST + G1 - 2 * M2;
 
-fn over_two_pieces() -> SlotSpec {
-    SlotSpec::new(SlotId(0), Gpa(GPA), BYTES, Hva(MEMORY))
+fn over_two_pieces() -> MemslotSpec {
+    MemslotSpec::new(MemslotId(0), Gpa(GPA), BYTES, Hva(MEMORY))
 }
 
-fn gone(spec: SlotSpec) -> SlotSpec {
-    SlotSpec { bytes: 0, ..spec }
+fn gone(spec: MemslotSpec) -> MemslotSpec {
+    MemslotSpec { bytes: 0, ..spec }
 }
 
-fn logs(spec: SlotSpec) -> SlotSpec {
-    SlotSpec { log_dirty: true, ..spec }
+fn logs(spec: MemslotSpec) -> MemslotSpec {
+    MemslotSpec { log_dirty: true, ..spec }
 }
 
 /// The changes of a slot that work on its memory: what it is before, and after.
-fn changes() -> [(SlotSpec, SlotSpec); 5] {
+fn changes() -> [(MemslotSpec, MemslotSpec); 5] {
     let is = over_two_pieces();
-    let moved = SlotSpec { gpa: Gpa(GPA + 8 * G1), ..is };
+    let moved = MemslotSpec { gpa: Gpa(GPA + 8 * G1), ..is };
     [(is, gone(is)), (is, moved), (logs(is), logs(moved)), (is, logs(is)), (logs(is), is)]
 }
 
@@ -40,18 +40,18 @@ enum How {
     Completed,
 }
 
-fn carry_out<C: Case>(vcpu: &mut TheVcpu<'_, C>, to: SlotSpec, how: How) -> SlotChange {
+fn carry_out<C: Case>(vcpu: &mut TheVcpu<'_, C>, to: MemslotSpec, how: How) -> MemslotChange {
     let worker = vcpu.worker();
     if how == How::AtOnce {
-        return worker.set_slot(to).unwrap();
+        return worker.set_memslot(to).unwrap();
     }
-    let work = worker.begin_slot(to).unwrap();
-    assert_eq!((work.id(), work.done(), work.bytes()), (SlotId(0), 0, BYTES));
+    let work = worker.begin_memslot(to).unwrap();
+    assert_eq!((work.id(), work.done(), work.bytes()), (MemslotId(0), 0, BYTES));
     assert_eq!(work.run(worker, 0), Ok(None), "a budget of nothing");
     match how {
         How::Completed => {
             drop(work);
-            worker.set_slot(to).unwrap()
+            worker.set_memslot(to).unwrap()
         }
         _ => {
             assert_eq!(work.run(worker, 1), Ok(None));
@@ -59,7 +59,7 @@ fn carry_out<C: Case>(vcpu: &mut TheVcpu<'_, C>, to: SlotSpec, how: How) -> Slot
             let work = match how {
                 How::Dropped => {
                     drop(work);
-                    worker.begin_slot(to).unwrap()
+                    worker.begin_memslot(to).unwrap()
                 }
                 _ => work,
             };
@@ -73,9 +73,9 @@ fn carry_out<C: Case>(vcpu: &mut TheVcpu<'_, C>, to: SlotSpec, how: How) -> Slot
 }
 
 /// All that tells one end from another.
-type End = (SlotChange, Vec<SlotSpec>, Vec<(PageSize, u64)>, String, Vec<u64>);
+type End = (MemslotChange, Vec<MemslotSpec>, Vec<(PageSize, u64)>, String, Vec<u64>);
 
-fn end_of<C: Case>(config: &Config, (is, to): (SlotSpec, SlotSpec), how: How) -> End {
+fn end_of<C: Case>(config: &Config, (is, to): (MemslotSpec, MemslotSpec), how: How) -> End {
     with_guest!(C, *config, is, PageSize::SIZE_2M => machine, ram, guest, vcpu);
     for block in 0..4 {
         let access = if block % 2 == 0 { Access::Write } else { Access::Read };
@@ -85,7 +85,7 @@ fn end_of<C: Case>(config: &Config, (is, to): (SlotSpec, SlotSpec), how: How) ->
     check_mapped(vcpu.worker());
     let (slots, leaves) = (vcpu.worker().slots(), vcpu.worker().leaves_by_size());
     let mut bits = vec![0; BYTES as usize / K4 as usize / 64];
-    let logged = vcpu.worker().read_log(SlotId(0), &mut bits);
+    let logged = vcpu.worker().read_log(MemslotId(0), &mut bits);
     assert_eq!(logged.is_ok(), to.bytes != 0 && to.log_dirty);
     guest.reclaim();
     let totals = format!("{:?}", guest.stats().totals);
@@ -121,14 +121,14 @@ on_all! {
         for block in 0..4 {
             attempt::<C>(&machine, &mut vcpu, GPA + block * M2, Access::Write).unwrap();
         }
-        let work = vcpu.worker().begin_slot(gone(is)).unwrap();
+        let work = vcpu.worker().begin_memslot(gone(is)).unwrap();
         assert_eq!(work.run(vcpu.worker(), 1), Ok(None));
         for block in 0..2 {
             machine.take_back(Hpa(ram.get(MEMORY + block * M2).unwrap().hpa), M2);
         }
         for block in [0, 2] {
             let outcome = vcpu.fault(Gpa(GPA + block * M2), Access::Read);
-            assert_eq!(outcome, Outcome::Retry(Retry::SlotGoing));
+            assert_eq!(outcome, Outcome::Retry(Retry::MemslotGoing));
         }
         assert_eq!(vcpu.worker().slots(), []);
         assert!(vcpu.worker().pin(range(GPA + 2 * M2, K4)).is_err());
@@ -139,7 +139,7 @@ on_all! {
         }));
         assert_eq!(dirty, M2);
         machine.take_back(Hpa(ram.get(MEMORY + 3 * M2).unwrap().hpa), M2);
-        assert_eq!(work.run(vcpu.worker(), 9), Ok(Some(SlotChange::Deleted)));
+        assert_eq!(work.run(vcpu.worker(), 9), Ok(Some(MemslotChange::Deleted)));
         machine.take_back(Hpa(ram.get(MEMORY + 2 * M2).unwrap().hpa), M2);
         assert_eq!(vcpu.fault(Gpa(GPA), Access::Read), Outcome::Mmio);
         assert!(machine.finish().is_empty());
@@ -156,23 +156,23 @@ on_all! {
             for at in [0, 1, 1024, 1025] {
                 attempt::<C>(&machine, &mut vcpu, page(at), Access::Write).unwrap();
             }
-            let work = vcpu.worker().begin_slot(logs(is)).unwrap();
+            let work = vcpu.worker().begin_memslot(logs(is)).unwrap();
             assert_eq!(work.run(vcpu.worker(), 1), Ok(None));
             let mut bits = [0; 32];
-            let refused = LogError::Beginning { id: SlotId(0) };
-            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Err(refused));
-            assert_eq!(vcpu.worker().take_log(SlotId(0), &mut bits), Err(refused));
-            assert_eq!(vcpu.worker().clear_log(SlotId(0), 0, 2048, &bits), Err(refused));
+            let refused = LogError::Beginning { id: MemslotId(0) };
+            assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Err(refused));
+            assert_eq!(vcpu.worker().take_log(MemslotId(0), &mut bits), Err(refused));
+            assert_eq!(vcpu.worker().clear_log(MemslotId(0), 0, 2048, &bits), Err(refused));
             assert_eq!(refused.errno(), "EAGAIN");
             // Protected by now; not there yet, on the far side; writable still, and of before.
             for at in [0, 1030, 1024] {
                 attempt::<C>(&machine, &mut vcpu, page(at), Access::Write).unwrap();
             }
-            assert_eq!(work.run(vcpu.worker(), 1), Ok(Some(SlotChange::LogOn(None))));
+            assert_eq!(work.run(vcpu.worker(), 1), Ok(Some(MemslotChange::LogOn(None))));
             for at in [1, 1025] {
                 attempt::<C>(&machine, &mut vcpu, page(at), Access::Write).unwrap();
             }
-            vcpu.worker().read_log(SlotId(0), &mut bits).unwrap();
+            vcpu.worker().read_log(MemslotId(0), &mut bits).unwrap();
             let pages: Vec<u64> = (0..2048)
                 .filter(|page| bits[*page as usize / 64] >> (page % 64) & 1 == 1)
                 .collect();
@@ -187,29 +187,29 @@ on_all! {
 
     /// Each at another place, ended in the other order.
     fn two_changes_rest_at_once<C: Case>() {
-        let (is, other) = (over_two_pieces(), SlotId(1));
+        let (is, other) = (over_two_pieces(), MemslotId(1));
         with_guest!(C, config(), is, PageSize::SIZE_2M => machine, ram, guest, vcpu);
-        let other = SlotSpec { id: other, gpa: Gpa(GPA + 4 * G1), ..is };
-        let other = SlotSpec { host: Hva(MEMORY + 4 * G1), ..other };
+        let other = MemslotSpec { id: other, gpa: Gpa(GPA + 4 * G1), ..is };
+        let other = MemslotSpec { host: Hva(MEMORY + 4 * G1), ..other };
         ram.populate(other.host.0, BYTES, PageSize::SIZE_2M);
-        vcpu.worker().set_slot(other).unwrap();
+        vcpu.worker().set_memslot(other).unwrap();
         for block in 0..4 {
             attempt::<C>(&machine, &mut vcpu, GPA + block * M2, Access::Write).unwrap();
             attempt::<C>(&machine, &mut vcpu, other.gpa.0 + block * M2, Access::Write).unwrap();
         }
-        let moved = SlotSpec { gpa: Gpa(GPA + 8 * G1), ..is };
-        let one = vcpu.worker().begin_slot(moved).unwrap();
-        let two = vcpu.worker().begin_slot(logs(other)).unwrap();
+        let moved = MemslotSpec { gpa: Gpa(GPA + 8 * G1), ..is };
+        let one = vcpu.worker().begin_memslot(moved).unwrap();
+        let two = vcpu.worker().begin_memslot(logs(other)).unwrap();
         assert_eq!(one.run(vcpu.worker(), 1), Ok(None));
         assert_eq!(two.run(vcpu.worker(), 1), Ok(None));
         assert_eq!((one.done(), two.done()), (BYTES / 2, BYTES / 2));
         // A third comes and goes.
-        let third = SlotSpec { id: SlotId(2), gpa: Gpa(BASE + 16 * G1), ..is };
-        assert_eq!(vcpu.worker().set_slot(third), Ok(SlotChange::Inserted));
-        assert_eq!(vcpu.worker().set_slot(gone(third)), Ok(SlotChange::Deleted));
+        let third = MemslotSpec { id: MemslotId(2), gpa: Gpa(BASE + 16 * G1), ..is };
+        assert_eq!(vcpu.worker().set_memslot(third), Ok(MemslotChange::Inserted));
+        assert_eq!(vcpu.worker().set_memslot(gone(third)), Ok(MemslotChange::Deleted));
         assert!(vcpu.worker().set_execute_huge(ExecuteHuge::Split).unwrap() > 0);
-        assert_eq!(two.run(vcpu.worker(), 1), Ok(Some(SlotChange::LogOn(None))));
-        assert_eq!(one.run(vcpu.worker(), 1), Ok(Some(SlotChange::Moved)));
+        assert_eq!(two.run(vcpu.worker(), 1), Ok(Some(MemslotChange::LogOn(None))));
+        assert_eq!(one.run(vcpu.worker(), 1), Ok(Some(MemslotChange::Moved)));
         assert_eq!(vcpu.worker().slots(), [logs(other), moved]);
         // What moved knows that huge pages may not be executed: fetches split, and recovery knows.
         for block in 0..4 {
@@ -230,31 +230,31 @@ on_all! {
         with_guest!(C, config(), is, PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, GPA, Access::Write).unwrap();
         let worker = vcpu.worker();
-        let moved = SlotSpec { gpa: Gpa(GPA + 8 * G1), ..is };
-        let moves = worker.begin_slot(moved).unwrap();
+        let moved = MemslotSpec { gpa: Gpa(GPA + 8 * G1), ..is };
+        let moves = worker.begin_memslot(moved).unwrap();
         // Where it comes to is its own already.
-        let there = SlotSpec { id: SlotId(1), gpa: Gpa(moved.gpa.0 + M2), ..is };
-        assert_eq!(worker.set_slot(there), Err(SlotError::Overlaps { id: SlotId(0) }));
+        let there = MemslotSpec { id: MemslotId(1), gpa: Gpa(moved.gpa.0 + M2), ..is };
+        assert_eq!(worker.set_memslot(there), Err(MemslotError::Overlaps { id: MemslotId(0) }));
         assert_eq!(moves.change(), None);
         // Where it leaves is the next's.
-        let here = SlotSpec { id: SlotId(1), ..is };
-        assert_eq!(worker.set_slot(here), Ok(SlotChange::Inserted));
-        assert_eq!((moves.change(), moves.done()), (Some(SlotChange::Moved), BYTES));
+        let here = MemslotSpec { id: MemslotId(1), ..is };
+        assert_eq!(worker.set_memslot(here), Ok(MemslotChange::Inserted));
+        assert_eq!((moves.change(), moves.done()), (Some(MemslotChange::Moved), BYTES));
         assert_eq!(worker.slots(), [here, moved]);
         // Another change of the same slot.
-        let begins = worker.begin_slot(logs(moved)).unwrap();
-        assert_eq!(worker.set_slot(moved), Ok(SlotChange::LogOff { collapsed: 0 }));
-        assert_eq!(begins.change(), Some(SlotChange::LogOn(None)));
-        assert_eq!(begins.run(worker, 1), Ok(Some(SlotChange::LogOn(None))));
+        let begins = worker.begin_memslot(logs(moved)).unwrap();
+        assert_eq!(worker.set_memslot(moved), Ok(MemslotChange::LogOff { collapsed: 0 }));
+        assert_eq!(begins.change(), Some(MemslotChange::LogOn(None)));
+        assert_eq!(begins.run(worker, 1), Ok(Some(MemslotChange::LogOn(None))));
         // A change that begins and ends in one.
-        let same = worker.begin_slot(moved).unwrap();
-        assert_eq!((same.change(), same.bytes()), (Some(SlotChange::Same), 0));
+        let same = worker.begin_memslot(moved).unwrap();
+        assert_eq!((same.change(), same.bytes()), (Some(MemslotChange::Same), 0));
         // Back to where another is about to leave; then all of it goes, also what is on its way.
-        let goes = worker.begin_slot(gone(here)).unwrap();
-        let back = worker.begin_slot(is).unwrap();
-        assert_eq!((goes.change(), back.change()), (Some(SlotChange::Deleted), None));
+        let goes = worker.begin_memslot(gone(here)).unwrap();
+        let back = worker.begin_memslot(is).unwrap();
+        assert_eq!((goes.change(), back.change()), (Some(MemslotChange::Deleted), None));
         worker.teardown();
-        assert_eq!(back.change(), Some(SlotChange::Moved));
+        assert_eq!(back.change(), Some(MemslotChange::Moved));
         assert_eq!(worker.slots(), []);
         assert!(worker.leaves_by_size().iter().all(|&(_, count)| count == 0));
         assert!(machine.finish().is_empty());
@@ -266,13 +266,13 @@ fn a_change_is_run_by_workers_of_its_guest_alone_and_goes_with_it() {
     let is = over_two_pieces();
     with_guest!(Intel, config(), is, PageSize::SIZE_2M => machine, ram, guest, vcpu);
     attempt::<Intel>(&machine, &mut vcpu, GPA, Access::Write).unwrap();
-    let work = vcpu.worker().begin_slot(gone(is)).unwrap();
+    let work = vcpu.worker().begin_memslot(gone(is)).unwrap();
     let other_machine = Intel::machine(1);
     let other = crate::bed::guest::<Intel>(&other_machine, &ram, config());
     let mut second = crate::bed::room();
     let mut stranger = Worker::new(&other, &mut second).unwrap();
-    stranger.set_slot(is).unwrap();
-    assert_eq!(work.run(&mut stranger, 1), Err(SlotError::Missing { id: is.id }));
+    stranger.set_memslot(is).unwrap();
+    assert_eq!(work.run(&mut stranger, 1), Err(MemslotError::Missing { id: is.id }));
     assert_eq!((work.done(), stranger.slots()), (0, vec![is]));
     // The guest goes, with a slot that is half there.
     assert_eq!(work.run(vcpu.worker(), 1), Ok(None));
@@ -281,5 +281,5 @@ fn a_change_is_run_by_workers_of_its_guest_alone_and_goes_with_it() {
     // SAFETY: the machine's CPUs do nothing any more.
     unsafe { guest.destroy() };
     assert_eq!((work.done(), work.change()), (BYTES / 2, None));
-    assert_eq!(work.run(&mut stranger, 1), Err(SlotError::Missing { id: is.id }));
+    assert_eq!(work.run(&mut stranger, 1), Err(MemslotError::Missing { id: is.id }));
 }

@@ -64,7 +64,7 @@ on_all! {
             let mut room = room();
             let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
             machine.cpu(0).load(VMID, vcpu.root());
-            vcpu.worker().set_slot(slot(BYTES)).unwrap();
+            vcpu.worker().set_memslot(slot(BYTES)).unwrap();
             let late = guest.backing();
             let mut waits: Vec<Arrival> = Vec::new();
             while late.counts().missing != 0 {
@@ -116,7 +116,7 @@ on_all! {
         let mut room = room();
         let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
-        vcpu.worker().set_slot(slot(BYTES)).unwrap();
+        vcpu.worker().set_memslot(slot(BYTES)).unwrap();
         let late = guest.backing();
         // All of the first block but a page; then that, too.
         let mut held = None;
@@ -154,7 +154,7 @@ on_all! {
         let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
         let mut other = Worker::new(&guest, &mut other_room).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
-        vcpu.worker().set_slot(slot(BYTES)).unwrap();
+        vcpu.worker().set_memslot(slot(BYTES)).unwrap();
         let late = guest.backing();
         let background = late.next(8).unwrap();
         assert_eq!(background.host(), host_range(HOST, 8 * K4));
@@ -190,7 +190,7 @@ on_all! {
         let mut room = room();
         let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
-        vcpu.worker().set_slot(slot(BYTES)).unwrap();
+        vcpu.worker().set_memslot(slot(BYTES)).unwrap();
         let late = guest.backing();
         assert_eq!(late.counts().missing, 0);
         touch::<C>(&machine, &mut vcpu, 0).unwrap();

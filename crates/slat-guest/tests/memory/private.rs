@@ -148,7 +148,7 @@ on_all! {
         assert_eq!(never.unwrap_err(), Outcome::Refused(Refused::NoPage));
         assert!(machine.cpu(0).write(BASE + 4 * K4).is_ok(), "what is beside it stays");
         // With the slot all of it goes.
-        vcpu.worker().set_slot(SlotSpec { bytes: 0, ..hidden(0) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..hidden(0) }).unwrap();
         assert_eq!(machine.assigned(), 0);
         assert_eq!(guest.stats().totals.private_bytes_taken, M2);
         assert!(machine.finish().is_empty());
@@ -202,24 +202,26 @@ fn what_cannot_be_private_says_why() {
     let guest = guest::<Intel>(&machine, &ram, config());
     let mut room = room();
     let mut worker = Worker::new(&guest, &mut room).unwrap();
-    let odd = SlotSpec { private: Some(PrivateAt(0x800)), ..hidden(M2) };
-    assert!(matches!(worker.set_slot(odd), Err(SlotError::Unaligned { .. })));
-    let wraps = SlotSpec { private: Some(PrivateAt(!0xfff)), ..hidden(M2) };
-    assert_eq!(worker.set_slot(wraps), Err(SlotError::Wraps));
-    for refused in
-        [SlotSpec { read_only: true, ..hidden(M2) }, SlotSpec { log_dirty: true, ..hidden(M2) }]
-    {
-        assert_eq!(worker.set_slot(refused), Err(SlotError::Private));
-        assert_eq!(SlotError::Private.errno(Kvm::X86), "EINVAL");
+    let odd = MemslotSpec { private: Some(PrivateAt(0x800)), ..hidden(M2) };
+    assert!(matches!(worker.set_memslot(odd), Err(MemslotError::Unaligned { .. })));
+    let wraps = MemslotSpec { private: Some(PrivateAt(!0xfff)), ..hidden(M2) };
+    assert_eq!(worker.set_memslot(wraps), Err(MemslotError::Wraps));
+    for refused in [
+        MemslotSpec { read_only: true, ..hidden(M2) },
+        MemslotSpec { log_dirty: true, ..hidden(M2) },
+    ] {
+        assert_eq!(worker.set_memslot(refused), Err(MemslotError::Private));
+        assert_eq!(MemslotError::Private.errno(Kvm::X86), "EINVAL");
     }
-    worker.set_slot(hidden(M2)).unwrap();
-    for refused in
-        [SlotSpec { log_dirty: true, ..hidden(M2) }, SlotSpec { gpa: Gpa(BASE + G1), ..hidden(M2) }]
-    {
-        assert_eq!(worker.set_slot(refused), Err(SlotError::Private));
+    worker.set_memslot(hidden(M2)).unwrap();
+    for refused in [
+        MemslotSpec { log_dirty: true, ..hidden(M2) },
+        MemslotSpec { gpa: Gpa(BASE + G1), ..hidden(M2) },
+    ] {
+        assert_eq!(worker.set_memslot(refused), Err(MemslotError::Private));
     }
-    let plain = SlotSpec { id: SlotId(1), gpa: Gpa(BASE + M2), ..slot(M2) };
-    worker.set_slot(plain).unwrap();
+    let plain = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + M2), ..slot(M2) };
+    worker.set_memslot(plain).unwrap();
     let mut refused = |gpa, bytes| {
         let to = MemoryKind::Private;
         worker.convert(range(gpa, bytes), to, |_| {}).unwrap_err()
@@ -240,7 +242,7 @@ fn memory_that_vcpus_reach_past_their_caches_is_not_private() {
     let guest = guest::<ArmUncached>(&machine, &ram, config());
     let mut room = room();
     let mut worker = Worker::new(&guest, &mut room).unwrap();
-    assert_eq!(worker.set_slot(hidden(M2)), Err(SlotError::PrivateUncached));
+    assert_eq!(worker.set_memslot(hidden(M2)), Err(MemslotError::PrivateUncached));
 }
 
 #[test]
@@ -309,7 +311,7 @@ macro_rules! with_asked {
         let mut first = room();
         let mut $vcpu = Vcpu::new(&$guest, 0, &mut first).unwrap();
         $machine.cpu(0).load(VMID, $vcpu.root());
-        $vcpu.worker().set_slot(hidden(M2)).unwrap();
+        $vcpu.worker().set_memslot(hidden(M2)).unwrap();
         $vcpu.worker().convert(range(BASE, K4), MemoryKind::Private, |_| {}).unwrap();
         $machine.private_calls();
     };

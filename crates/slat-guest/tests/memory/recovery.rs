@@ -23,7 +23,7 @@ on_all! {
             for page in 0..512 {
                 attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
             }
-            vcpu.worker().set_slot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(slot(M2)).unwrap();
             assert_eq!(recover::<C>(&mut vcpu), M2, "{execute_huge:?}");
             assert_eq!(blocks::<C>(&mut vcpu, 1), 1);
             assert!(machine.finish().is_empty());
@@ -35,10 +35,10 @@ on_all! {
             let config = Config { execute_huge, ..config() };
             with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
-            vcpu.worker().set_slot(logged(M2)).unwrap();
+            vcpu.worker().set_memslot(logged(M2)).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Execute).unwrap();
-            vcpu.worker().set_slot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(slot(M2)).unwrap();
             // Of pages that were protected some are written again.
             attempt::<C>(&machine, &mut vcpu, BASE + 7 * K4, Access::Write).unwrap();
             recover::<C>(&mut vcpu);
@@ -64,10 +64,10 @@ on_all! {
             with_guest!(C, config, slot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
             if log {
-                vcpu.worker().set_slot(logged(G1)).unwrap();
+                vcpu.worker().set_memslot(logged(G1)).unwrap();
                 attempt::<C>(&machine, &mut vcpu, BASE + 9 * M2, Access::Write).unwrap();
                 attempt::<C>(&machine, &mut vcpu, BASE + 9 * M2, Access::Execute).unwrap();
-                vcpu.worker().set_slot(slot(G1)).unwrap();
+                vcpu.worker().set_memslot(slot(G1)).unwrap();
             }
             attempt::<C>(&machine, &mut vcpu, BASE + 3 * M2, Access::Execute).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + 5 * M2, Access::Execute).unwrap();
@@ -98,7 +98,7 @@ on_all! {
         for page in 1..512 {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Execute).unwrap();
         }
-        vcpu.worker().set_slot(slot(M2)).unwrap();
+        vcpu.worker().set_memslot(slot(M2)).unwrap();
         for _ in 0..4 {
             vcpu.worker().recover_huge_pages();
             for page in [1, 100, 511] {

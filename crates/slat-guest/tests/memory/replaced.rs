@@ -37,8 +37,8 @@ on_all! {
     fn a_page_that_a_write_replaces_leaves_the_other_slot_that_shows_it<C: Case>() {
         for writer_reads in [false, true] {
             with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-            let alias = SlotSpec::new(SlotId(1), Gpa(BASE + G1), M2, Hva(HOST));
-            vcpu.worker().set_slot(alias).unwrap();
+            let alias = MemslotSpec::new(MemslotId(1), Gpa(BASE + G1), M2, Hva(HOST));
+            vcpu.worker().set_memslot(alias).unwrap();
             ram.change(HOST, |page| page.write = false);
             let (shared, _) = attempt::<C>(&machine, &mut vcpu, BASE + G1, Access::Read).unwrap();
             if writer_reads {
@@ -130,7 +130,7 @@ fn emptied_by_a_late_fault(config: Config) {
     let (mut first, mut second) = (room(), room());
     let mut vcpu = Vcpu::new(&guest, 0, &mut first).unwrap();
     machine.here(0);
-    vcpu.worker().set_slot(slot(M2)).unwrap();
+    vcpu.worker().set_memslot(slot(M2)).unwrap();
     vcpu.fault(Gpa(BASE), Access::Read);
     thread::scope(|scope| {
         let (guest, machine, second) = (&guest, &machine, &mut second);

@@ -5,7 +5,7 @@ use crate::{on_all, with_guest};
 use slat::{Access, PageSize};
 use slat_guest::*;
 
-const NONE: DirtyPage = DirtyPage { slot: SlotId(u16::MAX), page: u64::MAX };
+const NONE: DirtyPage = DirtyPage { slot: MemslotId(u16::MAX), page: u64::MAX };
 
 fn ringed() -> Config {
     Config { ring: Some(128), ..config() }
@@ -19,7 +19,7 @@ on_all! {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         }
         let mut pages = [NONE; 3];
-        let of = |page| DirtyPage { slot: SlotId(0), page };
+        let of = |page| DirtyPage { slot: MemslotId(0), page };
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 3);
         assert_eq!(pages, [of(700), of(3), of(2047)]);
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 1);
@@ -71,7 +71,7 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         let mut pages = [NONE; 8];
         vcpu.worker().harvest_ring(0, &mut pages);
-        vcpu.worker().set_slot(SlotSpec { bytes: 0, ..slot(M2) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(M2) }).unwrap();
         assert_eq!(vcpu.worker().reset_rings().unwrap(), 1);
     }
 }

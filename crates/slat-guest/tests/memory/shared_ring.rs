@@ -41,7 +41,7 @@ macro_rules! with_ring {
         let mut room = room();
         let mut $vcpu = Vcpu::new(&$guest, 0, &mut room).unwrap();
         $machine.cpu(0).load(VMID, $vcpu.root());
-        $vcpu.worker().set_slot(logged(2 * M2)).unwrap();
+        $vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
     };
 }
 
@@ -91,7 +91,7 @@ fn a_side_that_never_harvests_fills_its_ring_and_this_side_can() {
         }
     };
     assert_eq!((full, page), (Outcome::RingFull, 64));
-    let mut pages = [DirtyPage { slot: SlotId(9), page: 0 }; ENTRIES];
+    let mut pages = [DirtyPage { slot: MemslotId(9), page: 0 }; ENTRIES];
     assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 64);
     assert!((0..64).all(|page| pages[page as usize].page == page));
     assert_eq!(vcpu.worker().reset_rings(), Ok(64));
@@ -160,10 +160,10 @@ fn hostile(seed: u64) {
         }
     }
     let mut bits = [0; 16];
-    vcpu.worker().take_log(SlotId(0), &mut bits).unwrap();
+    vcpu.worker().take_log(MemslotId(0), &mut bits).unwrap();
     let in_bitmap = |page: &u64| bits[*page as usize / 64] >> (page % 64) & 1 == 1;
     let mut named: BTreeSet<_> = (0..1024).filter(in_bitmap).collect();
-    let mut pages = [DirtyPage { slot: SlotId(9), page: 0 }; ENTRIES];
+    let mut pages = [DirtyPage { slot: MemslotId(9), page: 0 }; ENTRIES];
     let found = vcpu.worker().harvest_ring(0, &mut pages);
     named.extend(pages[..found].iter().map(|page| page.page));
     assert!(writable.is_subset(&named), "seed {seed}: {writable:?}, {named:?}");

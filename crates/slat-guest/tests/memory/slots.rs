@@ -14,54 +14,55 @@ fn slots_follow_the_rules_of_linux() {
     let base = slot(16 * M2);
     let gib = |n: u64| Gpa(n * G1);
     let errors = [
-        (SlotSpec { gpa: Gpa(BASE + 1), ..base }, "EINVAL"),
-        (SlotSpec { host: Hva(HOST + 0x800), ..base }, "EINVAL"),
-        (SlotSpec { bytes: 0x1800, ..base }, "EINVAL"),
-        (SlotSpec { bytes: 0, ..base }, "EINVAL"),
-        (SlotSpec { gpa: Gpa(!0xfff), ..base }, "EINVAL"),
-        (SlotSpec { host: Hva(!0xfff), ..base }, "EINVAL"),
+        (MemslotSpec { gpa: Gpa(BASE + 1), ..base }, "EINVAL"),
+        (MemslotSpec { host: Hva(HOST + 0x800), ..base }, "EINVAL"),
+        (MemslotSpec { bytes: 0x1800, ..base }, "EINVAL"),
+        (MemslotSpec { bytes: 0, ..base }, "EINVAL"),
+        (MemslotSpec { gpa: Gpa(!0xfff), ..base }, "EINVAL"),
+        (MemslotSpec { host: Hva(!0xfff), ..base }, "EINVAL"),
     ];
     for (spec, errno) in errors {
         for kvm in [Kvm::X86, Kvm::Arm64, Kvm::RiscV] {
-            let result = worker.set_slot(spec);
+            let result = worker.set_memslot(spec);
             assert_eq!(result.map_err(|error| error.errno(kvm)), Err(errno), "{spec:?}");
         }
     }
-    let beyond = worker.set_slot(SlotSpec { gpa: Gpa((1 << BITS) - M2), ..base }).unwrap_err();
-    assert_eq!(beyond, SlotError::Beyond { bits: BITS });
+    let beyond =
+        worker.set_memslot(MemslotSpec { gpa: Gpa((1 << BITS) - M2), ..base }).unwrap_err();
+    assert_eq!(beyond, MemslotError::Beyond { bits: BITS });
     let errnos = [Kvm::X86, Kvm::Arm64, Kvm::RiscV].map(|kvm| beyond.errno(kvm));
     assert_eq!(errnos, ["EINVAL", "EFAULT", "EFAULT"]);
-    assert_eq!(worker.set_slot(base), Ok(SlotChange::Inserted));
-    assert_eq!(worker.set_slot(base), Ok(SlotChange::Same));
-    let other = SlotSpec { id: SlotId(1), gpa: Gpa(BASE + 16 * M2), ..base };
-    assert_eq!(worker.set_slot(other), Ok(SlotChange::Inserted));
+    assert_eq!(worker.set_memslot(base), Ok(MemslotChange::Inserted));
+    assert_eq!(worker.set_memslot(base), Ok(MemslotChange::Same));
+    let other = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + 16 * M2), ..base };
+    assert_eq!(worker.set_memslot(other), Ok(MemslotChange::Inserted));
     let overlapping = [
-        SlotSpec { id: SlotId(2), gpa: Gpa(BASE + 15 * M2), ..base },
-        SlotSpec { id: SlotId(2), gpa: Gpa(BASE - M2), ..base },
-        SlotSpec { id: SlotId(2), gpa: Gpa(BASE + M2), bytes: M2, ..base },
+        MemslotSpec { id: MemslotId(2), gpa: Gpa(BASE + 15 * M2), ..base },
+        MemslotSpec { id: MemslotId(2), gpa: Gpa(BASE - M2), ..base },
+        MemslotSpec { id: MemslotId(2), gpa: Gpa(BASE + M2), bytes: M2, ..base },
         // A move onto another.
-        SlotSpec { gpa: Gpa(BASE + 17 * M2), ..base },
+        MemslotSpec { gpa: Gpa(BASE + 17 * M2), ..base },
     ];
     for spec in overlapping {
-        assert_eq!(worker.set_slot(spec).map_err(|error| error.errno(Kvm::X86)), Err("EEXIST"));
+        assert_eq!(worker.set_memslot(spec).map_err(|error| error.errno(Kvm::X86)), Err("EEXIST"));
     }
     let differing = [
-        SlotSpec { bytes: 8 * M2, ..base },
-        SlotSpec { host: Hva(HOST + M2), ..base },
-        SlotSpec { read_only: true, ..base },
+        MemslotSpec { bytes: 8 * M2, ..base },
+        MemslotSpec { host: Hva(HOST + M2), ..base },
+        MemslotSpec { read_only: true, ..base },
     ];
     for spec in differing {
-        assert_eq!(worker.set_slot(spec), Err(SlotError::Differs { is: base }));
+        assert_eq!(worker.set_memslot(spec), Err(MemslotError::Differs { is: base }));
     }
-    assert_eq!(worker.set_slot(SlotSpec { gpa: gib(9), ..base }), Ok(SlotChange::Moved));
+    assert_eq!(worker.set_memslot(MemslotSpec { gpa: gib(9), ..base }), Ok(MemslotChange::Moved));
     assert!(matches!(
-        worker.set_slot(SlotSpec { gpa: gib(9), log_dirty: true, ..base }),
-        Ok(SlotChange::LogOn(None))
+        worker.set_memslot(MemslotSpec { gpa: gib(9), log_dirty: true, ..base }),
+        Ok(MemslotChange::LogOn(None))
     ));
-    assert_eq!(worker.set_slot(SlotSpec { bytes: 0, ..base }), Ok(SlotChange::Deleted));
+    assert_eq!(worker.set_memslot(MemslotSpec { bytes: 0, ..base }), Ok(MemslotChange::Deleted));
     assert_eq!(worker.slots(), [other]);
-    let missing = SlotError::Missing { id: SlotId(0) };
-    assert_eq!(worker.set_slot(SlotSpec { bytes: 0, ..base }), Err(missing));
+    let missing = MemslotError::Missing { id: MemslotId(0) };
+    assert_eq!(worker.set_memslot(MemslotSpec { bytes: 0, ..base }), Err(missing));
     assert!(missing.to_string().contains("no slot 0"));
 }
 
@@ -72,8 +73,8 @@ on_all! {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         }
         machine.cpu(1).load(VMID, vcpu.root());
-        let spec = SlotSpec { bytes: 0, ..slot(4 * M2) };
-        assert_eq!(vcpu.worker().set_slot(spec), Ok(SlotChange::Deleted));
+        let spec = MemslotSpec { bytes: 0, ..slot(4 * M2) };
+        assert_eq!(vcpu.worker().set_memslot(spec), Ok(MemslotChange::Deleted));
         for block in 0..4 {
             machine.take_back(slat::Hpa(ram.get(HOST + block * M2).unwrap().hpa), M2);
         }
@@ -86,8 +87,8 @@ on_all! {
     fn a_slot_that_moves_takes_its_memory_along<C: Case>() {
         with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let (hpa, _) = attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Write).unwrap();
-        let moved = SlotSpec { gpa: Gpa(BASE + G1), ..slot(4 * M2) };
-        assert_eq!(vcpu.worker().set_slot(moved), Ok(SlotChange::Moved));
+        let moved = MemslotSpec { gpa: Gpa(BASE + G1), ..slot(4 * M2) };
+        assert_eq!(vcpu.worker().set_memslot(moved), Ok(MemslotChange::Moved));
         let old = attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Read);
         assert_eq!(old.map(|_| ()), Err(Outcome::Mmio));
         let (there, _) =
@@ -98,8 +99,8 @@ on_all! {
 
     fn teardown_takes_all_slots<C: Case>() {
         with_guest!(C, config(), slot(2 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-        let second = SlotSpec { id: SlotId(1), gpa: Gpa(BASE + G1), ..slot(2 * M2) };
-        vcpu.worker().set_slot(second).unwrap();
+        let second = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + G1), ..slot(2 * M2) };
+        vcpu.worker().set_memslot(second).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + G1, Access::Write).unwrap();
         vcpu.worker().teardown();
         assert_eq!(vcpu.worker().slots(), []);

@@ -49,8 +49,8 @@ where
         before = to;
     }
     // A change of memslots waits for threads inside the tables alone.
-    let gone = SlotSpec { bytes: 0, ..slot(M2) };
-    assert_eq!(vcpu.worker().set_slot(gone), Ok(SlotChange::Deleted));
+    let gone = MemslotSpec { bytes: 0, ..slot(M2) };
+    assert_eq!(vcpu.worker().set_memslot(gone), Ok(MemslotChange::Deleted));
     assert_eq!(machine.finish().iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
 }
 
@@ -114,18 +114,18 @@ on_all! {
         for block in 0..2 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
         }
-        vcpu.worker().set_slot(logged(2 * M2)).unwrap();
+        vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
         assert_eq!(pages(&mut vcpu), 0);
         guest.set_eager_split(Some(PageSize::SIZE_4K)).unwrap();
         assert_eq!(guest.eager_split(), Some(PageSize::SIZE_4K));
         // Marked as a whole: a clear splits now.
         vcpu.worker().host_wrote(range(BASE, K4), slat::Maintenance::Data);
-        vcpu.worker().take_log(SlotId(0), &mut [0; 16]).unwrap();
+        vcpu.worker().take_log(MemslotId(0), &mut [0; 16]).unwrap();
         assert_eq!(pages(&mut vcpu), 512);
-        let ended = vcpu.worker().set_slot(slot(2 * M2));
-        assert!(matches!(ended, Ok(SlotChange::LogOff { .. })));
-        let begun = vcpu.worker().set_slot(logged(2 * M2)).unwrap();
-        let SlotChange::LogOn(Some(report)) = begun else { panic!("{begun:?}") };
+        let ended = vcpu.worker().set_memslot(slot(2 * M2));
+        assert!(matches!(ended, Ok(MemslotChange::LogOff { .. })));
+        let begun = vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
+        let MemslotChange::LogOn(Some(report)) = begun else { panic!("{begun:?}") };
         assert_eq!(report.done, 2 * M2);
         assert_eq!(pages(&mut vcpu), 1024);
         let odd = guest.set_eager_split(PageSize::from_bytes(8 * K4));
@@ -137,13 +137,13 @@ on_all! {
         let config = Config { ring: Some(128), ..config() };
         with_guest!(C, config, logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
-        let mut pages = [DirtyPage { slot: SlotId(0), page: 0 }; 2];
+        let mut pages = [DirtyPage { slot: MemslotId(0), page: 0 }; 2];
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 1);
         // A block again, and one that is logged.
-        vcpu.worker().set_slot(slot(M2)).unwrap();
+        vcpu.worker().set_memslot(slot(M2)).unwrap();
         drop(vcpu.worker().invalidate(host_range(HOST, M2), |_| {}));
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
-        vcpu.worker().set_slot(logged(M2)).unwrap();
+        vcpu.worker().set_memslot(logged(M2)).unwrap();
         assert_eq!(vcpu.worker().leaves_by_size()[0].1, 0);
         guest.set_eager_split(Some(PageSize::SIZE_4K)).unwrap();
         assert_eq!(vcpu.worker().reset_rings().unwrap(), 1);

@@ -9,9 +9,9 @@ use slat_guest::*;
 const HALF: u64 = M2 / 2;
 const PAGE: PageSize = PageSize::SIZE_4K;
 
-fn behind(log_dirty: bool) -> SlotSpec {
+fn behind(log_dirty: bool) -> MemslotSpec {
     let (gpa, host) = (Gpa(BASE + HALF), Hva(HOST + HALF));
-    SlotSpec { id: SlotId(1), gpa, host, log_dirty, ..slot(HALF) }
+    MemslotSpec { id: MemslotId(1), gpa, host, log_dirty, ..slot(HALF) }
 }
 
 fn ways<C: Case>() -> impl Iterator<Item = Config> {
@@ -48,12 +48,12 @@ fn two_slots<C: Case>(
     let first = if logs { logged(HALF) } else { slot(HALF) };
     with_guest!(C, config, first, PageSize::SIZE_2M => machine, ram, guest, vcpu);
     ram.populate(HOST, M2, PageSize::SIZE_2M);
-    vcpu.worker().set_slot(behind(false)).unwrap();
+    vcpu.worker().set_memslot(behind(false)).unwrap();
     for page in 0..512 {
         attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
     }
     if logs {
-        vcpu.worker().take_log(SlotId(0), &mut [0; 4]).unwrap();
+        vcpu.worker().take_log(MemslotId(0), &mut [0; 4]).unwrap();
     }
     body(&machine, &guest, &mut vcpu);
     assert!(machine.finish().is_empty());
@@ -64,8 +64,8 @@ on_all! {
         for config in ways::<C>() {
             two_slots::<C>(config, false, |_, _, vcpu| {
                 assert_eq!(vcpu.worker().collapse(range(BASE, M2), PageSize::SIZE_2M), 0);
-                vcpu.worker().set_slot(logged(HALF)).unwrap();
-                vcpu.worker().set_slot(slot(HALF)).unwrap();
+                vcpu.worker().set_memslot(logged(HALF)).unwrap();
+                vcpu.worker().set_memslot(slot(HALF)).unwrap();
                 assert_eq!(vcpu.worker().leaves_by_size()[0], (PAGE, 512));
             });
         }
@@ -74,7 +74,7 @@ on_all! {
     /// The memory of the slot behind is elsewhere in the host, at an address that is no multiple of
     /// the block's size: that its pages continue each other is chance.
     fn a_block_is_aligned_in_the_host_as_in_the_guest<C: Case>() {
-        let odd = SlotSpec { host: Hva(HOST + K4), ..slot(M2) };
+        let odd = MemslotSpec { host: Hva(HOST + K4), ..slot(M2) };
         with_guest!(C, config(), odd, PAGE => machine, ram, guest, vcpu);
         let first = C::FIRST_HPA.next_multiple_of(M2);
         for page in 0..512 {
@@ -92,15 +92,15 @@ on_all! {
                 let config = Config { initially_set, ..config };
                 two_slots::<C>(config, false, |machine, guest, vcpu| {
                     written_block_over_both::<C>(guest);
-                    vcpu.worker().set_slot(logged(HALF)).unwrap();
+                    vcpu.worker().set_memslot(logged(HALF)).unwrap();
                     assert_eq!(vcpu.worker().leaves_by_size()[0], (PAGE, 512), "{config:?}");
                     let mut bits = [0; 4];
                     if initially_set {
-                        vcpu.worker().take_log(SlotId(0), &mut bits).unwrap();
+                        vcpu.worker().take_log(MemslotId(0), &mut bits).unwrap();
                     }
                     attempt::<C>(machine, vcpu, BASE + HALF + 5 * K4, Access::Write).unwrap();
                     attempt::<C>(machine, vcpu, BASE + 3 * K4, Access::Write).unwrap();
-                    assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(1));
+                    assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(1));
                     assert_eq!(bits, [1 << 3, 0, 0, 0]);
                 });
             }
@@ -113,12 +113,12 @@ on_all! {
                 written_block_over_both::<C>(guest);
                 let mut none = [];
                 let mut poor = Worker::new(guest, &mut none).unwrap();
-                poor.set_slot(logged(HALF)).unwrap();
+                poor.set_memslot(logged(HALF)).unwrap();
                 assert_eq!(poor.translate(Gpa(BASE + HALF)), Ok(None));
                 attempt::<C>(machine, vcpu, BASE + HALF, Access::Write).unwrap();
                 attempt::<C>(machine, vcpu, BASE + HALF - K4, Access::Write).unwrap();
                 let mut bits = [0; 4];
-                vcpu.worker().read_log(SlotId(0), &mut bits).unwrap();
+                vcpu.worker().read_log(MemslotId(0), &mut bits).unwrap();
                 assert_eq!(bits[3] >> 63, 1);
                 // An invalidation of the memory tells what the block knew.
                 let mut clean = 0;
@@ -139,7 +139,7 @@ on_all! {
                 attempt::<C>(machine, vcpu, BASE + 3 * K4, Access::Write).unwrap();
                 assert_eq!(vcpu.worker().leaves_by_size()[0], (PAGE, 512));
                 let mut bits = [0; 4];
-                vcpu.worker().read_log(SlotId(0), &mut bits).unwrap();
+                vcpu.worker().read_log(MemslotId(0), &mut bits).unwrap();
                 assert_eq!(bits[0] >> 3 & 1, 1, "{config:?}");
             });
         }
@@ -151,7 +151,7 @@ on_all! {
         }
         let config = Config { logging: Logging::Hardware, ..config() };
         two_slots::<C>(config, true, |_, guest, vcpu| {
-            vcpu.worker().set_slot(behind(true)).unwrap();
+            vcpu.worker().set_memslot(behind(true)).unwrap();
             written_block_over_both::<C>(guest);
             let mut taken = Vec::new();
             drop(vcpu.worker().invalidate(host_range(HOST + 3 * K4, K4), |part| taken.push(part)));
@@ -164,7 +164,7 @@ on_all! {
             assert_eq!(taken, [told(0), told(HALF)], "each slot's part as the slot has it");
             for id in [0, 1] {
                 let mut bits = [0; 4];
-                assert_eq!(vcpu.worker().read_log(SlotId(id), &mut bits), Ok(256));
+                assert_eq!(vcpu.worker().read_log(MemslotId(id), &mut bits), Ok(256));
                 assert_eq!(bits, [u64::MAX; 4]);
             }
         });
@@ -178,12 +178,12 @@ on_all! {
         two_slots::<C>(config, true, |machine, guest, vcpu| {
             written_block_over_both::<C>(guest);
             let mut bits = [0; 4];
-            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(256));
-            assert_eq!(vcpu.worker().clear_log(SlotId(0), 0, 256, &bits).unwrap().pages, 256);
+            assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(256));
+            assert_eq!(vcpu.worker().clear_log(MemslotId(0), 0, 256, &bits).unwrap().pages, 256);
             attempt::<C>(machine, vcpu, BASE + HALF, Access::Write).unwrap();
-            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(0));
+            assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(0));
             attempt::<C>(machine, vcpu, BASE + 9 * K4, Access::Write).unwrap();
-            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(1));
+            assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(1));
         });
     }
 }

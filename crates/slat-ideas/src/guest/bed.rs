@@ -5,7 +5,8 @@ use anyhow::Context;
 use serde_json::{Map, Value, json};
 use slat::{Access, Format, Frame, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
 use slat_guest::{
-    Backing, Config, Guest, Hva, NoPage, Page, SlotId, SlotSpec, TABLE_PAGES, TableRoom, Worker,
+    Backing, Config, Guest, Hva, MemslotId, MemslotSpec, NoPage, Page, TABLE_PAGES, TableRoom,
+    Worker,
 };
 use slat_lab::failure::bad_input;
 use slat_lab::session::Session;
@@ -20,7 +21,7 @@ pub const GUEST_BASE: u64 = 4 << 30;
 /// Host virtual address of the memory, with the same alignment.
 const HOST_BASE: u64 = 0x7000_0000_0000;
 /// The only slot.
-pub const SLOT: SlotId = SlotId(0);
+pub const SLOT: MemslotId = MemslotId(0);
 /// VMID of the tables.
 pub const VMID: Vmid = Vmid(1);
 
@@ -203,15 +204,15 @@ impl<F: Format, A: Arch> Bed<F, A> {
     pub fn change_slot(&self, guest: &TheGuest<'_, F, A>, log: bool) -> anyhow::Result<()> {
         let mut room = room();
         let mut worker = Worker::new(guest, &mut room)?;
-        worker.set_slot(self.slot(log)).context("the guest's slot cannot be changed")?;
+        worker.set_memslot(self.slot(log)).context("the guest's slot cannot be changed")?;
         Ok(())
     }
 
     /// Returns the specification of the slot.
-    pub const fn slot(&self, log_dirty: bool) -> SlotSpec {
-        SlotSpec {
+    pub const fn slot(&self, log_dirty: bool) -> MemslotSpec {
+        MemslotSpec {
             log_dirty,
-            ..SlotSpec::new(SLOT, Gpa(GUEST_BASE), self.shape.memory, Hva(HOST_BASE))
+            ..MemslotSpec::new(SLOT, Gpa(GUEST_BASE), self.shape.memory, Hva(HOST_BASE))
         }
     }
 

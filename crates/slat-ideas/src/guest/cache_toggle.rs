@@ -18,7 +18,7 @@ use slat::{
     Platform, Slot, Vmid,
 };
 use slat_guest::{
-    Backing, CachePolicy, Config, Guest, Host, Hva, NoPage, Outcome, Page, SlotId, SlotSpec,
+    Backing, CachePolicy, Config, Guest, Host, Hva, MemslotId, MemslotSpec, NoPage, Outcome, Page,
     TABLE_PAGES, TableRoom, Vcpu, Worker,
 };
 use slat_lab::cli::count;
@@ -380,8 +380,8 @@ fn switches(
         let mut room = room();
         let mut vcpu = Vcpu::new(guest, id, &mut room)?;
         if id == 0 {
-            let slot = SlotSpec::new(SlotId(0), Gpa(BASE), memory, Hva(0));
-            vcpu.worker().set_slot(slot)?;
+            let slot = MemslotSpec::new(MemslotId(0), Gpa(BASE), memory, Hva(0));
+            vcpu.worker().set_memslot(slot)?;
             touch(host, &mut vcpu, 0, image, PAGE)?;
         }
         touch(host, &mut vcpu, image, image + u64::from(args.startup) * PAGE, PAGE)?;

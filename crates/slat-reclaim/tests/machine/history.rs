@@ -74,8 +74,8 @@ where
         (page, rng.u64(1..=8).min(self.used.end - page))
     }
 
-    fn slot(&self, log_dirty: bool) -> SlotSpec {
-        SlotSpec { log_dirty, ..slot(self.pages * self.page) }
+    fn slot(&self, log_dirty: bool) -> MemslotSpec {
+        MemslotSpec { log_dirty, ..slot(self.pages * self.page) }
     }
 
     fn goes_on(&self) -> bool {
@@ -229,7 +229,7 @@ where
     }
 
     fn begins_to_log(&self, worker: &mut Worker<'_, 'h, C>) {
-        worker.set_slot(self.slot(true)).unwrap();
+        worker.set_memslot(self.slot(true)).unwrap();
         match self.guest.config().initially_set {
             // All of it is in the log.
             true => self.copies.lock().unwrap().fill(u64::MAX),
@@ -245,7 +245,7 @@ where
 
     fn take(&self, worker: &mut Worker<'_, 'h, C>) {
         let mut bits = vec![0; self.pages.div_ceil(64) as usize];
-        match worker.take_log(SlotId(0), &mut bits) {
+        match worker.take_log(MemslotId(0), &mut bits) {
             Ok(_) | Err(LogError::Contended { .. }) => {}
             Err(error) => self.world.fail(format!("the log: {error}")),
         }
@@ -256,14 +256,14 @@ where
     /// Reads the log, and clears a part of it.
     fn clear(&self, worker: &mut Worker<'_, 'h, C>, rng: &mut fastrand::Rng) {
         let mut bits = vec![0; self.pages.div_ceil(64) as usize];
-        if worker.read_log(SlotId(0), &mut bits).is_err() {
+        if worker.read_log(MemslotId(0), &mut bits).is_err() {
             return;
         }
         let first = rng.usize(..bits.len());
         let mut some = bits[first..].to_vec();
         some.iter_mut().for_each(|word| *word &= rng.u64(..));
         let begin = first as u64 * 64;
-        if worker.clear_log(SlotId(0), begin, self.pages - begin, &some).is_ok() {
+        if worker.clear_log(MemslotId(0), begin, self.pages - begin, &some).is_ok() {
             let used = |page: &u64| self.used.contains(page);
             self.send(worker, Self::set(&some, begin).filter(used));
         }
@@ -292,7 +292,7 @@ where
             if !self.is_used() {
                 return;
             }
-            worker.set_slot(self.slot(false)).unwrap();
+            worker.set_memslot(self.slot(false)).unwrap();
         }
     }
 
@@ -410,7 +410,7 @@ where
         copies,
     };
     let mut room = room();
-    Worker::<C>::new(&guest, &mut room).unwrap().set_slot(bench.slot(false)).unwrap();
+    Worker::<C>::new(&guest, &mut room).unwrap().set_memslot(bench.slot(false)).unwrap();
     for cpu in 0..VCPUS {
         world.machine.cpu(cpu).load(VMID, guest.tables().root());
     }

@@ -408,7 +408,7 @@ fn a_guest_whose_pages_are_not_the_pools_has_none() {
     let guest = Guest::new(ept(), Vmid(1), 39, &machine, &paged, config).unwrap();
     let mut room = room();
     let mut worker = Worker::new(&guest, &mut room).unwrap();
-    worker.set_slot(slot(1 << 20, false)).unwrap();
+    worker.set_memslot(slot(1 << 20, false)).unwrap();
     let refused = PageError::PageSize { pool: page, tables: PageSize::SIZE_4K };
     let mut pager = Pager::new(&mut worker);
     assert_eq!(pager.bring_in(Hva(HOST), Access::Write), Err(refused));
@@ -447,7 +447,7 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
         .enumerate()
         .map(|(index, (guest, room))| {
             let mut vcpu = Vcpu::new(guest, 0, room).unwrap();
-            vcpu.worker().set_slot(slot(1024 * K4, false)).unwrap();
+            vcpu.worker().set_memslot(slot(1024 * K4, false)).unwrap();
             let mut cpu = machine.cpu(index).unwrap();
             cpu.load(Vmid(index as u16 + 1), vcpu.root());
             (vcpu, cpu)

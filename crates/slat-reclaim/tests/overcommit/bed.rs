@@ -177,14 +177,14 @@ impl Setup {
         let (page, guest) = (page.bytes(), &guest);
         let bench =
             Bench { machine, pool, swap, paged, guest, stamps, device, stop, setup: self, page };
-        Worker::new(guest, &mut room()).unwrap().set_slot(bench.slot(false)).unwrap();
+        Worker::new(guest, &mut room()).unwrap().set_memslot(bench.slot(false)).unwrap();
         work(&bench);
         bench.check_accounts();
     }
 }
 
-pub const fn slot(bytes: u64, log_dirty: bool) -> SlotSpec {
-    SlotSpec { log_dirty, ..SlotSpec::new(SlotId(0), Gpa(BASE), bytes, Hva(HOST)) }
+pub const fn slot(bytes: u64, log_dirty: bool) -> MemslotSpec {
+    MemslotSpec { log_dirty, ..MemslotSpec::new(MemslotId(0), Gpa(BASE), bytes, Hva(HOST)) }
 }
 
 /// A guest, and what it must find in its pages.
@@ -220,7 +220,7 @@ impl<F: Format, A: Arch> Bench<'_, F, A> {
         HvaRange { start: self.host(page), bytes: pages * self.page }
     }
 
-    pub const fn slot(&self, log_dirty: bool) -> SlotSpec {
+    pub const fn slot(&self, log_dirty: bool) -> MemslotSpec {
         slot(self.setup.pages * self.page, log_dirty)
     }
 

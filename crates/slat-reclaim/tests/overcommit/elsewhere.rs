@@ -16,10 +16,10 @@ fn what_a_device_writes_is_logged<F: Format, A: Arch>(format: F, arch: A, loggin
         let mut runner = Runner::new(bench, 0, &mut mine);
         let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
         (0..256).for_each(|page| runner.write(page));
-        worker.set_slot(bench.slot(true)).unwrap();
+        worker.set_memslot(bench.slot(true)).unwrap();
         let log = |worker: &mut TheWorker<'_, '_, F, A>| {
             let mut bits = [0; 4];
-            worker.take_log(SlotId(0), &mut bits).unwrap();
+            worker.take_log(MemslotId(0), &mut bits).unwrap();
             bits
         };
         (0..3).for_each(|_| _ = log(&mut worker));

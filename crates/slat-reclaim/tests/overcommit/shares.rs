@@ -40,7 +40,7 @@ pub fn guests<S: Swap>(
     let mut rooms: Vec<_> = guests.iter().map(|_| room()).collect();
     let threads = those.iter().zip(&mut rooms).zip(guests).map(|((guest, room), (pages, _))| {
         let mut worker = Worker::new(guest, room).unwrap();
-        worker.set_slot(slot(pages * K4, false)).unwrap();
+        worker.set_memslot(slot(pages * K4, false)).unwrap();
         worker
     });
     work(&pool, threads.collect());

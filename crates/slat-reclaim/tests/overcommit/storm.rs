@@ -119,7 +119,7 @@ fn storm<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64) {
                 scope.spawn(move || host_takes(bench, seed + 3)),
             ];
             std::thread::sleep(Duration::from_millis(10));
-            worker.set_slot(bench.slot(true)).unwrap();
+            worker.set_memslot(bench.slot(true)).unwrap();
             migrate(bench, &mut worker, copies, 0..PAGES);
             let start = Instant::now();
             let enough = || bench.paged.stats().refaults > PAGES;
@@ -129,7 +129,7 @@ fn storm<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64) {
                 || (!enough() && start.elapsed() < Duration::from_secs(60))
             {
                 bits.fill(0);
-                worker.take_log(SlotId(0), &mut bits).unwrap();
+                worker.take_log(MemslotId(0), &mut bits).unwrap();
                 migrate(bench, &mut worker, copies, set(&bits));
                 // Swap fails now and then.
                 bench.swap.fail_writes.store(rng.u8(..8) == 0, Relaxed);
@@ -143,7 +143,7 @@ fn storm<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64) {
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             for _ in 0..2 {
                 bits.fill(0);
-                worker.take_log(SlotId(0), &mut bits).unwrap();
+                worker.take_log(MemslotId(0), &mut bits).unwrap();
                 migrate(bench, &mut worker, copies, set(&bits));
             }
             assert!(enough(), "{:?}", bench.paged.stats());

@@ -88,8 +88,8 @@ impl Arm {
         }
     }
 
-    /// Returns the output address: OA[47:shift]; with DS OA[49:shift], and OA[51:50] in bits 9:8;
-    /// with FEAT_LPA OA[51:48] in bits 15:12.
+    /// Returns the output address: `OA[47:shift]`; with DS `OA[49:shift]`, and `OA[51:50]` in bits
+    /// 9:8; with FEAT_LPA `OA[51:48]` in bits 15:12.
     const fn output(&self, raw: u64, shift: u32) -> u64 {
         let low = bits(raw, self.address_top() - 1, shift) << shift;
         let high = if self.lpa { bits(raw, 15, 12) << 48 } else { 0 };

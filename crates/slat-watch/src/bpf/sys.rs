@@ -3,6 +3,7 @@
 //! Nothing is pinned: each goes with its descriptor, a program once no event runs it.
 
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::ffi::c_ulong;
 use std::fmt;
 use std::mem::size_of;
@@ -132,6 +133,8 @@ pub(crate) struct Map {
     kind: Kind,
     words: usize,
     most: usize,
+    /// Room for all values, which is kept from one reading to the next.
+    room: RefCell<Vec<u64>>,
 }
 
 impl Map {
@@ -146,7 +149,7 @@ impl Map {
         };
         // SAFETY: it leads nowhere; what the kernel answers is a new descriptor.
         let fd = unsafe { own(bpf(MAP_CREATE, &mut create)?) };
-        Ok(Self { fd, kind, words, most })
+        Ok(Self { fd, kind, words, most, room: RefCell::default() })
     }
 
     pub fn fd(&self) -> RawFd {
@@ -187,7 +190,11 @@ impl Map {
     pub fn entries(&self) -> Result<Vec<(u64, Vec<u64>)>, Errno> {
         assert_eq!(self.kind, Kind::Hash, "keys of an array are 32 bits");
         let mut keys = vec![0u64; self.most];
-        let mut values = vec![0u64; self.most * self.words];
+        let mut values = self.room.borrow_mut();
+        if values.is_empty() {
+            // The kernel gives pages of it once they are written.
+            *values = vec![0; self.most * self.words];
+        }
         let mut next = [0u64; 2];
         let mut batch = Batch {
             next: next.as_mut_ptr() as u64,

@@ -7,7 +7,7 @@ const PID: i32 = i32::MAX - 1;
 const ONE: [&str; 2] = ["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"];
 
 fn watch(host: &Made, which: Which) -> Result<Watch<'_>, NotFound> {
-    let events = Events::nothing("no events");
+    let events = |_| Events::nothing("no events");
     Watch::begin(host.files(), Err("no debugfs".to_owned()), events, which)
 }
 
@@ -71,6 +71,10 @@ fn a_vcpu_that_comes_later_counts_since_its_beginning_and_changes_threads() {
         assert!(steps < 1_000_000);
     }
     let task = host.files().0.join(format!("proc/{PID}/task/20"));
+    // Files of a thread that ended tell nothing, even if they are held open.
+    for file in ["stat", "schedstat"] {
+        std::fs::write(task.join(file), "").unwrap();
+    }
     std::fs::remove_dir_all(task).unwrap();
     watch.step();
     host.thread(PID, 21, "vcpu0", 0, "running");

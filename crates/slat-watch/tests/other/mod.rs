@@ -88,5 +88,5 @@ impl Other {
 }
 
 pub fn watch(which: Which) -> Result<Watch<'static>, NotFound> {
-    Watch::begin(Files::here(), Debugfs::open(), Events::open(0), which)
+    Watch::begin(Files::here(), Debugfs::open(), Events::open, which)
 }

@@ -7,7 +7,9 @@ use super::swap::LabSwap;
 use anyhow::{Context, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use slat::{Access, Format, Gpa, Hpa, Skip, Vmid};
-use slat_guest::{Guest, Host, Hva, Outcome, Retry, SlotId, SlotSpec, TableRoom, Vcpu, Worker};
+use slat_guest::{
+    Guest, Host, Hva, MemslotId, MemslotSpec, Outcome, Retry, TableRoom, Vcpu, Worker,
+};
 use slat_ideas::crew::Pin;
 use slat_ideas::guest::bed::{GUEST_BASE, room};
 use slat_ideas::guest::lock::FairLock;
@@ -122,8 +124,8 @@ pub fn with_guest<F: Format, A: Arch, R>(
     let config = slat_guest::Config::new(case.vcpus, largest);
     let bits = machine.arch().address_bits();
     let guest = Guest::new(format, VMID, bits, machine, &paged, config)?;
-    let slot = SlotSpec::new(SlotId(0), Gpa(GUEST_BASE), bytes, Hva(HOST_BASE));
-    Worker::new(&guest, &mut room())?.set_slot(slot).context("the guest's slot")?;
+    let slot = MemslotSpec::new(MemslotId(0), Gpa(GUEST_BASE), bytes, Hva(HOST_BASE));
+    Worker::new(&guest, &mut room())?.set_memslot(slot).context("the guest's slot")?;
     let result = work(&guest);
     // SAFETY: CPUs are borrowed by threads, which have ended, so none has loaded the guest's
     // tables.

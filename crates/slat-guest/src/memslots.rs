@@ -17,9 +17,9 @@ pub(crate) mod work;
 use crate::backing::{Hva, HvaRange};
 use crate::bits::{Bits, Kept, Splits};
 use crate::config::ExecuteHuge;
-use crate::slots::kinds::Kinds;
-use crate::slots::progress::Progress;
-use crate::slots::spec::{SlotError, SlotId, SlotSpec};
+use crate::memslots::kinds::Kinds;
+use crate::memslots::progress::Progress;
+use crate::memslots::spec::{MemslotError, MemslotId, MemslotSpec};
 use crate::sync::{AtomicU64, Ordering};
 use alloc::sync::Arc;
 use core::cell::UnsafeCell;
@@ -28,8 +28,8 @@ use tree::{Entry, Tree};
 
 /// A memslot, and the state that is kept about it.
 #[derive(Clone, Debug)]
-pub(crate) struct Slot {
-    pub spec: SlotSpec,
+pub(crate) struct Memslot {
+    pub spec: MemslotSpec,
     /// It is being deleted or moved: faults try again, invalidations still find it.
     pub going: bool,
     pub log: Option<Arc<Bits>>,
@@ -57,10 +57,10 @@ pub(crate) enum Plan {
 /// change.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
-    by_gpa: Tree<Gpa, Arc<Slot>>,
+    by_gpa: Tree<Gpa, Arc<Memslot>>,
     /// Memslots may have the same memory.
-    by_host: Tree<(Hva, SlotId), Arc<Slot>>,
-    by_id: Tree<SlotId, Arc<Slot>>,
+    by_host: Tree<(Hva, MemslotId), Arc<Memslot>>,
+    by_id: Tree<MemslotId, Arc<Memslot>>,
     /// Whether huge pages may be executed. It is here so that a fault sees one state of this and
     /// the memslots.
     pub execute_huge: ExecuteHuge,
@@ -76,43 +76,43 @@ impl View {
     }
 
     #[inline]
-    pub fn at(&self, gpa: Gpa) -> Option<&Slot> {
+    pub fn at(&self, gpa: Gpa) -> Option<&Memslot> {
         let slot = self.by_gpa.at_most(&gpa)?;
         (gpa.0 < slot.end).then_some(&*slot.value)
     }
 
     /// All memslots, by guest address.
-    pub fn iter(&self) -> impl Iterator<Item = &Slot> {
+    pub fn iter(&self) -> impl Iterator<Item = &Memslot> {
         self.by_gpa.beyond(0).map(|entry| &*entry.value)
     }
 
     /// The memslots that have some of `range`, each with its part of it.
-    pub fn parts(&self, range: &GpaRange) -> impl Iterator<Item = (&Slot, GpaRange)> {
+    pub fn parts(&self, range: &GpaRange) -> impl Iterator<Item = (&Memslot, GpaRange)> {
         let range = *range;
         let slots = self.by_gpa.beyond(range.start().0).map(|entry| &*entry.value);
         slots.map_while(move |slot| Some((slot, slot.spec.common(&range)?)))
     }
 
     /// The memslots that have some of the host's memory at `host`, and where they have it.
-    pub fn backed_by(&self, host: HvaRange) -> impl Iterator<Item = (&Slot, GpaRange)> {
+    pub fn backed_by(&self, host: HvaRange) -> impl Iterator<Item = (&Memslot, GpaRange)> {
         let slots = self.by_host.beyond(host.start.0).map(|entry| &*entry.value);
         let slots = slots.take_while(move |slot| slot.spec.host < host.end());
         slots.filter_map(move |slot| Some((slot, slot.spec.guest_of(&host)?)))
     }
 
-    pub fn named(&self, id: SlotId) -> Option<&Slot> {
+    pub fn named(&self, id: MemslotId) -> Option<&Memslot> {
         self.by_id.get(&id).map(|slot| &**slot)
     }
 
     /// Whether the memslot is where `spec` has it, and logs into `log`.
-    pub fn logs_into(&self, spec: &SlotSpec, log: &Bits) -> bool {
+    pub fn logs_into(&self, spec: &MemslotSpec, log: &Bits) -> bool {
         let slot = self.named(spec.id).filter(|slot| !slot.going && slot.spec == *spec);
         let theirs = slot.and_then(|slot| slot.log.as_deref());
         theirs.is_some_and(|theirs| core::ptr::eq(theirs, log))
     }
 
     /// Adds a memslot, or replaces the one of its name, which has the same addresses.
-    pub fn insert(&mut self, slot: Slot) {
+    pub fn insert(&mut self, slot: Memslot) {
         let spec = slot.spec;
         let (number, value) = (spec.id.0.into(), Arc::new(slot));
         let end = spec.gpa.0 + spec.bytes;
@@ -123,7 +123,7 @@ impl View {
     }
 
     /// Changes what is kept about a memslot, but not its addresses.
-    pub fn change(&mut self, id: SlotId, change: impl FnOnce(&mut Slot)) {
+    pub fn change(&mut self, id: MemslotId, change: impl FnOnce(&mut Memslot)) {
         if let Some(slot) = self.named(id) {
             let mut slot = slot.clone();
             change(&mut slot);
@@ -131,8 +131,8 @@ impl View {
         }
     }
 
-    pub fn remove(&mut self, id: SlotId) {
-        if let Some(SlotSpec { gpa, host, .. }) = self.named(id).map(|slot| slot.spec) {
+    pub fn remove(&mut self, id: MemslotId) {
+        if let Some(MemslotSpec { gpa, host, .. }) = self.named(id).map(|slot| slot.spec) {
             self.by_gpa.remove(&gpa);
             self.by_host.remove(&(host, id));
             self.by_id.remove(&id);
@@ -141,22 +141,22 @@ impl View {
 
     /// The change that makes the memslots as `new` has it, by the rules of Linux's
     /// `KVM_SET_USER_MEMORY_REGION`.
-    pub fn plan(&self, new: &SlotSpec, page: PageSize, bits: u32) -> Result<Plan, SlotError> {
+    pub fn plan(&self, new: &MemslotSpec, page: PageSize, bits: u32) -> Result<Plan, MemslotError> {
         let old = self.named(new.id).map(|slot| slot.spec);
         if new.bytes == 0 {
-            return old.map(|_| Plan::Delete).ok_or(SlotError::Missing { id: new.id });
+            return old.map(|_| Plan::Delete).ok_or(MemslotError::Missing { id: new.id });
         }
         new.checked(page, bits)?;
         let change = match old {
             None => Plan::Insert,
             Some(is) => {
-                let same = SlotSpec { gpa: is.gpa, log_dirty: is.log_dirty, ..*new };
+                let same = MemslotSpec { gpa: is.gpa, log_dirty: is.log_dirty, ..*new };
                 if same != is {
-                    return Err(SlotError::Differs { is });
+                    return Err(MemslotError::Differs { is });
                 }
                 match (is.gpa == new.gpa, is.log_dirty == new.log_dirty) {
                     (true, true) => return Ok(Plan::Nothing),
-                    _ if is.private.is_some() => return Err(SlotError::Private),
+                    _ if is.private.is_some() => return Err(MemslotError::Private),
                     (true, false) => return Ok(Plan::Flags),
                     (false, _) => Plan::Move,
                 }
@@ -165,7 +165,7 @@ impl View {
         let range = new.range();
         let mut overlaps = self.parts(&range);
         match overlaps.find(|(slot, _)| slot.spec.id != new.id) {
-            Some((slot, _)) => Err(SlotError::Overlaps { id: slot.spec.id }),
+            Some((slot, _)) => Err(MemslotError::Overlaps { id: slot.spec.id }),
             None => Ok(change),
         }
     }
@@ -173,15 +173,15 @@ impl View {
 
 /// The two lists of memslots.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub(crate) struct Memslots {
     lists: [UnsafeCell<View>; 2],
     current: AtomicU64,
 }
 
 // SAFETY: `lists` are reached by `view` and `replace` only, whose callers keep them apart.
-unsafe impl Sync for Slots {}
+unsafe impl Sync for Memslots {}
 
-impl Slots {
+impl Memslots {
     pub fn new(execute_huge: ExecuteHuge) -> Self {
         let lists = [(); 2].map(|()| UnsafeCell::new(View::new(execute_huge)));
         Self { lists, current: AtomicU64::new(0) }
@@ -208,8 +208,8 @@ impl Slots {
     ///
     /// # Safety
     /// The caller holds the lock under which memslots are changed, has no reference from
-    /// [`Slots::view`], and releases the lock only after all threads that were inside the guest's
-    /// tables have left.
+    /// [`Memslots::view`], and releases the lock only after all threads that were inside the
+    /// guest's tables have left.
     pub unsafe fn replace(&self, view: View) {
         let other = 1 - self.current.load(Ordering::Relaxed) as usize;
         // SAFETY: no thread reads the list that is not current: those that did were waited for in

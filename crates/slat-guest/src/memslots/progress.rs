@@ -1,13 +1,13 @@
 //! How far a change of a memslot is, and its result.
 
+use crate::memslots::spec::MemslotId;
 use crate::outcome::SplitReport;
-use crate::slots::spec::SlotId;
 use crate::sync::{AtomicU64, Lock, Ordering};
 use alloc::sync::Arc;
 
-/// The result of a change of a memslot ([`Worker::set_slot`](crate::Worker::set_slot)).
+/// The result of a change of a memslot ([`Worker::set_memslot`](crate::Worker::set_memslot)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SlotChange {
+pub enum MemslotChange {
     /// The memslot was there already, as asked for.
     Same,
     /// There is a new memslot.
@@ -25,14 +25,14 @@ pub enum SlotChange {
     Deleted,
 }
 
-/// A change of a memslot that has begun ([`Worker::begin_slot`](crate::Worker::begin_slot)), and is
-/// worked on piece by piece ([`SlotWork::run`]).
+/// A change of a memslot that has begun ([`Worker::begin_memslot`](crate::Worker::begin_memslot)),
+/// and is worked on piece by piece ([`MemslotWork::run`]).
 ///
 /// The guest keeps what is left of it: this value borrows nothing, and no thread waits for a change
 /// that is not being run. Faults, logs of other memslots, ageing, invalidations and changes of
 /// other memslots go on. Until the end a memslot that is deleted or moves answers faults by
-/// [`Retry::SlotGoing`](crate::Retry::SlotGoing), and its addresses, also those that it moves to,
-/// are no other memslot's. The log of a memslot that begins to log cannot be read
+/// [`Retry::MemslotGoing`](crate::Retry::MemslotGoing), and its addresses, also those that it moves
+/// to, are no other memslot's. The log of a memslot that begins to log cannot be read
 /// ([`LogError::Beginning`](crate::LogError::Beginning)), and has all that is written meanwhile,
 /// but for what was writable before.
 ///
@@ -41,25 +41,25 @@ pub enum SlotChange {
 /// to leave, completes it first. Dropping the guest ends it.
 #[derive(Debug)]
 #[must_use = "the slot stays as it is between two states until the change is run to its end"]
-pub struct SlotWork {
-    pub(crate) id: SlotId,
+pub struct MemslotWork {
+    pub(crate) id: MemslotId,
     pub(crate) progress: Arc<Progress>,
 }
 
-impl SlotWork {
+impl MemslotWork {
     /// Makes the value for a change without work on the memslot's memory.
-    pub(crate) fn over(id: SlotId, change: SlotChange) -> Self {
+    pub(crate) fn over(id: MemslotId, change: MemslotChange) -> Self {
         let work = Self { id, progress: Arc::new(Progress::new(0)) };
         work.progress.end(change);
         work
     }
 
     /// The memslot.
-    pub const fn id(&self) -> SlotId {
+    pub const fn id(&self) -> MemslotId {
         self.id
     }
 
-    /// Bytes of the memslot that were worked on, of [`SlotWork::bytes`].
+    /// Bytes of the memslot that were worked on, of [`MemslotWork::bytes`].
     pub fn done(&self) -> u64 {
         self.progress.done.load(Ordering::Relaxed)
     }
@@ -70,7 +70,7 @@ impl SlotWork {
     }
 
     /// The change's result, once it has ended, whichever thread ran it.
-    pub fn change(&self) -> Option<SlotChange> {
+    pub fn change(&self) -> Option<MemslotChange> {
         self.progress.change()
     }
 }
@@ -81,7 +81,7 @@ pub(crate) struct Progress {
     bytes: u64,
     done: AtomicU64,
     over: AtomicU64,
-    change: Lock<Option<SlotChange>>,
+    change: Lock<Option<MemslotChange>>,
 }
 
 impl Progress {
@@ -95,7 +95,7 @@ impl Progress {
     }
 
     /// A thread that finds the change over sees all that was done before.
-    pub fn end(&self, change: SlotChange) {
+    pub fn end(&self, change: MemslotChange) {
         *self.change.lock() = Some(change);
         self.over.store(1, Ordering::Release);
     }
@@ -104,7 +104,7 @@ impl Progress {
         self.over.load(Ordering::Acquire) != 0
     }
 
-    pub fn change(&self) -> Option<SlotChange> {
+    pub fn change(&self) -> Option<MemslotChange> {
         *self.change.lock()
     }
 }

@@ -6,18 +6,18 @@ use crate::bits::{Bits, Kept, Splits};
 use crate::config::{ExecuteHuge, Logging};
 use crate::events::Event;
 use crate::host::Host;
+use crate::memslots::kinds::Kinds;
+use crate::memslots::progress::{MemslotChange, MemslotWork};
+use crate::memslots::spec::{MemslotError, MemslotId, MemslotSpec};
+use crate::memslots::work::{Unfinished, Work};
+use crate::memslots::{Memslot, Plan, View};
 use crate::outcome::SplitReport;
-use crate::slots::kinds::Kinds;
-use crate::slots::progress::{SlotChange, SlotWork};
-use crate::slots::spec::{SlotError, SlotId, SlotSpec};
-use crate::slots::work::{Unfinished, Work};
-use crate::slots::{Plan, Slot, View};
 use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use slat::{Format, GpaRange};
 
-impl SlotWork {
+impl MemslotWork {
     /// Works on the next `pieces` of the memslot, or on those that are left, each of 1 GiB of guest
     /// addresses, or of the largest leaf if that is larger; then lets other threads change
     /// memslots. With the last piece the change ends, and this returns its result; until then
@@ -27,19 +27,19 @@ impl SlotWork {
     /// changes of memslots do. Between pieces [`Host::between_pieces`] is called.
     ///
     /// # Errors
-    /// [`SlotError::Missing`]: the worker's guest has no such change. Nothing was done.
+    /// [`MemslotError::Missing`]: the worker's guest has no such change. Nothing was done.
     pub fn run<F: Format, H: Host, B: Backing>(
         &self,
         worker: &mut Worker<'_, F, H, B>,
         pieces: u64,
-    ) -> Result<Option<SlotChange>, SlotError> {
+    ) -> Result<Option<MemslotChange>, MemslotError> {
         let guest = worker.guest;
         let mut turn = guest.change_turn();
         if let Some(change) = self.change() {
             return Ok(Some(change));
         }
         let at = turn.iter().position(|unfinished| unfinished.is_of(self));
-        let at = at.ok_or(SlotError::Missing { id: self.id })?;
+        let at = at.ok_or(MemslotError::Missing { id: self.id })?;
         Ok(worker.work_on(&mut turn, at, pieces))
     }
 }
@@ -53,8 +53,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// or moved, where it was.
     ///
     /// # Errors
-    /// [`SlotError`]; nothing was done.
-    pub fn set_slot(&mut self, spec: SlotSpec) -> Result<SlotChange, SlotError> {
+    /// [`MemslotError`]; nothing was done.
+    pub fn set_memslot(&mut self, spec: MemslotSpec) -> Result<MemslotChange, MemslotError> {
         let guest = self.guest;
         let mut turn = guest.change_turn();
         let work = self.begin(&mut turn, spec)?;
@@ -64,9 +64,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(work.change().expect("all of it is done"))
     }
 
-    /// Begins [`Worker::set_slot`]; [`SlotWork::run`] does the work on the memslot's memory piece
-    /// by piece, with time for other things in between. When this returns all faults see that the
-    /// memslot goes, that it logs, or that it logs no more.
+    /// Begins [`Worker::set_memslot`]; [`MemslotWork::run`] does the work on the memslot's memory
+    /// piece by piece, with time for other things in between. When this returns all faults see that
+    /// the memslot goes, that it logs, or that it logs no more.
     ///
     /// A change that is asked for again before its end goes on from where it is. Another change of
     /// the memslot, or one that needs addresses which a memslot is about to leave, first completes
@@ -74,14 +74,18 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// asked for.
     ///
     /// # Errors
-    /// Those of [`Worker::set_slot`]; nothing was done.
-    pub fn begin_slot(&mut self, spec: SlotSpec) -> Result<SlotWork, SlotError> {
+    /// Those of [`Worker::set_memslot`]; nothing was done.
+    pub fn begin_memslot(&mut self, spec: MemslotSpec) -> Result<MemslotWork, MemslotError> {
         let guest = self.guest;
         let mut turn = guest.change_turn();
         self.begin(&mut turn, spec)
     }
 
-    fn begin(&mut self, turn: &mut Vec<Unfinished>, spec: SlotSpec) -> Result<SlotWork, SlotError> {
+    fn begin(
+        &mut self,
+        turn: &mut Vec<Unfinished>,
+        spec: MemslotSpec,
+    ) -> Result<MemslotWork, MemslotError> {
         let guest = self.guest;
         if let Some(unfinished) = turn.iter().find(|unfinished| unfinished.does(&spec)) {
             return Ok(unfinished.ticket());
@@ -94,17 +98,17 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let now = unsafe { guest.slots.view() };
         let plan = now.plan(&spec, guest.page(), bits)?;
         if let Some(other) = turn.iter().find(|unfinished| unfinished.takes(&spec)) {
-            return Err(SlotError::Overlaps { id: other.id() });
+            return Err(MemslotError::Overlaps { id: other.id() });
         }
         let view = now.clone();
         if plan == Plan::Nothing {
-            return Ok(SlotWork::over(spec.id, SlotChange::Same));
+            return Ok(MemslotWork::over(spec.id, MemslotChange::Same));
         }
         let before = view.named(spec.id).map(|slot| slot.spec);
-        guest.event(|| Event::SlotBegin { before, after: spec });
+        guest.event(|| Event::MemslotBegin { before, after: spec });
         let begun = self.begin_plan(turn, plan, view, (spec, before));
         if !matches!(&begun, Ok(work) if work.change().is_none()) {
-            guest.event(|| Event::SlotEnd { id: spec.id });
+            guest.event(|| Event::MemslotEnd { id: spec.id });
         }
         begun
     }
@@ -115,8 +119,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         turn: &mut Vec<Unfinished>,
         plan: Plan,
         mut view: View,
-        (spec, before): (SlotSpec, Option<SlotSpec>),
-    ) -> Result<SlotWork, SlotError> {
+        (spec, before): (MemslotSpec, Option<MemslotSpec>),
+    ) -> Result<MemslotWork, MemslotError> {
         let Some(before) = before else {
             let slot = self.new_slot(spec, view.execute_huge)?;
             if !view.aliases && view.backed_by(spec.host_range()).next().is_some() {
@@ -127,7 +131,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             view.insert(slot);
             self.replace(view);
-            return Ok(SlotWork::over(spec.id, SlotChange::Inserted));
+            return Ok(MemslotWork::over(spec.id, MemslotChange::Inserted));
         };
         let new = |work| Unfinished::new(spec, before.range(), work);
         let unfinished = match plan {
@@ -150,7 +154,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     work.done_to(before.range().end());
                 }
                 let begins = Some(work.progress().clone());
-                let logs = |slot: &mut Slot| {
+                let logs = |slot: &mut Memslot| {
                     (slot.spec, slot.log, slot.begins) = (spec, Some(log), begins);
                 };
                 view.change(spec.id, logs);
@@ -163,7 +167,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 work
             }
             _ => {
-                let quiet = |slot: &mut Slot| (slot.spec, slot.log) = (spec, None);
+                let quiet = |slot: &mut Memslot| (slot.spec, slot.log) = (spec, None);
                 view.change(spec.id, quiet);
                 self.replace(view);
                 new(Work::LogOff { collapsed: 0 })
@@ -181,7 +185,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         turn: &mut Vec<Unfinished>,
         at: usize,
         pieces: u64,
-    ) -> Option<SlotChange> {
+    ) -> Option<MemslotChange> {
         let guest = self.guest;
         let unfinished = &mut turn[at];
         let spec = *unfinished.spec();
@@ -209,13 +213,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         progress.end(change);
         // A change that began and ended in one call reports its end there.
         if pieces != 0 {
-            guest.event(|| Event::SlotEnd { id: spec.id });
+            guest.event(|| Event::MemslotEnd { id: spec.id });
         }
         Some(change)
     }
 
     /// Empties a piece. No fault maps the memslot any more, and an invalidation still finds it.
-    fn empty_piece(&mut self, id: SlotId, piece: GpaRange) {
+    fn empty_piece(&mut self, id: MemslotId, piece: GpaRange) {
         let guest = self.guest;
         for tables in guest.spaces() {
             // A memslot that moves keeps its memory, and so the marks of its pages.
@@ -233,24 +237,24 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Ends a change of which all pieces are done.
-    fn end(&mut self, unfinished: Unfinished) -> SlotChange {
+    fn end(&mut self, unfinished: Unfinished) -> MemslotChange {
         let id = unfinished.id();
         match unfinished.work {
             Work::Delete => {
                 self.take_out(id, None);
-                SlotChange::Deleted
+                MemslotChange::Deleted
             }
             Work::Move(slot) => {
                 self.take_out(id, Some(slot));
-                SlotChange::Moved
+                MemslotChange::Moved
             }
-            Work::LogOn { split, .. } => SlotChange::LogOn(split.map(|(_, report)| report)),
-            Work::LogOff { collapsed } => SlotChange::LogOff { collapsed },
+            Work::LogOn { split, .. } => MemslotChange::LogOn(split.map(|(_, report)| report)),
+            Work::LogOff { collapsed } => MemslotChange::LogOff { collapsed },
         }
     }
 
     /// Takes an empty memslot out of the list, or replaces it by `instead`.
-    fn take_out(&mut self, id: SlotId, instead: Option<Slot>) {
+    fn take_out(&mut self, id: MemslotId, instead: Option<Memslot>) {
         // SAFETY: the lock is held, and what is read is not used after `replace`.
         let mut view = unsafe { self.guest.slots.view() }.clone();
         let before = view.named(id).expect("it stays until it is empty").clone();
@@ -271,7 +275,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// The memslots, by guest address.
-    pub fn slots(&mut self) -> Vec<SlotSpec> {
+    pub fn slots(&mut self) -> Vec<MemslotSpec> {
         self.look(|view| view.iter().filter(|slot| !slot.going).map(|slot| slot.spec).collect())
     }
 
@@ -279,47 +283,51 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     pub fn teardown(&mut self) {
         // Also memslots that are about to go, or to move.
         for spec in self.look(|view| view.iter().map(|slot| slot.spec).collect::<Vec<_>>()) {
-            match self.set_slot(SlotSpec { bytes: 0, ..spec }) {
+            match self.set_memslot(MemslotSpec { bytes: 0, ..spec }) {
                 // Another thread has deleted it meanwhile.
-                Ok(_) | Err(SlotError::Missing { .. }) => {}
+                Ok(_) | Err(MemslotError::Missing { .. }) => {}
                 Err(error) => unreachable!("a slot can always be deleted: {error}"),
             }
         }
     }
 
-    fn new_slot(&self, spec: SlotSpec, execute_huge: ExecuteHuge) -> Result<Slot, SlotError> {
+    fn new_slot(
+        &self,
+        spec: MemslotSpec,
+        execute_huge: ExecuteHuge,
+    ) -> Result<Memslot, MemslotError> {
         let log = if spec.log_dirty { Some(self.new_log(&spec)?) } else { None };
         if spec.private.is_some() && self.guest.caches.matters() {
-            return Err(SlotError::PrivateUncached);
+            return Err(MemslotError::PrivateUncached);
         }
         if spec.log_blocks && self.guest.config.logging != Logging::Protect {
-            return Err(SlotError::LogBlocks);
+            return Err(MemslotError::LogBlocks);
         }
         let splits = match execute_huge {
             // Recovery takes rights from tables whose pages may be of two kinds.
             _ if spec.private.is_some() => None,
             ExecuteHuge::Allowed => None,
-            _ => Some(Arc::new(Splits::new::<F>(&spec).ok_or(SlotError::OutOfMemory)?)),
+            _ => Some(Arc::new(Splits::new::<F>(&spec).ok_or(MemslotError::OutOfMemory)?)),
         };
         let guest = self.guest;
         // Also where leaves are pages and hold all marks themselves: a late fault may empty a leaf
         // that another fault has mapped meanwhile, and the guest has written.
-        let kept = Kept::new(spec.pages(guest.page())).ok_or(SlotError::OutOfMemory)?;
+        let kept = Kept::new(spec.pages(guest.page())).ok_or(MemslotError::OutOfMemory)?;
         let kept = Arc::new(kept);
         let kinds = match spec.private {
             None => None,
             Some(_) => {
                 let kinds = Kinds::new(spec.pages(guest.page()));
-                Some(Arc::new(kinds.ok_or(SlotError::OutOfMemory)?))
+                Some(Arc::new(kinds.ok_or(MemslotError::OutOfMemory)?))
             }
         };
-        Ok(Slot { spec, going: false, log, begins: None, kept, splits, kinds })
+        Ok(Memslot { spec, going: false, log, begins: None, kept, splits, kinds })
     }
 
-    fn new_log(&self, spec: &SlotSpec) -> Result<Arc<Bits>, SlotError> {
+    fn new_log(&self, spec: &MemslotSpec) -> Result<Arc<Bits>, MemslotError> {
         let dirty = self.guest.config.initially_set;
         let log = Bits::new(spec.pages(self.guest.page()), dirty);
-        log.map(Arc::new).ok_or(SlotError::OutOfMemory)
+        log.map(Arc::new).ok_or(MemslotError::OutOfMemory)
     }
 
     /// Makes `view` the current one, and waits for faults that saw another.

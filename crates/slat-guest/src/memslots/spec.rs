@@ -7,13 +7,13 @@ use slat::{Gpa, GpaRange, PageSize};
 
 /// The name of a memslot, chosen by the VMM.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct SlotId(pub u16);
+pub struct MemslotId(pub u16);
 
 /// A memslot, as a VMM asks for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SlotSpec {
+pub struct MemslotSpec {
     /// The memslot's name.
-    pub id: SlotId,
+    pub id: MemslotId,
     /// The first guest address.
     pub gpa: Gpa,
     /// Bytes.
@@ -34,9 +34,9 @@ pub struct SlotSpec {
     pub log_blocks: bool,
 }
 
-impl SlotSpec {
+impl MemslotSpec {
     /// Memory that may be read and written, does not log, and is shared.
-    pub const fn new(id: SlotId, gpa: Gpa, bytes: u64, host: Hva) -> Self {
+    pub const fn new(id: MemslotId, gpa: Gpa, bytes: u64, host: Hva) -> Self {
         Self {
             id,
             gpa,
@@ -72,7 +72,7 @@ impl SlotSpec {
         GpaRange::new(Gpa(self.gpa.0 + (start - own)), bytes).ok()
     }
 
-    /// [`SlotSpec::fits`], in the memory of `kind`.
+    /// [`MemslotSpec::fits`], in the memory of `kind`.
     pub(crate) const fn fits_in(&self, kind: MemoryKind, gpa: u64, bytes: u64) -> bool {
         (self.gpa.0 ^ self.number_of(kind)) & (bytes - 1) == 0 && self.has(gpa, bytes)
     }
@@ -137,24 +137,24 @@ impl SlotSpec {
         self.bytes >> page.shift()
     }
 
-    pub(super) fn checked(&self, page: PageSize, bits: u32) -> Result<(), SlotError> {
+    pub(super) fn checked(&self, page: PageSize, bits: u32) -> Result<(), MemslotError> {
         let private = self.number_of(MemoryKind::Private);
         if (self.gpa.0 | self.host.0 | self.bytes | private) & (page.bytes() - 1) != 0 {
-            return Err(SlotError::Unaligned { page });
+            return Err(MemslotError::Unaligned { page });
         }
-        let Some(end) = self.gpa.0.checked_add(self.bytes) else { return Err(SlotError::Wraps) };
+        let Some(end) = self.gpa.0.checked_add(self.bytes) else { return Err(MemslotError::Wraps) };
         if [self.host.0, private].iter().any(|at| at.checked_add(self.bytes).is_none()) {
-            return Err(SlotError::Wraps);
+            return Err(MemslotError::Wraps);
         }
         if self.private.is_some() && (self.read_only || self.log_dirty) {
-            return Err(SlotError::Private);
+            return Err(MemslotError::Private);
         }
         if end > 1 << bits {
-            return Err(SlotError::Beyond { bits });
+            return Err(MemslotError::Beyond { bits });
         }
         let pages = self.bytes >> page.shift();
         if pages > (1 << 31) - 1 {
-            return Err(SlotError::TooManyPages { pages });
+            return Err(MemslotError::TooManyPages { pages });
         }
         Ok(())
     }
@@ -163,7 +163,7 @@ impl SlotSpec {
 /// Why a memslot was not changed. Nothing was done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum SlotError {
+pub enum MemslotError {
     /// Size, guest or host address is not a multiple of the page size.
     Unaligned {
         /// The page size.
@@ -184,18 +184,18 @@ pub enum SlotError {
     /// Another memslot has some of these addresses.
     Overlaps {
         /// That memslot.
-        id: SlotId,
+        id: MemslotId,
     },
     /// A memslot that is there keeps its size, its place in the host and its rights: delete it
     /// first.
     Differs {
         /// The memslot that is there.
-        is: SlotSpec,
+        is: MemslotSpec,
     },
     /// There is no such memslot.
     Missing {
         /// The name.
-        id: SlotId,
+        id: MemslotId,
     },
     /// A memslot with private memory is not read-only, does not log and does not move: it can be
     /// deleted.
@@ -210,7 +210,7 @@ pub enum SlotError {
     OutOfMemory,
 }
 
-impl SlotError {
+impl MemslotError {
     /// The error of Linux's `KVM_SET_USER_MEMORY_REGION`, on that architecture, for the same
     /// mistake.
     pub const fn errno(&self, kvm: Kvm) -> &'static str {
@@ -234,7 +234,7 @@ pub enum Kvm {
     RiscV,
 }
 
-impl fmt::Display for SlotError {
+impl fmt::Display for MemslotError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unaligned { page } => {
@@ -274,4 +274,4 @@ impl fmt::Display for SlotError {
     }
 }
 
-impl core::error::Error for SlotError {}
+impl core::error::Error for MemslotError {}

@@ -17,8 +17,8 @@
 //!   first.
 
 use crate::bits::{Bits, each_word};
+use crate::memslots::spec::MemslotSpec;
 use crate::private::MemoryKind;
-use crate::slots::spec::SlotSpec;
 use slat::{Format, GpaRange};
 
 /// The kinds of a memslot's pages.
@@ -35,7 +35,7 @@ impl Kinds {
     }
 
     /// The kind of all pages of `range`; `None` if they differ, or are changing.
-    pub fn of<F: Format>(&self, spec: &SlotSpec, range: &GpaRange) -> Option<MemoryKind> {
+    pub fn of<F: Format>(&self, spec: &MemslotSpec, range: &GpaRange) -> Option<MemoryKind> {
         let (mut changing, mut private, mut shared) = (0, 0, 0);
         let (start, bytes) = (range.start().0, range.size());
         // In this order: see the invariant.
@@ -67,7 +67,7 @@ impl Kinds {
     }
 
     /// Marks the pages as changing, or removes the mark.
-    pub fn change<F: Format>(&self, spec: &SlotSpec, range: &GpaRange, changing: bool) {
+    pub fn change<F: Format>(&self, spec: &MemslotSpec, range: &GpaRange, changing: bool) {
         each_word::<F>(spec, range.start().0, range.size(), |word, mask| match changing {
             true => self.changing.add(word, mask),
             false => _ = self.changing.take(word, mask),
@@ -75,7 +75,7 @@ impl Kinds {
     }
 
     /// Sets the kind of the pages.
-    pub fn set<F: Format>(&self, spec: &SlotSpec, range: &GpaRange, kind: MemoryKind) {
+    pub fn set<F: Format>(&self, spec: &MemslotSpec, range: &GpaRange, kind: MemoryKind) {
         each_word::<F>(spec, range.start().0, range.size(), |word, mask| match kind {
             MemoryKind::Private => self.private.add(word, mask),
             MemoryKind::Shared => _ = self.private.take(word, mask),

@@ -30,11 +30,11 @@
 //! piece takes out are moved as [`Moves`](crate::bits::Moves) says, and have arrived before a
 //! thread that waits for the piece looks. `tests/loom/paused.rs` has a model of each.
 
+use crate::memslots::Memslot;
+use crate::memslots::progress::{MemslotWork, Progress};
+use crate::memslots::spec::{MemslotId, MemslotSpec};
 use crate::outcome::SplitReport;
 use crate::ranges::pieces;
-use crate::slots::Slot;
-use crate::slots::progress::{Progress, SlotWork};
-use crate::slots::spec::{SlotId, SlotSpec};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use slat::{Gpa, GpaRange, PageSize};
@@ -45,7 +45,7 @@ pub(crate) enum Work {
     /// The piece is emptied, for good.
     Delete,
     /// The piece is emptied; the memslot comes back elsewhere.
-    Move(Slot),
+    Move(Memslot),
     /// The piece is protected, and split to a size if asked for; with room for hardware's marks of
     /// a piece.
     LogOn { split: Option<(PageSize, SplitReport)>, scratch: Vec<u64> },
@@ -57,7 +57,7 @@ pub(crate) enum Work {
 #[derive(Debug)]
 pub(crate) struct Unfinished {
     /// The memslot as it was asked for.
-    spec: SlotSpec,
+    spec: MemslotSpec,
     /// The memslot's guest addresses before the change.
     range: GpaRange,
     pub work: Work,
@@ -67,25 +67,25 @@ pub(crate) struct Unfinished {
 }
 
 impl Unfinished {
-    pub fn new(spec: SlotSpec, range: GpaRange, work: Work) -> Self {
+    pub fn new(spec: MemslotSpec, range: GpaRange, work: Work) -> Self {
         let progress = Arc::new(Progress::new(range.size()));
         Self { spec, range, work, next: range.start(), progress }
     }
 
     /// Makes the value with which a caller runs the change.
-    pub fn ticket(&self) -> SlotWork {
-        SlotWork { id: self.id(), progress: self.progress.clone() }
+    pub fn ticket(&self) -> MemslotWork {
+        MemslotWork { id: self.id(), progress: self.progress.clone() }
     }
 
-    pub fn is_of(&self, work: &SlotWork) -> bool {
+    pub fn is_of(&self, work: &MemslotWork) -> bool {
         Arc::ptr_eq(&self.progress, &work.progress)
     }
 
-    pub const fn id(&self) -> SlotId {
+    pub const fn id(&self) -> MemslotId {
         self.spec.id
     }
 
-    pub const fn spec(&self) -> &SlotSpec {
+    pub const fn spec(&self) -> &MemslotSpec {
         &self.spec
     }
 
@@ -94,27 +94,27 @@ impl Unfinished {
     }
 
     /// Whether the change is exactly the one that `spec` asks for.
-    pub fn does(&self, spec: &SlotSpec) -> bool {
+    pub fn does(&self, spec: &MemslotSpec) -> bool {
         let deletes = self.spec.bytes == 0 && spec.bytes == 0;
         self.spec == *spec || self.id() == spec.id && deletes
     }
 
     /// Whether the change has to end before `spec` can begin: it is of the same memslot, or of one
     /// that is about to leave these addresses.
-    pub fn precedes(&self, spec: &SlotSpec) -> bool {
+    pub fn precedes(&self, spec: &MemslotSpec) -> bool {
         let goes = matches!(self.work, Work::Delete | Work::Move(_));
         let overlaps = goes && overlap(&self.range, spec);
         self.id() == spec.id || overlaps
     }
 
     /// Whether another memslot is about to move to these addresses.
-    pub fn takes(&self, spec: &SlotSpec) -> bool {
+    pub fn takes(&self, spec: &MemslotSpec) -> bool {
         let Work::Move(slot) = &self.work else { return false };
         self.id() != spec.id && overlap(&slot.spec.range(), spec)
     }
 
     /// The memslot as it will be, if it moves. Such a memslot has no private memory.
-    pub fn moves(&mut self) -> Option<&mut Slot> {
+    pub fn moves(&mut self) -> Option<&mut Memslot> {
         match &mut self.work {
             Work::Move(slot) => Some(slot),
             _ => None,
@@ -134,7 +134,7 @@ impl Unfinished {
     }
 }
 
-fn overlap(range: &GpaRange, spec: &SlotSpec) -> bool {
+fn overlap(range: &GpaRange, spec: &MemslotSpec) -> bool {
     let end = spec.gpa.0.saturating_add(spec.bytes);
     range.start().0 < end && spec.gpa < range.end()
 }

@@ -1,11 +1,11 @@
 //! Which parts of a range are private or shared: for threads inside the guest's tables, where the
 //! answer holds until the thread leaves them (see [`kinds`](super::kinds)).
 
+use crate::memslots::{Memslot, View};
 use crate::private::MemoryKind;
-use crate::slots::{Slot, View};
 use slat::{Format, Gpa, GpaRange};
 
-impl Slot {
+impl Memslot {
     /// The kind of all pages of `range`, which is the memslot's; `None` if they differ, or are
     /// changing.
     #[inline]
