@@ -117,12 +117,13 @@ fn sentence(rows: &[Row<'_>], asked: f64) -> Option<String> {
 fn larger(rows: &[Row<'_>], first: &Row<'_>) -> Option<String> {
     let (slow, fast) = range(rows, "copy-rate")?;
     // The rate that was asked for, not the rate that the guest reached while logging slowed it.
-    let writes = number(first, "dirty_rate")?;
+    let (writes, link) = (number(first, "dirty_rate")?, number(first, "link")?);
     let guest = |copied: f64| {
         Some(Guest {
             memory: USUAL,
             writes,
             copied: copied * MIB,
+            copied_at_rest: link.max(copied * MIB),
             max_downtime: number(first, "max_downtime_ms")? / 1e3,
             max_rounds: number(first, "max_rounds")? as u32,
         })

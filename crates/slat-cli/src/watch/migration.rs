@@ -213,6 +213,7 @@ pub fn predict(
         memory: memory as f64,
         writes: rate.bytes_per_second,
         copied: link.0 * CARRIED,
+        copied_at_rest: link.0 * CARRIED,
         max_downtime,
         max_rounds: MAX_ROUNDS,
     };
