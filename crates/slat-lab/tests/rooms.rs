@@ -52,7 +52,7 @@ const LAYERED: [&str; 5] = ["slat-guest", "slat-lab", "slat-ideas", "slat-cli", 
 /// The module of a path as the test sees it: what lies in these folders counts by its own name.
 fn room(words: &[&str]) -> Option<String> {
     match words {
-        [room @ ("guest" | "kvm" | "slots" | "caches"), inner, ..] => {
+        [room @ ("guest" | "kvm" | "memslots" | "caches"), inner, ..] => {
             Some(format!("{room}::{inner}"))
         }
         [room, ..] => Some((*room).to_owned()),
