@@ -31,7 +31,7 @@ const TESTS: [Tests; 4] = [
         package: "slat-guest",
         target: &["--lib"],
         names: &[],
-        skip: &["slots::tree::"],
+        skip: &["memslots::tree::"],
         flags: "",
     },
     Tests {
