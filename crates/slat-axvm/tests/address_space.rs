@@ -385,7 +385,7 @@ fn protecting_changes_flags_of_exactly_the_range_and_steps_over_holes() {
         assert_eq!(table.translate(gpa(8 * M + 5)), Some(hpa(G + 5)));
         assert!(!table.protect_region(gpa(0), 4 * K, MappingFlags::empty()));
         assert!(!table.protect_region(gpa(0), 0, READ) && !table.protect_region(gpa(1), M, READ));
-        // Changed in place: with no table page to be had, nothing is lost, of whole tables either.
+        // The leaves of whole tables change in place: without any table page, none is lost.
         assert!(table.protect_region(gpa(2 * M), 8 * M, device));
         host.limit_tables(0);
         assert!(table.protect_region(gpa(2 * M), 8 * M, RAM));

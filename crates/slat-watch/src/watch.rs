@@ -81,7 +81,7 @@ pub struct VcpuTotal {
     pub thread: Option<i32>,
     /// What came while it was watched.
     pub total: Values,
-    /// KVM's counters that changed, by the kernel's names.
+    /// KVM's counters that changed, by the kernel's names, up to [`Watch::end`] or the guest's end.
     pub statistics: Changes,
     /// How long it was out of the guest, and why, where tracepoints tell.
     pub stalls: Stalls,
@@ -114,7 +114,8 @@ pub struct GuestTotal {
     pub knowledge: Knowledge,
     /// What came while it was watched; levels as they were in the end.
     pub total: Values,
-    /// The VM's counters that changed, by the kernel's names.
+    /// The VM's counters that changed, by the kernel's names, up to [`Watch::end`] or the guest's
+    /// end.
     pub statistics: Changes,
     /// How long its vCPUs were out of the guest, and why, where tracepoints tell.
     pub stalls: Stalls,

@@ -1,5 +1,6 @@
 //! Tests that reports in the repository contain nothing of the host that readers do not need: not
-//! its name, not its kernel's command line, and no parameters that only its vendor's KVM has.
+//! its name, not its kernel's command line, no parameters that only its vendor's KVM has, and no
+//! folder that only the host has.
 //! Reports of selftests keep the output of `execute_perf_test`, which is Slat's own; that of others
 //! is Linux's text.
 //!
@@ -29,6 +30,17 @@ fn anonymous(report: &mut Value) -> bool {
         modules.retain(|module, _| MODULES.contains(&module.as_str()));
     }
     before != *host
+}
+
+/// Shortens absolute paths of the command to their last names; returns whether there was any.
+fn without_folders(report: &mut Value) -> bool {
+    let words = report["command"].as_array_mut().into_iter().flatten();
+    let shortened = words.filter_map(|word| {
+        let path = word.as_str().map(PathBuf::from).filter(|path| path.is_absolute())?;
+        *word = json!(path.file_name()?.to_str()?);
+        Some(())
+    });
+    shortened.count() > 0
 }
 
 /// Removes the output of Linux's selftests; returns whether there was any.
@@ -68,7 +80,7 @@ fn reports_that_are_kept_tell_nothing_of_their_host() {
         let mut report: Value =
             serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let told = report.get("host").is_some() && anonymous(&mut report);
-        if told || without_output(&mut report) {
+        if told | without_folders(&mut report) | without_output(&mut report) {
             if update {
                 std::fs::write(&path, text(report)).unwrap();
             }
@@ -90,7 +102,7 @@ fn reports_that_are_kept_tell_nothing_of_their_host() {
 }
 
 #[test]
-fn names_command_lines_and_a_vendors_own_parameters_are_taken_out() {
+fn names_command_lines_folders_and_a_vendors_own_parameters_are_taken_out() {
     let mut report = json!({ "host": {
         "name": "a", "kernel": { "command_line": "b", "release": "6.12" },
         "kvm": { "parameters": { "kvm": { "tdp_mmu": "Y" }, "kvm_own": { "c": "d" } } },
@@ -106,6 +118,10 @@ fn names_command_lines_and_a_vendors_own_parameters_are_taken_out() {
     let mut emulated = json!({ "emulator": {}, "host": { "kernel": { "command_line": "b" } } });
     anonymous(&mut emulated);
     assert_eq!(emulated["host"]["kernel"]["command_line"], "b");
+    let mut command =
+        json!({ "command": ["slat-bench", "--linux-tree", "/a/6.12", "-o", "docs/b"] });
+    assert!(without_folders(&mut command) && !without_folders(&mut command));
+    assert_eq!(command["command"], json!(["slat-bench", "--linux-tree", "6.12", "-o", "docs/b"]));
     let mut tests = json!({ "tests": [
         { "name": "other_test -v 1", "output": "a" },
         { "name": "execute_perf_test", "output": "b" },
