@@ -1,7 +1,7 @@
-//! KVM's folder in debugfs: `kvm/PID-FD`, a file a counter, for each VM.
+//! KVM's folder in debugfs: each VM has a folder `kvm/PID-FD` with one file per counter.
 //!
-//! Where debugfs is mounted nowhere it is mounted for this process alone: the mount has no place
-//! in any tree of names, and goes with the descriptor.
+//! If debugfs is not mounted, it is mounted for this process alone. The mount is detached: no
+//! directory leads to it, and it ends with its descriptor.
 
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
@@ -15,19 +15,19 @@ use std::path::{Path, PathBuf};
 /// Where debugfs is usually mounted.
 const USUAL: &str = "/sys/kernel/debug/kvm";
 
-/// KVM's folder.
+/// KVM's folder in debugfs.
 #[derive(Debug)]
 pub struct Debugfs {
     folder: PathBuf,
-    /// Keeps a mount of our own.
+    /// Keeps this process's own mount.
     mount: Option<OwnedFd>,
 }
 
 impl Debugfs {
-    /// Finds it, or mounts debugfs for this process alone.
+    /// Finds the folder, or mounts debugfs for this process alone.
     ///
     /// # Errors
-    /// Why it cannot be read, and what would change that.
+    /// Why the folder cannot be read, and what would change that.
     pub fn open() -> Result<Self, String> {
         match fs::read_dir(USUAL) {
             Ok(_) => return Ok(Self { folder: USUAL.into(), mount: None }),
@@ -51,24 +51,24 @@ impl Debugfs {
         }
     }
 
-    /// Whether it is a mount of this process's own.
+    /// Returns whether the folder is in a mount that only this process has.
     pub fn is_private(&self) -> bool {
         self.mount.is_some()
     }
 
-    /// A folder that was made up.
+    /// Uses a made-up folder.
     #[cfg(test)]
     pub(crate) fn made(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), mount: None }
     }
 
-    /// Names in it: a VM's among them for as long as it is there.
+    /// Returns the names in the folder. A VM's folder exists as long as the VM.
     pub(crate) fn list(&self) -> BTreeSet<OsString> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name()).collect()
     }
 
-    /// Folders of a process's VMs.
+    /// Returns the folders of a process's VMs.
     pub(crate) fn of(&self, pid: i32) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let is_its =
@@ -80,14 +80,14 @@ impl Debugfs {
     }
 }
 
-/// A mount of such a file system that has no place in any tree of names.
+/// Creates a detached mount of a file system of this kind.
 pub(crate) fn private(kind: &str, how: MountAttrFlags) -> Result<OwnedFd, Errno> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&context)?;
     fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, how)
 }
 
-/// The sum over folders of those of these counters that the kernel has.
+/// Returns the sum, over folders, of the counters that the kernel has.
 pub(crate) fn sum(folders: &[PathBuf], counters: &[&str]) -> Result<u64, String> {
     if folders.is_empty() {
         return Err("debugfs has no folder of this process's".to_owned());
@@ -113,7 +113,7 @@ pub(crate) fn sum(folders: &[PathBuf], counters: &[&str]) -> Result<u64, String>
     sum.ok_or_else(|| format!("this kernel's KVM has no {}", counters.join(" or ")))
 }
 
-/// The thread of a vCPU.
+/// Returns the thread of a vCPU.
 pub(crate) fn thread(folder: &Path, vcpu: u32) -> Option<i32> {
     fs::read_to_string(folder.join(format!("vcpu{vcpu}/pid"))).ok()?.trim().parse().ok()
 }

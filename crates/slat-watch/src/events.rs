@@ -1,8 +1,8 @@
-//! KVM's tracepoints, aggregated in the kernel: no event comes here, only sums and histograms.
+//! KVM's tracepoints, aggregated in the kernel: this process reads sums and histograms, not events.
 //!
-//! By programs of the kernel's own machine, where it takes them; else threads' events are counted
-//! by perf, without times; else there is a reason. All of it are descriptors: it ends with this
-//! process, however that ends.
+//! `Events` uses eBPF programs if the kernel accepts them. Otherwise perf counts events of threads,
+//! without times. Otherwise `Events` has the reason. All of these are descriptors, and end with
+//! this process however it ends.
 
 mod programs;
 pub(crate) mod times;
@@ -17,15 +17,15 @@ use std::ops::Range;
 use times::{STRIDE, Stalls, Times, Why};
 use tracepoint::Tracefs;
 
-/// vCPUs' threads of which accounts are kept, at least and at most; each takes 5 KiB.
+/// Least and most threads of vCPUs in the map of accounts. Each takes 5 KiB.
 const THREADS: [usize; 2] = [1024, 8192];
-/// Processes and places of ranges that the host took back, of which accounts are kept.
+/// Most pairs of a process and a place whose unmapped ranges are in the map of accounts.
 const RANGES: usize = 8192;
 
-/// Events that are counted where programs are refused.
+/// Events that perf counts if the kernel refuses programs.
 const COUNTED: [&str; 2] = [USER_EXIT, PUSH];
 
-/// The pid namespace that all others are in: programs tell threads by their numbers there.
+/// The initial pid namespace: programs identify threads by their numbers there.
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
 pub(crate) const EXIT: &str = "kvm_exit";
@@ -36,11 +36,11 @@ pub(crate) const UNMAP: &str = "kvm_unmap_hva_range";
 pub(crate) const AGE: &str = "kvm_age_hva";
 const TEST_AGE: &str = "kvm_test_age_hva";
 
-/// What KVM's tracepoints are heard by.
+/// The means by which KVM's tracepoints are heard.
 #[derive(Debug)]
 pub struct Events {
     how: How,
-    /// Why an event is not heard.
+    /// Why an event is not heard, by event.
     why: BTreeMap<&'static str, String>,
 }
 
@@ -56,24 +56,24 @@ struct Programs {
     threads: Map,
     ranges: Map,
     lost: Map,
-    /// Programs use it.
+    /// Keeps the map open, which the programs use.
     _empty: Map,
     programs: Vec<Program>,
     _events: Vec<Event>,
 }
 
-/// What a thread did.
+/// The account of a thread.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Thread {
-    /// The vCPU that it runs, if the kernel says.
+    /// The vCPU that it runs, if the kernel provides it.
     pub vcpu: Option<u32>,
-    /// By tracepoint.
+    /// Counts by tracepoint.
     pub counts: BTreeMap<&'static str, u64>,
-    /// Times out of the guest; nothing where the kernel does not tell.
+    /// Times out of the guest; `None` if the kernel does not provide them.
     pub stalls: Option<Stalls>,
 }
 
-/// Notices of the host's: how many, and bytes.
+/// MMU notifier events: numbers and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Notices {
     pub unmaps: u64,
@@ -81,10 +81,10 @@ pub(crate) struct Notices {
     pub ages: u64,
 }
 
-/// A place in the memory of some process, and who gave notice of it.
+/// A range of addresses, and the process on whose behalf the notification came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
-    /// The process on whose behalf a CPU was, which need not be the one that has the memory.
+    /// The process that the CPU ran, which need not be the owner of the memory.
     pub by: i32,
     chunk: u32,
 }
@@ -101,17 +101,17 @@ impl Place {
     }
 }
 
-/// All that was heard since the events are heard.
+/// Everything that was heard since the events were opened.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Heard {
     pub threads: BTreeMap<(i32, i32), Thread>,
     pub places: BTreeMap<Place, Notices>,
-    /// Events that were not accounted for, for want of room, or as another program ran.
+    /// Events that are not in the accounts, because there was no room or another program ran.
     pub lost: u64,
 }
 
 impl Events {
-    /// Listens, by the best means that the host allows, for about so many vCPUs.
+    /// Listens by the best means that the host allows, with room for about `vcpus` vCPUs.
     pub fn open(vcpus: usize) -> Self {
         match Programs::load(vcpus) {
             Ok((programs, why)) => Self { how: How::Programs(Box::new(programs)), why },
@@ -119,7 +119,7 @@ impl Events {
         }
     }
 
-    /// Counts events of threads, as where programs are refused, for this reason.
+    /// Counts events of threads by perf, because programs are refused for the reason `refused`.
     pub fn counting(refused: &str) -> Self {
         let counted = || -> Result<_, String> {
             let tracefs = Tracefs::open()?;
@@ -136,7 +136,7 @@ impl Events {
                     }
                 }
             }
-            // Whether it may.
+            // Checks that perf permits it.
             if let Some((_, number)) = numbers.first() {
                 Event::count(*number, 0).map_err(|error| format!("{refused}; {}", perf(error)))?;
             }
@@ -150,18 +150,18 @@ impl Events {
         }
     }
 
-    /// Listens to nothing, for this reason.
+    /// Listens to nothing, for the reason `why`.
     pub fn nothing(why: &str) -> Self {
         Self { how: How::Nothing, why: all(why) }
     }
 
-    /// Events that are heard, as far as their reasons go.
+    /// Events that count as heard: none has a reason why not.
     #[cfg(test)]
     pub(crate) fn heard_in_a_test() -> Self {
         Self { how: How::Nothing, why: BTreeMap::new() }
     }
 
-    /// How events are heard, in words.
+    /// Returns the means by which events are heard, in words.
     pub fn how(&self) -> String {
         match &self.how {
             How::Programs(_) => Source::Tracepoints.to_string(),
@@ -170,7 +170,7 @@ impl Events {
         }
     }
 
-    /// Who tells what is heard.
+    /// Returns the source of the values.
     pub(crate) fn source(&self) -> Source {
         match self.how {
             How::Counts { .. } => Source::PerfCounts,
@@ -178,30 +178,30 @@ impl Events {
         }
     }
 
-    /// Why an event is not heard, if it is not.
+    /// Returns the reason why an event is not heard, if it is not.
     pub(crate) fn why(&self, event: &str) -> Option<&str> {
         self.why.get(event).map(String::as_str)
     }
 
-    /// Threads of a process that run vCPUs: perf has to be told.
+    /// Follows threads of a process that run vCPUs. Only perf needs it.
     pub(crate) fn follow(&mut self, pid: i32, tids: impl Iterator<Item = i32>) {
         let How::Counts { numbers, threads } = &mut self.how else { return };
         for tid in tids {
             threads.entry((pid, tid)).or_insert_with(|| {
-                // A thread that has ended counts nothing.
+                // perf opens no event for a thread that has ended.
                 numbers.iter().filter_map(|(_, number)| Event::count(*number, tid).ok()).collect()
             });
         }
     }
 
-    /// Lets go of a process.
+    /// Releases the events of a process.
     pub(crate) fn forget(&mut self, pid: i32) {
         if let How::Counts { threads, .. } = &mut self.how {
             threads.retain(|(of, _), _| *of != pid);
         }
     }
 
-    /// What was heard up to now.
+    /// Returns what was heard up to now.
     pub(crate) fn hear(&mut self) -> Heard {
         match &self.how {
             How::Programs(programs) => programs.hear(),
@@ -220,7 +220,7 @@ impl Events {
     }
 }
 
-/// The same reason for all events.
+/// Returns the same reason for all events.
 fn all(why: &str) -> BTreeMap<&'static str, String> {
     [EXIT, ENTRY, USER_EXIT, PUSH, UNMAP, AGE, TEST_AGE].map(|name| (name, why.to_owned())).into()
 }
@@ -241,7 +241,7 @@ impl Programs {
             Maps { threads: threads.fd(), ranges: ranges.fd(), empty: empty.fd(), lost: lost.fd() };
         let (mut programs, mut events) = (Vec::new(), Vec::new());
         let mut why = BTreeMap::new();
-        // What tells more of a fault first: its absence does no harm.
+        // Programs that refine the reason of an exit come first: one that is missing does no harm.
         let order = ["kvm_mmio", "kvm_guest_fault", ENTRY, EXIT, USER_EXIT, PUSH];
         for name in order.into_iter().chain([UNMAP, AGE, TEST_AGE]) {
             let run = || -> Result<_, String> {
@@ -281,7 +281,7 @@ impl Programs {
     }
 
     fn hear(&self) -> Heard {
-        // What cannot be read now can be read the next time.
+        // A map that cannot be read now may be readable the next time.
         let threads = self.threads.entries().unwrap_or_default();
         let places = self.ranges.entries().unwrap_or_default();
         let missed: u64 = self.programs.iter().filter_map(|it| it.missed().ok()).sum();
@@ -294,7 +294,7 @@ impl Programs {
     }
 }
 
-/// Process and thread of a key.
+/// Splits a key into process and thread.
 fn ids(key: u64) -> (i32, i32) {
     ((key >> 32) as i32, key as i32)
 }
@@ -321,7 +321,7 @@ fn notices(words: &[u64]) -> Notices {
     Notices { unmaps: words[0], unmapped_bytes: words[1], ages: words[2] + words[4] }
 }
 
-/// Why maps or programs are refused, and what would change that.
+/// Returns why maps or programs are refused, and what would change that.
 fn refusal(error: Errno) -> String {
     match error {
         Errno::PERM => "eBPF is refused: run as root (CAP_BPF and CAP_PERFMON), where the kernel \
@@ -335,7 +335,7 @@ fn refusal(error: Errno) -> String {
     }
 }
 
-/// Why an event cannot be opened, and what would change that.
+/// Returns why an event cannot be opened, and what would change that.
 fn perf(error: Errno) -> String {
     match error {
         Errno::PERM | Errno::ACCESS => "perf events are refused: run as root (CAP_PERFMON), where \

@@ -1,4 +1,4 @@
-//! Which processes of this host have KVM guests, and which of their threads are vCPUs.
+//! Finds the processes of this host that have KVM guests, and the threads that run vCPUs.
 //!
 //! A VM, a vCPU and their statistics are descriptors of the process that made them; the kernel
 //! names them `anon_inode:kvm-vm`, `kvm-vcpu:N`, `kvm-vm-stats` and `kvm-vcpu-stats:N`. Nothing
@@ -16,36 +16,36 @@ const WORKER: u64 = 0x4010;
 /// `KVM_RUN`, as `/proc/PID/task/TID/syscall` shows an argument.
 const RUN: &str = "0xae80";
 
-/// Descriptors of a process that are KVM's.
+/// The descriptors of KVM that a process has open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Descriptors {
-    /// VMs.
+    /// Descriptors of VMs.
     pub vms: Vec<i32>,
-    /// Statistics of VMs.
+    /// Descriptors of VMs' statistics.
     pub vm_stats: Vec<i32>,
-    /// vCPUs: their number, and the descriptor.
+    /// Numbers and descriptors of vCPUs.
     pub vcpus: Vec<(u32, i32)>,
-    /// Statistics of vCPUs.
+    /// Numbers of vCPUs, and descriptors of their statistics.
     pub vcpu_stats: Vec<(u32, i32)>,
 }
 
 /// A process that has guests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The process.
+    /// The process's PID.
     pub pid: i32,
-    /// Its name.
+    /// The process's name.
     pub name: String,
-    /// What of KVM's it has open.
+    /// The descriptors of KVM that it has open.
     pub has: Descriptors,
 }
 
-/// What a look at the host's processes came to.
+/// The result of a search through the host's processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Search {
-    /// Those with guests, by PID.
+    /// Processes with guests, ordered by PID.
     pub found: Vec<Found>,
-    /// How many processes did not let their descriptors be seen.
+    /// Number of processes whose descriptors could not be read.
     pub hidden: usize,
 }
 
@@ -54,16 +54,16 @@ pub struct Search {
 pub enum NotFound {
     /// There is no such process.
     NoProcess,
-    /// Its descriptors may not be seen by this user.
+    /// This user may not read the descriptors of the process.
     Denied,
-    /// It has no VM open.
+    /// The process has no VM open.
     NoVm,
 }
 
-/// KVM's descriptors of a process.
+/// Returns the descriptors of KVM that a process has open.
 ///
 /// # Errors
-/// [`NotFound`], all three.
+/// [`NotFound`], each of its variants.
 pub fn descriptors(files: &Files<'_>, pid: i32) -> Result<Descriptors, NotFound> {
     let folder = files.0.join(format!("proc/{pid}/fd"));
     let entries = fs::read_dir(&folder).map_err(|error| match error.kind() {
@@ -96,7 +96,7 @@ pub fn descriptors(files: &Files<'_>, pid: i32) -> Result<Descriptors, NotFound>
     }
 }
 
-/// The guests of one process.
+/// Returns the guests of one process.
 ///
 /// # Errors
 /// [`NotFound`].
@@ -106,7 +106,7 @@ pub fn guest(files: &Files<'_>, pid: i32) -> Result<Found, NotFound> {
     Ok(Found { pid, name, has })
 }
 
-/// All processes with guests.
+/// Returns all processes with guests.
 pub fn guests(files: &Files<'_>) -> Search {
     let mut search = Search::default();
     let mut pids: Vec<i32> =
@@ -122,19 +122,19 @@ pub fn guests(files: &Files<'_>) -> Search {
     search
 }
 
-/// How a vCPU's thread was told.
+/// How a vCPU's thread was identified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Told {
-    /// By its name, which a VMM may give to any thread.
+    /// By its name. A VMM may give any name to any thread.
     Name,
-    /// It sleeps in `KVM_RUN` on the vCPU's descriptor.
+    /// By its system call: it sleeps in `KVM_RUN` on the vCPU's descriptor.
     Runs,
 }
 
-/// The thread of each vCPU, as far as it can be told.
+/// Returns the thread of each vCPU, where it is known.
 ///
-/// By the system call that a thread sleeps in, or by its name, as QEMU, Firecracker,
-/// cloud-hypervisor, crosvm, kvmtool and the laboratory give names.
+/// A thread is identified by the system call that it sleeps in, or by its name. The names are those
+/// that QEMU, Firecracker, cloud-hypervisor, crosvm, kvmtool and the laboratory give.
 pub fn threads(files: &Files<'_>, found: &Found) -> BTreeMap<u32, i32> {
     let mut told: BTreeMap<u32, (Told, i32)> = BTreeMap::new();
     let tasks = format!("proc/{}/task", found.pid);
@@ -162,20 +162,20 @@ pub fn threads(files: &Files<'_>, found: &Found) -> BTreeMap<u32, i32> {
     told.into_iter().map(|(vcpu, (_, tid))| (vcpu, tid)).collect()
 }
 
-/// The flags of a thread in its `stat`.
+/// Returns a thread's flags, from its `stat`.
 fn flags(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(6)?.parse().ok()
 }
 
-/// The descriptor that a thread runs a vCPU by, in what it says of its system call.
+/// Returns the descriptor of the vCPU that a thread runs, from its `syscall`.
 fn runs(call: &str) -> Option<i32> {
     let mut words = call.split_whitespace().skip(1);
     let fd = i32::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
     (words.next()? == RUN).then_some(fd)
 }
 
-/// The number in a vCPU thread's name: `CPU 3/KVM`, `fc_vcpu 3`, `vcpu3`, `crosvm_vcpu3`,
-/// `kvm-vcpu-3`.
+/// Returns the number in the name of a vCPU's thread: `CPU 3/KVM`, `fc_vcpu 3`, `vcpu3`,
+/// `crosvm_vcpu3`, `kvm-vcpu-3`.
 fn numbered(name: &str) -> Option<u32> {
     if let Some(rest) = name.strip_prefix("CPU ") {
         return rest.strip_suffix("/KVM")?.parse().ok();
@@ -190,7 +190,7 @@ pub(crate) mod tests {
     use std::os::unix::fs::symlink;
     use std::path::Path;
 
-    /// A host of processes that were made up.
+    /// A made-up `/proc` of a host's processes.
     pub(crate) struct Made(tempfile::TempDir);
 
     impl Made {
@@ -240,7 +240,7 @@ pub(crate) mod tests {
     fn guests_are_found_by_their_descriptors_and_processes_without_any_are_not() {
         let host = Made::new();
         host.process(10, "qemu", &QEMU).process(9, "sh", &["/dev/null", "anon_inode:[eventfd]"]);
-        // A file that is called so is a file.
+        // An ordinary file of that name is no VM.
         host.process(11, "liar", &["/tmp/anon_inode:kvm-vm"]);
         host.process(12, "device", &["/dev/kvm", "anon_inode:kvm-vcpu:x"]);
         let search = guests(&host.files());
@@ -260,9 +260,9 @@ pub(crate) mod tests {
         host.thread(10, 10, "vmm", 0, "running");
         host.thread(10, 20, "CPU 0/KVM", 0, "running");
         host.thread(10, 21, "worker", 0, "16 0x4 0xae80 0x0 0x0 0x0 0x0 0x7ffe 0x7f");
-        // Called as a vCPU is, and another thread is that one.
+        // It has the name of a vCPU's thread, but another thread runs that vCPU.
         host.thread(10, 22, "vcpu1", 0, "202 0x4 0x0 0x0 0x0 0x0 0x0 0x0 0x0");
-        // A thread of the kernel's has the registers of who made it.
+        // A kernel thread shows the registers of the thread that created it.
         host.thread(10, 23, "kvm-nx-lpage-re", 0x4040, "16 0x2 0xae80 0x0 0x0 0x0 0x0 0x0 0x0");
         host.thread(10, 24, "vcpu7", 0, "running");
         let found = guest(&host.files(), 10).unwrap();

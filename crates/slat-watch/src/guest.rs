@@ -1,7 +1,8 @@
-//! One process's guests, watched from outside: attached, read, and let go.
+//! The guests of one process, observed from outside: attach, read, release.
 //!
-//! A process nearly always has one VM. Where it has several, KVM tells nobody outside which vCPU
-//! belongs to which, so they are one guest here, and its vCPUs are told by number and order.
+//! A process nearly always has one VM. If it has several, KVM does not show other processes which
+//! vCPU belongs to which VM. Then all of them are one guest here, and its vCPUs are distinguished
+//! by number and order.
 
 use crate::debugfs::{self, Debugfs};
 use crate::events::times::Stalls;
@@ -18,36 +19,36 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// What costs the guest's process something is done for at most one part in so many of the time.
+/// Work that costs the guest's process time takes at most one part in `SPARE` of the time.
 pub(crate) const SPARE: u32 = 200;
 
-/// Why a working set is not known.
+/// Why a working set is unknown.
 const UNASKED: &str = "each means to know it changes something in the host; --working-set TIME \
                        asks for it";
 
-/// Whether a guest is still there.
+/// Whether a guest still exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// It is.
+    /// The guest exists.
     Runs,
-    /// Its process ended.
+    /// The guest's process ended.
     ProcessEnded,
-    /// Its process is there, and closed the VM, or made another.
+    /// The process runs, but it closed the VM or created another one.
     VmClosed,
 }
 
-/// What is known of something at one moment.
+/// The values that are known at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Of the guest; what is each vCPU's is summed.
+    /// Values of the guest. Values of vCPUs are summed.
     pub guest: Values,
-    /// Of each vCPU.
+    /// Values of each vCPU.
     pub vcpus: Vec<Values>,
 }
 
 impl Reading {
-    /// Whether it knows of just what another one knows of.
+    /// Returns whether both readings have values of the same metrics.
     pub(crate) fn knows_what(&self, other: &Self) -> bool {
         let of = |it: &Self| it.vcpus.len();
         let mut pairs = self.vcpus.iter().zip(&other.vcpus);
@@ -57,16 +58,16 @@ impl Reading {
     }
 }
 
-/// Who told what, and why the rest is not known.
+/// The sources of the known values, and the reasons for the unknown ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Knowledge {
-    /// Who tells a matter.
+    /// The source of each known metric.
     pub sources: BTreeMap<Metric, Source>,
-    /// Why nobody does.
+    /// The reason why each other metric is unknown.
     pub unknown: BTreeMap<Metric, String>,
 }
 
-/// A guest that is watched. Dropped, it leaves nothing.
+/// A guest that is watched. Dropping it closes all of its descriptors.
 #[derive(Debug)]
 pub struct Guest {
     found: Found,
@@ -83,7 +84,7 @@ pub struct Guest {
     readings: u64,
 }
 
-/// Reasons are found anew with each of so many readings, and with the first few.
+/// `Guest::read` looks for reasons in each of the first readings, and then in one of `REASONS`.
 const REASONS: u64 = 16;
 
 #[derive(Debug)]
@@ -91,9 +92,10 @@ struct Vcpu {
     index: u32,
     held: Result<Held, String>,
     thread: Option<i32>,
-    /// Threads that run it, or did.
+    /// Threads that run the vCPU, or ran it earlier.
     tids: Vec<i32>,
-    /// What threads told that ran it before and ended, and what this one told last.
+    /// Values of threads that ran the vCPU earlier and ended, and the last values of its current
+    /// thread.
     told: [Values; 2],
     kept: Kept,
 }
@@ -115,7 +117,7 @@ impl Vcpu {
         }
     }
 
-    /// What its threads tell: a vCPU may be run by one after the other.
+    /// Reads the values of the vCPU's threads. Several threads may run a vCPU one after the other.
     fn threads(&mut self, files: &Files<'_>, pid: i32, sink: &mut Sink) {
         let mut now = Sink::new(sink.without_reasons);
         if let Some(tid) = self.thread {
@@ -147,13 +149,13 @@ impl Vcpu {
 }
 
 impl Guest {
-    /// Attaches to a guest: takes what statistics it may, and finds the vCPUs' threads.
+    /// Attaches to a guest: takes the statistics that it may take, and finds the vCPUs' threads.
     pub fn attach(files: &Files<'_>, debugfs: &Result<Debugfs, String>, found: Found) -> Self {
         let process = Process::open(found.pid).map_err(|error| format!("pidfd_open: {error}"));
         let folders = debugfs.as_ref().map(|debugfs| debugfs.of(found.pid)).map_err(Clone::clone);
         let has = &found.has;
         let (mut vm, mut why_no_vm) = (Vec::new(), String::new());
-        // Several descriptors of statistics may be one VM's.
+        // Several descriptors of statistics may belong to one VM.
         let theirs = match (has.vms.len(), has.vm_stats.len()) {
             (1, 1..) => &has.vm_stats[..1],
             (vms, stats) if vms == stats => &has.vm_stats[..],
@@ -187,7 +189,7 @@ impl Guest {
         };
         threads.extend(told);
         let vcpus = rows(has).into_iter().map(|row| {
-            // Numbers of several VMs' vCPUs are the same.
+            // vCPUs of several VMs have the same numbers.
             let thread = threads.get(&row.index).copied().filter(|_| has.vms.len() == 1);
             Vcpu::new(&process, row, thread)
         });
@@ -212,38 +214,39 @@ impl Guest {
         }
     }
 
-    /// Its process.
+    /// Returns the guest's process.
     pub fn pid(&self) -> i32 {
         self.found.pid
     }
 
-    /// Its process's name.
+    /// Returns the name of the guest's process.
     pub fn name(&self) -> &str {
         &self.found.name
     }
 
-    /// How many VMs the process has open.
+    /// Returns the number of VMs that the process has open.
     pub fn vms(&self) -> usize {
         self.vms
     }
 
-    /// Numbers of its vCPUs, and the threads that run them, as far as they can be told.
+    /// Returns the numbers of the vCPUs, and the threads that run them, where these are known.
     pub fn vcpus(&self) -> impl Iterator<Item = (u32, Option<i32>)> {
         self.vcpus.iter().map(|vcpu| (vcpu.index, vcpu.thread))
     }
 
-    /// A descriptor that is ready when the process ends.
+    /// Returns a descriptor that becomes ready when the process ends.
     pub(crate) fn ends(&self) -> Option<BorrowedFd<'_>> {
         self.process.as_ref().ok().map(AsFd::as_fd)
     }
 
-    /// Whether it is still there.
+    /// Returns whether the guest still exists.
     pub fn state(&self, files: &Files<'_>) -> State {
         let process = self.process.as_ref().ok();
-        // A vCPU's statistics stay open as long as it does; a VM's may be opened for one question.
+        // A VMM keeps a vCPU's statistics open as long as the vCPU, but may open a VM's for one
+        // query.
         let vcpus = self.vcpus.iter().filter_map(|vcpu| vcpu.held.as_ref().ok());
         let held = vcpus.chain(&self.vm).next();
-        // A process that has ended has no file open.
+        // A process that ended has no file open.
         match process.zip(held).and_then(|(process, held)| process.still_has(held)) {
             Some(true) => return State::Runs,
             _ if self.has_ended() => return State::ProcessEnded,
@@ -263,8 +266,8 @@ impl Guest {
         }
     }
 
-    /// Finds vCPUs that came since it was attached to, and threads that could not be told. Answers
-    /// whether the process has other VMs than before.
+    /// Finds vCPUs that the VMM created since the attach, and threads that were unknown so far.
+    /// Returns whether the process has other VMs than before.
     pub(crate) fn look_again(&mut self, files: &Files<'_>, has: &Descriptors) -> bool {
         if has.vms != self.found.has.vms {
             return true;
@@ -289,14 +292,14 @@ impl Guest {
         false
     }
 
-    /// Whether its process has ended, as far as that can be known for certain.
+    /// Returns whether the process is known to have ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.process.as_ref().is_ok_and(Process::has_ended)
     }
 
-    /// Reads all that is known now, and takes over what tracepoints told.
+    /// Reads all values, including those of tracepoints.
     ///
-    /// `share`: how many guests share the time for what costs much.
+    /// `share` is the number of guests that share the time for expensive reads.
     pub(crate) fn read(
         &mut self,
         files: &Files<'_>,
@@ -338,7 +341,7 @@ impl Guest {
                 Metric::of(Scope::Vm).for_each(|metric| guest.missing(metric, why));
             }
         }
-        // What no descriptor told, debugfs may: it has sums over vCPUs as well.
+        // debugfs may have what no descriptor has: it has sums over vCPUs, too.
         for metric in Metric::of(Scope::Vcpu).chain(Metric::of(Scope::Vm)) {
             if !guest.values.contains_key(&metric) {
                 let found = match &self.folders {
@@ -358,7 +361,7 @@ impl Guest {
             Ok((bytes, by)) => guest.put(Metric::WorkingSetBytes, *by, Ok::<_, &str>(*bytes)),
             Err(why) => guest.missing(Metric::WorkingSetBytes, why),
         }
-        // Of all its threads, so that those count as well that no vCPU is known of.
+        // Over all threads of the process, so that a thread counts even if its vCPU is unknown.
         traced.vcpu(pid, None, &mut guest);
         traced.guest(pid, &mut guest);
         let knowledge = Knowledge { sources: guest.sources, unknown: guest.unknown };
@@ -366,20 +369,20 @@ impl Guest {
         (Reading { guest: guest.values, vcpus }, knowledge)
     }
 
-    /// Takes over what was found out of its working set.
+    /// Takes the estimate of the guest's working set.
     pub(crate) fn take_working_set(&mut self, working_set: Result<(u64, Source), String>) {
         self.working_set = working_set;
     }
 
-    /// How long the guest, and each vCPU, was out of the guest, and why.
+    /// Returns how long the guest and each vCPU were out of the guest, by reason.
     pub(crate) fn stalls(&self, traced: &Traced) -> (Stalls, Vec<Stalls>) {
         let pid = self.found.pid;
         let each = self.vcpus.iter().map(|vcpu| traced.stalls(pid, Some(&vcpu.tids)));
         (traced.stalls(pid, None), each.collect())
     }
 
-    /// All counters of the VM's and of each vCPU's, by the kernel's names, that changed since it
-    /// was attached to.
+    /// Returns all counters of the VM and of each vCPU that changed since the attach, by the
+    /// kernel's names.
     pub fn changes(&self) -> (Changes, Vec<Changes>) {
         let mut vm = Changes::new();
         for (name, change) in self.vm.iter().flat_map(Held::changes) {
@@ -390,7 +393,7 @@ impl Guest {
     }
 }
 
-/// A vCPU: its number, its descriptor, and that of its statistics where there is one.
+/// A vCPU: its number, its descriptor, and the descriptor of its statistics if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row {
     index: u32,
@@ -398,7 +401,7 @@ struct Row {
     stats: Option<i32>,
 }
 
-/// The vCPUs of a process, by number.
+/// Returns the vCPUs of a process, ordered by number.
 fn rows(has: &Descriptors) -> Vec<Row> {
     let mut rows = Vec::new();
     for vcpus in has.vcpus.chunk_by(|one, next| one.0 == next.0) {
@@ -406,7 +409,7 @@ fn rows(has: &Descriptors) -> Vec<Row> {
         let stats: Vec<i32> =
             has.vcpu_stats.iter().filter(|it| it.0 == index).map(|it| it.1).collect();
         match has.vms.len() {
-            // Whatever there are more of are copies.
+            // Further descriptors of the same number are duplicates.
             1 => rows.push(Row { index, fd: vcpus[0].1, stats: stats.first().copied() }),
             vms => {
                 let told = vms > 1 && stats.len() == vcpus.len();
@@ -420,7 +423,7 @@ fn rows(has: &Descriptors) -> Vec<Row> {
     rows
 }
 
-/// What KVM's statistics tell, summed over files.
+/// Reads KVM's statistics, summed over files.
 fn statistics(held: &mut [Held], scope: Scope, sink: &mut Sink) {
     let read = held.iter_mut().try_for_each(Held::read);
     for metric in Metric::of(scope) {
@@ -434,7 +437,7 @@ fn statistics(held: &mut [Held], scope: Scope, sink: &mut Sink) {
     }
 }
 
-/// The sum over vCPUs, if each tells.
+/// Puts the sum over vCPUs, if each vCPU has a value.
 fn sum(metric: Metric, sinks: &[Sink], guest: &mut Sink) {
     let sum: Option<u64> = sinks.iter().map(|sink| sink.values.get(&metric).copied()).sum();
     let by = sinks.first().and_then(|sink| sink.sources.get(&metric));
@@ -486,7 +489,7 @@ mod tests {
         assert_eq!(guest.vcpus().collect::<Vec<_>>(), [(0, Some(20))]);
         assert_eq!(reading.guest.get(&Metric::WaitingNs), Some(&6));
         assert_eq!(reading.vcpus[0].get(&Metric::RunningNs), Some(&5));
-        // Each matter has a source or a reason, and none has both.
+        // Each metric has either a source or a reason.
         for metric in Metric::ALL {
             let (by, why) = (knowledge.sources.get(&metric), knowledge.unknown.get(&metric));
             assert_eq!(by.is_some(), reading.guest.contains_key(&metric), "{metric:?}");

@@ -1,9 +1,10 @@
-//! What memory management costs the KVM guests that run on this host now, watched from outside.
+//! Measures what memory management costs the KVM guests of this host, from outside the guests.
 //!
-//! Nothing is changed in a guest, and nothing is switched on in the host: what is held are
-//! descriptors, which go with the process that holds them, however it ends. [`Watch`] finds guests
-//! and takes samples; each [`Metric`] is told with who told it ([`Source`]), or is missing, and
-//! there is a reason. [`own`] is for a VMM that watches itself.
+//! [`Watch`] finds guests and takes samples. A sample gives each [`Metric`] with its [`Source`], or
+//! the reason why the metric is missing. The watch changes nothing in a guest, and nothing in the
+//! host unless [`Watch::estimate`] is called. It only holds descriptors, which the kernel closes
+//! when the process that holds them ends, however it ends. [`own`] is for a VMM that measures
+//! itself.
 
 mod bpf;
 mod debugfs;

@@ -1,11 +1,11 @@
-//! What is watched of a guest: each matter with its unit, and who tells it.
+//! Metrics of a guest: their units, and the sources of their values.
 
 use crate::events::{AGE, EXIT, PUSH, UNMAP, USER_EXIT};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One matter. Times are nanoseconds and sizes bytes, as the names say; all else are counts.
+/// A metric. Times are in nanoseconds and sizes in bytes, as the names say; all others are counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
@@ -17,21 +17,21 @@ pub enum Metric {
     FaultsFast,
     /// Faults that were fixed already.
     FaultsSpurious,
-    /// Faults for which KVM interpreted the instruction.
+    /// Faults for which KVM emulated the instruction.
     FaultsEmulated,
-    /// Faults that KVM handed to the guest.
+    /// Faults that KVM injected into the guest.
     FaultsOfGuest,
     /// Exits of all kinds.
     Exits,
-    /// Exits for want of work.
+    /// Exits because the vCPU had no work.
     Halts,
     /// Times that KVM polled before it put a vCPU to sleep.
     HaltPolls,
     /// Polls that found work.
     HaltPollsHit,
-    /// Time in polls.
+    /// Time spent polling.
     HaltPollNs,
-    /// Time asleep for want of work.
+    /// Time asleep because the vCPU had no work.
     HaltWaitNs,
     /// Flushes of this vCPU's own TLB by KVM.
     TlbFlushes,
@@ -39,90 +39,90 @@ pub enum Metric {
     RunningNs,
     /// Time ready to run, without a CPU.
     WaitingNs,
-    /// Times that a CPU was given.
+    /// Times that the scheduler gave the thread a CPU.
     Slices,
     /// Time in the guest's own code, in steps of the kernel's clock tick.
     GuestNs,
-    /// Flushes that KVM made all vCPUs do.
+    /// TLB flushes that KVM requested from all vCPUs.
     RemoteTlbFlushes,
-    /// Tables that KVM threw away.
+    /// Tables that KVM zapped.
     TablesZapped,
-    /// Mappings of 4 KiB that stand.
+    /// Mappings of 4 KiB that exist now.
     #[serde(rename = "pages_4k")]
     Pages4k,
-    /// Mappings of 2 MiB that stand.
+    /// Mappings of 2 MiB that exist now.
     #[serde(rename = "pages_2m")]
     Pages2m,
-    /// Mappings of 1 GiB that stand.
+    /// Mappings of 1 GiB that exist now.
     #[serde(rename = "pages_1g")]
     Pages1g,
-    /// Memory of the whole process.
+    /// Resident memory of the whole process.
     RssBytes,
-    /// That of it in transparent huge pages, anonymous and shared.
+    /// Memory of the process in transparent huge pages, anonymous and shared.
     HugeBytes,
-    /// What of it is swapped out.
+    /// Memory of the process that is swapped out.
     SwapBytes,
-    /// What of it was used within a time, if that was asked for.
+    /// Memory of the process that was used within an interval, if the user asked for it.
     WorkingSetBytes,
-    /// Faults of the process on the host's side that took no disk.
+    /// Faults of the process on the host's side that needed no I/O.
     HostMinorFaults,
-    /// Those that took one.
+    /// Faults of the process on the host's side that needed I/O.
     HostMajorFaults,
-    /// Time in which some task of the control group waited for memory.
+    /// Time in which some tasks of the control group waited for memory.
     PressureSomeNs,
-    /// Time in which all did.
+    /// Time in which all tasks of the control group waited for memory.
     PressureFullNs,
-    /// Faults of reads, by the events of exits.
+    /// Faults of reads, from the events of exits.
     FaultsRead,
     /// Faults of writes to pages that were not mapped.
     FaultsWritten,
     /// Faults of writes to pages that were mapped, and protected.
     FaultsProtected,
-    /// Faults of fetches.
+    /// Faults of instruction fetches.
     FaultsExecuted,
     /// Time in faults: from the exit to the next entry.
     FaultNs,
-    /// Time in those of protected pages.
+    /// Time in faults of writes to protected pages.
     ProtectedNs,
-    /// Time out of the guest for want of work.
+    /// Time out of the guest because the vCPU had no work.
     IdleNs,
-    /// Time out of the guest for anything else.
+    /// Time out of the guest for other reasons.
     OtherExitNs,
-    /// Exits that the VMM answered.
+    /// Exits to the VMM.
     UserExits,
     /// Pages that KVM put into dirty rings.
     PagesLogged,
-    /// Ranges of the VMM's memory that the host took back.
+    /// Ranges of the VMM's memory that the host unmapped.
     Invalidations,
-    /// Bytes of these.
+    /// Bytes of the ranges that the host unmapped.
     InvalidatedBytes,
-    /// Those of them that no thread of the VMM's took back.
+    /// Ranges that a thread outside the VMM unmapped.
     InvalidationsByOthers,
-    /// Questions of the host's whether pages were used.
+    /// Times that the host asked KVM whether pages were accessed.
     Ageings,
 }
 
-/// Whose a matter is.
+/// The object that a metric belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Each vCPU's, by KVM; a guest's is the sum.
+    /// A vCPU, as counted by KVM. The guest's value is the sum.
     Vcpu,
-    /// Each vCPU's, by its thread; a guest's is the sum.
+    /// A vCPU, as counted by the scheduler for its thread. The guest's value is the sum.
     Thread,
-    /// A VM's, by KVM.
+    /// A VM, as counted by KVM.
     Vm,
-    /// The process's that runs it.
+    /// The process that runs the VM.
     Process,
-    /// Each vCPU's, by events on its thread; a guest's is the sum.
+    /// A vCPU, as counted by events on its thread. The guest's value is the sum.
     Traced,
-    /// A process's, by notices of the host's of its memory.
+    /// A process, as counted by MMU notifier events about its memory.
     Noticed,
 }
 
 use Metric as M;
 
 impl Metric {
-    /// Each of them.
+    /// All metrics.
     pub const ALL: [Self; 44] = [
         M::Faults,
         M::FaultsFixed,
@@ -170,12 +170,12 @@ impl Metric {
         M::Ageings,
     ];
 
-    /// Those of a scope.
+    /// Returns the metrics of a scope.
     pub fn of(scope: Scope) -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(move |metric| metric.scope() == scope)
     }
 
-    /// Whose it is.
+    /// Returns the object that the metric belongs to.
     pub const fn scope(self) -> Scope {
         match self {
             M::RunningNs | M::WaitingNs | M::Slices | M::GuestNs => Scope::Thread,
@@ -207,14 +207,14 @@ impl Metric {
         }
     }
 
-    /// Whether it is how much there is, and not how much there has been.
+    /// Returns whether the metric is a current amount, and not a count that grows.
     pub const fn is_level(self) -> bool {
         let pages = matches!(self, M::Pages4k | M::Pages2m | M::Pages1g);
         let bytes = matches!(self, M::RssBytes | M::HugeBytes | M::SwapBytes);
         pages || bytes || matches!(self, M::WorkingSetBytes)
     }
 
-    /// KVM's tracepoint that tells it.
+    /// Returns KVM's tracepoint that provides the metric.
     pub(crate) const fn event(self) -> Option<&'static str> {
         match self {
             M::UserExits => Some(USER_EXIT),
@@ -228,7 +228,8 @@ impl Metric {
         }
     }
 
-    /// KVM's counters that it is the sum of: those that a kernel has.
+    /// Returns the names of KVM's counters that the metric is the sum of. A kernel may lack some of
+    /// them.
     pub const fn counters(self) -> &'static [&'static str] {
         match self {
             M::Faults => &["pf_taken"],
@@ -254,17 +255,17 @@ impl Metric {
     }
 }
 
-/// Who told a value.
+/// The source of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// KVM's binary statistics, through a descriptor of the VMM's.
+    /// KVM's binary statistics, through a descriptor of the VMM.
     BinaryStatistics,
     /// KVM's folder in debugfs.
     Debugfs,
     /// `/proc/PID/task/TID/schedstat`.
     Schedstat,
-    /// `/proc/PID/task/TID/stat`, or the process's.
+    /// `/proc/PID/task/TID/stat` or `/proc/PID/stat`.
     Stat,
     /// `/proc/PID/status`.
     Status,
@@ -274,13 +275,13 @@ pub enum Source {
     Pressure,
     /// KVM's tracepoints, aggregated in the kernel by eBPF programs.
     Tracepoints,
-    /// Counts of KVM's tracepoints by perf.
+    /// KVM's tracepoints, counted by perf.
     PerfCounts,
     /// Idle page tracking.
     IdlePages,
     /// The multi-generational LRU.
     Generations,
-    /// Referenced pages of the process.
+    /// Referenced pages of the process (`clear_refs`, `smaps_rollup`).
     Referenced,
 }
 
@@ -303,10 +304,10 @@ impl fmt::Display for Source {
     }
 }
 
-/// Values that are known; what is not in it is not.
+/// Known values. A metric without an entry is unknown.
 pub type Values = BTreeMap<Metric, u64>;
 
-/// What came between two readings: levels as they are, counts as they grew.
+/// Returns the change between two readings: levels as they are in `after`, counts as they grew.
 pub fn since(before: &Values, after: &Values) -> Values {
     let grown = |(metric, value): (&Metric, &u64)| {
         let from = if metric.is_level() { 0 } else { *before.get(metric)? };
@@ -315,13 +316,13 @@ pub fn since(before: &Values, after: &Values) -> Values {
     after.iter().filter_map(grown).collect()
 }
 
-/// Takes values, and, when it is asked to, who told them and why some are missing.
+/// Collects values, their sources, and the reasons for missing values.
 #[derive(Debug, Default)]
 pub(crate) struct Sink {
     pub values: Values,
     pub sources: BTreeMap<Metric, Source>,
     pub unknown: BTreeMap<Metric, String>,
-    /// Reasons are of no interest.
+    /// Skips the reasons, because the caller does not need them.
     pub without_reasons: bool,
 }
 
@@ -330,7 +331,7 @@ impl Sink {
         Self { without_reasons, ..Self::default() }
     }
 
-    /// Takes a value, or why there is none. What is known already stays.
+    /// Takes a value, or the reason why there is none. The first value of a metric stays.
     pub fn put(&mut self, metric: Metric, by: Source, value: Result<u64, impl fmt::Display>) {
         match value {
             _ if self.values.contains_key(&metric) => {}
@@ -343,7 +344,7 @@ impl Sink {
         }
     }
 
-    /// Takes why a value is missing, beside what was said of it before.
+    /// Takes a reason why a value is missing, in addition to earlier reasons.
     pub fn missing(&mut self, metric: Metric, why: impl fmt::Display) {
         if self.without_reasons || self.values.contains_key(&metric) {
             return;
@@ -378,7 +379,7 @@ mod tests {
     fn counts_are_told_as_they_grew_and_levels_as_they_are() {
         let of = |faults, pages| Values::from([(M::Faults, faults), (M::Pages4k, pages)]);
         assert_eq!(since(&of(5, 90), &of(12, 40)), of(7, 40));
-        // What was not known before has not grown by anything that is known.
+        // A count without an earlier value has no known growth.
         assert_eq!(since(&Values::new(), &of(12, 40)), Values::from([(M::Pages4k, 40)]));
     }
 

@@ -1,9 +1,9 @@
-//! For a VMM that watches its own vCPUs, each on the thread that runs it.
+//! For a VMM that measures its own vCPUs, each on the thread that runs it.
 //!
-//! A VMM knows what nobody outside does: when `KVM_RUN` began and when it came back. What of that
-//! time the thread neither ran nor waited for a CPU, it slept, in a fault that waited for a page or
-//! for want of work. KVM's statistics and schedstat are read about once in the time that is asked
-//! for, at a return from `KVM_RUN`, so that they cost nothing on the way of an exit.
+//! Only the VMM knows when `KVM_RUN` began and when it returned. In the part of this time in which
+//! the thread neither ran nor waited for a CPU, it slept: in a fault that waited for a page, or
+//! because the vCPU had no work. The VMM reads KVM's statistics about once per interval, at a
+//! return from `KVM_RUN`, so that they cost an exit nothing.
 
 use slat_kvm::Error;
 use slat_kvm::ioctl::BinaryStats;
@@ -11,7 +11,7 @@ use slat_kvm::stats::{Changes, Reading, Stats};
 use slat_procfs::Files;
 use std::time::{Duration, Instant};
 
-/// One vCPU's account.
+/// The account of a vCPU.
 #[derive(Debug)]
 pub struct Vcpu {
     stats: Stats,
@@ -26,24 +26,24 @@ pub struct Vcpu {
     longest: Duration,
 }
 
-/// What a vCPU's account shows.
+/// The values of a vCPU's account.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Account {
     /// Calls of `KVM_RUN`.
     pub runs: u64,
-    /// Time in them.
+    /// Time in these calls.
     pub inside: Duration,
-    /// The longest of them.
+    /// The longest of these calls.
     pub longest: Duration,
-    /// Time in which the thread was ready and had no CPU, where the kernel counts it.
+    /// Time in which the thread was ready and had no CPU, if the kernel counts it.
     pub waited: Option<Duration>,
-    /// What KVM's counters of the vCPU did, by the kernel's names, as of the last reading.
+    /// Changes of KVM's counters of the vCPU, by the kernel's names.
     pub statistics: Changes,
 }
 
 impl Vcpu {
-    /// Begins an account, on the thread that will run the vCPU. Counters are read about once each
-    /// `interval`.
+    /// Begins an account, on the thread that will run the vCPU. KVM's counters are read about once
+    /// per `interval`.
     ///
     /// # Errors
     /// [`Error::Os`] if the kernel has no binary statistics (before 5.14).
@@ -66,15 +66,16 @@ impl Vcpu {
         })
     }
 
-    /// Right before `KVM_RUN`.
+    /// Notes the time. Call it right before `KVM_RUN`.
     pub fn enter(&mut self) {
         self.entered = Instant::now();
     }
 
-    /// Right after it. Answers whether counters were read, so that the caller may tell them.
+    /// Accounts for the call. Call it right after `KVM_RUN`. Returns whether counters were read, so
+    /// that the caller may show them.
     ///
     /// # Errors
-    /// [`Error::Os`] if they cannot be.
+    /// [`Error::Os`] if the counters cannot be read.
     pub fn leave(&mut self) -> Result<bool, Error> {
         let now = Instant::now();
         let took = now.saturating_duration_since(self.entered);
@@ -89,10 +90,10 @@ impl Vcpu {
         Ok(true)
     }
 
-    /// The account since it began, with counters as they are now.
+    /// Returns the account since its begin. It reads the counters first.
     ///
     /// # Errors
-    /// [`Error::Os`] if they cannot be read.
+    /// [`Error::Os`] if the counters cannot be read.
     pub fn account(&mut self) -> Result<Account, Error> {
         self.stats.read(&mut self.last)?;
         let waits = self.waits.zip(Files::here().waits());

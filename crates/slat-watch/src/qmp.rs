@@ -1,8 +1,7 @@
-//! QEMU's monitor (QMP), where its socket is given: what QEMU itself knows of a guest.
+//! A client of QEMU's monitor (QMP), for measurements that QEMU itself makes of a guest.
 //!
-//! `calc-dirty-rate` takes hashes of sampled pages, waits, and looks again which of them changed
-//! (`page-sampling`): it protects nothing and stops nobody. Its other modes switch a log on, and
-//! are not asked for.
+//! `calc-dirty-rate` hashes sampled pages, waits, and then compares (`page-sampling`). It protects
+//! no page and stops no vCPU. Its other modes enable a dirty log, and are not used here.
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -10,49 +9,49 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long QEMU may take to answer.
+/// Longest time that QEMU may take to answer.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// Bytes of one message, at most.
+/// Most bytes of a message.
 const MOST: usize = 1 << 20;
 
-/// A conversation with QEMU's monitor.
+/// A connection to QEMU's monitor.
 #[derive(Debug)]
 pub struct Qmp {
     stream: BufReader<UnixStream>,
-    /// What has come of a line that is not whole yet.
+    /// The beginning of a line that is not complete yet.
     line: Vec<u8>,
 }
 
-/// What QEMU says of how fast a guest writes to its memory.
+/// QEMU's measurement of how fast a guest writes to its memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DirtyRate {
-    /// Bytes a second: pages that changed, each once however often it was written.
+    /// Bytes per second in pages that changed. A page counts once, however often it was written.
     pub bytes_per_second: f64,
-    /// Seconds that it looked at.
+    /// Length of the measurement, in seconds.
     pub seconds: f64,
-    /// Pages of a GiB that it looked at.
+    /// Sampled pages per GiB.
     pub pages_per_gib: u64,
 }
 
-/// A migration as QEMU tells it.
+/// QEMU's account of a migration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Migration {
-    /// Whether it runs now.
+    /// Whether the migration is active.
     pub runs: bool,
-    /// Times that the log was read.
+    /// Number of times that the dirty log was read.
     pub rounds: u64,
-    /// Bytes a second that the guest dirties, by the log.
+    /// Bytes per second that the guest dirties, by the dirty log.
     pub bytes_per_second: f64,
     /// Bytes that are still to be sent.
     pub remaining: u64,
 }
 
 impl Qmp {
-    /// Connects, and agrees on nothing but the protocol's own.
+    /// Connects to a monitor, and leaves its capabilities mode without enabling any capability.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// Why the monitor cannot be used, in words.
     pub fn connect(socket: &Path) -> Result<Self, String> {
         let failed = |error: std::io::Error| {
             let what = match error.kind() {
@@ -83,7 +82,7 @@ impl Qmp {
         Ok(this)
     }
 
-    /// One message of QEMU's.
+    /// Returns the next message from QEMU.
     fn message(&mut self) -> Result<Value, String> {
         let end = Instant::now() + ANSWER;
         loop {
@@ -121,7 +120,7 @@ impl Qmp {
         }
     }
 
-    /// Executes a command and returns what it answers; events in between are passed over.
+    /// Executes a command and returns its result. Events in between are skipped.
     fn ask(&mut self, command: &str, arguments: Value) -> Result<Value, String> {
         let mut text = json!({ "execute": command, "arguments": arguments }).to_string();
         text.push('\n');
@@ -143,10 +142,10 @@ impl Qmp {
         }
     }
 
-    /// Bytes of the guest's memory.
+    /// Returns the size of the guest's memory, in bytes.
     ///
     /// # Errors
-    /// QEMU's own.
+    /// The error that QEMU reports.
     pub fn memory(&mut self) -> Result<u64, String> {
         let answer = self.ask("query-memory-size-summary", json!({}))?;
         let plugged = answer["plugged-memory"].as_u64().unwrap_or(0);
@@ -154,19 +153,19 @@ impl Qmp {
         base.map(|base| base + plugged).ok_or_else(|| "QEMU tells no size of memory".to_owned())
     }
 
-    /// Begins to measure the dirty rate, for so many whole seconds, 1 to 60.
+    /// Begins to measure the dirty rate over `seconds` seconds, clamped to 1 to 60.
     ///
     /// # Errors
-    /// QEMU's own: it measures already, or is too old (5.2 has it).
+    /// The error that QEMU reports: a measurement is active, or QEMU is older than 5.2.
     pub fn begin_dirty_rate(&mut self, seconds: u64) -> Result<(), String> {
         let arguments = json!({ "calc-time": seconds.clamp(1, 60) });
         self.ask("calc-dirty-rate", arguments).map(drop)
     }
 
-    /// The dirty rate, once it has been measured.
+    /// Returns the dirty rate, or `None` until it has been measured.
     ///
     /// # Errors
-    /// QEMU's own.
+    /// The error that QEMU reports.
     pub fn dirty_rate(&mut self) -> Result<Option<DirtyRate>, String> {
         let answer = self.ask("query-dirty-rate", json!({}))?;
         let rate = answer["dirty-rate"].as_f64();
@@ -178,10 +177,10 @@ impl Qmp {
         }))
     }
 
-    /// How a migration goes, if there is one.
+    /// Returns the state of the migration, if there is one.
     ///
     /// # Errors
-    /// QEMU's own.
+    /// The error that QEMU reports.
     pub fn migration(&mut self) -> Result<Migration, String> {
         let answer = self.ask("query-migrate", json!({}))?;
         let ram = &answer["ram"];
@@ -201,13 +200,14 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixListener;
 
-    /// A monitor that answers by a list, and what it was asked.
+    /// Starts a monitor that gives these answers in order. Returns its folder and the commands that
+    /// it got.
     fn monitor(greeting: &'static str, answers: Vec<&'static str>) -> (tempfile::TempDir, Asked) {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("qmp")).unwrap();
         let thread = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            // In two pieces: a line need not come whole.
+            // In two pieces: a line need not arrive whole.
             let (one, two) = greeting.split_at(greeting.len() / 2);
             stream.write_all(one.as_bytes()).unwrap();
             stream.write_all(two.as_bytes()).unwrap();

@@ -1,4 +1,4 @@
-//! What procfs tells of a VMM's process and of its vCPUs' threads.
+//! Reads a VMM's process and its vCPUs' threads from procfs.
 
 use crate::metric::{Metric, Sink, Source};
 use rustix::process::{Resource, getrlimit};
@@ -8,10 +8,10 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-/// Nanoseconds of one of the kernel's clock ticks, as procfs counts them (`USER_HZ`).
+/// Nanoseconds of a clock tick, as procfs counts them (`USER_HZ`).
 const TICK: u64 = 10_000_000;
 
-/// Files of a process or thread that are read again and again, held open: to find them by their
+/// Files of a process or thread that are read repeatedly, and so are held open: to look up their
 /// names costs as much as to read them.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
@@ -20,7 +20,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Files of another folder from now on, if it is another.
+    /// Drops the files if `folder` is another one than before.
     fn of(&mut self, folder: String) -> &mut Self {
         if self.folder != folder {
             *self = Self { folder, files: Vec::new() };
@@ -28,11 +28,11 @@ impl Kept {
         self
     }
 
-    /// A file, as it is now.
+    /// Returns the current text of a file.
     fn text(&mut self, files: &Files<'_>, name: &'static str) -> Option<String> {
         if let Some((_, file)) = self.files.iter().find(|(kept, _)| *kept == name) {
             let mut bytes = [0; 4096];
-            // Each of these files is written by the kernel at once: less than was asked for is all.
+            // The kernel fills each of these files in one read: a short read is the whole file.
             return match file.read_at(&mut bytes, 0).ok()? {
                 0 => None,
                 length @ 1..4096 => Some(str::from_utf8(&bytes[..length]).ok()?.to_owned()),
@@ -41,7 +41,7 @@ impl Kept {
         }
         let file = File::open(files.0.join(&self.folder).join(name)).ok()?;
         let text = slat_procfs::whole(&file).filter(|text| !text.is_empty());
-        // Half of the descriptors are left for what cannot do without.
+        // Half of the descriptors stay free for uses that cannot do without one.
         let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
         if u64::try_from(file.as_raw_fd()).is_ok_and(|fd| fd < most) {
             self.files.push((name, file));
@@ -50,7 +50,7 @@ impl Kept {
     }
 }
 
-/// What a thread tells of a vCPU.
+/// Reads the thread of a vCPU.
 pub(crate) fn thread(files: &Files<'_>, kept: &mut Kept, pid: i32, tid: i32, sink: &mut Sink) {
     let kept = kept.of(format!("proc/{pid}/task/{tid}"));
     let mut at = |file| kept.text(files, file);
@@ -78,7 +78,7 @@ pub(crate) fn thread(files: &Files<'_>, kept: &mut Kept, pid: i32, tid: i32, sin
     sink.put(Metric::GuestNs, Source::Stat, guest.ok_or("the thread has no stat: it ended"));
 }
 
-/// What the process tells of its guests. `huge`: what of it is in huge pages, if that was read.
+/// Reads the process. `huge`: its bytes in huge pages, if they were read.
 pub(crate) fn process(
     files: &Files<'_>,
     kept: &mut Kept,
@@ -109,14 +109,15 @@ pub(crate) fn process(
     }
 }
 
-/// Bytes of a process in transparent huge pages. The kernel walks all its tables for it.
+/// Returns the bytes of a process in transparent huge pages. The kernel walks all of its tables for
+/// it.
 pub(crate) fn huge(files: &Files<'_>, pid: i32) -> Option<u64> {
     let text = files.text(format!("proc/{pid}/smaps_rollup"))?;
     let fields = ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped"];
     fields.into_iter().filter_map(|name| bytes(&text, name)).reduce(|sum, more| sum + more)
 }
 
-/// Addresses that a process has mapped, of those mappings whose access is wanted: `rw-p`.
+/// Returns the mapped address ranges of a process whose access (such as `rw-p`) is `wanted`.
 pub(crate) fn mappings(files: &Files<'_>, pid: i32, wanted: fn(&str) -> bool) -> Vec<Range<u64>> {
     let text = files.text(format!("proc/{pid}/maps")).unwrap_or_default();
     let range = |line: &str| {
@@ -134,20 +135,21 @@ fn known(value: u64) -> Result<u64, &'static str> {
     Ok(value)
 }
 
-/// Time running, time waiting, slices: nothing where the kernel has the file and counts nothing.
+/// Returns time running, time waiting, and slices; `None` if the kernel has the file but does not
+/// count.
 fn schedstat(text: &str) -> Option<[u64; 3]> {
     let mut words = text.split_whitespace().map(|word| word.parse::<u64>().ok());
     let fields = [words.next()??, words.next()??, words.next()??];
     (fields != [0; 3]).then_some(fields)
 }
 
-/// A field of a `stat`, counted as in proc(5), of those behind the name.
+/// Returns a field of a `stat` behind the name, numbered as in proc(5).
 fn field(stat: &str, number: usize) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
 }
 
-/// The file of the control group, which is of version 2, and not the root, whose file is the
-/// host's.
+/// Returns `memory.pressure` of the process's control group. The group must be of version 2, and
+/// not the root, whose file covers the whole host.
 fn pressure(files: &Files<'_>, groups: &str) -> Option<String> {
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     if group.is_empty() || group.split('/').any(|part| part == "..") {
@@ -157,7 +159,7 @@ fn pressure(files: &Files<'_>, groups: &str) -> Option<String> {
     roots.iter().find_map(|root| files.text(format!("{root}/{group}/memory.pressure")))
 }
 
-/// The total of a line of a pressure file, which is in microseconds.
+/// Returns the total of a line of a pressure file in nanoseconds; the file has microseconds.
 fn total(text: &str, line: &str) -> Option<u64> {
     let line = text.lines().find_map(|it| it.strip_prefix(line))?;
     let total = line.split_whitespace().find_map(|word| word.strip_prefix("total="))?;
@@ -212,7 +214,7 @@ mod tests {
         ] {
             assert_eq!(sink.values.get(&metric), Some(&value), "{metric:?}");
         }
-        // The root's file is the host's, and no group's.
+        // The file of the root covers the host, and no single group.
         host.write("sys/fs/cgroup/memory.pressure", some).write("proc/8/cgroup", "0::/\n");
         let mut sink = Sink::default();
         process(&host.files(), &mut Kept::default(), 8, None, &mut sink);

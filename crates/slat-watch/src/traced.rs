@@ -1,7 +1,8 @@
-//! What KVM's tracepoints told of each guest: whose thread, and whose memory.
+//! Attributes the accounts of KVM's tracepoints to guests.
 //!
-//! A vCPU's events come on its thread. A notice of the host's names addresses and no process: it is
-//! the guest's whose own thread gave it, or else of the only guest that has memory there.
+//! The events of a vCPU come on its thread. An MMU notifier event has addresses and no owner. It is
+//! attributed to the guest whose own thread caused it, or else to the only guest that has memory at
+//! these addresses.
 
 use crate::events::times::{Stalls, Why, faults};
 use crate::events::{EXIT, Events, Heard, Notices, Place, Thread};
@@ -14,31 +15,31 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;
 
-/// Why there is nothing of exits, though they are listened to.
+/// Why events of exits have no values, though programs listen to them.
 const SILENT: &str = "kvm_exit has not fired, though KVM has it: where KVM works without hardware \
                       virtualisation (kvm_pvm) it never does";
 
-/// What tracepoints told up to now.
+/// Everything that tracepoints counted up to now.
 #[derive(Debug)]
 pub(crate) struct Traced {
     events: Events,
     heard: Heard,
-    /// Whose memory lies there; nobody's that can be told, where several have some.
+    /// The process whose memory lies at a place; `None` if several guests have memory there.
     owners: BTreeMap<Place, Option<i32>>,
-    /// Names of processes that gave notice.
+    /// Names of the processes on whose behalf notifications came.
     names: BTreeMap<i32, String>,
-    /// By guest, what was given notice of, summed over places.
+    /// Notifications of each guest, summed over places.
     noticed: BTreeMap<i32, Noticed>,
-    /// Whether an exit was heard of anyone.
+    /// Whether an exit of any guest was heard.
     fires: bool,
     look_again: Instant,
 }
 
-/// Notices of a guest's memory.
+/// Notifications about a guest's memory.
 #[derive(Clone, Debug, Default)]
 struct Noticed {
     all: Notices,
-    /// Ranges by who took them back.
+    /// Number of unmaps by the process that caused them.
     by: BTreeMap<i32, u64>,
 }
 
@@ -61,25 +62,26 @@ impl Traced {
         self.events.forget(pid);
     }
 
-    /// Events that were not accounted for.
+    /// Returns the number of events that are not in the accounts.
     pub fn lost(&self) -> u64 {
         self.heard.lost
     }
 
-    /// Notices of memory that several guests have at these addresses, each in its own process.
+    /// Returns the number of unmaps at places where several guests have memory.
     pub fn ambiguous(&self) -> u64 {
         let whose = |place: &Place| self.owners.get(place) == Some(&None);
         self.heard.places.iter().filter(|(place, _)| whose(place)).map(|(_, it)| it.unmaps).sum()
     }
 
-    /// Takes what came meanwhile; of these guests, or of all that there are.
+    /// Reads the accounts. `guests` are the processes that may own memory; `None` means all that
+    /// have guests.
     pub fn hear(&mut self, files: &Files<'_>, guests: Option<Vec<i32>>) {
         self.heard = self.events.hear();
         self.own(files, guests);
         self.sum();
     }
 
-    /// Sums once what is asked for each guest.
+    /// Computes the sums once, which are then read for each guest.
     fn sum(&mut self) {
         self.fires = self.heard.threads.values().any(|thread| thread.stalls.is_some());
         self.noticed.clear();
@@ -93,8 +95,8 @@ impl Traced {
         }
     }
 
-    /// Finds out whose memory lies where the host gave notice, for at most one part of [`SPARE`]
-    /// of the time: each process's mappings have to be read.
+    /// Finds the owners of places with notifications, for at most one part in [`SPARE`] of the
+    /// time, because it reads each process's mappings.
     fn own(&mut self, files: &Files<'_>, guests: Option<Vec<i32>>) {
         let places = self.heard.places.keys();
         let open: Vec<Place> =
@@ -129,20 +131,20 @@ impl Traced {
         self.look_again = Instant::now() + began.elapsed() * SPARE;
     }
 
-    /// The thread that ran a vCPU last, where the kernel says so.
+    /// Returns the thread that ran a vCPU last, if the kernel provides it.
     pub fn thread(&self, pid: i32, vcpu: u32) -> Option<i32> {
         let mut threads = self.heard.threads.range((pid, 0)..=(pid, i32::MAX));
         threads.find(|(_, thread)| thread.vcpu == Some(vcpu)).map(|((_, tid), _)| *tid)
     }
 
-    /// Accounts of a process's threads: of these, or of all.
+    /// Returns the accounts of a process's threads: of `tids`, or of all.
     fn threads(&self, pid: i32, tids: Option<&[i32]>) -> impl Iterator<Item = &Thread> {
         let threads = self.heard.threads.range((pid, 0)..=(pid, i32::MAX));
         let wanted = move |tid: i32| tids.is_none_or(|tids| tids.contains(&tid));
         threads.filter(move |((_, tid), _)| wanted(*tid)).map(|(_, thread)| thread)
     }
 
-    /// How long threads of a process were out of the guest, and why.
+    /// Returns how long threads of a process were out of the guest, by reason.
     pub fn stalls(&self, pid: i32, tids: Option<&[i32]>) -> Stalls {
         let mut sum = Stalls::new();
         for (why, times) in self.threads(pid, tids).filter_map(|it| it.stalls.as_ref()).flatten() {
@@ -151,7 +153,7 @@ impl Traced {
         sum
     }
 
-    /// Metrics of threads of a process: of these, or of all.
+    /// Puts the metrics of a process's threads: of `tids`, or of all.
     pub fn vcpu(&self, pid: i32, tids: Option<&[i32]>, sink: &mut Sink) {
         let stalls = self.stalls(pid, tids);
         for metric in Metric::of(Scope::Traced) {
@@ -175,7 +177,7 @@ impl Traced {
         }
     }
 
-    /// Metrics of what the host told KVM of a process's memory.
+    /// Puts the metrics of the host's notifications about a process's memory.
     pub fn guest(&self, pid: i32, sink: &mut Sink) {
         let none = Noticed::default();
         let noticed = self.noticed.get(&pid).unwrap_or(&none);
@@ -194,7 +196,7 @@ impl Traced {
         }
     }
 
-    /// Who took memory of a process's back, and how often.
+    /// Returns the processes that unmapped memory of a process, by name, and how often each did.
     pub fn invalidated_by(&self, pid: i32) -> BTreeMap<String, u64> {
         let mut by = BTreeMap::new();
         let each = self.noticed.get(&pid).into_iter().flat_map(|noticed| &noticed.by);
@@ -281,7 +283,7 @@ mod tests {
         assert_eq!(told(&traced, Some(&[20])).values[&Metric::UserExits], 3);
         assert!(told(&traced, None).unknown[&Metric::FaultNs].contains("has not fired"));
         assert_eq!((traced.thread(10, 1), traced.thread(10, 0)), (Some(21), None));
-        // Once an exit is heard of anyone, none is none.
+        // Once an exit of any guest is heard, a guest without exits has zero.
         traced.heard.threads.get_mut(&(11, 22)).unwrap().stalls = Some(Stalls::new());
         traced.sum();
         assert_eq!(told(&traced, None).values[&Metric::FaultNs], 0);

@@ -1,4 +1,4 @@
-//! All guests that are watched: those that come, those that go, and what each sample came to.
+//! The watch: finds and releases guests, and takes samples of them.
 
 use crate::debugfs::Debugfs;
 use crate::events::Events;
@@ -19,32 +19,32 @@ use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Which guests.
+/// The guests to watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// All of this host, those that start later as well.
+    /// All guests of this host, including those that start later.
     All,
-    /// Those of one process.
+    /// The guests of one process.
     Pid(i32),
 }
 
-/// What came between two moments.
+/// The values between two moments.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sample {
-    /// Seconds since the watch began, at its end.
+    /// Seconds from the begin of the watch to the end of the sample.
     pub at: f64,
-    /// Seconds that it covers.
+    /// Length of the sample, in seconds.
     pub seconds: f64,
-    /// Of the guest.
+    /// Values of the guest.
     pub guest: Values,
-    /// Of each vCPU.
+    /// Values of each vCPU.
     pub vcpus: Vec<Values>,
 }
 
-/// Samples that are kept of a guest: of a long watch two become one, again and again.
+/// Most samples that are kept of a guest. Beyond it, each two neighbours are merged into one.
 const MOST_SAMPLES: usize = 2048;
 
-/// Puts each two samples together; the last one stays alone where their number is odd.
+/// Merges each two samples. The last one stays as it is if their number is odd.
 fn halve(samples: &mut Vec<Sample>) {
     let both = |pair: &[Sample]| {
         let [one, next] = pair else { return pair[0].clone() };
@@ -62,7 +62,7 @@ fn halve(samples: &mut Vec<Sample>) {
     *samples = samples.chunks(2).map(both).collect();
 }
 
-/// What came in two times that follow each other.
+/// Merges the values of two consecutive samples.
 fn together(one: &Values, next: &Values) -> Values {
     let mut sum = next.clone();
     for (metric, value) in one {
@@ -72,18 +72,18 @@ fn together(one: &Values, next: &Values) -> Values {
     sum
 }
 
-/// A vCPU, in the end.
+/// The totals of a vCPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VcpuTotal {
-    /// Its number.
+    /// The vCPU's number.
     pub index: u32,
-    /// The thread that runs it, if that could be told.
+    /// The thread that runs the vCPU, if it is known.
     pub thread: Option<i32>,
-    /// What came while it was watched.
+    /// Values over the time of the watch.
     pub total: Values,
-    /// KVM's counters that changed, by the kernel's names, up to [`Watch::end`] or the guest's end.
+    /// Counters of KVM that changed until [`Watch::end`] or the guest's end, by the kernel's names.
     pub statistics: Changes,
-    /// How long it was out of the guest, and why, where tracepoints tell.
+    /// How long the vCPU was out of the guest, by reason, if tracepoints provide it.
     pub stalls: Stalls,
 }
 
@@ -94,60 +94,60 @@ impl VcpuTotal {
     }
 }
 
-/// A guest, in the end.
+/// The totals of a guest.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GuestTotal {
-    /// Its process.
+    /// The guest's process.
     pub pid: i32,
-    /// Its process's name.
+    /// The name of the guest's process.
     pub name: String,
-    /// How many VMs the process has.
+    /// Number of VMs of the process.
     pub vms: usize,
-    /// Seconds since the watch began when it was found.
+    /// Seconds from the begin of the watch until the guest was found.
     pub found_at: f64,
-    /// Seconds that it was watched.
+    /// Time that the guest was watched, in seconds.
     pub seconds: f64,
-    /// Whether it is still there.
+    /// Whether the guest still exists.
     pub state: State,
-    /// Who told what, and why the rest is not known.
+    /// The sources of the values, and the reasons for the unknown ones.
     #[serde(flatten)]
     pub knowledge: Knowledge,
-    /// What came while it was watched; levels as they were in the end.
+    /// Values over the time of the watch. Levels are those of the last sample.
     pub total: Values,
-    /// The VM's counters that changed, by the kernel's names, up to [`Watch::end`] or the guest's
-    /// end.
+    /// Counters of the VM that changed until [`Watch::end`] or the guest's end, by the kernel's
+    /// names.
     pub statistics: Changes,
-    /// How long its vCPUs were out of the guest, and why, where tracepoints tell.
+    /// How long the vCPUs were out of the guest, by reason, if tracepoints provide it.
     pub stalls: Stalls,
-    /// Who took memory back, by name, and how often.
+    /// The processes that unmapped memory of the guest, by name, and how often each did.
     pub invalidated_by: BTreeMap<String, u64>,
-    /// Its vCPUs.
+    /// The guest's vCPUs.
     pub vcpus: Vec<VcpuTotal>,
-    /// What came in each step.
+    /// The values of each step.
     pub samples: Vec<Sample>,
 }
 
 impl GuestTotal {
-    /// Takes counters that changed: the VM's, and each vCPU's.
+    /// Takes the counters that changed: those of the VM, and those of each vCPU.
     fn take(&mut self, (vm, vcpus): (Changes, Vec<Changes>)) {
         self.statistics = vm;
         self.vcpus.iter_mut().zip(vcpus).for_each(|(row, it)| row.statistics = it);
     }
 }
 
-/// What a step found.
+/// The guests that a step found and lost.
 #[derive(Debug, Default)]
 pub struct Step {
-    /// Guests that came, by their place.
+    /// New guests, as indices into [`Watch::guests`].
     pub came: Vec<usize>,
-    /// Guests that went.
+    /// Guests that ended, as indices into [`Watch::guests`].
     pub went: Vec<usize>,
 }
 
-/// A guest that is or was watched.
+/// A guest that is watched, or was watched until it ended.
 #[derive(Debug)]
 pub struct Watched {
-    /// `None` once it has gone, so that nothing of it is held.
+    /// `None` after the guest's end, so that the watch holds no descriptor of it.
     guest: Option<Guest>,
     began: Duration,
     read_at: Duration,
@@ -157,12 +157,12 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// What is known of it up to the last sample.
+    /// Returns the totals up to the last sample.
     pub fn total(&self) -> &GuestTotal {
         &self.total
     }
 
-    /// Whether it is still watched.
+    /// Returns whether the guest is still watched.
     pub fn is_there(&self) -> bool {
         self.guest.is_some()
     }
@@ -175,11 +175,11 @@ pub struct Watch<'f> {
     debugfs: Result<Debugfs, String>,
     traced: Traced,
     which: Which,
-    /// The process that was asked for; nothing where the kernel gives no descriptor of it.
+    /// The process to watch; `None` if the kernel gives no descriptor of it.
     process: Option<Process>,
     began: Instant,
     look_again: Instant,
-    /// VMs as KVM's folder in debugfs has them.
+    /// VMs in KVM's folder in debugfs.
     listed: BTreeSet<OsString>,
     guests: Vec<Watched>,
     hidden: usize,
@@ -187,12 +187,12 @@ pub struct Watch<'f> {
 }
 
 impl<'f> Watch<'f> {
-    /// Attaches to the guests that are there, and listens to events of as many vCPUs as this host
-    /// has.
+    /// Attaches to the existing guests, and listens to tracepoints. `events` gets the number of
+    /// vCPUs that all guests of this host have.
     ///
     /// # Errors
-    /// [`NotFound`]: the process that was asked for has no guest, or may not be looked at. Of all
-    /// guests there may be none.
+    /// [`NotFound`] if the process to watch has no guest, or may not be read. With [`Which::All`],
+    /// a host without guests is no error.
     pub fn begin(
         files: Files<'f>,
         debugfs: Result<Debugfs, String>,
@@ -228,51 +228,51 @@ impl<'f> Watch<'f> {
             Which::Pid(_) => watch.look(&mut Step::default()),
         }
         match (which, watch.guests.is_empty()) {
-            // It ended a moment ago.
+            // The process ended a moment ago.
             (Which::Pid(_), true) => Err(NotFound::NoProcess),
             _ => Ok(watch),
         }
     }
 
-    /// Guests, in the order in which they were found; a guest keeps its place.
+    /// Returns the guests, in the order in which they were found. A guest keeps its index.
     pub fn guests(&self) -> &[Watched] {
         &self.guests
     }
 
-    /// How many processes did not let themselves be looked at, the last time.
+    /// Returns the number of processes whose descriptors could not be read, in the last search.
     pub fn hidden(&self) -> usize {
         self.hidden
     }
 
-    /// Where KVM's folder in debugfs is, or why it cannot be read.
+    /// Returns KVM's folder in debugfs, or the reason why it cannot be read.
     pub fn debugfs(&self) -> &Result<Debugfs, String> {
         &self.debugfs
     }
 
-    /// How KVM's tracepoints are heard.
+    /// Returns the means by which KVM's tracepoints are heard.
     pub fn events(&self) -> &Events {
         self.traced.events()
     }
 
-    /// Events of tracepoints that were not accounted for: there was no room, or another program
-    /// ran on that CPU.
+    /// Returns the number of events of tracepoints that are not in the accounts, because there was
+    /// no room or because another program ran on the CPU.
     pub fn lost(&self) -> u64 {
         self.traced.lost()
     }
 
-    /// Notices of the host's of addresses at which several guests have memory, so that nobody
-    /// can tell whose it is.
+    /// Returns the number of unmap notifications for addresses at which several guests have memory,
+    /// so that they cannot be attributed.
     pub fn ambiguous(&self) -> u64 {
         self.traced.ambiguous()
     }
 
-    /// Estimates guests' working sets from now on, which changes something in the host.
+    /// Estimates guests' working sets from now on. This changes state of the host.
     pub fn estimate(&mut self, working_sets: WorkingSets) {
         self.working_sets = Some(working_sets);
         self.step_working_sets();
     }
 
-    /// What is known of guests' working sets, where that was asked for.
+    /// Returns the estimates of guests' working sets, if they were asked for.
     pub fn working_sets(&self) -> Option<&WorkingSets> {
         self.working_sets.as_ref()
     }
@@ -288,7 +288,7 @@ impl<'f> Watch<'f> {
         }
     }
 
-    /// Takes over what is told in the end alone: all of KVM's counters, by their names.
+    /// Takes the values that only the end needs: all counters of KVM, by the kernel's names.
     pub fn end(&mut self) {
         for watched in &mut self.guests {
             if let Some(guest) = &watched.guest {
@@ -297,12 +297,13 @@ impl<'f> Watch<'f> {
         }
     }
 
-    /// Seconds since the watch began.
+    /// Returns the seconds since the watch began.
     pub fn seconds(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Whether the process that was asked for is gone. A step after that tells its last counts.
+    /// Returns whether the process to watch has ended. A step after that still reads its last
+    /// counts.
     pub fn is_over(&self) -> bool {
         let Which::Pid(pid) = self.which else { return false };
         match &self.process {
@@ -311,14 +312,14 @@ impl<'f> Watch<'f> {
         }
     }
 
-    /// Whether a process has ended whose guest is still watched, or that was asked for: it is time
-    /// for the next step.
+    /// Returns whether the process to watch, or the process of a watched guest, has ended. Then it
+    /// is time for the next step.
     pub fn is_ending(&self) -> bool {
         self.is_over() || self.wait(Duration::ZERO)
     }
 
-    /// Waits until that much time has passed, or a guest's process ends, or a signal comes. Answers
-    /// whether a process has ended, so that it is time for the next step.
+    /// Waits until `time` has passed, a guest's process ends, or a signal arrives. Returns whether
+    /// a process has ended, so that it is time for the next step.
     pub fn wait(&self, time: Duration) -> bool {
         let ends = self.guests.iter().filter_map(|it| it.guest.as_ref()?.ends());
         let ends = ends.chain(self.process.as_ref().map(AsFd::as_fd));
@@ -328,15 +329,15 @@ impl<'f> Watch<'f> {
             tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: time.subsec_nanos().into(),
         };
-        // Whatever else it answers, the step that follows finds out what there is.
+        // On any other result, the next step finds out the state.
         poll(&mut ends, Some(&time)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Takes a sample of each guest, lets go of those that went, and looks for new ones.
+    /// Takes a sample of each guest, releases the guests that ended, and looks for new ones.
     pub fn step(&mut self) -> Step {
         let mut step = Step::default();
         let began = self.began;
-        // Who else has memory at an address, all guests alone tell.
+        // Only a list of all guests shows which of them have memory at an address.
         let all = (self.which == Which::All).then(|| {
             let there = self.guests.iter().filter(|it| it.is_there());
             there.map(|it| it.total.pid).collect()
@@ -346,7 +347,8 @@ impl<'f> Watch<'f> {
         let share = self.share();
         for (place, watched) in self.guests.iter_mut().enumerate() {
             let Some(guest) = &mut watched.guest else { continue };
-            // Before it is read: what is held tells the last counts of a guest that went.
+            // The state comes before the values: held descriptors still have the last counts of a
+            // guest that ended.
             let mut state = guest.state(&self.files);
             let (mut now, mut knowledge) = guest.read(&self.files, &self.traced, share);
             if state == State::Runs && guest.has_ended() {
@@ -355,8 +357,8 @@ impl<'f> Watch<'f> {
                 (now, knowledge) = guest.read(&self.files, &self.traced, share);
             }
             if state != State::Runs {
-                // Its process's number may be another's by now, its memory another VM's; its tables
-                // are gone. Counts of what is held are the last ones.
+                // The PID may belong to another process by now, and its memory to another VM; the
+                // guest's tables are gone. Counts of held descriptors are its last ones.
                 let counts = |metric: Metric| {
                     !matches!(metric.scope(), Scope::Thread | Scope::Process) && !metric.is_level()
                 };
@@ -364,7 +366,7 @@ impl<'f> Watch<'f> {
                 all.for_each(|values| values.retain(|metric, _| counts(*metric)));
             }
             let at = began.elapsed();
-            // By their names they are much, and wanted in the end.
+            // Counters by name are many, and only the end needs them.
             let changes = (state != State::Runs).then(|| guest.changes());
             let (stalls, each) = guest.stalls(&self.traced);
             let pid = guest.pid();
@@ -382,7 +384,7 @@ impl<'f> Watch<'f> {
                 step.went.push(place);
             }
         }
-        // KVM's own list says at once that a VM came or went.
+        // KVM's folder in debugfs shows at once that a VM was created or destroyed.
         let listed = self.debugfs.as_ref().map(Debugfs::list).unwrap_or_default();
         let is_listed = listed != self.listed;
         self.listed = listed;
@@ -392,7 +394,8 @@ impl<'f> Watch<'f> {
         step
     }
 
-    /// Looks for guests that came, for at most one part of [`SPARE`] of the time.
+    /// Looks for new guests. `take_found` sets the time of the next look, so that looks take at
+    /// most one part in [`SPARE`] of the time.
     fn look(&mut self, step: &mut Step) {
         let began = Instant::now();
         let found = match self.which {
@@ -406,9 +409,9 @@ impl<'f> Watch<'f> {
         self.take_found(found, began, step);
     }
 
-    /// Attaches to guests that a look found which began then.
+    /// Attaches to the guests that a look found. `began` is the time at which the look began.
     fn take_found(&mut self, found: Vec<find::Found>, began: Instant, step: &mut Step) {
-        // A process whose VMs are others than before is attached to anew.
+        // A process that has other VMs than before is attached to again.
         for (place, watched) in self.guests.iter_mut().enumerate() {
             let Some(guest) = &mut watched.guest else { continue };
             let Some(now) = found.iter().find(|found| found.pid == guest.pid()) else { continue };
@@ -431,12 +434,12 @@ impl<'f> Watch<'f> {
             let threads = guest.vcpus().filter_map(|(_, thread)| thread);
             self.traced.follow(guest.pid(), threads);
         }
-        // Where KVM lists VMs, only vCPUs that came later are found by this alone.
+        // If KVM lists its VMs in debugfs, only new vCPUs depend on this look.
         let spare = if self.listed.is_empty() { SPARE } else { 4 * SPARE };
         self.look_again = Instant::now() + began.elapsed() * spare;
     }
 
-    /// How many guests there are.
+    /// Returns the number of watched guests.
     fn share(&self) -> u32 {
         let there = self.guests.iter().filter(|it| it.is_there()).count();
         u32::try_from(there).unwrap_or(u32::MAX).max(1)
@@ -446,7 +449,7 @@ impl<'f> Watch<'f> {
         let share = self.share();
         let mut guest = Guest::attach(&self.files, &self.debugfs, found);
         let (mut first, knowledge) = guest.read(&self.files, &self.traced, share);
-        // Tracepoints tell what came since the watch began.
+        // Tracepoints count from the begin of the watch.
         std::iter::once(&mut first.guest).chain(&mut first.vcpus).for_each(|values| {
             values
                 .iter_mut()
@@ -484,9 +487,9 @@ impl Watched {
         self.put(at, now, knowledge);
     }
 
-    /// Makes what is known now, was at first and was the last time know of the same.
+    /// Makes the readings of now, of the first sample and of the last sample have the same metrics.
     fn align(&mut self, now: &mut Reading) {
-        // A process that ended tells no more what it told before: that stands.
+        // A process that ended no longer has values; its last values stay.
         let keep = |now: &mut Values, last: &Values| {
             last.iter().for_each(|(metric, value)| {
                 now.entry(*metric).or_insert(*value);
@@ -494,7 +497,7 @@ impl Watched {
         };
         keep(&mut now.guest, &self.last.guest);
         now.vcpus.iter_mut().zip(&self.last.vcpus).for_each(|(now, last)| keep(now, last));
-        // A vCPU that came meanwhile begins with nothing.
+        // A vCPU that was created meanwhile starts from zero.
         let zero = |values: &Values| values.keys().map(|metric| (*metric, 0)).collect::<Values>();
         if self.first.vcpus.is_empty() {
             let mut none = zero(&now.guest);
@@ -512,7 +515,7 @@ impl Watched {
                 guest.vcpus().skip(known).map(|(index, thread)| VcpuTotal::new(index, thread));
             self.total.vcpus.extend(more);
         }
-        // So does what tracepoints tell.
+        // Values of tracepoints start from zero, too.
         let traced = |values: &Values| {
             let mut none = zero(values);
             none.retain(|metric, _| metric.event().is_some());
@@ -522,7 +525,7 @@ impl Watched {
             keep(&mut reading.guest, &traced(&now.guest));
             reading.vcpus.iter_mut().zip(&now.vcpus).for_each(|(it, now)| keep(it, &traced(now)));
         }
-        // What can be told only now begins now.
+        // A metric that is known only since now starts from its current value.
         keep(&mut self.first.guest, &now.guest);
         keep(&mut self.last.guest, &now.guest);
         for (first, now) in self.first.vcpus.iter_mut().zip(&now.vcpus) {
@@ -559,7 +562,7 @@ impl Watched {
         for (metric, by) in knowledge.sources {
             self.total.knowledge.sources.insert(metric, by);
         }
-        // A reason may be another by now.
+        // The reason may have changed.
         self.total.knowledge.unknown.extend(knowledge.unknown);
         let sources = &self.total.knowledge.sources;
         self.total.knowledge.unknown.retain(|metric, _| !sources.contains_key(metric));

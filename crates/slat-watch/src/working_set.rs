@@ -1,7 +1,8 @@
-//! How much of a guest's memory was used within a time, by the best means that the host has.
+//! Estimates how much of a guest's memory was used within an interval, by the best means of the
+//! host.
 //!
-//! Each of them makes a mark and looks at it later, and so changes something in the host. None is
-//! taken unless it was asked for.
+//! Each means sets a mark and reads it later, and so changes state of the host. The watch uses none
+//! unless the user asks for it.
 
 mod generations;
 mod idle;
@@ -17,12 +18,12 @@ use slat_procfs::Files;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// What a mark tells once it is looked at.
+/// The result of reading a mark.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
-    /// Bytes that were used since it was made.
+    /// Bytes that were used since the mark was made.
     used: u64,
-    /// Bytes that were looked at.
+    /// Bytes that were examined.
     all: u64,
 }
 
@@ -34,11 +35,11 @@ enum Mark {
     Referenced(Referenced),
 }
 
-/// The means, the best first.
+/// All means, the best first.
 const MEANS: [Source; 3] = [Source::IdlePages, Source::Generations, Source::Referenced];
 
 impl Mark {
-    /// By one means.
+    /// Opens a mark by one means.
     fn by(source: Source, files: &Files<'_>, pid: i32) -> Result<Self, String> {
         match source {
             Source::IdlePages => Idle::open(files, pid).map(Self::Idle),
@@ -47,11 +48,12 @@ impl Mark {
         }
     }
 
-    /// By the best that this host has.
+    /// Opens a mark by the best means that this host has.
     fn best(files: &Files<'_>, pid: i32) -> Result<Self, String> {
         let mut why = Vec::new();
         for source in MEANS {
-            // Where a walk of page tables does not see what a guest uses, it is no better.
+            // A walk of page tables that does not see a guest's accesses is no better than the next
+            // means.
             if source == Source::Generations && !generations::sees_guests(files) {
                 why.push("MGLRU asks KVM since Linux 6.12 only".to_owned());
                 continue;
@@ -105,30 +107,30 @@ impl Mark {
     }
 }
 
-/// What was found out of a guest's working set.
+/// The estimate of a guest's working set.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorkingSet {
-    /// Its process.
+    /// The guest's process.
     pub pid: i32,
-    /// By which means.
+    /// The means of the estimate.
     pub by: Source,
-    /// Bytes that were used within the last time.
+    /// Bytes that were used within the last interval.
     pub bytes: u64,
-    /// On average of all times.
+    /// Average of `bytes` over all intervals.
     pub mean_bytes: u64,
-    /// Within the time of most use.
+    /// Largest `bytes` of all intervals.
     pub largest_bytes: u64,
-    /// Bytes that were looked at, the last time.
+    /// Bytes that were examined in the last interval.
     pub of_bytes: u64,
-    /// How many times there were.
+    /// Number of intervals.
     pub times: u32,
-    /// Seconds of each, on average.
+    /// Average length of an interval, in seconds.
     pub seconds: f64,
-    /// How far it may be off, in words.
+    /// Possible error of the estimate, in words.
     pub error: String,
     /// What the means changes in the host, in words.
     pub changes: &'static str,
-    /// CPU time of the watch for all times together.
+    /// CPU time that the watch used for all intervals, in seconds.
     pub cpu_seconds: f64,
 }
 
@@ -150,7 +152,7 @@ pub struct WorkingSets {
     every: Duration,
     by: Option<Source>,
     guests: BTreeMap<i32, Result<Of, String>>,
-    /// Of guests that went.
+    /// Estimates of guests that ended.
     gone: Vec<WorkingSet>,
 }
 
@@ -162,12 +164,13 @@ struct Of {
 }
 
 impl WorkingSets {
-    /// Of such times, one after the other, by one means or by the best that the host has.
+    /// Estimates over consecutive intervals of length `every`, by the means `by`, or by the best
+    /// that the host has.
     pub fn new(every: Duration, by: Option<Source>) -> Self {
         Self { every, by, guests: BTreeMap::new(), gone: Vec::new() }
     }
 
-    /// Looks at marks whose time is over, and makes new ones: of these processes.
+    /// Reads the marks of `pids` whose interval is over, and makes new ones.
     pub(crate) fn step(&mut self, files: &Files<'_>, pids: &BTreeSet<i32>) {
         let went: Vec<i32> =
             self.guests.keys().filter(|pid| !pids.contains(pid)).copied().collect();
@@ -184,7 +187,7 @@ impl WorkingSets {
         }
     }
 
-    /// The last estimate of a process, or why there is none.
+    /// Returns the last estimate of a process, or the reason why there is none.
     pub(crate) fn of(&self, pid: i32) -> Result<(u64, Source), String> {
         match self.guests.get(&pid) {
             Some(Ok(of)) if of.told.times > 0 => Ok((of.told.bytes, of.told.by)),
@@ -193,7 +196,7 @@ impl WorkingSets {
         }
     }
 
-    /// All that was found out.
+    /// Returns all estimates, including those of guests that ended.
     pub fn told(&self) -> Vec<WorkingSet> {
         let there = self.guests.values().filter_map(|of| of.as_ref().ok()).map(|of| &of.told);
         self.gone.iter().chain(there.filter(|told| told.times > 0)).cloned().collect()
@@ -226,7 +229,7 @@ impl Of {
 
     fn step(&mut self, files: &Files<'_>, every: Duration) -> Result<(), String> {
         let passed = self.made.elapsed();
-        // A sample may come a little early, as the mark before was made a little late.
+        // A sample may come a little early, because the mark before was made a little late.
         if passed + every / 20 < every {
             return Ok(());
         }
@@ -240,13 +243,13 @@ impl Of {
     }
 }
 
-/// What this thread took of CPUs: the kernel does all of the work in its calls.
+/// Returns the CPU time of this thread. The kernel does all of the work in this thread's calls.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
-/// Bytes of a page.
+/// Returns the size of a page, in bytes.
 fn page() -> u64 {
     rustix::param::page_size() as u64
 }
@@ -271,7 +274,7 @@ mod tests {
         let it = &told[0];
         assert_eq!((it.bytes, it.mean_bytes, it.largest_bytes), (100 << 10, 200 << 10, 300 << 10));
         assert_eq!((it.of_bytes, it.times), (400 << 10, 2));
-        // What a guest told that went stays.
+        // The estimate of a guest that ended stays.
         sets.step(&host.files(), &BTreeSet::new());
         assert_eq!(sets.told(), told);
     }

@@ -1,12 +1,13 @@
-//! An assembler of the kernel's instructions (Documentation/bpf/standardization/instruction-set).
+//! An assembler for eBPF instructions (Documentation/bpf/standardization/instruction-set).
 //!
-//! Of its instructions only those that are used here, each with operands that it can have. What is
-//! wrong beyond that, the kernel's verifier refuses. Little-endian, as the hosts are whose exits
-//! are told apart here.
+//! It has only the instructions that the watch uses, each with operands that it can have. The
+//! kernel's verifier refuses all other errors. It is little-endian, like the hosts whose exits the
+//! watch distinguishes.
 
 use std::collections::BTreeMap;
 
-/// A register. R0 has what a call answers, R1 to R5 its arguments, which it destroys; others stay.
+/// A register. R0 has a call's result, R1 to R5 its arguments, which the call clobbers. Calls
+/// preserve the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reg {
     R0,
@@ -18,11 +19,11 @@ pub(crate) enum Reg {
     R7,
     R8,
     R9,
-    /// The end of the stack, which grows down from it.
+    /// The frame pointer. The stack grows down from it.
     Stack,
 }
 
-/// Bytes of memory that are loaded or stored.
+/// Size of a load or a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Width {
     B1 = 0x10,
@@ -31,7 +32,7 @@ pub(crate) enum Width {
     B8 = 0x18,
 }
 
-/// What is done to a register, in 64 bits.
+/// A 64-bit operation on a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Add = 0x00,
@@ -44,7 +45,7 @@ pub(crate) enum Op {
     Mov = 0xb0,
 }
 
-/// When a jump is taken, of unsigned numbers.
+/// The condition of a jump; comparisons are unsigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum If {
     Equal = 0x10,
@@ -54,24 +55,24 @@ pub(crate) enum If {
     NotEqual = 0x50,
 }
 
-/// Functions of the kernel's.
+/// Helper functions of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Helper {
     Lookup = 1,
     Update = 2,
     Nanoseconds = 5,
-    /// Process and thread, in the upper and lower 32 bits.
+    /// Returns the process in the upper and the thread in the lower 32 bits.
     Thread = 14,
 }
 
-/// A place that is jumped to.
+/// A target of jumps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Label(usize);
 
-/// Marks a load of 64 bits as that of a map, by its descriptor.
+/// Marks a 64-bit load as the load of a map, by its descriptor.
 const MAP: u8 = 1;
 
-/// A program as it is written.
+/// A program under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Program {
     words: Vec<u64>,
@@ -88,13 +89,13 @@ impl Program {
         self.words.push(u64::from_le_bytes(bytes));
     }
 
-    /// A label that has to be [placed](Self::here).
+    /// Creates a label, which has to be [placed](Self::here).
     pub fn label(&mut self) -> Label {
         self.labels += 1;
         Label(self.labels)
     }
 
-    /// Places a label.
+    /// Places a label at the next instruction.
     pub fn here(&mut self, label: Label) {
         self.places.insert(label, self.words.len());
     }
@@ -124,7 +125,7 @@ impl Program {
         self.push(0xdb, base.number(), src.number(), off, 0);
     }
 
-    /// The map behind a descriptor.
+    /// Loads the map of a descriptor.
     pub fn map(&mut self, dst: Reg, fd: i32) {
         self.push(0x18, dst.number(), MAP, 0, fd);
         self.push(0, 0, 0, 0, 0);
@@ -149,17 +150,17 @@ impl Program {
         self.push(0x85, 0, 0, 0, helper as i32);
     }
 
-    /// Ends the program with 1: after a 0 the kernel would keep the event from all who read it by
-    /// perf.
+    /// Ends the program with result 1. After a 0 the kernel would hide the event from other readers
+    /// of perf.
     pub fn end(&mut self) {
         self.op(Op::Mov, Reg::R0, 1);
         self.push(0x95, 0, 0, 0, 0);
     }
 
-    /// Its instructions, each eight bytes.
+    /// Returns the instructions, eight bytes each.
     ///
     /// # Panics
-    /// A label is jumped to and has no place, or is too far away: a bug in this crate.
+    /// If a label that a jump uses has no place, or is too far away: a bug in this crate.
     pub fn assemble(mut self) -> Vec<u64> {
         for (at, label) in std::mem::take(&mut self.jumps) {
             let to = self.places.get(&label).expect("a label that is jumped to has a place");
@@ -183,7 +184,7 @@ impl Reg {
 mod tests {
     use super::*;
 
-    /// Instructions as LLVM's assembler writes them.
+    /// The expected bytes are those of LLVM's assembler.
     #[test]
     fn instructions_are_those_of_the_standard() {
         let mut program = Program::default();

@@ -1,6 +1,7 @@
 //! bpf(2) and perf_event_open(2): maps, programs and events as descriptors.
 //!
-//! Nothing is pinned: each goes with its descriptor, a program once no event runs it.
+//! Nothing is pinned. Each object ends with its descriptor, a program also not before the last
+//! event that runs it.
 
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -20,7 +21,7 @@ const MAP_LOOKUP_BATCH: i32 = 24;
 /// `BPF_PROG_TYPE_TRACEPOINT`.
 const TRACEPOINT: u32 = 5;
 
-/// The whole text of the verifier is asked for after a refusal.
+/// Size of the verifier's log, which is read after a refusal.
 const LOG: usize = 1 << 16;
 
 /// Kinds of maps.
@@ -30,7 +31,7 @@ pub(crate) enum Kind {
     Array = 2,
 }
 
-/// `union bpf_attr` of `BPF_MAP_CREATE`, up to what is used; the kernel takes the rest as 0.
+/// `union bpf_attr` of `BPF_MAP_CREATE`, as far as it is used. The kernel takes the rest as 0.
 #[repr(C)]
 #[derive(Default)]
 struct Create {
@@ -41,7 +42,7 @@ struct Create {
     flags: u32,
 }
 
-/// Of `BPF_MAP_LOOKUP_ELEM` and `BPF_MAP_UPDATE_ELEM`.
+/// `union bpf_attr` of `BPF_MAP_LOOKUP_ELEM` and `BPF_MAP_UPDATE_ELEM`.
 #[repr(C)]
 #[derive(Default)]
 struct Element {
@@ -52,7 +53,7 @@ struct Element {
     flags: u64,
 }
 
-/// Of `BPF_MAP_LOOKUP_BATCH`.
+/// `union bpf_attr` of `BPF_MAP_LOOKUP_BATCH`.
 #[repr(C)]
 #[derive(Default)]
 struct Batch {
@@ -66,7 +67,7 @@ struct Batch {
     flags: u64,
 }
 
-/// Of `BPF_PROG_LOAD`.
+/// `union bpf_attr` of `BPF_PROG_LOAD`.
 #[repr(C)]
 #[derive(Default)]
 struct Load {
@@ -81,7 +82,7 @@ struct Load {
     flags: u32,
 }
 
-/// Of `BPF_OBJ_GET_INFO_BY_FD`.
+/// `union bpf_attr` of `BPF_OBJ_GET_INFO_BY_FD`.
 #[repr(C)]
 #[derive(Default)]
 struct Info {
@@ -90,16 +91,16 @@ struct Info {
     info: u64,
 }
 
-/// `struct bpf_prog_info` in words, up to `recursion_misses`, which is the last.
+/// Words of `struct bpf_prog_info` up to `recursion_misses`, which is the last one used.
 const INFO: usize = 27;
 
 /// # Safety
-/// `attribute` is one of the structs above, filled as the command asks for it: each address in it
-/// is that of memory that is there for the call, as long as the sizes in it say, and that may be
-/// written where the command writes.
+/// `attribute` is one of the structs above, filled as the command asks for it. Each address in it
+/// points to memory that is valid for the call and for the sizes in it, and that may be written
+/// where the command writes.
 unsafe fn bpf<T>(command: i32, attribute: &mut T) -> Result<i32, Errno> {
-    // SAFETY: the attribute is there and as long as is said; what it leads to, the caller answers
-    // for.
+    // SAFETY: the attribute is valid for the call, and has the size that is passed. The caller
+    // guarantees the memory that it points to.
     let answer = unsafe {
         libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attribute), size_of::<T>())
     };
@@ -116,9 +117,9 @@ fn last_error() -> Errno {
 /// Takes a descriptor that a call has just made.
 ///
 /// # Safety
-/// `fd` is open, and nobody else's.
+/// `fd` is open, and nothing else owns it.
 unsafe fn own(fd: i32) -> OwnedFd {
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -126,19 +127,19 @@ fn address<T>(of: &[T]) -> u64 {
     of.as_ptr() as u64
 }
 
-/// A map of keys of 64 bits (of an array: 32) and values of words.
+/// A map. Keys of a hash have 64 bits, those of an array 32; values are words of 64 bits.
 #[derive(Debug)]
 pub(crate) struct Map {
     fd: OwnedFd,
     kind: Kind,
     words: usize,
     most: usize,
-    /// Room for all values, which is kept from one reading to the next.
+    /// Room for all values, which is kept between readings.
     room: RefCell<Vec<u64>>,
 }
 
 impl Map {
-    /// A map of at most so many entries, each of so many words.
+    /// Creates a map of at most `most` entries, each of `words` words.
     pub fn new(kind: Kind, words: usize, most: usize) -> Result<Self, Errno> {
         let mut create = Create {
             kind: kind as u32,
@@ -147,7 +148,7 @@ impl Map {
             max_entries: most as u32,
             flags: 0,
         };
-        // SAFETY: it leads nowhere; what the kernel answers is a new descriptor.
+        // SAFETY: the attribute has no address; the kernel returns a new descriptor.
         let fd = unsafe { own(bpf(MAP_CREATE, &mut create)?) };
         Ok(Self { fd, kind, words, most, room: RefCell::default() })
     }
@@ -156,7 +157,7 @@ impl Map {
         self.fd.as_raw_fd()
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn value(&self, key: u64) -> Result<Vec<u64>, Errno> {
         let key = [key];
         let mut value = vec![0; self.words];
@@ -166,7 +167,8 @@ impl Map {
             value: value.as_mut_ptr() as u64,
             ..Element::default()
         };
-        // SAFETY: a key has 8 bytes at most, and a value as many words as the map was made with.
+        // SAFETY: a key has 8 bytes at most, and a value has as many words as the map was made
+        // with.
         unsafe { bpf(MAP_LOOKUP, &mut element)? };
         Ok(value)
     }
@@ -182,17 +184,18 @@ impl Map {
             value: address(value),
             ..Element::default()
         };
-        // SAFETY: as above; nothing is written.
+        // SAFETY: as in `value`; the kernel writes nothing.
         unsafe { bpf(MAP_UPDATE, &mut element) }.map(drop)
     }
 
-    /// All entries of a hash, in one call; each is whole, or as its program is about to leave it.
+    /// Returns all entries of a hash, in one call. A value may lie in the middle of its program's
+    /// update.
     pub fn entries(&self) -> Result<Vec<(u64, Vec<u64>)>, Errno> {
         assert_eq!(self.kind, Kind::Hash, "keys of an array are 32 bits");
         let mut keys = vec![0u64; self.most];
         let mut values = self.room.borrow_mut();
         if values.is_empty() {
-            // The kernel gives pages of it once they are written.
+            // The kernel allocates pages of it when they are first written.
             *values = vec![0; self.most * self.words];
         }
         let mut next = [0u64; 2];
@@ -204,11 +207,11 @@ impl Map {
             map: self.fd() as u32,
             ..Batch::default()
         };
-        // SAFETY: keys have 8 bytes and values as many words as the map was made with; there is
-        // room for as many as the map takes, which is what it is asked for. Where it would go on,
-        // a hash says in 4 bytes, for which there are 16.
+        // SAFETY: keys have 8 bytes, and values have as many words as the map was made with. There
+        // is room for `most` of each, which is the count that is passed. The position at which a
+        // hash would continue takes 4 bytes, and there are 16.
         match unsafe { bpf(MAP_LOOKUP_BATCH, &mut batch) } {
-            // The end was reached.
+            // The kernel reached the end of the map.
             Ok(_) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error),
         }
@@ -226,7 +229,7 @@ pub(crate) struct Program(OwnedFd);
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub error: Errno,
-    /// The last line of what the verifier said, if it did.
+    /// The last line of the verifier's log, if it has any.
     said: String,
 }
 
@@ -250,7 +253,8 @@ impl Program {
             license: c"MIT".as_ptr() as u64,
             ..Load::default()
         };
-        // SAFETY: as many instructions as are said, and a text that ends by 0; neither is written.
+        // SAFETY: the count is that of the instructions, and the license ends with a 0; neither is
+        // written.
         let error = match unsafe { bpf(PROG_LOAD, &mut load) } {
             // SAFETY: the descriptor is new.
             Ok(fd) => return Ok(Self(unsafe { own(fd) })),
@@ -258,40 +262,41 @@ impl Program {
         };
         let mut log = vec![0u8; LOG];
         (load.log_level, load.log_size, load.log) = (1, LOG as u32, log.as_mut_ptr() as u64);
-        // SAFETY: as before, and a text of the size said, which may be written.
+        // SAFETY: as before; the log has the size that is passed, and may be written.
         match unsafe { bpf(PROG_LOAD, &mut load) } {
             // SAFETY: the descriptor is new.
             Ok(fd) => Ok(Self(unsafe { own(fd) })),
             Err(_) => {
                 let text = String::from_utf8_lossy(&log);
                 let mut lines = text.trim_end_matches('\0').lines();
-                // The last line is an account of the work.
+                // The last line counts the verifier's work.
                 let said = lines.rfind(|line| !line.starts_with("processed "));
                 Err(Refused { error, said: said.unwrap_or_default().trim().to_owned() })
             }
         }
     }
 
-    /// How often the kernel did not run it because another program ran on that CPU (5.12 counts).
+    /// Returns how often the kernel skipped the program because another one ran on the CPU (since
+    /// 5.12).
     pub fn missed(&self) -> Result<u64, Errno> {
         Ok(self.info()?[INFO - 1])
     }
 
-    /// Its number, by which the kernel knows it as long as it is there.
+    /// Returns the program's ID, which the kernel keeps as long as the program exists.
     #[cfg(test)]
     pub fn number(&self) -> Result<u32, Errno> {
         Ok((self.info()?[0] >> 32) as u32)
     }
 
-    /// Whether the kernel has a program of this number.
+    /// Returns whether the kernel has a program with this ID.
     #[cfg(test)]
     pub fn is_there(number: u32) -> Result<bool, Errno> {
         const PROG_GET_FD_BY_ID: i32 = 13;
         let mut words = [u64::from(number), 0];
-        // SAFETY: the attribute leads nowhere; what the kernel answers is a new descriptor.
+        // SAFETY: the attribute has no address; the kernel returns a new descriptor.
         match unsafe { bpf(PROG_GET_FD_BY_ID, &mut words) } {
             Ok(fd) => {
-                // SAFETY: as said.
+                // SAFETY: the descriptor is new.
                 drop(unsafe { own(fd) });
                 Ok(true)
             }
@@ -307,17 +312,17 @@ impl Program {
             size: size_of_val(&words) as u32,
             info: words.as_mut_ptr() as u64,
         };
-        // SAFETY: as many bytes as are said, which may be written. What the struct asks for in
-        // turn, lists of maps and instructions, is asked for with 0 of room.
+        // SAFETY: the size is that of `words`, which may be written. The struct could ask for lists
+        // of maps and instructions; its words are 0, so it has no room for them.
         unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut info)? };
         Ok(words)
     }
 }
 
-/// `struct perf_event_attr`, in words, of version 0.
+/// Words of `struct perf_event_attr`, version 0.
 const ATTRIBUTE: usize = 8;
 
-/// `PERF_TYPE_TRACEPOINT` and the size, as one word.
+/// `PERF_TYPE_TRACEPOINT` and the size of the attribute, as one word.
 const OF_TRACEPOINT: u64 = (ATTRIBUTE as u64 * 8) << 32 | 2;
 
 const CLOSE_ON_EXEC: c_ulong = 8;
@@ -325,16 +330,17 @@ const CLOSE_ON_EXEC: c_ulong = 8;
 /// `PERF_EVENT_IOC_SET_BPF`.
 const SET_BPF: rustix::ioctl::Opcode = rustix::ioctl::opcode::write::<u32>(b'$', 8);
 
-/// A tracepoint that somebody listens to, until it is dropped.
+/// A tracepoint that this process listens to, until the event is dropped.
 #[derive(Debug)]
 pub(crate) struct Event(OwnedFd);
 
 impl Event {
-    /// Opens an event by its number: of a thread wherever it runs, or of a CPU.
+    /// Opens an event by its number: of a thread on any CPU, or of a CPU.
     fn open(number: u64, thread: i32, cpu: i32) -> Result<Self, Errno> {
         let mut attribute = [0u64; ATTRIBUTE];
         (attribute[0], attribute[1]) = (OF_TRACEPOINT, number);
-        // SAFETY: the attribute is as long as it says; nothing else is read or written.
+        // SAFETY: the attribute has the size that it states; the call reads and writes nothing
+        // else.
         let fd = unsafe {
             let attribute = attribute.as_ptr();
             libc::syscall(libc::SYS_perf_event_open, attribute, thread, cpu, -1, CLOSE_ON_EXEC)
@@ -351,7 +357,7 @@ impl Event {
         Self::open(number, thread, -1)
     }
 
-    /// What was counted.
+    /// Returns the count.
     pub fn counted(&self) -> Result<u64, Errno> {
         let mut value = [0; 8];
         match rustix::io::read(&self.0, &mut value)? {
@@ -360,15 +366,15 @@ impl Event {
         }
     }
 
-    /// Runs a program at each hit of a tracepoint, on every CPU: programs hang on the tracepoint,
-    /// whatever the event is opened for.
+    /// Runs a program at each hit of a tracepoint, on every CPU. Programs belong to the tracepoint,
+    /// so the CPU that the event is opened for does not matter.
     pub fn run(number: u64, program: &Program) -> Result<Self, Errno> {
-        // Any CPU that is there.
+        // Any CPU that exists.
         let here = i32::try_from(rustix::thread::sched_getcpu()).unwrap_or_default();
         let this = Self::open(number, -1, here)?;
         // SAFETY:
-        // - the request takes a descriptor by its value, and neither reads nor writes memory;
-        // - both descriptors are open, and what they are is checked by the kernel.
+        // - the request takes a descriptor by value, and neither reads nor writes memory;
+        // - both descriptors are open, and the kernel checks their kinds.
         let done = unsafe { libc::ioctl(this.0.as_raw_fd(), SET_BPF as _, program.0.as_raw_fd()) };
         if done < 0 { Err(last_error()) } else { Ok(this) }
     }

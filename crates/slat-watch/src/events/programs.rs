@@ -1,8 +1,8 @@
-//! What runs in the kernel at each event: accounts of vCPUs' threads, and of ranges that the host
-//! takes back or asks about.
+//! The programs that run in the kernel at each event. They keep accounts of vCPUs' threads, and of
+//! ranges that the host unmaps or ages.
 //!
-//! A thread's account is written by the thread alone, since its events come on it, and so with
-//! plain stores. A range's is written by whoever takes it back, on any CPU, with atomic ones.
+//! Only the thread itself writes a thread's account, because its events come on it; so plain stores
+//! suffice. Several CPUs may write a range's account, so those stores are atomic.
 
 use super::times::{BUCKETS, FIRST, LONGEST, STRIDE, SUM, Why};
 use super::tracepoint::{Field, Tracepoint};
@@ -12,20 +12,20 @@ use Reg::{R0, R1, R2, R3, R4, R6, R7, R8, R9, Stack};
 /// Words of a thread's account.
 pub(crate) const BEGAN: usize = 0;
 pub(crate) const WHY: usize = 1;
-/// The vCPU's number, and 1.
+/// The vCPU's number plus 1; 0 if it is unknown.
 pub(crate) const VCPU: usize = 2;
 pub(crate) const USER_EXITS: usize = 3;
 pub(crate) const PUSHES: usize = 4;
 pub(crate) const TIMES: usize = 5;
 pub(crate) const THREAD_WORDS: usize = TIMES + Why::ALL.len() * STRIDE;
 
-/// Words of a range's account: for each [`Notice`] how many, and bytes.
+/// Words of a range's account: for each [`Notice`] a count, and bytes.
 pub(crate) const RANGE_WORDS: usize = 6;
 
-/// Ranges are told apart by 64 MiB of addresses.
+/// log2 of the size of a range: accounts distinguish addresses by 64 MiB.
 pub(crate) const RANGE_SHIFT: i32 = 26;
 
-/// What the host tells KVM of a range.
+/// MMU notifier events of KVM about a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
     Unmap,
@@ -36,13 +36,13 @@ pub(crate) enum Notice {
 /// Descriptors of the maps that programs use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Maps {
-    /// Process and thread to account.
+    /// Accounts by process and thread.
     pub threads: i32,
-    /// Process and place to account.
+    /// Accounts by process and place.
     pub ranges: i32,
     /// The empty account of a thread.
     pub empty: i32,
-    /// How many events found no room.
+    /// Number of events that found no room.
     pub lost: i32,
 }
 
@@ -64,7 +64,7 @@ fn load(program: &mut Program, dst: Reg, field: Field) {
     program.load(width, dst, R6, field.offset);
 }
 
-/// R0 is what a map has for the key on the stack.
+/// Sets R0 to the value that a map has for the key on the stack.
 fn lookup(program: &mut Program, map: i32, key: i16) {
     program.map(R1, map);
     program.op_reg(Op::Mov, R2, Stack);
@@ -72,7 +72,7 @@ fn lookup(program: &mut Program, map: i32, key: i16) {
     program.call(Helper::Lookup);
 }
 
-/// One event more has found no room.
+/// Counts an event that found no room.
 fn lost(program: &mut Program, maps: Maps, out: Label) {
     program.store_imm(Width::B4, Stack, INDEX, 0);
     lookup(program, maps.lost, INDEX);
@@ -82,7 +82,7 @@ fn lost(program: &mut Program, maps: Maps, out: Label) {
     program.jump(out);
 }
 
-/// R0 is the account of this thread, which is made if need be.
+/// Sets R0 to the account of this thread, and creates it if necessary.
 fn account(program: &mut Program, maps: Maps, out: Label) {
     let found = program.label();
     known(program, maps);
@@ -98,14 +98,14 @@ fn account(program: &mut Program, maps: Maps, out: Label) {
     program.here(found);
 }
 
-/// R0 is the account of this thread, or 0.
+/// Sets R0 to the account of this thread, or to 0.
 fn known(program: &mut Program, maps: Maps) {
     program.call(Helper::Thread);
     program.store(Width::B8, Stack, KEY, R0);
     lookup(program, maps.threads, KEY);
 }
 
-/// Puts what R3 leads to into a map, unless something is there.
+/// Inserts the value that R3 points to into a map, unless the key exists.
 fn insert(program: &mut Program, map: i32) {
     program.map(R1, map);
     program.op_reg(Op::Mov, R2, Stack);
@@ -115,7 +115,7 @@ fn insert(program: &mut Program, map: i32) {
     program.call(Helper::Update);
 }
 
-/// Adds to a word of an account that this thread alone writes.
+/// Adds 1 to a word of an account that only this thread writes.
 fn count(program: &mut Program, word: usize) {
     program.load(Width::B8, R1, R0, at(word));
     program.op(Op::Add, R1, 1);
@@ -126,28 +126,29 @@ fn set_why(program: &mut Program, why: Why) {
     program.op(Op::Mov, R8, why as i32);
 }
 
-/// R8 is why, of R2 a reason of Intel's or AMD's by R7, and R3 what it says of an address.
+/// Sets R8 to the reason of an exit. R7 is the ISA, R2 its exit reason, and R3 its `info1`.
 fn why_x86(program: &mut Program, told: Label) {
     let [amd, idle] = [(); 2].map(|()| program.label());
     set_why(program, Why::Other);
     program.jump_if(If::Equal, R7, 2, amd);
     program.jump_if(If::NotEqual, R7, 1, told);
-    // The upper half has flags.
+    // The upper half holds flags.
     program.op(Op::And, R2, 0xffff);
     // HLT, MWAIT.
     for reason in [12, 36] {
         program.jump_if(If::Equal, R2, reason, idle);
     }
-    // EPT violation: bits 2, 1 say fetch, write; 5 to 3 what the mapping allows, if there is one.
+    // EPT violation. Bit 2 is a fetch, bit 1 a write; bits 5 to 3 are the rights of the mapping, if
+    // there is one.
     program.jump_if(If::NotEqual, R2, 48, told);
     access(program, [1 << 2, 1 << 1, 0b111 << 3], told);
     program.here(amd);
-    // HLT, MWAIT, HLT without anything pending.
+    // HLT, MWAIT, HLT without a pending interrupt.
     for reason in [0x78, 0x8b, 0xa6] {
         program.jump_if(If::Equal, R2, reason, idle);
     }
-    // A nested page fault: bits 4, 3, 1, 0 say fetch, reserved (KVM's mark of a device), write,
-    // mapped.
+    // Nested page fault. Bit 4 is a fetch, bit 3 reserved (KVM's mark of a device), bit 1 a write,
+    // bit 0 present.
     program.jump_if(If::NotEqual, R2, 0x400, told);
     program.jump_if(If::Set, R3, 1 << 3, told);
     access(program, [1 << 4, 1 << 1, 1], told);
@@ -155,7 +156,7 @@ fn why_x86(program: &mut Program, told: Label) {
     set_why(program, Why::Idle);
 }
 
-/// Which fault, of bits in R3.
+/// Sets R8 to the kind of a fault, by bits of R3.
 fn access(program: &mut Program, [fetch, write, mapped]: [i32; 3], told: Label) {
     let written = program.label();
     set_why(program, Why::FaultExecute);
@@ -170,10 +171,10 @@ fn access(program: &mut Program, [fetch, write, mapped]: [i32; 3], told: Label) 
     program.jump(told);
 }
 
-/// R8 is why, of R2 the kind of exception and R3 its class.
+/// Sets R8 to the reason of an exit. R2 is the kind of exception, and R3 its class.
 fn why_arm(program: &mut Program, told: Label) {
     set_why(program, Why::Other);
-    // ARM_EXCEPTION_TRAP; what is not a trap has no class.
+    // ARM_EXCEPTION_TRAP. Other kinds have no class.
     program.op(Op::And, R2, 0x7fff_ffff);
     program.jump_if(If::NotEqual, R2, 2, told);
     for (why, class) in [(Why::Idle, 0x01), (Why::FaultExecute, 0x20), (Why::FaultRead, 0x24)] {
@@ -186,7 +187,7 @@ fn why_arm(program: &mut Program, told: Label) {
     set_why(program, Why::Other);
 }
 
-/// At `kvm_exit`: the time and why are noted.
+/// The program at `kvm_exit`: notes the time and the reason.
 pub(crate) fn exit(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, String> {
     let mut program = Program::default();
     let [told, out] = [(); 2].map(|()| program.label());
@@ -206,7 +207,7 @@ pub(crate) fn exit(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, String> {
         _ => return Err("it is not known how this architecture's KVM says why".to_owned()),
     }
     program.here(told);
-    // Arm's does not say which vCPU.
+    // Arm's event has no vCPU number.
     match event.field("vcpu_id") {
         Ok(vcpu) => {
             load(&mut program, R7, vcpu);
@@ -225,7 +226,7 @@ pub(crate) fn exit(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, String> {
     Ok(program.assemble())
 }
 
-/// At `kvm_entry`: what has passed since is accounted for.
+/// The program at `kvm_entry`: adds the time since the exit to the account.
 pub(crate) fn entry(maps: Maps) -> Vec<u64> {
     let mut program = Program::default();
     let out = program.label();
@@ -238,7 +239,7 @@ pub(crate) fn entry(maps: Maps) -> Vec<u64> {
     program.call(Helper::Nanoseconds);
     program.op_reg(Op::Sub, R0, R8);
     program.op_reg(Op::Mov, R8, R0);
-    // The times of this kind; the verifier wants to see that they lie within the account.
+    // The words of this reason. The verifier requires proof that they lie within the account.
     program.load(Width::B8, R9, R7, at(WHY));
     program.jump_if(If::Above, R9, Why::ALL.len() as i32 - 1, out);
     program.op(Op::Mul, R9, STRIDE as i32 * 8);
@@ -265,10 +266,10 @@ pub(crate) fn entry(maps: Maps) -> Vec<u64> {
     program.assemble()
 }
 
-/// R1 is the bucket of R8 nanoseconds.
+/// Sets R1 to the bucket of R8 nanoseconds.
 fn bucket(program: &mut Program) {
     let done = program.label();
-    // R2 is the highest bit that is set, by halves.
+    // R2 becomes the highest bit that is set, by bisection.
     program.op(Op::Mov, R2, 0);
     program.op_reg(Op::Mov, R3, R8);
     for half in [32, 16, 8, 4, 2, 1] {
@@ -285,7 +286,7 @@ fn bucket(program: &mut Program) {
     program.jump_if(If::AtLeast, R2, FIRST as i32, long);
     program.jump(done);
     program.here(long);
-    // The two bits below it tell the quarter.
+    // The two bits below the highest one are the quarter of the octave.
     program.op_reg(Op::Mov, R4, R2);
     program.op(Op::Add, R4, -2);
     program.op_reg(Op::Mov, R1, R8);
@@ -302,7 +303,7 @@ fn bucket(program: &mut Program) {
     program.here(done);
 }
 
-/// At `kvm_mmio`: what began as a fault is a device's access.
+/// The program at `kvm_mmio`: an exit that looked like a fault was an access to a device.
 pub(crate) fn mmio(maps: Maps) -> Vec<u64> {
     let mut program = Program::default();
     let out = program.label();
@@ -316,8 +317,8 @@ pub(crate) fn mmio(maps: Maps) -> Vec<u64> {
     program.assemble()
 }
 
-/// At Arm's `kvm_guest_fault`: a fault of data is a write's if the syndrome says so, and one of a
-/// protected page if it is a fault of permission.
+/// The program at Arm's `kvm_guest_fault`: a data abort is a write if the syndrome says so, and a
+/// write to a protected page if it is a permission fault.
 pub(crate) fn guest_fault(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, String> {
     let mut program = Program::default();
     let out = program.label();
@@ -333,7 +334,7 @@ pub(crate) fn guest_fault(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, St
     program.jump(out);
     program.here(written);
     let mapped = program.label();
-    // The kind of the fault, whatever the level.
+    // The kind of the fault, without its level.
     program.op(Op::And, R7, 0b11_1100);
     program.jump_if(If::Equal, R7, 0b00_1100, mapped);
     program.store_imm(Width::B8, R0, at(WHY), Why::FaultWrite as i32);
@@ -345,7 +346,7 @@ pub(crate) fn guest_fault(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, St
     Ok(program.assemble())
 }
 
-/// At an event of a vCPU's thread that is only counted.
+/// The program at an event of a vCPU's thread that is only counted.
 pub(crate) fn counted(word: usize, maps: Maps) -> Vec<u64> {
     let mut program = Program::default();
     let out = program.label();
@@ -356,7 +357,8 @@ pub(crate) fn counted(word: usize, maps: Maps) -> Vec<u64> {
     program.assemble()
 }
 
-/// At a notice of the host's: counted by the process that gives it and by where the range begins.
+/// The program at an MMU notifier event: counts it by the process that the CPU runs and by the
+/// range's first address.
 pub(crate) fn notice(event: &Tracepoint, notice: Notice, maps: Maps) -> Result<Vec<u64>, String> {
     let mut program = Program::default();
     let [found, out] = [(); 2].map(|()| program.label());

@@ -1,14 +1,15 @@
-//! How long vCPUs stand still, as the programs account for it: how often, how long in all, the
-//! longest, and a histogram.
+//! How long vCPUs are out of the guest, as the programs account for it: count, sum, longest, and a
+//! histogram.
 //!
-//! Buckets are a quarter of an octave each: of 256 ns to 320, to 384, to 448, to 512 ns, and so on.
-//! The first has all that was shorter, the last all that was longer than 17 s.
+//! Each bucket is a quarter of an octave: from 256 ns to 320, to 384, to 448, to 512 ns, and so on.
+//! The first bucket also has all shorter times, and the last one, which ends at 17 s, all longer
+//! ones.
 
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Octaves below 2^8 ns and from 2^34 ns on are not told apart.
+/// The histogram covers 26 octaves, from 2^8 ns to 2^34 ns.
 pub(crate) const FIRST: u32 = 8;
 pub(crate) const OCTAVES: u32 = 26;
 /// Buckets of a histogram.
@@ -23,22 +24,23 @@ pub(crate) const LONGEST: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Why {
-    /// A fault of a read in memory.
+    /// A fault of a read from memory.
     FaultRead,
-    /// Of a write to a page that was not mapped.
+    /// A fault of a write to a page that was not mapped.
     FaultWrite,
-    /// Of a write to a page that was mapped, and protected: by a dirty log, or as it is shared.
+    /// A fault of a write to a mapped page that was write-protected, by a dirty log or because it
+    /// is shared.
     FaultProtected,
-    /// Of a fetch of instructions.
+    /// A fault of an instruction fetch.
     FaultExecute,
-    /// It had no work.
+    /// The vCPU had no work.
     Idle,
     /// Anything else: devices, interrupts, hypercalls.
     Other,
 }
 
 impl Why {
-    /// Each of them; their places are what the programs call them.
+    /// All reasons. The programs use their indices as numbers.
     pub const ALL: [Self; 6] = [
         Self::FaultRead,
         Self::FaultWrite,
@@ -48,20 +50,20 @@ impl Why {
         Self::Other,
     ];
 
-    /// Whether it is a fault.
+    /// Returns whether the reason is a fault.
     pub const fn is_fault(self) -> bool {
         !matches!(self, Self::Idle | Self::Other)
     }
 }
 
-/// The times of one kind.
+/// Times out of the guest for one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// How many there were.
+    /// Number of times.
     pub count: u64,
-    /// All of them, in nanoseconds.
+    /// Sum, in nanoseconds.
     pub total_ns: u64,
-    /// The longest, in nanoseconds.
+    /// Longest time, in nanoseconds.
     pub longest_ns: u64,
     buckets: [u64; BUCKETS],
 }
@@ -72,7 +74,7 @@ impl Default for Times {
     }
 }
 
-/// The nanoseconds that a bucket begins at, and those that it ends before.
+/// Returns the first nanosecond of a bucket, and the first one beyond it.
 fn bounds(bucket: usize) -> (u64, u64) {
     let begin = |bucket: usize| {
         let quarter = 1u64 << (FIRST as usize + bucket / 4 - 2);
@@ -82,14 +84,14 @@ fn bounds(bucket: usize) -> (u64, u64) {
 }
 
 impl Times {
-    /// As a program left them.
+    /// Reads the words that a program wrote.
     pub(crate) fn of(words: &[u64]) -> Self {
         let mut buckets = [0; BUCKETS];
         buckets.copy_from_slice(&words[3..STRIDE]);
         Self { count: words[0], total_ns: words[SUM], longest_ns: words[LONGEST], buckets }
     }
 
-    /// Adds others.
+    /// Adds the times of `others`.
     pub fn add(&mut self, others: &Self) {
         self.count += others.count;
         self.total_ns += others.total_ns;
@@ -97,7 +99,8 @@ impl Times {
         self.buckets.iter_mut().zip(others.buckets).for_each(|(own, more)| *own += more);
     }
 
-    /// The time below which such a share of them lies, within an eighth; nothing if there is none.
+    /// Returns the time below which `share` of the times lie, within an eighth; `None` if there are
+    /// none.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let all: u64 = self.buckets.iter().sum();
         let wanted = ((all as f64 * share).ceil() as u64).clamp(1, all.max(1));
@@ -107,23 +110,23 @@ impl Times {
             seen >= wanted
         })?;
         let (begin, end) = bounds(bucket);
-        // The last bucket has no end, and none goes beyond the longest.
+        // The last bucket has no end, and no time is longer than the longest.
         let end = if bucket + 1 == BUCKETS { self.longest_ns } else { end };
         let middle = begin.midpoint(end.max(begin)).min(self.longest_ns);
         Some(Duration::from_nanos(middle))
     }
 
-    /// Buckets that have any: the nanoseconds that each ends before, and how many.
+    /// Returns the buckets that are not empty: the nanosecond that each ends before, and its count.
     pub fn histogram(&self) -> impl Iterator<Item = (u64, u64)> {
         let buckets = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
         buckets.map(|(bucket, count)| (bounds(bucket).1, *count))
     }
 }
 
-/// Times by why.
+/// Times by reason.
 pub type Stalls = BTreeMap<Why, Times>;
 
-/// The times of all faults.
+/// Returns the times of all faults.
 pub fn faults(stalls: &Stalls) -> Times {
     let mut sum = Times::default();
     stalls.iter().filter(|(why, _)| why.is_fault()).for_each(|(_, times)| sum.add(times));

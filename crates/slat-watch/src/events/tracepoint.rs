@@ -1,5 +1,5 @@
-//! The kernel's tracepoints: their numbers and the places of their fields, which differ from kernel
-//! to kernel, so that none is taken for granted.
+//! The kernel's tracepoints: their numbers and the offsets of their fields. Both differ between
+//! kernels, so they are read from tracefs.
 
 use crate::debugfs;
 use rustix::io::Errno;
@@ -12,22 +12,22 @@ use std::path::{Path, PathBuf};
 /// Where tracefs is usually mounted.
 const USUAL: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
-/// A folder of events, `kvm` or another.
+/// The folder of events in tracefs.
 #[derive(Debug)]
 pub(crate) struct Tracefs {
     events: PathBuf,
-    /// Keeps a mount of our own.
+    /// Keeps this process's own mount.
     _mount: Option<OwnedFd>,
 }
 
-/// An event: its number, and what it says.
+/// An event: its number and its fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tracepoint {
     pub number: u64,
     fields: Vec<(String, Field)>,
 }
 
-/// Where a field lies in what an event says, and how many bytes it has.
+/// Offset and size in bytes of a field in an event's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Field {
     pub offset: i16,
@@ -35,7 +35,7 @@ pub(crate) struct Field {
 }
 
 impl Tracefs {
-    /// Finds it, or mounts it for this process alone.
+    /// Finds tracefs, or mounts it for this process alone.
     pub fn open() -> Result<Self, String> {
         for usual in USUAL {
             match fs::read_dir(Path::new(usual).join("events")) {
@@ -66,13 +66,13 @@ impl Tracefs {
         }
     }
 
-    /// Events in a folder that was made up.
+    /// Uses events in a made-up folder.
     #[cfg(test)]
     pub fn made(events: &Path) -> Self {
         Self { events: events.to_owned(), _mount: None }
     }
 
-    /// An event, `kvm/kvm_exit`.
+    /// Reads an event, such as `kvm/kvm_exit`.
     pub fn event(&self, name: &str) -> Result<Tracepoint, String> {
         let text = fs::read_to_string(self.events.join(name).join("format"));
         match text {
@@ -94,7 +94,7 @@ impl Tracefs {
 }
 
 impl Tracepoint {
-    /// Where a field lies.
+    /// Returns where a field lies.
     pub fn field(&self, name: &str) -> Result<Field, String> {
         let found = self.fields.iter().find(|(field, _)| field == name);
         found
@@ -103,7 +103,7 @@ impl Tracepoint {
     }
 }
 
-/// An event's format file.
+/// Parses an event's format file.
 pub(crate) fn parse(text: &str) -> Option<Tracepoint> {
     let mut number = None;
     let mut fields = Vec::new();
@@ -116,7 +116,7 @@ pub(crate) fn parse(text: &str) -> Option<Tracepoint> {
         let name = parts.next()?.split_whitespace().next_back()?;
         let mut value = |key: &str| parts.next()?.strip_prefix(key)?.parse::<u32>().ok();
         let (offset, size) = (value("offset:")?, value("size:")?);
-        // Strings and arrays are longer than anything that is read here.
+        // Strings and arrays are longer than any field that the programs read.
         if let (Ok(offset), Ok(size @ (1 | 2 | 4 | 8))) =
             (i16::try_from(offset), u8::try_from(size))
         {
@@ -130,7 +130,7 @@ pub(crate) fn parse(text: &str) -> Option<Tracepoint> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Of Linux 6.18, without what prints it.
+    /// The format in Linux 6.18, without its `print fmt`.
     pub const EXIT: &str = "name: kvm_exit
 ID: 103
 format:

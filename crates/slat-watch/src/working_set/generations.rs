@@ -1,6 +1,6 @@
-//! The multi-generational LRU ages a control group when it is told to
-//! (Documentation/admin-guide/mm/multigen_lru.rst, "Working set estimation"): what was used since
-//! the generation before is in the two newest.
+//! The multi-generational LRU ages a control group on request
+//! (Documentation/admin-guide/mm/multigen_lru.rst, "Working set estimation"): pages that were used
+//! since the last generation are in the two newest.
 
 use super::{Seen, page};
 use crate::debugfs;
@@ -18,21 +18,21 @@ pub(super) const CHANGES: &str = "ages the control group's memory by a generatio
 #[derive(Debug)]
 pub(super) struct Generations {
     file: PathBuf,
-    /// Keeps a mount of our own.
+    /// Keeps this process's own mount.
     _mount: Option<OwnedFd>,
     group: Group,
-    /// By node, the newest generation once the mark was made.
+    /// The newest generation of each node after the mark was made.
     since: Vec<(u64, u64)>,
 }
 
-/// A control group as `lru_gen` has it.
+/// A control group in `lru_gen`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Group {
     number: u64,
     path: String,
 }
 
-/// Of a generation of a control group on a node, how many anonymous and shared pages it has.
+/// Number of anonymous and shared pages of a generation, for a control group on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row {
     node: u64,
@@ -40,7 +40,7 @@ struct Row {
     pages: u64,
 }
 
-/// Whether this kernel's walks of page tables ask KVM as well.
+/// Returns whether this kernel's walks of page tables ask KVM as well.
 pub(super) fn sees_guests(files: &Files<'_>) -> bool {
     let release = files.text("proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers =
@@ -71,10 +71,11 @@ impl Generations {
         Ok(rows(&text, self.group.number))
     }
 
-    /// Makes a new generation on each node, out of what was used since the last one.
+    /// Makes a new generation on each node, from the pages that were used since the last one.
     fn age(&self) -> Result<(), String> {
         for (node, newest) in newest(&self.rows()?) {
-            // Pages that could be swapped out as well, and every page is looked at.
+            // Includes pages that could be swapped out (`can_swap`), and scans every page
+            // (`force_scan`).
             let command = format!("+ {} {node} {newest} 1 1", self.group.number);
             fs::write(&self.file, command).map_err(|error| format!("lru_gen: {error}"))?;
         }
@@ -105,7 +106,7 @@ impl Generations {
     }
 }
 
-/// The file, where debugfs is mounted or is mounted for this process alone.
+/// Returns the file, in the mounted debugfs or in a mount that only this process has.
 fn file(files: &Files<'_>) -> Result<(PathBuf, Option<OwnedFd>), String> {
     let usual = files.0.join(FILE);
     if usual.exists() || files.0 != Path::new("/") {
@@ -117,8 +118,8 @@ fn file(files: &Files<'_>) -> Result<(PathBuf, Option<OwnedFd>), String> {
     Ok((file, Some(mount)))
 }
 
-/// The control group of a process that counts memory: its own, or the next above it but the root,
-/// whose processes are all of the host's.
+/// Returns the control group of a process that counts memory: its own, or the next one above it.
+/// The root does not count, because it has all processes of the host.
 fn group(text: &str, groups: &str) -> Option<Group> {
     let lines = groups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
     let of_memory = |names: &str| names.is_empty() || names.split(',').any(|it| it == "memory");
@@ -129,7 +130,7 @@ fn group(text: &str, groups: &str) -> Option<Group> {
     above.find_map(|path| known.iter().find(|group| group.path == path).cloned())
 }
 
-/// The line that begins a control group.
+/// Parses the line that begins a control group.
 fn head(line: &str) -> Option<Group> {
     let (number, path) = line.strip_prefix("memcg")?.trim().split_once(' ')?;
     Some(Group { number: number.parse().ok()?, path: path.trim().to_owned() })
@@ -144,7 +145,8 @@ fn rows(text: &str, group: u64) -> Vec<Row> {
             Some(&"memcg") => inside = number(1) == Some(group),
             Some(&"node") => node = number(1).unwrap_or(0),
             _ if inside => {
-                // Generation, age in ms, anonymous pages, pages of files; "-0" is less than none.
+                // Generation, age in ms, anonymous pages, pages of files. "-0" is a negative number
+                // of pages.
                 if let (Some(generation), Some(_)) = (number(0), number(1)) {
                     rows.push(Row { node, generation, pages: number(2).unwrap_or(0) });
                 }
@@ -161,7 +163,7 @@ fn newest(rows: &[Row]) -> Vec<(u64, u64)> {
     newest.map(|row| (row.node, row.generation)).collect()
 }
 
-/// What is in generations from the mark on.
+/// Returns the pages of the generations since the mark.
 fn seen(rows: &[Row], since: &[(u64, u64)]) -> Seen {
     let is_used = |row: &Row| {
         since.iter().any(|(node, generation)| *node == row.node && row.generation >= *generation)

@@ -1,5 +1,5 @@
 //! Idle page tracking (Documentation/admin-guide/mm/idle_page_tracking.rst): a page is marked by
-//! its frame, and the mark is gone once anybody has used it, KVM's guests among them.
+//! its frame number, and any access clears the mark, including one of a KVM guest.
 
 use super::{Seen, page};
 use crate::task;
@@ -14,19 +14,19 @@ pub(super) const ERROR: &str = "exact to a page, huge ones as a whole; pages cou
 pub(super) const CHANGES: &str = "marks pages as idle, which disturbs others that use the idle \
                                   bitmap; the host's reclaim is not";
 
-/// Of an entry of pagemap: the page is there, and its frame (pagemap.rst).
+/// Bits of an entry of pagemap: the page is present, and its frame number (pagemap.rst).
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
-/// Flags of a frame (kpageflags).
+/// Bits of a frame's flags (kpageflags).
 const LRU: u64 = 1 << 5;
 const TAIL: u64 = 1 << 16;
 const HUGETLB: u64 = 1 << 17;
 
-/// Pages that are looked at in one go.
+/// Most pages that are read in one go.
 const MOST: u64 = 1 << 16;
 
-/// Frames of the largest huge page of the LRU.
+/// Frames of the largest huge page on the LRU.
 const LARGEST: u64 = 512;
 
 #[derive(Debug)]
@@ -52,7 +52,8 @@ impl Idle {
         Ok(Self { pid, bitmap, pagemap, flags })
     }
 
-    /// Frames of all memory that the process may write to, in order within each go.
+    /// Calls `take` with runs of frames of all memory that the process may write to. Frames ascend
+    /// within each go.
     fn each(
         &self,
         files: &Files<'_>,
@@ -89,8 +90,8 @@ impl Idle {
             run.iter()
                 .for_each(|frame| words[(frame / 64 - first / 64) as usize] |= 1 << (frame % 64));
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            // The kernel refuses the last word where memory ends within it; what has no mark is
-            // taken for used.
+            // The kernel refuses the last word if memory ends within it. A page without a mark
+            // counts as used.
             let _ = self.bitmap.write_all_at(&bytes, first / 64 * 8);
             Ok(())
         })
@@ -104,7 +105,7 @@ impl Idle {
             let words = self.read(&self.bitmap, run[0] / 64, words, "page_idle")?;
             let is_idle =
                 |frame: u64| words[(frame / 64 - run[0] / 64) as usize] >> (frame % 64) & 1 != 0;
-            // A mark of a huge page is its first frame's.
+            // Only the first frame of a huge page has a mark.
             let mut first = None;
             for (frame, flags) in run.iter().zip(flags) {
                 let (flags, idle) = match (flags & TAIL != 0, first) {
@@ -113,7 +114,8 @@ impl Idle {
                     (true, None) => self.first_of(*frame)?,
                 };
                 first = Some((flags, idle));
-                // Pages of hugetlbfs, and those that came a moment ago, are not on the LRU.
+                // Pages of hugetlbfs are not on the LRU, and neither are pages that were allocated
+                // a moment ago.
                 if flags & HUGETLB == 0 && flags & LRU != 0 {
                     all += page();
                     used += if idle { 0 } else { page() };
@@ -124,7 +126,7 @@ impl Idle {
         Ok(Seen { used, all })
     }
 
-    /// Flags and mark of the first frame of a huge page, of which this is a later one.
+    /// Returns flags and mark of the first frame of the huge page that this later frame belongs to.
     fn first_of(&self, frame: u64) -> Result<(u64, bool), String> {
         let from = frame.saturating_sub(LARGEST);
         let flags = self.read(&self.flags, from, frame - from, "kpageflags")?;
@@ -136,11 +138,11 @@ impl Idle {
         Ok((flags[place], word >> (first % 64) & 1 != 0))
     }
 
-    /// Words of a file.
+    /// Reads words of a file.
     fn read(&self, file: &File, first: u64, count: u64, name: &str) -> Result<Vec<u64>, String> {
         let mut bytes = vec![0; 8 * count as usize];
         let mut at = 0;
-        // Where memory ends within the last word, it cannot be read: no mark is there.
+        // If memory ends within the last word, the word cannot be read: it has no mark.
         while at < bytes.len() {
             match file.read_at(&mut bytes[at..], 8 * first + at as u64) {
                 Ok(0) => break,
@@ -163,8 +165,7 @@ mod tests {
     use crate::find::tests::Made;
     use std::collections::BTreeMap;
 
-    /// A process with these frames from its first page on, of a machine whose frames have these
-    /// flags.
+    /// A process whose pages have these frames, on a machine whose frames have these flags.
     fn host(frames: &[u64], flags: &BTreeMap<u64, u64>) -> Made {
         let host = Made::new();
         let bytes = |words: &mut dyn Iterator<Item = u64>| {
@@ -202,7 +203,7 @@ mod tests {
         assert_eq!(pages(idle.look(&host.files()).unwrap()), (0, 4));
         let mut words = idle.read(&idle.bitmap, 0, 4, "").unwrap();
         assert_eq!(words, [1 << 5, 0b111 << 6, 0, 1 << 8]);
-        // Somebody uses one.
+        // Another process uses one.
         words[1] &= !(1 << 7);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         idle.bitmap.write_all_at(&bytes, 0).unwrap();
@@ -215,7 +216,7 @@ mod tests {
         let flags = (1025..1536).map(|frame| (frame, TAIL)).collect();
         let host = host(&frames, &flags);
         let idle = Idle::open(&host.files(), 7).unwrap();
-        // As the kernel does, which marks no later frames.
+        // The kernel marks no later frames, either.
         idle.bitmap.write_all_at(&1u64.to_ne_bytes(), 1024 / 64 * 8).unwrap();
         assert_eq!(pages(idle.look(&host.files()).unwrap()), (0, 512));
         assert_eq!(idle.first_of(1400), Ok((LRU, true)));

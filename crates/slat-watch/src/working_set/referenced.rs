@@ -1,5 +1,5 @@
-//! Referenced pages of a process, as `clear_refs` and `smaps_rollup` have them (proc(5)): what KVM
-//! reads through its own tables leaves no trace in them.
+//! Referenced pages of a process, from `clear_refs` and `smaps_rollup` (proc(5)). These files do
+//! not show a guest's accesses through KVM's own tables.
 
 use super::Seen;
 use slat_procfs::{Files, bytes};
