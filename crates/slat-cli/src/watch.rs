@@ -1,4 +1,4 @@
-//! What `slat watch` shows: a table that is drawn again and again, lines, and the report.
+//! The output of `slat watch`: a table that is redrawn with each sample, lines, and the report.
 
 pub mod live;
 pub mod migration;
@@ -9,25 +9,25 @@ mod stalls;
 use slat_lab::table::NOTHING;
 use slat_watch::{Metric, Values};
 
-/// Counts a second, for reading.
+/// Formats a rate per second.
 fn rate(values: &Values, metric: Metric, seconds: f64) -> String {
     let rate = values.get(&metric).map(|count| *count as f64 / seconds);
     rate.filter(|rate| rate.is_finite()).map_or(NOTHING.to_owned(), number)
 }
 
-/// A share of the time, in per cent of one CPU.
+/// Formats a share of the time, in per cent of one CPU.
 fn share(values: &Values, metric: Metric, seconds: f64) -> String {
     let share = values.get(&metric).map(|spent| *spent as f64 / 1e7 / seconds);
     let share = share.filter(|share| share.is_finite());
     share.map_or(NOTHING.to_owned(), |share| format!("{share:.1} %"))
 }
 
-/// Bytes of memory, for reading.
+/// Formats a size in bytes.
 fn size(values: &Values, metric: Metric) -> String {
     values.get(&metric).map_or(NOTHING.to_owned(), |bytes| slat_lab::numbers::bytes(*bytes))
 }
 
-/// How much of the process's memory is in huge pages.
+/// Formats the share of the process's memory that is in huge pages.
 fn coverage(values: &Values) -> String {
     let (huge, all) = (values.get(&Metric::HugeBytes), values.get(&Metric::RssBytes));
     let share = huge.zip(all).filter(|(_, all)| **all > 0);
@@ -36,7 +36,7 @@ fn coverage(values: &Values) -> String {
     })
 }
 
-/// Mappings that stand, by size.
+/// Formats the numbers of existing mappings, by size.
 fn mapped(values: &Values) -> String {
     let sizes = [Metric::Pages4k, Metric::Pages2m, Metric::Pages1g];
     let counts = sizes.map(|metric| values.get(&metric).map(u64::to_string));
@@ -46,7 +46,7 @@ fn mapped(values: &Values) -> String {
     }
 }
 
-/// A number of which three digits matter.
+/// Formats a number with three significant digits.
 fn number(value: f64) -> String {
     match value {
         0.0 => "0".to_owned(),

@@ -1,4 +1,4 @@
-//! What is shown while guests are watched: on a terminal a table in one place, elsewhere lines.
+//! The output while guests are watched: a table in one place on a terminal, lines elsewhere.
 
 use super::{coverage, mapped, rate, share, size};
 use slat_lab::report::text;
@@ -6,15 +6,15 @@ use slat_lab::table::{NOTHING, Table};
 use slat_watch::{GuestTotal, Metric, Sample, Values, Watched};
 use std::fmt::Write;
 
-/// What a terminal is told so that the next text stands where the last one did.
+/// Moves the cursor so that the next text replaces the last one.
 const HOME: &str = "\x1b[H";
-/// What it is told before the first.
+/// Clears the screen and moves the cursor to its start.
 pub const CLEAR: &str = "\x1b[2J\x1b[H";
-/// The rest of the line, and of the screen, is empty.
+/// Erase the rest of the line, and of the screen.
 const REST_OF_LINE: &str = "\x1b[K";
 const REST: &str = "\x1b[J";
 
-/// The table of the last samples, for a terminal of so many columns and lines.
+/// Returns the table of the last samples, for a terminal of `columns` columns and `lines` lines.
 pub fn screen(guests: &[Watched], seconds: f64, columns: u16, lines: u16) -> String {
     let there: Vec<_> = guests.iter().filter(|guest| guest.is_there()).collect();
     let mut rows = Vec::new();
@@ -22,7 +22,7 @@ pub fn screen(guests: &[Watched], seconds: f64, columns: u16, lines: u16) -> Str
         let total = guest.total();
         let Some(sample) = total.samples.last() else { continue };
         rows.push(row(label(total), &sample.guest, sample.seconds));
-        // Of a single guest each vCPU is of interest; of many there is no room.
+        // For a single guest, each vCPU has a row; for several guests there is no room.
         if there.len() == 1 {
             for (vcpu, values) in total.vcpus.iter().zip(&sample.vcpus) {
                 rows.push(row(format!("  vCPU {}", vcpu.index), values, sample.seconds));
@@ -45,7 +45,7 @@ pub fn screen(guests: &[Watched], seconds: f64, columns: u16, lines: u16) -> Str
     screen + REST
 }
 
-/// The last sample of a guest as a line.
+/// Formats the last sample of a guest as a line.
 pub fn line(guest: &GuestTotal, sample: &Sample) -> String {
     let values = &sample.guest;
     let per_second = |metric| rate(values, metric, sample.seconds);
@@ -75,9 +75,10 @@ pub fn line(guest: &GuestTotal, sample: &Sample) -> String {
     line
 }
 
-/// What a guest is called.
+/// Returns the label of a guest.
 pub fn label(guest: &GuestTotal) -> String {
-    // A name is the process's own choice: what would steer a terminal has no place in it.
+    // The process chooses its name, so control characters are removed: they would steer the
+    // terminal.
     let name: String = guest.name.chars().filter(|c| !c.is_control()).collect();
     match guest.vms {
         0 | 1 => format!("{} {name}", guest.pid),
@@ -85,13 +86,13 @@ pub fn label(guest: &GuestTotal) -> String {
     }
 }
 
-/// How many guests, in words.
+/// Formats the number of guests, in words.
 pub fn count(guests: usize) -> String {
     format!("{guests} guest{}", if guests == 1 { "" } else { "s" })
 }
 
-/// A table of rows; columns of which nothing is known for any of them are left out, but for those
-/// that every host could tell.
+/// Makes a table of rows. Columns without any known value are left out, except the first `ALWAYS`,
+/// which every host can provide.
 pub fn table(title: String, mut rows: Vec<Vec<String>>) -> Table {
     let mut columns = COLUMNS.map(str::to_owned).to_vec();
     for place in (ALWAYS..COLUMNS.len()).rev() {
@@ -103,10 +104,10 @@ pub fn table(title: String, mut rows: Vec<Vec<String>>) -> Table {
     Table { title, common: String::new(), columns, labels: 1, rows, notes: Vec::new() }
 }
 
-/// Columns that are always there.
+/// Number of columns that are always there.
 const ALWAYS: usize = 10;
 
-/// Headings of [`row`].
+/// Headings of the columns of [`row`].
 const COLUMNS: [&str; 15] = [
     "guest",
     "faults/s",
@@ -125,12 +126,12 @@ const COLUMNS: [&str; 15] = [
     "working set",
 ];
 
-/// Nothing where there is none: what is rare needs no column.
+/// Shows a rate of 0 as unknown, so that the column of a rare event is left out.
 fn some(rate: String) -> String {
     if rate == "0" { NOTHING.to_owned() } else { rate }
 }
 
-/// A row of a table.
+/// Makes a row of the table.
 pub fn row(label: String, values: &Values, seconds: f64) -> Vec<String> {
     vec![
         label,
@@ -160,7 +161,7 @@ mod tests {
         let drawn = screen(&[], 3.2, 80, 24);
         assert!(drawn.starts_with(HOME) && drawn.ends_with(REST), "{drawn:?}");
         assert!(drawn.contains("0 guests, 3 s"), "{drawn:?}");
-        // However small the terminal is.
+        // A screen of size 0 has a small table, too.
         assert!(screen(&[], 3.2, 0, 0).lines().count() < 6);
         let guest = crate::watch::report::tests::guest("a\x1b[2Jb");
         assert_eq!(label(&guest), "4711 a[2Jb");

@@ -1,5 +1,4 @@
-//! How fast a guest dirties its memory, by each of the means at hand, and what a migration would do
-//! to it.
+//! Dirty rates of guests by each available means, and predictions of their migrations.
 
 use crate::forecast::{self, Guest};
 use serde::Serialize;
@@ -11,10 +10,10 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
-/// Rounds after which a guest is stopped in any case: of `bench migrate`, and of most VMMs.
+/// Rounds after which a guest is stopped in any case, as in `bench migrate` and most VMMs.
 const MAX_ROUNDS: u32 = 30;
 
-/// What of a link's bits carries pages: Ethernet's and TCP's headers take the rest.
+/// Share of a link's bits that carries pages. Ethernet and TCP headers take the rest.
 const CARRIED: f64 = 0.94;
 
 /// A dirty rate.
@@ -22,55 +21,55 @@ const CARRIED: f64 = 0.94;
 pub struct Dirty {
     /// The guest's process.
     pub pid: i32,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_second: f64,
-    /// By which means.
+    /// The means of the measurement.
     pub by: &'static str,
-    /// How far it may be off, in words.
+    /// Possible error, in words.
     pub error: String,
-    /// What the means itself costs, in words.
+    /// Cost of the means, in words.
     pub cost: &'static str,
 }
 
-/// What a migration would do to a guest.
+/// Prediction of a guest's migration.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
     /// The guest's process.
     pub pid: i32,
-    /// Bytes that it has.
+    /// Size of the guest's memory, in bytes.
     pub memory: u64,
-    /// Bytes a second that it dirties.
+    /// Bytes per second that the guest dirties.
     pub dirty_rate: f64,
-    /// By which means that is known.
+    /// The means by which the dirty rate is known.
     pub by: &'static str,
-    /// Bytes a second that are copied.
+    /// Bytes per second that are copied.
     pub copied: f64,
-    /// Seconds that it may stand still.
+    /// Longest downtime allowed, in seconds.
     pub max_downtime: f64,
-    /// Rounds before it is stopped.
+    /// Rounds before the guest is stopped.
     pub rounds: u32,
-    /// Seconds, the downtime included.
+    /// Duration in seconds, including the downtime.
     pub seconds: f64,
-    /// Seconds.
+    /// Downtime, in seconds.
     pub downtime: f64,
-    /// Whether what is left comes to fit into the downtime allowed.
+    /// Whether the remaining pages fit into the downtime allowed after some round.
     pub converges: bool,
-    /// What would change it, in words.
+    /// Changes that would improve the migration, in words.
     pub changes: Vec<String>,
 }
 
-/// What was asked for.
+/// The user's options.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
-    /// Bits over the wire, as bytes a second.
+    /// Bandwidth of the link, in bytes per second on the wire.
     pub link: Option<Rate>,
-    /// A dirty rate that is known already.
+    /// A dirty rate that the user knows.
     pub dirty_rate: Option<Rate>,
-    /// How long a guest may stand still.
+    /// Longest downtime allowed.
     pub max_downtime: Duration,
 }
 
-/// What QEMU's monitor tells, while a guest is watched.
+/// QEMU's monitor of a watched guest, and its measurements.
 #[derive(Debug)]
 pub struct Monitor {
     qmp: Qmp,
@@ -78,17 +77,17 @@ pub struct Monitor {
     rates: Vec<DirtyRate>,
     measures: bool,
     migration: Migration,
-    /// Of a migration that ran while it was watched.
+    /// The migration that ran during the watch, if one did.
     migrated: Option<Migration>,
-    /// Why something is not known; said once.
+    /// Why a value is unknown. It is shown once.
     why: Option<String>,
 }
 
 impl Monitor {
-    /// Connects and begins to measure.
+    /// Connects to the monitor and begins to measure.
     ///
     /// # Errors
-    /// Why there is no monitor, in words.
+    /// Why the monitor cannot be used, in words.
     pub fn connect(socket: &Path) -> Result<Self, String> {
         let mut qmp = Qmp::connect(socket)?;
         let memory = qmp.memory().ok();
@@ -99,12 +98,12 @@ impl Monitor {
         Ok(this)
     }
 
-    /// Takes what was measured, and measures again; QEMU works meanwhile.
+    /// Takes the measurement, and begins the next one, which QEMU makes in the background.
     pub fn step(&mut self) {
         let step = || -> Result<(), String> {
             self.migration = self.qmp.migration()?;
             if self.migration.runs {
-                // Of the rounds before the first reading of the log QEMU tells no rate.
+                // Before QEMU reads the log for the first time, it has no rate.
                 let known = self.migration.bytes_per_second > 0.0 || self.migrated.is_none();
                 self.migrated = Some(self.migration).filter(|_| known).or(self.migrated);
             }
@@ -126,12 +125,12 @@ impl Monitor {
         }
     }
 
-    /// Why it does not tell all.
+    /// Returns why a value is unknown.
     pub fn why(&self) -> Option<&str> {
         self.why.as_deref()
     }
 
-    /// By the log of a migration that runs, and by samples.
+    /// Returns the rates from the log of an active migration and from samples.
     fn rates(&self, pid: i32) -> Vec<Dirty> {
         let mut all = Vec::new();
         if let Some(migration) = self.migrated.filter(|it| it.bytes_per_second > 0.0) {
@@ -159,7 +158,7 @@ impl Monitor {
     }
 }
 
-/// How far a rate by samples may be off: twice the standard error.
+/// Returns the possible error of a sampled rate: twice its standard error.
 fn sampled(mean: f64, memory: Option<u64>, rates: &[DirtyRate]) -> String {
     let Some(memory) = memory.map(|memory| memory as f64).filter(|memory| *memory > 0.0) else {
         return "not known, without the size of the memory".to_owned();
@@ -168,13 +167,13 @@ fn sampled(mean: f64, memory: Option<u64>, rates: &[DirtyRate]) -> String {
     let gib = memory / f64::from(1 << 30);
     let pages = rates.iter().map(|rate| rate.pages_per_gib as f64 * gib).sum::<f64>().max(1.0);
     let share = (mean * time / memory).clamp(0.0, 1.0);
-    // Where no sample changed, or each did, one might have.
+    // If no sample changed, or all did, the error is that of one sample.
     let share = share.clamp(1.0 / pages, 1.0 - 1.0 / pages.max(2.0));
     let error = 2.0 * (share * (1.0 - share) / pages).sqrt() * memory / time.max(1.0);
     format!("± {} (two standard errors of {pages:.0} sampled pages)", Rate(error))
 }
 
-/// Dirty rates of a guest, the best first.
+/// Returns the dirty rates of a guest, the best first.
 pub fn rates(guest: &GuestTotal, monitor: Option<&Monitor>, asked: &Asked) -> Vec<Dirty> {
     let pid = guest.pid;
     let given = asked.dirty_rate.map(|Rate(bytes_per_second)| Dirty {
@@ -200,7 +199,7 @@ pub fn rates(guest: &GuestTotal, monitor: Option<&Monitor>, asked: &Asked) -> Ve
     all
 }
 
-/// What a migration would do to a guest, by the best of its rates.
+/// Predicts the migration of a guest at this rate.
 pub fn predict(
     guest: &GuestTotal,
     rate: &Dirty,
@@ -261,18 +260,18 @@ pub fn predict(
     }
 }
 
-/// All that is to be said of dirty rates and migrations.
+/// Dirty rates and predictions, as they are shown.
 #[derive(Debug, Default)]
 pub struct Told {
-    /// Rates, by guest, the best first.
+    /// Rates by guest, the best first.
     pub rates: Vec<Dirty>,
-    /// Predictions, of those guests whose rate and size are known.
+    /// Predictions for the guests whose rate and size are known.
     pub predictions: Vec<Prediction>,
-    /// What is missing, in words.
+    /// What is unknown, in words.
     pub missing: Vec<String>,
 }
 
-/// Tells what was asked for.
+/// Collects the results that the user asked for.
 pub fn tell(guests: &[&GuestTotal], monitor: Option<&Monitor>, asked: &Asked) -> Told {
     let mut told = Told::default();
     if let Some(why) = monitor.and_then(Monitor::why) {
@@ -301,7 +300,7 @@ pub fn tell(guests: &[&GuestTotal], monitor: Option<&Monitor>, asked: &Asked) ->
 }
 
 impl Told {
-    /// For people, a paragraph each.
+    /// Formats the results as text, one paragraph each.
     pub fn text(&self) -> Vec<String> {
         let mut said = Vec::new();
         for rate in &self.rates {

@@ -1,4 +1,4 @@
-//! The report as a page of its own: tables, and each guest over time.
+//! The report as an HTML page: tables, and charts of each guest over time.
 
 use super::live::{self, label};
 use super::migration::Told;
@@ -10,10 +10,10 @@ use slat_lab::report::html;
 use slat_lab::table::Table;
 use slat_watch::{GuestTotal, Metric, Sample};
 
-/// A chart of a guest: its title, what the values are, the lines, and how values are told.
+/// A chart of a guest: its title, the unit, the lines, and how values are shown.
 type Panel = (&'static str, &'static str, &'static [(Metric, &'static str)], By);
 
-/// Those of each guest.
+/// The charts of each guest.
 const CHARTS: [Panel; 5] = [
     (
         "Faults, exits and ranges taken back",
@@ -64,11 +64,11 @@ const CHARTS: [Panel; 5] = [
     ),
 ];
 
-/// How a sample's value is told.
+/// How a sample's value is shown.
 #[derive(Clone, Copy)]
 enum By {
     Second,
-    /// Nanoseconds of each second, as how many at once.
+    /// Nanoseconds per second, as the average number at once.
     Time,
     Level,
     Mebibyte,
@@ -85,7 +85,7 @@ impl By {
     }
 }
 
-/// The page.
+/// Renders the page.
 pub fn render(report: &Report<'_>) -> String {
     let told = Told {
         rates: report.dirty_rates.clone(),
@@ -121,7 +121,7 @@ pub fn render(report: &Report<'_>) -> String {
     html::page("Guests that ran", &lead, &said, &tables, &charts)
 }
 
-/// What is not known, and why.
+/// Makes a table of the unknown metrics and the reasons.
 fn unknown(report: &Report<'_>) -> Option<Table> {
     let mut rows: Vec<Vec<String>> = Vec::new();
     for (metric, why) in report.guests.iter().flat_map(|guest| &guest.knowledge.unknown) {
@@ -140,7 +140,7 @@ fn unknown(report: &Report<'_>) -> Option<Table> {
     })
 }
 
-/// A guest over time: each chart of which something is known.
+/// Returns the charts of a guest that have any known value.
 fn charts(guest: &GuestTotal) -> Vec<Chart> {
     let points = |metric: Metric, by: By| {
         let value = |sample: &Sample| {
@@ -180,7 +180,7 @@ mod tests {
         for reference in ["://", "src=", "<link", "@import", "url(", "<script", "<b>"] {
             assert!(!page.contains(reference), "the page contains {reference}");
         }
-        // A guest that was seen once has no time line, and no guest no table.
+        // A guest with one sample has no chart, and a report without guests has no table.
         assert_eq!(
             render(&Report::new(vec![&guest("q")], Ended::Time)).matches("<figure>").count(),
             0

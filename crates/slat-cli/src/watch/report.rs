@@ -1,4 +1,4 @@
-//! What is told when the watch is over: totals, who told them, what could not be known and why.
+//! The report after the watch: totals, their sources, and the reasons for unknown values.
 
 use super::live::{count, label, row, table};
 use super::migration::{Dirty, Prediction, Told};
@@ -11,55 +11,55 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use textwrap::Options;
 
-/// What the JSON's keys mean: docs/watch.md.
+/// Version of the JSON. docs/watch.md explains its keys.
 const SCHEMA: u32 = 1;
 
-/// How a watch came to its end.
+/// Why a watch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
-    /// The time that was asked for is over.
+    /// The time that the user asked for is over.
     Time,
-    /// Ctrl-C, or a signal to end.
+    /// The user pressed Ctrl-C, or a signal asked the program to end.
     Interrupted,
     /// The process that was watched ended.
     ProcessEnded,
 }
 
-/// A watch that is over.
+/// The results of a watch.
 #[derive(Debug, Serialize)]
 pub struct Report<'a> {
-    /// Of this form.
+    /// Version of the JSON.
     pub schema: u32,
     /// The version of `slat`.
     pub tool: &'static str,
-    /// Seconds since 1970.
+    /// Start of the watch, in seconds since 1970.
     pub began: u64,
-    /// How long it took.
+    /// Duration of the watch, in seconds.
     pub seconds: f64,
-    /// Seconds from one sample to the next.
+    /// Seconds between samples.
     pub every: f64,
-    /// How it ended.
+    /// Why the watch ended.
     pub ended: Ended,
-    /// What the watch itself took of CPUs, in seconds.
+    /// CPU time of the watch itself, in seconds.
     pub cpu_seconds: f64,
-    /// Processes that did not let themselves be looked at.
+    /// Number of processes whose descriptors could not be read.
     pub hidden: usize,
-    /// How debugfs is read, or why not.
+    /// How debugfs is read, or why it is not.
     pub debugfs: String,
-    /// How KVM's tracepoints are heard, or why not.
+    /// How KVM's tracepoints are heard, or why they are not.
     pub events: String,
-    /// Events of them that were not accounted for.
+    /// Number of events of tracepoints that are not in the accounts.
     pub lost_events: u64,
-    /// Ranges that the host took back at addresses at which several guests have memory.
+    /// Number of ranges that the host unmapped at addresses at which several guests have memory.
     pub ambiguous_ranges: u64,
-    /// How fast guests dirty their memory, by each means, the best first.
+    /// Dirty rates of the guests by each means, the best first.
     pub dirty_rates: Vec<Dirty>,
-    /// What a migration would do to them.
+    /// Predictions of the guests' migrations.
     pub predictions: Vec<Prediction>,
-    /// How much memory guests use within a time, where that was asked for.
+    /// Estimates of the guests' working sets, if the user asked for them.
     pub working_sets: Vec<WorkingSet>,
-    /// What of these is not known, in words.
+    /// Which of these are unknown, in words.
     #[serde(skip)]
     pub missing: Vec<String>,
     /// The guests.
@@ -67,7 +67,7 @@ pub struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// A report of guests, of which the rest has to be said.
+    /// Makes a report of guests. The caller sets its other fields.
     pub fn new(guests: Vec<&'a GuestTotal>, ended: Ended) -> Self {
         Self {
             schema: SCHEMA,
@@ -90,15 +90,15 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// For programs.
+    /// Formats the report as JSON.
     ///
     /// # Errors
-    /// None that is known.
+    /// None is known.
     pub fn json(&self) -> serde_json::Result<String> {
         serde_json::to_string_pretty(self).map(|text| text + "\n")
     }
 
-    /// For people, in lines of a width.
+    /// Formats the report as text of this width.
     pub fn text(&self, width: u16) -> String {
         let mut said = format!(
             "Watched {} for {:.1} s{}; the watch took {:.2} s of a CPU.\n",
@@ -185,7 +185,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// A guest's working set, in words.
+/// Describes a guest's working set in words.
 pub(super) fn working_set(it: &WorkingSet) -> String {
     let all = it.seconds * f64::from(it.times);
     format!(
@@ -206,7 +206,7 @@ pub(super) fn working_set(it: &WorkingSet) -> String {
     )
 }
 
-/// Metrics by what is said of them.
+/// Lists metrics, grouped by their text.
 fn list(text: &mut String, title: &str, said: impl Iterator<Item = (String, Metric)>, width: u16) {
     let mut by: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (what, metric) in said {
@@ -225,7 +225,7 @@ fn list(text: &mut String, title: &str, said: impl Iterator<Item = (String, Metr
     }
 }
 
-/// A metric as the JSON calls it, in words.
+/// Returns a metric's name: its key in the JSON, in words.
 pub(super) fn name(metric: Metric) -> String {
     let name = serde_json::to_value(metric).ok();
     let name = name.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default();

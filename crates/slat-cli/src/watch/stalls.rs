@@ -1,11 +1,11 @@
-//! How long vCPUs were out of the guest, and why, as a table.
+//! Table of how long vCPUs were out of the guest, by reason.
 
 use super::live::label;
 use slat_lab::numbers::{seconds, thousands};
 use slat_lab::table::Table;
 use slat_watch::{GuestTotal, Times, Why};
 
-/// Why, in words.
+/// Returns the reason in words.
 pub fn reason(why: Why) -> &'static str {
     match why {
         Why::FaultRead => "faults of reads",
@@ -17,7 +17,7 @@ pub fn reason(why: Why) -> &'static str {
     }
 }
 
-/// A table of all guests whose exits were heard; nothing where none was.
+/// Makes a table of all guests whose exits were heard; `None` if there are none.
 pub fn table(guests: &[&GuestTotal]) -> Option<Table> {
     let mut rows = Vec::new();
     for guest in guests {

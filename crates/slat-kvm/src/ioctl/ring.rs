@@ -89,7 +89,7 @@ impl DirtyRing {
         if KVM_DIRTY_LOG_PAGE_OFFSET == 0 {
             return Err(Error::new(libc::ENOTSUP));
         }
-        // SAFETY: the call reads and writes no memory of the process, whatever its argument.
+        // SAFETY: the call reads and writes no memory of the process, for any argument.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         if page < 0 {
             return Err(Error::last());
