@@ -72,8 +72,8 @@ pub struct Contest<'a> {
 }
 
 impl<'a> Contest<'a> {
-    /// Makes a contest without entrants. All of its results have `params`, which tell them from
-    /// results of the scenario's other contests; `title` is shown to the user.
+    /// Makes a contest without entrants. All of its results have `params`, which distinguish them
+    /// from results of the scenario's other contests; `title` is shown to the user.
     pub fn new(scenario: &'static str, title: String, params: Map<String, Value>) -> Self {
         let (entrants, ratios) = (Vec::new(), Vec::new());
         let (least_rounds, most_rounds) = (0, u32::MAX);
@@ -261,7 +261,7 @@ fn counts(samples: &[Sample]) -> BTreeMap<String, u64> {
     counts
 }
 
-/// Makes a contest of a part; `of` tells contests of one part and size apart.
+/// Makes a contest of a part; `of` distinguishes contests of one part and size.
 pub fn pose<'a>(part: Part, format: TableFormat, memory: u64, of: &'static str) -> Contest<'a> {
     let params = [
         ("part", json!(part.to_string())),

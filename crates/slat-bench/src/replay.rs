@@ -133,7 +133,7 @@ const GRANULES: [(Granule, [u64; 3]); 3] = [
     (Granule::Size64k, [64 << 10, 512 << 20, 512 << 20]),
 ];
 
-/// What all rows of a claim have in common.
+/// The fields that all rows of a claim share.
 struct Told {
     claim: &'static str,
     command: String,

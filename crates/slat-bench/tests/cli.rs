@@ -1,4 +1,4 @@
-//! The `slat-bench` command as a user meets it: what it prints, and the exit code.
+//! Tests of the `slat-bench` command: its output, and its exit codes.
 
 mod common;
 
@@ -126,7 +126,7 @@ fn a_split_prints_a_table_and_writes_every_sample() {
     assert_eq!(splits.len(), 3);
     assert!(splits.iter().all(|split| split["samples"].as_array().unwrap().len() == 10));
     assert_eq!(report["command"][0], "slat-bench");
-    // Nothing temporary stays beside the two files.
+    // No temporary file is left.
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
 }
 
@@ -170,7 +170,8 @@ fn the_first_ctrl_c_stops_cleanly_and_keeps_what_was_measured() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("report");
     let mut child = spawned("split --memory 1g --samples 1000 --output", &output);
-    // The directory appears before anything is measured; a moment later the run is under way.
+    // The directory is created before anything is measured, so the measurement begins a moment
+    // later.
     while !output.exists() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
@@ -189,7 +190,7 @@ fn an_early_end_costs_no_earlier_report_and_leaves_no_file() {
     let results = folder.path().join("results.json");
     std::fs::write(&results, "an earlier run").unwrap();
     let mut child = spawned("split --memory 64g --samples 1000 --output", folder.path());
-    // The first row takes many seconds; by now the handler is in place.
+    // The first row takes many seconds, and by now the handler is installed.
     std::thread::sleep(std::time::Duration::from_millis(700));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "a file while measuring");
     send(&child, Signal::TERM);
@@ -206,7 +207,7 @@ fn two_runs_are_compared_and_what_cannot_be_is_refused() {
         let options = ["--samples", "10", "--backing", backing, "--output", &at(name)];
         bench(&[&split[..], &options].concat()).assert().success();
     }
-    // What the command line chose is a variable; the counts say how the two differ.
+    // The option of the command line is a parameter that differs; the counts show the difference.
     bench(&["compare", &at("one"), &at("two")]).assert().success().stdout(
         contains("parameter backing")
             .and(contains("parameter slots"))
@@ -220,7 +221,7 @@ fn two_runs_are_compared_and_what_cannot_be_is_refused() {
     let output = bench(&["compare", &at("one"), &at("two"), "--report", "json"]).output().unwrap();
     let comparison: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(comparison["alone"], serde_json::json!([0, 0]));
-    // Another machine: times are not comparable.
+    // On another machine, times are not comparable.
     let file = std::path::Path::new(&at("two")).join("results.json");
     let mut report: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();

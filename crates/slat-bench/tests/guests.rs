@@ -1,11 +1,11 @@
-//! Guests of the engine, as a user runs them.
+//! Tests of guests of the engine, as commands.
 
 mod common;
 
 use common::{bench, refused, send, spawned};
 use rustix::process::Signal;
 
-/// The results of a quick run of a scenario on a guest of the engine's.
+/// Returns the results of a quick run of a scenario on a guest of the engine.
 fn quick(arguments: &[&str]) -> Vec<serde_json::Value> {
     let mut command = bench(&[]);
     command.args(arguments).args(["--quick", "--json"]);
@@ -14,7 +14,7 @@ fn quick(arguments: &[&str]) -> Vec<serde_json::Value> {
     report["results"].as_array().unwrap().clone()
 }
 
-/// A count of the one result of that scenario, variant and figure.
+/// Returns a count of the only result with this scenario, variant and figure.
 fn count(results: &[serde_json::Value], [scenario, variant, figure, name]: [&str; 4]) -> u64 {
     let found = results.iter().find(|r| {
         r["scenario"] == scenario && r["variant"] == variant && r["params"]["figure"] == figure
@@ -36,7 +36,7 @@ fn a_fetch_that_splits_spares_five_hundred_faults() {
 #[test]
 fn more_vcpus_than_cpus_execute_in_turns() {
     let results = quick(&["execute", "--backing", "2m", "--vcpus", "96", "--memory", "32m"]);
-    // They meet in the same blocks, so some faults are for nothing.
+    // The vCPUs fault in the same blocks, so some faults are spurious.
     assert!(count(&results, ["execute", "zap", "execute", "faults_zapped"]) >= 16);
     assert!(count(&results, ["execute", "split", "execute", "faults_split"]) >= 16);
 }

@@ -1,5 +1,5 @@
-//! The command beside other people's code. Where `SLAT_LINUX_TREES` names Linux source trees,
-//! separated by colons, beside Linux's own; `cargo xtask test peers` sets it.
+//! Tests of the comparison with other code. `SLAT_LINUX_TREES` names Linux source trees, separated
+//! by colons, whose code is then also measured; `cargo xtask test peers` sets it.
 
 use assert_cmd::Command;
 use predicates::str::contains;
@@ -21,7 +21,7 @@ fn tree() -> Option<PathBuf> {
     first
 }
 
-/// Whether to take the time for all granules, trees and bugs: `HISTORIES=N`.
+/// Returns whether to test all granules, trees and bugs, which takes long: `HISTORIES=N` is set.
 fn is_long() -> bool {
     std::env::var_os("HISTORIES").is_some()
 }
@@ -55,7 +55,7 @@ fn what_cannot_be_used_says_what_to_do() {
     none(&mut bench(&linux)).code(2).stderr(contains("this is Linux 4.19.0"));
     let chunk = [&linux[..], &["--linux-tree", "x", "--chunk-size", "3m"]].concat();
     bench(&chunk).assert().code(2).stderr(contains("--chunk-size 3m is not what KVM takes"));
-    // What would be ignored is refused.
+    // An option that would be ignored is an error.
     let ignored = ["split", "-b", "1g", "--linux-tree", "x"];
     bench(&ignored).assert().code(2).stderr(contains("need --target linux-source"));
     let ignored = ["engine", "--quick", "--granule", "16k"];
@@ -72,7 +72,7 @@ fn what_cannot_be_used_says_what_to_do() {
 
 #[test]
 fn everybody_else_runs_where_no_tree_can_be_used() {
-    // Where one is named, there is more to run.
+    // With a usable tree, more entrants would run.
     if std::env::var_os("SLAT_LINUX_TREES").is_some() {
         return;
     }
@@ -98,7 +98,7 @@ fn everybody_else_runs_where_no_tree_can_be_used() {
 fn every_operation_runs_on_every_granule_and_leaves_what_the_engine_does() {
     let Some(tree) = tree() else { return };
     let granules = [("64k", 2), ("16k", 32), ("4k", 512)];
-    // The fewer pages, the sooner.
+    // A larger granule has fewer pages, and is faster to test.
     for &(granule, tables) in &granules[..if is_long() { 3 } else { 1 }] {
         let arguments = ["engine", "--target", "linux-source", "--quick", "--rounds", "1"];
         let report = json({
@@ -136,7 +136,7 @@ fn every_operation_runs_on_every_granule_and_leaves_what_the_engine_does() {
             assert_eq!(counts["leaves_compared"].as_u64().unwrap() == 0, all_gone, "{operation}");
         }
         let sparse = &of(&report, "clear the log, 4 of 64", &name)[0]["counts"];
-        // Between the first and the last of each word Linux protects all.
+        // In each word, Linux protects all pages between the first and the last one.
         let pages = (1 << 30)
             / (4 << 10)
             / if granule == "4k" {
@@ -184,7 +184,7 @@ fn trees_and_edits_are_compared_in_one_run_and_what_fails_is_left_out() {
     }
     let from_1g = of(&report, "split", "before")[2];
     assert_eq!(from_1g["params"]["backing"], "1g");
-    // A chunk of 2m splits a block of 1g twice: to 2m, then each.
+    // With a chunk of 2m, a block of 1g is split to 2m first, and then each of these.
     assert_eq!(from_1g["counts"]["tlbis"], 513);
     // Trees are compared with each other, too.
     let asked = report["results"].as_array().unwrap().iter();
@@ -206,7 +206,7 @@ fn histories_agree_and_show_a_bug_that_an_edit_brings() {
         let mut check = beside(&tree, &histories);
         check.args(["--granule", granule, "--with", "bounded-walks"]).assert().success();
     }
-    // Their first lines say what each does.
+    // The first line of each file describes its bug.
     let bugs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../linux/bugs");
     let all = ["age", "leak", "less", "rights"];
     for bug in &all[..if is_long() { 4 } else { 1 }] {

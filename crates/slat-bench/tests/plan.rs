@@ -1,4 +1,4 @@
-//! `slat-bench plan` and `slat-bench merge` as a user meets them.
+//! Tests of `slat-bench plan` and `slat-bench merge`, as commands.
 
 use assert_cmd::Command;
 use predicates::prelude::*;
@@ -45,7 +45,7 @@ fn json(file: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
 }
 
-/// Two cells of milliseconds each, twice.
+/// A plan of two cells of a few milliseconds each, with two repeats.
 const QUICK: &str = "\
 version = 1
 scenarios = ['split --memory 1g --when enable --what split --samples 10 --walk batched']
@@ -96,7 +96,7 @@ fn shares_of_two_jobs_are_all_cells_and_what_is_there_is_not_measured_again() {
         .stdout("1 cell: 1 measured; reports in out\n");
     assert_ne!(std::fs::read(bed.at("out/cell-003.json")).unwrap(), before);
 
-    // Another plan's reports are not taken for this one's.
+    // Reports of another plan are refused.
     std::fs::write(bed.at("plan.toml"), QUICK.replace("['2m', '1g']", "['1g', '2m']")).unwrap();
     let assert = bed.plan(&["-o", "out"]).assert().code(2).stdout("");
     assert.stderr(contains("cell-001.json").and(contains("plan has changed")));
@@ -107,7 +107,7 @@ fn shares_of_two_jobs_are_all_cells_and_what_is_there_is_not_measured_again() {
 
 #[test]
 fn a_cell_that_fails_is_recorded_and_the_others_go_on() {
-    // No tables are as large as the second's memory.
+    // No tables are large enough for the memory of the second cell.
     let plan = "version = 1\nscenarios = ['split --when enable --what split --walk batched']\n\
                 [settings]\nmemory = ['1g', '1048576t', '2g']\nsamples = [10]\n";
     let bed = Bed::new(plan);
@@ -119,13 +119,13 @@ fn a_cell_that_fails_is_recorded_and_the_others_go_on() {
     let failed = json(&bed.at("out/cell-002.failed.json"));
     assert_eq!(failed["exit_code"], 2);
     assert!(failed["reason"].as_str().unwrap().contains("at most"), "{failed}");
-    // It is tried again, and forgotten once it is measured.
+    // The cell is measured again, and its record is deleted once it succeeds.
     std::fs::write(bed.at("plan.toml"), plan.replace("1048576t", "3g")).unwrap();
     bed.plan(&["-o", "out"]).assert().success().stdout(contains("1 measured, 2 already there"));
     assert_eq!(bed.names("out"), ["cell-001.json", "cell-002.json", "cell-003.json"]);
 }
 
-/// Far longer than any test.
+/// A command line that takes far longer than any test.
 const LONG: &str = "split --memory 64g --samples 1000";
 
 #[test]
@@ -145,7 +145,7 @@ fn a_time_limit_ends_its_cell_and_no_other() {
     assert_eq!(bed.names("out"), ["cell-001.failed.json", "cell-002.json"]);
 }
 
-/// Processes with these words in their command line.
+/// Returns the number of processes with these words in their command line.
 fn processes_of(words: &str) -> usize {
     let lines = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
         let line = std::fs::read(entry.path().join("cmdline")).ok()?;
@@ -156,7 +156,7 @@ fn processes_of(words: &str) -> usize {
 
 #[test]
 fn ctrl_c_ends_the_child_too_and_keeps_what_is_done() {
-    // A number that no other test's processes have in their command lines.
+    // No other test's processes have these options in their command lines.
     let long = format!("{LONG} --bbm 3 --walk every-entry");
     let plan = format!(
         "version = 1\nscenarios = ['split --memory 1g --when enable --what split --samples 10', '{long}']"
@@ -210,7 +210,7 @@ fn a_plan_that_cannot_be_is_refused_before_anything_runs() {
     bench().args(["plan", "none.toml"]).assert().code(2).stderr(contains("none.toml"));
 }
 
-/// The reports of a folder as those of another host, on which all took longer.
+/// Copies the reports of a folder, as those of another host on which everything took longer.
 fn on_another_host(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap().flatten() {
@@ -235,7 +235,7 @@ fn reports_of_two_hosts_are_merged_into_two_and_one_table() {
         command.current_dir(bed.0.path()).args(["merge", "results"]).args(options);
         command
     };
-    // The second time, what the first wrote below the directory is not merged again.
+    // The second merge skips the files that the first one wrote below the directory.
     for _ in 0..2 {
         let assert = merge(&["-o", "results/merged"]).assert().success().stderr("");
         assert.stdout(contains("Hosts").and(contains("other")).and(contains("split (engine)")));
@@ -257,14 +257,14 @@ fn reports_of_two_hosts_are_merged_into_two_and_one_table() {
         let ratio = that["median"].as_f64().unwrap() / this["median"].as_f64().unwrap();
         assert!((ratio - 3.0).abs() < 1e-9, "{ratio}");
     }
-    // What is merged is a report as any other.
+    // A merged report can be read like any other.
     let report = json(&bed.at("results/merged/other/results.json"));
     assert_eq!((&report["schema"], &report["host"]["name"]), (&1.into(), &"other".into()));
     let mut compare = bench();
     compare.current_dir(bed.at("results/merged")).args(["compare", name.unwrap(), "other"]);
     compare.assert().success().stdout(contains("slower"));
 
-    // A file that was cut short.
+    // A truncated file.
     let cell = bed.at("results/that/cell-002.json");
     let text = std::fs::read(&cell).unwrap();
     std::fs::write(&cell, &text[..text.len() / 2]).unwrap();

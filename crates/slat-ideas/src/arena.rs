@@ -21,8 +21,8 @@ const BASE: u64 = 4 << 30;
 /// Alignment of the mapping: a huge page, so that THP can back all of it.
 const ALIGNMENT: usize = 2 << 20;
 
-/// Bytes that a thread takes from the arena at a time: addresses of its frames ascend, whatever
-/// other threads take.
+/// Bytes that a thread takes from the arena at a time, so that the addresses of its frames ascend
+/// even if other threads take frames.
 const PORTION: usize = 256 << 10;
 
 /// The most threads that hold a portion, and as much memory that they gave back, when the work is
@@ -139,8 +139,8 @@ impl Arena {
         self.invalidations.load(Relaxed)
     }
 
-    /// Reads the first `bytes` of the memory, whatever is in it, so that all entrants find the
-    /// caches in the same state.
+    /// Reads the first `bytes` of the memory, so that all entrants find the caches in the same
+    /// state.
     pub fn warm(&self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         // SAFETY: the memory is mapped and initialised; its words are shared as atomics.

@@ -38,7 +38,7 @@ const GUEST_BASE: u64 = 1 << 30;
 /// Host address at which the guest's memory would be; none of it is touched.
 const HOST_BASE: u64 = 1 << 40;
 
-/// Bytes that are done at a time where table pages are needed: the cache is filled for so many.
+/// Bytes of a step of an operation that needs table pages: the cache is filled for one step.
 pub const CHUNK: u64 = 1 << 30;
 
 /// Table pages that a chunk may take: 512 of the last level, one of the next level, and two above.

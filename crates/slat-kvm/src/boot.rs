@@ -62,7 +62,7 @@ impl Boot {
     /// Makes and fills the memory of the slot, for `bytes` bytes of test memory and `vcpus` vCPUs.
     ///
     /// # Errors
-    /// [`Error::Os`] if there is too little memory; [`Error::Invalid`] if the mailboxes of so many
+    /// [`Error::Os`] if there is too little memory; [`Error::Invalid`] if the mailboxes of `vcpus`
     /// vCPUs exceed the room for the slot, [`arch::BOOT_LIMIT`].
     pub fn new(bytes: u64, vcpus: usize) -> Result<Self, Error> {
         let mailboxes = Tables::new(bytes).end();

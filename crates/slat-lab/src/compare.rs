@@ -36,9 +36,9 @@ const LEAST_EXACT: usize = 2;
 /// it.
 const CHANGE: f64 = 0.1;
 
-/// With fewer groups a side, a pair gets no verdict. If groups are of two kinds, as those of a busy
-/// host are, all groups of one side are too often of one kind, and all of the other side of the
-/// other kind.
+/// With fewer groups per side, a pair gets no verdict. If groups are of two kinds, as those of a
+/// busy host are, all groups of one side are too often of one kind, and all of the other side of
+/// the other kind.
 pub const LEAST: usize = 5;
 
 /// The verdict on a pair of results.
@@ -78,7 +78,7 @@ pub struct Pair {
     pub samples: [usize; 2],
     /// Half the interquartile range of the groups' medians, divided by their median, of each.
     pub spreads: [f64; 2],
-    /// Number of groups a side that would show [`Comparison::change`] in nine of ten comparisons.
+    /// Number of groups per side that would show [`Comparison::change`] in nine of ten comparisons.
     pub groups_needed: Option<u32>,
     /// The probability of such groups if the change were within the threshold, corrected for all
     /// rows.

@@ -178,8 +178,8 @@ fn append(entry: &mut Entry, more: &Measurement) {
     to.counts = counts(&to.counts, &more.counts);
 }
 
-/// Command lines may differ in something that no parameter of the result says. Such results are not
-/// joined, and get the command line as one more parameter.
+/// Command lines may differ in a way that no parameter of the result shows. Such results are not
+/// joined, and get the command line as an additional parameter.
 fn told_apart(entries: Vec<Entry>) -> Vec<Measurement> {
     let twins = |entry: &Entry| {
         entries.iter().any(|other| {

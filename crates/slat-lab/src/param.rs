@@ -12,7 +12,7 @@ enum Kind {
     Plain,
     /// Bytes, written as a size.
     Bytes,
-    /// Bytes a second.
+    /// Bytes per second.
     Rate,
     /// A number in this unit.
     Of(&'static str),

@@ -1,10 +1,10 @@
-//! Bytes a second, as they are written and read.
+//! Bytes per second, parsed and printed.
 
 use crate::size::Size;
 use std::fmt;
 use std::str::FromStr;
 
-/// Bytes a second.
+/// Bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate(pub f64);
 

@@ -276,8 +276,8 @@ fn validate(program: &Program, args: &NoiseArgs, count: u32) -> anyhow::Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the number of groups a side that the steadiest row needs. For each row, the median over
-/// all comparisons counts: a single comparison's least would be a row that happened to spread
+/// Returns the number of groups per side that the steadiest row needs. For each row, the median
+/// over all comparisons counts: a single comparison's least would be a row that happened to spread
 /// least.
 fn needed(all: &[Comparison]) -> Option<u32> {
     let mut rows: BTreeMap<_, Vec<f64>> = BTreeMap::new();

@@ -44,8 +44,8 @@ struct Lines {
 }
 
 impl Session {
-    /// Creates a session that shows progress, as a bar if stderr is a terminal and as a line a
-    /// minute if not, and stops on Ctrl-C (or SIGTERM, SIGHUP).
+    /// Creates a session that shows progress, as a bar if stderr is a terminal and otherwise as one
+    /// line per minute, and stops on Ctrl-C (or SIGTERM, SIGHUP).
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl Session {
         self.out_of_time.load(Ordering::Relaxed)
     }
 
-    /// Prints what the run takes from the host, which may also run guests of others.
+    /// Prints which resources of the host the run uses. The host may also run other users' guests.
     pub fn announce(&self, memory: u64, vcpus: usize, helpers: usize) {
         let (cpus, threads) = (trust::cpus(), vcpus + helpers);
         if let Some(reason) = trust::crowded(vcpus, cpus) {

@@ -1,9 +1,9 @@
-//! Modules of a crate, and crates of the workspace, use those below them and none above.
+//! Checks that modules of a crate, and crates of the workspace, use only those below them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Crates, each of which may depend on those before it.
+/// Crates. Each may depend on those before it.
 const CRATES: [&str; 25] = [
     "slat-seed",
     "slat",
@@ -32,7 +32,7 @@ const CRATES: [&str; 25] = [
     "xtask",
 ];
 
-/// What is used of which module, by which.
+/// The modules that each module uses.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -46,10 +46,10 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Crates whose modules are looked at.
+/// Crates whose modules are checked.
 const LAYERED: [&str; 5] = ["slat-guest", "slat-lab", "slat-ideas", "slat-cli", "slat-bench"];
 
-/// The module of a path as the test sees it: what lies in these folders counts by its own name.
+/// Returns the module of a path. Modules in some folders count separately from their folder.
 fn room(words: &[&str]) -> Option<String> {
     match words {
         [room @ ("guest" | "kvm" | "memslots" | "caches"), inner, ..] => {
@@ -60,19 +60,19 @@ fn room(words: &[&str]) -> Option<String> {
     }
 }
 
-/// The text without comments, and without tests, which may look anywhere.
+/// Returns the text without comments, and without tests, which may use any module.
 fn program(text: &str) -> String {
     let code = text.split("\nmod tests {").next().unwrap_or_default();
     code.lines().map(|line| line.split("//").next().unwrap_or_default().to_owned() + "\n").collect()
 }
 
-/// The words of the path that a text begins with.
+/// Returns the words of the path at the start of a text.
 fn words(text: &str) -> Vec<&str> {
     let end = text.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
     text[..end.unwrap_or(text.len())].split("::").collect()
 }
 
-/// Where the root of a crate has `item` from, as the words of a path.
+/// Returns the path from which the root of a crate exports `item`, as words.
 fn home<'t>(root: &'t str, item: &str) -> Option<Vec<&'t str>> {
     let mut exports = root.split("pub use ").skip(1).filter_map(|rest| rest.split(';').next());
     let has =
@@ -116,7 +116,7 @@ fn uses(name: &str) -> Uses {
     uses
 }
 
-/// A way from a module back to itself, if there is one.
+/// Returns a path from a module back to itself, if there is one.
 fn circle(uses: &Uses) -> Option<Vec<String>> {
     fn walk<'u>(
         at: &'u str,

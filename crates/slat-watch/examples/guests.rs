@@ -1,9 +1,9 @@
-//! Many small guests to watch, each in a process of its own:
-//! `cargo run -p slat-watch --example guests -- GUESTS VCPUS MEBIBYTES`.
+//! Many small guests to watch, each in its own process: `cargo run -p slat-watch --example guests
+//! -- GUESTS VCPUS MEBIBYTES`.
 //!
-//! Each writes to all of its memory twice a second, from threads that have vCPUs' names, and loses
-//! a page of it now and then, which faults. They end with this process, by Ctrl-C or the end of its
-//! input.
+//! Each guest writes to all of its memory twice a second, from threads with names of vCPUs'
+//! threads. It loses a page now and then, and then has a fault. The guests end with this process:
+//! on Ctrl-C, or at the end of its input.
 
 use rustix::mm::{Advice, madvise};
 use slat_kvm::guest::{Guest, Shape};
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 .stdin(Stdio::piped())
                 .spawn()
         };
-        // Dropped at the end, their input ends.
+        // Dropping these at the end closes their input.
         let all = (0..guests).map(again).collect::<Result<Vec<_>, _>>()?;
         println!("{} guests run; the end of the input ends them", all.len());
         std::io::read_to_string(std::io::stdin())?;
@@ -43,8 +43,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let begin = guest.memory().host_address();
     std::thread::spawn(move || {
         loop {
-            // SAFETY: the page is the guest's, as which it may be read or written by anybody at any
-            // time; nobody of this process keeps a reference to what is in it.
+            // SAFETY: the page is guest memory, which the guest may read or write at any time. No
+            // code of this process keeps a reference into it.
             let taken =
                 unsafe { madvise(begin as *mut std::ffi::c_void, 4096, Advice::LinuxDontNeed) };
             if taken.is_err() {
@@ -54,6 +54,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     });
     std::io::read_to_string(std::io::stdin())?;
-    // Threads still use the guest.
+    // Threads still use the guest, so it is not dropped.
     std::process::exit(0);
 }

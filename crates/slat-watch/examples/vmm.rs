@@ -1,8 +1,9 @@
 //! A VMM's loop that measures itself: `cargo run -p slat-watch --example vmm`.
 //!
-//! A guest in real mode writes to each of its pages, over and over, and says so after each round.
-//! The host takes the memory away now and then, as reclaim does: the faults show. Where KVM works
-//! without hardware virtualisation it interprets real mode, and that shows instead.
+//! A guest in real mode writes to each of its pages repeatedly, and reports each round. The host
+//! takes the memory away now and then, as reclaim does, and the account shows the faults. If KVM
+//! works without hardware virtualization, it emulates real mode, and the account shows that
+//! instead.
 
 #[cfg(target_arch = "x86_64")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -14,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     const MEMORY: usize = 1 << 20;
     const PAGES: usize = 0x8_0000;
-    /// Writes to each page from 512 KiB on below 1 MiB, and tells port 0x10.
+    /// Writes to each page from 512 KiB to 1 MiB, and then to port 0x10.
     const CODE: [u8; 22] = [
         0xb8, 0x00, 0x80, // again: mov ax, 0x8000
         0x8e, 0xd8, // next: mov ds, ax
@@ -28,11 +29,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let vm = Kvm::new()?.create_vm()?;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a mapping where the kernel likes; nothing of ours is replaced.
+    // SAFETY: the kernel chooses the address of the mapping, so it replaces no other.
     let memory = unsafe {
         mmap_anonymous(std::ptr::null_mut(), MEMORY, ProtFlags::READ | ProtFlags::WRITE, flags)?
     };
-    // SAFETY: the code fits into the mapping, which nobody else has.
+    // SAFETY: the code fits into the mapping, and no other code accesses it yet.
     unsafe { memory.cast::<u8>().copy_from(CODE.as_ptr(), CODE.len()) };
     let region = kvm_userspace_memory_region {
         memory_size: MEMORY as u64,
@@ -50,7 +51,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     (regs.rip, regs.rflags) = (0, 2);
     vcpu.set_regs(&regs)?;
 
-    // From here on: what a VMM adds to its loop.
+    // From here on is what a VMM adds to its loop.
     let mut own = own::Vcpu::new(&vcpu, Duration::from_millis(100))?;
     for round in 1..=100 {
         own.enter();
@@ -58,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         own.leave()?;
         match exit? {
             VcpuExit::IoOut(0x10, _) if round % 10 == 0 => {
-                // SAFETY: the pages lie within the mapping, and the host looks at none of them.
+                // SAFETY: the pages lie within the mapping, and this process accesses none of them.
                 unsafe { madvise(memory.add(PAGES), MEMORY - PAGES, Advice::LinuxDontNeed)? };
             }
             VcpuExit::IoOut(0x10, _) => {}

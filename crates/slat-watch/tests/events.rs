@@ -1,5 +1,5 @@
-//! What KVM's tracepoints tell, held against guests of the laboratory's, which know the truth.
-//! Where this process may not listen, the reason is said.
+//! Compares accounts of KVM's tracepoints with guests of the laboratory, which count themselves. If
+//! this process may not listen, the tests print the reason.
 
 mod other;
 
@@ -13,7 +13,7 @@ use slat_watch::{GuestTotal, Metric, Source, Values, Watch, Which, faults};
 use std::io::Lines;
 use std::time::Instant;
 
-/// Pages of a guest's that are taken away one by one.
+/// Pages of a guest that are taken away one by one.
 const PAGES: usize = 64;
 
 /// Memory of guests whose faults are timed: 16 huge pages.
@@ -28,7 +28,7 @@ fn write_all(vcpu: &mut Vcpu) {
     vcpu.run().unwrap();
 }
 
-/// What [`Other`] runs.
+/// The child process that [`Other`] runs.
 #[test]
 #[ignore = "the other tests run it, in a process of its own"]
 fn child() {
@@ -43,7 +43,7 @@ fn child() {
     }
 }
 
-/// Says how many pages its ring named, and how often `KVM_RUN` came back.
+/// Reports how many pages its ring named, and how often `KVM_RUN` returned.
 fn ring() {
     let Ok((guest, mut vcpus)) = Guest::new(&shape(Mode::Ring { entries: 4096 })) else {
         return println!("SAYS 0 0");
@@ -51,7 +51,7 @@ fn ring() {
     guest.start_log().unwrap();
     let mut log = DirtyBitmap::new(guest.pages());
     let (mut named, mut runs) = (0, 0);
-    // The thread has the name by which vCPUs' threads are told.
+    // The watch identifies a vCPU's thread by this name.
     std::thread::scope(|scope| {
         let run = move || {
             println!("SAYS 0 0");
@@ -66,8 +66,8 @@ fn ring() {
     });
 }
 
-/// Says how many pages its guest wrote while they were protected by a dirty log, of which the lines
-/// say the per cent.
+/// Reports how many pages its guest wrote while a dirty log protected them. Each line of input has
+/// the per cent of the pages to write.
 fn protected(lines: Lines<std::io::StdinLock<'_>>) {
     let (guest, mut vcpus) = Guest::new(&shape(Mode::Manual)).unwrap();
     write_all(&mut vcpus[0]);
@@ -82,7 +82,7 @@ fn protected(lines: Lines<std::io::StdinLock<'_>>) {
             vcpus[0].load(&Work { share, ..Work::each_page(Touch::Write) }).unwrap();
         }
         vcpus[0].run().unwrap();
-        // What was written is protected again.
+        // Protects the written pages again.
         guest.get_dirty_log(&mut log).unwrap();
         written += log.count();
         guest.clear_dirty_log(&log, 0, guest.slot_pages() as u32).unwrap();
@@ -90,7 +90,7 @@ fn protected(lines: Lines<std::io::StdinLock<'_>>) {
     }
 }
 
-/// Says how often it took pages of its guest's away, and how many bytes.
+/// Reports how often it took pages of its guest away, and how many bytes.
 fn advice(lines: Lines<std::io::StdinLock<'_>>) {
     let (guest, mut vcpus) = Guest::new(&shape(Mode::Manual)).unwrap();
     println!("SAYS 0 0");
@@ -107,14 +107,14 @@ fn advice(lines: Lines<std::io::StdinLock<'_>>) {
                 });
             });
             let all = guest.memory().len() as usize;
-            // SAFETY: as below; what pages say stays as it is.
+            // SAFETY: as below; this advice does not change the contents of the pages.
             unsafe { madvise(begin, all, Advice::LinuxMergeable) }.unwrap();
             println!("SAYS {pages} 0");
             continue;
         }
         for at in 0..PAGES {
-            // SAFETY: the pages are the guest's, as which they may be read or written by anybody at
-            // any time; nobody of this process keeps a reference to what is in them.
+            // SAFETY: the pages are guest memory, which the guest may read or write at any time. No
+            // code of this process keeps a reference into them.
             unsafe { madvise(begin.wrapping_byte_add(at * page), page, Advice::LinuxDontNeed) }
                 .unwrap();
             taken += 1;
@@ -123,8 +123,9 @@ fn advice(lines: Lines<std::io::StdinLock<'_>>) {
     }
 }
 
-/// Says how many faults its statistics tell, and how many nanoseconds by the guest's own clock the
-/// last pass took longer than one without faults; on stderr, its longest step.
+/// Reports how many faults its statistics count, and how many nanoseconds the last pass took, in
+/// total and beyond a pass without faults. It also prints the longest step, by the guest's own
+/// clock.
 fn pages(backing: Backing) {
     let shape = Shape { memory: MEMORY, backing, ..Shape::default() };
     let (guest, mut vcpus) = match Guest::new(&shape) {
@@ -153,14 +154,15 @@ fn pages(backing: Backing) {
         unsafe { madvise(begin, all, Advice::LinuxDontNeed) }.unwrap();
         guest.take_longest(0);
         let all = pass();
-        // Less what a pass without faults takes; where other work holds the CPU, that is no bound.
+        // The time of a pass without faults is subtracted. If other work uses the CPU, this is no
+        // bound.
         let felt = all.saturating_sub(warm);
         let longest = guest.take_longest(0) as f64 / guest.ticks_per_second() * 1e9;
         println!("SAYS {} {} {} {longest:.0}", taken(), all.as_nanos(), felt.as_nanos());
     }
 }
 
-/// A watch of the process, if programs may listen.
+/// Watches the process, if programs may listen.
 fn listening(other: &Other) -> Option<Watch<'static>> {
     let watch = watch(Which::Pid(other.pid())).unwrap();
     let total = watch.guests()[0].total();
@@ -220,8 +222,8 @@ fn two_watches_at_once_tell_the_same() {
     other.end();
 }
 
-/// The same program again, in a container: its threads have other numbers than the kernel's
-/// programs see, so that perf counts them.
+/// Runs the same test program in a container. There its threads have other numbers than the
+/// kernel's programs see, so perf counts them.
 #[test]
 fn in_a_container_threads_are_counted_and_times_have_a_reason() {
     let done = std::process::Command::new("unshare")
@@ -268,7 +270,7 @@ fn in_a_container() {
 fn what_a_vmm_takes_away_is_told_as_its_own_range_by_range() {
     let Some(mut other) = Other::start_as("advice") else { return };
     let Some(mut watch) = listening(&other) else { return other.end() };
-    // What the process does for the first time maps and unmaps more.
+    // The first run maps and unmaps more than later ones.
     other.run();
     let both = [Metric::Invalidations, Metric::InvalidatedBytes];
     let before = of(&total(&mut watch).total, both);
@@ -306,12 +308,12 @@ fn what_ksm_takes_away_is_told_with_its_name() {
     other.end();
 }
 
-/// While a log is on, its faults are told apart from all others.
+/// While a log is enabled, its faults are counted separately from all others.
 #[test]
 fn writes_to_pages_that_a_log_protects_are_counted_exactly_and_apart() {
     let Some(mut other) = Other::start_as("protected") else { return };
     let Some(mut watch) = listening(&other) else { return other.end() };
-    // What the guest does for the first time may map more.
+    // The first run may map more than later ones.
     other.told("100");
     let first = total(&mut watch).total.clone();
     let Some(before) = first.get(&Metric::FaultsProtected) else {
@@ -336,13 +338,13 @@ fn writes_to_pages_that_a_log_protects_are_counted_exactly_and_apart() {
     other.end();
 }
 
-/// Where KVM's exits are told, as on hosts with two-dimensional paging.
+/// For hosts on which KVM's tracepoints show exits, as with two-dimensional paging.
 #[test]
 fn faults_are_as_many_as_the_statistics_say_and_their_time_lies_within_the_passs() {
     held_up("small");
 }
 
-/// Where a fault clears 2 MiB, it is long, and the way out of the guest and back is little of it.
+/// A fault that clears 2 MiB is long, and the way out of the guest and back is a small part of it.
 #[test]
 fn long_faults_are_told_as_long_as_the_guest_felt_them() {
     held_up("huge");
@@ -382,7 +384,7 @@ fn held_up(kind: &str) {
         taken => assert_eq!(count, taken),
     }
     assert!(between.count > first.count && all.count > between.count);
-    // A pass is this, the way out and back, and what the guest does itself.
+    // A pass has this time, the way out and back, and the guest's own work.
     assert!(time <= after[1], "{time} {after:?}");
     assert!(all.longest_ns <= all.total_ns && all.longest_ns > 0);
     assert_eq!(watch.lost(), 0);

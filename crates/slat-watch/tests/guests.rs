@@ -1,5 +1,5 @@
-//! Guests of the laboratory's under this host's KVM, which know the truth: in this process, and in
-//! one that ends.
+//! Watches guests of the laboratory under this host's KVM, which count themselves: in this process,
+//! and in one that ends.
 
 mod other;
 
@@ -15,7 +15,7 @@ fn write_all(vcpu: &mut Vcpu) {
     vcpu.run().unwrap();
 }
 
-/// What the guest's own statistics say of a counter, of each vCPU.
+/// Returns a counter of each vCPU from the guest's own statistics.
 fn own(guest: &Guest, name: &str) -> Vec<Option<u64>> {
     let value = |stats: &slat_kvm::stats::Stats| {
         let mut reading = Reading::default();
@@ -25,7 +25,7 @@ fn own(guest: &Guest, name: &str) -> Vec<Option<u64>> {
     guest.vcpu_stats().iter().map(value).collect()
 }
 
-/// What [`Other`] runs.
+/// The child process that [`Other`] runs.
 #[test]
 #[ignore = "the other tests run it, in a process of its own"]
 fn child() {
@@ -54,14 +54,14 @@ fn child() {
             _ => {}
         }
         let (guest, vcpus) = both.as_mut().unwrap();
-        // Written pages that are taken away fault again.
+        // Pages that were taken away fault again when they are written.
         guest.unmap_all().unwrap();
         vcpus.iter_mut().for_each(write_all);
         say(guest);
     }
 }
 
-/// A VM and a vCPU without statistics descriptors, as many VMMs have them.
+/// Makes a VM and a vCPU without statistics descriptors, as in many VMMs.
 fn bare() {
     let kvm = kvm_ioctls::Kvm::new().unwrap();
     let vm = kvm.create_vm().unwrap();
@@ -103,7 +103,7 @@ fn counts_of_a_guest_in_another_process_are_those_of_its_own_statistics() {
         assert!(total.total[&Metric::Pages4k] >= 2048, "{:?}", total.total);
     }
     assert!(total.total[&Metric::RssBytes] >= 8 << 20);
-    // Who tells a matter, or why nobody does.
+    // Each metric has a source, or a reason why it has none.
     for metric in Metric::ALL {
         let told = total.knowledge.sources.contains_key(&metric);
         assert_eq!(told, total.total.contains_key(&metric), "{metric:?}");
@@ -132,11 +132,11 @@ fn a_guest_that_ends_is_told_to_its_last_fault_and_is_let_go() {
     if let Some(faults) = last.guest.get(&Metric::Faults) {
         assert_eq!(*faults, after[0] - before[0]);
     }
-    // Its tables went with it; what was mapped is what was mapped before.
+    // The guest's tables are gone, so the last count of mappings stays.
     if let Some(pages) = guest.total().total.get(&Metric::Pages4k) {
         assert!(*pages >= 2048, "{pages}");
     }
-    // Nothing of it is held, though the watch goes on.
+    // The watch holds nothing of the guest, though it goes on.
     drop(watch);
 }
 
@@ -164,7 +164,7 @@ fn a_process_that_closed_its_vm_and_made_another_has_two_guests_one_after_the_ot
     let mut watch = watch(Which::Pid(other.pid())).unwrap();
     let first = other.run();
     watch.step();
-    // Its descriptors have the same numbers and names.
+    // The new VM's descriptors have the same numbers and names.
     let second = other.told("again");
     let step = watch.step();
     assert_eq!((step.went, step.came, watch.is_over()), (vec![0], vec![1], false));
@@ -203,7 +203,7 @@ fn a_vmm_without_statistics_descriptors_tells_less_and_the_watch_says_why() {
     }
     assert!(total.total.contains_key(&Metric::RssBytes));
     other.end();
-    // KVM answers the process whose VM it is.
+    // KVM gives statistics to the process that made the VM.
     let kvm = kvm_ioctls::Kvm::new().unwrap();
     let vm = kvm.create_vm().unwrap();
     let vcpu = vm.create_vcpu(0).unwrap();

@@ -1,5 +1,5 @@
-//! Estimates of working sets, held against guests of the laboratory's that touch a known part of
-//! their memory, by what the host has.
+//! Compares estimates of working sets with guests of the laboratory that touch a known part of
+//! their memory, by each means that the host has.
 
 mod other;
 
@@ -13,10 +13,10 @@ use std::time::Duration;
 
 const MEMORY: u64 = 32 << 20;
 
-/// Per cent of the pages that are touched.
+/// Share of the pages that are touched, in per cent.
 const SHARE: u8 = 25;
 
-/// What a process beside the guest's memory may use itself, with all of its libraries and stacks.
+/// Most memory that the process uses apart from the guest's, with all of its libraries and stacks.
 const OWN: u64 = 4 << 20;
 
 fn touch(vcpu: &mut Vcpu, touch: Touch, share: u8) {
@@ -24,7 +24,7 @@ fn touch(vcpu: &mut Vcpu, touch: Touch, share: u8) {
     vcpu.run().unwrap();
 }
 
-/// What [`Other`] runs: it says how many bytes its guest touched.
+/// The child process that [`Other`] runs. It reports how many bytes its guest touched.
 #[test]
 #[ignore = "the other tests run it, in a process of its own"]
 fn child() {
@@ -52,7 +52,7 @@ fn child() {
     }
 }
 
-/// A watch that estimates by one means from one step to the next; nothing where that cannot be.
+/// Watches with estimates by one means from each step to the next; `None` if that is impossible.
 fn estimating(other: &Other, by: Source) -> Option<Watch<'static>> {
     let mut watch = watch(Which::Pid(other.pid())).unwrap();
     watch.estimate(WorkingSets::new(Duration::ZERO, Some(by)));
@@ -81,7 +81,7 @@ fn used(watch: &mut Watch<'_>) -> Result<u64, String> {
     }
 }
 
-/// Estimates while the guest does this.
+/// Estimates while the guest does `what`.
 fn during(watch: &mut Watch<'_>, other: &mut Other, what: &str) -> (u64, u64) {
     used(watch).unwrap();
     let truth = other.told(what)[0];
@@ -90,7 +90,7 @@ fn during(watch: &mut Watch<'_>, other: &mut Other, what: &str) -> (u64, u64) {
     (truth, told)
 }
 
-/// Whether the estimate lies between what was touched and that with the process's own memory.
+/// Checks that the estimate lies between the touched bytes and these plus the process's own memory.
 fn is_exact((truth, told): (u64, u64)) {
     assert!(told >= truth && told <= truth + OWN, "{told} of {truth}");
 }
@@ -120,7 +120,7 @@ fn idle_pages_tell_what_a_guest_used_through_mappings_that_stand() {
     other.end();
 }
 
-/// A control group, in which this process is until it is dropped.
+/// A control group that this process is in until the value is dropped.
 struct Group(std::path::PathBuf);
 
 impl Group {

@@ -29,10 +29,10 @@ const BATCH: u64 = 64;
 /// Bytes of memory that faults map. One batch in a hundred is forty batches.
 const FAULTED: u64 = 1 << 30;
 
-/// What the other thread does.
+/// The work of the other thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Beside {
-    /// There is none.
+    /// There is no other thread.
     Nobody,
     /// It reads the slots of other memory.
     Reads,
@@ -78,7 +78,7 @@ impl Lock {
     }
 }
 
-/// What both threads share.
+/// State that both threads share.
 struct Scene<'a, 'p> {
     bed: Bed<Arm64K4>,
     arena: &'p Arena,

@@ -353,7 +353,7 @@ fn chart(results: &[Measurement]) -> Option<Chart> {
         let others = row.measurements.iter().filter(|m| m.target != "engine");
         let mut dots = Vec::new();
         for m in others {
-            // All limits are one competitor, whatever loop they run.
+            // All limits are one competitor, although they run different loops.
             let name = if m.target == "machine" { "the machine" } else { &m.variant };
             let place = names.iter().position(|known| *known == name).unwrap_or(names.len());
             if place == names.len() {

@@ -1,4 +1,4 @@
-//! What the tests of the command share.
+//! Helpers that the tests of the command share.
 
 #![allow(dead_code, reason = "each test takes a part of it")]
 
@@ -12,7 +12,8 @@ pub fn bench(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs the command and demands that it is refused as bad input, in words that have all of `words`.
+/// Runs the command and checks that it is refused as bad input, with a message that has all of
+/// `words`.
 pub fn refused(arguments: &[&str], words: &[&str]) {
     let mut assert = bench(arguments).assert().code(2).stdout("");
     for word in words {
@@ -20,7 +21,7 @@ pub fn refused(arguments: &[&str], words: &[&str]) {
     }
 }
 
-/// A process that executes the line, whose last option takes the path.
+/// Starts the command line. Its last option takes the path.
 pub fn spawned(line: &str, path: &std::path::Path) -> std::process::Child {
     let mut slat = std::process::Command::new(env!("CARGO_BIN_EXE_slat-bench"));
     slat.args(line.split(' ')).arg(path);

@@ -50,7 +50,7 @@ pub fn counts<const N: usize>(named: [(&str, u64); N]) -> Counts {
     named.map(|(name, count)| (name.to_owned(), count)).into()
 }
 
-/// What results of one scenario have in common.
+/// The fields that results of one scenario share.
 pub struct Recorder {
     /// The scenario.
     pub scenario: &'static str,

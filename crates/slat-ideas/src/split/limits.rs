@@ -148,7 +148,8 @@ impl<'a> Pool<'a> {
     }
 }
 
-/// The variants in the order of the table, with descriptions for readers who do not know the code.
+/// The variants in the order of the table, with a description of each for readers outside the
+/// project.
 const VARIANTS: [(&str, &str); 5] = [
     ("fill-plain", "fill-plain: fill warm tables, a plain loop"),
     ("fill-best", "fill-best: the same, the best store there is"),

@@ -102,7 +102,8 @@ impl Contrast {
         (both.0.is_finite() && both.1.is_finite()).then_some(both)
     }
 
-    /// Returns the number of groups a side that would show this change in nine of ten comparisons.
+    /// Returns the number of groups per side that would show this change in nine of ten
+    /// comparisons.
     pub fn needed(&self, change: f64, level: f64) -> Option<u32> {
         let change = self.base.map_or(change.ln_1p(), |base| change * base) - self.margins[1];
         if change <= 0.0 {

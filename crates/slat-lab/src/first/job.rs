@@ -90,12 +90,12 @@ pub fn encode(answer: &Answer) -> serde_json::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What has arrived of an answer.
+/// The part of an answer that has arrived.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Arrived {
-    /// Nothing of an answer.
+    /// No part of an answer.
     Nothing,
-    /// The first number of bytes, of the second number.
+    /// A part of an answer: the bytes that have arrived, and the bytes of the whole answer.
     Part(usize, usize),
     /// The whole answer, with a correct checksum.
     All(Box<Answer>),

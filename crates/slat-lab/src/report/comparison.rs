@@ -159,7 +159,7 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
     let needed: Vec<f64> =
         comparison.pairs.iter().filter_map(|pair| Some(f64::from(pair.groups_needed?))).collect();
     if let Some(all) = Summary::of(&needed) {
-        // Each of `ab`'s pairs has two processes a side.
+        // Each of `ab`'s pairs has two processes per side.
         let (part, option) = if comparison.in_turns { (2.0, "--pairs") } else { (1.0, "-r") };
         let [least, middle] =
             [all.min, all.median].map(|groups| thousands((groups / part).ceil() as i64));

@@ -1,10 +1,10 @@
-//! What the kernel makes of it, where this process may ask it.
+//! Tests of the programs in the kernel, if this process may load them.
 
 use super::*;
 use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
 
-/// Listens, or says why not.
+/// Listens, or prints the reason why it cannot.
 fn events() -> Option<Events> {
     let events = Events::open(0);
     match events.how {
@@ -19,14 +19,14 @@ fn events() -> Option<Events> {
 #[test]
 fn the_kernel_takes_every_program_whose_event_it_has() {
     let Some(events) = events() else { return };
-    // Each architecture lacks some of them; none is refused.
+    // Each architecture lacks some of the tracepoints. The kernel refuses none of the programs.
     for (event, why) in &events.why {
         assert!(why.contains("no tracepoint"), "{event}: {why}");
     }
 }
 
-/// The very programs that account for exits, on a system call that stands still for a known time:
-/// the kernel's clock, maps and verifier in place of the interpreter's.
+/// Runs the programs for exits on a system call that sleeps for a known time. So the kernel's
+/// clock, maps and verifier are tested in place of the interpreter's.
 #[test]
 fn times_in_the_kernel_are_those_that_the_thread_stood_still() {
     let Ok(tracefs) = Tracefs::open() else { return eprintln!("skipped: no tracefs") };
@@ -41,7 +41,8 @@ fn times_in_the_kernel_are_those_that_the_thread_stood_still() {
     let lost = new(Kind::Array, 1, 1).unwrap();
     let maps =
         Maps { threads: threads.fd(), ranges: threads.fd(), empty: empty.fd(), lost: lost.fd() };
-    // Intel's violation of an EPT is whatever has reason 48: here each call, by its clock of 1.
+    // On Intel, reason 48 is an EPT violation. Here each call has it: its clock (1) is taken as the
+    // ISA, and its flags as the reason.
     let stand_in = tracepoint::parse(&format!(
         "ID: {}\n\tfield:int isa;\toffset:16;\tsize:4;\n\tfield:int exit_reason;\toffset:24;\t\
          size:4;\n\tfield:u64 info1;\toffset:16;\tsize:8;\n",
@@ -55,8 +56,9 @@ fn times_in_the_kernel_are_those_that_the_thread_stood_still() {
     let sleep = |ns: i64| {
         let time = libc::timespec { tv_sec: 0, tv_nsec: ns };
         let began = Instant::now();
-        // SAFETY: the time is there for the call; what is left of it is not asked for. The flags
-        // stand where an exit has its reason: 48 has no meaning to this call but its lowest bit.
+        // SAFETY: the time is valid for the call, and the call returns no remaining time. The flags
+        // are in the place of an exit's reason. Of 48, the call uses only the lowest bit, which is
+        // 0.
         let answer = unsafe {
             libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 48, &time, std::ptr::null_mut())
         };
@@ -65,7 +67,7 @@ fn times_in_the_kernel_are_those_that_the_thread_stood_still() {
     };
     let times = [2_000_000, 2_000_000, 2_000_000, 40_000_000];
     let felt: Vec<Duration> = times.map(sleep).into();
-    // SAFETY: it takes and changes nothing.
+    // SAFETY: the call has no argument and changes nothing.
     let own = (std::process::id().cast_signed(), unsafe { libc::gettid() });
     let entries: BTreeMap<_, _> =
         threads.entries().unwrap().into_iter().map(|(key, words)| (ids(key), words)).collect();
@@ -126,7 +128,7 @@ fn who_counts_by_perf_is_told_of_all_events_beside_a_program() {
     for _ in 0..5 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // A signal may have a sleep begin anew.
+    // A signal may restart a sleep.
     assert!(counter.counted().unwrap() >= 5);
 }
 
@@ -135,7 +137,7 @@ fn a_program_that_the_kernel_refuses_is_told_with_what_its_verifier_says() {
     if Map::new(Kind::Array, 1, 1).is_err() {
         return eprintln!("skipped: no eBPF");
     }
-    // It reads a register that nobody set.
+    // The program reads a register that was never set.
     let text = [0x0000_0000_0000_60bf, 0x0000_0000_0000_0095];
     let refused = Program::load(&text).unwrap_err();
     assert!(refused.to_string().contains("!read_ok"), "{refused}");
@@ -161,7 +163,7 @@ fn without_programs_threads_are_counted_and_what_perf_cannot_tell_has_a_reason()
     }
 }
 
-/// Runs as a process of its own, until it is killed.
+/// Runs in its own process, until it is killed.
 #[test]
 #[ignore = "another test runs it"]
 fn listens_until_it_is_killed() {
@@ -196,14 +198,14 @@ fn nothing_stays_of_a_listener_that_is_killed() {
     let numbers: Vec<u32> = lines.iter().filter_map(number).collect();
     let there = |number: &&u32| Program::is_there(**number).unwrap_or(false);
     let before = numbers.iter().filter(there).count();
-    // SIGKILL.
+    // Sends SIGKILL.
     child.kill().unwrap();
     child.wait().unwrap();
     if numbers.is_empty() {
         return eprintln!("skipped: no program can be loaded");
     }
     assert_eq!(before, numbers.len());
-    // The kernel frees them once nothing can run them any more.
+    // The kernel frees the programs once nothing can run them any more.
     while numbers.iter().any(|number| there(&number)) {
         std::thread::sleep(Duration::from_millis(10));
     }

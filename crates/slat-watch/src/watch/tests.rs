@@ -1,4 +1,4 @@
-//! Hosts that were made up: guests that come, change and go.
+//! Made-up hosts, whose guests start, change and end.
 
 use super::*;
 use crate::find::tests::Made;
@@ -40,7 +40,7 @@ fn a_guest_that_comes_later_is_found_and_one_that_goes_keeps_what_it_told() {
     assert!(watch.guests().is_empty());
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
     ran(&host, 100);
-    // Looking is rationed, by what it took.
+    // The time between looks depends on how long they take.
     let came =
         std::iter::repeat_with(|| watch.step().came).take(1_000_000).find(|came| !came.is_empty());
     assert_eq!(came, Some(vec![0]));
@@ -71,7 +71,7 @@ fn a_vcpu_that_comes_later_counts_since_its_beginning_and_changes_threads() {
         assert!(steps < 1_000_000);
     }
     let task = host.files().0.join(format!("proc/{PID}/task/20"));
-    // Files of a thread that ended tell nothing, even if they are held open.
+    // Files of a thread that ended have no text, even if they are held open.
     for file in ["stat", "schedstat"] {
         std::fs::write(task.join(file), "").unwrap();
     }

@@ -1,5 +1,5 @@
-//! A guest in another process, which knows the truth: the test's own program, run again as its test
-//! `child`.
+//! A guest in another process, which counts itself: the test's own program, run again with only its
+//! test `child`.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -9,10 +9,10 @@ use slat_watch::{Debugfs, Events, NotFound, Watch, Which};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// Says to the test that runs again as a child what to do.
+/// Environment variable with the kind of child that the test `child` runs.
 pub const CHILD: &str = "SLAT_WATCH_TEST_CHILD";
 
-/// A guest, if one can run here.
+/// Makes a guest, if one can run here.
 pub fn guest() -> Option<(Guest, Vec<Vcpu>)> {
     match Guest::new(&Shape { memory: 8 << 20, vcpus: 2, ..Shape::default() }) {
         Ok(guest) if guest.0.vm_stats().is_some() => Some(guest),
@@ -25,8 +25,8 @@ pub fn guest() -> Option<(Guest, Vec<Vcpu>)> {
     }
 }
 
-/// This test's process again, which runs the test `child`: it has a guest, runs it once for each
-/// line that it is told, and says what its own statistics say.
+/// A second process of this test program, which runs only the test `child`. It has a guest, runs it
+/// once for each line of input, and reports the guest's own statistics.
 pub struct Other {
     child: Child,
     to: ChildStdin,
@@ -57,14 +57,14 @@ impl Other {
         self.child.id().cast_signed()
     }
 
-    /// Faults and exits of both vCPUs, as the guest's own statistics have them.
+    /// Returns the faults and exits of both vCPUs, from the guest's own statistics.
     pub fn says(&mut self) -> [u64; 2] {
         let mut line = String::new();
         loop {
             line.clear();
             assert!(self.from.read_line(&mut line).unwrap() > 0, "the other process ended");
             if let Some((_, said)) = line.split_once("SAYS ") {
-                // Any further numbers are for the reader of the output.
+                // Further numbers are only for the reader of the output.
                 eprint!("{said}");
                 let mut numbers = said.split_whitespace().map(|number| number.parse().unwrap());
                 return [numbers.next().unwrap(), numbers.next().unwrap()];

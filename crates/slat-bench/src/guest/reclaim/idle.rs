@@ -1,6 +1,6 @@
 //! Measures how much memory could be taken from a guest, by walks over its accessed bits, and
-//! whether the forecast holds: so many pages are taken, the guest goes on as before, and the pages
-//! that come back are counted.
+//! whether the forecast holds. For this, it takes the number of pages that the forecast allows,
+//! lets the guest go on as before, and counts the pages that come back.
 //!
 //! Walks come after a fixed number of accesses, on the vCPU's own thread, so all counts are the
 //! same in each run.

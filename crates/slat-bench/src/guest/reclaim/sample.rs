@@ -82,7 +82,7 @@ pub struct Sample {
 
 /// Memory of a guest.
 pub type ThePaged<'h, A> = Paged<'h, MachineRam<'h, A>, LabSwap>;
-/// A guest with the memory of one machine, and swap.
+/// A guest on the memory of one machine, with swap.
 pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
 
 /// Runs `case` under `policy`.

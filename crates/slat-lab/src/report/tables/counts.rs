@@ -1,4 +1,4 @@
-//! Counts, one a line, for runs whose times mean nothing.
+//! Counts, one per line, for runs whose times are meaningless.
 
 use super::{Labels, Row, rows};
 use crate::numbers::{thousands, three_digits};

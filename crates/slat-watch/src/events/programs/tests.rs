@@ -1,4 +1,4 @@
-//! The programs as the kernel would run them, by an interpreter, over streams of events.
+//! Runs the programs in an interpreter, over streams of events.
 
 use super::*;
 use crate::events::thread;
@@ -8,22 +8,22 @@ use std::collections::BTreeMap;
 
 const MAPS: Maps = Maps { threads: 1, ranges: 2, empty: 3, lost: 4 };
 
-/// No map's: accounts that are made before the programs run.
+/// The map number of accounts that are made before the programs run.
 const SPARE: u64 = 9;
 
-/// What the interpreter's functions stand on.
+/// State of the interpreter's helper functions.
 #[derive(Default)]
 struct Machine {
     now: u64,
     thread: u64,
-    /// Accounts by map and key; never moved, as programs have their addresses.
+    /// Accounts by map and key. They are never moved, because programs have their addresses.
     accounts: BTreeMap<(u64, u64), &'static mut [u64]>,
     room: usize,
 }
 
 thread_local!(static MACHINE: RefCell<Machine> = RefCell::default());
 
-/// Room for accounts that programs may look at, of every test's.
+/// Allocates an account that programs of any test may access.
 fn made(words: usize) -> &'static mut [u64] {
     vec![0; words].leak()
 }
@@ -66,7 +66,7 @@ fn current(_: u64, _: u64, _: u64, _: u64, _: u64) -> u64 {
     MACHINE.with_borrow(|machine| machine.thread)
 }
 
-/// A kernel that was made up, with room for so many threads.
+/// A simulated kernel with room for the accounts of `room` threads.
 struct Kernel {
     exit: Vec<u8>,
     entry: Vec<u8>,
@@ -111,8 +111,9 @@ impl Kernel {
 
     fn run(&self, program: &[u8], event: &mut [u8]) {
         let mut machine = rbpf::EbpfVmRaw::new(None).unwrap();
-        // The interpreter's own verifier refuses atomic additions, which it lacks; none is reached
-        // as long as there is room. The kernel's verifies all programs in another test.
+        // The interpreter's verifier refuses atomic additions, which the interpreter lacks. None of
+        // them is reached as long as there is room. Another test runs the kernel's verifier on all
+        // programs.
         machine.set_verifier(|_| Ok(())).unwrap();
         machine.set_program(program).unwrap();
         let helpers: [(Helper, rbpf::ebpf::Helper); 4] = [
@@ -128,8 +129,8 @@ impl Kernel {
         machine.execute_program(event).unwrap();
     }
 
-    /// Runs a stream: a line is the time in ns, the thread, the event and what it says, as the
-    /// tracer would write it.
+    /// Runs a stream of events. Each line has the time in ns, the thread, the event and its fields,
+    /// as the tracer would print them.
     fn hear(&self, stream: &str) {
         for line in stream.lines().map(str::trim).filter(|line| !line.is_empty()) {
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -190,7 +191,7 @@ use crate::events::tracepoint::tests::EXIT;
 #[test]
 fn times_from_exit_to_entry_are_told_by_thread_and_by_why_on_intel_and_amd() {
     let kernel = Kernel::new(EXIT, 4);
-    // isa, reason, info1, vCPU.
+    // Fields: isa, reason, info1, vCPU.
     kernel.hear(
         "1000 31 exit 1 48 0x182 0
          1500 32 exit 2 0x400 0x100000014 5
@@ -269,7 +270,7 @@ fn every_time_falls_into_its_bucket() {
 #[test]
 fn accesses_of_devices_are_no_faults() {
     let kernel = Kernel::new(EXIT, 1);
-    // One that KVM knows by its mark, one that it finds out, and EPT's misconfiguration.
+    // An access that KVM knows by its mark, one that it discovers, and an EPT misconfiguration.
     kernel.hear(
         "1000 31 exit 2 0x400 0x10000000d 0
          2000 31 entry
