@@ -5,7 +5,7 @@
 pub struct Published {
     /// The figure as published.
     pub figure: &'static str,
-    /// What it measures, and where it was published.
+    /// The measured quantity, and the publication.
     pub source: &'static str,
 }
 
@@ -13,7 +13,7 @@ pub struct Published {
 pub const SKIP_LEVELS: &str = "“Optimize S2 page splitting” (RFC, May 2026): a 1 GiB guest on a \
     software model, all split as logging is enabled";
 
-/// Its change of the split's time, by the size of the pages that backed the guest.
+/// The published change of the split's time, by the size of the pages that backed the guest.
 pub const SPLIT_CHANGES: [(&str, &str); 3] =
     [("4k", "−97.33 %"), ("2m", "−19.82 %"), ("1g", "−20.65 %")];
 

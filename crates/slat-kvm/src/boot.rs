@@ -30,7 +30,7 @@ pub(crate) struct Boot {
     mailboxes: u64,
 }
 
-/// How many tables the guest has for `bytes` of test memory.
+/// Numbers of the guest's tables for a size of test memory.
 struct Tables {
     /// Number of third-level tables, of 512 GiB each.
     thirds: u64,

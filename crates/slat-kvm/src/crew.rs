@@ -15,7 +15,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
-/// How often a thread that waits for vCPUs checks whether it must stop them.
+/// Time between two checks by a thread that waits for vCPUs whether it must stop them.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The current step of all threads, and their progress.
@@ -43,7 +43,7 @@ pub(crate) struct Done {
     pub steps: u64,
     pub start: Instant,
     pub end: Instant,
-    /// Its thread's waits for a CPU.
+    /// The thread's waits for a CPU.
     pub waits: Option<Waits>,
 }
 

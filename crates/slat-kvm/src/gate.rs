@@ -14,7 +14,7 @@ pub(crate) struct Gate {
 struct State {
     /// Number of resets.
     resets: u64,
-    /// How often a vCPU stopped because its ring was full.
+    /// Number of times that a vCPU stopped because its ring was full.
     full: u64,
     /// Number of vCPUs that wait.
     waiting: usize,

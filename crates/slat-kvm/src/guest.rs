@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 const BOOT_SLOT: u32 = 0;
 const FIRST_SLOT: u32 = 1;
-/// How often in a row `KVM_RESET_DIRTY_RINGS` may return 0 while harvested entries wait.
+/// Most times in a row that `KVM_RESET_DIRTY_RINGS` may return 0 while harvested entries wait.
 const RESETS_IN_VAIN: u32 = 1000;
 
 /// The VM and its memory. Each vCPU holds a reference to it, so that the memory outlives all vCPUs.

@@ -60,7 +60,7 @@ pub(crate) struct Words {
     pub longest: u64,
     /// Ticks lost to interruptions while a step was not yet due, which delayed no access.
     pub idle_ticks: u64,
-    /// How often a read found another page's stamp.
+    /// Number of reads that found another page's stamp.
     pub wrong: u64,
 }
 

@@ -8,8 +8,8 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use std::fmt;
 
-/// How the dirty log is read and cleared, and with which bits it starts (api.rst,
-/// `KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`, `KVM_CAP_DIRTY_LOG_RING`).
+/// A way to report the pages that a guest wrote (api.rst, `KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`,
+/// `KVM_CAP_DIRTY_LOG_RING`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// `KVM_GET_DIRTY_LOG` fetches and clears the log and write-protects its pages, in one call.

@@ -30,7 +30,7 @@ pub enum Event<'a> {
     Checking,
 }
 
-/// How a scenario runs: the flag that stops it, the CPUs of the vCPUs, and the receiver of its
+/// Environment of a run: the flag that stops it, the CPUs of the vCPUs, and the receiver of its
 /// events.
 pub struct Setting<'a> {
     /// Stops the run once it is true. It is read between phases, and every 50 ms while vCPUs run.
@@ -112,9 +112,9 @@ impl<'a> Stage<'a> {
         self.vcpus_beside(phase, round, work, |_, _| Ok(false))
     }
 
-    /// Runs a phase of the vCPUs with calls of the host at the same time. `beside` is called
-    /// repeatedly until the vCPUs have finished, or until it returns false because it has no more
-    /// to do.
+    /// Runs a phase of the vCPUs with calls of the host at the same time. It calls `beside`
+    /// repeatedly until the vCPUs have finished, or until `beside` returns false because it has no
+    /// more to do.
     pub fn vcpus_beside(
         &mut self,
         phase: Phase,

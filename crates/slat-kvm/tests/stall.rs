@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// The largest relative error of a stall.
 const OFF: f64 = 0.1;
-/// How often a measurement is repeated at most, in case the machine is busy.
+/// Most repetitions of a measurement, in case the machine is busy.
 const TRIES: usize = 5;
 
 fn config(memory: u64, iterations: u32) -> Config {

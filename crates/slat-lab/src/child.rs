@@ -15,25 +15,25 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often the parent checks whether a child has ended: rarely enough not to disturb a
+/// Time between two checks whether a child has ended. It is long enough not to disturb a
 /// measurement.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long a child may take to end after a signal to end.
+/// Time that a child may take to end after a signal to end.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A child that has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Its exit status.
+    /// Exit status of the child.
     pub status: ExitStatus,
-    /// Whether its time limit ended it.
+    /// Whether the time limit ended the child.
     pub out_of_time: bool,
-    /// Its output on stdout.
+    /// Output of the child on stdout.
     pub stdout: Vec<u8>,
-    /// Its output on stderr.
+    /// Output of the child on stderr.
     pub stderr: String,
-    /// How long it ran.
+    /// Time that the child ran.
     pub took: Duration,
 }
 

@@ -187,8 +187,8 @@ fn send(answer: &Answer, port: &str) -> anyhow::Result<()> {
 
 fn end() -> ! {
     let _ = std::io::stderr().flush();
-    // This returns only if it fails. A restart ends the machine, too, because QEMU is told not to
-    // restart.
+    // This returns only if it fails. A restart ends the machine, too, because QEMU runs with an
+    // option not to restart.
     let _ = reboot(RebootCommand::PowerOff);
     let _ = reboot(RebootCommand::Restart);
     loop {

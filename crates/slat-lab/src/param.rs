@@ -5,7 +5,7 @@ use crate::size::Size;
 use crate::table::NOTHING;
 use serde_json::Value;
 
-/// How the value of a parameter is written.
+/// The form in which the value of a parameter is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// As it is.

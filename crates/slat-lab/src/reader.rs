@@ -6,18 +6,18 @@ use crate::verdict::Verdict;
 
 /// A chart with its title.
 pub struct Chart {
-    /// Its title.
+    /// Title of the chart.
     pub title: String,
     /// The `<svg>` element.
     pub svg: String,
 }
 
-/// How a report presents some of its results.
+/// A description of how a report presents some of its results.
 #[derive(Clone, Copy)]
 pub struct Reader {
     /// Returns whether a result belongs to this reader. Results without a reader get a plain table.
     pub reads: fn(&Measurement) -> bool,
-    /// Returns what the results answer, in plain words.
+    /// Returns the answer of the results, in plain words.
     pub verdict: fn(&[Measurement]) -> Verdict,
     /// Returns their tables. The one with the answer comes first.
     pub tables: fn(&[Measurement]) -> Vec<Table>,
@@ -32,7 +32,7 @@ pub struct Reader {
     /// Whether a page folds the tables away, because they only support the answers of other
     /// readers.
     pub folded: bool,
-    /// What limits the meaning of their figures, in a sentence or two each.
+    /// Limits of the results' meaning, in a sentence or two each.
     pub meaning: &'static [&'static str],
 }
 

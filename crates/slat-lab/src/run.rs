@@ -39,7 +39,7 @@ pub fn exit(program: &Program, result: anyhow::Result<ExitCode>) -> ExitCode {
 /// Runs a command that all programs have.
 ///
 /// # Errors
-/// Those of the command.
+/// The errors of the command.
 pub fn common(program: &'static Program, command: &Common) -> anyhow::Result<ExitCode> {
     match command {
         Common::Compare(args) => compare(args),
@@ -73,7 +73,7 @@ pub fn common(program: &'static Program, command: &Common) -> anyhow::Result<Exi
 /// Runs the scenario that was chosen, and shows its results.
 ///
 /// # Errors
-/// Those of the scenario.
+/// The errors of the scenario.
 pub fn chosen<L>(program: &Program, chosen: &Chosen<L>) -> anyhow::Result<ExitCode> {
     bench(program, &chosen.out, |session| chosen.run(session))
 }
@@ -81,7 +81,7 @@ pub fn chosen<L>(program: &Program, chosen: &Chosen<L>) -> anyhow::Result<ExitCo
 /// Runs a scenario, and shows its results.
 ///
 /// # Errors
-/// Those of the scenario; results cannot be written.
+/// The errors of the scenario; results cannot be written.
 pub fn bench(
     program: &Program,
     args: &OutputArgs,

@@ -10,12 +10,12 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// A scenario. The command line, the doctor and plans get all that they know of it from here.
+/// A scenario. The command line, the doctor and plans take all of its properties from this trait.
 pub trait Scenario: 'static {
-    /// Its name, on the command line and in results.
+    /// Name, on the command line and in results.
     const NAME: &'static str;
 
-    /// Its description, in one line.
+    /// Description, in one line.
     const ABOUT: &'static str;
 
     /// Examples of command lines, each with a description.
@@ -28,32 +28,32 @@ pub trait Scenario: 'static {
     /// one suffices.
     const NEEDS: &'static [&'static [&'static str]] = &[];
 
-    /// How reports present its results. Without a reader, they are rows of a plain table.
+    /// Presentation of its results in reports. Without a reader, they are rows of a plain table.
     const READER: Reader = Reader::NONE;
 
-    /// Its settings.
+    /// Settings, which are its options on the command line.
     type Settings: Args;
 
-    /// Measures.
+    /// Measures, and returns the results.
     ///
     /// 1. Input that cannot be right is [`Failure::BadInput`](crate::failure::Failure::BadInput),
     ///    before anything is measured. Any other error is a measurement that failed.
-    /// 2. What this machine cannot do is [`Session::skip`], not an error, as long as something of
-    ///    what was asked for remains.
+    /// 2. A part that this machine cannot measure is skipped by [`Session::skip`]. This is not
+    ///    an error, as long as another requested part remains.
     /// 3. It calls [`Session::check`] between samples. When it is stopped, it returns `Ok` with the
     ///    results that are complete. The caller knows from [`Session::interrupted`] that they are a
     ///    part.
     ///
     /// # Errors
-    /// Those of point 1.
+    /// The errors of point 1.
     fn run(settings: &Self::Settings, session: &mut Session) -> anyhow::Result<Vec<Measurement>>;
 }
 
 /// A scenario in a list.
 pub struct Entry {
-    /// Its name.
+    /// Name of the scenario.
     pub name: &'static str,
-    /// Its description, in one line.
+    /// Description, in one line.
     pub about: &'static str,
     /// The host's features that it needs.
     pub needs: &'static [&'static [&'static str]],
@@ -105,7 +105,7 @@ pub trait Scenarios: 'static {
 
 /// A scenario that the command line chose from a list.
 pub struct Chosen<L> {
-    /// Where its results go.
+    /// Options for the output of its results.
     pub out: OutputArgs,
     entry: &'static Entry,
     matches: ArgMatches,
@@ -116,7 +116,7 @@ impl<L> Chosen<L> {
     /// Runs the scenario.
     ///
     /// # Errors
-    /// Those of the scenario.
+    /// The errors of the scenario.
     pub fn run(&self, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
         (self.entry.run)(&self.matches, session)
     }
@@ -159,15 +159,15 @@ impl<L: Scenarios> Subcommand for Chosen<L> {
 
 /// A program that measures.
 pub struct Program {
-    /// Its name.
+    /// Name of the program.
     pub name: &'static str,
-    /// Its version.
+    /// Version of the program.
     pub version: &'static str,
-    /// Its command line.
+    /// Command line of the program.
     pub command: fn() -> Command,
-    /// Returns whether these words, after its name, measure a scenario.
+    /// Returns whether the words after the program's name measure a scenario.
     pub measures: fn(&[String]) -> bool,
-    /// Words that do, as an example.
+    /// Words that measure a scenario, as an example.
     pub example: &'static str,
     /// Returns the readers of its results, in the order of its reports.
     pub readers: fn() -> Vec<Reader>,
@@ -201,7 +201,7 @@ pub fn settings<S: Scenario>(line: &str) -> anyhow::Result<S::Settings> {
 /// Runs a scenario by its command line after its name.
 ///
 /// # Errors
-/// Those of [`settings`] and of the scenario.
+/// The errors of [`settings`] and of the scenario.
 pub fn run<S: Scenario>(line: &str, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     S::run(&settings::<S>(line)?, session)
 }

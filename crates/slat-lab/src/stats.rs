@@ -54,11 +54,11 @@ pub fn median(samples: &[f64]) -> Option<f64> {
     Summary::of(samples).map(|summary| summary.median)
 }
 
-/// Returns the 95 % confidence interval of the median of the samples' distribution. It depends on
-/// their order alone, so that it holds for every distribution. Each sample is below the median with
-/// a probability of one half. So the interval leaves out, at each end, as many samples as there may
-/// be heads in `n` throws of a coin with a probability of 2.5 % at most. Returns `None` for fewer
-/// than six samples.
+/// Returns the 95 % confidence interval of the median of the samples' distribution; `None` for
+/// fewer than six samples. It depends only on the samples' order, so it holds for every
+/// distribution. Each sample is below the median with a probability of one half, so the number of
+/// samples below it has a binomial distribution. At each end, the interval leaves out the largest
+/// number of samples that this number does not exceed with a probability of at most 2.5 %.
 pub fn median_interval(samples: &[f64]) -> Option<(f64, f64)> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -69,7 +69,7 @@ pub fn median_interval(samples: &[f64]) -> Option<(f64, f64)> {
     Some((sorted[first], sorted[sorted.len() - 1 - first]))
 }
 
-/// Returns half of that interval as a part of the median.
+/// Returns half of [`median_interval`] as a part of the median.
 pub fn median_precision(samples: &[f64]) -> Option<f64> {
     let (low, high) = median_interval(samples)?;
     match median(samples)? {

@@ -6,7 +6,7 @@ pub const NOTHING: &str = "–";
 /// A table, independent of how it is printed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// Its title.
+    /// Title of the table.
     pub title: String,
     /// The parameters that all rows have in common.
     pub common: String,

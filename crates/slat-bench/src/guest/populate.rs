@@ -28,7 +28,7 @@ const WAYS: [&str; 3] = ["lock-free", "shared", "exclusive"];
 
 /// The most huge blocks that are touched: each takes only one page of memory, but many addresses.
 const MOST: u64 = 16384;
-/// The same for blocks of at least `HUGE`.
+/// The most huge blocks of at least `HUGE` that are touched.
 const MOST_HUGE: u64 = 512;
 const HUGE: u64 = 512 << 20;
 

@@ -64,7 +64,7 @@ const CHARTS: [Panel; 5] = [
     ),
 ];
 
-/// How a sample's value is shown.
+/// The form in which a sample's value is shown.
 #[derive(Clone, Copy)]
 enum By {
     Second,

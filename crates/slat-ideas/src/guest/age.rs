@@ -28,7 +28,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// How memory is scanned.
+/// A way to scan memory.
 #[derive(Clone, Copy)]
 struct Way {
     name: &'static str,

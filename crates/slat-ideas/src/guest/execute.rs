@@ -24,8 +24,8 @@ use slat_sim::arch::Arch;
 use std::hint::black_box;
 use std::time::Duration;
 
-/// What happens to a huge page, by name. `zap` is the baseline; in `allowed` nothing has to be
-/// done.
+/// Policies for a huge page that the guest executes from, by name. `zap` is the baseline; `allowed`
+/// has nothing to do.
 const WAYS: [(&str, ExecuteHuge); 4] = [
     ("zap", ExecuteHuge::Zap),
     ("split", ExecuteHuge::Split),

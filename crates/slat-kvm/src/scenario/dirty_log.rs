@@ -93,7 +93,7 @@ pub struct Report {
     /// Number of pages whose stamp was checked in the host's memory at the end, which is all of
     /// them.
     pub stamps_checked: u64,
-    /// How often a vCPU stopped because its ring was full.
+    /// Number of times that a vCPU stopped because its ring was full.
     pub full_rings: u64,
 }
 

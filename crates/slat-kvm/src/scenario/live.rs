@@ -32,7 +32,7 @@ pub struct Config {
     pub shape: Shape,
     /// The work of its vCPUs, repeated without end.
     pub work: Work,
-    /// How long the vCPUs run with logging off, and then how long with logging on.
+    /// Time that the vCPUs run with logging off, and then again with logging on.
     pub duration: Duration,
     /// Time from one fetch of the log to the next.
     pub interval: Duration,
@@ -119,7 +119,7 @@ pub struct Report {
     pub clear: CallTimes,
     /// The result of checking the logs.
     pub verified: Verified,
-    /// How often a vCPU stopped because its ring was full.
+    /// Number of times that a vCPU stopped because its ring was full.
     pub full_rings: u64,
 }
 

@@ -25,7 +25,7 @@ use crate::{Error, HostKvm};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the vCPUs run undisturbed.
+/// Time that the vCPUs run undisturbed.
 const BASELINE: Duration = Duration::from_millis(500);
 
 /// Configuration of a run.
@@ -38,7 +38,7 @@ pub struct Config {
     /// Size of the memslot in bytes. It maps the first pages of the guest's memory at other
     /// addresses.
     pub slot: u64,
-    /// How often the memslot is added, moved and deleted.
+    /// Number of times that the memslot is added, moved and deleted.
     pub iterations: u32,
     /// Time from the end of each change to the start of the next.
     pub delay: Duration,

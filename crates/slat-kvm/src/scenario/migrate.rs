@@ -37,7 +37,7 @@ pub struct Config {
     pub max_downtime: Duration,
     /// Number of rounds after which the vCPUs are stopped in any case.
     pub max_rounds: u32,
-    /// How long the vCPUs run before the migration, to measure their pace.
+    /// Time that the vCPUs run before the migration, to measure their pace.
     pub baseline: Duration,
     /// Pages per `KVM_CLEAR_DIRTY_LOG`, a multiple of 64; `None` for a whole memslot.
     pub clear_chunk: Option<u64>,
@@ -118,7 +118,7 @@ pub struct Report {
     pub verified: Verified,
     /// Number of pages that were compared with their copy, which is all of them.
     pub compared: u64,
-    /// How often a vCPU stopped because its ring was full.
+    /// Number of times that a vCPU stopped because its ring was full.
     pub full_rings: u64,
 }
 

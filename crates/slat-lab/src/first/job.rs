@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Where the first process reads its job.
+/// Path of the file from which the first process reads its job.
 pub const PATH: &str = "/job.json";
 
 /// The job of the first process.
@@ -25,9 +25,9 @@ pub struct Job {
 /// A test program, of which the output and the exit code are returned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Test {
-    /// Its file.
+    /// Path of the program.
     pub path: String,
-    /// Its arguments.
+    /// Arguments of the program.
     pub arguments: Vec<String>,
     /// Time limit, in seconds.
     pub seconds: u32,
@@ -36,37 +36,37 @@ pub struct Test {
 /// The result of a test program.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tested {
-    /// Its exit code; `None` if a signal or the time limit ended it.
+    /// Exit code; `None` if a signal or the time limit ended the test.
     pub exit_code: Option<i32>,
-    /// Whether the time limit ended it.
+    /// Whether the time limit ended the test.
     pub timed_out: bool,
-    /// How long it took, in seconds.
+    /// Duration, in seconds.
     pub seconds: f64,
-    /// The end of its output.
+    /// The end of the output.
     pub output: String,
 }
 
 /// A module to load.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadModule {
-    /// Its name, with `_`.
+    /// Name of the module, with `_`.
     pub name: String,
-    /// Its file.
+    /// Path of the module.
     pub path: String,
-    /// Its parameters, as names and values.
+    /// Names and values of its parameters.
     pub params: Vec<(String, String)>,
 }
 
 /// The answer of the first process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Why the command could not be run, if it could not.
+    /// The reason why the command could not be run, if it could not.
     pub error: Option<String>,
     /// The exit code of the command; `None` if a signal ended it.
     pub exit_code: Option<i32>,
-    /// Its output on stderr.
+    /// The command's output on stderr.
     pub stderr: String,
-    /// Its results.json.
+    /// The command's results.json.
     pub report: Option<String>,
     /// The result of each test.
     #[serde(default)]

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
     program: &'static Program,
-    /// Its number, from 1 in the order of the plan.
+    /// Number of the cell, from 1 in the order of the plan.
     pub number: usize,
-    /// The number of its repeat, from 1.
+    /// Number of its repeat, from 1.
     pub repeat: u32,
     /// The words of the command line, without the program.
     pub words: Vec<String>,

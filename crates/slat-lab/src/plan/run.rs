@@ -38,13 +38,13 @@ pub enum State {
 /// A cell, and its state after the run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// Its number.
+    /// Number of the cell.
     pub cell: usize,
-    /// The number of its repeat.
+    /// Number of its repeat.
     pub repeat: u32,
-    /// Its command line.
+    /// Command line of the cell.
     pub command: String,
-    /// Its state.
+    /// State of the cell.
     #[serde(flatten)]
     pub state: State,
 }

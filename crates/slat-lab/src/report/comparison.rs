@@ -13,9 +13,9 @@ const DOZEN: usize = 12;
 /// The rows to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
-    /// Those that differ, and others up to a dozen.
+    /// Rows that differ, and others up to a dozen.
     Dozen,
-    /// Those that differ.
+    /// Rows that differ.
     Differing,
     /// All rows.
     All,

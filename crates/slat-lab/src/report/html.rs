@@ -205,7 +205,7 @@ fn table_section(table: &Table) -> Section {
     Section { title: table.title.clone(), content }
 }
 
-/// How to read charts of samples.
+/// Explanation of charts of samples.
 const DOTS: &str = "Each dot is one sample. Bars behind dots reach from the lower to the upper \
                     quartile, with a mark at the median. Where values spread far, the scale is \
                     logarithmic.";
