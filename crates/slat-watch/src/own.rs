@@ -90,7 +90,7 @@ impl Vcpu {
         Ok(true)
     }
 
-    /// Returns the account since its begin. It reads the counters first.
+    /// Returns the account since its start. It reads the counters first.
     ///
     /// # Errors
     /// [`Error::Os`] if the counters cannot be read.

@@ -31,7 +31,7 @@ pub enum Which {
 /// The values between two moments.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sample {
-    /// Seconds from the begin of the watch to the end of the sample.
+    /// Seconds from the start of the watch to the end of the sample.
     pub at: f64,
     /// Length of the sample, in seconds.
     pub seconds: f64,
@@ -41,10 +41,10 @@ pub struct Sample {
     pub vcpus: Vec<Values>,
 }
 
-/// Most samples that are kept of a guest. Beyond it, each two neighbours are merged into one.
+/// Most samples that are kept of a guest. With one more, all samples are merged in pairs.
 const MOST_SAMPLES: usize = 2048;
 
-/// Merges each two samples. The last one stays as it is if their number is odd.
+/// Merges the samples in pairs. The last one stays as it is if their number is odd.
 fn halve(samples: &mut Vec<Sample>) {
     let both = |pair: &[Sample]| {
         let [one, next] = pair else { return pair[0].clone() };
@@ -103,7 +103,7 @@ pub struct GuestTotal {
     pub name: String,
     /// Number of VMs of the process.
     pub vms: usize,
-    /// Seconds from the begin of the watch until the guest was found.
+    /// Seconds from the start of the watch until the guest was found.
     pub found_at: f64,
     /// Time that the guest was watched, in seconds.
     pub seconds: f64,
@@ -449,7 +449,7 @@ impl<'f> Watch<'f> {
         let share = self.share();
         let mut guest = Guest::attach(&self.files, &self.debugfs, found);
         let (mut first, knowledge) = guest.read(&self.files, &self.traced, share);
-        // Tracepoints count from the begin of the watch.
+        // Tracepoints count from the start of the watch.
         std::iter::once(&mut first.guest).chain(&mut first.vcpus).for_each(|values| {
             values
                 .iter_mut()
