@@ -36,11 +36,11 @@ pub(crate) const UNMAP: &str = "kvm_unmap_hva_range";
 pub(crate) const AGE: &str = "kvm_age_hva";
 const TEST_AGE: &str = "kvm_test_age_hva";
 
-/// The means by which KVM's tracepoints are heard.
+/// The means by which KVM's tracepoints are received.
 #[derive(Debug)]
 pub struct Events {
     how: How,
-    /// Why an event is not heard, by event.
+    /// Why an event is not received, by event.
     why: BTreeMap<&'static str, String>,
 }
 
@@ -101,7 +101,7 @@ impl Place {
     }
 }
 
-/// Everything that was heard since the events were opened.
+/// The accounts of all events that were received since they were opened.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Heard {
     pub threads: BTreeMap<(i32, i32), Thread>,
@@ -155,13 +155,13 @@ impl Events {
         Self { how: How::Nothing, why: all(why) }
     }
 
-    /// Events that count as heard: none has a reason why not.
+    /// Events that count as received: none has a reason why not.
     #[cfg(test)]
     pub(crate) fn heard_in_a_test() -> Self {
         Self { how: How::Nothing, why: BTreeMap::new() }
     }
 
-    /// Returns the means by which events are heard, in words.
+    /// Returns the means by which events are received, in words.
     pub fn how(&self) -> String {
         match &self.how {
             How::Programs(_) => Source::Tracepoints.to_string(),
@@ -178,7 +178,7 @@ impl Events {
         }
     }
 
-    /// Returns the reason why an event is not heard, if it is not.
+    /// Returns the reason why an event is not received, if it is not.
     pub(crate) fn why(&self, event: &str) -> Option<&str> {
         self.why.get(event).map(String::as_str)
     }
@@ -201,7 +201,7 @@ impl Events {
         }
     }
 
-    /// Returns what was heard up to now.
+    /// Returns the accounts up to now.
     pub(crate) fn hear(&mut self) -> Heard {
         match &self.how {
             How::Programs(programs) => programs.hear(),

@@ -30,7 +30,7 @@ pub(crate) struct Traced {
     names: BTreeMap<i32, String>,
     /// Notifications of each guest, summed over places.
     noticed: BTreeMap<i32, Noticed>,
-    /// Whether an exit of any guest was heard.
+    /// Whether an exit of any guest was received.
     fires: bool,
     look_again: Instant,
 }
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(told(&traced, Some(&[20])).values[&Metric::UserExits], 3);
         assert!(told(&traced, None).unknown[&Metric::FaultNs].contains("has not fired"));
         assert_eq!((traced.thread(10, 1), traced.thread(10, 0)), (Some(21), None));
-        // Once an exit of any guest is heard, a guest without exits has zero.
+        // Once an exit of any guest is received, a guest without exits has zero.
         traced.heard.threads.get_mut(&(11, 22)).unwrap().stalls = Some(Stalls::new());
         traced.sum();
         assert_eq!(told(&traced, None).values[&Metric::FaultNs], 0);

@@ -249,7 +249,7 @@ impl<'f> Watch<'f> {
         &self.debugfs
     }
 
-    /// Returns the means by which KVM's tracepoints are heard.
+    /// Returns the means by which KVM's tracepoints are received.
     pub fn events(&self) -> &Events {
         self.traced.events()
     }

@@ -47,7 +47,7 @@ pub struct Report<'a> {
     pub hidden: usize,
     /// How debugfs is read, or why it is not.
     pub debugfs: String,
-    /// How KVM's tracepoints are heard, or why they are not.
+    /// How KVM's tracepoints are received, or why they are not.
     pub events: String,
     /// Number of events of tracepoints that are not in the accounts.
     pub lost_events: u64,

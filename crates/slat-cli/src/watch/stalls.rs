@@ -17,7 +17,7 @@ pub fn reason(why: Why) -> &'static str {
     }
 }
 
-/// Makes a table of all guests whose exits were heard; `None` if there are none.
+/// Makes a table of all guests whose exits were received; `None` if there are none.
 pub fn table(guests: &[&GuestTotal]) -> Option<Table> {
     let mut rows = Vec::new();
     for guest in guests {
