@@ -91,6 +91,7 @@ impl<'p, F: Format, H: Host> core::ops::Deref for Owned<'p, F, H> {
 
 impl<F: Format, H: Host> Drop for Owned<'_, F, H> {
     fn drop(&mut self) {
+        // SAFETY:
         // 1. `take`: this is the only call, and `self.0` is not used after `drop`.
         // 2. `deactivate`: nothing in this crate loads a root. A caller that loads one promises at
         //    `Vcpu::root`, or `Guest::tables`, that no CPU has it loaded when the guest is dropped,
@@ -262,7 +263,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// ([`Vcpu::root`](crate::Vcpu::root)).
     pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
         for view in &self.views {
-            // The caller promises this for each of the guest's roots.
+            // SAFETY: the caller promises this for each of the guest's roots.
             unsafe { view.tables.renew(vmid) };
         }
         // SAFETY: as above.

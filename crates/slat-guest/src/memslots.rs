@@ -180,8 +180,8 @@ pub(crate) struct Memslots {
     current: AtomicU64,
 }
 
-// Only `view` and `replace` access `lists`. Their contracts keep a reader and a writer of one list
-// apart.
+// SAFETY: only `view` and `replace` access `lists`. Their contracts keep a reader and a writer of
+// one list apart.
 unsafe impl Sync for Memslots {}
 
 impl Memslots {
@@ -203,9 +203,9 @@ impl Memslots {
         // memslot that the fault saw.
         crate::sync::agreed();
         let now = self.current.load(Ordering::Acquire) as usize;
-        // `replace` writes only the list that is not current, and the change after the next is the
-        // first that writes this one. Before that, a change waits until a caller of kind 1 has left
-        // the tables; a caller of kind 2 holds the lock that changes need.
+        // SAFETY: `replace` writes only the list that is not current, and the change after the next
+        // is the first that writes this one. Before that, a change waits until a caller of kind 1
+        // has left the tables; a caller of kind 2 holds the lock that changes need.
         unsafe { &*self.lists[now].get() }
     }
 
@@ -218,8 +218,8 @@ impl Memslots {
     ///    have left.
     pub unsafe fn replace(&self, view: View) {
         let other = 1 - self.current.load(Ordering::Relaxed) as usize;
-        // No thread reads the list that is not current. By 3 the change that made it so has waited
-        // for its readers; by 1 no other change runs; by 2 the caller does not read it.
+        // SAFETY: no thread reads the list that is not current. By 3 the change that made it so has
+        // waited for its readers; by 1 no other change runs; by 2 the caller does not read it.
         unsafe { *self.lists[other].get() = view };
         self.current.store(other as u64, Ordering::Release);
     }

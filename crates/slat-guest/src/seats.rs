@@ -73,7 +73,7 @@ impl<M, const SEATS: usize> fmt::Debug for OwnSeats<M, SEATS> {
     }
 }
 
-// By the numbers of `Platform`'s contract.
+// SAFETY: by the numbers of `Platform`'s contract.
 // - 1, 2, 3, 5, 6: the machine meets them, and it is the same machine at every call, because
 //   `Leads` is sealed: a frame of one is a frame of the other.
 // - 4: `grace` is a field, and `break_before_make` is the machine's. Tables that the guest unlinks
@@ -87,7 +87,7 @@ unsafe impl<M: sealed::Leads, const SEATS: usize> Platform for OwnSeats<M, SEATS
 
     #[inline]
     unsafe fn free(&self, frame: Frame, bytes: usize) {
-        // The caller promises it for `allocate`, which is the machine's.
+        // SAFETY: the caller promises it for `allocate`, which is the machine's.
         unsafe { self.machine().free(frame, bytes) }
     }
 

@@ -138,6 +138,7 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
         backing: B,
         config: Config,
     ) -> Result<Self, GuestError> {
+        // SAFETY:
         // 1. The machine lies in the `Arc`, which neither moves it nor gives exclusive access to
         //    it.
         // 2. It is dropped after `guest`, the only holder of this reference, by point 3 of this
@@ -163,7 +164,7 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
     /// [`NoSeat`] if all seats among the threads that walk the host's tables are taken.
     pub fn worker(&self) -> Result<SharedWorker<F, H, B>, NoSeat> {
         let room = Room::new();
-        // The result holds what the part borrows, and drops the part first.
+        // SAFETY: the result holds what the part borrows, and drops the part first.
         let part = unsafe { Worker::new(self.forever(), room.forever()) }?;
         Ok(SharedWorker { part, _room: room, guest: self.clone() })
     }
@@ -183,8 +184,8 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
     /// 1. The caller does not use the reference after the last handle is dropped.
     /// 2. The reference leaves this file only with another lifetime.
     unsafe fn forever(&self) -> &'static Guest<'static, F, H, B> {
-        // The guest lies in the `Arc`, which only gives shared access to it. The caller promises
-        // the rest.
+        // SAFETY: the guest lies in the `Arc`, which only gives shared access to it. The caller
+        // promises the rest.
         unsafe { &*core::ptr::from_ref(&self.0.guest) }
     }
 }
@@ -193,9 +194,9 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
 /// it accesses it. (Moving a `Box` would assert that no other reference to its content exists.)
 struct Room(NonNull<TableRoom>);
 
-// It owns what it points to, as a `Box` does, and a `TableRoom` may be sent.
+// SAFETY: it owns what it points to, as a `Box` does, and a `TableRoom` may be sent.
 unsafe impl Send for Room where TableRoom: Send {}
-// A shared reference gives no safe access to the content.
+// SAFETY: a shared reference gives no safe access to the content.
 unsafe impl Sync for Room {}
 
 impl Room {
@@ -207,16 +208,16 @@ impl Room {
     /// 1. The caller calls it once.
     /// 2. The caller does not use the reference after `self` is dropped.
     unsafe fn forever(&self) -> &'static mut [Option<Frame>] {
-        // It points to the content of a leaked box. By 1 there is no other reference to it, and by
-        // 2 it exists for as long as the reference is used.
+        // SAFETY: it points to the content of a leaked box. By 1 there is no other reference to it,
+        // and by 2 it exists for as long as the reference is used.
         unsafe { &mut *self.0.as_ptr() }
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        // `new` leaked the box, and only this frees it. By 2 of `forever` the reference is no
-        // longer used.
+        // SAFETY: `new` leaked the box, and only this frees it. By 2 of `forever` the reference is
+        // no longer used.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -239,9 +240,9 @@ macro_rules! part {
                 work: impl for<'a> FnOnce(&mut $part<'a, F, H, B>) -> R,
             ) -> R {
                 let part = (&raw mut self.part).cast::<$part<'_, F, H, B>>();
-                // The two types differ in a lifetime only, and the field is exclusively borrowed.
-                // By point 2 of this file's invariant `work` can put nothing into it that borrows
-                // for less, and keeps nothing of it.
+                // SAFETY: the two types differ in a lifetime only, and the field is exclusively
+                // borrowed. By point 2 of this file's invariant `work` can put nothing into it that
+                // borrows for less, and keeps nothing of it.
                 work(unsafe { &mut *part })
             }
 

@@ -70,7 +70,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     pub fn set_execute_huge(&mut self, to: ExecuteHuge) -> Result<u64, MemslotError> {
         let guest = self.guest;
         let mut turn = guest.change_turn();
-        // The lock is held, and `view` is a copy.
+        // SAFETY: the lock is held, and `view` is a copy.
         let mut view = unsafe { guest.slots.view() }.clone();
         if view.execute_huge == to {
             return Ok(0);

@@ -101,6 +101,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         work: impl FnOnce(&View, &mut Inside<'_, 'w, F, H, B>) -> R,
     ) -> R {
         let guest = self.guest;
+        // SAFETY:
         // 1. The thread is inside tables of the guest's platform until `work` returns.
         // 2. `work` cannot keep the view.
         // 3. Nothing in this crate refreshes or replaces a guard.

@@ -107,7 +107,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for tables in guest.spaces() {
             self.inside(tables, |inside| {
                 let mut cleared = Cleared::default();
-                // Rings need [`Logging::Protect`], so no dirty mark is cleared.
+                // Rings need `Logging::Protect`, so no dirty mark is cleared.
                 let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
                 let mut clear = Clear { cleared: &mut cleared, kept: None, split };
                 let result = inside.clear(&mut clear, start, &[bits]).map_err(|(_, error)| error);

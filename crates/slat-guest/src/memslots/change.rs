@@ -96,7 +96,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             self.work_on(turn, at, u64::MAX);
         }
         let bits = guest.tables.geometry().address_bits;
-        // The lock is held, and `now` is not used after the first `replace`.
+        // SAFETY: the lock is held, and `now` is not used after the first `replace`.
         let now = unsafe { guest.slots.view() };
         let plan = now.plan(&spec, guest.page(), bits)?;
         if let Some(other) = turn.iter().find(|unfinished| unfinished.takes(&spec)) {
@@ -257,7 +257,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     /// Removes an empty memslot from the list, or replaces it by `instead`.
     fn take_out(&mut self, id: MemslotId, instead: Option<Memslot>) {
-        // The lock is held, and `view` is a copy.
+        // SAFETY: the lock is held, and `view` is a copy.
         let mut view = unsafe { self.guest.slots.view() }.clone();
         let before = view.named(id).expect("it stays until it is empty").clone();
         view.remove(id);
@@ -334,6 +334,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     /// Makes `view` current, and waits for faults that saw the previous one.
     pub(crate) fn replace(&mut self, view: View) {
+        // SAFETY:
         // 1. The callers hold the lock.
         // 2. `view` is owned, and no caller uses a reference from before.
         // 3. This waits for the faults, and the callers release the lock after it returns.
