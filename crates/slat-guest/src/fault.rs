@@ -435,7 +435,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         let (spec, kind) = (&fault.slot.spec, fault.kind);
         let tells = self.tells_devices();
         // A private block may be split only with the machine's consent, for which a fetch does not
-        // ask. So if fetches split blocks, private memory is mapped in pages.
+        // ask. So if fetches split when the guest begins, private memory is mapped in pages.
         let huge =
             kind == MemoryKind::Shared || self.guest.config.execute_huge == ExecuteHuge::Allowed;
         let mut largest = match fault.logs_pages() || fault.own_view || !huge {
