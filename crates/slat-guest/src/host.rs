@@ -11,8 +11,8 @@ pub trait Host: Platform {
     /// [`Stats`](crate::Stats).
     fn now(&self) -> u64;
 
-    /// Makes all CPUs discard the instructions that they have cached (Arm without CTR_EL0.DIC: `ic
-    /// ialluis`, `dsb ish`, `isb`; x86: nothing), for a vCPU that is reset.
+    /// Makes all CPUs discard the instructions that they have cached, for a vCPU that is reset (Arm
+    /// without CTR_EL0.DIC: `ic ialluis`, `dsb ish`, `isb`; x86: nothing).
     fn forget_instructions(&self) {}
 
     /// Returns the receiver of the guests' events; by default there is none.

@@ -15,8 +15,8 @@ use slat::{Format, PageSize, Sizes};
 /// The number of levels that may have leaves.
 const LEVELS: usize = 3;
 
-/// Leaves mapped minus leaves unmapped, modulo 2^64, by level. Leaves that belong to groups are
-/// also counted apart.
+/// Leaves mapped minus leaves unmapped, modulo 2^64, by level. Leaves that belong to groups are in
+/// `members` only.
 #[derive(Debug, Default)]
 pub(crate) struct SizeCells {
     leaves: [AtomicCount; LEVELS],

@@ -2,8 +2,8 @@
 //! the harvester.
 //!
 //! # Protocol
-//! The states of an entry are empty, dirty, harvested, and empty again, as in Linux's `struct
-//! kvm_dirty_gfn`.
+//! The states of an entry are empty, dirty, harvested, and empty again, as with Linux's
+//! `struct kvm_dirty_gfn`.
 //! 1. Only the vCPU fills entries.
 //! 2. The harvester marks entries as harvested, in order.
 //! 3. A reset takes the harvested entries, in order, write-protects their pages, completes the TLB

@@ -87,7 +87,7 @@ unsafe impl<M: sealed::Leads, const SEATS: usize> Platform for OwnSeats<M, SEATS
 
     #[inline]
     unsafe fn free(&self, frame: Frame, bytes: usize) {
-        // SAFETY: the caller promises it for `allocate`, which is the machine's.
+        // SAFETY: the caller promises it; the frame is from `allocate`, which is the machine's.
         unsafe { self.machine().free(frame, bytes) }
     }
 

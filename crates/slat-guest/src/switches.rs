@@ -3,9 +3,9 @@
 //! [`Config`](crate::Config) has the values with which a guest begins. Whether huge pages may be
 //! executed is part of the memslots as faults see them ([`View`](crate::memslots::View)). A thread
 //! that changes it waits, as for a change of memslots, until faults and collapses that saw the old
-//! value have left the tables. From then on no thread makes an executable block, and the changing
-//! thread searches for those that exist. The size of eager splits orders no other access: each log
-//! that begins, and each clear, reads it anew.
+//! value have left the tables. If it takes the right away, no thread makes an executable block from
+//! then on, and the changing thread searches for those that exist. The size of eager splits orders
+//! no other access: each log that begins, and each clear, reads it anew.
 //!
 //! There is no switch for lock-free ageing: there is no lock to go back to. The only cost that a
 //! switch could save, looking again at a page whose entry another thread holds, is bounded and

@@ -16,7 +16,7 @@ pub const BASE: u64 = 1 << 30;
 pub type TestGuest<'m> = Guest<'m, Arm64K4, Machine, Ram<'m>>;
 pub type TestWorker<'w, 'm> = Worker<'w, Arm64K4, Machine, Ram<'m>>;
 
-/// Who maintains lines that were written past the caches.
+/// The side that maintains lines that were written past the caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Manners {
     /// The guest maintains each line by its address, as a machine without a hypervisor requires.
