@@ -67,8 +67,8 @@ impl Bits {
 }
 
 /// Calls `word` with each word of a memslot's bits, and the bits in it, for the `bytes` from `gpa`
-/// on. Pages that the memslot does not have are left out here, so that no caller makes an index from
-/// an unchecked range.
+/// on. Pages that the memslot does not have are left out here, so that no caller makes an index
+/// from an unchecked range.
 pub(crate) fn each_word<F: Format>(
     slot: &MemslotSpec,
     gpa: u64,

@@ -2,10 +2,10 @@
 //!
 //! Each memslot has its own place in the host, its own log and rights. If a leaf were in two
 //! memslots, a write through it would be logged in only one of them. *Invariant*: code that maps,
-//! folds or collapses calls [`MemslotSpec::fits`](crate::MemslotSpec::fits), or works on a memslot's
-//! part of a range, at leaf sizes that have the same alignment in the host as in the guest. Faults
-//! do so by `fitting`; everything else does so in [`Worker::collapse_if`], the only place that
-//! collapses tables.
+//! folds or collapses calls [`MemslotSpec::fits`](crate::MemslotSpec::fits), or works on a
+//! memslot's part of a range, at leaf sizes that have the same alignment in the host as in the
+//! guest. Faults do so by `fitting`; everything else does so in [`Worker::collapse_if`], the only
+//! place that collapses tables.
 //!
 //! A caller of [`Guest::tables`](crate::Guest::tables) can still make such a block. A log that
 //! finds one splits it ([`Worker::cut_ends`]), and marks its own part of it.
