@@ -8,7 +8,7 @@ use std::error::Error;
 use std::ptr::NonNull;
 use std::time::Instant;
 
-/// Table pages from the allocator; a frame's address is that of its memory.
+/// Table pages come from the allocator; a frame's address is the address of its memory.
 struct Machine {
     grace: Grace<[Seat; 4]>,
     start: Instant,
@@ -18,15 +18,16 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, bytes).expect("the engine asks for powers of two")
 }
 
-// SAFETY: `allocate` returns memory of that size and alignment that is nobody else's, and whose
-// address is the frame's; it stays until `free`. No CPU loads these tables. `grace` is a field.
+// SAFETY: by the numbers of `Platform`'s contract. 1, 2: `allocate` returns memory of that size and
+// alignment that no other code uses, whose address is the frame's, and which stays until `free`. 3:
+// no CPU loads these tables. 4: `grace` is a field.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
-        // SAFETY: the layout has a size that is not zero; the memory is the frame's alone.
+        // SAFETY: the size of the layout is not zero; the memory is the frame's alone.
         unsafe { Frame::from_hpa(Hpa(alloc_zeroed(layout(bytes)) as u64)) }
     }
     unsafe fn free(&self, frame: Frame, bytes: usize) {
-        // SAFETY: the frame came from `allocate` with these bytes.
+        // SAFETY: the frame came from `allocate` with this size.
         unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
     }
     fn slots(&self, table: Hpa) -> NonNull<Slot> {
@@ -50,7 +51,7 @@ impl Host for Machine {
     }
 }
 
-/// Memory in one piece: what the VMM has at 0 is at 8 GiB of the machine.
+/// Contiguous memory: address 0 of the VMM is at 8 GiB of the machine.
 struct OnePiece;
 
 impl Backing for OnePiece {

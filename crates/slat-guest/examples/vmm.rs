@@ -1,5 +1,5 @@
-//! A small VMM: guests come and go while others run. Each has threads of its own, for its vCPUs and
-//! for the work beside them, which own their part and end when they like.
+//! A small VMM: guests come and go while others run. Each guest has threads of its own, for its
+//! vCPUs and for the other work; each thread owns its part, and ends when it wants to.
 
 use slat::format::ept::Ept1G;
 use slat::*;
@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{JoinHandle, spawn};
 use std::time::Instant;
 
-/// Threads that may work on guests at a time.
+/// The number of threads that may work on guests at one time.
 const SEATS: usize = 64;
 const RAM: u64 = 64 << 20;
 
-/// The machine that all guests share: table pages from the allocator.
+/// The machine that all guests share. Table pages come from the allocator.
 struct Machine {
     grace: Grace<[Seat; SEATS]>,
     frames: AtomicU64,
@@ -27,24 +27,25 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, bytes).expect("the engine asks for powers of two")
 }
 
-// SAFETY: `allocate` returns memory of that size and alignment that is nobody else's, and whose
-// address is the frame's; it stays until `free`. No CPU loads these tables. `grace` is a field.
+// SAFETY: by the numbers of `Platform`'s contract. 1, 2: `allocate` returns memory of that size and
+// alignment that no other code uses, whose address is the frame's, and which stays until `free`. 3:
+// no CPU loads these tables. 4: `grace` is a field.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         self.frames.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the layout has a size that is not zero; the memory is the frame's alone.
+        // SAFETY: the size of the layout is not zero; the memory is the frame's alone.
         unsafe { Frame::from_hpa(Hpa(alloc_zeroed(layout(bytes)) as u64)) }
     }
     unsafe fn free(&self, frame: Frame, bytes: usize) {
         self.frames.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: the frame came from `allocate` with these bytes.
+        // SAFETY: the frame came from `allocate` with this size.
         unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
     }
     fn slots(&self, table: Hpa) -> NonNull<Slot> {
         NonNull::new(table.0 as *mut Slot).expect("a frame is not at address 0")
     }
     fn publish(&self) {}
-    // Here a VMM has the CPUs that run the guest execute INVEPT, and waits for them.
+    // A real VMM makes the CPUs that run the guest execute INVEPT here, and waits for them.
     fn invalidate(&self, _: &slat::Invalidation) {}
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::Never
@@ -63,7 +64,7 @@ impl Host for Machine {
     }
 }
 
-/// Each guest's memory is in one piece of the machine's.
+/// Each guest's memory is contiguous in the machine's.
 struct OnePiece(Hpa);
 
 impl Backing for OnePiece {
@@ -75,7 +76,7 @@ impl Backing for OnePiece {
 
 type Guest = SharedGuest<Ept1G, Machine, OnePiece>;
 
-/// What the VMM keeps of a guest: the threads have the rest.
+/// The VMM's part of a guest: the threads have the rest.
 struct Vm {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<u64>>,
@@ -96,7 +97,7 @@ impl Vm {
             let (mut vcpu, stop) = (guest.vcpu(id)?, Arc::clone(&stop));
             threads.push(spawn(move || {
                 let mut faults = 0;
-                // Here a VMM enters the guest; this one makes up what its exits say.
+                // A real VMM enters the guest here; this one makes up the guest's exits.
                 while !stop.load(Ordering::Relaxed) && faults < 100_000 {
                     let gpa = Gpa(faults * 0x3_7000 % RAM);
                     vcpu.with(|vcpu| vcpu.fault(gpa, Access::Write));
@@ -107,7 +108,7 @@ impl Vm {
         }
         let ends = Arc::clone(&stop);
         threads.push(spawn(move || {
-            // The host takes memory back, and a migration's log begins and ends.
+            // The host invalidates memory, and the log of a migration begins and ends.
             let mut taken = 0;
             while !ends.load(Ordering::Relaxed) {
                 for log_dirty in [true, false] {
@@ -119,7 +120,7 @@ impl Vm {
             }
             taken
         }));
-        // `guest` goes here: the threads hold it.
+        // This drops `guest`; the threads keep it alive.
         Ok(Self { stop, threads })
     }
 

@@ -1,4 +1,4 @@
-//! Ageing: finding out which pages were used, by guest or host addresses, without a lock.
+//! Ageing: which pages were used, by guest or host addresses, without a lock.
 
 use crate::backing::{Backing, HvaRange};
 use crate::bits::each_word;
@@ -18,7 +18,7 @@ use slat::{Aged, Ageing, Ages, ChangeError, Format, Gpa, GpaRange, Guard, Halted
 pub enum AgeError {
     /// The tables refuse the range or a bitmap, or do not record use.
     Refused(ChangeError),
-    /// The host range does not begin and end at pages.
+    /// The host range does not begin and end at page boundaries.
     Unaligned,
 }
 
@@ -35,16 +35,17 @@ impl fmt::Display for AgeError {
 
 impl core::error::Error for AgeError {}
 
-/// The number of times that the slow path asks again.
+/// The number of times that the slow path looks again.
 const SLOW_TRIES: u32 = 100;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Finds out which pages of `range` are young, and, if asked, makes them old: bit 0 of `young`
-    /// is the first page. `selected` names the pages to ask about; `None` means all.
+    /// Finds out which pages of `range` are young (used since they were last aged) and, if `how`
+    /// says so, makes them old. Bit 0 of `young` is the first page. `selected` has the pages to
+    /// age; `None` means all.
     ///
-    /// Lock-free. A page whose entry another thread was changing is asked about again, a bounded
-    /// number of times: this is the slow path, and is counted. Pages without an answer even then
-    /// are counted in the result, and are in no bitmap.
+    /// It takes no lock. If another thread is changing a page's entry, ageing looks at the page
+    /// again, a bounded number of times: this is the slow path, and is counted. Pages that have no
+    /// answer even then are counted in the result, and their bits are not set.
     ///
     /// # Errors
     /// [`AgeError::Refused`]: nothing was done.
@@ -58,8 +59,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.age_if(range, selected, young, how, |_| true)
     }
 
-    /// [`Worker::age`], if `wanted` accepts the memslots as they are when it looks; else the pages
-    /// have no answer.
+    /// As [`Worker::age`], if `wanted` accepts the memslots at the time of the look; otherwise the
+    /// pages have no answer.
     fn age_if(
         &mut self,
         range: GpaRange,
@@ -98,9 +99,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(aged)
     }
 
-    /// [`Worker::age`] of the memory at `host`: bit 0 of `young` is its first page. Pages that no
-    /// memslot has are old; a page that several memslots have is young if it is young in one of
-    /// them. If a memslot has gone, or moved, by the time it is looked at, its pages have no
+    /// As [`Worker::age`], for the memory at `host`: bit 0 of `young` is its first page. Pages that
+    /// are in no memslot are old; a page that is in several memslots is young if it is young in one
+    /// of them. If a memslot is deleted, or moved, before ageing looks at it, its pages have no
     /// answer.
     ///
     /// # Errors
@@ -142,12 +143,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(aged)
     }
 
-    /// Ages all pages of `range`, in all tables that may have leaves, and in the marks that are
-    /// kept.
+    /// Ages all pages of `range`, in all tables that may have leaves, and in the kept marks.
     ///
-    /// A page was used if a leaf says so, or if the memslot's bits do
-    /// ([`Kept`](crate::bits::Kept)). A block that the range cuts through is aged as a whole: if it
-    /// is made old, its pages that were not asked about are kept as used.
+    /// A page was used if a leaf is marked so, or if the memslot's bits are
+    /// ([`Kept`](crate::bits::Kept)). A block that crosses an end of the range is aged as a whole:
+    /// if it is made old, its pages outside the range are kept as used.
     fn age_run(
         &mut self,
         range: GpaRange,
@@ -158,7 +158,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ) -> Result<(), AgeError> {
         let guest = self.guest;
         let words = words::<F>(&range);
-        // Pages without an answer: in one of the tables, and in all of them.
+        // Pages without an answer: in one of the tables, and in all of them together.
         let (mut open, mut left) = (vec![0; words], Vec::new());
         for tables in guest.spaces() {
             open.fill(0);
@@ -169,7 +169,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             self.counters.ageing_slow.add(found.unanswered);
             left.resize(words, 0);
-            // Run by run, so that a block is asked about as a whole.
+            // Run by run, so that a block is looked at as a whole.
             for (first, count) in (Pages { start: range.start(), bits: &open }).runs() {
                 let at = Gpa(range.start().0 + ((first as u64) << F::PAGE_SHIFT));
                 let run = GpaRange::new(at, (count as u64) << F::PAGE_SHIFT).expect("not empty");
@@ -189,7 +189,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         match self.kept_in(range, young, how.clear, wanted) {
             Some(found) => aged.young += found,
-            // The memslot went after its leaves were looked at.
+            // The memslot was deleted or moved after its leaves were looked at.
             None => left = ones((range.size() >> F::PAGE_SHIFT) as usize),
         }
         let unanswered = left.iter().zip(young).map(|(left, young)| left & !*young);
@@ -208,8 +208,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ) -> Result<Aged, AgeError> {
         let found = self.with_slots(tables, |view, Inside { guard, .. }| {
             let page = |at: Gpa| ((at.0 - range.start().0) >> F::PAGE_SHIFT) as usize;
-            // The host does not age private pages; the caller left out those that were private when
-            // it looked.
+            // The host does not age private pages. The caller has left out those that were private
+            // when it looked.
             if !wanted(view) || view.has_private::<F>(&range) {
                 let pages = page(range.end());
                 return Ok(Aged { young: 0, unanswered: shift_into(unanswered, &ones(pages), 0) });
@@ -247,8 +247,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         found.map_err(|Halted { why, .. }| AgeError::Refused(why))
     }
 
-    /// Adds pages of `range` that are kept as used, and clears the kept marks if they are to be
-    /// old; returns how many are new, or `None` if the memslots are not `wanted`.
+    /// Adds the pages of `range` that are kept as used, and clears these marks if `clear` is set.
+    /// Returns the number of pages that were not young before, or `None` if the memslots are not
+    /// `wanted`.
     fn kept_in(
         &mut self,
         range: GpaRange,
@@ -281,8 +282,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// Makes the leaves old that the ends of `range` cut through, and keeps that they were used.
-/// Returns the part of the range between them, and the part at either end that has no answer.
+/// Makes the leaves old that cross the ends of `range`, and keeps their use. Returns the part of
+/// the range between these leaves, and the parts at the ends that have no answer.
 #[expect(clippy::type_complexity, reason = "two ranges, which may not be")]
 fn age_ends<F: Format, H: Host>(
     view: &View,
@@ -304,12 +305,12 @@ fn age_ends<F: Format, H: Host>(
             Err(_) => Err(Halted { at, why: ChangeError::Contended }),
         };
         let (leaf, used) = match leaf {
-            // The leaf has become smaller, or has gone: the scan asks what is there.
+            // The leaf has become smaller, or is gone: the scan looks at what is there.
             Ok(None) => continue,
             Ok(Some((leaf, used))) => (leaf, used),
             Err(Halted { why: ChangeError::Contended, .. }) => {
-                // The leaf's size is not known: the page at the end has no answer, and the scan
-                // asks the rest.
+                // The size of the leaf is not known: the page at the end has no answer, and the
+                // scan looks at the rest.
                 let page = if side == 0 { start } else { end - (1 << F::PAGE_SHIFT) };
                 *held = GpaRange::new(Gpa(page), 1 << F::PAGE_SHIFT).ok();
                 match side {
@@ -338,12 +339,12 @@ fn age_ends<F: Format, H: Host>(
     Ok((rest, held))
 }
 
-/// Whether the use of each page of a leaf can be kept: all of it is in memslots.
+/// Returns whether the use of each page of a leaf can be kept: all of the leaf is in memslots.
 fn is_kept(view: &View, leaf: &GpaRange) -> bool {
     view.parts(leaf).map(|(_, part)| part.size()).sum::<u64>() == leaf.size()
 }
 
-/// The pages that are `selected`, or all, without private ones; `None` if no page is private.
+/// Returns the `selected` pages, or all, without private ones; `None` if no page is private.
 fn shared_pages<F: Format>(
     view: &View,
     range: &GpaRange,
@@ -366,12 +367,12 @@ fn shared_pages<F: Format>(
     Some(bits)
 }
 
-/// The number of words of a bitmap of `range`.
+/// Returns the number of words of a bitmap of `range`.
 fn words<F: Format>(range: &GpaRange) -> usize {
     (range.size() >> F::PAGE_SHIFT).div_ceil(64) as usize
 }
 
-/// A bitmap of `bits` bits, all set.
+/// Returns a bitmap of `bits` bits, all set.
 fn ones(bits: usize) -> Vec<u64> {
     let mut all = vec![u64::MAX; bits.div_ceil(64)];
     if !bits.is_multiple_of(64)
@@ -382,7 +383,7 @@ fn ones(bits: usize) -> Vec<u64> {
     all
 }
 
-/// Adds `bits` to `to`, from bit `first` on; returns how many of them were not set.
+/// Sets `bits` in `to`, from bit `first` on; returns the number of bits that were clear before.
 fn shift_into(to: &mut [u64], bits: &[u64], first: usize) -> u64 {
     let (word, shift) = (first / 64, first % 64);
     let mut new = 0;
@@ -401,7 +402,7 @@ fn shift_into(to: &mut [u64], bits: &[u64], first: usize) -> u64 {
     new
 }
 
-/// Copies `pages` bits of `bits`, from bit `first` on.
+/// Returns a copy of `pages` bits of `bits`, from bit `first` on.
 fn cut(bits: &[u64], first: u64, pages: u64) -> Vec<u64> {
     let (word, shift) = ((first / 64) as usize, first % 64);
     let mut part: Vec<u64> = (0..pages.div_ceil(64) as usize)

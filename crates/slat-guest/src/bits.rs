@@ -1,4 +1,4 @@
-//! Bitmaps of a memslot's pages, or tables: marks that no leaf has.
+//! Bitmaps of a memslot's pages, or tables: marks that leaves do not have.
 
 use crate::memslots::spec::MemslotSpec;
 use crate::sync::{AtomicU64, Ordering};
@@ -6,14 +6,14 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use slat::Format;
 
-/// One bit for each page of a memslot: its log, or what is kept about its pages.
+/// One bit for each page of a memslot: its log, or marks kept for its pages.
 #[derive(Debug)]
 pub(crate) struct Bits {
     words: Box<[AtomicU64]>,
 }
 
 impl Bits {
-    /// Makes bits for `pages`, all set or none; `None` if memory is short.
+    /// Makes bits for `pages`, all set or all clear; `None` if memory is short.
     pub fn new(pages: u64, set: bool) -> Option<Self> {
         let len = pages.div_ceil(64) as usize;
         let mut words = Vec::new();
@@ -66,9 +66,9 @@ impl Bits {
     }
 }
 
-/// Calls `word` with the words of a memslot's bits, and the bits in each word, of the pages in
-/// `gpa..gpa + bytes`. It leaves out what the memslot does not have, for every caller: no index
-/// comes from an unchecked range.
+/// Calls `word` with each word of a memslot's bits, and the bits in it, for the `bytes` from `gpa`
+/// on. Pages that the memslot does not have are left out here, so that no caller makes an index
+/// from an unchecked range.
 pub(crate) fn each_word<F: Format>(
     slot: &MemslotSpec,
     gpa: u64,
@@ -90,23 +90,26 @@ pub(crate) fn each_word<F: Format>(
     }
 }
 
-/// Marks of a memslot's pages that one thread has taken from the leaves for one purpose, and that
-/// other purposes still need (ADR 17).
+/// Marks of a memslot's pages that one operation has taken from the leaves, and that other
+/// operations still need (ADR 17).
 ///
-/// *Invariant*: a page that the guest wrote since the host last took it is dirty in its leaf, or in
-/// `written`, or its mark is on the way from one to the other. A thread that moves marks announces
-/// that first ([`Moves::begin`]), then cleans leaves or takes them out, then adds to `written`,
-/// then says that it is done. A thread that takes a page takes its leaf first, then looks for
-/// moves, then at `written` ([`Kept::take`]). If the leaf was clean, or gone, by then, the exchange
-/// that found it so has acquired the one that made it so, and with it the move; and a thread that
-/// finds the move done has acquired what it added.
+/// *Invariant*: if the guest wrote a page since the host last took it, the page is dirty in its
+/// leaf or in `written`, or its mark is being moved from one to the other.
+/// 1. A thread that moves marks announces that ([`Moves::begin`]), then cleans or removes leaves,
+///    then adds to `written`, then ends the announcement.
+/// 2. A thread that takes a page removes its leaf first, then looks for moves, then reads `written`
+///    ([`Kept::take`]).
+///
+/// If the leaf was clean, or gone, by then, the exchange that found it so has acquired the exchange
+/// that made it so, and with it the announcement. A thread that finds the move ended has acquired
+/// the marks that it added.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    /// Pages that were used since they were last made old.
+    /// Pages that were used since they were last aged.
     pub used: Bits,
     /// Pages that were written since the host last took them.
     pub written: Bits,
-    /// Moves of marks from leaves that stay.
+    /// Moves of marks from leaves that stay mapped.
     pub moves: Moves,
 }
 
@@ -116,10 +119,9 @@ impl Kept {
         Some(Self { used, written, moves: Moves::new() })
     }
 
-    /// Takes the marks that are kept of pages which the caller has taken from the guest: the pages
-    /// that were written, or may have been, and those that were used. `mapped`: the pages had
-    /// leaves. Pages that had none can have a mark on its way only from a leaf that went, which
-    /// `leaving` tells.
+    /// Takes the kept marks of pages that the caller has unmapped: the pages that were written, or
+    /// may have been, and those that were used. `mapped`: the pages had leaves. If they had none, a
+    /// mark can only be on its way from a leaf that was removed, and `leaving` has these moves.
     pub fn take(&self, word: usize, mask: u64, mapped: bool, leaving: &Moves) -> (u64, u64) {
         let moving = leaving.any() || mapped && self.moves.any();
         let (written, used) = (self.written.take(word, mask), self.used.take(word, mask));
@@ -127,7 +129,7 @@ impl Kept {
     }
 }
 
-/// The number of threads that are moving marks from leaves to where they are kept.
+/// The number of threads that are moving marks from leaves to `Kept`.
 #[derive(Debug)]
 pub(crate) struct Moves(AtomicU64);
 
@@ -136,7 +138,7 @@ impl Moves {
         Self(AtomicU64::new(0))
     }
 
-    /// Announces a move of marks, which lasts until the result is dropped.
+    /// Announces a move of marks. The move ends when the result is dropped.
     pub fn begin(&self) -> Move<'_> {
         self.0.fetch_add(1, Ordering::AcqRel);
         Move(self)
@@ -155,18 +157,18 @@ impl Drop for Move<'_> {
     }
 }
 
-/// The tables of a memslot that have executable pages, or may have, and would otherwise be blocks
-/// that may not be executed: one bit each, for this period and the last. Fetches have made or found
-/// them, or a log has left them behind.
+/// The tables of a memslot that have executable pages, or may have, and that could otherwise be
+/// blocks without the right to execute: one bit each, for this period and the last. Fetches have
+/// made or found these tables, or a log has left them.
 #[derive(Debug)]
 pub(crate) struct Splits {
-    /// Indexed by the parity of the period.
+    /// The words of each period, indexed by its parity.
     words: [Box<[AtomicU64]>; 2],
     period: AtomicU64,
 }
 
 impl Splits {
-    /// `None` if memory is short.
+    /// Returns `None` if memory is short.
     pub fn new<F: Format>(slot: &MemslotSpec) -> Option<Self> {
         let last = slot.gpa.0 + slot.bytes.max(1) - 1;
         let tables = (last >> F::shift(1)) - (slot.gpa.0 >> F::shift(1)) + 1;
@@ -189,7 +191,7 @@ impl Splits {
         }
     }
 
-    /// Ends the period; calls `table` with each table that was noted in the period before it.
+    /// Ends the period; calls `table` with each table that was noted in the previous period.
     pub fn turn<F: Format>(&self, slot: &MemslotSpec, mut table: impl FnMut(u64)) {
         // Tables that were noted in the period that ends wait for the next call.
         let period = self.period.load(Ordering::Acquire) as usize;

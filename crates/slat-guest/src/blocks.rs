@@ -1,13 +1,14 @@
 //! Blocks and memslots: no block lies in two memslots.
 //!
-//! Each memslot has its own place in the host, its own log and rights; a leaf in two memslots would
-//! be written on behalf of both and logged by one. *Invariant*: code that maps, folds or puts
-//! together asks [`MemslotSpec::fits`](crate::MemslotSpec::fits), or works on a memslot's
-//! part of a range, at sizes at which it is aligned in the host as in the guest: faults by
-//! `fitting`, everything else by [`Worker::collapse_if`], the one place that puts tables together.
+//! Each memslot has its own place in the host, its own log and rights. If a leaf were in two
+//! memslots, a write through it would be logged in only one of them. *Invariant*: code that maps,
+//! folds or collapses calls [`MemslotSpec::fits`](crate::MemslotSpec::fits), or works on a
+//! memslot's part of a range, at leaf sizes that have the same alignment in the host as in the
+//! guest. Faults do so by `fitting`; everything else does so in [`Worker::collapse_if`], the only
+//! place that collapses tables.
 //!
 //! A caller of [`Guest::tables`](crate::Guest::tables) can still make such a block. A log that
-//! meets one cuts it ([`Worker::cut_ends`]), and marks its own part of it.
+//! finds one splits it ([`Worker::cut_ends`]), and marks its own part of it.
 
 use crate::backing::Backing;
 use crate::config::ExecuteHuge;
@@ -23,9 +24,10 @@ use alloc::vec::Vec;
 use slat::{Attributes, Contended, Execute, Format, Gpa, GpaRange, Halted, PageSize, SplitError};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Puts tables in `range` together to blocks of at most `to`, where the pages behind them are
-    /// neighbours of one kind; returns the bytes. A block lies in one memslot, aligned in the host
-    /// as in the guest. Tables of memslots that log stay tables: the log is of pages.
+    /// Collapses tables in `range` into blocks of at most `to`, where their pages are physically
+    /// contiguous and have the same attributes; returns the bytes. A block lies in one memslot,
+    /// with the same alignment in the host as in the guest. Tables of memslots that log stay
+    /// tables.
     pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> u64 {
         let page = F::size(0).bytes();
         let start = range.start().0.next_multiple_of(page);
@@ -37,8 +39,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    /// [`Worker::collapse`], where `range` begins and ends at pages, in the memslots that `wanted`
-    /// accepts, as they are when it looks.
+    /// As [`Worker::collapse`], for a `range` of whole pages, in the memslots that `wanted` accepts
+    /// at the time of the look.
     pub(crate) fn collapse_if(
         &mut self,
         range: GpaRange,
@@ -50,8 +52,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let mut bytes = 0;
         for piece in parts.into_iter().flat_map(|part| pieces(part, F::size(F::LARGEST_LEAF))) {
             bytes += self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
-                // A collapse must not make a huge page that may be executed, if those are not
-                // allowed.
+                // If executable huge pages are not allowed, a collapse must not make one.
                 let huge = view.execute_huge == ExecuteHuge::Allowed;
                 let fits = |leaf: &Attributes| leaf.execute == Execute::None || huge;
                 for (slot, part) in view.parts(&piece) {
@@ -59,12 +60,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         continue;
                     }
                     let to = fitting::<F>(to, |bytes| slot.spec.is_aligned(bytes));
-                    // Private pages stay as they were mapped.
+                    // Private pages keep the size with which they were mapped.
                     let shared = slot.runs::<F>(part, MemoryKind::Shared);
                     for run in shared.flat_map(|run| guest.pins.free(run)) {
                         match guard.collapse_where(run, to, fits) {
-                            // Where a thread holds an entry, or a device walks the tables, the
-                            // table stays as it is.
+                            // If a thread holds an entry, or a device walks the tables, the table
+                            // stays as it is.
                             Ok(_)
                             | Err(Halted {
                                 why: SplitError::Contended | SplitError::Shared, ..
@@ -87,8 +88,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         bytes
     }
 
-    /// Cuts the leaves that cross an end of the memslot: splits them; where table pages are short,
-    /// unmaps them, and faults map what fits. vCPUs' own views have pages only.
+    /// Splits the leaves that cross an end of the memslot. If table pages are short, it unmaps
+    /// them, and faults map what fits. vCPUs' own views have pages only.
     ///
     /// # Errors
     /// [`Contended`]: another thread held an entry for too long.

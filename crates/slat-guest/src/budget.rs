@@ -6,14 +6,14 @@ use crate::sync::written;
 use core::sync::atomic::{AtomicU64, Ordering};
 use slat::{Format, OutOfFrames, TableCache};
 
-/// Table pages that a worker should have room for: for two splits from the largest block, and a
-/// map.
+/// The number of table pages that a worker should have room for: enough for two splits of the
+/// largest block, and a map.
 pub const TABLE_PAGES: usize = 64;
 
-/// The account of one guest's table pages. A page is charged from before it is allocated until it
-/// was given back; so the guest never has more than it may.
+/// The account of one guest's table pages. A page is charged from before it is allocated until
+/// after it is freed, so the guest never has more than it may.
 ///
-/// It is a number that orders nothing: models leave it out.
+/// The count orders no other memory accesses, so the loom models leave it out.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: u64,
@@ -29,7 +29,7 @@ impl Budget {
         self.charged.load(Ordering::Relaxed)
     }
 
-    /// Charges up to `wanted` pages, as the bound allows; returns how many.
+    /// Charges up to `wanted` pages, as the bound allows; returns the number.
     fn charge(&self, wanted: u64) -> u64 {
         let mut granted = 0;
         written(&self.charged);
@@ -46,15 +46,15 @@ impl Budget {
         }
     }
 
-    /// The number of pages that a worker takes at once if it needs `needed`: near the bound no more
-    /// than its share of the pages left, among it and `vcpus`.
+    /// Returns the number of pages that a worker that needs `needed` takes at once: near the bound
+    /// no more than its share of the pages that are left, among it and `vcpus`.
     fn portion(&self, needed: u64, vcpus: u16) -> u64 {
         let share = self.limit.saturating_sub(self.charged()) / (u64::from(vcpus) + 1);
         (TABLE_PAGES as u64).min(share).max(needed)
     }
 
-    /// Fills `cache` with at least `needed` pages, and more where it has to take any, as far as
-    /// guest and platform have them.
+    /// Fills `cache` to at least `needed` pages, as far as guest and platform have them. If it has
+    /// to take any, it takes more than that.
     pub fn fill<F: Format, H: Host>(
         &self,
         cache: &mut TableCache<'_, F, H>,
@@ -71,7 +71,7 @@ impl Budget {
         self.give_back(granted - (cache.len() - before) as u64);
         match filled {
             _ if cache.len() >= needed => Ok(()),
-            // Room for fewer pages than an operation asks for will do, if there is any.
+            // If the room is smaller than an operation asks for, fewer pages are enough.
             Ok(()) if granted == wanted && !cache.is_empty() => Ok(()),
             Ok(()) if granted == wanted => {
                 Err(NoPages::Frames(OutOfFrames { wanted: needed, at_hand: 0 }))

@@ -1,14 +1,15 @@
-//! Maintenance of memory when vCPUs switch their caches.
+//! Maintenance of memory when vCPUs switch their caches on or off.
 //!
-//! A vCPU whose caches are off reads and writes memory past them, at the point of coherency; the
-//! host, and vCPUs whose caches are on, use the same memory through the caches. One side then
-//! misses what the other wrote: a dirty line hides it, or is written back over it later; a clean
-//! line that was fetched too early stays in front of it. With FEAT_S2FWB, and on other
-//! architectures, a guest cannot get past the caches, and none of this happens.
+//! A vCPU whose caches are off reads and writes memory at the point of coherency, past the caches.
+//! The host, and vCPUs whose caches are on, use the same memory through the caches. Then one side
+//! may miss the other's writes: a dirty line hides them, or is written back over them later; a
+//! clean line that was fetched too early hides them. With FEAT_S2FWB, and on other architectures, a
+//! guest cannot bypass the caches, and none of this happens.
 //!
-//! Two rules hold under every policy. Memory is maintained before it is mapped
-//! ([`Platform::maintain`] by the engine), and after it is unmapped, once the guest cannot reach
-//! it, as the host may be about to read it. A page that is mapped nowhere needs nothing.
+//! Two rules hold under every policy. The engine maintains memory before it is mapped
+//! ([`Platform::maintain`]). This crate maintains it after it is unmapped, once the guest cannot
+//! access it, because the host may be about to read it. A page that is mapped nowhere needs no
+//! maintenance.
 //!
 //! [`Platform::maintain`]: slat::Platform::maintain
 
@@ -31,38 +32,38 @@ pub(crate) enum Event {
     Reset,
 }
 
-/// The work that a change takes.
+/// The work that a change needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Work {
     Nothing,
-    /// All memory is maintained, as of this epoch.
+    /// All memory has to be maintained, as of this epoch.
     All {
         epoch: u64,
     },
-    /// The memory in vCPUs' own views is maintained.
+    /// The memory in vCPUs' own views has to be maintained.
     Views,
-    /// The memory in this vCPU's view is maintained, and the view emptied.
+    /// The memory in this vCPU's view has to be maintained, and the view emptied.
     Leave,
 }
 
 /// A bit of a vCPU's state: its caches are on.
 const ON: u64 = 1 << 0;
-/// The VMM traps its writes of the registers that switch caches.
+/// The VMM traps the vCPU's writes to the registers that switch caches.
 const TRAPS: u64 = 1 << 1;
-/// It has run.
+/// The vCPU has run.
 const RAN: u64 = 1 << 2;
 
 #[derive(Debug)]
 pub(crate) struct CacheState {
-    /// `None` where a guest cannot get past the caches.
+    /// `None` if a guest cannot bypass the caches.
     policy: Option<CachePolicy>,
-    /// The state of each vCPU, written by the vCPU's own thread.
+    /// The state of each vCPU, which only the vCPU's own thread writes.
     vcpus: Box<[AtomicU64]>,
-    /// How many vCPUs are known to be off: a vCPU is counted from before it goes past the caches
-    /// until what it wrote was maintained.
+    /// The number of vCPUs that may be bypassing the caches. A vCPU is counted from before it can
+    /// bypass them until its writes have been maintained.
     uncached: AtomicU64,
-    /// Counts the changes that re-arm the policy `First`; and the epoch up to which a flush has
-    /// covered it.
+    /// The number of changes that re-arm the policy `First`, and the last epoch that a flush has
+    /// covered.
     epoch: AtomicU64,
     flushed: AtomicU64,
     /// Flushes under way, which other threads can help.
@@ -70,7 +71,7 @@ pub(crate) struct CacheState {
 }
 
 impl CacheState {
-    /// `forced`: the format has the guest use its caches always.
+    /// `forced`: the format always makes the guest use its caches.
     pub fn new(config: &Config, forced: bool) -> Self {
         let policy = (!forced).then_some(config.caches);
         let traps = if policy.is_some() { TRAPS } else { 0 };
@@ -84,7 +85,7 @@ impl CacheState {
         }
     }
 
-    /// Whether a guest can get past the caches.
+    /// Returns whether a guest can bypass the caches.
     pub const fn matters(&self) -> bool {
         self.policy.is_some()
     }
@@ -93,7 +94,7 @@ impl CacheState {
         self.policy == Some(CachePolicy::Exact)
     }
 
-    /// The view that a vCPU runs on.
+    /// Returns the view that a vCPU runs on; `None` if it runs on the shared tables.
     pub fn view(&self, id: u16) -> Option<u16> {
         (self.is_exact() && !self.is_on(id)).then_some(id)
     }
@@ -128,12 +129,12 @@ impl CacheState {
         self.set(id, RAN, true);
     }
 
-    /// Whether any vCPU is known that may be past the caches.
+    /// Returns whether a vCPU may be bypassing the caches.
     pub fn any_uncached(&self) -> bool {
         self.matters() && self.uncached.load(Ordering::Acquire) != 0
     }
 
-    /// The part of a change before the work: from now on the vCPU may be past the caches.
+    /// Does the part of a change before the work: from now on the vCPU may bypass the caches.
     pub fn begin(&self, id: u16, event: Event) {
         match event {
             Event::Off | Event::Reset if self.is_on(id) => {
@@ -165,16 +166,16 @@ impl CacheState {
             (Some(CachePolicy::Vcpu0 | CachePolicy::First), _) => Work::All { epoch },
             (Some(Every), _) => Work::All { epoch },
             (Some(Exact), Event::On | Event::Reset) => Work::Leave,
-            // The view is empty: memory is maintained as it is mapped there.
+            // The view is empty, and the engine maintains memory as it is mapped there.
             (Some(Exact), Event::Off) => Work::Nothing,
             (Some(Exact), Event::SetWay) => Work::Views,
         }
     }
 
-    /// The part of a change after the work.
+    /// Does the part of a change after the work.
     pub fn end(&self, id: u16, event: Event, work: Work) {
-        // A flush as a vCPU switches off comes before the vCPU's writes past the caches: it covers
-        // nothing.
+        // A flush when a vCPU switches off comes before the vCPU's writes past the caches, so it
+        // does not cover them.
         if let (Event::On, Work::All { epoch }) = (event, work) {
             self.flushed.fetch_max(epoch, Ordering::AcqRel);
         }
@@ -186,13 +187,13 @@ impl CacheState {
     }
 }
 
-/// A flush of all that the guest has mapped, in chunks that any number of threads take in turn.
+/// A flush of all memory that the guest has mapped, in chunks that any number of threads take.
 ///
-/// The platform does the work on a chunk: [`Platform::maintain`](slat::Platform::maintain) is given
-/// leaves, cut at chunks, and knows the size of a cache line.
+/// The platform maintains each chunk: [`Platform::maintain`](slat::Platform::maintain) is called
+/// with leaves, cut at chunks, and takes the size of a cache line into account.
 #[derive(Debug)]
 pub struct Flush {
-    /// The ranges, each with its offset in all of them laid end to end.
+    /// The ranges, each with its offset in their concatenation.
     parts: Vec<(u64, GpaRange)>,
     total: u64,
     next: AtomicU64,

@@ -1,6 +1,7 @@
-//! Conversions of pages to private memory, or back; private memory that its owner takes back.
+//! Conversions of pages to private memory, or back; invalidations of private memory by its owner.
 //!
-//! [`memslots::kinds`](crate::memslots) has the order of steps, and why no leaf is of the wrong kind.
+//! [`memslots::kinds`](crate::memslots) has the order of the steps, and the reason why no leaf is
+//! of the wrong kind.
 
 use crate::backing::{Backing, Hva, HvaRange};
 use crate::budget::NoPages;
@@ -19,13 +20,13 @@ use alloc::vec::Vec;
 use core::fmt;
 use slat::{Format, Gpa, GpaRange, Halted, OutOfFrames, Place, Removals, SplitError, UnmapError};
 
-/// Why pages were not converted, or private memory was not taken.
+/// Why pages were not converted, or private memory was not invalidated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ConvertError {
-    /// The range does not begin and end at pages.
+    /// The range does not begin and end at page boundaries.
     Unaligned,
-    /// No memslot has these addresses, or its pages cannot be private.
+    /// No memslot has these addresses, or the memslot has no private memory.
     NotPrivate,
     /// A device has some of the range pinned ([`Worker::pin`]).
     Pinned,
@@ -58,26 +59,28 @@ impl fmt::Display for ConvertError {
 
 impl core::error::Error for ConvertError {}
 
-/// The number of leaves that are taken out for one invalidation.
+/// The number of runs of leaves that are unmapped for one TLB invalidation.
 const BATCH: usize = 64;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Makes all of `range` shared, or private; returns how many pages were of the other kind.
-    /// `taken` is told which shared pages were mapped, as in [`Worker::invalidate`]; blocks of
-    /// shared memory that the range cuts through are taken whole, private ones are split.
+    /// Makes all of `range` shared, or private; returns the number of pages that were of the other
+    /// kind. It calls `taken` with the shared pages that were mapped, as [`Worker::invalidate`]
+    /// does. Blocks of shared memory that cross an end of the range are unmapped whole; private
+    /// ones are split.
     ///
-    /// When this returns, no CPU reaches the memory that was there before, and faults map memory of
-    /// the new kind; until then they answer [`Retry::Converting`](crate::Retry::Converting). The
-    /// content is not carried over. Conversions take turns with each other and with changes of
-    /// memslots, and wait until faults that saw the pages before have returned: the caller holds no
-    /// lock that [`Backing::page`] or [`Backing::private_page`] takes.
+    /// When this returns, no CPU can access the memory that was there before, and faults map memory
+    /// of the new kind; until then their outcome is
+    /// [`Retry::Converting`](crate::Retry::Converting). The content is not carried over.
+    /// Conversions take turns with each other and with changes of memslots, and wait until faults
+    /// that saw the pages before have returned: the caller holds no lock that [`Backing::page`] or
+    /// [`Backing::private_page`] takes.
     ///
     /// # Errors
-    /// Nothing was done on [`ConvertError::Unaligned`], [`ConvertError::Pinned`] and
-    /// [`ConvertError::NotPrivate`], which names the first address that is not in a memslot with
-    /// private memory. With the other errors everything before the address is converted, and
-    /// nothing behind it is; of the private leaves behind it some may have been split, or taken,
-    /// and come back by faults.
+    /// - [`ConvertError::Unaligned`], [`ConvertError::Pinned`], [`ConvertError::NotPrivate`]:
+    ///   nothing was done. For `NotPrivate` the address is the first that is not in a memslot with
+    ///   private memory.
+    /// - Other errors: everything before the address is converted, and nothing behind it is.
+    ///   Private leaves behind it may have been split, or unmapped; faults map them again.
     pub fn convert(
         &mut self,
         range: GpaRange,
@@ -140,16 +143,16 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         kinds.change::<F>(&slot.spec, &run, false);
         if emptied.is_ok() && to == MemoryKind::Private {
-            // vCPUs that wait for the shared page, which may never come now, ask again. One that
-            // takes a place later asks the backing after this, and is answered by the page's kind
-            // then.
+            // vCPUs that wait for the shared page, which may never arrive, ask again. A vCPU that
+            // takes a place later asks the backing after this, and the page's new kind then decides
+            // the answer.
             let (start, bytes) = (slot.spec.host_of(run.start().0), run.size());
             guest.arrived(HvaRange { start, bytes });
         }
         emptied
     }
 
-    /// Takes from the guest what is mapped in `run`, which is about to be of kind `to`.
+    /// Unmaps what is mapped in `run`, which is about to become `to`.
     fn empty_run(
         &mut self,
         slot: &Memslot,
@@ -178,17 +181,17 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(())
     }
 
-    /// Takes private memory from the guest: all that it has mapped of `range`. `removed` is told
-    /// what that was, after the machine ([`PrivateHooks::removed`](crate::PrivateHooks::removed)).
-    /// The pages stay private; a block that lies in the range only in part is split.
+    /// Unmaps all private memory of the guest in `range`. It calls `removed` with what was mapped,
+    /// after the machine's hook ([`PrivateHooks::removed`](crate::PrivateHooks::removed)). The
+    /// pages stay private; a block that crosses an end of the range is split.
     ///
-    /// When this returns the memory can be used for something else. Until the value is dropped no
-    /// fault maps any of it. This takes turns with changes of memslots and conversions, which wait
+    /// When this returns the memory can be used for something else. No fault maps any of it until
+    /// the result is dropped. This takes turns with changes of memslots and conversions, which wait
     /// for faults: the caller holds no lock that [`Backing::private_page`] takes.
     ///
     /// # Errors
-    /// [`ConvertError`], but not `NotPrivate`: memory that no memslot has is left out. Everything
-    /// before the address, in the order of the memslots, is taken.
+    /// [`ConvertError`], but not `NotPrivate`: memory that is in no memslot is ignored. Everything
+    /// before the address, in the order of the memslots, is unmapped.
     pub fn invalidate_private(
         &mut self,
         range: PrivateRange,
@@ -215,7 +218,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(invalidation)
     }
 
-    /// Splits the private blocks that the ends of `range` cut through.
+    /// Splits the private blocks that cross the ends of `range`.
     fn split_ends(&mut self, range: GpaRange) -> Result<(), ConvertError> {
         for at in [range.start(), range.end()] {
             self.split_private(at)?;
@@ -223,9 +226,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(())
     }
 
-    /// Splits the private block that `at` cuts through, if there is one. Only the thread whose turn
-    /// it is splits private blocks, and none comes to be in between: the pages on one side of `at`
-    /// are changing, or under invalidation.
+    /// Splits the private block that has `at` inside it, if there is one. Only the thread that
+    /// holds the lock for changes of memslots splits private blocks, and no thread makes one
+    /// meanwhile: the pages on one side of `at` are being converted, or invalidated.
     fn split_private(&mut self, at: Gpa) -> Result<(), ConvertError> {
         let guest = self.guest;
         let host = guest.tables.platform();
@@ -236,13 +239,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 let leaf = leaf.map(|leaf| Some((leaf, guard.translate(at).ok()??)));
                 leaf.map_or(Some(None), |leaf| leaf.map(Some))
             });
-            // A fault is changing the entry, to make it accessed.
+            // A fault is changing the entry, to mark it accessed.
             let Some(leaf) = found else {
                 host.wait();
                 continue;
             };
             let Some((block, byte)) = leaf else { return Ok(()) };
-            // All table pages that the split takes, before the machine is asked.
+            // All table pages for the split, before the machine is asked.
             self.top_up(usize::from(F::LARGEST_LEAF) + 1).map_err(|short| match short {
                 NoPages::Frames(error) => ConvertError::OutOfFrames(error),
                 NoPages::Limit(limit) => ConvertError::TableLimit(limit),
@@ -268,8 +271,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    /// Takes exactly the private leaves of `range` from the guest, and reports them to the machine,
-    /// then to `removed`.
+    /// Unmaps exactly the private leaves of `range`, and reports them to the machine, then to
+    /// `removed`.
     fn take_private(
         &mut self,
         range: GpaRange,

@@ -1,22 +1,21 @@
 //! Memory that guests share until one of them writes: for forks of a running guest.
 //!
 //! # Protocol
-//! The state of a page is one word: no frame, or a frame, which is the guest's *own* or shared;
-//! *busy* while a fault gives it a frame. A frame has a count of the words that name it. A fault
-//! that writes a shared page copies the frame, unless no other word names it by then.
+//! The state of a page is one word: no frame, or a frame, which is the guest's *own* or shared, or
+//! *busy* while a fault gives the page a frame. A frame has a count of the words that have it. A
+//! fault that writes a shared page copies the frame, unless no other word has it by then.
 //!
 //! *Invariants*:
-//! - A frame that two words name is own in neither, and nobody writes it: a fork protects the
-//!   parent ([`Worker::hold_writes`]) before it shares, and no fault asks the backing while it
+//! - A frame that two words have is own in neither, and no guest writes it: a fork write-protects
+//!   the parent ([`Worker::hold_writes`]) before it shares, and no fault asks the backing while it
 //!   shares.
-//! - A fault has emptied all leaves of a page, to completion, before it asks to write it
-//!   ([`Backing::page`]): what is copied has no writer, and the old frame no reader of this guest's,
-//!   when the count goes down.
-//! - Where frames are short the word is as it was, and the fault is answered *not yet*. The fault
-//!   notes that it found none before it looks once more whether it still needs one; a thread that
-//!   gives a frame back, or leaves it to one guest, does so before it looks for that note. The two
-//!   are crosswise (`agreed`): the fault goes on, or the thread reports the frame
-//!   ([`Frames::freed`]).
+//! - A fault has unmapped all leaves of a page, and completed the TLB invalidation, before it asks
+//!   to write the page ([`Backing::page`]). So a frame has no writer while it is copied, and the
+//!   old frame has no reader of this guest when its count goes down.
+//! - If no frame is free, the word stays as it was, and the answer is *not yet*. The fault records
+//!   that it found none, and then checks once more whether it still needs one. A thread that frees
+//!   a frame, or leaves it to one guest, does so first, and then reads that record (`agreed`). So
+//!   the fault goes on, or the thread reports the frame ([`Frames::freed`]).
 
 use crate::backing::{Backing, Hva, HvaRange, NoPage, Page};
 use crate::host::Host;
@@ -27,22 +26,22 @@ use alloc::vec::Vec;
 use core::fmt;
 use slat::{Access, Format, Gpa, GpaRange, Hpa, Memory, PageSize};
 
-/// Memory for the guests that share it, in numbered frames of one page each.
+/// The memory of guests that share it, in numbered frames of one page each.
 pub trait Frames {
-    /// The host physical address of a frame.
+    /// Returns the host physical address of a frame.
     fn hpa(&self, frame: u32) -> Hpa;
 
-    /// Copies the content of `from`, which nobody writes, to `to`.
+    /// Copies the content of `from`, which no guest writes, to `to`.
     fn copy(&self, from: u32, to: u32);
 
     /// Fills a frame with zeroes.
     fn zero(&self, frame: u32);
 
-    /// Reports that there is a frame again, or that a page is shared no more, after a fault had
-    /// found no frame. A VMM whose vCPUs sleep until they are told calls
-    /// [`Guest::arrived`](crate::Guest::arrived) for the memory of each guest that shares; vCPUs
-    /// that just try again need nothing. The thread that gave the frame back calls it, also inside
-    /// a fault: it must not wait for faults.
+    /// Reports that a frame is free again, or that a page is no longer shared, after a fault had
+    /// found no frame. A VMM whose vCPUs sleep until they are woken calls
+    /// [`Guest::arrived`](crate::Guest::arrived) for the memory of each guest that shares; if its
+    /// vCPUs just try again it does nothing. The thread that freed the frame calls it, which may be
+    /// inside a fault: it must not wait for faults.
     fn freed(&self) {}
 }
 
@@ -51,33 +50,32 @@ pub trait Frames {
 pub struct SharedFrames<M> {
     memory: M,
     page: PageSize,
-    /// The number of words that name each frame.
+    /// The number of words that have each frame.
     counts: Box<[AtomicU64]>,
     free: Lock<Vec<u32>>,
-    /// Set if a fault found no free frame, and this was not reported since.
+    /// Set if a fault found no free frame and no thread has reported a frame since.
     short: AtomicU64,
 }
 
 impl<M: Frames> SharedFrames<M> {
-    /// Makes `frames` frames of `page` each, numbered from 0.
+    /// Makes `frames` frames of size `page`, numbered from 0.
     pub fn new(memory: M, page: PageSize, frames: u32) -> Self {
         let counts = (0..frames).map(|_| AtomicU64::new(0)).collect();
         let (free, short) = (Lock::new((0..frames).rev().collect()), AtomicU64::new(0));
         Self { memory, page, counts, free, short }
     }
 
-    /// The number of free frames.
+    /// Returns the number of free frames.
     pub fn free(&self) -> u32 {
         self.free.lock().len() as u32
     }
 
-    /// The memory that has the frames.
+    /// Returns the memory that has the frames.
     pub const fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// Takes a free frame. If there is none, the thread that gives the next one back finds `short`
-    /// set.
+    /// Takes a free frame. If there is none, the thread that frees the next one finds `short` set.
     fn take(&self) -> Option<u32> {
         let mut free = self.free.lock();
         let Some(frame) = free.pop() else {
@@ -98,7 +96,7 @@ impl<M: Frames> SharedFrames<M> {
         }
     }
 
-    /// Whether only one word names the frame.
+    /// Returns whether only one word has the frame.
     fn is_alone(&self, frame: u32) -> bool {
         self.counts[frame as usize].load(Ordering::Acquire) == 1
     }
@@ -116,18 +114,18 @@ const fn frame_of(word: u64) -> u32 {
     ((word >> 2) - 1) as u32
 }
 
-/// One guest's memory: zeroes until it is written, some of it shared with other guests.
+/// One guest's memory: it reads as zero until it is written, and other guests may share some of it.
 ///
-/// Where no frame is free a fault is answered *not yet* ([`Retry::NotYet`](crate::Retry::NotYet)),
-/// and nothing has changed: it goes on when another guest gives a frame back ([`Frames::freed`]).
-/// The VMM, which knows all the guests, sees to it that one will: twice the pages of a guest are
-/// enough for it and one fork.
+/// If no frame is free the answer to a fault is *not yet*
+/// ([`Retry::NotYet`](crate::Retry::NotYet)), and nothing has changed: the vCPU can go on when
+/// another guest frees a frame ([`Frames::freed`]). The VMM makes sure that one will; twice the
+/// pages of a guest are enough for it and one fork.
 ///
 /// A guest whose vCPUs may have tables of their own
-/// ([`CachePolicy::Exact`](crate::CachePolicy::Exact) where the format does not force the guest to
-/// use its caches) is not forked.
+/// ([`CachePolicy::Exact`](crate::CachePolicy::Exact) on a format that does not force the guest to
+/// use its caches) cannot be forked.
 ///
-/// Dropping it gives its frames back. It is dropped with its guest, whose tables go first.
+/// Dropping it frees its frames. It is dropped with its guest, after the guest's tables.
 #[derive(Debug)]
 pub struct Cow<'s, M: Frames> {
     shared: &'s SharedFrames<M>,
@@ -140,14 +138,14 @@ pub struct Cow<'s, M: Frames> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ForkError {
-    /// The memory does not begin and end at pages, or goes beyond 64 bits.
+    /// The memory does not begin and end at page boundaries, or goes beyond 64 bits.
     Unaligned {
         /// The page size.
         page: PageSize,
     },
     /// vCPUs have tables of their own.
     Views,
-    /// Devices reach the guest's memory, or have some of it pinned: their writes cannot be held.
+    /// Devices access the guest's memory, or have some of it pinned: their writes cannot be held.
     Devices,
     /// There is no memory for one word for each page.
     OutOfMemory,
@@ -184,12 +182,13 @@ impl<'s, M: Frames> Cow<'s, M> {
         Ok(Self { shared, range, words: words.into_boxed_slice(), copied: AtomicU64::new(0) })
     }
 
-    /// Pages that were copied because the guest wrote them.
+    /// Returns the number of pages that were copied because the guest wrote them.
     pub fn copied(&self) -> u64 {
         self.copied.load(Ordering::Relaxed)
     }
 
-    /// The number of pages that have a frame, and the number of those whose frame is shared.
+    /// Returns the number of pages that have a frame, and the number of those whose frame is
+    /// shared.
     pub fn pages(&self) -> (u64, u64) {
         let (mut all, mut shared) = (0, 0);
         for word in self.words.iter().map(|word| word.load(Ordering::Acquire)) {
@@ -199,11 +198,11 @@ impl<'s, M: Frames> Cow<'s, M> {
         (all, shared)
     }
 
-    /// Makes a copy of the memory as it is at one moment, for another guest, while the guest of
-    /// `worker` runs on: the two share all frames until one of them writes.
+    /// Makes a copy of the memory as of one moment, for another guest, while the guest of `worker`
+    /// runs on: the two share all frames until one of them writes.
     ///
-    /// `worker` is of the guest whose backing this is, with all memslots that show any of it. The
-    /// guest's writes wait while this goes over its leaves and pages; its reads go on.
+    /// `worker` is of the guest whose backing this is, and which has all memslots that have any of
+    /// it. The guest's writes wait while this goes over its leaves and pages; its reads do not.
     ///
     /// # Errors
     /// [`ForkError`]; the guest's memory is as it was.
@@ -221,8 +220,8 @@ impl<'s, M: Frames> Cow<'s, M> {
         }
         let child = Self::new(self.shared, self.range)?;
         let held = worker.hold_writes(self.range);
-        // Another thread may have pinned pages and made them writable since the first look: it did
-        // so before the writes were held, so its pin is seen here.
+        // Another thread may have pinned pages and made them writable since the first check. It did
+        // so before the writes were held, so this check sees its pin.
         if worker.is_pinned(all) {
             return Err(ForkError::Devices);
         }
@@ -238,14 +237,15 @@ impl<'s, M: Frames> Cow<'s, M> {
         Ok(child)
     }
 
-    /// The frame of a page, if it has one: for readers of a guest's memory that stands still.
+    /// Returns the frame of a page, if it has one: for readers of the memory of a stopped guest.
     pub fn frame(&self, host: Hva) -> Option<u32> {
         let offset = host.0.checked_sub(self.range.start.0)?;
         let word = self.words.get((offset >> self.shared.page.shift()) as usize)?;
         Some(word.load(Ordering::Acquire)).filter(|&word| word > BUSY).map(frame_of)
     }
 
-    /// Gives the claimed word `now` a frame that may be read, or written; `None`: frames are short.
+    /// Gives the claimed word `now` a frame for reading, or for writing; `None` if no frame is
+    /// free.
     fn place(&self, now: u64, write: bool) -> Option<u64> {
         let shared = self.shared;
         if now == NOWHERE {
@@ -254,13 +254,14 @@ impl<'s, M: Frames> Cow<'s, M> {
             return Some(word(frame, true));
         }
         let frame = frame_of(now);
-        // No other word names it now: only a fork of this memory can share it again.
+        // If no other word has it now, none gets it: only a fork of this memory can share it again.
         if !write || shared.is_alone(frame) {
             return Some(now | if write { OWN } else { 0 });
         }
         let Some(own) = shared.take() else {
             agreed();
-            // The other guest has taken the last free frame for its own copy, and left this one.
+            // The other guest may have taken the last free frame for its own copy, and left this
+            // one.
             return shared.is_alone(frame).then_some(now | OWN);
         };
         shared.memory.copy(frame, own);
@@ -279,7 +280,7 @@ impl<M: Frames> Backing for Cow<'_, M> {
         let now = loop {
             let now = place.load(Ordering::SeqCst);
             if now == BUSY {
-                // The wait takes as long as the copy of a page.
+                // The wait lasts at most as long as the copy of a page.
                 core::hint::spin_loop();
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Devices that reach a guest's memory: in pages that stay where they are ([`Worker::pin`]), or by
+//! Devices that access a guest's memory: by pages that keep their place ([`Worker::pin`]), or by
 //! tables of their own, which follow the guest's ([`DeviceTables`](crate::DeviceTables)).
 
 use crate::backing::Backing;
@@ -12,16 +12,16 @@ use slat::{Format, Gpa, GpaRange};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PinError {
-    /// The range does not begin and end at pages.
+    /// The range does not begin and end at page boundaries.
     Unaligned,
     /// No memslot has this address.
     Missing {
         /// The address.
         at: Gpa,
     },
-    /// Some of the range is private: no device reaches it.
+    /// Some of the range is private, and devices cannot access it.
     Private,
-    /// A page is pinned as often as can be counted.
+    /// A page has as many pins as can be counted.
     TooOften,
 }
 
@@ -41,19 +41,19 @@ impl fmt::Display for PinError {
 impl core::error::Error for PinError {}
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Pins `range` until the result is dropped: its tables are not put together, and it does not
-    /// become private. When this returns no thread is doing so any more. Ranges may overlap; a page
-    /// is pinned until the last pin of it is dropped.
+    /// Pins `range` until the result is dropped: its tables are not collapsed, and it does not
+    /// become private. When this returns, no thread is doing so any more. Ranges may overlap; a
+    /// page is pinned until its last pin is dropped.
     ///
-    /// The caller sees to it that the backing does not take the pages (`slat_reclaim::Pager::pin`),
-    /// and that they are there: for a device that writes, by [`Worker::prefault`] with
-    /// [`Access::Write`](slat::Access::Write) after this call, so that pages which are shared with
-    /// a fork ([`Cow`](crate::Cow)) become the guest's own. Code that moves pages by
-    /// [`slat::Guard::replace`] asks [`Worker::is_pinned`] first. Deleting a memslot takes its
+    /// The caller makes sure that the backing does not take the pages away
+    /// (`slat_reclaim::Pager::pin`), and that they are mapped. For a device that writes it calls
+    /// [`Worker::prefault`] with [`Access::Write`](slat::Access::Write) after this call, so that
+    /// pages shared with a fork ([`Cow`](crate::Cow)) become the guest's own. Code that moves pages
+    /// by [`slat::Guard::replace`] calls [`Worker::is_pinned`] first. Deleting a memslot takes its
     /// pages from the guest, pinned or not.
     ///
-    /// Takes turns with changes of memslots and waits for faults: the caller holds no lock that
-    /// [`Backing::page`] takes.
+    /// This takes turns with changes of memslots and waits for faults: the caller holds no lock
+    /// that [`Backing::page`] takes.
     ///
     /// # Errors
     /// [`PinError`]; nothing is pinned.
@@ -84,16 +84,17 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(pinned)
     }
 
-    /// Whether some of `range` is pinned.
+    /// Returns whether some of `range` is pinned.
     pub fn is_pinned(&self, range: GpaRange) -> bool {
         self.guest.pins.overlap(&range)
     }
 
-    /// Records that a device used `range`, and wrote it if so: ageing finds its pages used, and
-    /// what the device wrote is in the log, and is reported as written to the thread that takes the
-    /// page. What is in no memslot, or private, is left out. Called after the device has done so,
-    /// and before the log is read for the last time; with an IOMMU that marks what it writes, for
-    /// what it marked.
+    /// Records that a device has used `range`, and whether it wrote it. Ageing then finds the pages
+    /// used. If the device wrote them, the log has them, and a thread that takes the pages finds
+    /// them dirty. Parts of the range that are private, or in no memslot, are ignored.
+    ///
+    /// The caller calls this after the device's access, and before the log is read for the last
+    /// time. If an IOMMU marks the pages that a device writes, the caller reports those pages.
     ///
     /// Use is kept for guests with [`Config::devices`](crate::Config::devices).
     pub fn device_used(&mut self, range: GpaRange, wrote: bool) {
@@ -113,7 +114,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 }
 
 impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
-    /// Whether devices are told what is mapped in these tables.
+    /// Returns whether devices have tables that follow these tables.
     #[inline]
     pub fn tells_devices(&self) -> bool {
         self.guest.config.devices && core::ptr::eq(self.tables, &*self.guest.tables)

@@ -10,7 +10,7 @@ use slat::{Format, Gpa, GpaRange, Halted, PageSize, SplitError};
 
 /// A split of a range, in chunks that any number of threads take in turn.
 ///
-/// It can be stopped between chunks, and resumed by running it again.
+/// The threads can stop between chunks, and run it again later.
 #[derive(Debug)]
 pub struct EagerSplit {
     range: GpaRange,
@@ -21,24 +21,24 @@ pub struct EagerSplit {
 }
 
 impl EagerSplit {
-    /// The default size of chunks: the largest block, whose split in one piece needs only one
-    /// invalidation.
+    /// The default size of chunks in bytes: the largest block, which takes only one TLB
+    /// invalidation if it is split in one piece.
     pub const CHUNK: u64 = 1 << 30;
 
-    /// Splits all of `range`, to leaves of `to`.
+    /// Makes a split of all of `range`, into leaves of size `to`.
     pub fn new(range: GpaRange, to: PageSize) -> Self {
         Self::with_chunk(range, to, Self::CHUNK)
     }
 
     /// As `new`, in chunks of `chunk` bytes (Linux: `KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`), at least
-    /// one leaf of `to`.
+    /// one leaf of size `to`.
     pub fn with_chunk(range: GpaRange, to: PageSize, chunk: u64) -> Self {
-        // No guest's addresses are wider than this bound.
+        // No guest's addresses have more bits than this.
         let chunk = chunk.clamp(to.bytes(), 1 << 52).next_multiple_of(to.bytes());
         Self { range, to, chunk, next: AtomicU64::new(range.start().0) }
     }
 
-    /// Whether all chunks were taken.
+    /// Returns whether threads have taken all chunks.
     pub fn is_done(&self) -> bool {
         self.next.load(Ordering::Acquire) >= self.range.end().0
     }
@@ -70,8 +70,8 @@ impl EagerSplit {
                 Err(stop) => {
                     if let Some(at) = stop.at() {
                         report.done += at.0.saturating_sub(start);
-                        // Other threads may have gone on; their chunks may be split again without
-                        // harm.
+                        // Other threads may have taken later chunks, which may be split again
+                        // without harm.
                         self.give_back(at.0);
                     }
                     report.stopped = Some(stop);
@@ -107,8 +107,8 @@ impl EagerSplit {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Splits `range` to leaves of `to`; adds the bytes to `split`. It works on the shared tables:
-    /// vCPUs' own views have pages only.
+    /// Splits `range` into leaves of size `to`; adds the bytes to `split`. It works on the shared
+    /// tables only: vCPUs' own views have no blocks.
     pub(crate) fn split(
         &mut self,
         range: GpaRange,
@@ -120,7 +120,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let (mut start, end) = (range.start().0, range.end().0);
         let mut patience = PATIENCE;
         while start < end {
-            // A split that runs out of table pages has used those there were, so each round gets
+            // A split that runs out of table pages has used those that it had, so each round gets
             // further.
             let at = Gpa(start);
             match self.top_up(1) {
@@ -130,7 +130,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             let rest = GpaRange::new(Gpa(start), end - start).expect("not empty");
             let result = self.with_slots(&guest.tables, |view, Inside { guard, cache, .. }| {
-                // Private memory does not log, and its blocks are split only with the machine's
+                // Private memory does not log, and its blocks may be split only with the machine's
                 // consent.
                 let Some(run) = view.shared_run::<F>(rest) else { return Ok(end) };
                 let result = guard.split(run, to, cache);

@@ -1,10 +1,10 @@
-//! Incremental snapshots: a base, and epochs after it, each with the pages that were written since
-//! the one before.
+//! Incremental snapshots: a base, and epochs after it. Each epoch has the pages that were written
+//! since the one before.
 //!
-//! *Invariant*: a page that differs from what the committed epochs hold of it is dirty in the log,
-//! or *pending*, or in the epoch that is open. An epoch begins by moving the log and the pending
-//! pages into itself; it ends by being committed, once its pages have been copied. However else it
-//! ends, its pages are pending again.
+//! *Invariant*: a page that differs from its copy in the committed epochs is dirty in the log, or
+//! *pending*, or in the open epoch. An epoch begins by moving the log and the pending pages into
+//! itself. It ends when it is committed, after its pages have been copied. If it ends in another
+//! way, its pages are pending again.
 
 use crate::backing::Backing;
 use crate::bits::Bits;
@@ -21,18 +21,18 @@ use slat::Format;
 #[derive(Debug)]
 pub struct Epochs {
     slot: MemslotId,
-    /// The log that the last epoch was taken from: another memslot of that name begins anew.
+    /// The log from which the last epoch was taken. A memslot with another log begins anew.
     log: Option<Arc<Bits>>,
     pending: Vec<u64>,
     committed: Vec<(u64, Vec<u64>)>,
     next: u64,
 }
 
-/// Why no epoch began; nothing is lost.
+/// Why no epoch began; no mark is lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum EpochError {
-    /// The log was not read.
+    /// The log could not be read.
     Log(LogError),
     /// vCPUs have dirty rings, which another reader harvests.
     Rings,
@@ -60,22 +60,23 @@ fn zeroes(len: usize) -> Result<Vec<u64>, EpochError> {
 }
 
 impl Epochs {
-    /// Makes the snapshots of the memslot of that name. The first epoch is the base: it has all
+    /// Makes the snapshots of the memslot with that name. The first epoch is the base: it has all
     /// pages.
     pub const fn new(slot: MemslotId) -> Self {
         Self { slot, log: None, pending: Vec::new(), committed: Vec::new(), next: 0 }
     }
 
-    /// Begins an epoch, with the pages that were written since the last committed one, up to when
-    /// this returns. Every later write belongs to a later epoch; so copies are made after this, and
-    /// are all of one moment if the vCPUs stand still meanwhile.
+    /// Begins an epoch, with the pages that were written from the last committed epoch until this
+    /// returns. Every later write belongs to a later epoch. So the caller copies the pages after
+    /// this; the copies are all of one moment if the vCPUs are stopped meanwhile.
     ///
-    /// The epochs have to be the log's only reader: what another call of [`Worker::clear_log`] or
-    /// [`Worker::take_log`] takes is in no epoch. A memslot that was deleted, moved without its
-    /// log, or has begun to log anew since, begins with a base again.
+    /// The epochs have to be the log's only reader: pages that another call of
+    /// [`Worker::clear_log`] or [`Worker::take_log`] takes are in no epoch. If the memslot has been
+    /// deleted, moved without its log, or has begun to log anew, the epochs begin with a base
+    /// again.
     ///
     /// # Errors
-    /// [`EpochError`]; nothing is lost.
+    /// [`EpochError`]; no mark is lost.
     pub fn begin<F: Format, H: Host, B: Backing>(
         &mut self,
         worker: &mut Worker<'_, F, H, B>,
@@ -98,7 +99,7 @@ impl Epochs {
         }
         let base = self.committed.is_empty();
         let mut dirty = zeroes(len)?;
-        // Pages that an error leaves in the log are found there by the next call.
+        // After an error, the next call finds the pages in the log.
         worker.take_log(self.slot, &mut dirty).map_err(EpochError::Log)?;
         dirty.iter_mut().zip(&mut self.pending).for_each(|(dirty, pending)| {
             *dirty |= core::mem::take(pending);
@@ -107,8 +108,8 @@ impl Epochs {
         Ok(Epoch { number: self.next, base, dirty, epochs: self })
     }
 
-    /// The number of the epoch, `upto` or an earlier one, that has the page as it was at the end of
-    /// `upto`: `None` if no committed epoch has it.
+    /// Returns the number of the epoch, `upto` or an earlier one, that has the page as it was at
+    /// the end of `upto`; `None` if no committed epoch has it.
     pub fn holds(&self, page: u64, upto: u64) -> Option<u64> {
         let has = |(number, dirty): &&(u64, Vec<u64>)| {
             *number <= upto
@@ -117,14 +118,14 @@ impl Epochs {
         self.committed.iter().rev().find(has).map(|(number, _)| *number)
     }
 
-    /// The numbers of the committed epochs, the base first.
+    /// Returns the numbers of the committed epochs, the base first.
     pub fn committed(&self) -> impl Iterator<Item = u64> + '_ {
         self.committed.iter().map(|(number, _)| *number)
     }
 }
 
-/// An epoch that is open: its pages are copied, then it is committed. Dropping it aborts it, and
-/// the next epoch has its pages.
+/// An open epoch: the caller copies its pages, then commits it. Dropping it aborts it, and the next
+/// epoch has its pages.
 #[must_use = "dropped, the epoch is aborted"]
 #[derive(Debug)]
 pub struct Epoch<'e> {
@@ -135,22 +136,22 @@ pub struct Epoch<'e> {
 }
 
 impl Epoch<'_> {
-    /// The epoch's number, above those of all earlier epochs.
+    /// Returns the epoch's number, which is above the numbers of all earlier epochs.
     pub const fn number(&self) -> u64 {
         self.number
     }
 
-    /// Whether it has all pages.
+    /// Returns whether it is a base, which has all pages.
     pub const fn is_base(&self) -> bool {
         self.base
     }
 
-    /// The epoch's pages, one bit each, from the memslot's first page on.
+    /// Returns the epoch's pages, one bit each, from the memslot's first page on.
     pub fn bitmap(&self) -> &[u64] {
         &self.dirty
     }
 
-    /// Commits the epoch: its pages have been copied, safely.
+    /// Commits the epoch. The caller has safely copied its pages.
     pub fn commit(mut self) {
         let dirty = core::mem::take(&mut self.dirty);
         self.epochs.committed.push((self.number, dirty));

@@ -1,25 +1,26 @@
-//! Events in a guest's memory, as they happen: for a VMM's tracing.
+//! Events in a guest's memory, reported as they happen, for a VMM's tracing.
 
 use crate::backing::HvaRange;
 use crate::memslots::spec::{MemslotId, MemslotSpec};
 use crate::outcome::Outcome;
 use slat::{Access, Gpa, GpaRange, Vmid};
 
-/// A receiver of events: a VMM's tracing. [`Host::events`](crate::Host::events) names it.
+/// A receiver of events, for a VMM's tracing. [`Host::events`](crate::Host::events) returns it.
 ///
-/// With the default, `()`, no event is made, and there is no code for it.
+/// With the default, `()`, no event is made, and no code for events is generated.
 ///
-/// The thread that does what an event reports calls it, outside the tables, but with the turn of a
-/// change: it works on no guest of the host, and does not wait for a thread that does.
+/// The thread that does the work calls it. The thread may be inside the guest's tables (when a
+/// fault splits a block), or hold the lock for changes of memslots. So an implementation works on
+/// no guest of the host, and does not wait for a thread that does.
 pub trait Events {
-    /// Whether `event` is called at all.
+    /// Whether `event` is called.
     const WANTED: bool = true;
 
-    /// Reports what happened to the guest whose VMID is `guest` by then.
+    /// Reports an event in the guest whose VMID is now `guest`.
     fn event(&self, guest: Vmid, event: Event);
 }
 
-/// Events are not wanted.
+/// A receiver for hosts that want no events.
 impl Events for () {
     const WANTED: bool = false;
 
@@ -36,12 +37,12 @@ impl<E: Events + ?Sized> Events for &E {
     }
 }
 
-/// An event. The thread of a `Begin` event is that of the matching `End` event, except for a change
+/// An event. One thread reports a `Begin` event and the matching `End` event, except for a change
 /// of a memslot that is done in pieces ([`Worker::begin_memslot`](crate::Worker::begin_memslot)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// A vCPU's access is about to be answered.
+    /// A vCPU begins to handle a fault.
     FaultBegin {
         /// The vCPU's number.
         vcpu: u16,
@@ -50,7 +51,7 @@ pub enum Event {
         /// The access.
         access: Access,
     },
-    /// It was answered.
+    /// The vCPU has handled the fault.
     FaultEnd {
         /// The vCPU's number.
         vcpu: u16,
@@ -58,41 +59,41 @@ pub enum Event {
         gpa: Gpa,
         /// The fault's outcome.
         outcome: Outcome,
-        /// How long it took, by [`Host::now`](crate::Host::now), and as [`Stats`](crate::Stats)
-        /// count it.
+        /// How long it took, in ticks of [`Host::now`](crate::Host::now), as
+        /// [`Stats`](crate::Stats) counts it.
         ticks: u64,
     },
-    /// Blocks were split: in a fault, a clear, or eagerly.
+    /// Blocks were split: in a fault, in a clear of the log, or eagerly.
     Split {
-        /// Where the split began to look.
+        /// The address from which the split looked for blocks.
         at: Gpa,
-        /// Bytes of blocks.
+        /// The bytes of the blocks that were split.
         bytes: u64,
     },
     /// Tables became blocks again.
     Collapse {
-        /// The range that was looked at.
+        /// The range in which the operation looked for such tables.
         range: GpaRange,
-        /// Bytes of blocks.
+        /// The bytes of the new blocks.
         bytes: u64,
     },
-    /// Memory is about to be taken from the guest.
+    /// An invalidation by the host begins.
     InvalidationBegin {
         /// The first of the host's ranges.
         host: HvaRange,
         /// The number of ranges.
         ranges: usize,
     },
-    /// The guest cannot reach the memory any more; the host is not done with it.
+    /// The guest cannot access the memory any more. The host has not finished with it.
     InvalidationEnd {
         /// Bytes that were mapped.
         bytes: u64,
     },
-    /// A memslot is about to change, to be made or deleted, or to begin or end its log.
+    /// A change of a memslot begins: it is made, moved or deleted, or its log begins or ends.
     MemslotBegin {
         /// The memslot as it was.
         before: Option<MemslotSpec>,
-        /// The memslot as it will be; of no bytes if it is deleted.
+        /// The memslot as it will be; its size is 0 if it is deleted.
         after: MemslotSpec,
     },
     /// A pass over a memslot has finished a piece of it; a change takes one pass or several.
@@ -100,14 +101,14 @@ pub enum Event {
         /// The piece.
         range: GpaRange,
     },
-    /// A memslot has changed.
+    /// The change of a memslot has ended.
     MemslotEnd {
         /// The memslot's name.
         id: MemslotId,
     },
 }
 
-/// Reports the event that `event` makes to `events`, if they are wanted.
+/// Makes an event with `event` and reports it to `events`, if events are wanted.
 #[inline(always)]
 pub(crate) fn tell<E: Events>(
     events: E,
@@ -123,7 +124,7 @@ pub(crate) fn tell<E: Events>(
 mod tests {
     use super::*;
 
-    /// Neither the event nor what is told with it is evaluated: `WANTED` is a constant.
+    /// Neither the event nor the VMID is evaluated, because `WANTED` is a constant.
     #[test]
     fn by_default_no_event_is_even_made() {
         tell((), || panic!("a VMID was read"), || panic!("an event was made"));

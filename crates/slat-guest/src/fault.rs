@@ -1,4 +1,4 @@
-//! Faults: the answers to a vCPU's accesses, without a lock.
+//! Faults: a vCPU's accesses that the MMU refused are resolved here, without a lock.
 
 mod execute;
 mod rare;
@@ -23,20 +23,20 @@ use slat::{
     MapError, PageSize, Removed, Software, SplitError, Translation,
 };
 
-/// How often a fault starts again where other threads change the same entries.
+/// The number of attempts at a fault while other threads change the same entries.
 pub(crate) const ATTEMPTS: u32 = 8;
-/// Table pages for a path from the root, and for a split along it.
+/// The number of table pages for a path from the root, and for a split along it.
 pub(crate) const PATH: usize = 6;
 
 pub(crate) enum Step {
     Done(Outcome),
     /// The leaf that was found has changed: try again.
     Again,
-    /// Table pages ran out.
+    /// The worker's cache of table pages is empty.
     Dry,
-    /// The backing does not have the page yet, which is there in the host.
+    /// The backing has not got the page yet.
     NotYet(MemslotId, Hva),
-    /// The page that the write may replace has to be unmapped everywhere else first
+    /// The write may replace the page, so it has to be unmapped everywhere else first
     /// ([`Guest::replacing`]).
     Replaces(HvaRange),
 }
@@ -48,22 +48,22 @@ impl From<Outcome> for Step {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
-    /// Answers the guest's `access` to `gpa`, which its MMU refused.
+    /// Handles a fault of the guest: its MMU refused `access` to `gpa`.
     ///
-    /// Where a leaf is given a right, the calling CPU forgets the old one
-    /// ([`slat::Platform::invalidate_local`]); other CPUs fault once more. The guest may be run
-    /// again after every outcome but [`Outcome::Mmio`], [`Outcome::RingFull`], [`Outcome::Convert`]
-    /// and [`Outcome::Refused`], which say what has to be done first.
+    /// If the fault gives a leaf a right, the calling CPU invalidates its own TLB entries of the
+    /// leaf ([`slat::Platform::invalidate_local`]); other CPUs may fault once more. The guest may
+    /// be run again after every outcome except [`Outcome::Mmio`], [`Outcome::RingFull`],
+    /// [`Outcome::Convert`] and [`Outcome::Refused`], which say what has to be done first.
     ///
-    /// Where pages are private the access is taken as one of the page's kind. A machine that
-    /// reports the kind of an access uses [`Vcpu::fault_as`].
+    /// If pages may be private, the access counts as one of the page's kind. A machine that reports
+    /// the kind of an access uses [`Vcpu::fault_as`].
     pub fn fault(&mut self, gpa: Gpa, access: Access) -> Outcome {
         self.timed(gpa, access, None)
     }
 
-    /// [`Vcpu::fault`] for an access that wants a page of `kind`: as the guest's tables, an address
-    /// bit or the fault's syndrome said. `gpa` is without such a bit. If the page is of the other
-    /// kind, the answer is [`Outcome::Convert`].
+    /// Handles a fault as [`Vcpu::fault`] does, for an access that wants a page of `kind`, as the
+    /// guest's tables, an address bit or the fault's syndrome said. `gpa` is without such a bit. If
+    /// the page is of the other kind, the outcome is [`Outcome::Convert`].
     pub fn fault_as(&mut self, gpa: Gpa, access: Access, kind: MemoryKind) -> Outcome {
         self.timed(gpa, access, Some(kind))
     }
@@ -98,8 +98,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         outcome
     }
 
-    /// Makes one attempt. `first`: it is the first for this access. `replaced`: the host's memory
-    /// that has been unmapped everywhere else.
+    /// Makes one attempt. `first`: it is the first for this access. `replaced`: host memory that
+    /// has been unmapped everywhere else.
     #[inline]
     fn attempt(
         &mut self,
@@ -110,8 +110,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         replaced: Option<HvaRange>,
     ) -> Step {
         let guest = self.worker.guest;
-        // If no more pages are to be had, those at hand may do: else the fault runs dry, and asks
-        // again.
+        // If there are no more pages, those in the cache may be enough. If not, the attempt ends
+        // with `Dry`, and the fault asks again.
         let _at_hand = self.worker.top_up(PATH);
         let (id, own_view, tables) = (self.id, self.view.is_some(), guest.space(self.view));
         self.worker.with_slots(tables, |view, inside| {
@@ -131,7 +131,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
                 return Outcome::Convert { to }.into();
             }
             // Two faults that fold one group may void each other's reservations, so only first
-            // attempts fold. A group is of one kind.
+            // attempts fold. All pages of a group are of one kind.
             let allowed = view.execute_huge == ExecuteHuge::Allowed && slot.kinds.is_none();
             let folds = first && guest.config.contiguous && allowed;
             let host = HvaRange { start: slot.spec.host_of(page.start().0), bytes: page.size() };
@@ -161,15 +161,15 @@ pub(crate) struct Fault<'f> {
     pub access: Access,
     /// The vCPU's number, or one that no vCPU has.
     pub id: u16,
-    /// It runs on a view of its own.
+    /// The vCPU runs on its own view.
     pub own_view: bool,
-    /// It may fold leaves.
+    /// The attempt may fold leaves.
     pub folds: bool,
     /// The page's kind.
     pub kind: MemoryKind,
-    /// No access asked for the page: it is mapped if it is at hand, and is not used yet.
+    /// No access asked for the page: it is mapped if it is at hand, and does not count as used.
     pub ahead: bool,
-    /// The page as it was before a write is mapped nowhere else, nor will be.
+    /// The page that a write replaces is mapped nowhere else, and no other fault maps it.
     pub alone: bool,
 }
 
@@ -184,13 +184,13 @@ impl Fault<'_> {
         self.slot.log.is_some()
     }
 
-    /// The page's memory in the backing.
+    /// Returns the page's address range in the backing.
     fn host<F: Format>(&self) -> HvaRange {
         let page = self.page(F::size(0));
         HvaRange { start: self.slot.spec.host_of(page.start().0), bytes: page.size() }
     }
 
-    /// The log is of pages: blocks are not writable.
+    /// Returns whether the log is of pages, so that blocks are not writable.
     fn logs_pages(&self) -> bool {
         self.logs() && !self.slot.spec.log_blocks
     }
@@ -208,7 +208,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         }
     }
 
-    /// Logs the pages of `range` as written, after the leaf has become writable.
+    /// Logs the pages of `range` as written. Called after the leaf has become writable.
     #[inline]
     fn written(&self, fault: &Fault<'_>, range: GpaRange) {
         if let Some(log) = &fault.slot.log
@@ -228,7 +228,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         }
     }
 
-    /// Whether the vCPU's ring took the page.
+    /// Returns whether the vCPU's ring took the page.
     #[inline]
     fn pushed(&self, fault: &Fault<'_>, gpa: u64) -> bool {
         let page = || (gpa - fault.slot.spec.gpa.0) >> F::PAGE_SHIFT;
@@ -236,13 +236,14 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         ring.is_some_and(|ring| ring.push(fault.slot.spec.id, page()))
     }
 
-    /// Gives the leaf around the address what the access needs, if it has all of `needed`.
+    /// Gives the leaf around the address the right that the access needs, if its software bits have
+    /// all of `needed`.
     fn relax(&mut self, fault: &Fault<'_>, size: PageSize, needed: Software) -> Step {
         let range = fault.page(size);
         match self.guard.relax_where(range, fault.access, needed) {
             Ok(granted) => {
                 let outcome = match fault.access {
-                    // The CPU holds an older state of the leaf.
+                    // The leaf has the right: the CPU has an older state of it in its TLB.
                     _ if !granted.is_changed() => Outcome::Spurious,
                     Access::Read => Outcome::MadeAccessed,
                     Access::Write => {
@@ -260,27 +261,28 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     }
 
     fn write(&mut self, fault: &Fault<'_>, leaf: Translation) -> Step {
-        // A block that lies in two memslots is not made writable as a whole: a write is in one of
+        // A block that lies in two memslots is not made writable as a whole: the write is in one of
         // them.
         let block = leaf.size > F::size(0);
         let crosses = block && !fault.slot.spec.has(fault.gpa.0, leaf.size.bytes());
         if leaf.attributes.write && !crosses {
-            // Only its accessed bit can be missing, or the dirty bit that software sets.
+            // The only bits that can be missing are the accessed bit, and the dirty bit if software
+            // sets it.
             return match self.relax(fault, leaf.size, MAY_WRITE) {
                 Step::Done(Outcome::MadeWritable(_)) => Outcome::MadeAccessed.into(),
                 step => step,
             };
         }
         if !leaf.attributes.software.contains(MAY_WRITE) {
-            // Shared by the backing for reading: another page takes its place.
+            // The backing shares the page for reading: another page replaces it.
             return self.replace(fault);
         }
         if crosses || block && fault.logs_pages() {
             if let Some(step) = self.split(fault) {
                 return step;
             }
-            // Hardware marks what is written from here on, in pages. Between the split and this the
-            // CPU may have read each of them without the right.
+            // From here on hardware marks writes by page. Between the split and this, the CPU may
+            // have cached any of these pages without the right to write.
             if self.guest.config.logging == Logging::Hardware {
                 let around = fault.page(F::size(1));
                 match self.guard.allow_write(around, MAY_WRITE) {
@@ -301,27 +303,27 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             };
         }
         match self.relax(fault, leaf.size, MAY_WRITE) {
-            // It was not writable when it was read, and nothing changed here: it is another leaf by
-            // now.
+            // The leaf was read-only when it was read, and this changed nothing: by now it is
+            // another leaf.
             Step::Done(Outcome::Spurious) => Step::Again,
             step => step,
         }
     }
 
-    /// Splits along the path to the page; if that failed, returns the step to take instead.
+    /// Splits along the path to the page; returns the next step if that failed.
     fn split(&mut self, fault: &Fault<'_>) -> Option<Step> {
         self.split_by(fault, |guard, page, cache| guard.split(page, F::size(0), cache)).err()
     }
 
-    /// Notes for recovery a table in which pages may be executed: a block there may not be.
+    /// Notes for recovery a table that has executable pages, where a block could not be executed.
     fn note_table(&self, fault: &Fault<'_>) {
         if let Some(splits) = &fault.slot.splits {
             splits.add::<F>(&fault.slot.spec, fault.gpa.0);
         }
     }
 
-    /// Splits by `split` along the path to the page; returns its result, or the step to take
-    /// instead.
+    /// Splits by `split` along the path to the page; returns its result, or the next step if that
+    /// failed.
     fn split_by<T>(
         &mut self,
         fault: &Fault<'_>,
@@ -343,8 +345,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         }
     }
 
-    /// Answers a write to a leaf that may not be written: the leaf is given the right where the
-    /// backing allows, else another page of the backing's takes its place.
+    /// Handles a write to a leaf that may not be written: the leaf becomes writable if the backing
+    /// agrees, otherwise another page of the backing replaces it.
     fn replace(&mut self, fault: &Fault<'_>) -> Step {
         if self.must_be_alone(fault) {
             return Step::Replaces(fault.host::<F>());
@@ -355,9 +357,10 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         if let Some(step) = self.grant(fault) {
             return step;
         }
-        // The page that goes was never written, and the one that takes its place counts as used
-        // from the start. If another vCPU was first, the page that goes is that vCPU's, and was
-        // written: its mark is kept, as the host may take the page before this maps it again.
+        // The page that is unmapped was never written, and the new page counts as used from the
+        // start. If another vCPU has replaced it meanwhile, the page here is the new one, and was
+        // written: its mark is kept, because the host may take the page before this fault maps it
+        // again.
         let moving = self.guest.leaving.begin();
         self.empty(fault, F::size(0), |guest, view, removed| {
             if removed.attributes.dirty {
@@ -368,8 +371,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         self.map(fault, F::size(0))
     }
 
-    /// Whether a write is about to ask the backing while the page that it replaces may be mapped
-    /// elsewhere.
+    /// Returns whether the fault is about to ask the backing for a write while the page that this
+    /// replaces may be mapped elsewhere.
     #[inline]
     fn must_be_alone(&self, fault: &Fault<'_>) -> bool {
         fault.access == Access::Write
@@ -404,7 +407,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 granted.flush_local();
                 Some(Outcome::MadeWritable(F::size(0)).into())
             }
-            // Another page takes its place.
+            // Another page replaces it.
             Ok(granted) => {
                 granted.map(Granted::elsewhere);
                 None
@@ -413,7 +416,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         }
     }
 
-    /// Unmaps the leaf of `size`, or what took its place, and completes the invalidation.
+    /// Unmaps the leaf of `size`, or the leaves that replaced it, and completes the invalidation.
     fn empty(
         &mut self,
         fault: &Fault<'_>,
@@ -424,15 +427,15 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         guest.unmap(self.tables, &mut self.guard, [range], |removed| keep(guest, view, &removed));
     }
 
-    /// Maps the page, or as much around it as `largest`, memslot and backing allow.
+    /// Maps the page, or as much around it as `largest`, the memslot and the backing allow.
     pub(crate) fn map(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
         if self.must_be_alone(fault) {
             return Step::Replaces(fault.host::<F>());
         }
         let (spec, kind) = (&fault.slot.spec, fault.kind);
         let tells = self.tells_devices();
-        // A fetch does not ask the machine before it splits a block, which a private block needs:
-        // where fetches split, private memory is mapped in pages.
+        // A private block may be split only with the machine's consent, for which a fetch does not
+        // ask. So if fetches split when the guest begins, private memory is mapped in pages.
         let huge =
             kind == MemoryKind::Shared || self.guest.config.execute_huge == ExecuteHuge::Allowed;
         let mut largest = match fault.logs_pages() || fault.own_view || !huge {
@@ -442,8 +445,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         let logs = fault.logs();
         let mut folds = fault.folds && !logs && !fault.own_view;
         loop {
-            // The results are matched apart: merged, both calls would write theirs to memory if one
-            // does.
+            // Each result has its own `match`: with a common one, the compiler writes both results
+            // to memory.
             let reservation = if folds {
                 match self.guard.reserve_contiguous(fault.gpa, largest, self.cache) {
                     Ok(reservation) => reservation,
@@ -479,7 +482,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             {
                 return Outcome::Retry(Retry::Contended).into();
             }
-            // Looked at after the reservation, as invalidations are: see `memslots::kinds`.
+            // Checked after the reservation, as invalidations are: see `memslots::kinds`.
             if fault.slot.kind_of::<F>(&range) != Some(kind) {
                 if bytes <= F::size(0).bytes() {
                     return Outcome::Retry(Retry::Converting).into();
@@ -532,7 +535,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 dirty: written,
                 software: Software::new(write, page.execute),
             };
-            // Where hardware does not mark writes, a writable leaf may have been written.
+            // If hardware does not mark writes, a writable leaf may have been written.
             if !self.guest.marks_writes {
                 attributes.dirty = attributes.write;
             }

@@ -2,50 +2,53 @@
 
 use slat::{Gpa, GpaRange, Hpa};
 
-/// Shared memory as a device may reach it.
+/// Shared memory that a device may access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceLeaf {
     /// The first guest address.
     pub gpa: Gpa,
     /// The memory behind it.
     pub hpa: Hpa,
-    /// Bytes.
+    /// The size in bytes.
     pub bytes: u64,
-    /// Whether it may be written, even if the guest's leaf becomes writable by a fault only.
+    /// Whether devices may write it. The guest's leaf may still be read-only, until a fault makes
+    /// it writable.
     pub write: bool,
 }
 
-/// An IOMMU's tables that follow a guest's. They are told what is mapped and unmapped in the tables
-/// that vCPUs share, if the guest has devices ([`Config::devices`](crate::Config::devices)). The
-/// default methods do nothing. Devices do not reach private memory, so it is not reported.
+/// An IOMMU's tables that follow a guest's. If the guest has devices
+/// ([`Config::devices`](crate::Config::devices)), its threads report here what they map and unmap
+/// in the tables that vCPUs share. The default methods do nothing. Devices do not access private
+/// memory, so it is not reported.
 ///
 /// # Order
-/// - [`DeviceTables::mapped`] is called after the leaf is there; again, with `write`, when it may
-///   be written from then on.
-/// - [`DeviceTables::unmapped`] is called after no CPU can reach the memory any more, and before it
-///   is given back: before an invalidation, an eviction, a conversion or a deletion of a memslot
-///   returns or reports anything, and before a fault maps another page there. When it returns no
-///   device must reach the memory by these addresses.
-/// - *Invariant*: the calls come in the order in which the leaves came, changed and went. A fault
-///   holds a lock from before the leaf is there, or may be written, until it has reported that; an
-///   unmapping thread holds it from before the leaf goes until its invalidation has completed and
-///   it has reported that. So faults wait for unmaps, in guests with devices only.
+/// - A thread calls [`DeviceTables::mapped`] after the leaf exists, and again, with `write`, when
+///   the leaf may be written from then on.
+/// - A thread calls [`DeviceTables::unmapped`] after no CPU can access the memory any more, and
+///   before the memory is given back: before an invalidation, an eviction, a conversion or a
+///   deletion of a memslot returns or reports anything, and before a fault maps another page there.
+///   When it returns, no device may access the memory by these addresses.
+/// - *Invariant*: the calls come in the order in which the leaves were mapped, changed and
+///   unmapped. A fault holds a lock from before the leaf exists, or may be written, until it has
+///   reported that. A thread that unmaps holds it from before the leaf goes until its invalidation
+///   has completed and it has reported that. So faults wait for unmaps, in guests with devices
+///   only.
 ///
-/// Both are called inside the guest's tables and under that lock; `unmapped` also with the locks
-/// that [`Worker::invalidate`](crate::Worker::invalidate) is called under, and `mapped` with those
-/// that [`Backing::make_writable`](crate::Backing::make_writable) holds. They must not call the
-/// guest, wait for faults, nor take locks that the backing takes.
+/// Both methods run inside the guest's tables and under that lock. `unmapped` also runs under the
+/// locks under which [`Worker::invalidate`](crate::Worker::invalidate) is called, and `mapped`
+/// under those that [`Backing::make_writable`](crate::Backing::make_writable) holds. They must not
+/// call the guest, wait for faults, or take locks that the backing takes.
 pub trait DeviceTables {
-    /// The memory can be reached. A leaf that several vCPUs make writable may be reported more than
-    /// once.
+    /// Reports that devices may access the memory. A leaf that several vCPUs make writable may be
+    /// reported more than once.
     fn mapped(&self, _leaf: DeviceLeaf) {}
 
-    /// Nothing of `range` may be reached any more. It may be larger than what was reported as
-    /// mapped.
+    /// Reports that no device may access any of `range` any more. The range may be larger than the
+    /// memory that was reported as mapped.
     fn unmapped(&self, _range: GpaRange) {}
 }
 
-/// No devices.
+/// The tables of a host without devices: they do nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct NoDevices;
 

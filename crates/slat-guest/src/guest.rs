@@ -26,9 +26,9 @@ use slat::{Attributes, Format, Gpa, GpaRange, LeafSizeError, NewError, PageSize,
 /// The memory of one guest: memslots, tables, and the state of all operations on them.
 ///
 /// Any number of threads work on it: a thread that runs a vCPU as [`Vcpu`](crate::Vcpu), any other
-/// as [`Worker`](crate::Worker). Faults, ageing, clears of the log and invalidations from the
-/// host's side take no lock, unless devices are told of leaves
-/// ([`Config::devices`](crate::Config::devices)); changes of memslots take turns.
+/// thread as [`Worker`](crate::Worker). Faults, ageing, clears of the log and invalidations by the
+/// host take no lock, unless devices have tables that follow the guest's
+/// ([`Config::devices`](crate::Config::devices)). One thread at a time changes memslots.
 #[derive(Debug)]
 pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) tables: Owned<'p, F, H>,
@@ -37,25 +37,28 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) backing: B,
     pub(crate) config: Config,
     pub(crate) slots: Memslots,
-    /// Held while memslots change; the changes that are not finished.
+    /// The unfinished changes of memslots. A thread holds the lock while it changes memslots.
     pub(crate) changing: Lock<Vec<Unfinished>>,
     pub(crate) invalidations: Invalidations,
-    /// Invalidations of private memory, by its own addresses.
+    /// Invalidations of private memory, by addresses of private memory.
     pub(crate) private_invalidations: Invalidations,
-    /// Pages that write faults have the backing replace, and that may be mapped elsewhere.
+    /// Pages that the backing replaces for write faults, and that may be mapped elsewhere.
     pub(crate) replacing: Invalidations,
     pub(crate) pins: Pins,
-    /// Held while a change is told to devices' tables: see [`DeviceTables`](crate::DeviceTables).
+    /// A thread holds it while it passes a change on to devices' tables
+    /// ([`DeviceTables`](crate::DeviceTables)).
     pub(crate) telling: Lock<()>,
     pub(crate) rings: Box<[Ring<'p>]>,
     pub(crate) resetting: Lock<()>,
-    /// Held while huge pages are recovered.
+    /// A thread holds it while it recovers huge pages.
     pub(crate) recovering: Lock<()>,
     pub(crate) budget: Budget,
     pub(crate) eager_split: EagerSize,
-    /// Hardware marks the first write through a leaf: a leaf that nobody wrote may be writable.
+    /// Hardware marks the first write through a leaf, so a leaf may be writable before it is
+    /// written.
     pub(crate) marks_writes: bool,
-    /// Threads that are moving marks from leaves that go to where marks are kept.
+    /// Threads that are moving marks out of leaves that they remove, to the bits kept for the
+    /// memslot.
     pub(crate) leaving: Moves,
     pub(crate) caches: CacheState,
     /// Pages that vCPUs wait for.
@@ -69,7 +72,8 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
 #[derive(Debug)]
 pub(crate) struct OwnView<'p, F: Format, H: Host> {
     pub tables: Owned<'p, F, H>,
-    /// Whether the view may have leaves. Set before the first is mapped: see `Guest::spaces`.
+    /// Whether the view may have leaves. The vCPU sets it before it maps the first: see
+    /// `Guest::spaces`.
     pub live: AtomicU64,
 }
 
@@ -87,9 +91,11 @@ impl<'p, F: Format, H: Host> core::ops::Deref for Owned<'p, F, H> {
 
 impl<F: Format, H: Host> Drop for Owned<'_, F, H> {
     fn drop(&mut self) {
-        // SAFETY: `take`: nobody uses `self.0` after its owner was dropped. `deactivate`: nothing
-        // in this crate loads a root; a caller that does promises at `Vcpu::root`, or
-        // `Guest::tables`, that no CPU has it loaded when the guest is dropped, nor loads it later.
+        // SAFETY:
+        // 1. `take`: this is the only call, and `self.0` is not used after `drop`.
+        // 2. `deactivate`: nothing in this crate loads a root. A caller that loads one promises at
+        //    `Vcpu::root`, or `Guest::tables`, that no CPU has it loaded when the guest is dropped,
+        //    nor loads it later.
         unsafe { ManuallyDrop::take(&mut self.0).deactivate().destroy() }
     }
 }
@@ -100,24 +106,25 @@ impl<F: Format, H: Host> Drop for Owned<'_, F, H> {
 pub enum GuestError {
     /// The tables could not be made.
     Tables(NewError),
-    /// The format has no leaf of a size that the configuration names.
+    /// The format has no leaf of a size that the configuration asks for.
     LeafSize(LeafSizeError),
     /// The format, as configured, has no dirty bits that hardware sets.
     NoHardwareDirty,
-    /// Rings are filled by faults: they need [`Logging::Protect`].
+    /// Faults fill the rings, so rings need [`Logging::Protect`].
     RingNeedsProtection,
-    /// Hardware writes the addresses of pages that it marks: buffers need [`Logging::Hardware`].
+    /// Hardware fills the log buffers when it sets a dirty mark, so they need
+    /// [`Logging::Hardware`].
     BuffersNeedHardware,
-    /// The memory of a shared ring does not have as many entries as the guest's rings.
+    /// The memory for a shared ring does not have as many entries as the guest's rings.
     SharedRing {
         /// The vCPU.
         vcpu: u16,
-        /// Entries of that memory.
+        /// The number of entries in that memory.
         entries: usize,
     },
     /// The number of a ring's entries is not a power of two from 128 to 65536.
     RingSize {
-        /// Entries asked for.
+        /// The number of entries that was asked for.
         entries: u32,
     },
 }
@@ -155,7 +162,7 @@ impl fmt::Display for GuestError {
 impl core::error::Error for GuestError {}
 
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
-    /// Makes a guest without memory, for guest addresses of `address_bits`.
+    /// Makes a guest without memory, whose guest addresses have `address_bits` bits.
     ///
     /// # Errors
     /// [`GuestError`] says why the guest could not be made.
@@ -223,8 +230,9 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         })
     }
 
-    /// Shares the dirty rings with another process, which harvests them: one ring for each vCPU, of
-    /// [`Config::ring`] entries, in KVM's layout ([`DirtyGfn`]). Called before there is a vCPU.
+    /// Shares the dirty rings with another process, which harvests them. `memory` has one ring for
+    /// each vCPU, of [`Config::ring`] entries, in KVM's layout ([`DirtyGfn`]). The caller shares
+    /// the rings before it makes a [`Vcpu`](crate::Vcpu).
     ///
     /// # Errors
     /// [`GuestError::SharedRing`].
@@ -239,47 +247,47 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         Ok(self)
     }
 
-    /// The tables that vCPUs load. A vCPU whose caches are off loads a view of its own instead, if
-    /// the policy gives it one ([`Vcpu::root`](crate::Vcpu::root)).
+    /// Returns the tables that vCPUs load. While its caches are off, a vCPU loads a view of its own
+    /// instead, if the policy gives it one ([`Vcpu::root`](crate::Vcpu::root)).
     ///
     /// A caller that loads their root into a CPU promises that no CPU has it loaded when the guest
-    /// is dropped: the frames of its tables are given back then.
+    /// is dropped: dropping the guest frees the frames of its tables.
     pub fn tables(&self) -> &Tables<'p, F, H> {
         &self.tables
     }
 
-    /// Gives all tables of the guest another VMID; returns the old one. As [`Tables::renew`].
+    /// Gives all tables of the guest another VMID, as [`Tables::renew`] does; returns the old VMID.
     ///
     /// # Safety
-    /// The conditions of [`Tables::renew`], for each of the guest's roots
+    /// The caller meets the conditions of [`Tables::renew`] for each of the guest's roots
     /// ([`Vcpu::root`](crate::Vcpu::root)).
     pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
         for view in &self.views {
-            // SAFETY: the caller's promise is the callee's.
+            // SAFETY: the caller promises this for each of the guest's roots.
             unsafe { view.tables.renew(vmid) };
         }
         // SAFETY: as above.
         unsafe { self.tables.renew(vmid) }
     }
 
-    /// The backing: the host's side.
+    /// Returns the backing: the host memory behind the guest.
     pub const fn backing(&self) -> &B {
         &self.backing
     }
 
-    /// The configuration that the guest was made with.
+    /// Returns the configuration with which the guest was made.
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What the guest's memory cost so far, and what is mapped. Takes a time that depends on the
-    /// number of vCPUs alone.
+    /// Returns what the guest's memory has cost so far, and what is mapped. The time it takes
+    /// depends only on the number of vCPUs.
     pub fn stats(&self) -> Stats {
         let (late, contiguous) = (self.stalls.read(), self.config.contiguous);
         Stats::read::<F>(&self.vcpus, &self.counters, late, contiguous)
     }
 
-    /// Gives back all tables, as dropping the guest does, at a place that the caller chooses.
+    /// Frees all tables, as dropping the guest does, at a point that the caller chooses.
     ///
     /// # Safety
     /// No CPU has any of the guest's tables loaded.
@@ -287,12 +295,14 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         drop(self);
     }
 
-    /// All tables that may have leaves.
+    /// Returns all tables that may have leaves.
     ///
-    /// *Invariant*: a vCPU marks its view as live before it maps anything there, and looks for what
-    /// would forbid the mapping after it has reserved the entry. A thread that forbids a mapping
-    /// (by a change of memslots, an invalidation) announces that before it looks for live views.
-    /// One of the two sees the other.
+    /// *Invariant*: either the vCPU sees the prohibition, or the thread that prohibits sees the
+    /// view.
+    /// 1. A vCPU marks its view as live before it maps anything there. It checks for prohibitions
+    ///    after it has reserved the entry.
+    /// 2. A thread that prohibits a mapping (by a change of memslots, or an invalidation) announces
+    ///    that before it looks for live views.
     pub(crate) fn spaces(&self) -> impl Iterator<Item = &Tables<'p, F, H>> {
         crate::sync::agreed();
         let live = |view: &&OwnView<'p, F, H>| view.live.load(Ordering::Acquire) != 0;
@@ -312,24 +322,25 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         F::size(0)
     }
 
-    /// Tells the host's events, if they are wanted.
+    /// Reports an event to the host, if the host wants events.
     #[inline(always)]
     pub(crate) fn event(&self, event: impl FnOnce() -> Event) {
         tell(self.tables.platform().events(), || self.tables.vmid(), event);
     }
 
-    /// Takes the turn to change memslots; a turn may take as long as [`Host::between_pieces`] does.
+    /// Takes the lock for changes of memslots. A thread may hold it for as long as
+    /// [`Host::between_pieces`] takes.
     pub(crate) fn change_turn(&self) -> impl DerefMut<Target = Vec<Unfinished>> + '_ {
         self.changing.lock_patiently(|| self.tables.platform().wait())
     }
 
-    /// Reports a finished piece of a memslot. The calling thread is outside the tables.
+    /// Reports that work on a piece of a memslot is done. The calling thread is outside the tables.
     pub(crate) fn piece_done(&self, range: GpaRange) {
         self.event(|| Event::Piece { range });
         self.tables.platform().between_pieces();
     }
 
-    /// Counts blocks that were split, and tells the events of them.
+    /// Counts blocks that were split, and reports the event.
     #[inline]
     pub(crate) fn count_split(&self, counters: &Counters, at: Gpa, bytes: u64) {
         if bytes != 0 {
@@ -347,17 +358,18 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
     }
 
-    /// The number of the guest's table pages: in its tables, in vCPUs' views, unlinked and not
-    /// given back yet, and at hand in its workers' caches. Roots are not counted.
+    /// Returns the number of the guest's table pages: those in its tables and in vCPUs' views,
+    /// those that were unlinked but not freed yet, and those in its workers' caches. Roots are not
+    /// counted.
     pub fn table_pages(&self) -> u64 {
         self.budget.charged()
     }
 
-    /// Gives back tables that were unlinked, if no thread can be in them any more; returns how
-    /// many. For callers that want them back at once: operations that unlink tables do so
-    /// themselves. Tables that [`Tables::reclaim`] gives back instead stay charged to the guest.
+    /// Frees unlinked tables that no thread can be inside any more; returns how many. Operations
+    /// that unlink tables do this themselves; the call is for callers that want the pages at once.
+    /// Tables that [`Tables::reclaim`] frees instead stay charged to the guest.
     pub fn reclaim(&self) -> usize {
-        // Also the tables of views that are empty by now.
+        // Includes views that have no leaves now: they may have unlinked tables.
         let views = self.views.iter().map(|view| &*view.tables);
         core::iter::once(&*self.tables).chain(views).map(|tables| self.reclaim_in(tables)).sum()
     }

@@ -1,4 +1,4 @@
-//! Memory that the guest can only read for a time: its writes fault, and ask the backing anew.
+//! Host memory that the guest may only read for a time: its writes fault, and ask the backing anew.
 
 use crate::backing::{Backing, HvaRange, MAY_WRITE};
 use crate::host::Host;
@@ -9,22 +9,23 @@ use alloc::vec::Vec;
 use slat::{Format, GpaRange, Software};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Takes the right to write `host` from the guest, which goes on reading it where it is mapped.
-    /// When this returns, nothing of the range is written; until the value is dropped no fault maps
-    /// any of it, and so no write to it succeeds. The caller tells the backing while it holds the
-    /// value; after that the first write to each page asks the backing.
+    /// Write-protects the host memory `host`. The guest can still read it where it is mapped. When
+    /// this returns, the guest writes nothing of the range; until the result is dropped, no fault
+    /// maps any of it, and so no write to it succeeds. The caller makes its change to the backing
+    /// while it holds the result; after that the first write to each page asks the backing.
     ///
-    /// All of the memory is as of one moment: it has no write that follows another without that
-    /// other. Blocks that the range cuts through are protected whole.
+    /// All of the memory is as of one moment: if it has a write, it has all writes that the guest
+    /// made before that one. Blocks that overlap the range are write-protected whole.
     ///
-    /// [`Backing::make_writable`] answers `None` for these pages from before this is called, until
-    /// the value has been dropped. This waits for faults, of all guests of the host: the caller
-    /// holds no lock that the backing takes.
+    /// From before this call until the result is dropped, [`Backing::make_writable`] must return
+    /// `None` for these pages. This waits for faults of all guests of the host: the caller holds no
+    /// lock that the backing takes.
     ///
-    /// *Invariant*: a leaf gets the right to write from the backing's answer, or because its
-    /// software bit says that it may have it (ADR 7). Faults that asked before the invalidation
-    /// began are waited for, and later ones see it and do not ask. Then all leaves lose that bit,
-    /// and only then the right itself: nothing gives back the right that a leaf loses here.
+    /// *Invariant*: no thread gives back the right to write that a leaf loses here. A leaf gets
+    /// that right from the backing's answer, or because its software bit allows it (ADR 7).
+    /// 1. Faults that asked before the invalidation began are waited for; later ones see it, and do
+    ///    not ask.
+    /// 2. Then all leaves lose the software bit, and only then the right itself.
     pub fn hold_writes(&mut self, host: HvaRange) -> Invalidation<'w> {
         let guest = self.guest;
         let held = guest.invalidations.begin(&host);
@@ -32,8 +33,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         // Private memory has no host address.
         let shared = MemoryKind::Shared;
         let ranges: Vec<GpaRange> = self.look(|view| {
-            // Also of memslots that are going: the guest writes to the part that is not emptied
-            // yet.
+            // This includes memslots that are being deleted or moved: the guest writes to the part
+            // that is not emptied yet.
             let slots = view.backed_by(host);
             slots.flat_map(|(slot, part)| slot.runs::<F>(part, shared)).collect()
         });

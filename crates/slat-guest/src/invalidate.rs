@@ -12,31 +12,32 @@ use crate::sync::agreed;
 use crate::worker::{Inside, Worker};
 use slat::{Attributes, Format, Gpa, GpaRange, Guard, Removed, Tables};
 
-/// Neighbouring pages that were taken from the guest.
+/// Neighbouring pages that were unmapped for the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Taken {
     /// The first guest address.
     pub gpa: Gpa,
-    /// The pages in the host.
+    /// The host addresses of the pages.
     pub host: HvaRange,
-    /// The guest wrote them, or may have, since they were last taken; also if a log has taken the
-    /// mark from the leaf meanwhile.
+    /// The guest wrote them, or may have, since they were last taken. This includes writes whose
+    /// mark a log has taken from the leaf.
     pub dirty: bool,
     /// The guest used them since they were last aged.
     pub accessed: bool,
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Takes the memory at `host` from the guest. `taken` is told, once the guest cannot reach the
-    /// memory, what was mapped there, and what was used or written and is not mapped any more.
-    /// Blocks that the range touches are taken whole; of a range of no bytes nothing is taken.
+    /// Unmaps the memory at `host` from the guest. Once the guest cannot access the memory any
+    /// more, it calls `taken` with what was mapped there, and with pages that were used or written
+    /// and are no longer mapped. Blocks that overlap the range are unmapped whole. With an empty
+    /// range it does nothing.
     ///
-    /// When this returns the host may take the memory back, or change it. Until the value is
-    /// dropped no fault maps any of it. It may be called with locks that [`Backing::page`] takes.
+    /// When this returns the host may take the memory back, or change it. No fault maps any of it
+    /// until the result is dropped. The caller may hold locks that [`Backing::page`] takes.
     ///
-    /// `taken` runs inside the tables: it must not take a lock under which a thread changes
-    /// memslots, reads a log that hardware keeps, switches caches, or reports what the host wrote,
-    /// as all of these wait for this call.
+    /// `taken` runs inside the tables. It must not take a lock under which a thread changes
+    /// memslots, reads a log that hardware keeps, switches caches, or reports host writes
+    /// ([`Worker::host_wrote`]): these operations wait for this call.
     pub fn invalidate(&mut self, host: HvaRange, mut taken: impl FnMut(Taken)) -> Invalidation<'w> {
         let invalidation = self.guest.invalidations.begin(&host);
         if host.bytes != 0 {
@@ -45,26 +46,25 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         invalidation
     }
 
-    /// Takes memory from the guest that its [`Backing`] has stopped handing out: all of `hosts`,
-    /// with one invalidation for every few dozen leaves, wherever they are. `taken` is told what
-    /// was mapped, as in [`Worker::invalidate`]; blocks that a range touches are taken whole.
+    /// Unmaps memory that the guest's [`Backing`] no longer hands out: all of `hosts`, with one TLB
+    /// invalidation for every few dozen leaves, wherever they are. It calls `taken` with what was
+    /// mapped, as [`Worker::invalidate`] does; blocks that overlap a range are unmapped whole.
     ///
-    /// The backing must answer [`NoPage`](crate::NoPage) for these pages from before this is called
-    /// until the memory may be mapped again. Unlike [`Worker::invalidate`], this does not hold up
-    /// faults on other pages. When it returns, the guest cannot reach `hosts`.
+    /// The backing must return [`NoPage`](crate::NoPage) for these pages from before this call
+    /// until the memory may be mapped again. Unlike [`Worker::invalidate`], this does not delay
+    /// faults on other pages. When it returns, the guest cannot access `hosts`.
     ///
-    /// *Invariant*: the caller changes what the backing answers, then this walks; a fault reserves
-    /// its entry, then asks the backing. The two are crosswise (`agreed`): the fault is refused, or
-    /// the walk finds its reservation or leaf. The fences are here; the backing keeps its answer
-    /// where a lock is held, or in atomics, with acquire and release if the answer tells what other
-    /// memory holds.
+    /// *Invariant*: a fault is refused, or the walk finds its reservation or leaf. The caller
+    /// changes what the backing answers, then this walks; a fault reserves its entry, then asks the
+    /// backing (`agreed`). The fences are in this crate. The backing keeps its answer under a lock,
+    /// or in atomics, with acquire and release if the answer implies what other memory holds.
     pub fn evict(&mut self, hosts: &[HvaRange], mut taken: impl FnMut(Taken)) {
         agreed();
         self.take_pages(hosts, &mut taken);
     }
 
     fn take_pages(&mut self, hosts: &[HvaRange], taken: &mut impl FnMut(Taken)) {
-        // Pages are taken whole.
+        // Ranges are widened to whole pages.
         let page = F::size(0).bytes();
         let whole = |host: &HvaRange| {
             let start = host.start.0 & !(page - 1);
@@ -80,16 +80,16 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let mut spaces = guest.spaces().peekable();
         while let Some(tables) = spaces.next() {
             let last = spaces.peek().is_none();
-            // The log has the marks of what is unmapped once a reader that waits for this guard
-            // looks at it.
+            // A reader of the log waits for this guard, and after that finds in the log the marks
+            // of what is unmapped here.
             let bytes = self.with_slots(tables, |view, Inside { guard, .. }| {
                 let pages = || hosts.iter().filter(some).map(whole);
                 let parts = || pages().flat_map(|host| view.backed_by(host));
-                // The host does not take private memory by these addresses.
+                // Private memory has no host address, so the host cannot take it here.
                 let kind = MemoryKind::Shared;
                 let mapped = parts().flat_map(|(slot, part)| slot.runs::<F>(part, kind));
                 let bytes = guest.take(view, tables, guard, mapped, taken);
-                // After all tables: else a view's leaf would be reported as one that is not there.
+                // After all tables: otherwise a page in a view would be reported as not mapped.
                 if last {
                     parts().for_each(|(slot, part)| guest.tell(slot, part, None, taken));
                 }
@@ -106,7 +106,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 }
 
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
-    /// Unmaps `ranges`, and reports what was there; returns the bytes.
+    /// Unmaps `ranges`, and reports what was mapped there; returns the bytes.
     pub(crate) fn take(
         &self,
         view: &View,
@@ -118,7 +118,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         self.unmap(tables, guard, ranges, |removed| {
             self.keep_dirty(view, &removed);
             let Removed { gpa, bytes, attributes, .. } = removed;
-            // Each memslot's own part, with its host addresses and what it keeps.
+            // Each memslot's own part, with its host addresses and its kept marks.
             let all = GpaRange::new(gpa, bytes).expect("a leaf is not empty");
             for (slot, part) in view.parts(&all) {
                 self.tell(slot, part, Some(attributes), taken);
@@ -126,9 +126,9 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         })
     }
 
-    /// Reports pages of a memslot that were taken from the guest, by the marks of their leaves, if
-    /// there were any, and those that are kept about them ([`Kept`](crate::bits::Kept)). Without
-    /// leaves, only pages with a kept mark are reported.
+    /// Reports pages of a memslot that were unmapped, with the marks of their leaves, if there were
+    /// any, and with their kept marks ([`Kept`](crate::bits::Kept)). Without leaves, only pages
+    /// with a kept mark are reported.
     pub(crate) fn tell(
         &self,
         slot: &Memslot,

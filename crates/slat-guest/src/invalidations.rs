@@ -1,26 +1,28 @@
-//! Invalidations that are under way: faults see them, and they see faults' reservations.
+//! Invalidations that are under way. Faults see them, and they see faults' reservations.
 //!
 //! # Protocol
-//! An invalidation begins, empties leaves and reservations, and ends when the host is done. A fault
-//! reserves its entry, then looks whether an invalidation of that memory is under way, then asks
-//! the backing, then commits.
+//! An invalidation begins, empties leaves and reservations, and ends when the host has finished. A
+//! fault reserves its entry, then looks for invalidations of that memory, then asks the backing,
+//! then commits.
 //!
-//! *Invariant*: no page is committed that the backing returned before an invalidation of it ended.
-//! - The fault reserves before the invalidation's walk comes by: the walk empties the reservation,
-//!   and the commit fails, whatever size the reservation has, and also where a table took its
-//!   place.
-//! - It reserves after that: reserving and looking, beginning and walking, are crosswise
-//!   (`agreed`). So the fault sees the invalidation, and lets the guest try again; or the
-//!   invalidation has ended, and the backing, asked only now, answers as the host left it.
+//! *Invariant*: no fault commits a page that the backing returned before an invalidation of it
+//! ended.
+//! - If the fault reserves before the invalidation walks over the entry, the walk empties the
+//!   reservation, and the commit fails. This holds for reservations of any size, and if a table has
+//!   replaced the entry.
+//! - If it reserves after that, the two order their accesses crosswise (`agreed`): the fault
+//!   reserves and then looks; the invalidation begins and then walks. So the fault sees the
+//!   invalidation, and the guest retries; or the invalidation has ended, and the backing, which the
+//!   fault asks after that, answers as the host left it.
 
 use crate::backing::HvaRange;
 use crate::sync::{AtomicU64, Ordering, agreed};
 
-/// The start of a place that is free.
+/// The start of a free place.
 const FREE: u64 = u64::MAX;
-/// The start of a place whose bounds are not known yet: it covers everything.
+/// The start of a place that is being filled: until its bounds are written it covers everything.
 const TAKEN: u64 = u64::MAX - 1;
-/// The number of invalidations whose bounds are known; further ones count as covering everything.
+/// The number of invalidations whose bounds are kept. Further ones count as covering everything.
 #[cfg(not(loom))]
 const PLACES: usize = 16;
 #[cfg(loom)]
@@ -30,7 +32,7 @@ const PLACES: usize = 1;
 #[derive(Debug)]
 pub(crate) struct Invalidations {
     active: AtomicU64,
-    /// How many of the active ones have no place.
+    /// The number of active invalidations that have no place.
     unplaced: AtomicU64,
     places: [(AtomicU64, AtomicU64); PLACES],
 }
@@ -45,8 +47,8 @@ impl Invalidations {
         }
     }
 
-    /// Begins an invalidation: faults on the memory wait until the result is dropped. A range of no
-    /// bytes holds up no fault.
+    /// Begins an invalidation: faults on the memory are retried until the result is dropped. An
+    /// empty range delays no fault.
     pub fn begin(&self, range: &HvaRange) -> Invalidation<'_> {
         if range.bytes == 0 {
             return Invalidation { invalidations: None, place: None };
@@ -75,11 +77,11 @@ impl Invalidations {
         }
     }
 
-    /// Whether an invalidation may be under way in `range`. A caller that has reserved an entry
-    /// before sees every one that does not see the reservation.
+    /// Returns whether an invalidation may be under way in `range`. A caller that has reserved an
+    /// entry before sees every invalidation that does not see the reservation.
     ///
-    /// The two bounds read here may belong to two invalidations, one after the other in the same
-    /// place: the second began after this looked, and will find the reservation.
+    /// The two bounds that this reads may be of two invalidations that had the place one after the
+    /// other. Then the second began after this looked, and finds the reservation.
     #[inline(always)]
     pub fn cover(&self, range: &HvaRange) -> bool {
         agreed();
@@ -97,12 +99,12 @@ impl Invalidations {
     }
 }
 
-/// An invalidation that is under way: faults on the memory have the guest try again. Dropping it
-/// ends the invalidation.
+/// An invalidation that is under way: the guest retries faults on the memory. Dropping it ends the
+/// invalidation.
 #[must_use = "dropped, the invalidation ends: the backing must have changed by then"]
 #[derive(Debug)]
 pub struct Invalidation<'i> {
-    /// `None`: it is of no memory.
+    /// `None` if the range is empty.
     invalidations: Option<&'i Invalidations>,
     place: Option<usize>,
 }

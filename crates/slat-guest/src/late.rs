@@ -1,4 +1,4 @@
-//! Memory that arrives late: vCPUs wait for a page, and are told when it is there.
+//! Memory that arrives late: vCPUs wait for a page, and are woken when it has arrived.
 
 use crate::backing::{Backing, Hva, HvaRange};
 use crate::guest::Guest;
@@ -10,13 +10,13 @@ use crate::waits::Arrival;
 use slat::{Format, Gpa};
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
-    /// Reports that the backing's answer for `host` has changed: pages have arrived, or never will.
-    /// Each vCPU that waits for one of them is told ([`Vcpu::ready`]), and woken ([`Host::wake`]);
-    /// returns how many were.
+    /// Reports that the backing's answer for `host` has changed: pages have arrived, or will never
+    /// arrive. It makes the arrival known to each vCPU that waits for one of them
+    /// ([`Vcpu::ready`]), and wakes the vCPU ([`Host::wake`]); returns the number of these vCPUs.
     ///
-    /// Any thread calls this, after the backing has changed its answer, and for each such change.
-    /// No arrival is lost, whatever a fault does meanwhile, if the backing keeps its answer where a
-    /// lock is held or, in atomics, by sequentially consistent stores and loads.
+    /// Any thread calls this, after each change of the backing's answer. No arrival is lost,
+    /// whatever a fault does meanwhile, if the backing keeps its answer under a lock, or in atomics
+    /// with sequentially consistent stores and loads.
     pub fn arrived(&self, host: HvaRange) -> u64 {
         let (platform, vmid) = (self.tables.platform(), self.tables.vmid());
         let page = F::size(0).bytes();
@@ -32,9 +32,9 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
 }
 
 impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
-    /// Returns a page that the vCPU has waited for and that is there, or never will be: its access
-    /// may be repeated. Each arrival is returned once. If a fault of the vCPU has found the page
-    /// itself, the arrival is not returned.
+    /// Returns a page that the vCPU has waited for and that has arrived, or will never arrive: the
+    /// access may be repeated. Each arrival is returned once. If a fault of the vCPU has already
+    /// found the page, the arrival is not returned.
     pub fn ready(&mut self) -> Option<Arrival> {
         let guest = self.worker.guest;
         let (arrival, since) = self.waits.end(&guest.waits, self.id, |_, ready| ready)?;
@@ -42,17 +42,17 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         Some(arrival)
     }
 
-    /// Whether the wait is over: [`Vcpu::ready`] returns the arrival, or has done so.
+    /// Returns whether the wait is over: [`Vcpu::ready`] returns the arrival, or has returned it.
     pub fn is_ready(&self, arrival: &Arrival) -> bool {
         self.waits.is_ready(&self.worker.guest.waits, self.id, arrival)
     }
 
-    /// The pages that the vCPU waits for, whether it was told or not.
+    /// Returns the pages that the vCPU waits for, including those that have arrived.
     pub fn waiting(&self) -> impl Iterator<Item = Arrival> + '_ {
         self.waits.all()
     }
 
-    /// Calls `sleep` until the page is there, then takes note of it. `sleep` returns when the vCPU
+    /// Calls `sleep` until the page has arrived, then ends the wait. `sleep` returns when the vCPU
     /// is woken ([`Host::wake`]), now and then, or at once.
     pub fn sleep_until(&mut self, arrival: Arrival, mut sleep: impl FnMut()) {
         while !self.is_ready(&arrival) {
@@ -65,8 +65,8 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         }
     }
 
-    /// Waits for the page, for which the backing has said *not yet*. `Err` if it is to be asked
-    /// once more.
+    /// Begins to wait for the page, for which the backing has answered *not yet*. Returns `Err` if
+    /// the fault has to ask the backing once more.
     pub(crate) fn wait_for(&mut self, slot: MemslotId, gpa: Gpa, host: Hva) -> Result<Outcome, ()> {
         let guest = self.worker.guest;
         let now = guest.tables.platform().now();
@@ -76,7 +76,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         }
     }
 
-    /// Ends the vCPU's wait for the page, if there was one: a fault has been answered.
+    /// Ends the vCPU's wait for the page, if there was one, after a fault on it.
     #[inline]
     pub(crate) fn waited(&mut self, gpa: Gpa, outcome: &Outcome) {
         if self.waits.any() && !matches!(outcome, Outcome::Retry(_) | Outcome::RingFull) {
@@ -96,7 +96,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         }
     }
 
-    /// Ends all waits: no thread runs the vCPU any more.
+    /// Ends all waits: the thread no longer runs the vCPU.
     pub(crate) fn wait_for_nothing(&mut self) {
         while self.waits.end(&self.worker.guest.waits, self.id, |_, _| true).is_some() {}
     }

@@ -1,17 +1,18 @@
 //! The memory of one guest, on the second-stage tables of [`slat`].
 //!
-//! It covers memslots, faults, dirty logging (by write protection, by hardware dirty bits, into
-//! rings), eager splits, huge pages that may not be executed, ageing, invalidations from the host's
-//! side, and the maintenance of memory when vCPUs switch their caches. Any number of threads work
-//! on a [`Guest`]: a thread that runs a vCPU as [`Vcpu`], any other as [`Worker`]. Faults, clears,
-//! ageing and invalidations take no lock, unless devices are told of leaves ([`Config::devices`]).
+//! It implements memslots, faults, dirty logging (by write protection, by hardware dirty bits, into
+//! rings), eager splits, huge pages that may not be executed, ageing, invalidations by the host,
+//! and the cache maintenance that is due when vCPUs switch their caches on or off. Any number of
+//! threads work on a [`Guest`]: a thread that runs a vCPU as [`Vcpu`], any other thread as
+//! [`Worker`]. Faults, clears of the log, ageing and invalidations take no lock, unless devices
+//! have tables that follow the guest's ([`Config::devices`]).
 //!
-//! The machine is a [`Host`]: the engine's [`Platform`](slat::Platform) with a clock. The host's
-//! memory behind the guest's addresses is a [`Backing`]. `examples/guest.rs` is a complete user;
-//! `docs/guest.md` compares this crate with Linux's KVM.
+//! The machine is a [`Host`]: the engine's [`Platform`](slat::Platform) with a clock. The host
+//! memory behind the guest's addresses is a [`Backing`]. `examples/guest.rs` is a complete program
+//! that uses the crate; `docs/guest.md` compares the crate with Linux's KVM.
 //!
 //! # What does not compile
-//! A guest's tables are given back only when no thread can be in them: a worker borrows its guest.
+//! A guest is destroyed only when no thread can be inside its tables: a worker borrows its guest.
 //! ```compile_fail,E0505
 //! # use slat::{Access, Format, Gpa};
 //! # use slat_guest::*;
@@ -26,7 +27,7 @@
 //! }
 //! ```
 #![no_std]
-// Documentation says which feature brings an item: where docs.rs builds it, with a nightly.
+// On docs.rs, which builds with a nightly compiler, each item's page names the feature it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs)]
 

@@ -1,19 +1,21 @@
 //! The dirty log: which pages the guest has written since they were last cleared.
 //!
 //! # Invariant
-//! With [`Logging::Protect`]: a page of a memslot that logs and that the guest may write is dirty
-//! in the log, or the fault that made it writable is about to set its bit, which it does *after*
-//! that. A clear takes the bit first, then the right to write, and completes the invalidation
-//! before it returns. So whichever of fault and clear comes last at the leaf, no writable page is
-//! left without its bit; and a write whose bit a clear did not see is in a copy that is made after
-//! the clear.
+//! With [`Logging::Protect`]: if the guest may write a page of a memslot that logs, the page is
+//! dirty in the log, or the fault that made it writable is about to set its bit.
+//! 1. A fault first makes the leaf writable, and then sets the bit.
+//! 2. A clear first takes the bit, then the right to write, and completes the TLB invalidation
+//!    before it returns.
+//!
+//! So whichever of fault and clear is the last to change the leaf, no page stays writable without
+//! its bit. If a clear did not see the bit of a write, a copy made after the clear has the write.
 //!
 //! With [`Logging::Hardware`]: a page whose leaf is not marked dirty was not written since the log
 //! was last read; blocks are not writable. A read moves the marks into the bitmap, where they stay
-//! until they are cleared: a migration that fails loses none.
+//! until they are cleared, so that a migration that fails loses none.
 //!
 //! In the last round of a migration the log is read after the last fault has returned, while the
-//! vCPUs stand still.
+//! vCPUs are stopped.
 
 mod begin;
 mod buffers;
@@ -40,43 +42,45 @@ pub enum LogError {
         /// The memslot.
         id: MemslotId,
     },
-    /// The memslot's log is beginning, in pieces ([`Worker::begin_memslot`]), and not complete yet.
+    /// The memslot's log is being begun in pieces ([`Worker::begin_memslot`]), and is not complete
+    /// yet.
     Beginning {
         /// The memslot.
         id: MemslotId,
     },
     /// The bitmap is too short.
     Bitmap {
-        /// Words needed.
+        /// The number of words needed.
         needed: usize,
-        /// Words given.
+        /// The number of words given.
         given: usize,
     },
-    /// The pages to be cleared do not begin and end at a multiple of 64, or at the end of the
-    /// memslot.
+    /// The pages to be cleared do not begin at a multiple of 64, or end neither at one nor at the
+    /// end of the memslot.
     Unaligned,
     /// The pages reach beyond the memslot.
     Beyond {
-        /// Pages of the memslot.
+        /// The number of pages of the memslot.
         pages: u64,
     },
-    /// Another thread held an entry for too long. Everything before it is done; nothing is lost.
+    /// Another thread held an entry for too long. Everything before its table is done; no mark is
+    /// lost.
     Contended {
-        /// The first page that is not done.
+        /// The address at which the operation stopped.
         at: Gpa,
     },
-    /// The tables refuse to change a leaf; waiting does not help. Nothing is lost.
+    /// The tables refuse to change a leaf; waiting does not help. No mark is lost.
     Change {
-        /// The first page that is not done.
+        /// The address at which the operation stopped.
         at: Gpa,
-        /// Why.
+        /// The reason.
         why: ChangeError,
     },
     /// The tables refuse to split a leaf.
     Split {
-        /// The first page that is not done.
+        /// The address at which the operation stopped.
         at: Gpa,
-        /// Why.
+        /// The reason.
         why: SplitError,
     },
 }
@@ -98,14 +102,14 @@ impl LogError {
 }
 
 impl LogError {
-    /// The error with which Linux's ioctls answer the same mistake.
+    /// Returns the name of the error that Linux's ioctls return for the same mistake.
     pub const fn errno(&self) -> &'static str {
         match self {
             Self::Missing { .. } => "ENOENT",
             Self::Contended { .. } | Self::Beginning { .. } => "EAGAIN",
             Self::Bitmap { .. } => "EFAULT",
             Self::Unaligned | Self::Beyond { .. } => "EINVAL",
-            // Linux has no such error: it sleeps until it has the lock, and then cannot fail.
+            // Linux has no such error: it waits for the lock, and then cannot fail.
             Self::Change { .. } | Self::Split { .. } => "EIO",
         }
     }
@@ -137,8 +141,8 @@ impl fmt::Display for LogError {
 impl core::error::Error for LogError {}
 
 impl<F: Format, H: Host, B: Backing> Worker<'_, F, H, B> {
-    /// Marks `range` in the log as written, because the host itself wrote it. What is not in a
-    /// memslot that logs is left out.
+    /// Marks `range` in the log as written, because the host itself wrote it. Parts of the range
+    /// that are not in a memslot that logs are ignored.
     pub fn mark_written(&mut self, range: GpaRange) {
         self.look(|view| {
             for (slot, part) in view.parts(&range) {

@@ -1,11 +1,12 @@
-//! The memory that is mapped, by the size of leaves: counters keep it, so that it takes no walk.
+//! The memory that is mapped, by the size of leaves. Counters keep it, so that no walk is needed.
 //!
-//! Each thread has counters, its own or shared with a few ([`crate::stats`]), to which it adds what
-//! its guard mapped and unmapped ([`slat::Guard::sizes`]) when it leaves the tables. *Invariant*:
-//! the counters have, or will have when the guard is dropped, the changes of every guard that a
-//! worker had in tables of this guest; so their sum is what is mapped there while no thread is
-//! inside. A single counter means nothing: a vCPU maps what a worker unmaps, whose counter goes
-//! below zero.
+//! Each thread has counters, its own or shared with a few ([`crate::stats`]). When it leaves the
+//! tables it adds to them what its guard mapped and unmapped ([`slat::Guard::sizes`]).
+//!
+//! *Invariant*: the counters have the changes of every guard that a worker had in tables of this
+//! guest, or will have them when the guard is dropped. So their sum is what is mapped while no
+//! thread is inside. A single counter means nothing: a worker can unmap what a vCPU mapped, and its
+//! counter goes below zero.
 
 use crate::sync::AtomicCount;
 use alloc::vec::Vec;
@@ -14,7 +15,8 @@ use slat::{Format, PageSize, Sizes};
 /// The number of levels that may have leaves.
 const LEVELS: usize = 3;
 
-/// Leaves mapped less leaves unmapped, modulo 2^64, by level; members of groups are counted apart.
+/// Leaves mapped minus leaves unmapped, modulo 2^64, by level. Leaves that belong to groups are in
+/// `members` only.
 #[derive(Debug, Default)]
 pub(crate) struct SizeCells {
     leaves: [AtomicCount; LEVELS],
@@ -33,31 +35,32 @@ impl SizeCells {
 
 /// Bytes of the guest's memory that are mapped, by the size of the leaves that map them.
 ///
-/// It is read from counters, in a time that depends on the number of vCPUs alone. It is exact while
-/// no thread works on the guest's memory; meanwhile it is off by no more than what the threads in
-/// the tables have changed there since they entered, and what changed while it was read. A vCPU's
-/// fault changes what it maps, or splits, and what is mapped ahead of it; every other operation
-/// leaves the tables after each piece of 1 GiB, or of the largest leaf if that is more. No size
-/// falls below 0.
+/// The values come from counters; the time to read them depends only on the number of vCPUs. They
+/// are exact while no thread works on the guest's memory. While threads do, they are off by at most
+/// what the threads inside the tables have changed since they entered, and what changes during the
+/// read. A vCPU's fault changes what it maps, or splits, and what it maps ahead; every other
+/// operation leaves the tables after each piece of 1 GiB, or of the largest leaf if that is more.
+/// No value is below 0.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Mapped {
     sizes: Vec<(PageSize, u64)>,
 }
 
 impl Mapped {
-    /// The bytes by each size of the format's leaves, smallest first; then, where faults fold
-    /// ([`Config::contiguous`](crate::Config)), the bytes of groups, by their own size.
+    /// Returns the bytes for each leaf size of the format, smallest first. If faults fold leaves
+    /// ([`Config::contiguous`](crate::Config)), the bytes of groups follow, by the size of the
+    /// group.
     pub fn by_size(&self) -> &[(PageSize, u64)] {
         &self.sizes
     }
 
-    /// All bytes that are mapped.
+    /// Returns all bytes that are mapped.
     pub fn bytes(&self) -> u64 {
         self.sizes.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Bytes that are mapped by leaves, or groups, larger than a page: divided by
-    /// [`Mapped::bytes`], the coverage by huge pages.
+    /// Returns the bytes that are mapped by leaves, or groups, larger than a page. Divided by
+    /// [`Mapped::bytes`], this is the coverage by huge pages.
     pub fn huge_bytes(&self) -> u64 {
         let page = self.sizes.first().map(|(size, _)| *size);
         let huge = self.sizes.iter().filter(|(size, _)| Some(*size) > page);
@@ -70,8 +73,8 @@ impl Mapped {
     ) -> Self {
         let sum = |of: fn(&SizeCells, usize) -> u64, level: u8| {
             let all = cells.clone().map(|cells| of(cells, level as usize));
-            // Of two threads that are inside, the one that unmapped may be counted already, and the
-            // one that mapped not yet.
+            // If two threads are inside, the counts of the one that unmapped may be there before
+            // those of the one that mapped.
             (all.fold(0u64, u64::wrapping_add) as i64).max(0) as u64
         };
         let levels = 0..=F::LARGEST_LEAF;

@@ -1,10 +1,11 @@
-//! Memslots: which guest addresses have memory, and where the host has it.
+//! Memslots: which guest addresses have memory, and where it is in the host.
 //!
-//! Faults read the memslots without a lock. There are two lists, of which one is current. A change
-//! copies the current list into the other, makes that one current, and waits until every thread
-//! that was inside the guest's tables has left: from then on all faults see the change, and no
-//! thread reads the list that the next change will overwrite. The lists share their common parts
-//! ([`tree`]): a look-up and a change take time logarithmic in the number of memslots.
+//! Faults read the memslots without a lock. There are two lists, and one of them is current. A
+//! change copies the current list into the other, makes that one current, and waits until every
+//! thread that was inside the guest's tables has left. From then on all faults see the change, and
+//! no thread reads the list that the next change overwrites. The lists share the parts that they
+//! have in common ([`tree`]): a look-up and a change take time logarithmic in the number of
+//! memslots.
 
 pub(crate) mod change;
 pub(crate) mod kinds;
@@ -26,16 +27,16 @@ use core::cell::UnsafeCell;
 use slat::{Gpa, GpaRange, PageSize};
 use tree::{Entry, Tree};
 
-/// A memslot, and the state that is kept about it.
+/// A memslot, and its state.
 #[derive(Clone, Debug)]
 pub(crate) struct Memslot {
     pub spec: MemslotSpec,
-    /// It is being deleted or moved: faults try again, invalidations still find it.
+    /// It is being deleted or moved: faults are retried, invalidations still find it.
     pub going: bool,
     pub log: Option<Arc<Bits>>,
-    /// How far the beginning of the log is, if it began in a memslot that was there.
+    /// How far the beginning of the log has come, if the log began after the memslot was made.
     pub begins: Option<Arc<Progress>>,
-    /// Marks of its pages that their leaves do not have.
+    /// Accessed and dirty marks of its pages that their leaves no longer have.
     pub kept: Arc<Kept>,
     /// Where instruction fetches have split huge pages.
     pub splits: Option<Arc<Splits>>,
@@ -43,7 +44,7 @@ pub(crate) struct Memslot {
     pub kinds: Option<Arc<Kinds>>,
 }
 
-/// The change that a request asks for.
+/// The kind of change that a request amounts to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Plan {
     Nothing,
@@ -53,23 +54,23 @@ pub(crate) enum Plan {
     Delete,
 }
 
-/// The memslots at one time: by guest address, by host address, by name. A copy shares what did not
-/// change.
+/// The memslots at one time: by guest address, by host address, by name. A copy shares the parts
+/// that do not change.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     by_gpa: Tree<Gpa, Arc<Memslot>>,
-    /// Memslots may have the same memory.
+    /// The key has the name because several memslots may have the same host memory.
     by_host: Tree<(Hva, MemslotId), Arc<Memslot>>,
     by_id: Tree<MemslotId, Arc<Memslot>>,
-    /// Whether huge pages may be executed. It is here so that a fault sees one state of this and
-    /// the memslots.
+    /// Whether huge pages may be executed. It is in the view so that a fault sees it and the
+    /// memslots as of the same moment.
     pub execute_huge: ExecuteHuge,
-    /// Some of the host's memory may be in two memslots, or was.
+    /// Two memslots may share host memory, or may have shared it.
     pub aliases: bool,
 }
 
 impl View {
-    /// A view without memslots.
+    /// Makes a view without memslots.
     fn new(execute_huge: ExecuteHuge) -> Self {
         let (by_gpa, by_host, by_id) = Default::default();
         Self { by_gpa, by_host, by_id, execute_huge, aliases: false }
@@ -81,19 +82,20 @@ impl View {
         (gpa.0 < slot.end).then_some(&*slot.value)
     }
 
-    /// All memslots, by guest address.
+    /// Returns all memslots, by guest address.
     pub fn iter(&self) -> impl Iterator<Item = &Memslot> {
         self.by_gpa.beyond(0).map(|entry| &*entry.value)
     }
 
-    /// The memslots that have some of `range`, each with its part of it.
+    /// Returns the memslots that overlap `range`, each with its part of the range.
     pub fn parts(&self, range: &GpaRange) -> impl Iterator<Item = (&Memslot, GpaRange)> {
         let range = *range;
         let slots = self.by_gpa.beyond(range.start().0).map(|entry| &*entry.value);
         slots.map_while(move |slot| Some((slot, slot.spec.common(&range)?)))
     }
 
-    /// The memslots that have some of the host's memory at `host`, and where they have it.
+    /// Returns the memslots that have some of the host memory at `host`, each with its guest
+    /// addresses.
     pub fn backed_by(&self, host: HvaRange) -> impl Iterator<Item = (&Memslot, GpaRange)> {
         let slots = self.by_host.beyond(host.start.0).map(|entry| &*entry.value);
         let slots = slots.take_while(move |slot| slot.spec.host < host.end());
@@ -104,14 +106,14 @@ impl View {
         self.by_id.get(&id).map(|slot| &**slot)
     }
 
-    /// Whether the memslot is where `spec` has it, and logs into `log`.
+    /// Returns whether the memslot is where `spec` says, and logs into `log`.
     pub fn logs_into(&self, spec: &MemslotSpec, log: &Bits) -> bool {
         let slot = self.named(spec.id).filter(|slot| !slot.going && slot.spec == *spec);
         let theirs = slot.and_then(|slot| slot.log.as_deref());
         theirs.is_some_and(|theirs| core::ptr::eq(theirs, log))
     }
 
-    /// Adds a memslot, or replaces the one of its name, which has the same addresses.
+    /// Adds a memslot, or replaces the one with its name, which has the same addresses.
     pub fn insert(&mut self, slot: Memslot) {
         let spec = slot.spec;
         let (number, value) = (spec.id.0.into(), Arc::new(slot));
@@ -122,7 +124,7 @@ impl View {
         self.by_id.put(Entry { key: spec.id, end: 0, number, value });
     }
 
-    /// Changes what is kept about a memslot, but not its addresses.
+    /// Changes the state of a memslot, but not its addresses.
     pub fn change(&mut self, id: MemslotId, change: impl FnOnce(&mut Memslot)) {
         if let Some(slot) = self.named(id) {
             let mut slot = slot.clone();
@@ -139,8 +141,8 @@ impl View {
         }
     }
 
-    /// The change that makes the memslots as `new` has it, by the rules of Linux's
-    /// `KVM_SET_USER_MEMORY_REGION`.
+    /// Returns the change that turns the current memslots into what `new` asks for, by the rules of
+    /// Linux's `KVM_SET_USER_MEMORY_REGION`.
     pub fn plan(&self, new: &MemslotSpec, page: PageSize, bits: u32) -> Result<Plan, MemslotError> {
         let old = self.named(new.id).map(|slot| slot.spec);
         if new.bytes == 0 {
@@ -178,7 +180,8 @@ pub(crate) struct Memslots {
     current: AtomicU64,
 }
 
-// SAFETY: `lists` are reached by `view` and `replace` only, whose callers keep them apart.
+// SAFETY: only `view` and `replace` access `lists`. Their contracts keep a reader and a writer of
+// one list apart.
 unsafe impl Sync for Memslots {}
 
 impl Memslots {
@@ -187,33 +190,36 @@ impl Memslots {
         Self { lists, current: AtomicU64::new(0) }
     }
 
-    /// The current memslots.
+    /// Returns the current memslots.
     ///
     /// # Safety
-    /// The caller is inside the guest's tables for as long as it uses the result, without
-    /// refreshing; or it holds the lock under which memslots are changed.
+    /// For as long as it uses the result, the caller either
+    /// 1. is inside the guest's tables, and does not refresh its guard; or
+    /// 2. holds the lock for changes of memslots.
     #[inline]
     pub unsafe fn view(&self) -> &View {
-        // Ordered after what the caller did before: a fault that an invalidation does not see in
-        // the tables sees the invalidation, and the invalidation sees the memslot that the fault
-        // saw.
+        // Orders this load after the caller's earlier accesses. If an invalidation does not see a
+        // fault in the tables, the fault sees the invalidation, and the invalidation sees the
+        // memslot that the fault saw.
         crate::sync::agreed();
         let now = self.current.load(Ordering::Acquire) as usize;
-        // SAFETY: the current list is not written: `replace` writes the other. It stays unwritten
-        // until the change after the next, which waits for the caller to leave, or for the lock.
+        // SAFETY: `replace` writes only the list that is not current, and the change after the next
+        // is the first that writes this one. Before that, a change waits until a caller of kind 1
+        // has left the tables; a caller of kind 2 holds the lock that changes need.
         unsafe { &*self.lists[now].get() }
     }
 
-    /// Makes `view` the one that every thread sees which enters the tables from now on.
+    /// Makes `view` current: every thread that enters the tables from now on sees it.
     ///
     /// # Safety
-    /// The caller holds the lock under which memslots are changed, has no reference from
-    /// [`Memslots::view`], and releases the lock only after all threads that were inside the
-    /// guest's tables have left.
+    /// 1. The caller holds the lock for changes of memslots.
+    /// 2. The caller has no reference from [`Memslots::view`].
+    /// 3. The caller releases the lock only after all threads that were inside the guest's tables
+    ///    have left.
     pub unsafe fn replace(&self, view: View) {
         let other = 1 - self.current.load(Ordering::Relaxed) as usize;
-        // SAFETY: no thread reads the list that is not current: those that did were waited for in
-        // the change that made it so, and the lock keeps other changes away.
+        // SAFETY: no thread reads the list that is not current. By 3 the change that made it so has
+        // waited for its readers; by 1 no other change runs; by 2 the caller does not read it.
         unsafe { *self.lists[other].get() = view };
         self.current.store(other as u64, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! The outcomes of faults, and of splits ahead of faults.
+//! The outcomes of faults, and of eager splits.
 
 use crate::private::{Denied, MemoryKind};
 use crate::waits::Arrival;
@@ -12,12 +12,12 @@ pub enum Outcome {
     Mapped(PageSize),
     /// A leaf of that size became writable.
     MadeWritable(PageSize),
-    /// A leaf of that size became executable; in a table whose pages were not executable, also
-    /// those around it that may be.
+    /// A leaf of that size became executable. In a table whose pages were not executable, so did
+    /// the other pages that the guest may execute.
     MadeExecutable(PageSize),
     /// A leaf became accessed.
     MadeAccessed,
-    /// A block was split along the path to the page, which has the right that was asked for.
+    /// A block was split along the path to the page, and the page has the right that was asked for.
     Split {
         /// The size of the block.
         from: PageSize,
@@ -30,35 +30,36 @@ pub enum Outcome {
     },
     /// Nothing was left to do: another vCPU had done it.
     Spurious,
-    /// Another thread was in the way: run the guest; it faults again if need be.
+    /// Another thread was in the way. Run the guest; it faults again if it still needs to.
     Retry(Retry),
     /// There is no memory for this access: it is to a device's register, or a write to a read-only
-    /// memslot. Emulate it, or raise the guest's error.
+    /// memslot. Emulate it, or inject a fault into the guest.
     Mmio,
-    /// The vCPU's dirty ring is full: have the ring harvested and reset, then run the guest.
+    /// The vCPU's dirty ring is full. Have the ring harvested and reset, then run the guest.
     RingFull,
-    /// The guest wants the page to be of this kind, which it is not: convert it
-    /// ([`Worker::convert`](crate::Worker::convert)) and run the guest, or raise the guest's error
-    /// (Linux: `KVM_EXIT_MEMORY_FAULT`).
+    /// The guest wants the page to be of another kind. Convert it
+    /// ([`Worker::convert`](crate::Worker::convert)) and run the guest, or inject a fault into the
+    /// guest (Linux: `KVM_EXIT_MEMORY_FAULT`).
     Convert {
         /// The kind that the guest wants.
         to: MemoryKind,
     },
-    /// The access cannot be answered: raise the guest's error, or end the guest.
+    /// The fault cannot be resolved. Inject a fault into the guest, or end the guest.
     Refused(Refused),
 }
 
-/// What was in the way of a fault.
+/// The reason why a fault has to be retried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Retry {
-    /// Another thread held the entry.
+    /// Another thread was changing the entry.
     Contended,
-    /// The host is taking back the memory.
+    /// The host is invalidating the memory.
     Invalidated,
-    /// The backing is fetching the page. The vCPU sleeps until it is there
-    /// ([`Vcpu::sleep_until`](crate::Vcpu::sleep_until)), runs something else until it is told
-    /// ([`Vcpu::ready`](crate::Vcpu::ready)), or just tries again. `None`: the vCPU waits for 16
-    /// pages already, which is the most, including those that it was told of.
+    /// The backing is fetching the page. The vCPU sleeps until the page arrives
+    /// ([`Vcpu::sleep_until`](crate::Vcpu::sleep_until)), runs something else until
+    /// [`Vcpu::ready`](crate::Vcpu::ready) returns the arrival, or just tries again. `None`: the
+    /// vCPU already has 16 waits, the maximum, including those whose page has arrived and that it
+    /// has not ended.
     NotYet(Option<Arrival>),
     /// The memslot is being deleted or moved.
     MemslotGoing,
@@ -66,12 +67,12 @@ pub enum Retry {
     Converting,
 }
 
-/// Why a fault cannot be answered.
+/// The reason why a fault cannot be resolved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
     /// The backing has no page there, or not for this access.
     NoPage,
-    /// The machine does not have the private page mapped.
+    /// The machine does not permit the private page to be mapped.
     Private(Denied),
     /// The guest may not execute the page.
     NotExecutable,
@@ -106,11 +107,11 @@ impl From<SplitError> for Outcome {
     }
 }
 
-/// The guest has all the table pages that it may have
+/// The error of a guest that has as many table pages as it may have
 /// ([`Config::table_pages`](crate::Config::table_pages)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TableLimit {
-    /// The number of table pages that it may have.
+    /// The number of table pages that the guest may have.
     pub pages: u64,
 }
 
@@ -127,48 +128,48 @@ impl fmt::Display for TableLimit {
 
 impl core::error::Error for TableLimit {}
 
-/// The result of one run of an [`EagerSplit`](crate::EagerSplit), and why it ended early.
+/// The result of one run of an [`EagerSplit`](crate::EagerSplit).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SplitReport {
-    /// Bytes of blocks that were split.
+    /// The bytes of blocks that were split.
     pub split: u64,
-    /// Bytes of chunks that were looked at: leaves there that were not split were no larger than
-    /// asked for.
+    /// The bytes that the run has finished with: leaves there that it did not split were small
+    /// enough.
     pub done: u64,
-    /// Why the run ended before the range did.
+    /// Why the run ended before the end of the range; `None` if it did not.
     pub stopped: Option<SplitStop>,
 }
 
 /// Why an eager split ended early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SplitStop {
-    /// The caller asked for it; running it again goes on from there.
+    /// The caller asked for it. Another run continues from there.
     Asked,
-    /// The platform has no more table pages; a run goes on from this address.
+    /// The platform has no more table pages. Another run continues from this address.
     OutOfFrames {
         /// The first address that is not split.
         at: Gpa,
         /// The platform's error.
         error: OutOfFrames,
     },
-    /// The guest may have no more table pages; a run goes on from this address.
+    /// The guest may have no more table pages. Another run continues from this address.
     TableLimit {
         /// The first address that is not split.
         at: Gpa,
-        /// The number of table pages that it may have.
+        /// The number of table pages that the guest may have.
         limit: TableLimit,
     },
-    /// Another thread held an entry for too long; a run goes on from this address.
+    /// Another thread held an entry for too long. Another run continues from this address.
     Contended {
         /// The first address that is not split.
         at: Gpa,
     },
-    /// The guest has no such addresses, or the format has no such size.
+    /// The range is beyond the guest's addresses, or the format has no such leaf size.
     Refused(SplitError),
 }
 
 impl SplitStop {
-    /// The address from which a run goes on.
+    /// Returns the address from which another run continues.
     pub(crate) const fn at(&self) -> Option<Gpa> {
         match self {
             Self::OutOfFrames { at, .. } | Self::TableLimit { at, .. } | Self::Contended { at } => {

@@ -1,8 +1,9 @@
-//! Pins: ranges of guest memory that stay where and as they are.
+//! Pins: ranges of guest memory whose pages keep their place and kind.
 //!
-//! *Invariant*: a thread that changes memory in place looks for pins inside the guest's tables, and
-//! completes the change before it leaves them. A thread that pins adds the range, then waits until
-//! all threads that were inside have left. So once a pin is there no thread changes what it covers.
+//! *Invariant*: once a pin exists, no thread changes the memory that it covers. A thread that
+//! changes memory in place looks for pins inside the guest's tables, and completes the change
+//! before it leaves them. A thread that pins adds the range, then waits until all threads that were
+//! inside have left.
 
 use crate::sync::{AtomicU64, Lock, Ordering, agreed};
 use alloc::vec::Vec;
@@ -11,7 +12,7 @@ use slat::{Gpa, GpaRange};
 
 #[derive(Debug)]
 pub(crate) struct Pins {
-    /// The pinned ranges, each with a number of its own.
+    /// The pinned ranges, each with its own number.
     ranges: Lock<Vec<(u64, GpaRange)>>,
     count: AtomicU64,
     next: AtomicU64,
@@ -41,7 +42,7 @@ impl Pins {
         self.some() && self.ranges.lock().iter().any(|(_, pin)| overlaps(pin))
     }
 
-    /// The parts of `range` that are not pinned, in ascending order.
+    /// Returns the parts of `range` that are not pinned, in ascending order.
     pub fn free(&self, range: GpaRange) -> Vec<GpaRange> {
         if !self.some() {
             return Vec::from([range]);
@@ -63,7 +64,7 @@ impl Pins {
     }
 }
 
-/// A pin: pages that stay where and as they are, until this is dropped.
+/// A pin: its pages keep their place and kind until it is dropped.
 #[must_use = "dropped, the pages are pinned no more"]
 pub struct Pinned<'g> {
     pins: &'g Pins,
@@ -72,7 +73,7 @@ pub struct Pinned<'g> {
 }
 
 impl Pinned<'_> {
-    /// The guest addresses of the pages.
+    /// Returns the guest addresses of the pages.
     pub const fn range(&self) -> GpaRange {
         self.range
     }

@@ -1,21 +1,21 @@
-//! Memory whose content arrives while the guest already runs on it: the second half of a post-copy
-//! migration, or a snapshot that is restored as it is used.
+//! Memory whose content arrives while the guest already runs on it: the second phase of a post-copy
+//! migration, or a snapshot that is restored on demand.
 //!
 //! # Protocol
-//! Each page has three bits: its content is *here*; a thread has been told to fetch it (it is
-//! claimed); a fault has asked for it. The thread that is to fetch a page claims it first, so each
-//! page is fetched once, whichever thread asks. Content is written, then the page is *here*, then
-//! vCPUs that wait are told ([`Guest::arrived`](crate::Guest::arrived)).
+//! Each page has three bits: its content is *here*; it is *claimed*, because a thread has to fetch
+//! it; it is *asked* for by a fault. A thread claims a page before it fetches it, so each page is
+//! fetched once. The thread writes the content, then sets *here*, then wakes vCPUs that wait
+//! ([`Guest::arrived`](crate::Guest::arrived)).
 //!
 //! *Invariants*:
-//! - All pages of a leaf are *here*: the size that the backing answers grows from the page, as long
-//!   as all of the larger block is here.
-//! - A page that a fault has asked for is in the queue, or a thread fetches it, until it is here. A
-//!   fault asks, and a failed fetch is undone, under the queue's lock: the fault finds the page
-//!   claimed and marks it as asked for, or puts it into the queue; and a page whose fetch is undone
-//!   goes back to the queue's front if a fault has asked for it meanwhile.
-//! - Only one thread brings the last page of each block: each block counts its pages that are not
-//!   here.
+//! - All pages of a leaf are *here*: the block size in the backing's answer grows from the page, as
+//!   long as all of the larger block is here.
+//! - If a fault has asked for a page, the page is in the queue, or a thread fetches it, until it is
+//!   here. A fault asks, and a failed fetch is undone, under the queue's lock. The fault puts the
+//!   page into the queue, where a thread that takes it finds out whether it is claimed. A thread
+//!   that undoes a fetch puts the page at the front of the queue if a fault has asked for it.
+//! - Only one thread brings the last page of each block: each block has a count of its pages that
+//!   are not here.
 
 use crate::backing::{Backing, Hva, HvaRange, NoPage, Page};
 use crate::host::Host;
@@ -29,8 +29,8 @@ use alloc::vec::Vec;
 use core::fmt;
 use slat::{Access, Format, PageSize};
 
-/// A [`Backing`] whose pages arrive late: `inner` has the memory, and is asked for a page once the
-/// page's content is there.
+/// A [`Backing`] whose pages arrive late. `inner` has the memory; it is asked for a page only when
+/// the page's content is there.
 #[derive(Debug)]
 pub struct PostCopy<B> {
     inner: B,
@@ -38,30 +38,30 @@ pub struct PostCopy<B> {
     page: PageSize,
     block: PageSize,
     here: Box<[AtomicU64]>,
-    /// A thread fetches the page, or did.
+    /// Pages that a thread fetches, or has fetched.
     claimed: Box<[AtomicU64]>,
     asked: Box<[AtomicU64]>,
     /// The number of pages of each block that are not here.
     left: Box<[AtomicU64]>,
     missing: AtomicU64,
     queue: Lock<VecDeque<u64>>,
-    /// The word from which the background fetches go on: where the guest was last.
+    /// The word from which background fetches continue: near the last page that a fault asked for.
     cursor: AtomicU64,
     counts: [AtomicU64; 4],
 }
 
-/// The counts of the memory's pages so far.
+/// The numbers of the memory's pages so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PostCopied {
     /// Pages whose content is not there yet.
     pub missing: u64,
-    /// Pages that were fetched because a fault had asked.
+    /// Pages that were fetched because a fault asked for them.
     pub asked: u64,
     /// Pages that were fetched in the background.
     pub background: u64,
-    /// Pages that were handed out to be fetched, and were given back.
+    /// Pages that were handed out to be fetched, and given back.
     pub given_back: u64,
-    /// Blocks that were put together as their last page came.
+    /// Blocks that were formed when their last page arrived.
     pub blocks: u64,
 }
 
@@ -70,11 +70,11 @@ const BACKGROUND: usize = 1;
 const GIVEN_BACK: usize = 2;
 const BLOCKS: usize = 3;
 
-/// Why memory cannot be copied late.
+/// Why a `PostCopy` could not be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PostCopyError {
-    /// The range's bounds are not multiples of the page size, its sum exceeds 64 bits, or a block
+    /// The range's bounds are not multiples of the page size, its end exceeds 64 bits, or a block
     /// is smaller than a page.
     Unaligned {
         /// The page size.
@@ -120,9 +120,9 @@ fn each(first: u64, pages: u64, mut each: impl FnMut(usize, u64)) {
 }
 
 impl<B> PostCopy<B> {
-    /// Makes memory at `range` of which no page is there yet, in pages of `page`. When the last
-    /// page of a `block` arrives, the small leaves that the guest has of it are put together.
-    /// Memory of `inner` outside `range` is there.
+    /// Makes memory at `range` of which no page is there yet, in pages of size `page`. When the
+    /// last page of a `block` arrives, the guest's small leaves in the block are collapsed. Memory
+    /// of `inner` outside `range` is there.
     ///
     /// # Errors
     /// [`PostCopyError`].
@@ -165,12 +165,12 @@ impl<B> PostCopy<B> {
         Ok(late)
     }
 
-    /// The backing that has the memory.
+    /// Returns the backing that has the memory.
     pub const fn inner(&self) -> &B {
         &self.inner
     }
 
-    /// The counts of pages that have arrived.
+    /// Returns the numbers of pages that have arrived, by cause, and of those that are missing.
     pub fn counts(&self) -> PostCopied {
         let [asked, background, given_back, blocks] =
             self.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
@@ -178,8 +178,8 @@ impl<B> PostCopy<B> {
         PostCopied { missing, asked, background, given_back, blocks }
     }
 
-    /// The numbers of the pages that `host` and the memory have in common: the first, and how many.
-    /// A page of which `host` has a part counts.
+    /// Returns the pages that `host` and the memory have in common: the number of the first, and
+    /// how many. Pages that `host` overlaps in part are included.
     fn pages(&self, host: &HvaRange) -> (u64, u64) {
         let start = host.start.max(self.range.start).0 - self.range.start.0;
         let end = host.end().min(self.range.end()).0.saturating_sub(self.range.start.0);
@@ -197,18 +197,18 @@ impl<B> PostCopy<B> {
         HvaRange { start: Hva(self.range.start.0 + (first << shift)), bytes: pages << shift }
     }
 
-    /// Notes that the content of `host` is there, as it came before: by a round of pre-copy, or as
-    /// a page of zeroes. For memory that no guest has yet.
+    /// Records that the content of `host` is there because it came before: by a round of pre-copy,
+    /// or as a page of zeroes. It is for memory that no guest uses yet.
     pub fn have(&mut self, host: HvaRange) {
         let (first, pages) = self.pages(&host);
         each(first, pages, |word, mask| _ = self.claimed[word].fetch_or(mask, Ordering::SeqCst));
         self.land(first, pages, |_| {});
     }
 
-    /// Notes that the content of `host` is not there any more, and is to be fetched again: the
+    /// Records that the content of `host` is no longer there, and has to be fetched again: the
     /// guest goes back to a snapshot.
     ///
-    /// The caller has taken the memory from the guest and holds `_taken`, which
+    /// The caller has unmapped the memory from the guest and holds `_taken`, which
     /// [`Worker::invalidate`] returned for all of it; no [`Fetch`] of it is under way.
     pub fn lose(&self, host: HvaRange, _taken: &Invalidation<'_>) {
         let (first, pages) = self.pages(&host);
@@ -254,8 +254,8 @@ impl<B> PostCopy<B> {
         all
     }
 
-    /// The largest block around `host`, at most `most`, of which all pages are here; the page
-    /// itself is.
+    /// Returns the largest block around `host`, at most `most`, whose pages are all here. The page
+    /// itself is here.
     fn whole(&self, host: Hva, most: PageSize) -> PageSize {
         let mut size = self.page;
         while size < most {
@@ -274,7 +274,7 @@ impl<B> PostCopy<B> {
         size.min(most)
     }
 
-    /// Asks for the page: a fault needs it.
+    /// Asks for the page, which a fault needs.
     fn ask(&self, page: u64) {
         let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
         let mut queue = self.queue.lock();
@@ -283,18 +283,18 @@ impl<B> PostCopy<B> {
         }
     }
 
-    /// Returns the pages to be fetched next: the page that a fault has asked for first, or else up
-    /// to `most` pages, 64 at most, that no fault has asked for, close behind the last page asked
-    /// for. `None`: all pages are there, or other threads fetch the rest; with `most` 0, each page
-    /// that a fault waits for is being fetched.
+    /// Returns the pages to fetch next: the page that a fault asked for first; or, if there is
+    /// none, up to `most` pages, at most 64, that no fault has asked for, close behind the last
+    /// page asked for. Returns `None` if all pages are there or other threads fetch the rest; with
+    /// `most` 0, if each page that a fault waits for is being fetched.
     ///
     /// Any number of threads call this. A page is handed out again only if its [`Fetch`] was
-    /// dropped before it arrived.
+    /// dropped before the page arrived.
     pub fn next(&self, most: u64) -> Option<Fetch<'_, B>> {
         loop {
             let Some(page) = self.queue.lock().pop_front() else { break };
             let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
-            // If it is claimed, it is here, on its way, or comes back to the queue.
+            // If it is claimed, it is here, or a thread fetches it, or it comes back to the queue.
             if self.claimed[word].fetch_or(bit, Ordering::SeqCst) & bit == 0 {
                 self.cursor.store(word as u64, Ordering::Relaxed);
                 return Some(Fetch { late: self, first: page, pages: 1, asked: true });
@@ -332,14 +332,14 @@ impl<B> PostCopy<B> {
         None
     }
 
-    /// The page of a host address that is here, with the largest block that may be mapped.
+    /// Returns the page with the largest block that may be mapped. The page is here.
     fn lowered(&self, host: Hva, page: Page) -> Page {
         Page { block: self.whole(host, page.block), ..page }
     }
 }
 
-/// Pages that one thread is to fetch. If it is dropped before they arrive, they are to be fetched
-/// again, and first of all if a fault has asked for them.
+/// Pages that one thread has to fetch. If it is dropped before they arrive, they have to be fetched
+/// again; pages that a fault has asked for come first.
 #[must_use = "dropped, the pages are to be fetched again"]
 #[derive(Debug)]
 pub struct Fetch<'l, B> {
@@ -351,18 +351,18 @@ pub struct Fetch<'l, B> {
 }
 
 impl<B> Fetch<'_, B> {
-    /// The addresses of the pages in the backing.
+    /// Returns the addresses of the pages in the backing.
     pub fn host(&self) -> HvaRange {
         self.late.host(self.first, self.pages)
     }
 
-    /// Whether a fault has asked for it: a vCPU waits.
+    /// Returns whether a fault has asked for the page: a vCPU waits.
     pub const fn asked(&self) -> bool {
         self.asked
     }
 
-    /// Reports that the content is in its place, in `inner`'s memory. vCPUs that wait for it are
-    /// told, and blocks whose last page it was are put together.
+    /// Reports that the content is in its place, in `inner`'s memory. It wakes vCPUs that wait for
+    /// it, and forms the blocks whose last page has arrived.
     pub fn arrived<F: Format, H: Host, G: Backing>(mut self, worker: &mut Worker<'_, F, H, G>) {
         let (late, host) = (self.late, self.host());
         let mut whole = Vec::new();
@@ -409,7 +409,7 @@ impl<B: Backing> Backing for PostCopy<B> {
         self.inner.page(host, access).map(|page| self.lowered(host, page))
     }
 
-    /// All private memory is `inner`'s: none of it arrives late.
+    /// All private memory is in `inner`, and none of it arrives late.
     fn private_page(&self, at: PrivateAt) -> Result<PrivatePage, NoPage> {
         self.inner.private_page(at)
     }
@@ -431,9 +431,9 @@ impl<B: Backing> Backing for PostCopy<B> {
 }
 
 impl<F: Format, H: Host, B: Backing> Worker<'_, F, H, B> {
-    /// Puts a block together of which all pages are there: if the guest has some of it in small
-    /// leaves, the others are mapped, and they become one. A fault maps untouched memory whole.
-    /// Returns how many blocks it made.
+    /// Forms a block whose pages are all here: if the guest has some of it mapped in small leaves,
+    /// this maps the others, and collapses the block. If nothing of it is mapped, a fault maps it
+    /// whole. Returns the number of blocks it made.
     fn put_together(&mut self, host: HvaRange, block: PageSize) -> u64 {
         let mut formed = 0;
         for range in self.guest_ranges(host) {

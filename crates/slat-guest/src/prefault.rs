@@ -1,4 +1,4 @@
-//! Pages that are mapped before the guest asks for them: a range, by any worker, or pages at hand
+//! Pages that are mapped before the guest accesses them: a range, by any worker, or pages at hand
 //! around a fault.
 
 use crate::backing::{Backing, HvaRange};
@@ -13,23 +13,24 @@ use crate::vcpu::Vcpu;
 use crate::worker::Worker;
 use slat::{Access, Format, Gpa, GpaRange};
 
-/// The result of mapping a range ahead of its faults, in bytes: their sum is the range's size, or
-/// less if the call ended early.
+/// The result of [`Worker::prefault`], in bytes. The sum is the size of the range, or less if the
+/// call ended early.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Prefaulted {
-    /// Mapped, or given the right that was asked for.
+    /// Newly mapped, or given the right that was asked for.
     pub mapped: u64,
-    /// Mapped already, with that right.
+    /// Already mapped, with that right.
     pub there: u64,
-    /// Not there yet in the backing, which was asked for each.
+    /// Not in the backing yet. The backing was asked for each page.
     pub not_yet: u64,
-    /// Held: the host takes them back, their memslot goes, or another thread is at work on them.
+    /// Not mapped because the host is invalidating them, their memslot is being deleted or moved,
+    /// they are being converted, or another thread was changing the entry.
     pub held: u64,
     /// Refused by the backing or the tables.
     pub refused: u64,
     /// In no memslot, or in a read-only one if they were to be written.
     pub no_memory: u64,
-    /// Why the call ended early, and where.
+    /// Where the call ended early, and why; `None` if it did not.
     pub stop: Option<(Gpa, PrefaultStop)>,
 }
 
@@ -45,15 +46,15 @@ pub enum PrefaultStop {
     TableLimit(TableLimit),
 }
 
-/// The number of no vCPU: what a prefault writes is logged in the bitmap.
+/// A number that no vCPU has: the bitmap, not a ring, logs what a prefault writes.
 const NOBODY: u16 = u16::MAX;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Maps what the guest has in `range`, as faults for `access` would: by the largest leaves that
-    /// memslots, logs and backing allow, in the tables that vCPUs share. A page that is mapped for
-    /// [`Access::Write`] counts as written.
+    /// Maps the guest's memory in `range`, as faults for `access` would: with the largest leaves
+    /// that memslots, logs and backing allow, in the tables that vCPUs share. A page that is mapped
+    /// for [`Access::Write`] counts as written.
     ///
-    /// It does not wait for pages that the backing does not have yet. `stop` is called before each
+    /// It does not wait for pages that the backing does not have yet. It calls `stop` before each
     /// leaf. The bounds of `range` are widened to pages.
     pub fn prefault(
         &mut self,
@@ -84,8 +85,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         done
     }
 
-    /// Maps the memory at `gpa`; returns the address, before `end`, up to which it did, and how
-    /// that counts.
+    /// Maps the memory at `gpa`. Returns the address, at most `end`, up to which it came, and the
+    /// sum to which these bytes are added.
     fn prefault_at(
         &mut self,
         gpa: Gpa,
@@ -137,8 +138,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 Found::Tried(step) => step,
             };
             let (bytes, count): (u64, Count) = match step {
-                // What was mapped is found, and stepped over, as a leaf: how large it is may have
-                // changed by then.
+                // The new leaf may have changed its size by now; this steps over the size that was
+                // mapped.
                 Step::Done(
                     Outcome::Mapped(size)
                     | Outcome::MadeWritable(size)
@@ -167,7 +168,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// The sum of a `Prefaulted` that bytes are added to.
+/// Returns the sum of a `Prefaulted` to which bytes are added.
 type Count = fn(&mut Prefaulted) -> &mut u64;
 
 enum Found {
@@ -177,8 +178,8 @@ enum Found {
 
 impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
     /// Maps the pages around a page that was just mapped, if the backing has them at hand, up to
-    /// [`Config::fault_around`](crate::Config::fault_around), in one table. They do not look used
-    /// or written.
+    /// [`Config::fault_around`](crate::Config::fault_around), in one table. They do not count as
+    /// used or written.
     pub(crate) fn fault_around(&mut self, gpa: Gpa) {
         let guest = self.worker.guest;
         let page = F::size(0).bytes();
@@ -192,7 +193,8 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
             let Some(all) = all else { return 0 };
             let pages = (all.start().0..all.end().0).step_by(page as usize).map(Gpa);
             let mapped = pages.filter(|&gpa| {
-                // Asked before a reservation: a page that is not at hand costs nothing more.
+                // Asked before a reservation, so that a page that is not at hand costs nothing
+                // more.
                 if guest.backing.at_hand(slot.spec.host_of(gpa.0)).is_none()
                     || !matches!(inside.guard.translate(gpa), Ok(None))
                 {
@@ -210,7 +212,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         self.worker.counters.mapped_ahead.add(mapped);
     }
 
-    /// Whether the pages around a fault are to be mapped, too.
+    /// Returns whether the pages around a fault are to be mapped as well.
     #[inline]
     pub(crate) fn maps_around(&self, outcome: &Outcome) -> bool {
         self.worker.guest.config.fault_around > 1 && *outcome == Outcome::Mapped(F::size(0))

@@ -1,11 +1,10 @@
-//! Private memory: pages that the guest has and the host cannot read, and the machine's hooks for
-//! them.
+//! Private memory: pages that only the guest can access, and the machine's hooks for them.
 //!
 //! Each page of a memslot that has private memory
-//! ([`MemslotSpec::private`](crate::MemslotSpec::private)) is *shared*, with the host's memory
-//! behind it, or *private*, with memory that no process of the host has mapped. All are shared at
-//! first. An access that wants the kind that the page is not is answered by
-//! [`Outcome::Convert`](crate::Outcome::Convert), and [`Worker::convert`](crate::Worker::convert)
+//! ([`MemslotSpec::private`](crate::MemslotSpec::private)) is either *shared*, with host memory
+//! behind it, or *private*, with memory that no process of the host has mapped. All pages are
+//! shared at first. If an access wants the other kind, the outcome is
+//! [`Outcome::Convert`](crate::Outcome::Convert); [`Worker::convert`](crate::Worker::convert)
 //! converts pages.
 
 use core::fmt;
@@ -14,14 +13,14 @@ use slat::{Gpa, GpaRange, Hpa, PageSize};
 /// The kind of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemoryKind {
-    /// Guest and host both reach it: [`Backing::page`](crate::Backing::page).
+    /// Guest and host can both access it: [`Backing::page`](crate::Backing::page).
     Shared,
-    /// Only the guest reaches it: [`Backing::private_page`](crate::Backing::private_page).
+    /// Only the guest can access it: [`Backing::private_page`](crate::Backing::private_page).
     Private,
 }
 
 impl MemoryKind {
-    /// The other kind, of which a conversion to this one finds the pages.
+    /// Returns the other kind.
     pub(crate) const fn other(self) -> Self {
         match self {
             Self::Shared => Self::Private,
@@ -30,8 +29,8 @@ impl MemoryKind {
     }
 }
 
-/// An address in the space of private memory, which no host mapping has: an offset into a file that
-/// is never mapped (Linux: of a `guest_memfd`).
+/// An address in the space of private memory, which no process of the host maps: an offset into a
+/// file that is never mapped (Linux: of a `guest_memfd`).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PrivateAt(pub u64);
 
@@ -50,11 +49,11 @@ pub struct PrivatePage {
     /// Its address, a multiple of the format's page size.
     pub hpa: Hpa,
     /// The largest leaf that it may be part of: the aligned block of that size around it is all
-    /// private memory of this guest, without gaps.
+    /// private memory of this guest, and physically contiguous.
     pub block: PageSize,
 }
 
-/// Private memory in the tables: a leaf, or several that are neighbours in the guest and in the
+/// Private memory in the tables: one leaf, or several that are neighbours in the guest and in the
 /// host.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PrivateLeaves {
@@ -78,28 +77,27 @@ impl fmt::Display for Denied {
 
 impl core::error::Error for Denied {}
 
-/// The hooks of a machine that protects private memory: they are told of it, and may refuse it.
-/// AMD's RMP, Intel's secure EPT (of which the guest's tables are a copy then) and Arm's granules
-/// are changed here. By default they do nothing: pages are private by agreement, as far as this
-/// host is trusted.
+/// The hooks of a machine that protects private memory: they follow it, and may refuse it. An
+/// implementation changes AMD's RMP, Intel's secure EPT (of which the guest's tables are then a
+/// copy) or Arm's granules here. By default they do nothing: pages are private by agreement, as far
+/// as this host is trusted.
 ///
 /// # Order
-/// - [`PrivateHooks::map`] is called before the leaf is there, and while no other thread can map,
-///   reserve or unmap there; if it agrees the leaf is there when the fault has been answered.
+/// - [`PrivateHooks::map`] is called before the leaf exists, and while no other thread can map,
+///   reserve or unmap there; if it agrees, the leaf exists when the fault has been answered.
 /// - [`PrivateHooks::split`] is called before the block is split.
-/// - [`PrivateHooks::removed`] is called after the leaves have gone and their invalidation has
-///   completed, and before memory of the other kind is mapped at these addresses.
+/// - [`PrivateHooks::removed`] is called after the leaves have been unmapped and their TLB
+///   invalidation has completed, and before memory of the other kind is mapped at these addresses.
 /// - For each page, `map` and `removed` alternate, however many vCPUs fault on it at once.
 ///
-/// They run inside the guest's tables; `convert`, `split` and those calls of `removed` that
-/// conversions cause also under the lock under which memslots change. They must not call the guest,
-/// nor wait for anything that waits for faults.
+/// They run inside the guest's tables. `convert`, `split`, and the calls of `removed` that
+/// conversions cause also run under the lock for changes of memslots. They must not call the guest,
+/// or wait for anything that waits for faults.
 pub trait PrivateHooks {
-    /// `range` is about to become `to`. No fault maps any of it meanwhile; the leaves are still
-    /// there.
+    /// `range` is about to become `to`. No fault maps any of it meanwhile; its leaves still exist.
     ///
     /// # Errors
-    /// [`Denied`]: the pages stay what they are.
+    /// [`Denied`]: the pages keep their kind.
     fn convert(&self, _range: GpaRange, _to: MemoryKind) -> Result<(), Denied> {
         Ok(())
     }
@@ -114,7 +112,7 @@ pub trait PrivateHooks {
     }
 
     /// A private block is about to be split, along the path to one page, so that the neighbouring
-    /// page can be converted or taken. It may be called again for the same block, if table pages
+    /// page can be converted or unmapped. It may be called again for the same block, if table pages
     /// were short. (SNP: `PSMASH`; TDX: `TDH.MEM.PAGE.DEMOTE`; CCA: `RMI_RTT_CREATE`.)
     ///
     /// # Errors
@@ -123,9 +121,9 @@ pub trait PrivateHooks {
         Ok(())
     }
 
-    /// Private memory is not mapped any more, and no CPU can reach it by these addresses. (TDX:
+    /// Private memory is no longer mapped, and no CPU can access it by these addresses. (TDX:
     /// `TDH.MEM.PAGE.REMOVE`; CCA: `RMI_DATA_DESTROY`, `RMI_GRANULE_UNDELEGATE`; SNP: `RMPUPDATE`,
-    /// the hypervisor's.) It cannot be refused: a machine that fails here keeps the memory from
+    /// hypervisor-owned.) It cannot be refused: a machine that fails here keeps the memory from
     /// being used.
     fn removed(&self, _leaves: PrivateLeaves) {}
 }

@@ -1,13 +1,13 @@
-//! Ranges in pieces, at sizes that fit, and with the leaves that their ends cut.
+//! Operations on ranges: pieces of a range, leaf sizes that fit, and leaves that cross its ends.
 
 use crate::host::Host;
 use slat::{Contended, Format, Gpa, GpaRange, Guard, PageSize};
 
-/// The size that is worked on at a time inside the tables: the guest's unlinked tables wait for
-/// that.
+/// The size of the pieces that a thread works on inside the tables. The guest's unlinked tables are
+/// not freed before the thread leaves.
 #[cfg(not(loom))]
 const PIECE: u64 = 1 << 30;
-/// No larger than a leaf in guests that models can explore.
+/// A small size, so that a range of several pieces fits into a loom model.
 #[cfg(loom)]
 const PIECE: u64 = 1 << 12;
 
@@ -23,7 +23,7 @@ pub(crate) fn pieces(range: GpaRange, block: PageSize) -> impl Iterator<Item = G
     })
 }
 
-/// The leaf that `at` cuts through, if any.
+/// Returns the leaf that has `at` inside it, not at its start, if there is one.
 pub(crate) fn cut_by<F: Format, H: Host>(
     guard: &Guard<'_, '_, F, H>,
     at: Gpa,
@@ -34,8 +34,8 @@ pub(crate) fn cut_by<F: Format, H: Host>(
     Ok(cut.map(|leaf| leaf.expect("a leaf is not empty")))
 }
 
-/// Widens `range` to the leaves that its ends cut through, each end on its own. The leaves may
-/// reach into another memslot: a caller that counts pages clips the result to its memslot.
+/// Widens `range` to include the whole leaves that cross its ends. These leaves may reach into
+/// another memslot: a caller that counts pages clips the result to its memslot.
 pub(crate) fn widened<F: Format, H: Host>(
     guard: &Guard<'_, '_, F, H>,
     range: GpaRange,
@@ -45,7 +45,7 @@ pub(crate) fn widened<F: Format, H: Host>(
     Ok(GpaRange::new(start, end.0 - start.0).expect("wider than a range"))
 }
 
-/// The largest leaf of the format, at most `largest`, whose size `fits` accepts.
+/// Returns the largest leaf size of the format, at most `largest`, that `fits` accepts; or a page.
 #[inline]
 pub(crate) fn fitting<F: Format>(largest: PageSize, fits: impl Fn(u64) -> bool) -> PageSize {
     let mut level = F::LARGEST_LEAF;

@@ -15,21 +15,20 @@ use slat::{Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Granted, Gua
 /// The result of a turn of recovery.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Recovered {
-    /// Bytes of blocks that came back, without the right to execute; each size of block counts on
+    /// Bytes of new blocks, which do not have the right to execute. Each size of block counts on
     /// its own.
     pub bytes: u64,
-    /// Tables that were left: they are in memslots that log, or their pages are not all there, or
-    /// differ.
+    /// The number of tables that could not become blocks: their memslot logs, or their pages are
+    /// not all mapped, or differ.
     pub left: u64,
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Ends a period: tables that got executable pages in the period before it become blocks again,
-    /// without the right to execute. Tables of memslots that log are kept for later, and so are
-    /// tables that cannot be blocks yet, whose pages keep their rights.
+    /// without the right to execute. Tables of memslots that log, and tables that cannot be blocks
+    /// yet, are tried again later; their pages keep their rights.
     ///
-    /// Called once in each period, whose length the caller chooses (Linux: an hour for all of
-    /// them).
+    /// The caller calls this once in each period, and chooses its length (Linux: an hour).
     pub fn recover_huge_pages(&mut self) -> Recovered {
         let guest = self.guest;
         let _turn = guest.recovering.lock();
@@ -42,7 +41,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for (spec, logs, splits) in slots {
             let mut tables = Vec::new();
             splits.turn::<F>(&spec, |gpa| tables.push(gpa));
-            // Neighbours become a larger block together, as tables come in ascending order.
+            // Neighbouring blocks become a larger block, as tables come in ascending order.
             let mut larger = None;
             for gpa in tables {
                 let bytes = if logs { None } else { self.recover(&spec, &splits, gpa) };
@@ -63,12 +62,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Makes the table at `gpa` a block; returns the bytes, 0 if it is one already. `None`: another
-    /// thread held an entry, or the pages do not make a block yet; a later try may succeed.
+    /// thread held an entry, or the pages cannot be a block yet; a later try may succeed.
     fn recover(&mut self, spec: &MemslotSpec, splits: &Arc<Splits>, gpa: u64) -> Option<u64> {
         let guest = self.guest;
         let size = F::size(1);
-        // A block cannot reach out of the memslot, nor be larger than the guest's largest leaf:
-        // such a table is forgotten.
+        // A block cannot extend beyond the memslot, nor be larger than the guest's largest leaf.
+        // Recovery does not try such a table again.
         if !spec.fits(gpa, size.bytes()) || guest.config.largest < size {
             return Some(0);
         }
@@ -78,8 +77,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         let theirs =
             |slot: &Memslot| slot.splits.as_ref().is_some_and(|it| Arc::ptr_eq(it, splits));
-        // Looked at first, without taking any right: pages that do not make a block are not to
-        // fault for it.
+        // Checked before any right is taken: pages that cannot be a block should not fault for
+        // nothing.
         let fits =
             self.inside(&guest.tables, |Inside { guard, .. }| like_a_block::<F, H>(guard, range))?;
         match fits {
@@ -95,16 +94,17 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 }
             }
         }
-        // Looks at the memslot as it is by then: it may have begun to log, or be another.
+        // Checks the memslot once more: it may have begun to log by now, or be another.
         match self.collapse_if(range, size, theirs) {
             0 => None,
             bytes => Some(bytes),
         }
     }
 
-    /// Makes the right to write the same in pages of which some are protected since a log and
-    /// others were written, as at the log's end. Does nothing in a memslot that has begun to log:
-    /// its beginning waits until this has left the tables, and protects all pages.
+    /// Makes the right to write the same in pages of which some are write-protected since a log,
+    /// and others were written, as the end of a log does. Does nothing if the memslot has begun to
+    /// log: the beginning of that log waits until this has left the tables, and then protects all
+    /// pages.
     fn even_out(&mut self, spec: &MemslotSpec, range: GpaRange, theirs: impl Fn(&Memslot) -> bool) {
         let guest = self.guest;
         self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
@@ -113,14 +113,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 return;
             }
             let result = match guest.marks_writes {
-                // A vCPU that holds the old rights faults, and is answered.
+                // A vCPU that has the old rights in its TLB faults once.
                 true => guard.allow_write(range, MAY_WRITE).map(Granted::elsewhere),
                 false => guard.write_protect(range),
             };
             guard.complete();
             match result {
-                // Pages that another thread held may differ: the table stays one until another
-                // time.
+                // Pages that another thread held may still differ: the table is tried again later.
                 Ok(_) | Err(Halted { why: ChangeError::Contended, .. }) => {}
                 Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {}
                 Err(Halted { why, .. }) => unreachable!("a slot's pages: {why}"),
@@ -128,7 +127,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         });
     }
 
-    /// Makes larger blocks, as far as they fit, around a block of the second size that came back.
+    /// Makes larger blocks, as far as they fit, around a block of the smallest size that came back.
     fn enlarge(&mut self, spec: &MemslotSpec, splits: &Arc<Splits>, gpa: u64) -> u64 {
         let guest = self.guest;
         let theirs =
@@ -153,7 +152,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 Some(Fits::Table { execute: true, .. }) | None => break,
             }
             match self.collapse_if(range, size, theirs) {
-                // Another thread held an entry: try another time.
+                // Another thread held an entry: the table is tried again later.
                 0 => splits.add::<F>(spec, gpa),
                 block => bytes += block,
             }
@@ -161,8 +160,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         bytes
     }
 
-    /// Hands tables in `range` to recovery, of a memslot whose log has ended. They stay tables as
-    /// their pages may be executed, or are not all there, and become blocks after a period.
+    /// Notes for recovery the tables in `range`, of a memslot whose log has ended. They stay tables
+    /// because their pages may be executed, or are not all mapped, and become blocks after a
+    /// period.
     pub(crate) fn hand_to_recovery(&mut self, spec: &MemslotSpec, range: GpaRange) {
         let guest = self.guest;
         for piece in pieces(range, F::size(1)) {
@@ -170,7 +170,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 let slot = view.named(spec.id).filter(|slot| slot.spec.is_where(spec));
                 let Some(splits) = slot.and_then(|slot| slot.splits.as_ref()) else { return };
                 let Ok(leaves) = guard.leaves(piece) else { return };
-                // Where an entry is being changed, its neighbours show that there is a table.
+                // If an entry is being changed, its neighbours show that there is a table.
                 for leaf in leaves.flatten().filter(|leaf| leaf.size < F::size(1)) {
                     let may_execute = leaf.attributes.software.contains(MAY_EXECUTE);
                     if may_execute && spec.fits(leaf.gpa.0, F::size(1).bytes()) {
@@ -182,19 +182,19 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// The content of a range of a block's size.
+/// What is mapped in a range of a block's size.
 enum Fits {
     IsBlock,
-    /// A table that can become a block, but for pages that may be executed, or that differ in the
-    /// right to write.
+    /// A table that can become a block, except for pages that may be executed, or that differ in
+    /// the right to write.
     Table {
         execute: bool,
         write: bool,
     },
 }
 
-/// Looks, and changes nothing; `None` if the pages cannot be a block, or another thread is changing
-/// one of them.
+/// Returns what is mapped in `range`, and changes nothing. `None` if the pages cannot be a block,
+/// or another thread is changing one of them.
 fn like_a_block<F: Format, H: Host>(guard: &Guard<'_, '_, F, H>, range: GpaRange) -> Option<Fits> {
     let kind = |leaf: &Leaf| Attributes {
         write: false,

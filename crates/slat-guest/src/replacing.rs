@@ -1,24 +1,28 @@
 //! Writes for which the backing replaces a page that may be mapped elsewhere.
 //!
 //! # Protocol
-//! The backing may answer a write to a page that it shares for reading with another page
-//! ([`Backing::page`]). Where two memslots show the old page, or vCPUs have tables of their own, it
-//! may be mapped elsewhere, and its readers would miss what is written to the new one. So a write
-//! fault that is about to ask announces the page, takes the leaves of it that may not be written,
-//! and reservations, from everywhere else, and asks only then; reads that reserve meanwhile map
-//! nothing, and try again. This ends when the fault is answered.
+//! When the guest writes to a page that the backing shares for reading, the backing may return
+//! another page ([`Backing::page`]). If two memslots have the old page, or vCPUs have tables of
+//! their own, the old page may be mapped elsewhere, and readers there would miss writes to the new
+//! one. So a write fault
+//! 1. announces the page;
+//! 2. empties the leaves of it that may not be written, and reservations, everywhere else;
+//! 3. asks the backing only then.
 //!
-//! *Invariant*: when the page with which a write was answered is mapped, the page that it replaced
-//! is mapped nowhere, nor will be.
-//! - A read that reserves before the walk comes by loses its reservation. One that reserves after
-//!   it sees the write, as with invalidations ([`crate::invalidations`]), or asks after the write
-//!   did.
+//! Read faults that reserve meanwhile map nothing, and are retried. The announcement ends when the
+//! fault is answered.
+//!
+//! *Invariant*: when the new page is mapped, the page that it replaced is mapped nowhere, and no
+//! later fault maps it.
+//! - A read that reserves before the walk of step 2 loses its reservation. A read that reserves
+//!   after it sees the announcement, as with invalidations ([`crate::invalidations`]), or asks the
+//!   backing after the write did.
 //! - A vCPU whose view is not live yet announces the view before it reserves; see `Guest::spaces`.
-//! - A write that sees no vCPU whose caches are off, and no memory in two memslots, does nothing of
-//!   this. A thread that switches caches off, or adds such a memslot, waits for these writes before
-//!   the view, or the memslot, is used.
-//! - Writes do not exclude each other: each leaves alone the leaves that may be written, and the
-//!   backing replaces a page once.
+//! - A write that sees no vCPU whose caches are off, and no memory in two memslots, does neither
+//!   step 1 nor step 2. A thread that switches caches off, or adds such a memslot, waits for these
+//!   writes before the view, or the memslot, is used.
+//! - Writes do not exclude each other: each leaves writable leaves alone, and the backing replaces
+//!   a page once.
 
 use crate::backing::{Backing, HvaRange, MAY_WRITE};
 use crate::host::Host;
@@ -28,8 +32,8 @@ use alloc::vec::Vec;
 use slat::{Format, Gpa, GpaRange, Tables};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Empties all entries that may hold the page at `host` for reading, except that for `gpa` in
-    /// `own`; no fault maps it for reading until the result is dropped.
+    /// Empties all entries that may map the page at `host` for reading, except the entry of `gpa`
+    /// in `own`. No fault maps the page for reading until the result is dropped.
     pub(crate) fn empty_elsewhere(
         &mut self,
         (own, gpa): (&Tables<'w, F, H>, Gpa),
@@ -39,7 +43,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let replacing = guest.replacing.begin(&host);
         for tables in guest.spaces() {
             let mine = core::ptr::eq::<Tables<'_, F, H>>(tables, own);
-            // The page stays the guest's: its marks are kept.
+            // The page stays the guest's, so its marks are kept.
             let moving = guest.leaving.begin();
             self.with_slots(tables, |view, Inside { guard, .. }| {
                 let parts = view.backed_by(host).map(|(_, part)| part);

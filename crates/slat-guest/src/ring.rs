@@ -1,25 +1,30 @@
-//! Dirty rings: each vCPU names the pages that it wrote, in order, in memory that it shares with
+//! Dirty rings: each vCPU records the pages that it wrote, in order, in memory that it shares with
 //! the harvester.
 //!
 //! # Protocol
-//! An entry is empty, dirty, harvested, and empty again, as in Linux's `struct kvm_dirty_gfn`. Only
-//! the vCPU fills entries; the harvester marks them as harvested, in order; a reset takes the
-//! harvested ones, in order, protects their pages, completes the invalidation, and only then
-//! empties them.
+//! The states of an entry are empty, dirty, harvested, and empty again, as with Linux's
+//! `struct kvm_dirty_gfn`.
+//! 1. Only the vCPU fills entries.
+//! 2. The harvester marks entries as harvested, in order.
+//! 3. A reset takes the harvested entries, in order, write-protects their pages, completes the TLB
+//!    invalidation, and only then empties the entries.
 //!
-//! *Invariant*: a page of a memslot that logs and that the guest may write is in an entry that is
-//! not empty, in the bitmap, or about to be: the entry is filled after the leaf has become
-//! writable, and emptied after it has stopped being so. Copy a page after the reset that covers it.
+//! *Invariant*: if the guest may write a page of a memslot that logs, an entry that is not empty
+//! has the page, or the bitmap has it, or the fault is about to record it: a fault fills the entry
+//! after the leaf has become writable, and a reset empties it after the leaf has become read-only.
+//! Copy a page after the reset of its entry.
 //!
 //! # In shared memory
 //! With [`Guest::share_rings`](crate::Guest::share_rings) the entries are also in memory that
-//! another process has ([`DirtyGfn`]). Only one thing is believed of that memory: that an entry is
-//! harvested, of entries that are there, in order. The page that an entry names is kept here, and
-//! the other side's flags, memslots and offsets are not read for it: they cannot make a reset
-//! protect another page, or leave one out. If the other side does not mark its entries the ring
-//! stays full; [`Worker::harvest_ring`](crate::Worker::harvest_ring) still harvests it.
+//! another process can write ([`DirtyGfn`]). This side reads only one thing from that memory:
+//! whether an entry that is there, in order, is harvested. The page of each entry is kept on this
+//! side; the other side's memslots, offsets and other flags are not read. So the other side cannot
+//! make a reset protect another page, or leave one out. If it does not mark its entries as
+//! harvested, the ring stays full; [`Worker::harvest_ring`](crate::Worker::harvest_ring) still
+//! harvests it.
 //!
-//! A ring counts as full while it still has room for what a vCPU may fill before it looks.
+//! A ring counts as full while it still has room for the entries that a vCPU may fill before it
+//! checks.
 
 use crate::memslots::spec::MemslotId;
 use crate::sync::{AtomicU64, Ordering};
@@ -43,7 +48,7 @@ pub struct DirtyPage {
 
 /// An entry of a ring in shared memory: Linux's `struct kvm_dirty_gfn`.
 ///
-/// The other side loads `flags` (acquire), harvests an entry whose bit 0 is set, in order, and
+/// The other process loads `flags` (acquire), harvests an entry whose bit 0 is set, in order, and
 /// stores 2 (release). After [`Worker::reset_rings`](crate::Worker::reset_rings) `flags` is 0, and
 /// the page may be copied.
 #[derive(Debug, Default)]
@@ -59,9 +64,9 @@ pub struct DirtyGfn {
 
 #[derive(Debug)]
 pub(crate) struct Ring<'p> {
-    /// Each entry: a word with state and memslot, and a word with the page.
+    /// Each entry has a word with state and memslot, and a word with the page.
     entries: Box<[(AtomicU64, AtomicU64)]>,
-    /// The same entries, where another process harvests; it may write anything there at any time.
+    /// The same entries where another process harvests. It may write anything there at any time.
     shared: &'p [DirtyGfn],
     /// The number of the next entry to be filled; only the vCPU advances it.
     dirty: AtomicU64,
@@ -77,7 +82,7 @@ impl<'p> Ring<'p> {
     #[cfg(loom)]
     pub const MIN: u32 = 2;
     pub const MAX: u32 = 65536;
-    /// Entries kept back: a fault fills one.
+    /// Entries that are kept back; a fault fills one.
     #[cfg(not(loom))]
     const SPARE: u64 = 64;
     #[cfg(loom)]
@@ -112,7 +117,7 @@ impl<'p> Ring<'p> {
         &self.entries[index as usize & (self.entries.len() - 1)]
     }
 
-    /// Whether the vCPU has to wait for a reset.
+    /// Returns whether the vCPU has to wait for a reset.
     pub fn is_full(&self) -> bool {
         let used = self.dirty.load(Ordering::Relaxed) - self.reset.load(Ordering::Acquire);
         used + Self::SPARE >= self.entries.len() as u64
@@ -136,7 +141,7 @@ impl<'p> Ring<'p> {
         true
     }
 
-    /// Returns the next pages that were written, as many as there is room for, and how many.
+    /// Fills `pages` with the next pages that were written, as many as fit; returns how many.
     pub fn harvest(&self, pages: &mut [DirtyPage]) -> usize {
         let mut index = self.harvest.load(Ordering::Relaxed);
         let mut count = 0;
@@ -158,7 +163,7 @@ impl<'p> Ring<'p> {
         count
     }
 
-    /// The numbers of the entries that were harvested, and are not empty yet.
+    /// Returns the numbers of the entries that were harvested and are not empty yet.
     pub fn harvested(&self) -> Range<u64> {
         let start = self.reset.load(Ordering::Relaxed);
         let mut end = self.harvest.load(Ordering::Acquire);
@@ -179,7 +184,7 @@ impl<'p> Ring<'p> {
         DirtyPage { slot, page: number.load(Ordering::Relaxed) }
     }
 
-    /// Empties entries whose pages are protected and invalidated.
+    /// Empties entries whose pages are write-protected and invalidated.
     pub fn empty(&self, entries: Range<u64>) {
         for index in entries.clone() {
             self.entry(index).0.store(EMPTY, Ordering::Relaxed);
@@ -187,7 +192,7 @@ impl<'p> Ring<'p> {
                 shared.flags.store(EMPTY as u32, Ordering::Release);
             }
         }
-        // Also moves this side's harvest past what the other side harvested.
+        // Also moves this side's harvest beyond the entries that the other side harvested.
         self.harvest.fetch_max(entries.end, Ordering::AcqRel);
         self.reset.store(entries.end, Ordering::Release);
     }

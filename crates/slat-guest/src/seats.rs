@@ -1,11 +1,13 @@
-//! A guest's own seats and clock on a machine that guests share: everything else comes from the
-//! machine.
+//! A guest's own seats and clock on a machine that several guests share. The machine does the rest.
 //!
-//! A thread takes a seat to be inside tables, and a thread that changes memslots, reads a log that
-//! hardware keeps, or gives tables back looks at all seats of its [`Platform::grace`]. Where guests
-//! share one, a guest affects others by three things: the number of seats, as its threads may take
-//! the last; VMIDs, as seats tell guests apart by the VMID with which they were made; and the cache
-//! line of the clock. With [`OwnSeats`] it does not.
+//! A thread takes a seat to enter tables. A thread that changes memslots, reads a log that hardware
+//! keeps, or frees tables looks at all seats of its [`Platform::grace`]. If guests share one, a
+//! guest affects the others in three ways:
+//! 1. Its threads may take the last seat.
+//! 2. Guests with the same VMID are not told apart, because a seat has the VMID of the tables.
+//! 3. Its threads write the cache line of the clock.
+//!
+//! [`OwnSeats`] avoids all three.
 
 use crate::host::Host;
 use alloc::sync::Arc;
@@ -16,7 +18,7 @@ use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platfo
 mod sealed {
     use super::{Arc, Host};
 
-    /// A reference or pointer to one machine, always the same.
+    /// A reference or pointer that always leads to the same machine.
     pub trait Leads {
         type Host: Host;
 
@@ -40,13 +42,14 @@ mod sealed {
     }
 }
 
-/// A [`Host`] for one guest, on a machine that others share: `M` is an `Arc` of it, or a reference.
+/// A [`Host`] for one guest, on a machine that several guests share. `M` is an `Arc` of the
+/// machine, or a reference.
 ///
-/// Threads of the guest, vCPUs and workers, take seats here, at most `SEATS` at a time, and only
-/// the guest's own threads wait for them. So a guest whose threads have taken all seats does not
-/// keep another's from joining, and one whose [`Backing::page`](crate::Backing::page) takes long
-/// does not delay another's changes of memslots, even if two were made with one VMID. A guest that
-/// runs out of seats is the only one to be refused ([`NoSeat`](slat::NoSeat)).
+/// The guest's threads, vCPUs and workers, take seats here, at most `SEATS` at a time, and only the
+/// guest's own threads wait for them. So a guest whose threads have taken all its seats does not
+/// keep threads of other guests out, and a guest whose [`Backing::page`](crate::Backing::page)
+/// takes long does not delay changes of memslots of other guests, even if two guests have one VMID.
+/// Only the guest that runs out of seats is refused one ([`NoSeat`](slat::NoSeat)).
 pub struct OwnSeats<M, const SEATS: usize> {
     machine: M,
     grace: Grace<[Seat; SEATS]>,
@@ -58,7 +61,7 @@ impl<M: sealed::Leads, const SEATS: usize> OwnSeats<M, SEATS> {
         Self { machine, grace: Grace::<[Seat; SEATS]>::new(core::array::from_fn(|_| Seat::new())) }
     }
 
-    /// The machine.
+    /// Returns the machine.
     pub fn machine(&self) -> &M::Host {
         self.machine.machine()
     }
@@ -70,10 +73,12 @@ impl<M, const SEATS: usize> fmt::Debug for OwnSeats<M, SEATS> {
     }
 }
 
-// SAFETY: 1, 2, 3, 5, 6: by the machine, which is the same at every call (`Leads` is sealed): a
-// frame of one is the other's. 4: `grace` is a field, `break_before_make` the machine's. Tables
-// that the guest unlinks are looked for at its own seats alone, and nobody can be in them without
-// one: `Tables::enter` takes members of this very platform.
+// SAFETY: by the numbers of `Platform`'s contract.
+// - 1, 2, 3, 5, 6: the machine meets them, and it is the same machine at every call, because
+//   `Leads` is sealed: a frame of one is a frame of the other.
+// - 4: `grace` is a field, and `break_before_make` is the machine's. Tables that the guest unlinks
+//   wait for its own seats alone, and no thread can be inside them without one: `Tables::enter`
+//   takes only members of this platform.
 unsafe impl<M: sealed::Leads, const SEATS: usize> Platform for OwnSeats<M, SEATS> {
     #[inline]
     fn allocate(&self, bytes: usize) -> Option<Frame> {
@@ -82,7 +87,7 @@ unsafe impl<M: sealed::Leads, const SEATS: usize> Platform for OwnSeats<M, SEATS
 
     #[inline]
     unsafe fn free(&self, frame: Frame, bytes: usize) {
-        // SAFETY: the caller's promise; `allocate` is the machine's.
+        // SAFETY: the caller promises it; the frame is from `allocate`, which is the machine's.
         unsafe { self.machine().free(frame, bytes) }
     }
 

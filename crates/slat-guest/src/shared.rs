@@ -1,18 +1,20 @@
-//! Guests, workers and vCPUs that own what they use: for VMMs whose threads outlive the function
+//! Guests, workers and vCPUs that own what they use, for VMMs whose threads outlive the function
 //! that made them.
 //!
-//! [`Guest`], [`Worker`] and [`Vcpu`] borrow, which takes no allocation. Here a guest is shared by
-//! [`Arc`]; each thread's part holds the guest, and room for its table pages; all of them are
-//! `'static`. A thread works on its part inside a closure, which gets it for a lifetime of its own.
+//! [`Guest`], [`Worker`] and [`Vcpu`] borrow, which takes no allocation. In this module an [`Arc`]
+//! shares a guest; each thread's part holds the guest, and room for its table pages; all of them
+//! are `'static`. A thread works on its part inside a closure, which gets the part with a lifetime
+//! of its own.
 //!
 //! # Safety of what is inside
-//! Parts borrow for `'static` what lies on the heap beside them: the guest its host, a worker its
-//! guest and its room. *Invariant*: nothing outside this file ever gets such a lifetime.
-//! [`SharedGuest::get`] shortens it to that of the call's borrow. `with` hands a part out for
-//! *every* lifetime `'a` that there is, so its closure, which has to work for all of them, can keep
-//! nothing of `'a`, nor put anything there that borrows for less; two parts have two lifetimes,
-//! even of one guest, and cannot be exchanged. Fields are dropped in the order in which they are
-//! declared: the worker, its room, the guest, the host.
+//! Parts borrow, for `'static`, memory on the heap that they own: the guest its host, a worker its
+//! guest and its room. *Invariant*: no code outside this file ever gets such a lifetime.
+//! 1. [`SharedGuest::get`] shortens it to the lifetime of the call's borrow.
+//! 2. `with` hands a part out for *every* lifetime `'a`. Its closure has to work for all of them.
+//!    So it can keep nothing of `'a`, and can put nothing there that borrows for less. Two parts,
+//!    even of one guest, have two lifetimes, and cannot be exchanged.
+//! 3. Fields are dropped in the order in which they are declared: the worker, its room, the guest,
+//!    the host.
 //!
 //! ```
 //! # use slat::{Access, Format, Gpa};
@@ -23,7 +25,7 @@
 //! }
 //! ```
 //! # What does not compile
-//! What a part borrows does not leave the closure, neither as its result
+//! A reference that a part borrows cannot leave the closure as its result.
 //! ```compile_fail
 //! # use slat::Format;
 //! # use slat_guest::*;
@@ -31,7 +33,7 @@
 //!     let guest = vcpu.with(|vcpu| vcpu.worker().guest());
 //! }
 //! ```
-//! nor by the back door;
+//! It cannot leave by a captured variable.
 //! ```compile_fail
 //! # use slat::Format;
 //! # use slat_guest::*;
@@ -40,7 +42,7 @@
 //!     vcpu.with(|vcpu| kept = Some(vcpu.worker().guest()));
 //! }
 //! ```
-//! two parts are not exchanged;
+//! Two parts cannot be exchanged.
 //! ```compile_fail
 //! # use slat::Format;
 //! # use slat_guest::*;
@@ -51,7 +53,7 @@
 //!     one.with(|one| other.with(|other| core::mem::swap(one, other)));
 //! }
 //! ```
-//! nor is one replaced by another that borrows for less.
+//! A part cannot be replaced by another that borrows for less.
 //! ```compile_fail
 //! # use slat::Format;
 //! # use slat_guest::*;
@@ -63,7 +65,7 @@
 //!     worker.with(|worker| *worker = Worker::new(guest.get(), room).unwrap());
 //! }
 //! ```
-//! A reference to the guest goes with the handle that it came from.
+//! A reference to the guest cannot outlive the handle that it came from.
 //! ```compile_fail,E0505
 //! # use slat::Format;
 //! # use slat_guest::*;
@@ -73,7 +75,7 @@
 //!     inside.stats();
 //! }
 //! ```
-//! So does the machine that it names.
+//! Neither can a reference to its machine.
 //! ```compile_fail,E0505
 //! # use slat::Format;
 //! # use slat_guest::*;
@@ -97,14 +99,15 @@ use core::fmt;
 use core::ptr::NonNull;
 use slat::{Format, Frame, NoSeat, Vmid};
 
-/// A guest and its machine, shared by all who work on it. A clone is another handle.
+/// A handle for a guest and its machine, shared by all threads that work on the guest. A clone is
+/// another handle.
 ///
-/// The guest is dropped with the last handle, worker or vCPU, and gives back the frames of its
-/// tables. A caller that loads a root into a CPU promises that no CPU has it loaded by then: the
-/// caller takes a vCPU's root out of the CPU before it drops the [`SharedVcpu`].
+/// The guest is dropped with the last handle, worker or vCPU, and frees the frames of its tables. A
+/// caller that loads a root into a CPU promises that no CPU has it loaded by then: the caller takes
+/// a vCPU's root out of the CPU before it drops the [`SharedVcpu`].
 pub struct SharedGuest<F: Format, H: Host + 'static, B: Backing + 'static>(Arc<Inner<F, H, B>>);
 
-/// Dropped in the order of its fields: the guest's tables go back to the machine.
+/// The fields are dropped in this order: the guest's tables go back to the machine.
 struct Inner<F: Format, H: Host + 'static, B: Backing + 'static> {
     guest: Guest<'static, F, H, B>,
     host: Arc<H>,
@@ -135,36 +138,38 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
         backing: B,
         config: Config,
     ) -> Result<Self, GuestError> {
-        // SAFETY: the machine lies in the `Arc`, which neither moves it nor lets anybody have it
-        // for themselves. It is dropped after `guest`, the only holder of this reference: the
-        // invariant of this file.
+        // SAFETY:
+        // 1. The machine lies in the `Arc`, which neither moves it nor gives exclusive access to
+        //    it.
+        // 2. It is dropped after `guest`, the only holder of this reference, by point 3 of this
+        //    file's invariant.
         let borrowed: &'static H = unsafe { &*Arc::as_ptr(&host) };
         let guest = Guest::new(format, vmid, address_bits, borrowed, backing, config)?;
         Ok(Self(Arc::new(Inner { guest, host })))
     }
 
-    /// The guest, borrowed from the handle.
+    /// Returns the guest, borrowed from the handle.
     pub fn get(&self) -> &Guest<'_, F, H, B> {
         &self.0.guest
     }
 
-    /// The machine.
+    /// Returns the machine.
     pub fn host(&self) -> &Arc<H> {
         &self.0.host
     }
 
-    /// Makes a thread's part: [`Worker::new`].
+    /// Makes a thread's part: see [`Worker::new`].
     ///
     /// # Errors
     /// [`NoSeat`] if all seats among the threads that walk the host's tables are taken.
     pub fn worker(&self) -> Result<SharedWorker<F, H, B>, NoSeat> {
         let room = Room::new();
-        // SAFETY: what both borrow is held by the result, which drops the part first.
+        // SAFETY: the result holds what the part borrows, and drops the part first.
         let part = unsafe { Worker::new(self.forever(), room.forever()) }?;
         Ok(SharedWorker { part, _room: room, guest: self.clone() })
     }
 
-    /// Makes the part of the thread that runs vCPU `id`: [`Vcpu::new`].
+    /// Makes the part of the thread that runs vCPU `id`: see [`Vcpu::new`].
     ///
     /// # Errors
     /// [`VcpuError`].
@@ -176,21 +181,22 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
     }
 
     /// # Safety
-    /// The reference is not used after the last handle has gone, and leaves this file with another
-    /// lifetime only.
+    /// 1. The caller does not use the reference after the last handle is dropped.
+    /// 2. The reference leaves this file only with another lifetime.
     unsafe fn forever(&self) -> &'static Guest<'static, F, H, B> {
-        // SAFETY: it lies in the `Arc`, and is handed out shared only; the rest is the caller's.
+        // SAFETY: the guest lies in the `Arc`, which only gives shared access to it. The caller
+        // promises the rest.
         unsafe { &*core::ptr::from_ref(&self.0.guest) }
     }
 }
 
 /// Room for a thread's table pages, on the heap: it does not move, and only the part that borrows
-/// it touches it. (A `Box` would claim to be the only way to it whenever it is moved.)
+/// it accesses it. (Moving a `Box` would assert that no other reference to its content exists.)
 struct Room(NonNull<TableRoom>);
 
 // SAFETY: it owns what it points to, as a `Box` does, and a `TableRoom` may be sent.
 unsafe impl Send for Room where TableRoom: Send {}
-// SAFETY: a shared reference gives nothing.
+// SAFETY: a shared reference gives no safe access to the content.
 unsafe impl Sync for Room {}
 
 impl Room {
@@ -199,16 +205,19 @@ impl Room {
     }
 
     /// # Safety
-    /// Called once; the reference is not used after `self` was dropped.
+    /// 1. The caller calls it once.
+    /// 2. The caller does not use the reference after `self` is dropped.
     unsafe fn forever(&self) -> &'static mut [Option<Frame>] {
-        // SAFETY: it points to a room of a box's, which nobody else refers to: called once.
+        // SAFETY: it points to the content of a leaked box. By 1 there is no other reference to it,
+        // and by 2 it exists for as long as the reference is used.
         unsafe { &mut *self.0.as_ptr() }
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        // SAFETY: a box was leaked for it, which nobody gave back; who borrowed it has gone.
+        // SAFETY: `new` leaked the box, and only this frees it. By 2 of `forever` the reference is
+        // no longer used.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -217,7 +226,7 @@ macro_rules! part {
     ($(#[$doc:meta])* $name:ident, $part:ident) => {
         $(#[$doc])*
         ///
-        /// It may be sent to another thread, and holds the guest.
+        /// It may be sent to another thread, and keeps the guest alive.
         pub struct $name<F: Format, H: Host + 'static, B: Backing + 'static> {
             part: $part<'static, F, H, B>,
             _room: Room,
@@ -225,19 +234,19 @@ macro_rules! part {
         }
 
         impl<F: Format, H: Host + 'static, B: Backing + 'static> $name<F, H, B> {
-            /// Does `work` with it.
+            /// Calls `work` with the part.
             pub fn with<R>(
                 &mut self,
                 work: impl for<'a> FnOnce(&mut $part<'a, F, H, B>) -> R,
             ) -> R {
                 let part = (&raw mut self.part).cast::<$part<'_, F, H, B>>();
-                // SAFETY: the same type but for a lifetime, of a field that is borrowed for
-                // itself. Nothing that borrows for less gets into it, and nothing of it out:
-                // `work` has to do for each lifetime.
+                // SAFETY: the two types differ in a lifetime only, and the field is exclusively
+                // borrowed. By point 2 of this file's invariant `work` can put nothing into it that
+                // borrows for less, and keeps nothing of it.
                 work(unsafe { &mut *part })
             }
 
-            /// The guest.
+            /// Returns the guest.
             pub const fn guest(&self) -> &SharedGuest<F, H, B> {
                 &self.guest
             }
@@ -252,10 +261,10 @@ macro_rules! part {
 }
 
 part!(
-    /// A thread that works on a guest's memory: a [`Worker`] that owns what it stands on.
+    /// A thread that works on a guest's memory: a [`Worker`] that owns what it uses.
     SharedWorker, Worker
 );
 part!(
-    /// A thread that runs one of the guest's vCPUs: a [`Vcpu`] that owns what it stands on.
+    /// A thread that runs one of the guest's vCPUs: a [`Vcpu`] that owns what it uses.
     SharedVcpu, Vcpu
 );

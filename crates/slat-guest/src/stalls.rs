@@ -1,27 +1,27 @@
-//! How long vCPUs waited, as a histogram of fixed size: eight steps for each power of two.
+//! A histogram of the time that vCPUs waited, of fixed size: eight cells for each power of two.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 const STEPS: usize = 8;
 const CELLS: usize = 62 * STEPS;
 
-/// How often vCPUs waited for a page that arrived late, and how long, in ticks of
-/// [`Host::now`](crate::Host::now): from the fault that had to wait until the vCPU took note that
-/// the page had come, or faulted successfully.
+/// The number and length of vCPUs' waits for pages that arrived late, in ticks of
+/// [`Host::now`](crate::Host::now). A wait lasts from the fault that found the page missing until
+/// the vCPU ends the wait, or faults on the page with success.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stalls {
     /// The number of waits.
     pub count: u64,
-    /// The median: half of the waits took no longer. As `p99`, at most an eighth above the true
-    /// value.
+    /// The median: half of the waits took no longer. Like `p99`, it is at most an eighth above the
+    /// exact value.
     pub p50: u64,
-    /// 99 of 100 waits took no longer.
+    /// The 99th percentile: 99 of 100 waits took no longer.
     pub p99: u64,
     /// The longest wait, exactly.
     pub longest: u64,
 }
 
-/// Counters that order nothing.
+/// The cells of the histogram. They order no other memory accesses.
 #[derive(Debug)]
 pub(crate) struct StallCells {
     cells: [AtomicU64; CELLS],
@@ -41,7 +41,7 @@ fn cell(ticks: u64) -> usize {
     }
 }
 
-/// The largest value that a cell counts.
+/// Returns the largest value that a cell counts.
 fn most(cell: usize) -> u64 {
     if cell < STEPS {
         return cell as u64;

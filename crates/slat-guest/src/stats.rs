@@ -1,4 +1,4 @@
-//! Statistics of a guest's memory: counters, per vCPU for the time that vCPUs waited.
+//! Statistics of a guest's memory: counters, and the time that each vCPU waited.
 
 use crate::mapped::{Mapped, SizeCells};
 use crate::outcome::Outcome;
@@ -15,26 +15,26 @@ pub enum FaultKind {
     Mapped,
     /// A leaf became writable.
     MadeWritable,
-    /// A leaf, or those around it, became executable.
+    /// A leaf, or pages around it, became executable.
     MadeExecutable,
     /// A leaf became accessed.
     MadeAccessed,
     /// A block was split.
     Split,
-    /// A block was unmapped to be mapped in pages.
+    /// A block was unmapped, and the page mapped.
     #[cfg(feature = "baselines")]
     Zapped,
     /// Nothing was left to do.
     Spurious,
     /// Another thread was in the way.
     Retry,
-    /// There was no memory: a device's register.
+    /// There was no memory: an access to a device's register, or a write to a read-only memslot.
     Mmio,
     /// The vCPU's ring was full.
     RingFull,
     /// The page was of the other kind: shared, or private.
     Convert,
-    /// The access cannot be answered.
+    /// The fault could not be resolved.
     Refused,
 }
 
@@ -56,7 +56,7 @@ impl FaultKind {
         Self::Refused,
     ];
 
-    /// A name for reports.
+    /// Returns the name of the kind, for reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mapped => "mapped",
@@ -99,14 +99,15 @@ impl From<&Outcome> for FaultKind {
 
 const KINDS: usize = FaultKind::ALL.len();
 
-/// How often something was done, and how long it took, in ticks of [`Host::now`](crate::Host::now).
+/// The number of times that something was done, and how long it took, in ticks of
+/// [`Host::now`](crate::Host::now).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Spent {
     /// The number of times.
     pub count: u64,
-    /// The ticks of all of them.
+    /// The ticks of all of them together.
     pub ticks: u64,
-    /// The ticks of the longest.
+    /// The ticks of the longest one.
     pub longest: u64,
 }
 
@@ -138,16 +139,16 @@ impl SpentCell {
     }
 }
 
-/// The faults of one vCPU, on cache lines of its own.
+/// The counters of one vCPU, on cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct VcpuCounters {
     kinds: [SpentCell; KINDS],
     /// The counters of its thread.
     pub totals: Counters,
-    /// Whether there is a thread that runs it.
+    /// Whether a thread runs the vCPU.
     pub taken: core::sync::atomic::AtomicBool,
-    /// Time in cache maintenance and changes of view, outside faults.
+    /// The time of cache maintenance and changes of view, outside faults.
     pub caches: SpentCell,
 }
 
@@ -198,15 +199,17 @@ totals! {
     slots_written,
     /// Table pages filled and linked.
     tables_built,
-    /// Invalidations executed.
+    /// TLB invalidations executed.
     invalidations,
-    /// Live entries that stood broken until an invalidation had completed.
+    /// Live entries that were made invalid until a TLB invalidation had completed
+    /// (break-before-make).
     broken,
-    /// Ticks of the calls in which entries stood broken: an upper bound of the time that they did.
+    /// Ticks of the calls that broke entries: an upper bound of the time during which entries were
+    /// invalid.
     broken_ticks,
     /// Bytes of blocks that were split.
     split_bytes,
-    /// Bytes of blocks that were put together again.
+    /// Bytes of blocks that were collapsed from tables.
     collapsed_bytes,
     /// Logs read.
     log_reads,
@@ -214,33 +217,33 @@ totals! {
     log_clears,
     /// Pages cleared.
     log_cleared_pages,
-    /// Entries of rings that were emptied.
+    /// Entries of dirty rings that were emptied.
     ring_resets,
-    /// Bytes taken from the guest for the host.
+    /// Bytes that were unmapped for the host, by invalidations and conversions.
     invalidated_bytes,
-    /// Pages that ageing could not answer at once, and asked about again.
+    /// Pages for which ageing had no answer at first, and looked again.
     ageing_slow,
     /// Pages that became private, or shared again.
     converted_pages,
-    /// Bytes of private memory taken from the guest, by conversions, by invalidations or with a
+    /// Bytes of private memory that were unmapped, by conversions, by invalidations or with a
     /// memslot.
     private_bytes_taken,
     /// Flushes of all memory.
     flushes,
-    /// Bytes of data cache maintained outside faults.
+    /// Bytes of data cache that were maintained outside faults.
     flushed_bytes,
-    /// Bytes maintained as they were mapped where vCPUs have views of their own.
+    /// Bytes that were maintained as faults mapped them in vCPUs' own views.
     touched_bytes,
-    /// Bytes maintained as they were mapped in the tables that vCPUs share.
+    /// Bytes that were maintained as faults mapped them in the tables that vCPUs share.
     mapped_bytes,
-    /// Calls that were refused table pages, as the guest has all that it may have.
+    /// Calls that got no table page, because the guest has as many as it may have.
     table_limit,
     /// Pages mapped around faults.
     mapped_ahead,
 }
 
 impl Counters {
-    /// Adds the counts of a guard, and the ticks that `ticks` returns, if it broke any entry.
+    /// Adds the counts of a guard, and, if it broke any entry, the ticks that `ticks` returns.
     #[inline]
     pub fn engine(&self, counts: &Counts, ticks: impl FnOnce() -> u64) {
         self.slots_read.add(counts.slots_read);
@@ -257,7 +260,7 @@ impl Counters {
     }
 }
 
-/// The costs of a guest's memory so far, and what is mapped.
+/// The costs of a guest's memory so far, and the memory that is mapped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stats {
     /// The costs of each vCPU.
@@ -268,9 +271,8 @@ pub struct Stats {
     pub late: Stalls,
     /// The memory that is mapped now in the tables that vCPUs share.
     pub mapped: Mapped,
-    /// The memory that is mapped in the tables of vCPUs whose caches are off: a page counts once
-    /// for each that has it.
-    /// has it.
+    /// The memory that is mapped in the tables of vCPUs whose caches are off. A page counts once
+    /// for each vCPU that has it mapped.
     pub views: Mapped,
 }
 
@@ -284,12 +286,12 @@ pub struct VcpuStats {
 }
 
 impl VcpuStats {
-    /// Faults of one kind.
+    /// Returns the time of the faults of one kind.
     pub const fn of(&self, kind: FaultKind) -> Spent {
         self.faults[kind as usize]
     }
 
-    /// All time that the vCPU waited inside memory management.
+    /// Returns all the time that the vCPU waited for memory management.
     pub fn stall(&self) -> Spent {
         let mut all = self.caches;
         self.faults.iter().for_each(|&spent| all.add(spent));
@@ -298,7 +300,7 @@ impl VcpuStats {
 }
 
 impl Stats {
-    /// Faults of one kind, of all vCPUs.
+    /// Returns the time of the faults of one kind, of all vCPUs.
     pub fn faults(&self, kind: FaultKind) -> Spent {
         let mut all = Spent::default();
         self.vcpus.iter().for_each(|vcpu| all.add(vcpu.of(kind)));
@@ -326,7 +328,7 @@ impl Stats {
     }
 }
 
-/// The number of parts of the workers' counters: up to this many threads without a vCPU, which may
+/// The number of parts of the workers' counters. Up to this many threads without a vCPU, which may
 /// work on disjoint ranges, write no common cache line for their counters.
 const PARTS: usize = 8;
 
@@ -334,8 +336,8 @@ const PARTS: usize = 8;
 #[repr(align(128))]
 struct Part(Counters);
 
-/// The counters of all threads without a vCPU. Each takes a part as it begins; counts that belong
-/// to no thread are in the first.
+/// The counters of all threads without a vCPU. Each thread takes a part when it begins; counts that
+/// belong to no thread go into the first.
 #[derive(Debug)]
 pub(crate) struct WorkerCounters {
     parts: Box<[Part]>,

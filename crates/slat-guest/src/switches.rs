@@ -1,15 +1,15 @@
-//! The part of a guest's configuration that can change while the guest runs.
+//! The parts of a guest's configuration that can change while the guest runs.
 //!
 //! [`Config`](crate::Config) has the values with which a guest begins. Whether huge pages may be
-//! executed is part of the memslots as faults see them ([`View`](crate::memslots::View)): a thread
+//! executed is part of the memslots as faults see them ([`View`](crate::memslots::View)). A thread
 //! that changes it waits, as for a change of memslots, until faults and collapses that saw the old
-//! value have left the tables. From then on no block that may be executed comes to be, and those
-//! that are there are looked for. The size of eager splits orders nothing: each log that begins,
-//! and each clear, reads it anew.
+//! value have left the tables. If it takes the right away, no thread makes an executable block from
+//! then on, and the changing thread searches for those that exist. The size of eager splits orders
+//! no other access: each log that begins, and each clear, reads it anew.
 //!
-//! There is no switch for lock-free ageing: there is no lock that a switch could bring back, and
-//! what it could save, the second question about a page whose entry another thread holds, is
-//! bounded and counted ([`Totals::ageing_slow`](crate::Totals)).
+//! There is no switch for lock-free ageing: there is no lock to go back to. The only cost that a
+//! switch could save, looking again at a page whose entry another thread holds, is bounded and
+//! counted ([`Totals::ageing_slow`](crate::Totals)).
 
 use crate::backing::Backing;
 use crate::bits::Splits;
@@ -26,14 +26,14 @@ use slat::{
 };
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
-    /// The size to which blocks are split ahead of writes; when the guest begins,
-    /// [`Config::eager_split`](crate::Config).
+    /// Returns the size to which blocks are split ahead of writes. It is
+    /// [`Config::eager_split`](crate::Config) when the guest begins.
     pub fn eager_split(&self) -> Option<PageSize> {
         self.eager_split.get()
     }
 
-    /// Changes the size to which blocks are split ahead of writes. Logs that begin from now on, and
-    /// clears that begin, split to that size; what is split already stays split.
+    /// Changes the size to which blocks are split ahead of writes. Logs that begin, and clears that
+    /// begin, after this split to that size; blocks that were already split stay split.
     ///
     /// # Errors
     /// [`LeafSizeError`]: the format has no such leaf; nothing was changed.
@@ -45,30 +45,32 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Whether huge pages may be executed; when the guest begins,
-    /// [`Config::execute_huge`](crate::Config).
+    /// Returns whether huge pages may be executed. It is [`Config::execute_huge`](crate::Config)
+    /// when the guest begins.
     pub fn execute_huge(&mut self) -> ExecuteHuge {
         self.look(|view| view.execute_huge)
     }
 
     /// Changes whether huge pages may be executed, while the guest runs; returns the bytes that
-    /// lost the right, which fetches give back as they split. It concerns this guest only: one that
-    /// is trusted not to hang the machine is exempt with [`ExecuteHuge::Allowed`] (Linux:
-    /// `KVM_CAP_VM_DISABLE_NX_HUGE_PAGES`, once, before its vCPUs).
+    /// lost the right, which fetches give back as they split. The change is for this guest only: a
+    /// guest that is trusted not to hang the machine can be exempt by [`ExecuteHuge::Allowed`]
+    /// (Linux: `KVM_CAP_VM_DISABLE_NX_HUGE_PAGES`, once, before its vCPUs).
     ///
-    /// When this returns with a value other than `Allowed`, no huge page may be executed, and no
-    /// CPU has a translation left by which one could; [`Worker::recover_huge_pages`] knows the
-    /// tables with executable pages. With `Allowed`, the first fetch from each huge page gives the
-    /// right back, in place; what fetches have split comes back by [`Worker::collapse`], and
-    /// recovery has nothing more to do. As a change of memslots, this takes turns with others, and
-    /// waits for faults.
+    /// When this returns after a change to another value than `Allowed`, no huge page may be
+    /// executed, no CPU has a translation left by which one could be executed, and
+    /// [`Worker::recover_huge_pages`] has the list of tables with executable pages. After a change
+    /// to `Allowed`, the first fetch from each huge page gives the right back, in place;
+    /// [`Worker::collapse`] turns tables that fetches have made into blocks again, and recovery has
+    /// nothing more to do.
+    ///
+    /// Like a change of memslots, this takes turns with others, and waits for faults.
     ///
     /// # Errors
     /// [`MemslotError::OutOfMemory`]: nothing was changed.
     pub fn set_execute_huge(&mut self, to: ExecuteHuge) -> Result<u64, MemslotError> {
         let guest = self.guest;
         let mut turn = guest.change_turn();
-        // SAFETY: the lock is held, and what is read is not used after `replace`.
+        // SAFETY: the lock is held, and `view` is a copy.
         let mut view = unsafe { guest.slots.view() }.clone();
         if view.execute_huge == to {
             return Ok(0);
@@ -77,7 +79,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let splits = to != ExecuteHuge::Allowed;
         for spec in &specs {
             let has = view.named(spec.id).is_some_and(|slot| slot.splits.is_some());
-            // Recovery leaves private memory alone.
+            // Recovery does not handle private memory.
             let splits = splits && spec.private.is_none();
             if has != splits {
                 let new = || Splits::new::<F>(spec).map(Arc::new).ok_or(MemslotError::OutOfMemory);
@@ -85,7 +87,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 view.change(spec.id, |slot| slot.splits = new);
             }
         }
-        // Memslots that move come back with what they need after the change.
+        // A memslot that moves is inserted again later, with what the new value needs.
         let mut moving: Vec<_> = turn.iter_mut().filter_map(Unfinished::moves).collect();
         let mut new = Vec::new();
         for slot in &moving {
@@ -128,7 +130,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// The first block in `range` that may be executed.
+/// Returns the first block in `range` that may be executed.
 fn executable_block<F: Format, H: Host>(
     guard: &Guard<'_, '_, F, H>,
     range: GpaRange,
@@ -137,8 +139,7 @@ fn executable_block<F: Format, H: Host>(
     let leaves = leaves.map_err(|why| Halted { at: range.start(), why })?;
     for leaf in leaves {
         match leaf {
-            // The entry may be of a block that is about to be split, into blocks that may be
-            // executed.
+            // Another thread may be splitting this block into blocks that may be executed.
             Err(Contended { at }) => return Err(Halted { at, why: ChangeError::Contended }),
             Ok(leaf) if leaf.size > F::size(0) && leaf.attributes.execute != Execute::None => {
                 let block = GpaRange::new(leaf.gpa, leaf.size.bytes());

@@ -1,15 +1,15 @@
-//! Additions to the engine's own shim: a lock for rare operations.
+//! Additions to the engine's own shim: counters, and a lock for rare operations.
 
 pub(crate) use slat::sync::{AtomicU64, Ordering, agreed};
 
-/// Tells tests that count shared cache lines of a store to a word that no model has.
+/// Reports a store, to a word that no model has, to tests that count shared cache lines.
 #[inline(always)]
 pub(crate) fn written(_word: &core::sync::atomic::AtomicU64) {
     #[cfg(all(feature = "observed", not(loom)))]
     slat::observe::written(core::ptr::from_ref(_word).addr());
 }
 
-/// A counter that orders nothing. It is no shared variable of any protocol: models leave it out.
+/// A counter that orders no other memory accesses. It is part of no protocol: models leave it out.
 #[derive(Debug, Default)]
 pub(crate) struct AtomicCount(core::sync::atomic::AtomicU64);
 
@@ -36,10 +36,9 @@ impl AtomicCount {
     }
 }
 
-/// A lock: for changes of memslots, recovery and resets of rings, for what devices are told, and
-/// for lists that seldom change. A clear and ageing never take one; a fault does only where it
-/// tells devices of a leaf ([`Config::devices`](crate::Config::devices)), copies a page or waits
-/// for one.
+/// A lock for changes of memslots, recovery and resets of rings, for reports to devices, and for
+/// lists that seldom change. Clears and ageing never take one. A fault takes one only if it reports
+/// a leaf to devices ([`Config::devices`](crate::Config::devices)), copies a page or waits for one.
 #[derive(Debug)]
 pub(crate) struct Lock<T>(Mutex<T>);
 
@@ -58,7 +57,7 @@ impl<T> Lock<T> {
         self.0.lock()
     }
 
-    /// As `lock`, where another thread may hold it for long: calls `wait` meanwhile.
+    /// As `lock`, if another thread may hold it for long: calls `wait` meanwhile.
     #[cfg(not(loom))]
     pub fn lock_patiently(&self, wait: impl Fn()) -> impl core::ops::DerefMut<Target = T> + '_ {
         loop {

@@ -1,4 +1,4 @@
-//! Unmapping leaves, and keeping the marks of their pages.
+//! Unmapping of leaves, and the marks that are kept for their pages.
 
 use crate::backing::Backing;
 use crate::config::Logging;
@@ -13,12 +13,12 @@ use slat::{
     UnmapError,
 };
 
-/// The number of runs of neighbouring leaves that are unmapped for one invalidation.
+/// The number of runs of neighbouring leaves that are unmapped for one TLB invalidation.
 const BATCH: usize = 64;
 
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
-    /// Keeps the dirty marks of unmapped leaves, where they are a part of the log, in the log of
-    /// every memslot that has some of them.
+    /// Adds the dirty marks of unmapped leaves to the log of every memslot that has some of the
+    /// pages, if hardware's marks are a part of the log.
     pub(crate) fn keep_dirty(&self, view: &View, removed: &Removed) {
         if self.config.logging != Logging::Hardware || !removed.attributes.dirty {
             return;
@@ -47,8 +47,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
     }
 
-    /// Reports private memory among `removed` to the machine, for a memslot whose pages are not
-    /// being converted.
+    /// Reports private memory among `removed` to the machine. The memslot's pages are not being
+    /// converted.
     pub(crate) fn tell_private(&self, slot: &Memslot, removed: &Removed) {
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
         let Some(part) = slot.spec.common(&all).filter(|_| slot.kinds.is_some()) else { return };
@@ -61,8 +61,9 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
     }
 
-    /// Unmaps `ranges`, and blocks that they cut through. Calls `removed` with what was there, once
-    /// no CPU can reach it and it was maintained, as a vCPU may have written it past the caches.
+    /// Unmaps `ranges`, and blocks that cross their ends. Calls `removed` with each unmapped part,
+    /// once no CPU can access it and it is maintained, because a vCPU may have written it past the
+    /// caches.
     pub(crate) fn unmap(
         &self,
         tables: &Tables<'p, F, H>,
@@ -79,8 +80,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         })
     }
 
-    /// [`Guest::unmap`] of memory that is maintained already. Waits for threads that hold an entry,
-    /// which none does for long.
+    /// As [`Guest::unmap`], for memory that is already maintained. Waits for threads that hold an
+    /// entry; they do not hold it for long.
     pub(crate) fn remove(
         &self,
         tables: &Tables<'p, F, H>,
@@ -100,8 +101,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             all.push(leaves);
         });
         drop(turn);
-        // Without the lock: the backing may hold a lock of its own while a fault waits for this one
-        // ([`Backing::make_writable`]), and `removed` may take the backing's.
+        // Outside the lock: while a fault waits for this lock the backing may hold a lock of its
+        // own ([`Backing::make_writable`]), and `removed` may take the backing's.
         all.into_iter().for_each(removed);
         bytes
     }

@@ -9,16 +9,16 @@ use core::fmt;
 use core::sync::atomic::Ordering;
 use slat::{Format, Frame, Hpa, NoSeat};
 
-/// A thread that runs one of the guest's vCPUs, and answers its faults.
+/// A thread that runs one of the guest's vCPUs and handles its faults.
 #[derive(Debug)]
 pub struct Vcpu<'w, F: Format, H: Host, B: Backing> {
     pub(crate) worker: Worker<'w, F, H, B>,
     pub(crate) id: u16,
-    /// The view that it runs on; `None` for the tables that vCPUs share.
+    /// The view that it runs on; `None` if it runs on the tables that vCPUs share.
     pub(crate) view: Option<u16>,
     /// It has reported that it runs, and that its view is live.
     pub(crate) announced: bool,
-    /// Pages that it waits for.
+    /// The pages that it waits for.
     pub(crate) waits: Places,
 }
 
@@ -27,11 +27,11 @@ pub struct Vcpu<'w, F: Format, H: Host, B: Backing> {
 pub enum VcpuError {
     /// All seats among the threads that walk the host's tables are taken.
     NoSeat(NoSeat),
-    /// Another `Vcpu` has that number, and was not dropped.
+    /// Another `Vcpu` with that number exists.
     Taken,
-    /// The guest has no vCPU of that number.
+    /// The guest has no vCPU with that number.
     NoSuchVcpu {
-        /// The number of its vCPUs.
+        /// The number of the guest's vCPUs.
         vcpus: u16,
     },
 }
@@ -60,7 +60,8 @@ impl<F: Format, H: Host, B: Backing> Drop for Vcpu<'_, F, H, B> {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
-    /// Makes the part of the thread that runs vCPU `id`. One thread at a time runs it.
+    /// Makes the thread's handle for vCPU `id`. One thread at a time has it. `room` is where it
+    /// keeps table pages ([`TableRoom`](crate::TableRoom)).
     ///
     /// # Errors
     /// [`VcpuError`].
@@ -86,20 +87,20 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         })
     }
 
-    /// The vCPU's number.
+    /// Returns the vCPU's number.
     pub const fn id(&self) -> u16 {
         self.id
     }
 
-    /// The thread's worker, with the operations that any thread can do.
+    /// Returns the thread's worker, which has the operations that any thread can do.
     pub const fn worker(&mut self) -> &mut Worker<'w, F, H, B> {
         &mut self.worker
     }
 
-    /// The root that the vCPU's CPU loads before it enters the guest. It changes only with the
-    /// vCPU's caches, under the policy that gives the vCPU a view of its own. A CPU that changes
-    /// roots invalidates its own TLB entries of the guest first (Arm: both roots have one VMID, so
-    /// CnP is 0, and `tlbi vmalls12e1`, `dsb nsh`, `isb` come before the entry).
+    /// Returns the root that a CPU loads before it runs the vCPU. It changes only when the vCPU's
+    /// caches are switched on or off, and only if the policy gives the vCPU a view of its own. A
+    /// CPU that changes roots first invalidates its own TLB entries of the guest (Arm: both roots
+    /// have one VMID, so CnP is 0, and `tlbi vmalls12e1`, `dsb nsh`, `isb` come before the entry).
     ///
     /// A caller that loads it into a CPU promises that no CPU has it loaded when the guest is
     /// dropped.

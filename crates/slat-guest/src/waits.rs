@@ -1,16 +1,19 @@
-//! Pages that vCPUs wait for, and the vCPUs that are told when one arrives.
+//! Pages that vCPUs wait for, and how the vCPUs learn that one has arrived.
 //!
 //! # Protocol
-//! A vCPU has a few places, each a word: free, or a page of the host's that is *waited for* or
-//! *ready*. Only the vCPU's own thread takes a place and frees it. A fault that is answered *not
-//! yet* takes a place, then asks the backing once more, and only then reports that it waits. A
-//! thread that changes the backing's answer does so first, then looks through the places, and makes
-//! those of the page *ready*.
+//! A vCPU has a few places. Each is a word: free, or a page of the host that is *waited for* or
+//! *ready*.
+//! 1. Only the vCPU's own thread takes a place and frees it.
+//! 2. A fault whose answer is *not yet* takes a place, then asks the backing once more, and only
+//!    then reports that it waits.
+//! 3. A thread that changes the backing's answer does so first, then looks through the places, and
+//!    makes the page's places *ready*.
 //!
-//! *Invariant*: no arrival is lost between asking and waiting. Taking a place and asking, changing
-//! the answer and looking, are crosswise (`agreed`): the fault gets the page, or the thread that
-//! brought it finds the place. A place is of one page at a time and its word says which, so no
-//! other vCPU is told. Being told means *ask again*: the page may have left since.
+//! *Invariant*: no arrival is lost between asking and waiting. The fault takes a place and then
+//! asks; the other thread changes the answer and then looks (`agreed`). So the fault gets the page,
+//! or the other thread finds the place. A place is for one page at a time, and its word has the
+//! page, so no other vCPU is woken. *Ready* means that the vCPU has to ask again: the page may have
+//! gone since.
 
 use crate::backing::{Hva, HvaRange};
 use crate::memslots::spec::MemslotId;
@@ -32,7 +35,7 @@ const STATE: u64 = 3;
 /// A page that a vCPU waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Arrival {
-    /// The arrival's name, unique among the vCPU's last 2^32 waits; never 0.
+    /// The arrival's number, unique among the vCPU's last 2^32 waits; never 0.
     pub token: u32,
     /// The memslot that has the page.
     pub slot: MemslotId,
@@ -60,7 +63,7 @@ impl Waits {
         &self.words[usize::from(vcpu) * PLACES..][..PLACES]
     }
 
-    /// Makes the vCPU wait for `page` at `place`; it asks the backing after this.
+    /// Makes the vCPU wait for `page` at `place`. The vCPU asks the backing after this.
     fn begin(&self, vcpu: u16, place: usize, page: Hva) {
         let word = &self.of(vcpu)[place];
         if word.swap(page.0 | WAITED_FOR, Ordering::AcqRel) == FREE {
@@ -79,8 +82,8 @@ impl Waits {
         self.of(vcpu)[place].load(Ordering::Acquire) & STATE == READY
     }
 
-    /// Makes the waits for `host` ready, as the backing's answer for it has changed; calls `told`
-    /// with each of their vCPUs, once.
+    /// Makes the waits for `host` ready, because the backing's answer for it has changed. Calls
+    /// `told` with each vCPU that had such a wait, once.
     pub fn tell(&self, host: &HvaRange, mut told: impl FnMut(u16)) {
         agreed();
         if self.taken.load(Ordering::Acquire) == 0 {
@@ -91,8 +94,8 @@ impl Waits {
             for place in places {
                 let now = place.load(Ordering::Acquire);
                 let page = now & !STATE;
-                // A word that has changed since is of another page, or of a wait that begins only
-                // now and asks the backing after this.
+                // If the word has changed since, it is for another page, or for a wait that begins
+                // only now and asks the backing after this.
                 any |= now & STATE == WAITED_FOR
                     && (host.start.0..host.end().0).contains(&page)
                     && place
@@ -106,10 +109,10 @@ impl Waits {
     }
 }
 
-/// The places of one vCPU, as its own thread knows them.
+/// The places of one vCPU, as its own thread sees them.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
-    /// The wait at each place, and since when.
+    /// The wait at each place, and when it began.
     waits: [Option<(Arrival, u64)>; PLACES],
     last: u32,
     /// The number of places that are taken.
@@ -117,8 +120,8 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Waits for a page; returns the arrival, and whether the backing is to be asked once more.
-    /// `None` if all places are taken.
+    /// Begins to wait for a page; returns the arrival, and whether the vCPU has to ask the backing
+    /// once more. Returns `None` if all places are taken.
     pub fn begin(
         &mut self,
         waits: &Waits,
@@ -146,7 +149,7 @@ impl Places {
         Some((arrival, true))
     }
 
-    /// Ends the first wait that is `wanted`; returns its arrival, and since when it waited.
+    /// Ends the first wait that `wanted` accepts; returns its arrival, and when it began.
     pub fn end(
         &mut self,
         waits: &Waits,
@@ -222,7 +225,7 @@ mod tests {
             .map(|page| places.begin(&waits, 0, what(page), page).unwrap().0.token)
             .collect();
         assert_eq!(places.begin(&waits, 0, what(99), 0), None);
-        // A vCPU that waits for the page already goes on waiting, and does not ask again.
+        // A vCPU that already waits for the page goes on waiting, and does not ask again.
         assert_eq!(
             places.begin(&waits, 0, what(3), 9).unwrap(),
             (places.all().nth(3).unwrap(), false)

@@ -1,4 +1,4 @@
-//! Threads that work on a guest's memory: how they enter the tables.
+//! Threads that work on a guest's memory, and how they enter the tables.
 
 use crate::backing::{Backing, HvaRange};
 use crate::budget::{NoPages, TABLE_PAGES};
@@ -13,10 +13,10 @@ use slat::{
     TableCache, Tables, Translation,
 };
 
-/// How often a call tries an entry that another thread holds, before it reports that.
+/// How often a call tries an entry that another thread holds before it reports contention.
 pub(crate) const PATIENCE: u32 = 1000;
 
-/// Room for a worker's table pages.
+/// The place where a worker keeps its table pages.
 pub type TableRoom = [Option<Frame>; TABLE_PAGES];
 
 /// A worker inside tables of its guest.
@@ -30,7 +30,7 @@ pub(crate) struct Inside<'t, 'w, F: Format, H: Host, B: Backing> {
 }
 
 impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
-    /// Counts what was mapped, also where a call to the VMM panics.
+    /// Counts what was mapped, even if a call to the VMM panics.
     #[inline]
     fn drop(&mut self) {
         let sizes = self.guard.sizes();
@@ -46,15 +46,16 @@ pub struct Worker<'w, F: Format, H: Host, B: Backing> {
     pub(crate) guest: &'w Guest<'w, F, H, B>,
     pub(crate) member: Member<'w, H>,
     pub(crate) cache: TableCache<'w, F, H>,
-    /// The vCPU's own counters, or those that all workers without a vCPU share.
+    /// The vCPU's counters, or counters that workers without a vCPU share.
     pub(crate) counters: &'w Counters,
 }
 
-/// The result of an engine's operation on a piece of a range.
+/// The result of an operation of the engine on a piece of a range.
 type Changed = Result<u64, Halted<ChangeError>>;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Takes a seat among the threads that walk the host's tables.
+    /// Makes the thread's handle for the guest: takes a seat among the threads that walk the host's
+    /// tables. `room` is where it keeps table pages ([`TableRoom`]).
     ///
     /// # Errors
     /// [`NoSeat`] if all are taken.
@@ -68,7 +69,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(Self { guest, member, cache, counters: guest.counters.take() })
     }
 
-    /// The guest.
+    /// Returns the guest.
     pub const fn guest(&self) -> &'w Guest<'w, F, H, B> {
         self.guest
     }
@@ -81,7 +82,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         work: impl FnOnce(&mut Inside<'_, 'w, F, H, B>) -> R,
     ) -> R {
         let (guest, counters, host) = (self.guest, self.counters, tables.platform());
-        // Only entries that stand broken are timed.
+        // The clock is read only if entries are broken before they are made (break-before-make).
         let breaks = host.break_before_make().breaks_size_change();
         let begin = if breaks { host.now() } else { 0 };
         let guard = tables.enter(&mut self.member).expect("the worker joined this platform");
@@ -91,8 +92,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         result
     }
 
-    /// Runs `work` inside `tables` with the current memslots; changes of memslots wait until it has
-    /// returned.
+    /// Runs `work` inside `tables` with the current memslots. Changes of memslots wait until it
+    /// returns.
     #[inline]
     pub(crate) fn with_slots<R>(
         &mut self,
@@ -100,18 +101,20 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         work: impl FnOnce(&View, &mut Inside<'_, 'w, F, H, B>) -> R,
     ) -> R {
         let guest = self.guest;
-        // SAFETY: inside tables of the guest's platform until `work`, which cannot keep the view,
-        // has returned; nothing in this crate refreshes a guard, or replaces one.
+        // SAFETY:
+        // 1. The thread is inside tables of the guest's platform until `work` returns.
+        // 2. `work` cannot keep the view.
+        // 3. Nothing in this crate refreshes or replaces a guard.
         self.inside(tables, |inside| work(unsafe { guest.slots.view() }, inside))
     }
 
-    /// Returns what `look` finds among the current memslots.
+    /// Returns the result of `look` on the current memslots.
     pub(crate) fn look<R>(&mut self, look: impl FnOnce(&View) -> R) -> R {
         self.with_slots(&self.guest.tables, |view, _| look(view))
     }
 
-    /// The guest addresses of the host's memory at `host`: a range for each memslot that has some
-    /// of it.
+    /// Returns the guest addresses of the host memory at `host`: a range for each memslot that has
+    /// some of it.
     pub fn guest_ranges(&mut self, host: HvaRange) -> Vec<GpaRange> {
         self.look(|view| {
             let parts = view.backed_by(host).filter(|(slot, _)| !slot.going);
@@ -119,7 +122,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         })
     }
 
-    /// What `gpa` translates to in the tables that vCPUs share; `None` if nothing is mapped there.
+    /// Translates `gpa` in the tables that vCPUs share; returns `None` if nothing is mapped there.
     ///
     /// # Errors
     /// [`Contended`] if the entry is being changed.
@@ -127,11 +130,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.inside(&self.guest.tables, |Inside { guard, .. }| guard.translate(gpa))
     }
 
-    /// The guest's leaves by size, with their number, for statistics. Groups, where faults fold
-    /// leaves, come last, as leaves of their own size.
+    /// Counts the guest's leaves by size, for statistics. If faults fold leaves, groups come last,
+    /// counted as leaves of their own size.
     ///
-    /// Walks all memory; where an entry is being changed its leaf is left out.
-    /// [`Stats::mapped`](crate::Stats) takes no walk.
+    /// This walks all memory. A leaf whose entry is being changed is not counted.
+    /// [`Stats::mapped`](crate::Stats) has numbers without a walk.
     pub fn leaves_by_size(&mut self) -> Vec<(PageSize, u64)> {
         let tables = &self.guest.tables;
         let bits = tables.geometry().address_bits;
@@ -154,9 +157,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         sizes
     }
 
-    /// Repeats `change` until all of `range` is done and invalidated, including what another thread
-    /// has done there and not invalidated yet. It works piece by piece, so that unlinked tables
-    /// wait for a piece only; it waits for threads that hold an entry.
+    /// Repeats `change` until all of `range` is changed and invalidated, including changes by other
+    /// threads that they have not invalidated yet. It works piece by piece, so that unlinked tables
+    /// wait for one piece only. It waits for threads that hold an entry.
     pub(crate) fn until_done(
         &mut self,
         tables: &'w Tables<'w, F, H>,
@@ -191,8 +194,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    /// Makes sure that at least `pages` table pages are at hand; takes more where it has to take
-    /// any.
+    /// Makes sure that at least `pages` table pages are in the worker's cache. If there are fewer,
+    /// it takes more than that.
     #[inline]
     pub(crate) fn top_up(&mut self, pages: usize) -> Result<(), NoPages> {
         if self.cache.len() >= pages { Ok(()) } else { self.fill(pages) }
@@ -208,7 +211,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             result => result,
         };
-        // A few pages at hand are enough for most operations.
+        // A few pages in the cache are enough for most operations.
         if self.cache.is_empty() && matches!(result, Err(NoPages::Limit(_))) {
             self.counters.table_limit.add(1);
         }
@@ -217,7 +220,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 }
 
 impl<F: Format, H: Host, B: Backing> Drop for Worker<'_, F, H, B> {
-    /// The pages at hand go back with the cache, which is dropped right after this.
+    /// Settles the budget for the pages in the cache, which is dropped, and frees them, right after
+    /// this.
     fn drop(&mut self) {
         self.guest.budget.give_back(self.cache.len() as u64);
     }

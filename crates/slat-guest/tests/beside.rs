@@ -1,4 +1,5 @@
-//! One thread's work beside another's, over real tables: answers that hold whatever the other does.
+//! One thread works while another does, on real tables: results hold whatever the other thread
+//! does.
 #![cfg(all(not(loom), target_os = "linux"))]
 
 use slat::format::ept::Ept1G;
@@ -36,7 +37,8 @@ fn all() -> GpaRange {
     GpaRange::new(Gpa(BASE), M2).unwrap()
 }
 
-/// A guest whose memory was all used, and `look` at it again and again while another does `other`.
+/// Makes a guest whose memory was all used, and runs `look` repeatedly while another thread runs
+/// `other`.
 fn beside(
     rounds: u32,
     mut other: impl FnMut(&mut TheWorker<'_>) + Send,
@@ -80,14 +82,16 @@ fn a_used_page_is_not_called_old_while_its_log_is_switched() {
     });
 }
 
-/// Where entries are held for a moment, the slow path asks again, and what it hears is told.
+/// Another thread holds entries for a moment: the slow path looks again, and its result is
+/// reported.
 #[test]
 fn nor_while_its_block_is_split_and_put_together() {
     let turns = |worker: &mut TheWorker<'_>| {
         let report = EagerSplit::new(all(), PageSize::SIZE_4K).run(worker, || false);
         match report.stopped {
             None => assert_eq!(worker.collapse(all(), PageSize::SIZE_2M), M2),
-            // The other thread, inside, keeps unlinked tables: while it has no CPU, frames run out.
+            // The other thread, inside, keeps unlinked tables: while it does not run, there may be
+            // no free frames.
             Some(SplitStop::OutOfFrames { .. }) => std::thread::yield_now(),
             Some(other) => panic!("{other:?}"),
         }
@@ -104,7 +108,7 @@ fn nor_while_its_block_is_split_and_put_together() {
     assert!(slow > 0, "the slow path was taken");
 }
 
-/// Each use is told once, by whichever of two scans in pieces comes first.
+/// Each use is reported once, by the scan that comes first to the page; both scan in pieces.
 #[test]
 fn no_use_is_lost_between_scans_in_pieces() {
     let clear = Ageing { clear: true, ..TEST };

@@ -1,5 +1,5 @@
-//! vCPUs that switch their caches, on real tables, over a model of memory and of the caches in
-//! front of it that takes every liberty the architecture gives: what each policy loses, and what it
+//! vCPUs that switch their caches, on real tables and a model of memory and its caches. The model
+//! does everything that the architecture allows. The tests find what each policy loses, and what it
 //! costs.
 
 #[path = "caches/model.rs"]

@@ -1,5 +1,5 @@
-//! What a VMM's author asks of a guest's memory beyond what it does: parts that own, guests that do
-//! not wait for each other, many of them, large ones.
+//! What a VMM needs besides the services: parts that own what they use, guests that do not wait for
+//! each other, many guests, large guests.
 #![cfg(not(loom))]
 
 #[path = "embed/alone.rs"]

@@ -1,5 +1,5 @@
-//! Which cache lines threads share that work on disjoint parts of one guest: counted by who stores
-//! to which, not timed.
+//! Which cache lines are shared by threads that work on disjoint parts of one guest. The test
+//! counts stores by thread and line; it measures no time.
 #![cfg(all(not(loom), target_os = "linux"))]
 
 use slat::format::arm64::Arm64K4;
@@ -14,10 +14,10 @@ use std::collections::BTreeSet;
 
 const M2: u64 = 2 << 20;
 const K4: u64 = 4096;
-/// Parts of two threads are apart by what a table of the second level covers.
+/// The distance of two threads' parts: the range of a table of the second level.
 const APART: u64 = 1 << 30;
 const PAGES: u64 = 512;
-/// Lines of 128 bytes: neighbours are fetched in pairs.
+/// Lines of 128 bytes, because CPUs fetch neighbouring lines in pairs.
 const LINE: usize = 128;
 
 thread_local! {
@@ -28,7 +28,7 @@ static WRITES: slat::observe::Writes = |address| {
     LINES.with_borrow_mut(|lines| _ = lines.insert(address / LINE));
 };
 
-/// The lines that this thread stores to in `work`.
+/// Returns the lines to which this thread stores in `work`.
 fn lines(work: impl FnOnce()) -> BTreeSet<usize> {
     LINES.take();
     work();
@@ -44,7 +44,7 @@ impl Backing for Ram {
     }
 }
 
-/// What one thread does in its part, and the lines that it stores to meanwhile.
+/// The lines to which one thread stores, for each operation on its part.
 #[derive(Default)]
 struct Stored {
     faults: BTreeSet<usize>,
@@ -59,7 +59,7 @@ fn work<F: Format, H: Host>(
     part: u64,
 ) -> Stored {
     let page = |number: u64| Gpa(part * APART + number * K4);
-    // The table, a block of tokens, and room for tables.
+    // Prepares the table, a block of tokens, and table pages in the cache.
     vcpu.fault(page(0), Access::Write);
     let touch = |vcpu: &mut Vcpu<'_, F, H, Ram>| {
         for number in 1..PAGES {
@@ -96,7 +96,7 @@ fn two_threads_share_no_line<F: Format + Default, A: Arch>(arch: A) {
     let slot = MemslotSpec::new(MemslotId(0), Gpa(0), 2 * APART, Hva(0));
     one.worker().set_memslot(MemslotSpec { log_dirty: true, ..slot }).unwrap();
     slat::observe::writes(&WRITES);
-    // One after the other: who stores to what does not depend on when.
+    // One after the other: the threads store to the same lines at any time.
     let (first, second) = (work(&mut one, &mut three, 0), work(&mut two, &mut four, 1));
     for (what, first, second) in [
         ("faults that map", &first.faults, &second.faults),
@@ -104,7 +104,7 @@ fn two_threads_share_no_line<F: Format + Default, A: Arch>(arch: A) {
         ("faults that write what is protected", &first.refaults, &second.refaults),
         ("ageing", &first.age, &second.age),
     ] {
-        // The leaves themselves, at least.
+        // At least the lines of the leaves themselves.
         let least = PAGES as usize * 8 / LINE;
         assert!(first.len() >= least && second.len() >= least, "{what}: nothing was seen");
         let shared: Vec<_> = first.intersection(second).map(|line| line * LINE).collect();

@@ -1,10 +1,10 @@
-//! Every interleaving of a fault with what happens to the guest's memory meanwhile, on two-slot
-//! tables.
+//! Every interleaving of a fault with other operations on the guest's memory, on tables of two
+//! entries.
 //!
 //! `RUSTFLAGS="--cfg loom -C debug-assertions" cargo test -p slat-guest --release --test loom`
 //!
 //! TLBs, and hardware that sets bits, are in the engine's models; here a vCPU reads its leaf, uses
-//! it, or faults. Models are bounded in preemptions where they say so.
+//! it, or faults. Models that bound the number of preemptions say so.
 #![cfg(loom)]
 
 #[path = "loom/bed.rs"]

@@ -1,5 +1,5 @@
-//! A guest's memory under the adversarial machine: what each service promises, one by one, and all
-//! of them together.
+//! A guest's memory on the adversarial machine: the contract of each service, one by one, and all
+//! services together.
 
 #![cfg(not(loom))]
 

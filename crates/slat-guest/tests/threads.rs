@@ -1,5 +1,5 @@
-//! Threads that run vCPUs over real memory, beside threads that log, invalidate, age, split,
-//! recover and delete. Writers stamp words; a copy is kept from the log; at the end, copy and
+//! Threads run vCPUs on real memory, while other threads log, invalidate, age, split, recover and
+//! delete. Writers stamp words; the test keeps a copy by means of the log; in the end copy and
 //! memory are equal.
 //!
 //! `ROUNDS=N` for more.
@@ -23,13 +23,13 @@ const M2: u64 = 2 << 20;
 const BYTES: u64 = 4 * M2;
 const PAGES: u64 = BYTES / K4;
 
-/// Where each page of the guest's memory is: a place of its own, or the one beside it.
+/// The location of each page of the guest's memory: one of two places.
 struct Ram {
     base: u64,
     block: PageSize,
-    /// Pages that were moved.
+    /// The pages that are in their second place.
     moved: Vec<AtomicBool>,
-    /// Held by who moves pages, in the invalidation; faults ask under it.
+    /// A thread that moves pages holds it, within the invalidation; faults hold it while they ask.
     moving: RwLock<()>,
 }
 
@@ -62,9 +62,9 @@ struct Run<'r, F: Format, A: Arch> {
     guest: &'r Guest<'r, F, FastMachine<A>, &'r Ram>,
     stop: AtomicBool,
     stamp: AtomicU64,
-    /// Of each page, its first word as it was copied.
+    /// The first word of each page, as it was copied.
     copy: Vec<AtomicU64>,
-    /// Copies and moves take turns: what is copied stands still.
+    /// Copies and moves take turns, so that a page does not move while it is copied.
     copying: Mutex<()>,
     epochs: Mutex<Epochs>,
 }
@@ -101,7 +101,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
                 match vcpu.fault(Gpa(gpa), access) {
                     Outcome::RingFull | Outcome::Retry(_) => std::thread::yield_now(),
                     Outcome::Refused(why) => panic!("{why:?}"),
-                    // While the slot is replaced.
+                    // While the memslot is being replaced.
                     Outcome::Mmio => std::thread::yield_now(),
                     _ => {}
                 }
@@ -117,7 +117,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
         }
     }
 
-    /// An epoch that is aborted, then one that is committed.
+    /// Begins an epoch and aborts it, then begins one and commits it.
     fn epoch(&self, worker: &mut Worker<'_, F, FastMachine<A>, &Ram>) {
         let mut epochs = self.epochs.lock().unwrap();
         drop(epochs.begin(worker).unwrap());
@@ -126,7 +126,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
         epoch.commit();
     }
 
-    /// One round of a migration.
+    /// Does one round of a migration.
     fn round(&self, worker: &mut Worker<'_, F, FastMachine<A>, &Ram>, take: bool) {
         let mut bits = vec![0; PAGES as usize / 64];
         if take {
@@ -145,7 +145,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
         }
     }
 
-    /// Everything else that happens to the memory.
+    /// Does everything else that happens to the memory.
     fn disturb(&self, seed: u64) {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut room = room();
@@ -172,7 +172,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
         }
     }
 
-    /// The host puts pages elsewhere, content and all.
+    /// The host moves pages, with their content.
     fn move_pages(&self, worker: &mut Worker<'_, F, FastMachine<A>, &Ram>, first: u64, count: u64) {
         let range = HvaRange { start: Hva(HOST + first * K4), bytes: count * K4 };
         let _copies = self.copying.lock().unwrap();
@@ -184,7 +184,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
             self.machine.copy_out(from, &mut content);
             self.ram.moved[page as usize].fetch_xor(true, Ordering::Relaxed);
             self.machine.copy_in(self.ram.hpa(page), &content);
-            // Whoever still writes there is found out.
+            // A thread that still writes to the old place is detected.
             self.machine.write_host(from, u64::MAX);
         }
         drop(asks);
@@ -192,8 +192,8 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
     }
 }
 
-/// Another slot, of two pieces, comes, logs, moves and goes, and may rest between the two for as
-/// long as nobody asks for another change of it.
+/// Inserts another memslot, of two pieces; it logs, moves and is deleted. A change may stay
+/// unfinished between the pieces until a thread asks for another change of the memslot.
 fn change_another_slot<F: Format, H: Host, B: Backing>(
     worker: &mut Worker<'_, F, H, B>,
     rng: &mut fastrand::Rng,
@@ -260,7 +260,7 @@ fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
         }
         run.stop.store(true, Ordering::Relaxed);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        // The vCPUs stand still: the last round.
+        // The vCPUs are stopped: the last round.
         run.round(&mut worker, false);
         run.round(&mut worker, false);
         check_mapped(&mut worker);
@@ -274,14 +274,14 @@ fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
     assert!(enough(&guest), "{:?}", guest.stats().totals);
 }
 
-/// While nobody works on the guest, the counters say of each size what a walk finds.
+/// While no thread works on the guest, the counters agree with a walk for each size.
 fn check_mapped<F: Format, H: Host, B: Backing>(worker: &mut Worker<'_, F, H, B>) {
     let walked = worker.leaves_by_size().into_iter();
     let walked: Vec<_> = walked.map(|(size, count)| (size, count * size.bytes())).collect();
     assert_eq!(worker.guest().stats().mapped.by_size(), walked);
 }
 
-/// Whether so much was logged that the comparison says something, however slow the machine.
+/// Returns whether enough was logged for a meaningful comparison, even on a slow machine.
 fn enough<F: Format, H: Host, B: Backing>(guest: &Guest<'_, F, H, B>) -> bool {
     let totals = guest.stats().totals;
     totals.log_cleared_pages + totals.ring_resets > 100
@@ -303,7 +303,7 @@ fn configs(hardware: bool) -> Vec<Config> {
     all
 }
 
-/// The guest uses its caches, whatever it does.
+/// The guest always uses its caches.
 const FORCED: Arm = Arm { forced_write_back: true, ..Arm::new(12, 39) };
 
 fn rounds() -> u64 {
@@ -388,7 +388,8 @@ mod every {
     }
 }
 
-/// Slots come and go beside vCPUs that fault, a scan that ages, and the host that takes pages back.
+/// Memslots are inserted and deleted while vCPUs fault, a scan ages, and the host invalidates
+/// pages.
 #[test]
 fn a_guest_is_torn_down_beside_faults_ageing_and_invalidations() {
     let machine = FastMachine::new(Ept::default(), 2, 2 * BYTES, 64 << 20).unwrap();
@@ -430,6 +431,6 @@ fn a_guest_is_torn_down_beside_faults_ageing_and_invalidations() {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         check_mapped(&mut worker);
     });
-    // SAFETY: the CPUs were given back with their threads.
+    // SAFETY: no CPU is left: they were dropped with their threads.
     unsafe { guest.destroy() };
 }

@@ -1,4 +1,5 @@
-//! Maintaining memory: all of it, by any number of threads, or what the host wrote or is to read.
+//! Maintenance of memory: all of it, by any number of threads, or memory that the host wrote or is
+//! about to read.
 
 use crate::backing::Backing;
 use crate::caches::Flush;
@@ -12,13 +13,13 @@ use alloc::vec::Vec;
 use slat::{Contended, Execute, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, Tables};
 
 impl Flush {
-    /// The size of chunks: some milliseconds of work.
+    /// The size of chunks in bytes: some milliseconds of work.
     pub const CHUNK: u64 = 16 << 20;
 
-    /// Makes a flush of all memory that the guest has now. Waits until faults under way have
-    /// returned: what they are about to map was maintained too early.
+    /// Makes a flush of all memory that the guest has now. It waits until the faults under way have
+    /// returned: the pages that they are about to map were maintained too early.
     ///
-    /// It has no bytes where the guest cannot get past the caches.
+    /// The flush is empty if the guest cannot bypass the caches.
     pub fn new<F: Format, H: Host, B: Backing>(worker: &mut Worker<'_, F, H, B>) -> Self {
         let mut parts = Vec::new();
         let mut total = 0;
@@ -35,18 +36,18 @@ impl Flush {
         Self { parts, total, next: zero(), done: zero(), bytes: zero() }
     }
 
-    /// Whether everything is maintained.
+    /// Returns whether all of it is maintained.
     pub fn is_done(&self) -> bool {
         self.done.load(Ordering::Acquire) >= self.total
     }
 
-    /// Bytes maintained so far, by all threads.
+    /// Returns the bytes maintained so far, by all threads.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Acquire)
     }
 
     /// Takes chunks until none is left; returns the bytes that were mapped there. Other threads may
-    /// still be at work on theirs: [`Flush::finish`] waits for them.
+    /// still work on their chunks: [`Flush::finish`] waits for them.
     pub fn run<F: Format, H: Host, B: Backing>(&self, worker: &mut Worker<'_, F, H, B>) -> u64 {
         let mut bytes = 0;
         while self.next.load(Ordering::Acquire) < self.total {
@@ -66,7 +67,7 @@ impl Flush {
         bytes
     }
 
-    /// Takes chunks until none is left, and waits until those of other threads are done as well.
+    /// Takes chunks until none is left, and waits until other threads have finished theirs.
     pub fn finish<F: Format, H: Host, B: Backing>(&self, worker: &mut Worker<'_, F, H, B>) {
         self.run(worker);
         while !self.is_done() {
@@ -76,14 +77,14 @@ impl Flush {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Helps vCPUs that flush at the moment; returns the bytes maintained, 0 if no vCPU flushes. A
-    /// VMM calls it on idle cores while a switch of caches is under way.
+    /// Helps vCPUs that are flushing; returns the bytes maintained, 0 if no vCPU flushes. A VMM
+    /// calls it on idle cores while a vCPU switches its caches.
     pub fn help_flush(&mut self) -> u64 {
         let running = self.guest.caches.running.lock().clone();
         running.iter().map(|flush| flush.run(self)).sum()
     }
 
-    /// Flushes everything; returns the bytes.
+    /// Flushes all memory; returns the bytes.
     pub(super) fn flush_all(&mut self) -> u64 {
         let caches = &self.guest.caches;
         let flush = Arc::new(Flush::new(self));
@@ -95,25 +96,25 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Records that the host wrote `range` of the guest's memory: marks it in the log, and
-    /// maintains the part of it that a vCPU could miss; returns the bytes.
-    /// [`Maintenance::Instructions`] is for code, whatever the guest's caches do: an image, or
-    /// pages that a migration brought.
+    /// maintains the part of it that a vCPU might not see; returns the bytes maintained. The host
+    /// passes [`Maintenance::Instructions`] if it wrote code, for example an image, or pages of a
+    /// migration; this is needed even if the guest cannot bypass its caches.
     ///
-    /// Until it returns, the write may be missing in the log, and to a vCPU whose caches are off.
-    /// Waits for faults under way, if there is such a vCPU; so the caller holds no lock that
-    /// [`Backing::page`] takes. If the host and such a vCPU write to one cache line at the same
-    /// time, in different places, one of the two writes is lost, as on a machine without
+    /// Until this returns, the write may be missing in the log, and a vCPU whose caches are off may
+    /// not see it. If there is such a vCPU this waits for faults under way; so the caller holds no
+    /// lock that [`Backing::page`] takes. If the host and such a vCPU write to different parts of
+    /// one cache line at the same time, one of the two writes is lost, as on a machine without a
     /// hypervisor.
     pub fn host_wrote(&mut self, range: GpaRange, what: Maintenance) -> u64 {
         self.mark_written(range);
-        // The write comes before the look for live views; a view's first mapping comes after it is
-        // live.
+        // Orders the write before the search for live views. A vCPU maps the first page in its view
+        // after the view is live.
         agreed();
         self.maintain_for_host(range, what, true)
     }
 
-    /// Prepares for the host to read `range` of the guest's memory: maintains what vCPUs past the
-    /// caches may have written there; returns the bytes. A migration calls it between
+    /// Prepares for the host to read `range` of the guest's memory: maintains what vCPUs may have
+    /// written there past the caches; returns the bytes maintained. A migration calls it between
     /// [`Worker::clear_log`](Worker::clear_log) and the copy.
     pub fn host_reads(&mut self, range: GpaRange) -> u64 {
         agreed();
@@ -129,7 +130,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             return 0;
         }
         if wait {
-            // A fault that maintained a page before it was written may not have mapped it yet.
+            // A fault that maintained a page before the host wrote it may not have mapped it yet.
             guest.wait_for_faults();
         }
         let mut bytes = 0;
@@ -142,8 +143,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         bytes
     }
 
-    /// Maintains all cacheable leaves in `range`; if `what` says so also instructions, of leaves
-    /// that may be executed; returns the bytes. Waits for threads that hold an entry.
+    /// Maintains all cacheable leaves in `range`; for `Maintenance::Instructions`, instructions as
+    /// well where leaves are executable. Returns the bytes. Waits for threads that hold an entry.
     pub(crate) fn maintain(
         &mut self,
         tables: &'w Tables<'w, F, H>,
@@ -187,7 +188,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 }
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
-    /// Counts the bytes that the engine maintained as a fault mapped them.
+    /// Counts the bytes that the engine maintained when a fault mapped them.
     #[inline]
     pub(crate) fn count_maintained(
         &self,

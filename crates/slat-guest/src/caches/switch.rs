@@ -9,29 +9,29 @@ use crate::vcpu::Vcpu;
 use crate::worker::{Inside, PATIENCE};
 use slat::{Format, Gpa, GpaRange, Maintenance, Translation};
 
-/// What the caller that runs the vCPU has to do after a switch of caches.
+/// The result of a switch of a vCPU's caches: what the caller has to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheSwitch {
-    /// [`Vcpu::root`] has changed: the CPU invalidates its TLB entries of the guest, and loads the
-    /// new root, before the vCPU runs.
+    /// [`Vcpu::root`] has changed. The CPU invalidates its TLB entries of the guest, and loads the
+    /// new root, before it runs the vCPU.
     pub root_changed: bool,
-    /// The vCPU's writes of the registers that switch caches (Arm: HCR_EL2.TVM) are to be trapped
-    /// from now on, and reported by [`Vcpu::set_caches`]. If it is not set they may still be
-    /// trapped: a machine that traps SCTLR_EL1 alone (FEAT_FGT) can afford that.
+    /// The VMM traps the vCPU's writes to the registers that switch caches (Arm: HCR_EL2.TVM) from
+    /// now on, and reports them by [`Vcpu::set_caches`]. If this is `false` the VMM may still trap
+    /// them: a machine that traps SCTLR_EL1 alone (FEAT_FGT) can afford that.
     pub trap: bool,
-    /// Bytes maintained for the switch.
+    /// The bytes that were maintained for the switch.
     pub maintained: u64,
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
-    /// Whether the vCPU's caches are on, as far as was reported.
+    /// Returns whether the vCPU's caches are on, as last reported.
     pub fn is_cached(&self) -> bool {
         self.worker.guest.caches.is_on(self.id)
     }
 
-    /// Records that the vCPU wrote a register that switches caches: they are on now (Arm: M and C
-    /// of SCTLR_EL1 both set), or not. The vCPU stands still; the work that the policy asks for is
-    /// done when this returns.
+    /// Records that the vCPU wrote a register that switches caches, and whether they are now on
+    /// (Arm: M and C of SCTLR_EL1 both set). The vCPU does not run meanwhile; when this returns,
+    /// the work that the policy needs is done.
     pub fn set_caches(&mut self, on: bool) -> CacheSwitch {
         self.announce();
         let caches = &self.worker.guest.caches;
@@ -43,8 +43,9 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     }
 
     /// Records that the vCPU maintained a cache by set and way (Arm: `dc csw` and the like, trapped
-    /// by HCR_EL2.TSW), which is meaningless on a machine that the vCPU shares. A guest does so for
-    /// every set and way: only the first counts, until it writes a register that switches caches.
+    /// by HCR_EL2.TSW), which has no useful meaning on a machine that the vCPU shares. A guest does
+    /// this for every set and way: only the first counts, until the guest writes a register that
+    /// switches caches.
     pub fn set_way(&mut self) -> CacheSwitch {
         self.announce();
         let caches = &self.worker.guest.caches;
@@ -54,14 +55,14 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         self.switch(Event::SetWay)
     }
 
-    /// Restarts the vCPU with its caches off: it is initialised again, or was switched on by
-    /// another (PSCI CPU_ON). It sees what the host wrote before, data and instructions.
+    /// Restarts the vCPU with its caches off: it was reset, or another vCPU switched it on (PSCI
+    /// CPU_ON). It sees data and instructions that the host wrote before.
     ///
-    /// A vCPU that never ran has left nothing behind, so nothing is done.
+    /// Does nothing if the vCPU has never run: it has left nothing behind.
     pub fn reset(&mut self) -> CacheSwitch {
         let guest = self.worker.guest;
         if !guest.caches.has_run(self.id) {
-            // It is about to run: its accesses need not fault.
+            // The vCPU is about to run, and may do so without a fault.
             guest.caches.runs(self.id);
             return self.unchanged();
         }
@@ -70,8 +71,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         switch
     }
 
-    /// What `gpa` translates to in the tables that the vCPU runs on. Waits where an entry is being
-    /// changed.
+    /// Translates `gpa` in the tables that the vCPU runs on; returns `None` if nothing is mapped
+    /// there. Waits for a thread that changes an entry.
     pub fn translate(&mut self, gpa: Gpa) -> Option<Translation> {
         let tables = self.worker.guest.space(self.view);
         loop {
@@ -82,7 +83,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         }
     }
 
-    /// Reports that the vCPU runs, and its view is live, before it maps anything: see
+    /// Reports that the vCPU runs, and makes its view live, before it maps anything: see
     /// `Guest::spaces`.
     #[inline]
     pub(crate) fn announce(&mut self) {
@@ -109,7 +110,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         let guest = self.worker.guest;
         let begin = guest.tables.platform().now();
         guest.caches.begin(self.id, event);
-        // A write that saw no vCPU with a view does not look for any: see `replacing`.
+        // A write that saw no vCPU with a view does not search the views: see `replacing`.
         if event != Event::On && !guest.views.is_empty() {
             guest.wait_for_faults();
         }
@@ -131,23 +132,23 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         CacheSwitch { root_changed, trap: guest.caches.traps(self.id), maintained }
     }
 
-    /// Maintains the memory that vCPUs whose caches are off have touched: a guest that maintains by
-    /// set and way wants those vCPUs to see it.
+    /// Maintains the memory that vCPUs whose caches are off have used. A guest that maintains by
+    /// set and way wants these vCPUs to see its memory.
     fn maintain_views(&mut self) -> u64 {
         let guest = self.worker.guest;
         let all = GpaRange::new(Gpa(0), 1 << guest.tables.geometry().address_bits);
         let all = all.expect("a guest has an address");
-        // A fault that maintained a page before the guest did so may not have mapped it yet.
+        // A fault that maintained a page before the guest's maintenance may not have mapped it yet.
         guest.wait_for_faults();
         let views = guest.spaces().skip(1);
         views.map(|tables| self.worker.maintain(tables, all, Maintenance::Data)).sum()
     }
 
-    /// Maintains and empties the view; returns the bytes that were in it.
+    /// Maintains the memory in the view, then empties the view; returns the bytes.
     ///
-    /// Maintained first, then unmapped: an invalidation that finds a page gone finds it maintained.
-    /// An invalidation that takes a page before maintains it itself, and keeps it out of the shared
-    /// tables until it has done so.
+    /// The order matters: an invalidation that finds a page unmapped may assume that it was
+    /// maintained. An invalidation that unmaps a page first maintains it itself, and keeps it out
+    /// of the shared tables until it has done so.
     pub(crate) fn leave(&mut self) -> u64 {
         let guest = self.worker.guest;
         let Some(view) = self.view.map(|view| &guest.views[view as usize]) else { return 0 };
@@ -157,16 +158,16 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         let all = GpaRange::new(Gpa(0), 1 << view.tables.geometry().address_bits);
         let all = all.expect("a guest has an address");
         let bytes = self.worker.maintain(&view.tables, all, Maintenance::Data);
-        // The pages stay the guest's: the marks of their leaves are kept.
+        // The pages stay the guest's, so the marks of their leaves are kept.
         let moving = guest.leaving.begin();
         let parts = self.worker.look(|slots| {
             slots.iter().map(|slot| slot.spec.range()).collect::<alloc::vec::Vec<_>>()
         });
-        // The last range, `all`, finds only tables left to unlink.
+        // For the last range, `all`, only tables are left to unlink.
         let parts = parts.into_iter().flat_map(|part| pieces(part, F::size(0)));
         for part in parts.chain([all]) {
-            // The log has the marks of what is unmapped once a reader that waits for this guard
-            // looks at it.
+            // A reader of the log waits for this guard, and after that finds in the log the marks
+            // of what is unmapped here.
             self.worker.with_slots(&view.tables, |slots, Inside { guard, .. }| {
                 guest.remove(&view.tables, guard, [part], |removed| {
                     guest.keep_marks(slots, &removed);
@@ -180,9 +181,9 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         bytes
     }
 
-    /// Empties the view, which has too many tables; what is used of it faults again. The tables are
-    /// free when the threads that were in them have left, which takes moments: this waits no longer
-    /// than that.
+    /// Empties the view, which has too many tables; pages that the vCPU still uses fault again. The
+    /// tables are freed when the threads that were inside them have left, which does not take long;
+    /// this waits for a bounded time.
     pub(crate) fn leave_for_room(&mut self) {
         self.leave();
         for _ in 0..PATIENCE {

@@ -6,7 +6,7 @@ fn state(policy: CachePolicy) -> CacheState {
     CacheState::new(&Config { caches: policy, ..config }, false)
 }
 
-/// Begins and ends an event; returns the work that it takes.
+/// Begins and ends an event; returns the work that it needs.
 fn step(state: &CacheState, id: u16, event: Event) -> Work {
     state.begin(id, event);
     let work = state.work(id, event);

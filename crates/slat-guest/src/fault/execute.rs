@@ -1,4 +1,4 @@
-//! Instruction fetches: the answers to a fetch from a leaf that may not be executed.
+//! Instruction fetches from leaves that may not be executed.
 
 use super::{Fault, Step};
 use crate::backing::{Backing, MAY_EXECUTE};
@@ -25,7 +25,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             ExecuteHuge::Allowed => return self.relax(fault, leaf.size, MAY_EXECUTE),
             #[cfg(feature = "baselines")]
             ExecuteHuge::Zap if block => {
-                // The marks of the block's other pages are kept: they go with its leaf.
+                // The marks of the block's other pages are kept, because its leaf is removed.
                 let moving = self.guest.leaving.begin();
                 self.empty(fault, leaf.size, |guest, view, removed| {
                     guest.keep_marks(view, removed)
@@ -76,7 +76,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         };
         let step = self.relax(fault, page, MAY_EXECUTE);
         if granted != 0 || matches!(step, Step::Done(Outcome::MadeExecutable(_))) {
-            // Also where a log has made the table, and not a fetch.
+            // The table may be one that a log made, and that no fetch has noted.
             self.note_table(fault);
         }
         match step {

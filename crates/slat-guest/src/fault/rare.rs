@@ -1,4 +1,4 @@
-//! The parts of a fault that few faults need: further attempts, pages that are not there, reasons.
+//! The parts of a fault that few faults need: further attempts, missing pages, reasons.
 
 use super::{ATTEMPTS, Fault, Step};
 use crate::backing::{Backing, HvaRange, NoPage, Page};
@@ -39,10 +39,10 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
                         return outcome;
                     }
                 }
-                // No page is at hand any more: those that were are in the path.
+                // The pages that the cache had are now in the path, and it is empty.
                 Step::Dry => match self.worker.top_up(1) {
                     Ok(()) => {}
-                    // The pages that the view has mapped come back one by one, as they are used.
+                    // The pages that the view maps come back one by one, when the vCPU uses them.
                     Err(NoPages::Limit(_)) if self.view.is_some() && !left => {
                         left = true;
                         self.leave_for_room();
@@ -64,7 +64,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
 }
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
-    /// Asks the backing for a page in the less usual ways: private memory, and pages at hand.
+    /// Asks the backing for a page in the less usual cases: private memory, and pages at hand.
     #[inline(never)]
     pub(super) fn page_otherwise(&self, fault: &Fault<'_>, at: u64) -> Result<Page, NoPage> {
         let (backing, spec) = (&self.backing, &fault.slot.spec);
@@ -80,13 +80,13 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
                     memory: Memory::Normal,
                 })
             }
-            // Private memory is mapped for an access of the guest's only.
+            // Private memory is mapped only for an access of the guest.
             (MemoryKind::Private, true) => Err(NoPage::NotYet),
         }
     }
 }
 
-/// The step after a reservation that failed.
+/// Returns the step after a reservation that failed.
 #[cold]
 pub(super) fn not_reserved(why: MapError) -> Step {
     match why {
@@ -97,12 +97,12 @@ pub(super) fn not_reserved(why: MapError) -> Step {
     }
 }
 
-/// The step after the backing has answered that it has no page at guest address `at`.
+/// Returns the step after the backing has answered that it has no page at guest address `at`.
 #[cold]
 pub(super) fn no_page(why: NoPage, fault: &Fault<'_>, at: u64) -> Step {
     let spec = &fault.slot.spec;
     match (why, fault.kind) {
-        // Arrivals are reported by addresses of shared memory.
+        // Arrivals are reported by addresses of shared memory only.
         (NoPage::NotYet, MemoryKind::Private) => Outcome::Retry(Retry::NotYet(None)).into(),
         (NoPage::NotYet, MemoryKind::Shared) => Step::NotYet(spec.id, spec.host_of(at)),
         (NoPage::Never, _) => Outcome::Refused(Refused::NoPage).into(),

@@ -1,4 +1,4 @@
-//! How a log begins and ends in the leaves that are there.
+//! The beginning and the end of a log, in the leaves that exist.
 
 use crate::backing::{Backing, MAY_WRITE};
 use crate::config::Logging;
@@ -26,8 +26,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(words)
     }
 
-    /// Cuts the leaves that cross an end of the memslot. All faults log by now. Returns the size to
-    /// which blocks that are there are to be split.
+    /// Splits the leaves that cross an end of the memslot. All faults log by now. Returns the size
+    /// to which existing blocks are to be split, if they are.
     pub(crate) fn begin_log(&mut self, spec: &MemslotSpec) -> Option<PageSize> {
         // A change of memslots waits for a thread that holds an entry, however long that takes.
         while self.cut_ends(spec).is_err() {}
@@ -36,13 +36,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         split.filter(|_| !spec.log_blocks && !config.initially_set)
     }
 
-    /// Whether a log that begins has to change the leaves that are there.
+    /// Returns whether a log that begins has to change existing leaves.
     pub(crate) fn begins_in_leaves(&self) -> bool {
         self.guest.config.contiguous || !self.guest.config.initially_set
     }
 
-    /// Takes from the leaves of `piece` the rights that they were given before the log. What is
-    /// split, if asked for, is added to `split`. `scratch` has room for a piece.
+    /// Takes from the leaves of `piece` the rights that faults gave them before the log. The result
+    /// of the eager split, if there is one, is added to `split`. `scratch` has room for a piece.
     pub(crate) fn begin_log_in(
         &mut self,
         spec: &MemslotSpec,
@@ -73,12 +73,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    /// Takes the right to write from all of `range`, and completes the invalidation.
+    /// Write-protects all of `range`, and completes the invalidation.
     fn protect(&mut self, tables: &'w Tables<'w, F, H>, range: GpaRange) {
         self.until_done(tables, range, |guard, rest| guard.write_protect(rest));
     }
 
-    /// Takes the right to write from blocks, and the marks from pages, which are kept for the host.
+    /// Write-protects blocks, and takes the dirty marks from pages; the marks are kept for the
+    /// host.
     fn begin_hardware_log(
         &mut self,
         tables: &'w Tables<'w, F, H>,
@@ -90,7 +91,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             let mut from = rest;
             loop {
                 let leaves = guard.leaves(from).map_err(|why| Halted { at: from.start(), why })?;
-                // No block comes to be in a memslot that logs (`blocks`): none is behind this.
+                // No thread makes a block in a memslot that logs (`blocks`), so there is none
+                // behind this.
                 let block = leaves.flatten().find(|leaf| leaf.size > F::size(0));
                 let Some(block) = block else { break };
                 let range = GpaRange::new(block.gpa, block.size.bytes());
@@ -134,8 +136,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    /// Puts the huge pages of `piece` together again. No fault logs any more. Tables with
-    /// executable pages, where huge pages may not be executed, are handed to recovery.
+    /// Collapses the tables of `piece` into huge pages. No fault logs any more. If huge pages may
+    /// not be executed, tables with executable pages are handed to recovery.
     pub(crate) fn end_log_in(&mut self, spec: &MemslotSpec, piece: GpaRange) -> u64 {
         self.one_right_to_write(piece);
         let bytes = self.collapse_if(piece, self.guest.config.largest, |_| true);
@@ -144,13 +146,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Makes the right to write the same in all leaves of a log that has ended, of which some were
-    /// protected: all that may be written become writable; where hardware would not mark the next
-    /// write, none is, until a block is written again as a whole. The memslot cannot begin to log
-    /// meanwhile.
+    /// write-protected, so that they can become blocks. If hardware marks writes, all leaves that
+    /// may be written become writable. If not, all are write-protected, until a block is written
+    /// again as a whole. The memslot cannot begin to log meanwhile.
     fn one_right_to_write(&mut self, range: GpaRange) {
         let guest = self.guest;
         if guest.marks_writes {
-            // No vCPU waits for this: one that holds the old rights faults, and is answered.
+            // No TLB invalidation is needed: a vCPU that has the old rights in its TLB faults once.
             let change = |guard: &mut Guard<'_, 'w, F, H>, rest| {
                 guard.allow_write(rest, MAY_WRITE).map(Granted::elsewhere)
             };

@@ -1,29 +1,33 @@
-//! Logs in which hardware writes the addresses of pages that it marks as written: Intel's page
-//! modification log, Arm's FEAT_HDBSS.
+//! Logs for which hardware writes the addresses of pages that it marks dirty into a buffer: Intel's
+//! page modification log, Arm's FEAT_HDBSS.
 //!
 //! # Invariant
-//! With [`Config::log_buffers`](crate::Config::log_buffers): a page whose leaf is marked as written
-//! is in the bitmap, or in a vCPU's buffer. Hardware writes the address as it sets the mark, and
-//! nothing while the mark is set; a fault that makes a leaf marked sets the bit itself. A clear
-//! takes the bit first, then the mark, and completes the invalidation. So the log is read without a
-//! walk, once the buffers were taken ([`Worker::log_addresses`]); those of running vCPUs have what
-//! was written before.
+//! With [`Config::log_buffers`](crate::Config::log_buffers): if a page's leaf is marked dirty, the
+//! page is in the bitmap, or in a vCPU's buffer.
+//! 1. Hardware writes the address when it sets the mark, and nothing while the mark is set.
+//! 2. A fault that marks a leaf sets the bit itself.
+//! 3. A clear takes the bit first, then the mark, and completes the TLB invalidation.
+//!
+//! So the log is read without a walk, after the buffers have been taken
+//! ([`Worker::log_addresses`]). After a vCPU's buffer is taken, the log has what that vCPU wrote
+//! before.
 
 use crate::backing::Backing;
 use crate::host::Host;
 use crate::worker::Worker;
 use slat::{Format, Gpa};
 
-/// The number of entries of an Intel page modification log, which is a page.
+/// The number of entries of an Intel page modification log, which is one page.
 pub const PML_ENTRIES: usize = 512;
 
-/// The addresses in an Intel page modification log, each with the bytes that were marked.
+/// Returns the addresses in an Intel page modification log, each with the number of bytes that were
+/// marked.
 ///
-/// `index` is the guest state field "PML index": the index of the next entry, counting down from
-/// 511; below 0 it is 0xffff, and the log is full. Called at each exit of the vCPU, or at the exit
-/// for a full log, before the vCPU runs again with the index set to 511.
+/// `index` is the guest-state field "PML index": the index of the next entry, counting down from
+/// 511; below 0 it is 0xffff, and the log is full. The VMM calls this at each exit of the vCPU, or
+/// at the exit for a full log, and sets the index to 511 before the vCPU runs again.
 pub fn pml_addresses(log: &[u64; PML_ENTRIES], index: u16) -> impl Iterator<Item = (Gpa, u64)> {
-    // From the first entry that was written: hardware's order.
+    // Hardware's order: from the entry that it wrote first.
     let first = match usize::from(index) {
         index if index < PML_ENTRIES => index + 1,
         _ => 0,
@@ -31,9 +35,10 @@ pub fn pml_addresses(log: &[u64; PML_ENTRIES], index: u16) -> impl Iterator<Item
     log[first..].iter().rev().map(|entry| (Gpa(entry & !0xfff), 1 << 12))
 }
 
-/// The addresses in a buffer of Arm's FEAT_HDBSS, each with the bytes that hardware marked there,
-/// by the granule of `F`. The buffer has `index` entries (HDBSSPROD_EL2.INDEX; no more are read
-/// than the buffer has). Entries that are not valid, or whose level has no leaves, are left out.
+/// Returns the addresses in a buffer of Arm's FEAT_HDBSS, each with the number of bytes that
+/// hardware marked there, by the granule of `F`. The buffer has `index` entries
+/// (HDBSSPROD_EL2.INDEX; an index beyond the buffer counts as its end). Entries that are not valid,
+/// or whose level has no leaves, are left out.
 pub fn hdbss_addresses<F: Format>(
     buffer: &[u64],
     index: usize,
@@ -49,9 +54,9 @@ pub fn hdbss_addresses<F: Format>(
 }
 
 impl<F: Format, H: Host, B: Backing> Worker<'_, F, H, B> {
-    /// Adds to the log what hardware wrote into a buffer ([`pml_addresses`], [`hdbss_addresses`]);
-    /// returns how many addresses were of memslots that log. Other addresses, also those that the
-    /// guest does not have, are passed over.
+    /// Adds addresses that hardware wrote into a buffer ([`pml_addresses`], [`hdbss_addresses`]) to
+    /// the log; returns the number of those in memslots that log. Other addresses are ignored, even
+    /// if the guest does not have them.
     pub fn log_addresses(&mut self, written: impl IntoIterator<Item = (Gpa, u64)>) -> u64 {
         self.look(|view| {
             let mut logged = 0;
@@ -81,7 +86,7 @@ mod tests {
             |index| pml_addresses(&log, index).map(|(gpa, _)| gpa.0).collect::<std::vec::Vec<_>>();
         assert_eq!(read(511), []);
         assert_eq!(read(509), [0x1000, 0x5000]);
-        // Full: the index counted below 0. Whatever it is, nothing beyond the log is read.
+        // Full: the index has counted below 0. Whatever the index, nothing beyond the log is read.
         for index in [0xffff, 512, 0x8000] {
             assert_eq!(read(index).len(), 512);
         }

@@ -1,9 +1,10 @@
-//! Clearing the log: of exactly the pages that a bitmap names, by any number of threads.
+//! Clears of the log: of exactly the pages that a bitmap names, by any number of threads.
 //!
-//! A clear takes the bits of one chunk of the bitmap at a time. For each table's worth of pages it
-//! splits the blocks that hold them, unless faults are to do so
+//! A clear takes the bits of one chunk of the bitmap at a time. For the pages of each table it
+//! splits the blocks around them, unless faults are to split them
 //! ([`Config::eager_split`](crate::Config)), and takes the right to write (or the dirty mark) from
-//! exactly those pages. One invalidation completes all of it. Bits of pages that cannot be done go
+//! exactly those pages. One TLB invalidation completes all of it. Bits of pages that cannot be done
+//! go back into the log.
 //! back into the log. See the invariant of [`log`](super).
 
 use super::LogError;
@@ -20,34 +21,35 @@ use slat::{
     ChangeError, Contended, Format, Gpa, GpaRange, Guard, Halted, PageSize, Pages, SplitError,
 };
 
-/// What a clear has done.
+/// The result of a clear.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Cleared {
-    /// Pages that were dirty, and are clean now.
+    /// Pages that were dirty, and are now clean.
     pub pages: u64,
     /// Bytes of blocks that were split for the clear.
     pub split: u64,
-    /// Bytes of blocks that were protected whole, as faults are to split them, or as table pages
-    /// were short: the first write in each block splits it.
+    /// Bytes of blocks that were write-protected whole, because faults are to split them, or table
+    /// pages were short: the first write in each block splits it.
     pub whole: u64,
 }
 
-/// The number of words of which the bits are taken together.
+/// The number of words whose bits are taken together.
 const CHUNK: usize = 512;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Clears those pages of memslot `id`, from page `first` on, that `bitmap` names and that are
-    /// dirty (Linux: `KVM_CLEAR_DIRTY_LOG`).
+    /// Clears the pages of memslot `id` that are dirty and whose bits `bitmap` has set. Its first
+    /// bit is page `first`, and it has `count` bits (Linux: `KVM_CLEAR_DIRTY_LOG`).
     ///
-    /// When this returns, every later write to them is in the log; copy them after it. Exactly
-    /// these pages are protected, however sparse they are. Any number of threads may clear at once;
-    /// a page that two of them clear is clear when both have returned.
+    /// When this returns, the log has every later write to these pages; copy them after it. Exactly
+    /// these pages are write-protected, however sparse they are. Any number of threads may clear at
+    /// once; if two of them clear a page, it is clear when both have returned.
     ///
     /// # Errors
-    /// [`LogError`]. Nothing was done, but on [`LogError::Contended`], [`LogError::Change`] and
-    /// [`LogError::Split`] all pages before the address are cleared, and the others dirty as
-    /// before; and on [`LogError::Missing`] of a memslot that was deleted or moved meanwhile pages
-    /// at the beginning may be cleared.
+    /// [`LogError`]. Nothing was done, except:
+    /// - On [`LogError::Contended`], [`LogError::Change`] and [`LogError::Split`] all pages before
+    ///   the table of the address are cleared, and the others are dirty as before.
+    /// - On [`LogError::Missing`] of a memslot that was deleted or moved meanwhile, pages at the
+    ///   beginning may be cleared.
     pub fn clear_log(
         &mut self,
         id: MemslotId,
@@ -69,7 +71,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.clear_words(&logging, (first / 64) as usize, &bitmap[..needed])
     }
 
-    /// Clears the pages that `words` name; the first word is number `from` of the log.
+    /// Clears the pages whose bits are set in `words`; the first word is number `from` of the log.
     pub(super) fn clear_words(
         &mut self,
         logging: &Logs,
@@ -100,7 +102,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                             *taken = log.take(from + at, word);
                         });
                     }
-                    // The log takes the leaves' marks, and the host is still to be told of them.
+                    // The log takes the leaves' marks, which are yet to be reported to the host.
                     let moving = kept.map(|kept| kept.moves.begin());
                     let kept_of = kept.map(|kept| (spec, kept));
                     let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
@@ -128,14 +130,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         done = done.min(((at.0 - start.0) >> (F::PAGE_SHIFT + 6)) as usize);
                         result = Err(error);
                     }
-                    // The memslot is gone, or elsewhere with the same log.
+                    // The memslot was deleted, or moved with the same log.
                     Err(error) => {
                         (result, done) = (Err(error), 0);
                         break;
                     }
                 }
             }
-            // The bits go back into the log, from the first word on that is not done.
+            // The bits go back into the log, from the first word that is not done.
             let ones = taken[..done].iter().map(|bits| u64::from(bits.count_ones()));
             cleared.pages += ones.sum::<u64>();
             taken.iter().enumerate().skip(done).for_each(|(at, &bits)| log.add(from + at, bits));
@@ -154,9 +156,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// Keeps that pages which were cleared, and are mapped, may have been written. Runs after they were
-/// cleaned, as a page may have been mapped, and written, until then; a thread that takes a page
-/// before that finds that marks are on their way.
+/// Keeps for the host that pages which were cleared, and are mapped, may have been written. This
+/// runs after they were cleaned, because the guest may have written them until then. A thread that
+/// takes a page before that sees that marks are being moved.
 fn keep<F: Format, H: Host>(
     kept: &Kept,
     spec: &MemslotSpec,
@@ -171,15 +173,16 @@ fn keep<F: Format, H: Host>(
         let Some(run) = run else { continue };
         let leaves = guard.leaves(run).expect("a slot's pages");
         for leaf in leaves {
-            // Where an entry is being changed there was, or will be, a leaf.
+            // An entry that another thread is changing counts as a leaf: there was one, or will be
+            // one.
             let (at, bytes) = match leaf {
                 Ok(leaf) if !leaf.attributes.software.contains(MAY_WRITE) => continue,
                 Ok(leaf) => (leaf.gpa.0, leaf.size.bytes()),
                 Err(Contended { at }) => (at.0, 1 << F::PAGE_SHIFT),
             };
             let leaf = GpaRange::new(Gpa(at), bytes).expect("a leaf");
-            // Of a block only the named pages: `whole` keeps the rest where it cleans the block as
-            // a whole.
+            // Only the named pages of a block: `whole` keeps the rest if it cleans the block as a
+            // whole.
             if let Some(part) = common(&run, &leaf) {
                 kept.written.mark::<F>(spec, part.start().0, part.size());
             }
@@ -195,9 +198,9 @@ fn common(one: &GpaRange, other: &GpaRange) -> Option<GpaRange> {
 /// The state of a clear, over one set of tables or several.
 pub(crate) struct Clear<'c> {
     pub cleared: &'c mut Cleared,
-    /// Where the marks of blocks that are cleaned as a whole are kept.
+    /// The place where the marks of blocks that are cleaned as a whole are kept.
     pub kept: Option<(&'c MemslotSpec, &'c Kept)>,
-    /// The size that blocks are split to, unless faults split them.
+    /// The size to which blocks are split; `None` if faults split them.
     pub split: Option<PageSize>,
 }
 
@@ -207,21 +210,21 @@ type Stopped = (Gpa, LogError);
 /// A step of a clear.
 enum Step {
     Done,
-    /// Another thread is in the way: this error, if it stays there.
+    /// Another thread is in the way. The error is the result if it stays in the way.
     Again(LogError),
 }
 
 impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
-    /// Takes the right to write, or the dirty mark, from exactly the pages named; from all of a
-    /// block where it stays whole, for faults to split or as table pages are short. An error names
-    /// the start of the group that is not done.
+    /// Takes the right to write, or the dirty mark, from exactly the named pages. If a block stays
+    /// whole, because faults are to split it or table pages are short, all of it is protected. An
+    /// error has the start of the group that is not done.
     pub(crate) fn clear(
         &mut self,
         clear: &mut Clear<'_>,
         start: Gpa,
         words: &[u64],
     ) -> Result<(), Stopped> {
-        // Groups follow tables, not memslots.
+        // Groups are aligned like tables, not like memslots.
         let word_bytes = 64u64 << F::PAGE_SHIFT;
         let group = (F::slots(0) / 64).max(1);
         let mut word = 0;
@@ -268,7 +271,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         hull: GpaRange,
         pages: &Pages<'_>,
     ) -> Result<Step, LogError> {
-        // Blocks are split to pages, to the size that is asked for, or not at all.
+        // Blocks are split to pages, to a larger size, or not at all.
         let to = clear.split;
         if let Some(to) = to {
             match self.split_for(clear, hull, to) {
@@ -282,7 +285,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         }
         let result = match self.guest.config.logging {
             // A block must not stay writable here, even if all of its pages are named: the next
-            // write would mark it as a whole.
+            // write would mark all of it.
             Logging::Hardware if to != Some(F::size(0)) && self.has_block(hull) => {
                 return self.whole(clear, hull);
             }
@@ -292,7 +295,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         match result {
             Ok(_) => Ok(Step::Done),
             Err(Halted { at, why: ChangeError::CutsBlock { .. } }) => match to {
-                // A block came to be there after the split.
+                // Another thread has made a block there after the split.
                 Some(to) if to == F::size(0) => Ok(Step::Again(LogError::Contended { at })),
                 _ => self.whole(clear, hull),
             },
@@ -300,7 +303,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         }
     }
 
-    /// Whether a block takes the place of a table of pages in `range`.
+    /// Returns whether a leaf larger than a page maps a part of `range`.
     fn has_block(&self, range: GpaRange) -> bool {
         let table = F::size(1).bytes();
         let tables = (range.start().0 & !(table - 1)..range.end().0).step_by(table as usize);
@@ -308,7 +311,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         tables.filter_map(leaf).any(|leaf| leaf.size > F::size(0))
     }
 
-    /// Splits the blocks that hold `range`, as far as there are table pages.
+    /// Splits the blocks that overlap `range`, as far as there are table pages.
     fn split_for(
         &mut self,
         clear: &mut Clear<'_>,
@@ -328,13 +331,16 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         result.map(drop)
     }
 
-    /// Protects the blocks that hold `range`, and what is between them. Where hardware logs, it
-    /// cleans the blocks as well: else the first write would find all pages of the block marked.
+    /// Write-protects the blocks that overlap `range`, and the leaves between them. If hardware
+    /// logs, it cleans the blocks as well: otherwise the first write would find all pages of the
+    /// block marked.
     ///
-    /// No page that was not named is lost by that. No block comes to be in a memslot that logs, so
-    /// the block is older than the log. If the log began with all pages dirty, the others of the
-    /// block are dirty still, unless the block was protected here before; otherwise, and from then
-    /// on, nobody can write to the block: what its mark says is from before, and in the log.
+    /// This loses no page that was not named:
+    /// 1. No thread makes a block in a memslot that logs, so the block is older than the log.
+    /// 2. If the log began with all pages dirty, the block's other pages are still dirty, unless
+    ///    the block was write-protected here before.
+    /// 3. In all other cases, and from then on, the guest cannot write to the block: its mark is of
+    ///    an earlier write, which the log has.
     fn whole(&mut self, clear: &mut Clear<'_>, range: GpaRange) -> Result<Step, LogError> {
         let Ok(range) = widened(&self.guard, range) else {
             return Ok(Step::Again(LogError::Contended { at: range.start() }));

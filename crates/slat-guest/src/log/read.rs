@@ -1,4 +1,4 @@
-//! Reading the log: without clearing it, or protecting at once what was read.
+//! Reads of the log: with or without a clear.
 
 use super::LogError;
 use crate::backing::Backing;
@@ -11,17 +11,17 @@ use alloc::sync::Arc;
 use slat::{ChangeError, Contended, Format, Halted, Tables};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Copies the log of `id` into `bitmap`, one bit for each page; returns how many pages are
-    /// dirty. Nothing is cleared: a page is dirty until [`Worker::clear_log`], however often the
+    /// Copies the log of `id` into `bitmap`, one bit for each page; returns the number of dirty
+    /// pages. It clears nothing: a page stays dirty until [`Worker::clear_log`], however often the
     /// log is read (Linux: `KVM_GET_DIRTY_LOG` with manual protection).
     ///
-    /// With [`Logging::Hardware`](crate::Logging::Hardware) the dirty bits are gathered from the
-    /// leaves first, and the invalidation is completed: a page that is not named was not written
-    /// since it was cleared.
+    /// With [`Logging::Hardware`](crate::Logging::Hardware) it first moves the dirty bits from the
+    /// leaves into the log, and completes the invalidation: a page whose bit is not set was not
+    /// written since it was cleared.
     ///
     /// # Errors
     /// [`LogError::Missing`], [`LogError::Bitmap`], [`LogError::Beginning`]: nothing was done.
-    /// [`LogError::Contended`]: the bits that were gathered are in the log.
+    /// [`LogError::Contended`]: the bits that were moved are in the log.
     pub fn read_log(&mut self, id: MemslotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let logging = self.logging(id, bitmap.len())?;
         self.read(&logging, bitmap)
@@ -34,7 +34,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             for tables in guest.spaces() {
                 self.harvest(tables, logging, &mut bitmap[..log.words().len()])?;
             }
-            // Marks that other threads have taken from leaves are in the log once those threads
+            // The log has the marks that other threads have taken from leaves once these threads
             // have left.
             guest.wait_for_faults();
         }
@@ -46,12 +46,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(bitmap.iter_mut().zip(log.words()).map(copy).sum())
     }
 
-    /// Moves the log of `id` into `bitmap`, and protects what was in it: when this returns, every
-    /// later write is in the log again (Linux: `KVM_GET_DIRTY_LOG` without manual protection).
-    /// Returns how many pages were dirty.
+    /// Moves the log of `id` into `bitmap`, and write-protects the pages that it had: when this
+    /// returns, the log has every later write again (Linux: `KVM_GET_DIRTY_LOG` without manual
+    /// protection). Returns the number of pages that were dirty.
     ///
     /// # Errors
-    /// As [`Worker::read_log`]; nothing is lost: all that was read is still in the log.
+    /// As [`Worker::read_log`]. No mark is lost: all that was read is still in the log.
     pub fn take_log(&mut self, id: MemslotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let logging = self.logging(id, bitmap.len())?;
         let log = &*logging.log;
@@ -67,7 +67,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    /// Moves dirty bits from the leaves into the log; tries again where another thread holds an
+    /// Moves dirty bits from the leaves into the log; tries again while another thread holds an
     /// entry.
     fn harvest(
         &mut self,
@@ -83,10 +83,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 if !view.logs_into(spec, log) {
                     return Err(LogError::Missing { id: spec.id });
                 }
-                // The log takes the marks, and the host is still to be told of them.
+                // The log takes the marks, which are yet to be reported to the host.
                 let _moving = kept.as_ref().map(|kept| kept.moves.begin());
-                // The whole range again: what was found before is in the log, and its leaves are
-                // clean.
+                // Harvests the whole range again: marks found before are in the log, and their
+                // leaves are clean.
                 let found = guard.harvest(spec.range(), bitmap);
                 for (word, &bits) in bitmap.iter().enumerate() {
                     log.add(word, bits);
@@ -112,7 +112,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         result
     }
 
-    /// The log of a memslot, if `given` words are enough for it.
+    /// Returns the log of a memslot, if `given` words are enough for it.
     pub(crate) fn logging(&mut self, id: MemslotId, given: usize) -> Result<Logs, LogError> {
         let page = self.guest.page();
         let found = self.look(|view| {
@@ -133,7 +133,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// A memslot that logs, as a caller found it.
+/// A memslot that logs, as a look-up found it.
 pub(crate) struct Logs {
     pub spec: MemslotSpec,
     pub log: Arc<Bits>,

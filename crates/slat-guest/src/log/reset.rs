@@ -22,7 +22,7 @@ impl Batch {
         Self { slot: page.slot, start: page.page, bits: 1 }
     }
 
-    /// Adds a page within 64 of the others, before or behind them.
+    /// Adds a page within 64 of the others, before or behind them; returns whether it could.
     fn add(&mut self, page: DirtyPage) -> bool {
         let DirtyPage { slot, page } = page;
         if slot != self.slot {
@@ -45,19 +45,20 @@ impl Batch {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Takes the pages that vCPU `vcpu` wrote, in order, as many as `pages` has room for; returns
-    /// how many. The caller copies them after [`Worker::reset_rings`]. One thread at a time
-    /// harvests a ring; the ring of a vCPU that the guest does not have is empty.
+    /// Takes the pages that vCPU `vcpu` wrote, in order, as many as fit into `pages`; returns how
+    /// many. The caller copies them after [`Worker::reset_rings`]. One thread at a time harvests a
+    /// ring. If the guest has no such vCPU, the result is 0.
     pub fn harvest_ring(&mut self, vcpu: u16, pages: &mut [DirtyPage]) -> usize {
         self.guest.rings.get(vcpu as usize).map_or(0, |ring| ring.harvest(pages))
     }
 
-    /// Protects all pages that were harvested, of all rings, and empties their entries; returns how
-    /// many pages. When this returns, every later write to them is in a ring again.
+    /// Write-protects all pages that were harvested, of all rings, and empties their entries;
+    /// returns the number of entries. When this returns, every later write to these pages goes into
+    /// a ring again.
     ///
     /// # Errors
-    /// [`LogError::Contended`], and the other errors of a clear: the entries of that ring, and of
-    /// the rings behind it, are as they were, to be reset another time.
+    /// [`LogError::Contended`], and the other errors of a clear. The entries of that ring, and of
+    /// the rings after it, stay as they were, and a later call can reset them.
     pub fn reset_rings(&mut self) -> Result<u64, LogError> {
         let guest = self.guest;
         let _turn = guest.resetting.lock();
@@ -85,8 +86,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(total)
     }
 
-    /// Takes the right to write from the pages of a batch. The invalidations owed in the tables
-    /// that vCPUs share join `owed`; those in vCPUs' own tables are completed here.
+    /// Write-protects the pages of a batch. The invalidations owed in the tables that vCPUs share
+    /// are added to `owed`; those in vCPUs' own tables are completed here.
     fn protect_batch(
         &mut self,
         batch: &Batch,
@@ -97,7 +98,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         // A memslot that was deleted meanwhile has no writable page.
         let Some(spec) = slot else { return Ok(()) };
         let start = Gpa(spec.gpa.0 + (batch.start << F::PAGE_SHIFT));
-        // Pages beyond its end are those of an earlier memslot of that name.
+        // Pages beyond its end are of an earlier memslot with that name.
         let bits = match (spec.bytes >> F::PAGE_SHIFT).saturating_sub(batch.start) {
             0 => return Ok(()),
             pages if pages < 64 => batch.bits & ((1 << pages) - 1),
@@ -106,7 +107,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for tables in guest.spaces() {
             self.inside(tables, |inside| {
                 let mut cleared = Cleared::default();
-                // Rings need logging by protection: no mark is cleaned.
+                // Rings need `Logging::Protect`, so no dirty mark is cleared.
                 let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
                 let mut clear = Clear { cleared: &mut cleared, kept: None, split };
                 let result = inside.clear(&mut clear, start, &[bits]).map_err(|(_, error)| error);

@@ -1,5 +1,5 @@
-//! Changes of memslots, in order. Their rules are in [`View::plan`]; [`work`](super::work) keeps
-//! what is left of a change while other threads have their turn.
+//! Changes of memslots, in order. [`View::plan`] has the rules; [`work`](super::work) keeps the
+//! rest of a change while other threads change memslots.
 
 use crate::backing::Backing;
 use crate::bits::{Bits, Kept, Splits};
@@ -18,16 +18,16 @@ use alloc::vec::Vec;
 use slat::{Format, GpaRange};
 
 impl MemslotWork {
-    /// Works on the next `pieces` of the memslot, or on those that are left, each of 1 GiB of guest
-    /// addresses, or of the largest leaf if that is larger; then lets other threads change
-    /// memslots. With the last piece the change ends, and this returns its result; until then
-    /// `None`. Further calls return the result again, at no cost.
+    /// Works on the next `pieces` pieces of the memslot, or on those that are left; then lets other
+    /// threads change memslots. A piece is 1 GiB of guest addresses, or the largest leaf if that is
+    /// larger. The call that does the last piece ends the change and returns its result; calls
+    /// before it return `None`. Later calls return the result again, at no cost.
     ///
-    /// `worker` is of the same guest, on any thread; threads that run one change take turns, as
-    /// changes of memslots do. Between pieces [`Host::between_pieces`] is called.
+    /// `worker` is any worker of the same guest, on any thread. Threads that run one change take
+    /// turns, as changes of memslots do. [`Host::between_pieces`] runs between pieces.
     ///
     /// # Errors
-    /// [`MemslotError::Missing`]: the worker's guest has no such change. Nothing was done.
+    /// [`MemslotError::Missing`]: the worker's guest has no such change; nothing was done.
     pub fn run<F: Format, H: Host, B: Backing>(
         &self,
         worker: &mut Worker<'_, F, H, B>,
@@ -45,12 +45,13 @@ impl MemslotWork {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Makes the memslot `spec.id` as `spec` says; with no bytes, deletes it.
+    /// Inserts, moves or changes the memslot `spec.id` so that it is as `spec` says, or deletes it
+    /// if `spec.bytes` is 0.
     ///
-    /// The rules are those of Linux's `KVM_SET_USER_MEMORY_REGION`. Waits until faults that saw the
-    /// memslots as they were have returned. When this returns, every later write to a memslot that
-    /// begins to log is in the log, and the guest cannot reach the memory of one that was deleted,
-    /// or moved, where it was.
+    /// The rules are those of Linux's `KVM_SET_USER_MEMORY_REGION`. This waits until faults that
+    /// saw the previous memslots have returned. When it returns, the log of a memslot that begins
+    /// to log has every later write, and the guest cannot access the memory of a memslot that was
+    /// deleted, or moved, at its old addresses.
     ///
     /// # Errors
     /// [`MemslotError`]; nothing was done.
@@ -64,14 +65,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(work.change().expect("all of it is done"))
     }
 
-    /// Begins [`Worker::set_memslot`]; [`MemslotWork::run`] does the work on the memslot's memory
-    /// piece by piece, with time for other things in between. When this returns all faults see that
-    /// the memslot goes, that it logs, or that it logs no more.
+    /// Begins what [`Worker::set_memslot`] does; [`MemslotWork::run`] does the work on the
+    /// memslot's memory piece by piece, so that the caller can do other things in between. When
+    /// this returns, all faults see that the memslot is going, that it logs, or that it no longer
+    /// logs.
     ///
-    /// A change that is asked for again before its end goes on from where it is. Another change of
-    /// the memslot, or one that needs addresses which a memslot is about to leave, first completes
-    /// the unfinished change, in this call: each change is as if it had been completed when it was
-    /// asked for.
+    /// A caller that asks again for an unfinished change continues it. A caller that asks for
+    /// another change of the memslot, or for addresses that a memslot is about to leave, completes
+    /// the unfinished change first, in this call. So each change has the same effect as if it were
+    /// completed when it was asked for.
     ///
     /// # Errors
     /// Those of [`Worker::set_memslot`]; nothing was done.
@@ -113,7 +115,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         begun
     }
 
-    /// Makes faults see `plan`, and prepares the rest of its work.
+    /// Makes faults see `plan`, and prepares the remaining work.
     fn begin_plan(
         &mut self,
         turn: &mut Vec<Unfinished>,
@@ -124,8 +126,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let Some(before) = before else {
             let slot = self.new_slot(spec, view.execute_huge)?;
             if !view.aliases && view.backed_by(spec.host_range()).next().is_some() {
-                // Set before the memslot is there: no write that takes a page for the only one of
-                // its kind is under way by then.
+                // Set before the memslot is there: `replace` waits for writes that assume that no
+                // other memslot has the page.
                 view.aliases = true;
                 self.replace(view.clone());
             }
@@ -211,14 +213,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let progress = ended.progress().clone();
         let change = self.end(ended);
         progress.end(change);
-        // A change that began and ended in one call reports its end there.
+        // If a change begins and ends in one call, `begin` reports its end.
         if pieces != 0 {
             guest.event(|| Event::MemslotEnd { id: spec.id });
         }
         Some(change)
     }
 
-    /// Empties a piece. No fault maps the memslot any more, and an invalidation still finds it.
+    /// Empties a piece. No fault maps the memslot any more; an invalidation still finds it.
     fn empty_piece(&mut self, id: MemslotId, piece: GpaRange) {
         let guest = self.guest;
         for tables in guest.spaces() {
@@ -236,7 +238,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         guest.piece_done(piece);
     }
 
-    /// Ends a change of which all pieces are done.
+    /// Ends a change whose pieces are all done.
     fn end(&mut self, unfinished: Unfinished) -> MemslotChange {
         let id = unfinished.id();
         match unfinished.work {
@@ -253,18 +255,18 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    /// Takes an empty memslot out of the list, or replaces it by `instead`.
+    /// Removes an empty memslot from the list, or replaces it by `instead`.
     fn take_out(&mut self, id: MemslotId, instead: Option<Memslot>) {
-        // SAFETY: the lock is held, and what is read is not used after `replace`.
+        // SAFETY: the lock is held, and `view` is a copy.
         let mut view = unsafe { self.guest.slots.view() }.clone();
         let before = view.named(id).expect("it stays until it is empty").clone();
         view.remove(id);
-        // vCPUs that wait for its memory ask again, and learn of the change. One that took a place,
-        // and asked, before faults were waited for is found here; one that takes a place later asks
-        // after that.
+        // vCPUs that wait for its memory ask again, and see the change. `arrived` finds a vCPU that
+        // took a place, and asked, before the wait for faults. A vCPU that takes a place later asks
+        // after that wait.
         self.guest.arrived(before.spec.host_range());
         if let Some(mut slot) = instead {
-            // The memory is the same: its marks of use and of writes are still to be reported.
+            // The memory is the same: its marks of use and of writes are yet to be reported.
             slot.kept = before.kept;
             if slot.spec.log_dirty && before.log.is_some() {
                 slot.log = before.log;
@@ -274,14 +276,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.replace(view);
     }
 
-    /// The memslots, by guest address.
+    /// Returns the memslots, by guest address.
     pub fn slots(&mut self) -> Vec<MemslotSpec> {
         self.look(|view| view.iter().filter(|slot| !slot.going).map(|slot| slot.spec).collect())
     }
 
-    /// Deletes all memslots. Other threads may go on faulting, ageing and reading logs meanwhile.
+    /// Deletes all memslots. Other threads may fault, age and read logs meanwhile.
     pub fn teardown(&mut self) {
-        // Also memslots that are about to go, or to move.
+        // Includes memslots that are being deleted or moved.
         for spec in self.look(|view| view.iter().map(|slot| slot.spec).collect::<Vec<_>>()) {
             match self.set_memslot(MemslotSpec { bytes: 0, ..spec }) {
                 // Another thread has deleted it meanwhile.
@@ -304,14 +306,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             return Err(MemslotError::LogBlocks);
         }
         let splits = match execute_huge {
-            // Recovery takes rights from tables whose pages may be of two kinds.
+            // Recovery does not know private pages: it takes rights from whole tables.
             _ if spec.private.is_some() => None,
             ExecuteHuge::Allowed => None,
             _ => Some(Arc::new(Splits::new::<F>(&spec).ok_or(MemslotError::OutOfMemory)?)),
         };
         let guest = self.guest;
-        // Also where leaves are pages and hold all marks themselves: a late fault may empty a leaf
-        // that another fault has mapped meanwhile, and the guest has written.
+        // Also where leaves are pages, which hold all marks themselves: a late fault may empty a
+        // leaf that another fault has mapped, and the guest has written, meanwhile.
         let kept = Kept::new(spec.pages(guest.page())).ok_or(MemslotError::OutOfMemory)?;
         let kept = Arc::new(kept);
         let kinds = match spec.private {
@@ -330,9 +332,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         log.map(Arc::new).ok_or(MemslotError::OutOfMemory)
     }
 
-    /// Makes `view` the current one, and waits for faults that saw another.
+    /// Makes `view` current, and waits for faults that saw the previous one.
     pub(crate) fn replace(&mut self, view: View) {
-        // SAFETY: called with the lock held; the faults are waited for.
+        // SAFETY:
+        // 1. The callers hold the lock.
+        // 2. `view` is owned, and no caller uses a reference from before.
+        // 3. This waits for the faults, and the callers release the lock after it returns.
         unsafe { self.guest.slots.replace(view) };
         self.guest.wait_for_faults();
     }

@@ -1,20 +1,26 @@
 //! The kinds of a memslot's pages, and which pages are being converted.
 //!
 //! # Protocol
-//! A conversion marks the pages as changing, empties their leaves and reservations, waits until all
-//! threads that were inside the guest's tables have left, changes the pages' kind, and removes the
-//! mark. One thread at a time converts, under the lock under which memslots change. A fault
-//! reserves its entry, then looks at the pages' kind, then asks the backing, then commits.
+//! A thread that converts pages
+//! 1. marks the pages as changing;
+//! 2. empties their leaves and reservations;
+//! 3. waits until all threads that were inside the guest's tables have left;
+//! 4. changes the pages' kind;
+//! 5. removes the mark.
 //!
-//! *Invariant*: a leaf is of the kind of its pages, as [`Kinds::of`] has it before the kind is
-//! changed; all of its pages are of one kind.
-//! - A fault that reserves before the conversion's walk comes by loses its reservation, and its
-//!   commit fails. One that reserves after it sees pages that change (`agreed`), and maps nothing.
+//! One thread at a time converts, under the lock for changes of memslots. A fault reserves its
+//! entry, then reads the pages' kind, then asks the backing, then commits.
+//!
+//! *Invariant*: the kind of a leaf is the kind of its pages, as [`Kinds::of`] returns it before the
+//! kind changes; all of its pages are of one kind.
+//! - A fault that reserves before step 2 walks over the entry loses its reservation, and its commit
+//!   fails. A fault that reserves after that sees that the pages are changing (`agreed`), and maps
+//!   nothing.
 //! - No thread that saw the old kind is inside the tables when the kind changes. So a thread that
-//!   looks at the kind inside the tables (invalidations from the host's side, ageing, splits,
-//!   collapses) has left when it changes, and works on leaves of that kind alone.
-//! - A thread that enters while the kind is changed sees the pages change: it looks at that mark
-//!   first.
+//!   reads the kind inside the tables (invalidations by the host, ageing, splits, collapses) leaves
+//!   before the change, and works only on leaves of that kind.
+//! - A thread that enters while the kind changes sees that the pages are changing: it reads that
+//!   mark first.
 
 use crate::bits::{Bits, each_word};
 use crate::memslots::spec::MemslotSpec;
@@ -34,11 +40,11 @@ impl Kinds {
         Some(Self { private: Bits::new(pages, false)?, changing: Bits::new(pages, false)? })
     }
 
-    /// The kind of all pages of `range`; `None` if they differ, or are changing.
+    /// Returns the kind of all pages of `range`; `None` if they differ, or are changing.
     pub fn of<F: Format>(&self, spec: &MemslotSpec, range: &GpaRange) -> Option<MemoryKind> {
         let (mut changing, mut private, mut shared) = (0, 0, 0);
         let (start, bytes) = (range.start().0, range.size());
-        // In this order: see the invariant.
+        // The order matters: see the invariant.
         each_word::<F>(spec, start, bytes, |word, mask| changing |= self.changing.get(word, mask));
         each_word::<F>(spec, start, bytes, |word, mask| {
             let bits = self.private.get(word, mask);
@@ -52,7 +58,8 @@ impl Kinds {
         }
     }
 
-    /// The first page from `from` on, before `end`, that is of `kind`; `end` if none is.
+    /// Returns the first page from `from` on, before `end`, that is of `kind`; `end` if there is
+    /// none.
     pub fn find(&self, from: u64, end: u64, kind: MemoryKind) -> u64 {
         let mut page = from;
         while page < end {

@@ -1,4 +1,4 @@
-//! How far a change of a memslot is, and its result.
+//! The progress of a change of a memslot, and its result.
 
 use crate::memslots::spec::MemslotId;
 use crate::outcome::SplitReport;
@@ -8,17 +8,17 @@ use alloc::sync::Arc;
 /// The result of a change of a memslot ([`Worker::set_memslot`](crate::Worker::set_memslot)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemslotChange {
-    /// The memslot was there already, as asked for.
+    /// The memslot was already as asked for.
     Same,
     /// There is a new memslot.
     Inserted,
     /// The memslot is at another guest address.
     Moved,
-    /// The memslot logs: with what was split eagerly, if that was asked for.
+    /// The memslot logs. The report is of eager splits, if they were asked for.
     LogOn(Option<SplitReport>),
-    /// The memslot logs no more.
+    /// The memslot no longer logs.
     LogOff {
-        /// Bytes of blocks that were put together again.
+        /// The bytes of blocks that were collapsed from tables.
         collapsed: u64,
     },
     /// The memslot is deleted.
@@ -26,19 +26,21 @@ pub enum MemslotChange {
 }
 
 /// A change of a memslot that has begun ([`Worker::begin_memslot`](crate::Worker::begin_memslot)),
-/// and is worked on piece by piece ([`MemslotWork::run`]).
+/// and is done piece by piece ([`MemslotWork::run`]).
 ///
-/// The guest keeps what is left of it: this value borrows nothing, and no thread waits for a change
-/// that is not being run. Faults, logs of other memslots, ageing, invalidations and changes of
-/// other memslots go on. Until the end a memslot that is deleted or moves answers faults by
-/// [`Retry::MemslotGoing`](crate::Retry::MemslotGoing), and its addresses, also those that it moves
-/// to, are no other memslot's. The log of a memslot that begins to log cannot be read
-/// ([`LogError::Beginning`](crate::LogError::Beginning)), and has all that is written meanwhile,
-/// but for what was writable before.
+/// The guest keeps the remaining work: this value borrows nothing, and no thread waits for a change
+/// while no thread runs it. Faults, logs of other memslots, ageing, invalidations and changes of
+/// other memslots go on. Until the change ends:
+/// - A memslot that is being deleted or moved answers faults by
+///   [`Retry::MemslotGoing`](crate::Retry::MemslotGoing). No other memslot can have its addresses,
+///   nor those that it moves to.
+/// - The log of a memslot that begins to log cannot be read
+///   ([`LogError::Beginning`](crate::LogError::Beginning)). It has all writes of that time, except
+///   those to pages that were writable before.
 ///
-/// Dropped, it leaves the change as far as it is. A caller that asks for the same change again
-/// takes it up; one that asks for another change of the memslot, or for addresses that it is about
-/// to leave, completes it first. Dropping the guest ends it.
+/// If the value is dropped, the change stays unfinished. A caller that asks for the same change
+/// again continues it. A caller that asks for another change of the memslot, or for addresses that
+/// the memslot is about to leave, completes it first. Dropping the guest ends it.
 #[derive(Debug)]
 #[must_use = "the slot stays as it is between two states until the change is run to its end"]
 pub struct MemslotWork {
@@ -47,29 +49,29 @@ pub struct MemslotWork {
 }
 
 impl MemslotWork {
-    /// Makes the value for a change without work on the memslot's memory.
+    /// Makes the value for a change that takes no work on the memslot's memory.
     pub(crate) fn over(id: MemslotId, change: MemslotChange) -> Self {
         let work = Self { id, progress: Arc::new(Progress::new(0)) };
         work.progress.end(change);
         work
     }
 
-    /// The memslot.
+    /// Returns the memslot's name.
     pub const fn id(&self) -> MemslotId {
         self.id
     }
 
-    /// Bytes of the memslot that were worked on, of [`MemslotWork::bytes`].
+    /// Returns the bytes of the memslot that are done, out of [`MemslotWork::bytes`].
     pub fn done(&self) -> u64 {
         self.progress.done.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the memslot; 0 if the change takes no work on its memory.
+    /// Returns the size of the memslot in bytes; 0 if the change takes no work on its memory.
     pub fn bytes(&self) -> u64 {
         self.progress.bytes
     }
 
-    /// The change's result, once it has ended, whichever thread ran it.
+    /// Returns the change's result, once any thread has ended it.
     pub fn change(&self) -> Option<MemslotChange> {
         self.progress.change()
     }
@@ -94,7 +96,7 @@ impl Progress {
         self.done.store(done, Ordering::Relaxed);
     }
 
-    /// A thread that finds the change over sees all that was done before.
+    /// Ends the change. A thread that finds it over sees all that was done before.
     pub fn end(&self, change: MemslotChange) {
         *self.change.lock() = Some(change);
         self.over.store(1, Ordering::Release);

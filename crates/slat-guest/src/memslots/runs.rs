@@ -1,13 +1,13 @@
-//! Which parts of a range are private or shared: for threads inside the guest's tables, where the
-//! answer holds until the thread leaves them (see [`kinds`](super::kinds)).
+//! The private and shared parts of a range, for threads inside the guest's tables: the answer holds
+//! until the thread leaves them (see [`kinds`](super::kinds)).
 
 use crate::memslots::{Memslot, View};
 use crate::private::MemoryKind;
 use slat::{Format, Gpa, GpaRange};
 
 impl Memslot {
-    /// The kind of all pages of `range`, which is the memslot's; `None` if they differ, or are
-    /// changing.
+    /// Returns the kind of all pages of `range`, which lies in the memslot; `None` if they differ,
+    /// or are changing.
     #[inline]
     pub fn kind_of<F: Format>(&self, range: &GpaRange) -> Option<MemoryKind> {
         match &self.kinds {
@@ -16,8 +16,8 @@ impl Memslot {
         }
     }
 
-    /// The runs of pages of `kind` in `part`, which is the memslot's, in ascending order; pages
-    /// that are changing count as well.
+    /// Returns the runs of pages of `kind` in `part`, which lies in the memslot, in ascending
+    /// order. Pages that are changing are included.
     pub fn runs<F: Format>(
         &self,
         part: GpaRange,
@@ -37,13 +37,13 @@ impl Memslot {
 }
 
 impl View {
-    /// Whether a page of `range` is private.
+    /// Returns whether a page of `range` is private.
     pub fn has_private<F: Format>(&self, range: &GpaRange) -> bool {
         let kinds = self.parts(range).filter(|(slot, _)| slot.kinds.is_some());
         kinds.flat_map(|(slot, part)| slot.runs::<F>(part, MemoryKind::Private)).next().is_some()
     }
 
-    /// The first run in `range` without a private page: all of `range`, if it has none.
+    /// Returns the first run in `range` without a private page; this is `range` if it has none.
     pub fn shared_run<F: Format>(&self, range: GpaRange) -> Option<GpaRange> {
         let mut start = range.start();
         for (slot, part) in self.parts(&range).filter(|(slot, _)| slot.kinds.is_some()) {

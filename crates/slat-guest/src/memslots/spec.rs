@@ -16,26 +16,27 @@ pub struct MemslotSpec {
     pub id: MemslotId,
     /// The first guest address.
     pub gpa: Gpa,
-    /// Bytes.
+    /// The size in bytes; 0 asks for the memslot to be deleted.
     pub bytes: u64,
     /// The first address in the backing.
     pub host: Hva,
-    /// The guest's writes are not for memory, but [`Outcome::Mmio`](crate::Outcome::Mmio).
+    /// The guest may not write it: writes are answered by [`Outcome::Mmio`](crate::Outcome::Mmio).
     pub read_only: bool,
     /// Writes are logged.
     pub log_dirty: bool,
-    /// Where the backing has its private pages, if it may have some: all pages are shared at first.
-    /// Such a memslot is neither read-only nor logs, and is deleted, not moved (Linux:
+    /// Where the backing has the memslot's private pages, if pages may be private; all pages are
+    /// shared at first. Such a memslot cannot be read-only, log or move; it can be deleted (Linux:
     /// `KVM_MEM_GUEST_MEMFD`).
     pub private: Option<PrivateAt>,
     /// Blocks stay blocks while the memslot logs: the first write to a block makes all of it
-    /// writable, and all of it dirty. For memory that is written all over, or copied in blocks;
-    /// without this the log is of pages. Only with [`Logging::Protect`](crate::Logging::Protect).
+    /// writable, and logs all of it as dirty. This suits memory that is written all over, or copied
+    /// in blocks; without it the log is of pages. Needs
+    /// [`Logging::Protect`](crate::Logging::Protect).
     pub log_blocks: bool,
 }
 
 impl MemslotSpec {
-    /// Memory that may be read and written, does not log, and is shared.
+    /// Makes the spec of memory that may be read and written, does not log, and is shared.
     pub const fn new(id: MemslotId, gpa: Gpa, bytes: u64, host: Hva) -> Self {
         Self {
             id,
@@ -49,7 +50,8 @@ impl MemslotSpec {
         }
     }
 
-    /// The address of `gpa` in the backing's memory of `kind`, as a number; 0 where there is none.
+    /// Returns the address of the first byte in the backing's memory of `kind`, as a number; 0 if
+    /// the memslot has no private memory.
     const fn number_of(&self, kind: MemoryKind) -> u64 {
         match (kind, self.private) {
             (MemoryKind::Private, Some(at)) => at.0,
@@ -58,12 +60,12 @@ impl MemslotSpec {
         }
     }
 
-    /// The address of `gpa` in private memory.
+    /// Returns the address of `gpa` in private memory.
     pub(crate) const fn private_of(&self, gpa: u64) -> PrivateAt {
         PrivateAt(self.number_of(MemoryKind::Private) + (gpa - self.gpa.0))
     }
 
-    /// The guest addresses of the memslot's private memory in `range`.
+    /// Returns the guest addresses of the memslot's private memory in `range`.
     pub(crate) fn guest_of_private(&self, range: &PrivateRange) -> Option<GpaRange> {
         let own = self.private?.0;
         let start = range.start.0.max(own);
@@ -72,12 +74,12 @@ impl MemslotSpec {
         GpaRange::new(Gpa(self.gpa.0 + (start - own)), bytes).ok()
     }
 
-    /// [`MemslotSpec::fits`], in the memory of `kind`.
+    /// As [`MemslotSpec::fits`], for memory of `kind`.
     pub(crate) const fn fits_in(&self, kind: MemoryKind, gpa: u64, bytes: u64) -> bool {
         (self.gpa.0 ^ self.number_of(kind)) & (bytes - 1) == 0 && self.has(gpa, bytes)
     }
 
-    /// The memslot's guest addresses, which were checked when it was inserted.
+    /// Returns the memslot's guest addresses, which were checked when it was inserted.
     pub(crate) fn range(&self) -> GpaRange {
         GpaRange::new(self.gpa, self.bytes).expect("a slot is not empty, and does not wrap")
     }
@@ -90,7 +92,7 @@ impl MemslotSpec {
         Hva(self.host.0 + (gpa - self.gpa.0))
     }
 
-    /// The guest addresses of the memslot's memory in `host`, if there is any.
+    /// Returns the guest addresses of the memslot's memory in `host`, if there is any.
     pub(crate) fn guest_of(&self, host: &HvaRange) -> Option<GpaRange> {
         let start = host.start.max(self.host);
         let end = host.end().min(self.host_range().end());
@@ -98,18 +100,18 @@ impl MemslotSpec {
         GpaRange::new(Gpa(self.gpa.0 + (start.0 - self.host.0)), bytes).ok()
     }
 
-    /// Whether a leaf of `bytes` around `gpa` lies in the memslot, and is aligned in the host as in
-    /// the guest.
+    /// Returns whether a leaf of `bytes` around `gpa` lies in the memslot, and has the same
+    /// alignment in the host as in the guest.
     pub(crate) const fn fits(&self, gpa: u64, bytes: u64) -> bool {
         self.is_aligned(bytes) && self.has(gpa, bytes)
     }
 
-    /// Whether leaves of `bytes` are aligned in the host as in the guest.
+    /// Returns whether leaves of `bytes` have the same alignment in the host as in the guest.
     pub(crate) const fn is_aligned(&self, bytes: u64) -> bool {
         (self.gpa.0 ^ self.host.0) & (bytes - 1) == 0
     }
 
-    /// Whether a leaf of `bytes` around `gpa` lies in the memslot.
+    /// Returns whether a leaf of `bytes` around `gpa` lies in the memslot.
     pub(crate) const fn has(&self, gpa: u64, bytes: u64) -> bool {
         let start = gpa & !(bytes - 1);
         start >= self.gpa.0
@@ -119,20 +121,20 @@ impl MemslotSpec {
             }
     }
 
-    /// The part of `range` in the memslot, if there is any.
+    /// Returns the part of `range` that lies in the memslot, if there is any.
     pub(crate) fn common(&self, range: &GpaRange) -> Option<GpaRange> {
         let start = range.start().max(self.gpa);
         let end = range.end().0.min(self.gpa.0 + self.bytes);
         GpaRange::new(start, end.checked_sub(start.0)?).ok()
     }
 
-    /// Whether it is the same memory at the same place; logging may differ.
+    /// Returns whether both are the same memory at the same place; logging may differ.
     pub(crate) fn is_where(&self, other: &Self) -> bool {
         let place = |spec: &Self| (spec.id, spec.gpa, spec.bytes, spec.host);
         place(self) == place(other)
     }
 
-    /// The number of its pages.
+    /// Returns the number of its pages.
     pub(crate) const fn pages(&self, page: PageSize) -> u64 {
         self.bytes >> page.shift()
     }
@@ -171,14 +173,14 @@ pub enum MemslotError {
     },
     /// The memslot reaches beyond the guest's addresses.
     Beyond {
-        /// Bits of a guest address.
+        /// The number of bits of a guest address.
         bits: u32,
     },
     /// The memslot's guest or host addresses go beyond 64 bits.
     Wraps,
-    /// More pages than a log can number: 2^31 - 1.
+    /// The memslot has more pages than a log can number: 2^31 - 1.
     TooManyPages {
-        /// Pages asked for.
+        /// The number of pages that was asked for.
         pages: u64,
     },
     /// Another memslot has some of these addresses.
@@ -186,10 +188,10 @@ pub enum MemslotError {
         /// That memslot.
         id: MemslotId,
     },
-    /// A memslot that is there keeps its size, its place in the host and its rights: delete it
-    /// first.
+    /// The memslot exists, and its size, host address, rights and kind of log cannot change: delete
+    /// it first.
     Differs {
-        /// The memslot that is there.
+        /// The memslot as it is.
         is: MemslotSpec,
     },
     /// There is no such memslot.
@@ -197,22 +199,21 @@ pub enum MemslotError {
         /// The name.
         id: MemslotId,
     },
-    /// A memslot with private memory is not read-only, does not log and does not move: it can be
-    /// deleted.
+    /// A memslot with private memory cannot be read-only, log or move; it can be deleted.
     Private,
-    /// A log of blocks needs write protection: hardware's marks are logged in pages.
+    /// A log of blocks needs write protection: the log of hardware's marks is of pages.
     LogBlocks,
-    /// The memslot has private memory, and vCPUs can get past their caches
+    /// The memslot has private memory, and the guest can bypass its caches
     /// ([`Format::forces_caches`](slat::Format::forces_caches) is `false`): memory is maintained by
-    /// the host's addresses, which private memory does not have.
+    /// host addresses, which private memory does not have.
     PrivateUncached,
-    /// There is no memory for the log, or for the other state that is kept of each page.
+    /// There is no memory for the log, or for the other state of each page.
     OutOfMemory,
 }
 
 impl MemslotError {
-    /// The error of Linux's `KVM_SET_USER_MEMORY_REGION`, on that architecture, for the same
-    /// mistake.
+    /// Returns the name of the error that Linux's `KVM_SET_USER_MEMORY_REGION` returns, on that
+    /// architecture, for the same mistake.
     pub const fn errno(&self, kvm: Kvm) -> &'static str {
         match (self, kvm) {
             (Self::Overlaps { .. }, _) => "EEXIST",

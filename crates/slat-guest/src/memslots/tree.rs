@@ -1,13 +1,13 @@
-//! A sorted map whose changed copy shares all that did not change.
+//! A sorted map: a changed copy shares all parts that did not change.
 //!
-//! Faults read one list of memslots while a change writes another. If the list were copied whole, a
-//! guest of 32,764 memslots would copy as many entries for each change; here a change copies the
-//! path to its entry. Nodes are in heap order of a priority that is a hash of the entry's number (a
-//! treap): the shape depends on the map's entries, not on the order in which they came, and the
-//! depth is that of random insertion: 1.4 binary logarithms of the size for the average entry.
+//! Faults read one list of memslots while a change writes another. If a change copied the whole
+//! list, it would copy 32,764 entries in a guest with that many memslots; here it copies the path
+//! to its entry. Nodes are in heap order of a priority that is a hash of the entry's number (a
+//! treap). So the shape depends on the map's entries and not on the order of insertion, and the
+//! depth is the depth of random insertion: 1.4 binary logarithms of the size for the average entry.
 //!
-//! An entry covers addresses up to its `end`, and each node knows the greatest end below it:
-//! entries that reach beyond an address are found without looking at those that do not.
+//! An entry covers addresses up to its `end`, and each node has the greatest end below it. So a
+//! search for entries that reach beyond an address skips those that do not.
 
 use alloc::sync::Arc;
 
@@ -45,7 +45,8 @@ impl<K, V> Default for Tree<K, V> {
     }
 }
 
-/// The priority of an entry; two numbers have different ones (splitmix64, a bijection).
+/// Returns the priority of an entry. Different numbers have different priorities (splitmix64 is a
+/// bijection).
 const fn priority(number: u64) -> u64 {
     let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -62,7 +63,7 @@ fn node<K, V>(entry: Entry<K, V>, left: Link<K, V>, right: Link<K, V>) -> Link<K
     Some(Arc::new(Node { entry, reach, left, right }))
 }
 
-/// The entries before `key`, and those behind it.
+/// Returns the entries before `key`, and those from `key` on.
 fn split<K: Ord + Clone, V: Clone>(link: &Link<K, V>, key: &K) -> (Link<K, V>, Link<K, V>) {
     let Some(top) = link else { return (None, None) };
     if top.entry.key < *key {
@@ -74,7 +75,7 @@ fn split<K: Ord + Clone, V: Clone>(link: &Link<K, V>, key: &K) -> (Link<K, V>, L
     }
 }
 
-/// All entries of both; the first's are before the second's.
+/// Joins two maps; all entries of the first are before those of the second.
 fn join<K: Clone, V: Clone>(before: &Link<K, V>, behind: &Link<K, V>) -> Link<K, V> {
     let (Some(one), Some(other)) = (before, behind) else {
         return before.clone().or_else(|| behind.clone());
@@ -117,7 +118,7 @@ fn remove<K: Ord + Clone, V: Clone>(link: &Link<K, V>, key: &K) -> Link<K, V> {
 }
 
 impl<K: Ord + Clone, V: Clone> Tree<K, V> {
-    /// Adds an entry, in place of one with its key.
+    /// Adds an entry, or replaces the one with its key.
     pub fn put(&mut self, entry: Entry<K, V>) {
         self.remove(&entry.key);
         self.root = insert(&self.root, entry);
@@ -141,7 +142,7 @@ impl<K: Ord + Clone, V: Clone> Tree<K, V> {
         None
     }
 
-    /// The last entry whose key is `key` at most.
+    /// Returns the last entry whose key is at most `key`.
     #[inline]
     pub fn at_most(&self, key: &K) -> Option<&Entry<K, V>> {
         let (mut link, mut found) = (&self.root, None);
@@ -157,7 +158,8 @@ impl<K: Ord + Clone, V: Clone> Tree<K, V> {
         found
     }
 
-    /// Entries in order that reach beyond `from`, each found as it is asked for.
+    /// Returns the entries that reach beyond `from`, in order; each is searched for when it is
+    /// asked for.
     pub fn beyond(&self, from: u64) -> impl Iterator<Item = &Entry<K, V>> {
         let mut last: Option<&K> = None;
         core::iter::from_fn(move || {
@@ -168,9 +170,9 @@ impl<K: Ord + Clone, V: Clone> Tree<K, V> {
     }
 }
 
-/// The first entry behind `last` that reaches beyond `from`. Where a subtree has such an entry, and
-/// begins behind `last`, the entry is found there: only nodes on the way to `last` are looked at in
-/// vain.
+/// Returns the first entry behind `last` that reaches beyond `from`. If a subtree has such an entry
+/// and lies behind `last`, the entry is found there: only nodes on the path to `last` are visited
+/// without result.
 fn next<'t, K: Ord, V>(
     link: &'t Link<K, V>,
     last: Option<&K>,
@@ -201,7 +203,7 @@ mod tests {
 
     thread_local! { static COMPARED: Cell<u64> = const { Cell::new(0) }; }
 
-    /// A key that counts how often it is compared.
+    /// A key that counts its comparisons.
     #[derive(Clone, Debug, PartialEq, Eq)]
     struct Key(u64);
 
@@ -218,7 +220,7 @@ mod tests {
         }
     }
 
-    /// A node is looked at.
+    /// Counts a visit of a node.
     pub fn seen() {
         COMPARED.set(COMPARED.get() + 1);
     }
@@ -272,7 +274,7 @@ mod tests {
             assert_eq!(found, (number..SLOTS.min(number + 2)).collect::<Vec<_>>());
             most[2] = most[2].max(count);
         }
-        // 2^15 memslots. Two results, and a look for a third.
+        // For 2^15 memslots. The third is of two results, and a search for another.
         assert!(most[0] <= 40 && most[1] <= 40 && most[2] <= 300, "{most:?}");
         std::println!("most comparisons, by key, of an address, of a range: {most:?}");
     }
@@ -298,7 +300,7 @@ mod tests {
         std::println!("most entries copied by a change, a removal, an insertion: {most:?}");
     }
 
-    /// Against a sorted map, with what covers overlapping addresses.
+    /// Entries cover overlapping addresses.
     #[test]
     fn random_changes_and_lookups_agree_with_a_sorted_map() {
         for seed in slat_seed::seeds(20) {
@@ -330,7 +332,7 @@ mod tests {
                 let should = model.values().filter(|(end, _)| *end > at).map(|it| it.1);
                 assert_eq!(reach, should.collect::<Vec<_>>(), "{seed}");
             }
-            // Copies are as they were.
+            // Copies did not change.
             for (tree, model) in old {
                 let all = tree.beyond(0).map(|it| (it.key.0, (it.end, it.value)));
                 assert!(all.eq(model), "{seed}");

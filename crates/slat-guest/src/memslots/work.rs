@@ -1,34 +1,40 @@
-//! Changes of memslots that have begun and not ended, with what is left of each.
+//! Changes of memslots that have begun and not ended, and the remaining work of each.
 //!
 //! # Protocol
-//! A change begins: all faults see it before that returns. Then pieces of the memslot's memory are
-//! worked on, in ascending order; then it ends. Each part is done by a thread whose turn it is to
-//! change memslots; others may have their turn between two parts. The guest keeps what is left, and
-//! not the thread that began the change.
+//! 1. A change begins: when the call that begins it returns, all faults see it.
+//! 2. Threads work on pieces of the memslot's memory, in ascending order.
+//! 3. The change ends.
+//!
+//! A thread holds the lock for changes of memslots during each part; other threads may have it
+//! between two parts. The guest keeps the remaining work, not the thread that began the change.
 //!
 //! *Invariants*:
-//! - A memslot has one unfinished change at most, and nothing else changes what the memslot is: a
-//!   request for another change completes that one first. So an end finds the memslot as the
-//!   beginning left it, but for what every change of the guest's touches
-//!   ([`switches`](crate::switches)), which looks here. A piece that is done is not looked at
-//!   again: the next points say why it stays so.
-//! - Until the end the addresses of a memslot that goes, and those that it moves to, are no other
-//!   memslot's.
-//! - No fault maps anything in a memslot that goes, in any of the tables: a piece that was emptied
-//!   stays empty. What is not emptied yet is the guest's: invalidations, forks, and threads that
-//!   take the right to write away, find it in the list.
-//! - Where a log begins, a page is as the invariant of [`log`](crate::log) has it, or it lies
-//!   behind the position; no thread reads the log before its end. So the marks of hardware that the
-//!   beginning takes from leaves are older than the log for all its readers.
-//! - Where a log has ended each leaf is right by itself at every moment: no log is read, and what
-//!   may be written without one a fault gives back.
+//! - A memslot has at most one unfinished change, and no other change alters the memslot: a request
+//!   for another change completes that one first. So an end finds the memslot as the beginning left
+//!   it, except for changes of the whole guest ([`switches`](crate::switches)), which take
+//!   unfinished changes into account. A piece that is done is not revisited: the next points say
+//!   why it stays as it is.
+//! - Until the change ends, no other memslot can have the addresses of a memslot that is going, nor
+//!   those that it moves to.
+//! - No fault maps anything in a memslot that is going, in any of the tables, so a piece that was
+//!   emptied stays empty. The guest can still access the rest: invalidations, forks, and threads
+//!   that take away the right to write find the memslot in the list.
+//! - While a log begins, each page either satisfies the invariant of [`log`](crate::log) or lies
+//!   behind the position of the change. No thread reads the log before the end. So the hardware
+//!   marks that the beginning takes from leaves are older than the log for all its readers.
+//! - After a log has ended, each leaf is correct at every moment: no log is read, and a fault gives
+//!   back a right to write that is missing.
 //!
-//! Threads that do not wait for a turn (faults, readers of logs, invalidations, threads that hold
-//! writes) meet a change in three places. The list of memslots: a beginning waits for all threads
-//! that were inside the tables with the list of before. The leaves: a piece completes its
-//! invalidations before it is done. What is kept of pages, and the log: marks of leaves that a
-//! piece takes out are moved as [`Moves`](crate::bits::Moves) says, and have arrived before a
-//! thread that waits for the piece looks. `tests/loom/paused.rs` has a model of each.
+//! Threads that take no turn (faults, readers of logs, invalidations, threads that hold writes)
+//! meet a change in three places:
+//! 1. The list of memslots: a beginning waits for all threads that were inside the tables with the
+//!    previous list.
+//! 2. The leaves: a piece completes its invalidations before it counts as done.
+//! 3. The bits kept for pages, and the log: marks of leaves that a piece removes are moved as
+//!    [`Moves`](crate::bits::Moves) says, and have arrived before a thread that waits for the piece
+//!    looks.
+//!
+//! `tests/loom/paused.rs` has a model of each.
 
 use crate::memslots::Memslot;
 use crate::memslots::progress::{MemslotWork, Progress};
@@ -44,16 +50,16 @@ use slat::{Gpa, GpaRange, PageSize};
 pub(crate) enum Work {
     /// The piece is emptied, for good.
     Delete,
-    /// The piece is emptied; the memslot comes back elsewhere.
+    /// The piece is emptied; the memslot comes back at other addresses.
     Move(Memslot),
-    /// The piece is protected, and split to a size if asked for; with room for hardware's marks of
-    /// a piece.
+    /// The piece is write-protected, and its blocks are split if a size is given. `scratch` has
+    /// room for hardware's marks of a piece.
     LogOn { split: Option<(PageSize, SplitReport)>, scratch: Vec<u64> },
-    /// The piece's blocks are put together: the bytes so far.
+    /// Tables of the piece are collapsed into blocks; the field has the bytes so far.
     LogOff { collapsed: u64 },
 }
 
-/// A change that has begun, and not ended.
+/// A change that has begun and not ended.
 #[derive(Debug)]
 pub(crate) struct Unfinished {
     /// The memslot as it was asked for.
@@ -72,7 +78,7 @@ impl Unfinished {
         Self { spec, range, work, next: range.start(), progress }
     }
 
-    /// Makes the value with which a caller runs the change.
+    /// Makes the value by which a caller runs the change.
     pub fn ticket(&self) -> MemslotWork {
         MemslotWork { id: self.id(), progress: self.progress.clone() }
     }
@@ -93,27 +99,27 @@ impl Unfinished {
         &self.progress
     }
 
-    /// Whether the change is exactly the one that `spec` asks for.
+    /// Returns whether the change is exactly the one that `spec` asks for.
     pub fn does(&self, spec: &MemslotSpec) -> bool {
         let deletes = self.spec.bytes == 0 && spec.bytes == 0;
         self.spec == *spec || self.id() == spec.id && deletes
     }
 
-    /// Whether the change has to end before `spec` can begin: it is of the same memslot, or of one
-    /// that is about to leave these addresses.
+    /// Returns whether the change has to end before `spec` can begin: it is of the same memslot, or
+    /// of one that is about to leave these addresses.
     pub fn precedes(&self, spec: &MemslotSpec) -> bool {
         let goes = matches!(self.work, Work::Delete | Work::Move(_));
         let overlaps = goes && overlap(&self.range, spec);
         self.id() == spec.id || overlaps
     }
 
-    /// Whether another memslot is about to move to these addresses.
+    /// Returns whether another memslot is about to move to these addresses.
     pub fn takes(&self, spec: &MemslotSpec) -> bool {
         let Work::Move(slot) = &self.work else { return false };
         self.id() != spec.id && overlap(&slot.spec.range(), spec)
     }
 
-    /// The memslot as it will be, if it moves. Such a memslot has no private memory.
+    /// Returns the memslot as it will be, if it moves. Such a memslot has no private memory.
     pub fn moves(&mut self) -> Option<&mut Memslot> {
         match &mut self.work {
             Work::Move(slot) => Some(slot),
@@ -121,13 +127,13 @@ impl Unfinished {
         }
     }
 
-    /// The next piece, if any is left.
+    /// Returns the next piece, if any is left.
     pub fn piece(&self, block: PageSize) -> Option<GpaRange> {
         let rest = GpaRange::new(self.next, self.range.end().0.checked_sub(self.next.0)?).ok()?;
         pieces(rest, block).next()
     }
 
-    /// Notes that everything before `at` is done.
+    /// Records that everything before `at` is done.
     pub fn done_to(&mut self, at: Gpa) {
         self.next = at;
         self.progress.at(at.0 - self.range.start().0);

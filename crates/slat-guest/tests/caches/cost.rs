@@ -1,4 +1,4 @@
-//! What is maintained, and by whom.
+//! What is maintained, and by which thread.
 
 use crate::model::{Machine, Mood};
 use crate::vm::{BASE, BYTES, Cpu, Manners, config, page, room, with_guest};
@@ -17,7 +17,7 @@ fn exact_maintains_what_was_touched_past_the_caches_twice_and_nothing_else() {
         let (mut a, mut b) = (room(), room());
         let mut first = Cpu::new(guest, 0, &mut a, Manners::Relies);
         let mut second = Cpu::new(guest, 1, &mut b, Manners::Relies);
-        // One maps all memory in the shared tables, in blocks.
+        // The first maps all memory in the shared tables, in blocks.
         first.on();
         (0..BYTES >> 21).for_each(|block| first.touch(BASE + (block << 21), Access::Write));
         assert_eq!(machine.maintained(), BYTES);
@@ -67,7 +67,7 @@ fn every_maintains_all_that_is_mapped_at_each_switch_and_counts_it() {
             let switch = cpu.vcpu.set_caches(switches % 2 == 1);
             assert!(!switch.root_changed);
             assert_eq!(switch.maintained, 8 << 20);
-            // Said twice, it is no switch.
+            // A second report of the same state is no switch.
             assert_eq!(cpu.vcpu.set_caches(switches % 2 == 1).maintained, 0);
             let stats = guest.stats();
             assert_eq!(stats.totals.flushes, switches);

@@ -1,7 +1,9 @@
-//! Memory at the point of coherency, the caches in front of it as one, and an instruction cache.
+//! A model of memory at the point of coherency, with all caches in front of it as one, and an
+//! instruction cache.
 //!
-//! A line may be fetched at any moment, by whoever has it mapped cacheable: the host always has. A
-//! dirty line may be written back at any moment, a clean one vanish. When, says the [`Mood`].
+//! A line may be fetched at any moment if the host or the guest has it mapped cacheable; the host
+//! always has. A dirty line may be written back at any moment, a clean one may be dropped. The
+//! [`Mood`] decides when.
 
 use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot};
 use slat_guest::{Backing, Host, Hva, NoPage, Page};
@@ -12,21 +14,21 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub const LINE: u64 = 64;
-/// Where the host has the guest's memory; its virtual and physical addresses are the same.
+/// The host address of the guest's memory. Virtual and physical addresses are the same.
 pub const RAM: u64 = 1 << 40;
 
 /// When lines are fetched and written back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mood {
-    /// Nothing happens by itself.
+    /// No line is fetched or written back without an access.
     Lazy,
-    /// Every line that was ever used is fetched whenever it can be; dirty ones stay.
+    /// Every line that was ever used is fetched whenever it can be; dirty lines stay.
     Fetch,
     /// Every line is written back and dropped whenever it can be.
     Evict,
-    /// Written back at once, and fetched again.
+    /// Every line is written back at once, and fetched again.
     Both,
-    /// Each line as a die decides.
+    /// A random generator with this seed decides for each line.
     Random(u64),
 }
 
@@ -40,13 +42,13 @@ impl Mood {
 #[derive(Debug, Default)]
 struct State {
     memory: BTreeMap<u64, u64>,
-    /// Value, and whether it is dirty.
+    /// The value of each line, and whether it is dirty.
     cache: BTreeMap<u64, (u64, bool)>,
     instructions: BTreeMap<u64, u64>,
     /// Lines that were ever used.
     used: BTreeSet<u64>,
     die: u64,
-    /// Bytes of data maintained: in all, and not at all because it was told so.
+    /// Bytes of data that were maintained; `skipped` has those that were not, because of `skip`.
     maintained: u64,
     skip: bool,
     skipped: u64,
@@ -106,7 +108,7 @@ impl Machine {
         }
     }
 
-    /// A moment at which lines come and go.
+    /// A moment at which lines are fetched and dropped.
     pub fn moment(&self) {
         let mut state = self.state.lock().unwrap();
         for line in state.used.clone() {
@@ -153,7 +155,7 @@ impl Machine {
         });
     }
 
-    /// An instruction: the instruction cache remembers it until told otherwise.
+    /// Fetches an instruction: the instruction cache keeps it until it is invalidated.
     pub fn execute(&self, hpa: u64, cached: bool) -> u64 {
         let value = self.read(hpa, cached);
         *self.state.lock().unwrap().instructions.entry(hpa / LINE).or_insert(value)
@@ -164,17 +166,17 @@ impl Machine {
         self.at(hpa, |state, line| state.drop_line(line));
     }
 
-    /// From now on nothing is maintained although it is asked for.
+    /// If `skip`, the machine maintains nothing from now on, although it is asked to.
     pub fn skip(&self, skip: bool) {
         self.state.lock().unwrap().skip = skip;
     }
 
-    /// Once, when something was maintained.
+    /// Sets what runs once, after the next maintenance.
     pub fn after_maintenance(&self, run: Box<dyn FnOnce() + Send>) {
         *self.after.lock().unwrap() = Some(run);
     }
 
-    /// Bytes of data maintained.
+    /// Returns the bytes of data that were maintained.
     pub fn maintained(&self) -> u64 {
         self.state.lock().unwrap().maintained
     }
@@ -188,17 +190,18 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, bytes).expect("the engine asks for powers of two")
 }
 
-// SAFETY: `allocate` returns memory of that size and alignment that is nobody else's, and whose
-// address is the frame's; it stays until `free`. No CPU loads these tables: the test walks them, by
-// the engine. `grace` is a field; nothing unwinds but a failed lock, after a panic elsewhere.
+// SAFETY: by the numbers of `Platform`'s contract. 1, 2: `allocate` returns memory of that size and
+// alignment that no other code uses, whose address is the frame's, and which stays until `free`. 3:
+// no CPU loads these tables; the test walks them by the engine. 4: `grace` is a field. 6: nothing
+// unwinds except a failed lock, after a panic elsewhere.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
-        // SAFETY: the layout has a size that is not zero; the memory is the frame's alone.
+        // SAFETY: the size of the layout is not zero; the memory is the frame's alone.
         unsafe { Frame::from_hpa(Hpa(alloc_zeroed(layout(bytes)) as u64)) }
     }
 
     unsafe fn free(&self, frame: Frame, bytes: usize) {
-        // SAFETY: the frame came from `allocate` with these bytes.
+        // SAFETY: the frame came from `allocate` with this size.
         unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
     }
 
@@ -214,7 +217,7 @@ unsafe impl Platform for Machine {
         self.moment();
     }
 
-    /// Its vCPUs walk the tables at each access.
+    /// The vCPUs walk the tables at each access.
     fn invalidate_local(&self, _what: &Invalidation) {}
 
     fn break_before_make(&self) -> BreakBeforeMake {
@@ -264,10 +267,10 @@ impl Host for Machine {
     }
 }
 
-/// All memory there is, in blocks of up to 2 MiB; while a page is asked for, something may happen.
+/// All memory, in blocks of up to 2 MiB. An event may happen while a fault asks for a page.
 pub struct Ram<'m> {
     pub machine: &'m Machine,
-    /// Written to the page by the host while it is asked for, once.
+    /// A write that the host makes to the page while a fault asks for it, once.
     pub interrupts: Mutex<Option<(u64, u64)>>,
 }
 

@@ -1,8 +1,8 @@
-//! What guests do with their caches. Each says whether everything read was what had been written.
+//! What guests do with their caches. Each scenario returns whether every read found the last write.
 
 use crate::vm::{Cpu, Lost, Manners, hpa, page};
 
-/// Something that guests do.
+/// A scenario.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scenario {
     BootInOrder,
@@ -36,7 +36,7 @@ impl Scenario {
 
     pub fn run(self, cpus: [Cpu<'_, '_>; 3], machine: &crate::model::Machine) -> Result<(), Lost> {
         let [mut a, mut b, mut c] = cpus;
-        // The VMM puts an image into memory before anything runs.
+        // The VMM writes an image into memory before the guest runs.
         machine.write(hpa(IMAGE), 11, true);
         match self {
             Self::BootInOrder => boot(&mut a, &mut [&mut b, &mut c]),
@@ -60,8 +60,8 @@ const IMAGE: u64 = page(0);
 const KERNEL: u64 = page(1000);
 const DATA: u64 = page(2000);
 
-/// The first reads its image and writes data before it switches on; the others come after it, write
-/// data of their own, and switch on one after the other.
+/// The first vCPU reads its image and writes data before it switches on. The others start after it,
+/// write data of their own, and switch on one after the other.
 fn boot<'w, 'm>(first: &mut Cpu<'w, 'm>, others: &mut [&mut Cpu<'w, 'm>]) -> Result<(), Lost> {
     first.start();
     first.expect(IMAGE, 11)?;
@@ -78,7 +78,7 @@ fn boot<'w, 'm>(first: &mut Cpu<'w, 'm>, others: &mut [&mut Cpu<'w, 'm>]) -> Res
     }
     for (number, other) in (1..).zip(others.iter_mut()) {
         let own = DATA + number * 4096;
-        // What others have written beside it stays.
+        // Data that other vCPUs have written next to it stays.
         first.read(own);
         other.write(own, 30 + number);
         other.on();
@@ -88,7 +88,7 @@ fn boot<'w, 'm>(first: &mut Cpu<'w, 'm>, others: &mut [&mut Cpu<'w, 'm>]) -> Res
     first.expect(DATA + 64, 23)
 }
 
-/// What precedes other scenarios, and loses nothing.
+/// A boot that loses nothing, before other scenarios.
 fn boot_well<'w, 'm>(
     a: &mut Cpu<'w, 'm>,
     b: &mut Cpu<'w, 'm>,
@@ -103,7 +103,7 @@ fn boot_well<'w, 'm>(
     result
 }
 
-/// Two vCPUs go off and on again while another runs.
+/// Two vCPUs switch off and on again while another runs.
 fn hotplug<'w, 'm>(
     runs: &mut Cpu<'w, 'm>,
     b: &mut Cpu<'w, 'm>,
@@ -124,7 +124,7 @@ fn hotplug<'w, 'm>(
         runs.expect(line, 42)?;
         runs.expect(DATA + 256, 43)?;
     }
-    // Off for good, and started again.
+    // The vCPU is switched off, and started again.
     b.write(lines[0], 44);
     if b.manners == Manners::Cleans {
         b.off(&[lines[0]]);
@@ -136,7 +136,7 @@ fn hotplug<'w, 'm>(
     b.expect(lines[0], 45)
 }
 
-/// All go off; one writes a new kernel where they had data, and starts them again.
+/// All vCPUs switch off; one writes a new kernel over their data, and starts them again.
 fn kexec<'w, 'm>(
     runs: &mut Cpu<'w, 'm>,
     b: &mut Cpu<'w, 'm>,
@@ -172,8 +172,8 @@ fn kexec<'w, 'm>(
     Ok(())
 }
 
-/// The host writes pages that vCPUs use past the caches, or are about to, and reads what they
-/// wrote.
+/// The host writes pages that vCPUs use past the caches, or are about to use, and reads what the
+/// vCPUs wrote.
 fn host_writes<'w, 'm>(
     a: &mut Cpu<'w, 'm>,
     b: &mut Cpu<'w, 'm>,

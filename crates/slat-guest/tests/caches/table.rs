@@ -1,4 +1,4 @@
-//! What each policy loses: computed, and compared with what the documentation says.
+//! What each policy loses, computed and compared with the documentation.
 
 use crate::model::{Machine, Mood};
 use crate::scenarios::Scenario;
@@ -6,8 +6,8 @@ use crate::vm::{Cpu, Manners, config, room, with_guest};
 use slat_guest::CachePolicy;
 use std::fmt::Write;
 
-/// Whether nothing is lost, whatever the caches do; and bytes maintained by a machine that does
-/// nothing by itself.
+/// Returns whether nothing is lost, whatever the caches do; and the bytes that are maintained on a
+/// machine that fetches and writes back nothing by itself.
 pub fn cell(policy: CachePolicy, manners: Manners, scenario: Scenario) -> (bool, u64) {
     let mut bytes = None;
     let right = Mood::all().all(|mood| {

@@ -1,4 +1,4 @@
-//! A view of a vCPU's own, and everything else that happens to memory meanwhile.
+//! A vCPU's own view, and everything else that happens to memory meanwhile.
 
 use crate::model::{Machine, Mood};
 use crate::vm::{
@@ -10,7 +10,8 @@ use slat_guest::{CachePolicy, Config, Logging, MemslotId, Outcome, Retry, Worker
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// With a vCPU whose caches are off, on a machine that fetches all that it can, as early as it can.
+/// Runs a test with a vCPU whose caches are off, on a machine that fetches each line as early as it
+/// can.
 fn with_cpu(
     config: Config,
     log: bool,
@@ -41,7 +42,7 @@ fn the_host_takes_a_page_from_a_view_and_reads_what_was_written_past_the_caches(
         assert_eq!(cpu.vcpu.translate(Gpa(page(5))), None);
         let outcome = cpu.vcpu.fault(Gpa(page(5)), Access::Read);
         assert_eq!(outcome, Outcome::Retry(Retry::Invalidated));
-        // Something else moves in.
+        // The host puts other content there.
         machine.write(hpa(page(5)), 2, true);
         drop(invalidation);
         assert_eq!(cpu.read(page(5)), 2);
@@ -170,7 +171,7 @@ fn a_slot_that_is_deleted_is_gone_from_views_and_its_memory_is_the_hosts() {
 
 #[test]
 fn without_maintenance_as_a_page_is_touched_or_as_a_view_is_left_data_is_lost() {
-    // Of the host, as it is touched.
+    // Maintenance of the host's writes, when the page is touched.
     for skip in [false, true] {
         let machine = Machine::new(Mood::Lazy, false);
         with_guest(&machine, exact(), false, |guest| {
@@ -182,7 +183,7 @@ fn without_maintenance_as_a_page_is_touched_or_as_a_view_is_left_data_is_lost() 
             assert_eq!(machine.skipped() != 0, skip);
         });
     }
-    // Of the guest, as the view is left.
+    // Maintenance of the guest's writes, when the vCPU leaves the view.
     for skip in [false, true] {
         with_cpu(exact(), false, |machine, _, mut cpu| {
             cpu.write(page(5), 1);
@@ -201,11 +202,11 @@ fn what_the_host_writes_while_a_fault_is_about_to_map_the_page_is_seen() {
         with_guest(&machine, config(policy), false, |guest| {
             let mut space = room();
             let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
-            // Before the page is maintained.
+            // The host writes before the page is maintained.
             *guest.backing().interrupts.lock().unwrap() = Some((hpa(page(4)), 1));
             assert_eq!(cpu.read(page(4)), 1);
-            // Between maintenance and mapping: another thread says so before the page can be found,
-            // and is not told that all is done until the fault has returned.
+            // The host writes between maintenance and mapping: another thread reports the write
+            // before the page can be found, and the report does not return before the fault has.
             let (maintained, told) = mpsc::channel::<()>();
             let (done, returned) = mpsc::channel::<()>();
             machine.after_maintenance(Box::new(move || {
@@ -309,7 +310,7 @@ fn a_guest_that_switches_off_untrapped_stays_on_the_shared_tables() {
         let switch = cpu.vcpu.set_caches(true);
         assert!(!switch.trap && !switch.root_changed);
         assert_eq!((root, cpu.vcpu.is_cached()), (guest.tables().root(), true));
-        // Who traps all the same says so, and it is done.
+        // A VMM that traps the write anyway reports it, and the switch is done.
         let switch = cpu.vcpu.set_caches(false);
         assert!(switch.trap && switch.root_changed && !cpu.vcpu.is_cached());
     });
@@ -351,7 +352,7 @@ fn a_flush_reaches_what_a_fault_of_another_maps_meanwhile() {
             std::thread::scope(|scope| {
                 scope.spawn(move || faults.touch(page(5), Access::Read));
                 told.recv().unwrap();
-                // Nobody is past the caches, so the host need not say so.
+                // No vCPU is past the caches, so the host does not have to report the write.
                 machine.write(hpa(page(5)), 1, true);
                 switches.vcpu.set_way();
                 switches.vcpu.set_caches(false);
@@ -364,8 +365,8 @@ fn a_flush_reaches_what_a_fault_of_another_maps_meanwhile() {
     }
 }
 
-/// A guest that cleans may switch off unnoticed, and writes past the caches what is in the tables
-/// that all share.
+/// A guest that maintains its lines may switch off untrapped, and write past the caches to memory
+/// that is mapped in the shared tables.
 #[test]
 fn what_is_taken_from_shared_tables_is_maintained_for_the_host() {
     for &policy in CachePolicy::ALL {

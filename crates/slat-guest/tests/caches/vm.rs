@@ -9,19 +9,19 @@ use slat_guest::{
 };
 
 pub const VCPUS: u16 = 4;
-/// Bytes of the guest's memory, and where it begins for the guest.
+/// The size of the guest's memory in bytes, and its first guest address.
 pub const BYTES: u64 = 64 << 20;
 pub const BASE: u64 = 1 << 30;
 
 pub type TestGuest<'m> = Guest<'m, Arm64K4, Machine, Ram<'m>>;
 pub type TestWorker<'w, 'm> = Worker<'w, Arm64K4, Machine, Ram<'m>>;
 
-/// Who sees to it that what was written past the caches is read through them.
+/// The side that maintains lines that were written past the caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Manners {
-    /// The guest maintains each line by its address, as a machine without hypervisor asks for.
+    /// The guest maintains each line by its address, as a machine without a hypervisor requires.
     Cleans,
-    /// The hypervisor; the guest maintains by set and way before it switches off, at most.
+    /// The hypervisor does; at most, the guest maintains by set and way before it switches off.
     Relies,
 }
 
@@ -43,7 +43,7 @@ pub fn room() -> Vec<Option<Frame>> {
     (0..TABLE_PAGES).map(|_| None).collect()
 }
 
-/// A guest with one slot, for as long as `run` lasts.
+/// Makes a guest with one memslot for the duration of `run`.
 pub fn with_guest<R>(
     machine: &Machine,
     config: Config,
@@ -65,7 +65,7 @@ pub fn with_guest<R>(
     result
 }
 
-/// A page by its number, as the guest sees it.
+/// Returns the guest address of a page, by its number.
 pub const fn page(number: u64) -> u64 {
     BASE + number * 4096
 }
@@ -82,16 +82,16 @@ pub fn host_range(gpa: u64, bytes: u64) -> HvaRange {
     HvaRange { start: Hva(hpa(gpa)), bytes }
 }
 
-/// What was read was not what was written.
+/// A read did not find the last write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lost;
 
-/// A vCPU, and what it does.
+/// A vCPU, with its caches.
 pub struct Cpu<'w, 'm> {
     pub vcpu: Vcpu<'w, Arm64K4, Machine, Ram<'m>>,
     machine: &'m Machine,
     pub manners: Manners,
-    /// Its caches really are on; whether or not anybody was told.
+    /// Whether its caches are really on, reported or not.
     on: bool,
     traps: bool,
     loaded: Hpa,
@@ -114,7 +114,7 @@ impl<'w, 'm> Cpu<'w, 'm> {
         self.vcpu.worker()
     }
 
-    /// Where an access ends, after the faults that it takes.
+    /// Returns the host address of an access, after the faults that it takes.
     fn walk(&mut self, gpa: u64, access: Access) -> u64 {
         assert_eq!(self.loaded, self.vcpu.root(), "runs on the root that was said to be its own");
         for _ in 0..8 {
@@ -131,7 +131,7 @@ impl<'w, 'm> Cpu<'w, 'm> {
         panic!("{gpa:#x} keeps faulting");
     }
 
-    /// Sees to the mapping alone.
+    /// Maps the page, without an access.
     pub fn touch(&mut self, gpa: u64, access: Access) {
         self.walk(gpa, access);
     }
@@ -146,7 +146,7 @@ impl<'w, 'm> Cpu<'w, 'm> {
         self.machine.execute(hpa, self.on)
     }
 
-    /// A write; with manners, one past the caches drops the line before and after.
+    /// Writes. A guest that maintains drops the line before and after a write past the caches.
     pub fn write(&mut self, gpa: u64, value: u64) {
         let hpa = self.walk(gpa, Access::Write);
         let cleans = !self.on && self.manners == Manners::Cleans;
@@ -159,7 +159,7 @@ impl<'w, 'm> Cpu<'w, 'm> {
         }
     }
 
-    /// Reads what it wants to find.
+    /// Reads, and compares with the expected value.
     pub fn expect(&mut self, gpa: u64, value: u64) -> Result<(), Lost> {
         if self.read(gpa) == value { Ok(()) } else { Err(Lost) }
     }
@@ -172,13 +172,13 @@ impl<'w, 'm> Cpu<'w, 'm> {
         }
     }
 
-    /// Its caches are on from now.
+    /// Switches its caches on.
     pub fn on(&mut self) {
         self.on = true;
         self.toggled();
     }
 
-    /// Its caches are off from now; `needed` is what it will read past them.
+    /// Switches its caches off; `needed` are the lines that it will read past them.
     pub fn off(&mut self, needed: &[u64]) {
         match self.manners {
             Manners::Cleans => needed.iter().for_each(|&gpa| {
@@ -194,7 +194,7 @@ impl<'w, 'm> Cpu<'w, 'm> {
         self.toggled();
     }
 
-    /// The VMM sees it if it traps.
+    /// Reports the switch, if the VMM traps it.
     fn toggled(&mut self) {
         self.machine.moment();
         if self.traps {
@@ -204,20 +204,20 @@ impl<'w, 'm> Cpu<'w, 'm> {
         self.machine.moment();
     }
 
-    /// It was off, or had gone, and is started.
+    /// Starts the vCPU, which was off or had been reset.
     pub fn start(&mut self) {
         self.on = false;
         let switch = self.vcpu.reset();
         self.follow(switch);
     }
 
-    /// The host writes a line of the guest's memory, and says so.
+    /// The host writes a line of the guest's memory, and reports it.
     pub fn host_writes(&mut self, gpa: u64, value: u64) {
         self.machine.write(hpa(gpa), value, true);
         self.worker().host_wrote(range(gpa & !4095, 4096), Maintenance::Data);
     }
 
-    /// The host reads a line of the guest's memory, after saying so.
+    /// The host reads a line of the guest's memory, after it has announced that.
     pub fn host_reads(&mut self, gpa: u64) -> u64 {
         self.worker().host_reads(range(gpa & !4095, 4096));
         self.machine.read(hpa(gpa), true)

@@ -1,4 +1,4 @@
-//! What a guest waits for is its own: one whose backing takes long holds up nobody else.
+//! A guest waits only for itself: if its backing takes long, it delays no other guest.
 
 use crate::machine::*;
 use slat::format::ept::Ept1G;
@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Says that it was asked, then waits until it may answer.
+/// Reports that it was asked, then waits until it may answer.
 struct Slow {
     gate: Option<(SyncSender<()>, Mutex<Receiver<()>>)>,
 }
@@ -24,7 +24,7 @@ impl Backing for Slow {
     }
 }
 
-/// All that waits for faults, or gives tables back, or takes a seat.
+/// Does everything that waits for faults, frees tables, or takes a seat.
 fn everything<H: Host + 'static, B: Backing + 'static>(guest: &SharedGuest<Ept1G, H, B>) {
     let mut vcpu = guest.vcpu(0).unwrap();
     let mut worker = guest.worker().unwrap();
@@ -45,12 +45,13 @@ fn everything<H: Host + 'static, B: Backing + 'static>(guest: &SharedGuest<Ept1G
         worker.collapse(GpaRange::new(Gpa(BASE), M2).unwrap(), PageSize::SIZE_2M);
     });
     drop((vcpu, worker));
-    // Tables that were unlinked are not kept by who is inside another guest's.
+    // A thread inside another guest's tables does not delay the release of unlinked tables.
     guest.get().reclaim();
     assert!(guest.get().table_pages() <= 2, "those above the slot's");
 }
 
-/// A guest whose backing does not answer, beside another, in which `other` is done meanwhile.
+/// A fault of one guest waits for its backing; meanwhile another thread runs `other` on another
+/// guest.
 fn beside<H: Host + Send + Sync + 'static>(
     machines: [Arc<H>; 2],
     vmids: [u16; 2],
@@ -74,7 +75,7 @@ fn beside<H: Host + Send + Sync + 'static>(
     let (done, is_done) = sync_channel(1);
     let change = std::thread::spawn(move || {
         other(&fast);
-        // It ends, too, and others begin.
+        // The other guest also ends meanwhile.
         drop(fast);
         done.send(()).unwrap();
     });
@@ -95,12 +96,14 @@ fn a_fault_that_waits_for_its_backing_holds_up_no_other_guest() {
     }
 }
 
-/// Seats of its own, by which guests with one VMID are told apart, and that nobody else takes.
+/// Each guest has seats of its own: guests with one VMID are told apart, and no other guest takes
+/// them.
 #[test]
 fn with_seats_of_its_own_a_guest_shares_neither_them_nor_vmids() {
     for logging in WAYS {
         let machine = Counted::new();
-        // Enough for the vCPU, and for a vCPU and a worker.
+        // Enough seats for a member and the vCPU of one guest, and for a vCPU and a worker of the
+        // other.
         let machines = [(); 2].map(|()| Arc::new(OwnSeats::<_, 2>::new(machine.clone())));
         let slow = machines[0].clone();
         let _all_but_one = slat::Member::join(&*slow).unwrap();

@@ -1,4 +1,4 @@
-//! What a VMM's tracing hears.
+//! The events that a VMM's tracing receives.
 
 use crate::machine::*;
 use slat::format::ept::Ept1G;
@@ -26,7 +26,7 @@ fn each_service_tells_of_its_beginning_and_its_end() {
         let heard = core::mem::take(&mut *machine.events().0.lock().unwrap());
         assert!(heard.iter().all(|(guest, _)| *guest == Vmid(5)));
         let heard = heard.into_iter().map(|(_, event)| event);
-        // Of pieces another test hears more.
+        // Another test covers events of pieces.
         heard.filter(|event| !matches!(event, Event::Piece { .. })).collect()
     };
     vcpu.with(|vcpu| {
@@ -46,7 +46,7 @@ fn each_service_tells_of_its_beginning_and_its_end() {
         assert_eq!(told[1], Event::FaultEnd { vcpu: 0, gpa, outcome, ticks });
         assert_eq!(vcpu.worker().guest().stats().vcpus[0].stall().ticks, ticks);
 
-        // A log begins; a write splits; the log ends, and the block comes back.
+        // A log begins; a write splits; the log ends, and the block is collapsed again.
         vcpu.worker().set_memslot(logs).unwrap();
         assert_eq!(heard(), [Event::MemslotBegin { before: Some(all), after: logs }, end]);
         assert_eq!(vcpu.fault(gpa, access), Outcome::Split { from: PageSize::SIZE_2M });
@@ -56,7 +56,7 @@ fn each_service_tells_of_its_beginning_and_its_end() {
         let back = Event::Collapse { range, bytes: M2 };
         assert_eq!(heard(), [Event::MemslotBegin { before: Some(logs), after: all }, back, end]);
 
-        // Eagerly, and for a clear.
+        // An eager split, and a split for a clear.
         EagerSplit::new(range, PageSize::SIZE_4K).run(vcpu.worker(), || false);
         assert_eq!(heard(), [Event::Split { at: Gpa(BASE), bytes: M2 }]);
 
@@ -67,7 +67,7 @@ fn each_service_tells_of_its_beginning_and_its_end() {
         vcpu.worker().evict(&[], |_| {});
         assert_eq!(heard(), []);
 
-        // What is refused before anything was done says nothing.
+        // A change that is refused before anything was done reports nothing.
         let gone = MemslotSpec { id: MemslotId(9), bytes: 0, ..all };
         assert!(vcpu.worker().set_memslot(gone).is_err());
         assert_eq!(heard(), []);

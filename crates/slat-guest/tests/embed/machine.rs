@@ -1,4 +1,4 @@
-//! A machine without CPUs, whose frames are counted, and memory behind a guest.
+//! A machine without CPUs that counts its frames, and the memory behind a guest.
 
 use slat::format::ept::Ept1G;
 use slat::{
@@ -24,7 +24,7 @@ pub struct Counted<E: Events = ()> {
     grace: Grace<[Seat; SEATS]>,
     frames: AtomicU64,
     clock: AtomicU64,
-    /// What is done between pieces of a change.
+    /// Runs between pieces of a change.
     between: Mutex<Option<Box<dyn FnMut() + Send>>>,
 }
 
@@ -54,13 +54,13 @@ impl<E: Events> Counted<E> {
         &self.events
     }
 
-    /// Frames that were not given back.
+    /// Returns the number of frames that were not given back.
     pub fn frames(&self) -> u64 {
         self.frames.load(Ordering::Relaxed)
     }
 }
 
-/// A machine that goes before its tables do would take their memory along.
+/// A machine that is dropped before its tables would free their memory.
 impl<E: Events> Drop for Counted<E> {
     fn drop(&mut self) {
         assert_eq!(self.frames(), 0, "the machine goes, and not all frames were given back");
@@ -71,19 +71,20 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, bytes).unwrap()
 }
 
-// SAFETY: `allocate` returns memory of that size and alignment that is nobody else's, and whose
-// address is the frame's; it stays until `free`. No CPU loads these tables. `grace` is a field.
+// SAFETY: by the numbers of `Platform`'s contract. 1, 2: `allocate` returns memory of that size and
+// alignment that no other code uses, whose address is the frame's, and which stays until `free`. 3:
+// no CPU loads these tables. 4: `grace` is a field.
 unsafe impl<E: Events> Platform for Counted<E> {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         self.frames.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the layout has a size that is not zero; the memory is the frame's alone.
+        // SAFETY: the size of the layout is not zero; the memory is the frame's alone.
         unsafe { Frame::from_hpa(Hpa(alloc_zeroed(layout(bytes)).expose_provenance() as u64)) }
     }
 
     unsafe fn free(&self, frame: Frame, bytes: usize) {
         self.frames.fetch_sub(1, Ordering::Relaxed);
         let memory = std::ptr::with_exposed_provenance_mut(frame.hpa().0 as usize);
-        // SAFETY: the frame came from `allocate` with these bytes.
+        // SAFETY: the frame came from `allocate` with this size.
         unsafe { dealloc(memory, layout(bytes)) }
     }
 
@@ -127,7 +128,7 @@ impl<E: Events> Host for Counted<E> {
     }
 }
 
-/// Memory in one piece, in blocks of a size.
+/// Contiguous memory, in blocks of one size.
 #[derive(Clone, Copy)]
 pub struct OnePiece(pub PageSize);
 

@@ -1,4 +1,4 @@
-//! Work on a whole slot rests between pieces, outside the tables.
+//! Work on a whole memslot pauses between pieces, outside the tables.
 
 use crate::machine::*;
 use slat::{Access, Gpa, PageSize};
@@ -45,7 +45,7 @@ fn changes_of_a_slot_rest_between_pieces_outside_the_tables() {
     }
 }
 
-/// While a deletion rests for as long as it likes, everything goes on but other changes of slots.
+/// While a deletion pauses, everything else goes on, except other changes of memslots.
 #[test]
 fn a_change_that_rests_holds_up_other_changes_alone() {
     let machine = Counted::new();
@@ -85,7 +85,7 @@ fn a_change_that_rests_holds_up_other_changes_alone() {
         drop(worker.invalidate(host, |page| taken += page.host.bytes));
         assert_eq!(taken, K4);
     });
-    // Another change waits its turn.
+    // Another change waits for its turn.
     let mut waits = guest.worker().unwrap();
     let waits = std::thread::spawn(move || {
         let quiet = MemslotSpec { gpa: Gpa(BASE + 128 * G1), id: MemslotId(2), ..slot(M2) };

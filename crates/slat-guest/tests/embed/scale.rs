@@ -1,4 +1,4 @@
-//! Many guests, many vCPUs, many slots.
+//! Many guests, many vCPUs, many memslots.
 
 use crate::machine::*;
 use slat::format::ept::Ept1G;
@@ -15,7 +15,7 @@ fn a_thousand_guests_live_in_one_process() {
     const GUESTS: u16 = 1000;
     let machine = Counted::new();
     let new = |vmid| {
-        // A vCPU and a worker.
+        // For a vCPU and a worker.
         let machine = Arc::new(OwnSeats::<_, 2>::new(machine.clone()));
         let config = Config::new(1, PageSize::SIZE_2M);
         SharedGuest::new(Ept1G::default(), Vmid(vmid), 39, machine, ram(), config).unwrap()
@@ -28,14 +28,14 @@ fn a_thousand_guests_live_in_one_process() {
             assert!(matches!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(_)));
         });
     }
-    // One that works hears of none of the others.
+    // A guest at work does not change the other guests.
     let pages = |guest: &SharedGuest<_, _, OnePiece>| guest.get().table_pages();
     let before: Vec<_> = guests.iter().map(pages).collect();
     vcpus[500].with(|vcpu| vcpu.worker().teardown());
     let changed = guests.iter().zip(before).filter(|(guest, before)| pages(guest) != *before);
     assert_eq!(changed.count(), 1);
     assert!(machine.frames() >= 4 * u64::from(GUESTS) - 4);
-    // They go in another order than they came in, half of them before their vCPUs.
+    // They are dropped in another order than they were made, each guest before some vCPU.
     let (mut guests, mut vcpus) = (guests, vcpus);
     while let Some(guest) = guests.pop() {
         drop(guest);
@@ -57,7 +57,7 @@ fn sixty_four_vcpus_of_a_guest_fault_at_once_beside_a_log_and_an_invalidation() 
         .map(|id| {
             let mut vcpu = guest.vcpu(id).unwrap();
             std::thread::spawn(move || {
-                // Of each table some pages that all want, and some of its own.
+                // In each table some pages that all vCPUs use, and some of the vCPU's own.
                 let own = |table: u64| table * M2 + (64 + u64::from(id) * 4) * K4;
                 let shared = |table: u64| table * M2 + u64::from(id) % 8 * K4;
                 for gpa in (0..BYTES / M2).flat_map(|table| [own(table), shared(table)]) {
@@ -84,7 +84,7 @@ fn sixty_four_vcpus_of_a_guest_fault_at_once_beside_a_log_and_an_invalidation() 
     assert_eq!(stats.vcpus.len(), usize::from(VCPUS));
     assert!(stats.vcpus.iter().all(|vcpu| vcpu.stall().count >= 2 * (BYTES / M2)));
     worker.with(|worker| {
-        // What each had at the end is there, but for what was taken.
+        // The pages that each vCPU used are mapped, except those that were invalidated.
         let pages = worker.leaves_by_size()[0].1;
         let most = (BYTES / M2) * (64 + 8);
         assert!(pages <= most && pages >= most - 72, "{pages} of {most}");
@@ -94,7 +94,7 @@ fn sixty_four_vcpus_of_a_guest_fault_at_once_beside_a_log_and_an_invalidation() 
     assert_eq!(machine.frames(), 0);
 }
 
-/// As many as KVM has on x86 for its guests.
+/// The number of memslots that KVM on x86 gives a guest.
 const SLOTS: u16 = 32_764;
 
 fn one_of(number: u16) -> MemslotSpec {
@@ -110,7 +110,7 @@ fn a_guest_has_as_many_slots_as_kvm_gives_one() {
     let guest = shared(&machine, 1, ram(), Config::new(1, PageSize::SIZE_2M));
     let mut vcpu = guest.vcpu(0).unwrap();
     vcpu.with(|vcpu| {
-        // In an order that is neither up nor down.
+        // In an order that is neither ascending nor descending.
         for number in (0..SLOTS).map(|number| (u32::from(number) * 5 % 32_764) as u16) {
             assert_eq!(vcpu.worker().set_memslot(one_of(number)), Ok(MemslotChange::Inserted));
         }
@@ -156,7 +156,7 @@ impl FirstPage for MemslotSpec {
     }
 }
 
-/// Slots that have the same memory of the host's are all found, wherever they lie among others.
+/// All memslots with the same host memory are found, wherever they are among the others.
 #[test]
 fn memory_that_many_slots_have_is_taken_from_each() {
     let machine = Counted::new();
@@ -164,7 +164,7 @@ fn memory_that_many_slots_have_is_taken_from_each() {
     let mut vcpu = guest.vcpu(0).unwrap();
     vcpu.with(|vcpu| {
         for number in 0..200u16 {
-            // Each begins a page behind the last, and all but the last few reach to the same end.
+            // Each begins one page behind the previous one, and all reach the same end.
             let at = u64::from(number);
             let spec = MemslotSpec {
                 id: MemslotId(number),

@@ -1,4 +1,4 @@
-//! Guests, workers and vCPUs that own what they stand on.
+//! Guests, workers and vCPUs that own what they use.
 
 use crate::machine::*;
 use slat::{Access, Gpa, PageSize};
@@ -22,7 +22,7 @@ const _: () = {
     is_sent::<SharedWorker<slat::format::ept::Ept1G, Counted, OnePiece>>();
 };
 
-/// Whatever goes last takes the guest along, with every frame, and the machine goes after it.
+/// The guest is dropped, with every frame, by the last handle, worker or vCPU; then the machine is.
 #[test]
 fn whoever_goes_last_gives_back_every_frame() {
     for last in 0..4 {
@@ -76,8 +76,8 @@ fn a_vcpu_is_run_by_one_thread_at_a_time() {
     assert!(format!("{guest:?}").contains("vmid"));
 }
 
-/// A closure may put a part of its own guest's in the place; the one that was there is dropped, or
-/// leaked, and what it borrows is there until the handle goes.
+/// A closure may replace a part by another of its own guest. If the old part is dropped, or leaked,
+/// the memory that it borrows exists until the handle is dropped.
 #[test]
 fn a_part_that_is_replaced_within_its_lifetime_stays_sound() {
     let machine = Counted::new();
@@ -106,7 +106,8 @@ fn a_closure_that_panics_leaves_the_part_as_it_is() {
     worker.with(|worker| worker.set_memslot(slot(M2))).unwrap();
 }
 
-/// Guests begin and end beside others, each with threads that outlive who made them.
+/// Guests begin and end while others run, each with threads that outlive the function that made
+/// them.
 #[test]
 fn guests_come_and_go_beside_others_on_threads_that_own_their_part() {
     let machine = Counted::new();
@@ -134,8 +135,8 @@ fn guests_come_and_go_beside_others_on_threads_that_own_their_part() {
                     let threads = (0..3).map(run).collect();
                     let host = HvaRange { start: Hva(HOST), bytes: M2 };
                     worker.with(|worker| drop(worker.invalidate(host, |_| {})));
-                    // The handles go before the threads that the guest's vCPUs run on; those of
-                    // the round before have a seat each until they end.
+                    // The handles are dropped before the threads of the guest's vCPUs end; threads
+                    // of the previous round have a seat each until they end.
                     drop((worker, guest));
                     let before = core::mem::replace(&mut before, threads);
                     before.into_iter().for_each(|thread| thread.join().unwrap());

@@ -18,12 +18,12 @@ pub const OLD: u64 = 0x10_0000;
 pub const NEW: u64 = 0x20_0000;
 pub const HOST: u64 = 0x4000;
 
-/// Frames, never given back to the allocator within a model.
+/// Frames, which are not given back to the allocator within a model.
 pub struct World {
     grace: Grace<[Seat; 3]>,
     pages: RefCell<Vec<Box<[Slot]>>>,
     bbm: BreakBeforeMake,
-    /// Private bytes that were told as mapped, and not as removed.
+    /// Private bytes that were reported as mapped, and not as removed.
     pub assigned: Cell<u64>,
     given_back: Cell<usize>,
 }
@@ -35,7 +35,7 @@ impl World {
         Box::leak(Box::new(Self { grace, pages, bbm, assigned, given_back }))
     }
 
-    /// Frames that somebody has.
+    /// Returns the number of frames in use.
     pub fn frames(&self) -> usize {
         self.pages.borrow().len() - self.given_back.get()
     }
@@ -46,7 +46,7 @@ unsafe impl Platform for World {
     fn allocate(&self, _bytes: usize) -> Option<Frame> {
         let mut pages = self.pages.borrow_mut();
         pages.push(Box::new([Slot::new(0), Slot::new(0)]));
-        // SAFETY: a new page, of two slots, which is all that a table of these formats has.
+        // SAFETY: a new page, of two entries: tables of these formats have no more.
         unsafe { Frame::from_hpa(Hpa(pages.len() as u64 * PAGE)) }
     }
 
@@ -96,19 +96,19 @@ impl PrivateHooks for World {
     }
 }
 
-// SAFETY: loom runs one thread at a time, and switches at its own objects only.
+// SAFETY: loom runs one thread at a time, and switches only at its own objects.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
 
-/// The host's memory: where it is now, in what blocks, and what the guest has written there.
+/// The host's memory: its place, its block size, and what the guest has written there.
 pub struct Ram {
     pub at: Mutex<u64>,
     pub block: u64,
     pub content: Mutex<[u64; 4]>,
-    /// Where it is asked for: whether there is none at the moment.
+    /// For memory that can go: whether it is gone at the moment.
     pub gone: Option<AtomicU64>,
-    /// It is shared for reading until it is asked for a write, which moves it.
+    /// It is shared for reading until a fault asks for a write, which moves it.
     pub shared: bool,
 }
 
@@ -118,14 +118,14 @@ impl Ram {
         Box::leak(Box::new(Self { at, block, content, gone: None, shared: false }))
     }
 
-    /// Memory that can go without a lock.
+    /// Makes memory that can go without a lock.
     pub fn that_goes(block: u64) -> &'static Self {
         let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
         let gone = Some(AtomicU64::new(0));
         Box::leak(Box::new(Self { at, block, content, gone, shared: false }))
     }
 
-    /// Pages that are shared with somebody until the guest writes.
+    /// Makes pages that are shared until the guest writes.
     pub fn that_is_shared() -> &'static Self {
         let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
         Box::leak(Box::new(Self { at, block: PAGE, content, gone: None, shared: true }))
@@ -157,7 +157,7 @@ impl Backing for &'static Ram {
     }
 }
 
-/// Where private memory is.
+/// The address of private memory.
 pub const PRIVATE: u64 = 0x30_0000;
 
 pub type TheGuest = Guest<'static, Tiny, World, &'static Ram>;
@@ -168,7 +168,7 @@ pub fn config() -> Config {
     Config::new(1, PageSize::from_bytes(BLOCK).unwrap())
 }
 
-/// The guest uses its caches, whatever it does.
+/// The guest always uses its caches.
 fn tiny() -> Tiny {
     let TwoSlots(arm) = Tiny::default();
     TwoSlots(slat::format::arm64::Arm64K4 { forced_write_back: true, ..arm })
@@ -179,7 +179,7 @@ pub fn guest(world: &'static World, ram: &'static Ram, config: Config) -> &'stat
     Box::leak(Box::new(guest))
 }
 
-/// A guest of three levels, whose slots are worked on in two pieces.
+/// Makes a guest of three levels; work on its memslots takes two pieces.
 pub fn wide(world: &'static World, ram: &'static Ram, config: Config) -> &'static TheGuest {
     Box::leak(Box::new(Guest::new(tiny(), Vmid(1), BITS + 1, world, ram, config).unwrap()))
 }
@@ -188,7 +188,7 @@ pub fn slot(log_dirty: bool) -> MemslotSpec {
     MemslotSpec { log_dirty, ..MemslotSpec::new(MemslotId(0), Gpa(0), 2 * BLOCK, Hva(HOST)) }
 }
 
-/// Memory of which pages may be private.
+/// Memory whose pages may be private.
 pub fn hidden() -> MemslotSpec {
     MemslotSpec { private: Some(PrivateAt(0)), ..slot(false) }
 }
@@ -201,7 +201,7 @@ pub fn vcpu(guest: &'static TheGuest) -> TheVcpu {
     Vcpu::new(guest, 0, Box::leak(Box::new([const { None }; 4]))).unwrap()
 }
 
-/// A guest whose writes hardware marks, and whose log is of those marks.
+/// Makes a guest whose writes hardware marks, and whose log is of these marks.
 pub fn marked(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
     let TwoSlots(arm) = tiny();
     let format = TwoSlots(slat::format::arm64::Arm64K4 { hardware_dirty: true, ..arm });
@@ -210,19 +210,19 @@ pub fn marked(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
     Box::leak(Box::new(Guest::new(format, Vmid(1), BITS, world, ram, config).unwrap()))
 }
 
-/// A guest whose vCPUs begin on views of their own.
+/// Makes a guest whose vCPUs begin on views of their own.
 pub fn uncached(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
     let guest = Guest::new(Tiny::default(), Vmid(1), BITS, world, ram, config()).unwrap();
     Box::leak(Box::new(guest))
 }
 
-/// The same of three levels.
+/// As `uncached`, with three levels.
 pub fn wide_uncached(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
     let guest = Guest::new(Tiny::default(), Vmid(1), BITS + 1, world, ram, config()).unwrap();
     Box::leak(Box::new(guest))
 }
 
-/// A thread's own, handed to it.
+/// A thread's own value, which is sent to it.
 pub struct Sent<T>(pub T);
 // SAFETY: as for `World`.
 unsafe impl<T> Send for Sent<T> {}
@@ -233,11 +233,11 @@ impl<T> Sent<T> {
     }
 }
 
-/// The vCPU writes `gpa`, and has its faults answered; whether it wrote.
+/// The vCPU writes `gpa`, and its faults are handled; returns whether it wrote.
 pub fn write(vcpu: &mut TheVcpu, ram: &Ram, gpa: u64, value: u64) -> bool {
     for _ in 0..3 {
         {
-            // A write happens while its leaf stands, and before an invalidation completes.
+            // A write takes effect while its leaf exists, and before an invalidation completes.
             let mut content = ram.content.lock().unwrap();
             if writable(vcpu.worker(), gpa) {
                 content[(gpa / PAGE) as usize] = value;
@@ -249,7 +249,7 @@ pub fn write(vcpu: &mut TheVcpu, ram: &Ram, gpa: u64, value: u64) -> bool {
     false
 }
 
-/// What the guest has at `gpa`.
+/// Returns the guest's leaf at `gpa`.
 pub fn at(worker: &mut TheWorker, gpa: u64) -> Option<Translation> {
     worker.translate(Gpa(gpa)).ok().flatten()
 }
@@ -258,14 +258,15 @@ pub fn writable(worker: &mut TheWorker, gpa: u64) -> bool {
     at(worker, gpa).is_some_and(|leaf| leaf.attributes.write)
 }
 
-/// Explores a model with at most so many preemptions an execution, and says what that took.
+/// Explores a model with at most `preemptions` preemptions in an execution, and prints the cost.
 pub fn bounded(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     use core::sync::atomic::{AtomicUsize, Ordering};
     let executions = std::sync::Arc::new(AtomicUsize::new(0));
     let count = executions.clone();
     let mut builder = loom::model::Builder::new();
     builder.max_branches = 20_000;
-    // `LOOM_MAX_PREEMPTIONS` asks for less, never for more; of three threads for one less.
+    // `LOOM_MAX_PREEMPTIONS` can lower the bound, not raise it; models of three threads get one
+    // less.
     let third = name.matches("||").count().saturating_sub(1);
     let asked = builder.preemption_bound.map(|asked| asked.saturating_sub(third));
     let preemptions = asked.map_or(preemptions, |asked| asked.min(preemptions));

@@ -1,11 +1,12 @@
-//! A fault, against a conversion of its page.
+//! A fault while a thread converts its page.
 
 use crate::bed::*;
 use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa, GpaRange};
 use slat_guest::MemoryKind;
 
-/// Page 0 becomes `to` beside a fault of it, in blocks of `block`; `before`: it is mapped by then.
+/// A thread converts page 0 to `to` while a vCPU faults on it, in blocks of `block`. `before`: the
+/// page is already mapped.
 fn fault_and_conversion(block: u64, to: MemoryKind, before: bool) {
     let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(block));
     let guest = guest(world, ram, config());
@@ -37,7 +38,7 @@ fn fault_and_conversion(block: u64, to: MemoryKind, before: bool) {
     right(&mut setup);
     let mut vcpu = thread.join().unwrap().get();
     let first = right(vcpu.worker());
-    // What is there is what the machine knows.
+    // The machine has been told of exactly the pages that are mapped.
     let second = at(vcpu.worker(), PAGE).is_some();
     let private = match to {
         MemoryKind::Shared => u64::from(second),

@@ -1,4 +1,4 @@
-//! Frames that run short while guests copy what they share.
+//! Frames run short while guests copy pages that they share.
 
 use crate::bed::*;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Hpa, PageSize};
 use slat_guest::{Backing, Cow, Frames, Hva, HvaRange, NoPage, SharedFrames};
 
-/// How often it was told that a frame is there again.
+/// The number of reports that a frame is free again.
 struct Told(AtomicU64);
 
 impl Frames for Told {
@@ -23,8 +23,8 @@ impl Frames for Told {
     }
 }
 
-/// A page of a guest's, and of its fork's, in so many frames; a write by each, or, of the fork, its
-/// end.
+/// A guest and its fork share a page, with `frames` frames. Each writes; or, if `ends`, the fork
+/// ends instead.
 fn short(frames: u32, ends: bool) {
     let memory = Told(AtomicU64::new(0));
     let page = PageSize::from_bytes(PAGE).unwrap();

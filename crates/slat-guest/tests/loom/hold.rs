@@ -1,12 +1,12 @@
-//! Writes that are held while memory is copied or shared, against a fault that writes.
+//! A thread holds writes while memory is copied or shared, and a vCPU writes.
 
 use crate::bed::*;
 use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa};
 use slat_guest::{Hva, HvaRange};
 
-/// A vCPU writes page 0 while writes to it are held; `logged`: it reads the page by then, and its
-/// leaf says that it may be written.
+/// A vCPU writes page 0 while writes to it are held. `logged`: the vCPU has read the page before,
+/// and the software bit of its leaf allows writes.
 fn write_and_hold(logged: bool) {
     let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
     let guest = guest(world, ram, config());

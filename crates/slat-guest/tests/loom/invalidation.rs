@@ -1,4 +1,4 @@
-//! A fault, against the host that takes its page away.
+//! A fault while the host invalidates its page.
 
 use crate::bed::*;
 use loom::sync::atomic::Ordering;
@@ -6,12 +6,12 @@ use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa, PageSize};
 use slat_guest::{Config, Hva, HvaRange, Vcpu};
 
-/// The host takes `bytes` from `HOST` on, moves all of its memory, and finishes.
+/// The host invalidates `bytes` from `HOST` on, moves all of its memory, and ends the invalidation.
 fn take(worker: TheWorker, ram: &'static Ram, bytes: u64) {
     take_from(worker, ram, 0, bytes);
 }
 
-/// The same of `bytes` from `first` on.
+/// As `take`, from `first` on.
 fn take_from(mut worker: TheWorker, ram: &'static Ram, first: u64, bytes: u64) {
     let range = HvaRange { start: Hva(HOST + first), bytes };
     let invalidation = worker.invalidate(range, |_| {});
@@ -23,12 +23,12 @@ fn take_from(mut worker: TheWorker, ram: &'static Ram, first: u64, bytes: u64) {
     drop(invalidation);
 }
 
-/// `before`: a page is mapped already, so that the table is there.
+/// `before`: a page is already mapped, so the table exists.
 fn fault_and_host(block: u64, bytes: u64, before: bool) {
     fault_and_host_at(block, 0, bytes, before);
 }
 
-/// The host takes what is from `first` on, the guest uses the first page.
+/// The host invalidates memory from `first` on while the guest uses the first page.
 fn fault_and_host_at(block: u64, first: u64, bytes: u64, before: bool) {
     let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(block));
     let guest = guest(world, ram, config());
@@ -95,7 +95,7 @@ fn nor_by_either_of_two_faults_that_share_a_reservation() {
     });
 }
 
-/// The backing stops to hand out memory, and has the guest evict it: nobody waits for anybody.
+/// The backing stops to hand out memory, and the guest evicts it: no thread waits for another.
 fn fault_and_eviction(block: u64, before: bool) {
     let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::that_goes(block));
     let guest = guest(world, ram, config());

@@ -1,4 +1,4 @@
-//! A fault on a page that is not there, against the thread that brings it.
+//! A fault on a page that is missing, while a thread brings the page.
 
 use crate::bed::*;
 use loom::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! Writes, against a log that is read, cleared, switched on, or harvested from a ring.
+//! Writes while a thread reads, clears or begins a log, or harvests a ring.
 
 use crate::bed::*;
 use loom::thread::{JoinHandle, spawn};
@@ -7,7 +7,7 @@ use slat_guest::*;
 
 const ALL: u64 = 0b11;
 
-/// What the log let be copied.
+/// The copy that is made by means of the log.
 struct Copy {
     pages: [u64; 4],
 }
@@ -23,7 +23,7 @@ impl Copy {
     }
 }
 
-/// A thread that writes these values to these addresses, one after the other.
+/// Returns a thread that writes these values to these addresses, one after the other.
 fn writes<const N: usize>(
     writer: TheVcpu,
     ram: &'static Ram,
@@ -39,7 +39,7 @@ fn writes<const N: usize>(
     })
 }
 
-/// One round: reads, clears, copies what was cleared.
+/// One round: reads the log, clears it, copies the pages.
 fn round(worker: &mut TheWorker, ram: &Ram, copy: &mut Copy) {
     let mut bits = [0];
     worker.read_log(MemslotId(0), &mut bits).unwrap();
@@ -141,7 +141,7 @@ fn a_ring_that_wraps_around_loses_no_write() {
         let writer = Sent(writer);
         let thread = spawn(move || {
             let mut vcpu = writer.get();
-            // Its ring is full until the reset is done: only then may it name another page.
+            // The ring is full until the reset is done: it must not take another page before.
             if let Outcome::MadeWritable(_) | Outcome::Mapped(_) =
                 vcpu.fault(Gpa(2 * PAGE), Access::Write)
             {
@@ -193,8 +193,8 @@ fn two_clears_and_a_fault_lose_no_write() {
     });
 }
 
-/// A page that the guest wrote is told as such to the thread that takes it, while the log takes its
-/// mark: as it is read, or as it is cleared.
+/// A thread that takes a page finds that the guest wrote it, while the log takes its mark in a read
+/// or a clear.
 #[test]
 fn a_mark_on_its_way_into_the_log_is_not_lost_to_the_taker_of_the_page() {
     for clears in [false, true] {

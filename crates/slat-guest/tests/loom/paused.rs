@@ -1,6 +1,7 @@
-//! Changes of slots that rest between pieces, against what faults, logs and the host do meanwhile.
+//! Changes of memslots that stay unfinished between pieces, while faults, logs and the host go on.
 //!
-//! Pieces of two-slot tables end at multiples of 16k; the slot has a page on each side of one.
+//! Pieces end at multiples of 16 KiB on tables of two entries; the memslot has a page on each side
+//! of one.
 
 use crate::bed::*;
 use loom::thread::spawn;
@@ -27,7 +28,7 @@ fn moved(spec: MemslotSpec) -> MemslotSpec {
     MemslotSpec { gpa: Gpa(0), ..spec }
 }
 
-/// A guest whose slot is `spec`.
+/// A guest whose memslot is `spec`.
 struct Bed {
     world: &'static World,
     ram: &'static Ram,
@@ -41,8 +42,8 @@ impl Bed {
         let guest = wide(world, ram, Config { logging, largest: page, ..config() });
         let mut worker = worker(guest);
         worker.set_memslot(spec).unwrap();
-        // Pages beside the slot keep the tables that its pages are in: to retire tables is the
-        // engine's, which has models of it.
+        // Pages around the memslot keep the tables of its pages linked: the engine's models cover
+        // the retirement of tables.
         for (id, gpa) in [(8, FIRST - PAGE), (9, SECOND + PAGE)] {
             let host = Hva(HOST + u64::from(id) * PAGE);
             worker.set_memslot(MemslotSpec::new(MemslotId(id), Gpa(gpa), PAGE, host)).unwrap();
@@ -53,7 +54,7 @@ impl Bed {
         (Self { world, ram, guest }, worker)
     }
 
-    /// A vCPU that will write these values to these addresses, in a thread of its own.
+    /// Returns a vCPU that writes these values to these addresses in a thread of its own.
     fn writer(&self, values: &'static [(u64, u64)]) -> impl FnOnce() -> Sent<TheVcpu> + use<> {
         let (world, ram, vcpu) = (self.world, self.ram, Sent(vcpu(self.guest)));
         move || {
@@ -70,7 +71,7 @@ impl Bed {
     }
 }
 
-/// The vCPU writes, and has its faults answered, until it is told that there is no memory any more.
+/// The vCPU writes, and its faults are handled, until an outcome says that there is no memory.
 fn store(world: &World, ram: &Ram, vcpu: &mut TheVcpu, gpa: u64, value: u64) {
     for _ in 0..4 {
         if hardware(world, ram, vcpu, gpa, value) {
@@ -84,14 +85,14 @@ fn store(world: &World, ram: &Ram, vcpu: &mut TheVcpu, gpa: u64, value: u64) {
     }
 }
 
-/// A CPU with FEAT_HAFDBS: marks the leaf, and stores while it stands.
+/// A CPU with FEAT_HAFDBS: marks the leaf, and stores while the leaf exists.
 fn hardware(world: &World, ram: &Ram, vcpu: &TheVcpu, gpa: u64, value: u64) -> bool {
     let mut content = ram.content.lock().unwrap();
     loop {
         let (mut table, mut level) = (vcpu.root(), 2);
         let (slot, raw) = loop {
             let index = (gpa >> (12 + level)) as usize & 1;
-            // SAFETY: every table of the format has two slots, which stay until the model ends.
+            // SAFETY: every table of the format has two entries, which stay until the model ends.
             let slot: &Slot = unsafe { world.slots(table).add(index).as_ref() };
             let raw = slot.load();
             let address = raw & 0xffff_f000;
@@ -111,7 +112,7 @@ fn hardware(world: &World, ram: &Ram, vcpu: &TheVcpu, gpa: u64, value: u64) -> b
     }
 }
 
-/// Runs one of two pieces, and the other.
+/// Runs one of two pieces.
 fn first(work: &MemslotWork, worker: &mut TheWorker) {
     assert_eq!(work.run(worker, 1), Ok(None));
 }
@@ -120,7 +121,7 @@ fn second(work: &MemslotWork, worker: &mut TheWorker) -> MemslotChange {
     work.run(worker, 1).unwrap().expect("the last piece")
 }
 
-/// The host's memory as it was copied, kept up by the log.
+/// Keeps the copy of the host's memory up to date by means of the log.
 fn follow(bed: &Bed, worker: &mut TheWorker, copy: &mut [u64; 4]) {
     let mut bits = [0];
     worker.read_log(ID, &mut bits).unwrap();
@@ -131,7 +132,8 @@ fn follow(bed: &Bed, worker: &mut TheWorker, copy: &mut [u64; 4]) {
     }
 }
 
-/// The slot goes, or moves, beside a vCPU that writes `values`; `mapped`: it did so before.
+/// The memslot is deleted, or moves, while a vCPU writes `values`. `mapped`: it also wrote them
+/// before.
 fn written_as_it_goes(to: MemslotSpec, mapped: bool, values: &'static [(u64, u64)]) {
     let (bed, mut worker) = Bed::new(Logging::Protect, is());
     if mapped {
@@ -140,7 +142,7 @@ fn written_as_it_goes(to: MemslotSpec, mapped: bool, values: &'static [(u64, u64
     let thread = spawn(bed.writer(values));
     let work = worker.begin_memslot(to).unwrap();
     first(&work, &mut worker);
-    // The host does with the memory as it likes.
+    // From here on the host may use the memory of the first piece.
     let half = bed.content()[0];
     second(&work, &mut worker);
     let all = bed.content();
@@ -185,11 +187,11 @@ fn nor_does_a_view_keep_what_has_gone_in_pieces() {
     });
 }
 
-/// Who reads the log as soon as it lets him has all that is written from there on.
+/// A reader that reads the log as soon as it can finds all later writes in it.
 fn log_begins(logging: Logging) {
     let (bed, mut worker) = Bed::new(logging, is());
     bed.writer(&[(SECOND, 7)])();
-    // What is behind the position is what counts; where faults log, so does what is before it.
+    // The test is of pages behind the position; if faults log, also of pages before it.
     let thread = spawn(bed.writer(match logging {
         Logging::Protect => &[(FIRST, 1), (SECOND, 2)],
         Logging::Hardware => &[(SECOND, 2)],
@@ -215,7 +217,8 @@ fn a_log_that_begins_in_pieces_loses_no_write() {
     bounded("writes || log on, in pieces, by marks", 3, || log_begins(Logging::Hardware));
 }
 
-/// What was written before is in the log that comes along, whoever reads it meanwhile.
+/// A log that moves with its memslot keeps earlier writes, even if another thread reads it
+/// meanwhile.
 #[test]
 fn a_log_that_moves_in_pieces_keeps_what_leaves_knew() {
     bounded("read of a log || its slot moves in pieces", 3, || {
@@ -239,7 +242,7 @@ fn a_log_that_moves_in_pieces_keeps_what_leaves_knew() {
     });
 }
 
-/// And who takes a page is told that it was written, wherever its mark is.
+/// A thread that takes a page finds that it was written, wherever its mark is.
 #[test]
 fn a_mark_on_its_way_from_a_slot_that_moves_is_not_lost_to_the_taker_of_the_page() {
     for (name, page) in [("first", 0), ("second", 1)] {
@@ -287,8 +290,9 @@ fn what_is_not_emptied_yet_is_not_written_while_writes_are_held() {
     });
 }
 
-/// Another slot comes to the addresses, which shows other memory, while the first is on its way out
-/// and nobody runs that: all of the first is gone then, and nothing of the other.
+/// Another memslot, with other memory, is inserted at the addresses while the deletion of the first
+/// is unfinished, and no thread runs it. Then the first is gone completely, and the other is not
+/// affected.
 #[test]
 fn who_comes_to_addresses_that_a_slot_leaves_finds_them_empty() {
     bounded("a slot that goes, run half and dropped || another at its place", 3, || {
@@ -325,8 +329,9 @@ fn who_comes_to_addresses_that_a_slot_leaves_finds_them_empty() {
     });
 }
 
-/// A log that ends rests when another begins: which completes the end first, or what the end gives
-/// back later would be written and not logged.
+/// A log begins while the end of the previous one is unfinished. The beginning completes the end
+/// first: otherwise the end would later give back rights to write, and those writes would not be
+/// logged.
 #[test]
 fn a_log_that_begins_while_another_ends_in_pieces_loses_no_write() {
     bounded("writes || log off, half, then on", 2, || {
@@ -357,7 +362,7 @@ fn two_who_run_one_change_do_each_piece_once() {
             let mut worker = other.get();
             theirs.run(&mut worker, 1).unwrap()
         });
-        // Who finds it over finds it done.
+        // If the change is over, all of its work is done.
         if work.change().is_some() {
             assert_eq!(work.done(), work.bytes());
         }
@@ -379,7 +384,8 @@ fn a_guest_that_goes_with_a_change_half_done_gives_back_every_table() {
         first(&work, &mut worker);
         drop((thread.join().unwrap(), worker));
         let guest = core::ptr::from_ref(bed.guest).cast_mut();
-        // SAFETY: it was leaked from a box, and what borrowed it is gone: the vCPUs, the worker.
+        // SAFETY: the guest was leaked from a box, and nothing borrows it any more: the vCPUs and
+        // workers are dropped.
         drop(unsafe { Box::from_raw(guest) });
         assert_eq!((work.done(), work.change()), (PAGE, None));
         assert_eq!(bed.world.frames(), 0, "frames that are not given back");

@@ -1,12 +1,12 @@
-//! A write that has the backing replace a page, against a read of the same memory elsewhere.
+//! The backing replaces a page for a write while another vCPU reads the same memory elsewhere.
 
 use crate::bed::*;
 use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa};
 use slat_guest::{Hva, MemslotId, MemslotSpec};
 
-/// One slot shows the memory of the other; page 0 of the first is written while that of the second
-/// is read. `before`: that is mapped by then.
+/// Two memslots have the same memory; a vCPU writes page 0 of the first while another reads that of
+/// the second. `before`: the page is already mapped in the second.
 fn write_and_read(before: bool) {
     let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::that_is_shared());
     let guest = guest(world, ram, config());

@@ -54,7 +54,7 @@ on_all! {
 
     fn host_addresses_find_every_slot_that_has_them<C: Case>() {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-        // The same memory a second time, from its 100th page on.
+        // The same memory in a second memslot, from its 100th page on.
         let twin = MemslotSpec {
             id: MemslotId(1),
             gpa: Gpa(BASE + G1 + 7 * K4),
@@ -79,8 +79,8 @@ on_all! {
         assert_eq!(pages(&young), [9]);
     }
 
-    /// Of two guests that use the same pages, one is asked as a whole, the other in pieces, in any
-    /// order, by guest or host addresses, some of them twice.
+    /// Two guests use the same pages. One is aged as a whole, the other in pieces, in any order, by
+    /// guest or host addresses, some of them twice.
     fn any_partition_of_a_range_answers_as_the_whole_does<C: Case>() {
         for seed in slat_seed::seeds(6) {
             let mut rng = fastrand::Rng::with_seed(seed);

@@ -22,13 +22,14 @@ pub const BITS: u32 = 39;
 pub const K4: u64 = 4 << 10;
 pub const M2: u64 = 2 << 20;
 pub const G1: u64 = 1 << 30;
-/// Where guests see their memory, and where the host has it: aligned alike to 1 GiB.
+/// The address of the guests' memory, and of its host memory: both have the same alignment up to 1
+/// GiB.
 pub const BASE: u64 = 4 * G1;
 pub const HOST: u64 = 0x7000_0000_0000;
-/// Where private memory has what the guest has at [`BASE`].
+/// The address, in private memory, of the guest's page at [`BASE`].
 pub const HIDDEN: u64 = 2 * G1;
 
-/// A page of the host's.
+/// A page of the host.
 #[derive(Clone, Copy, Debug)]
 pub struct HostPage {
     pub hpa: u64,
@@ -36,7 +37,7 @@ pub struct HostPage {
     pub write: bool,
     pub execute: bool,
     pub ready: bool,
-    /// The guest's own, though it may not be written at the moment.
+    /// The page is the guest's own, even if it may not be written at the moment.
     pub own: bool,
 }
 
@@ -45,7 +46,7 @@ pub struct HostState {
     pages: HashMap<u64, HostPage>,
     private: HashMap<u64, PrivatePage>,
     next: u64,
-    /// Faults that asked.
+    /// The number of faults that asked.
     pub asked: u64,
 }
 
@@ -58,7 +59,7 @@ impl Ram {
         Self::from(64 * G1)
     }
 
-    /// Host physical memory that nobody has yet, from `next` on.
+    /// Host physical memory from `next` on is free.
     pub fn from(next: u64) -> Self {
         let state = HostState { pages: HashMap::new(), private: HashMap::new(), next, asked: 0 };
         Self(Arc::new(Mutex::new(state)))
@@ -68,7 +69,7 @@ impl Ram {
         self.0.lock().unwrap()
     }
 
-    /// Memory at `hva`, in blocks of `block`.
+    /// Adds memory at `hva`, in blocks of `block`.
     pub fn populate(&self, hva: u64, bytes: u64, block: PageSize) {
         let mut state = self.state();
         let mut at = hva;
@@ -85,7 +86,7 @@ impl Ram {
         }
     }
 
-    /// Private memory at `at`, in blocks of `block`.
+    /// Adds private memory at `at`, in blocks of `block`.
     pub fn populate_private(&self, at: u64, bytes: u64, block: PageSize) {
         let mut state = self.state();
         for first in (at..at + bytes).step_by(block.bytes() as usize) {
@@ -117,12 +118,12 @@ impl Ram {
         self.state().pages.get(&(hva / K4)).copied()
     }
 
-    /// Another page for `hva`: where it was, and where it is.
+    /// Moves `hva` to another page; returns the old and the new address.
     pub fn migrate(&self, hva: u64) -> (u64, u64) {
         let mut state = self.state();
         let new = state.take(K4);
         let block = hva / M2 * 512;
-        // What is around it is no block any more.
+        // The pages around it are no longer a block.
         for page in block..block + 512 {
             if let Some(page) = state.pages.get_mut(&page) {
                 page.block = PageSize::SIZE_4K;
@@ -152,7 +153,7 @@ impl Backing for Ram {
             return Err(NoPage::NotYet);
         }
         if !page.write && access == slat::Access::Write {
-            // A copy of the guest's own.
+            // A copy for the guest alone.
             let hpa = state.take(K4);
             let page = HostPage { hpa, block: PageSize::SIZE_4K, write: true, ..page };
             state.pages.insert(host.0 / K4, page);
@@ -189,19 +190,19 @@ fn answer(page: HostPage) -> Page {
     }
 }
 
-/// Everything that the guest may ever have is its own.
+/// Tells the machine that the guest owns all memory that it may ever have.
 pub fn give_all<C: Case>(machine: &Machine<C::A>) {
     machine.give(Hpa(C::FIRST_HPA), 1 << 38);
 }
 
-/// The counters say of each size what a walk finds.
+/// Asserts that the counters agree with a walk for each size.
 pub fn check_mapped<F: Format, H: Host, B: Backing>(worker: &mut Worker<'_, F, H, B>) {
     let walked = worker.leaves_by_size().into_iter();
     let walked: Vec<_> = walked.map(|(size, count)| (size, count * size.bytes())).collect();
     assert_eq!(worker.guest().stats().mapped.by_size(), walked);
 }
 
-/// Where hardware writes the addresses of what it marks.
+/// The buffer into which hardware writes the addresses of pages that it marks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Buffer {
     /// Intel's page modification log.
@@ -210,7 +211,7 @@ pub enum Buffer {
     Hdbss,
 }
 
-/// An exit of the CPU's: what its buffer has is in the log.
+/// An exit of the CPU: adds its buffer to the log.
 pub fn take_buffer<C: Case>(machine: &Machine<C::A>, worker: &mut TheWorker<'_, C>, cpu: usize) {
     match C::BUFFER {
         Some(Buffer::Pml) => {
@@ -225,33 +226,33 @@ pub fn take_buffer<C: Case>(machine: &Machine<C::A>, worker: &mut TheWorker<'_, 
     }
 }
 
-/// The formats and machines that everything is tested on.
+/// A format and a machine on which tests run.
 pub trait Case {
     type F: Format;
     type A: Arch;
-    /// A leaf may be writable and clean.
+    /// Whether a leaf may be writable and clean.
     const HARDWARE_DIRTY: bool;
-    /// No fault is needed to mark it.
+    /// Whether hardware marks a leaf without a fault.
     const MARKS: bool = true;
-    /// How hardware names what it marks, where it does.
+    /// The buffer into which hardware writes the pages that it marks, if it does.
     const BUFFER: Option<Buffer> = None;
-    /// Where the host's memory begins.
+    /// The first address of the host's memory.
     const FIRST_HPA: u64 = 64 * G1;
 
     fn format() -> Self::F;
     fn machine(cpus: usize) -> Machine<Self::A>;
 }
 
-/// The guest uses its caches, whatever it does.
+/// The guest always uses its caches.
 const FORCED: Arm = Arm { forced_write_back: true, ..Arm::new(12, BITS) };
 
-/// Arm without hardware dirty state, which breaks before it makes.
+/// Arm without hardware dirty state, with break-before-make.
 pub struct ArmPlain;
 /// Arm with hardware dirty state and FEAT_BBM level 3.
 pub struct ArmDirty;
-/// The same, which breaks before it makes.
+/// As `ArmDirty`, with break-before-make.
 pub struct ArmBreaks;
-/// Arm without FEAT_S2FWB: vCPUs begin past their caches.
+/// Arm without FEAT_S2FWB: vCPUs begin with their caches off.
 pub struct ArmUncached;
 /// Intel.
 pub struct Intel;
@@ -311,7 +312,8 @@ impl Case for ArmUncached {
     }
 
     fn machine(cpus: usize) -> Machine<Arm> {
-        // What the guest's vCPUs do to each other's lines is the guest's affair: not checked here.
+        // The guest is responsible for data that its vCPUs share with caches on and off: not
+        // checked here.
         let lazy = slat_sim::Lazy { data_cache: false, ..slat_sim::Lazy::ALL };
         Machine::new(Arm { bbm: 3, ..Arm::new(12, BITS) }, cpus)
             .declaring(BreakBeforeMake::Never)
@@ -359,7 +361,7 @@ macro_rules! case {
 
 #[cfg(feature = "every-format")]
 case!(
-    /// FEAT_LPA2, with memory on both sides of where an address's bits part.
+    /// FEAT_LPA2, with memory on both sides of the point at which the address bits are split.
     ArmLpa2: Arm64Lpa2K4, Arm;
     Arm64 { hardware_dirty: true, forced_write_back: true, ..Arm64::default() }, FORCED.with_lpa2();
     const FIRST_HPA: u64 = (1 << 50) - 2 * M2;
@@ -375,7 +377,7 @@ case!(
 );
 #[cfg(feature = "every-format")]
 case!(
-    /// RISC-V that leaves accessed and dirty to faults, and caches nothing invalid.
+    /// RISC-V that leaves accessed and dirty bits to faults, and caches no invalid entries.
     HartSvade: GStage, RiscV;
     GStage::default(), RiscV { hardware_marks: false, svvptc: true, ..RiscV::default() };
     const MARKS: bool = false;
@@ -383,7 +385,7 @@ case!(
 
 #[cfg(feature = "every-format")]
 case!(
-    /// Power, with R and C by hardware.
+    /// Power, with R and C set by hardware.
     Radix: PowerK4, Power; PowerK4 { output_bits: 51 }, Power::new(12);
 );
 #[cfg(feature = "every-format")]
@@ -418,7 +420,7 @@ pub fn logged(bytes: u64) -> MemslotSpec {
     MemslotSpec { log_dirty: true, ..slot(bytes) }
 }
 
-/// A slot of which pages may be private.
+/// A memslot whose pages may be private.
 pub fn hidden(bytes: u64) -> MemslotSpec {
     MemslotSpec { private: Some(PrivateAt(HIDDEN)), ..slot(bytes) }
 }
@@ -439,7 +441,7 @@ pub fn host_range(start: u64, bytes: u64) -> HvaRange {
     HvaRange { start: Hva(start), bytes }
 }
 
-/// The vCPU uses `gpa`, and has its faults answered, until it is done or its VMM has to do
+/// The vCPU uses `gpa`, and its faults are handled, until the access succeeds or the VMM has to do
 /// something.
 pub fn attempt<C: Case>(
     machine: &Machine<C::A>,
@@ -477,8 +479,8 @@ pub fn attempt<C: Case>(
     panic!("no progress at {gpa:#x}: {outcomes:?}")
 }
 
-/// CPUs know the guest by another VMID, which none has had, and forget what they held under the old
-/// one, which is returned.
+/// Gives the guest a VMID that no guest has had. The CPUs load it, and invalidate their entries of
+/// the old one, which is returned.
 pub fn renew<'w, 'v, C: Case>(
     machine: &Machine<C::A>,
     guest: &TheGuest<'_, C>,
@@ -492,8 +494,9 @@ where
 {
     let cpu = |vcpu: &TheVcpu<'w, C>| machine.cpu(usize::from(vcpu.id()));
     vcpus.clone().for_each(|vcpu| cpu(vcpu).unload());
-    // SAFETY: no CPU has a root of the guest's loaded, nor holds anything under `to`; no other
-    // guest gets the old VMID before the invalidation of all that is held under it.
+    // SAFETY:
+    // 1. No CPU has a root of the guest loaded, or entries under `to`.
+    // 2. No other guest gets the old VMID before all entries under it are invalidated.
     let old = unsafe { guest.renew(to) };
     machine.invalidate(&Invalidation { vmid: old, range: None, leaf: None, tables: true });
     vcpus.for_each(|vcpu| cpu(vcpu).load(to, vcpu.root()));
@@ -563,7 +566,7 @@ macro_rules! on_all {
     )*};
 }
 
-/// Says that a thread has ended, also where it panics: others wait for it.
+/// Records that a thread has ended, even if it panics, because others wait for it.
 pub struct Raised<'d>(pub &'d std::sync::atomic::AtomicBool);
 
 impl Drop for Raised<'_> {
@@ -572,7 +575,7 @@ impl Drop for Raised<'_> {
     }
 }
 
-/// A machine with the guest's slot 0 of `$bytes`, in blocks of `$block`, and its first vCPU.
+/// Makes a machine, a guest with memslot 0 of `$bytes`, in blocks of `$block`, and its first vCPU.
 #[macro_export]
 macro_rules! with_guest {
     ($C:ident, $config:expr, $spec:expr, $block:expr => $machine:ident, $ram:ident, $guest:ident, $vcpu:ident) => {

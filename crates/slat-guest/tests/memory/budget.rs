@@ -1,4 +1,4 @@
-//! Table pages of a guest: an exact account, and what is refused at its bound.
+//! Table pages of a guest: an exact account, and what is refused at the bound.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -106,7 +106,7 @@ on_all! {
                 }
                 (_, None) => panic!("{bound}"),
             }
-            // What it has is answered for; what goes leaves room.
+            // The pages that it has stay mapped; memory that is unmapped makes room.
             if bound == 20 {
                 let other = attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Write);
                 assert!(other.is_ok());
@@ -132,7 +132,7 @@ on_all! {
         assert!(limit.to_string().contains("12 table pages"), "{limit}");
         vcpu.worker().collapse(range(BASE, 16 * M2), PageSize::SIZE_2M);
         assert!(split.run(vcpu.worker(), || false).split > 0);
-        // A log protects the rest as it is, and misses nothing.
+        // A log protects the rest as it is, and misses no write.
         vcpu.worker().set_memslot(logged(16 * M2)).unwrap();
         let mut bits = [0; 128];
         for block in 0..16 {
@@ -143,8 +143,7 @@ on_all! {
     }
 }
 
-/// Two vCPUs that use all of the memory, each past its caches: both views together are larger than
-/// that.
+/// Two vCPUs use all of the memory with their caches off: both views together exceed the bound.
 #[test]
 fn views_do_not_grow_beyond_the_bound_and_vcpus_go_on() {
     let (bound, blocks) = (60, 32);
@@ -172,7 +171,7 @@ fn views_do_not_grow_beyond_the_bound_and_vcpus_go_on() {
             }
         }
     }
-    // What was in views that were emptied for room was used, and written.
+    // Pages in views that were emptied for room count as used, and written.
     let mut young = vec![0; blocks as usize * 8];
     let how = slat::Ageing { clear: false, ..slat::Ageing::LEAVES };
     vcpus[0].worker().age(range(BASE, blocks * M2), None, &mut young, how).unwrap();

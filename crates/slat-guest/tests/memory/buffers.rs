@@ -1,4 +1,4 @@
-//! Logs in which hardware writes addresses: exactly what was written is in them.
+//! Logs in which hardware writes addresses have exactly the pages that were written.
 
 use crate::bed::*;
 use slat::{Access, Format, PageSize};
@@ -12,7 +12,7 @@ fn buffered() -> Config {
     Config { logging: Logging::Hardware, log_buffers: true, ..config() }
 }
 
-/// How an exit of a vCPU hands its buffer to the log.
+/// The function that adds a vCPU's buffer to the log at an exit.
 type Take<C> = fn(&Machine<<C as Case>::A>, &mut TheWorker<'_, C>, usize) -> u64;
 
 fn take_pml<C: Case>(machine: &Machine<C::A>, worker: &mut TheWorker<'_, C>, cpu: usize) -> u64 {
@@ -25,7 +25,7 @@ fn take_hdbss<C: Case>(machine: &Machine<C::A>, worker: &mut TheWorker<'_, C>, c
     worker.log_addresses(hdbss_addresses::<C::F>(&buffer, index))
 }
 
-/// The vCPU writes to the page; at a full buffer it exits.
+/// The vCPU writes to the page; it exits if its buffer is full.
 fn write<C: Case>(machine: &Machine<C::A>, vcpu: &mut TheVcpu<'_, C>, gpa: u64, take: Take<C>) {
     let cpu = usize::from(vcpu.id());
     machine.here(cpu);
@@ -58,13 +58,13 @@ where
         machine.cpu(cpu).load(VMID, vcpu.root());
         machine.cpu(cpu).log_marks(room_for);
     }
-    // Some of it is there, written, before the log begins.
+    // Some of the memory is mapped, and written, before the log begins.
     for _ in 0..40 {
         let (cpu, page) = (rng.usize(..2), rng.u64(..PAGES));
         write::<C>(&machine, &mut vcpus[cpu], BASE + page * K4, take);
     }
     vcpus[0].worker().set_memslot(logged(PAGES * K4)).unwrap();
-    // What is in the buffers by then is of before.
+    // Addresses in the buffers at this point are of earlier writes.
     (0..2).for_each(|cpu| _ = take(&machine, vcpus[0].worker(), cpu));
     let mut bits = vec![0; PAGES as usize / 64];
     vcpus[0].worker().take_log(MemslotId(0), &mut bits).unwrap();
@@ -132,7 +132,7 @@ fn addresses_that_no_slot_has_are_passed_over() {
     assert_eq!(worker.log_addresses(huge), 1);
     let mut bits = [0; 8];
     worker.read_log(MemslotId(0), &mut bits).unwrap();
-    // All of a page is written, wherever in it an address points.
+    // A page is logged whole, wherever in it an address points.
     assert_eq!((bits[0], bits[7]), (1, 1 << 63));
 }
 

@@ -1,4 +1,5 @@
-//! Leaves that a TLB may hold as one: folded by faults, unfolded when a slot begins to log.
+//! Leaves that a TLB may hold as one entry: faults fold them, and a memslot that begins to log
+//! unfolds them.
 
 use crate::bed::*;
 use crate::with_guest;
@@ -35,10 +36,10 @@ where
     with_guest!(C, folding(PageSize::SIZE_4K), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
     let (_, outcomes) = attempt::<C>(&machine, &mut vcpu, BASE + 0x5000, Access::Read).unwrap();
     assert_eq!(outcomes, [Outcome::Mapped(size(K64))]);
-    // All of it is there now.
+    // All of it is mapped now.
     let (_, outcomes) = attempt::<C>(&machine, &mut vcpu, BASE + 0xf000, Access::Read).unwrap();
     assert_eq!(outcomes, []);
-    // The host takes one page: the others stay, and the page comes back alone.
+    // The host invalidates one page: the others stay, and the page comes back as a single leaf.
     let mut taken = Vec::new();
     let invalidation =
         vcpu.worker().invalidate(host_range(HOST + 0x5000, K4), |part| taken.push(part.gpa.0));
@@ -77,7 +78,7 @@ fn blocks_are_folded_too_and_a_slot_that_is_too_small_for_a_group_is_not() {
     }
 }
 
-/// Writes before and after the log begins; the log names exactly what was written since.
+/// Writes before and after the log begins; the log has exactly the writes after that.
 fn logs<C: Case>(logging: Logging, initially_set: bool)
 where
     C::A: 'static,

@@ -1,4 +1,4 @@
-//! Corners in which two things meet that each go well alone.
+//! Combinations of two operations each of which works alone.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -26,7 +26,7 @@ on_all! {
         for page in [0, 400, 500, 520, 1024] {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         }
-        // Of the upper slot its first pages, and a page of its first block.
+        // In the upper memslot its first pages, and a page of its first block.
         let mut taken = Vec::new();
         let range = host_range(HOST + gap, 17 * K4);
         drop(vcpu.worker().invalidate(range, |part| taken.push((part.gpa, part.host))));
@@ -62,8 +62,8 @@ on_all! {
         assert!(frames[19] <= frames[3] + TABLE_PAGES, "{frames:?}");
     }
 
-    /// A clear finds that an invalidation from the host's side has done its work already: not, that
-    /// the other has completed it.
+    /// A clear finds that an invalidation by the host has already done its work on the leaf, but
+    /// has not completed it.
     fn a_clear_that_finds_its_work_done_waits_for_nobodys_tlb<C: Case>() {
         with_guest!(C, config(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         machine.cpu(1).load(VMID, vcpu.root());
@@ -71,7 +71,7 @@ on_all! {
         machine.cpu(1).write(BASE).expect("in its TLB, dirty");
         let mut room2 = room();
         let other = Worker::new(&guest, &mut room2).unwrap();
-        // SAFETY: the hook is taken off the machine before the worker and the memory go.
+        // SAFETY: the hook is taken off the machine before the worker and the memory are dropped.
         let other: TheWorker<'static, C> = unsafe { core::mem::transmute(other) };
         let state = Arc::new(Mutex::new((other, None)));
         let shared = state.clone();
@@ -81,7 +81,7 @@ on_all! {
                 return;
             }
             let cleared = state.0.clear_log(MemslotId(0), 0, 64, &[1]).unwrap();
-            // Whoever may write after the clear is noticed, or cannot.
+            // A CPU that writes after the clear is detected, or cannot write.
             state.1 = Some((cleared.pages, machine.cpu(1).write(BASE).is_ok()));
         });
         drop(vcpu.worker().invalidate(host_range(HOST, K4), |_| {}));
@@ -91,7 +91,7 @@ on_all! {
         drop(Arc::into_inner(state));
     }
 
-    /// At each of a fetch's looks at a table, somebody puts its pages together.
+    /// At each step at which a fetch reads a table, another thread collapses the table's pages.
     fn no_huge_page_becomes_executable<C: Case>() {
         for when in 0..24 {
             let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
@@ -104,7 +104,7 @@ on_all! {
                 &'static Tables<'static, <C as Case>::F, Machine<<C as Case>::A>>,
                 Member<'static, Machine<<C as Case>::A>>,
             );
-            // SAFETY: the hook is taken off the machine before the guest goes.
+            // SAFETY: the hook is taken off the machine before the guest is dropped.
             let (tables, member): Parts<C> =
                 unsafe { core::mem::transmute((guest.tables(), member)) };
             let state = Arc::new(Mutex::new((member, 0)));
@@ -127,13 +127,13 @@ on_all! {
         }
     }
 
-    /// A fault while its slot is being unmapped.
+    /// A fault while its memslot is being unmapped.
     fn nothing_is_mapped_in_a_slot_that_is_going<C: Case>() {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         let mut room2 = room();
         let other = Vcpu::new(&guest, 1, &mut room2).unwrap();
-        // SAFETY: the hook is taken off the machine before the vCPU and the memory go.
+        // SAFETY: the hook is taken off the machine before the vCPU and the memory are dropped.
         let other: TheVcpu<'static, C> = unsafe { core::mem::transmute(other) };
         let state = Arc::new(Mutex::new((other, Vec::new())));
         let shared = state.clone();

@@ -1,4 +1,4 @@
-//! Devices: pinned pages, tables that follow the guest's, and what is known of their writes.
+//! Devices: pinned pages, tables that follow the guest's, and the log of their writes.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -24,7 +24,7 @@ on_all! {
         assert_eq!(machine.device_access(VMID, Gpa(BASE + 3 * M2), true), None);
         let mut told = Vec::new();
         drop(vcpu.worker().invalidate(host_range(HOST + M2, K4), |part| {
-            // By now no device reaches it.
+            // At this point no device can access it.
             told.push(machine.device_access(VMID, part.gpa, false));
         }));
         assert_eq!(told, [None]);
@@ -135,8 +135,8 @@ fn what_cannot_be_pinned_says_why() {
     assert!(machine.finish().is_empty());
 }
 
-/// vCPUs map, write to pages that are not theirs yet, and split; others take the memory, and a
-/// device uses whatever it can.
+/// vCPUs map, write to shared pages, and split; other threads invalidate the memory, and a device
+/// accesses all that it can.
 #[test]
 fn no_pair_of_maps_and_unmaps_is_lost_under_races() {
     for seed in slat_seed::seeds(3) {
@@ -200,7 +200,7 @@ where
     assert_eq!(found, [""; 0], "seed {seed}");
 }
 
-/// One try: under load somebody else may always be in the way.
+/// Tries once: under load another thread may always be in the way.
 fn attempt_briefly<C: Case>(
     machine: &slat_sim::Machine<C::A>,
     vcpu: &mut TheVcpu<'_, C>,

@@ -1,4 +1,5 @@
-//! Incremental snapshots: base and epochs are the memory, whatever was aborted between them.
+//! Incremental snapshots: base and epochs together are the memory, even if epochs between were
+//! aborted.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -8,12 +9,12 @@ use std::collections::HashMap;
 
 const PAGES: u64 = 512;
 
-/// What of the pages each epoch holds.
+/// The content of the pages in each epoch.
 #[derive(Default)]
 struct Store(HashMap<u64, HashMap<u64, u64>>);
 
 impl Store {
-    /// The memory as it was when an epoch was taken.
+    /// Returns the memory as of an epoch.
     fn restore(&self, epochs: &Epochs, upto: u64) -> Vec<u64> {
         let of = |page| {
             let epoch = epochs.holds(page, upto).expect("a base has all pages");
@@ -87,7 +88,7 @@ on_all! {
         vcpu.worker().set_memslot(slot(M2)).unwrap();
         let missing = EpochError::Log(LogError::Missing { id: MemslotId(0) });
         assert_eq!(epochs.begin(vcpu.worker()).map(drop), Err(missing));
-        // What was written meanwhile is in no log.
+        // The log does not have writes of this time.
         vcpu.worker().set_memslot(logged(M2)).unwrap();
         let epoch = epochs.begin(vcpu.worker()).unwrap();
         assert_eq!((count(&epoch), epoch.is_base()), (PAGES, true));

@@ -1,4 +1,4 @@
-//! Faults: what each is answered with.
+//! The outcomes of faults.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -100,9 +100,9 @@ on_all! {
         log.fill(0);
         vcpu.worker().take_log(MemslotId(0), &mut log).unwrap();
         assert_eq!(log, [1, 0, 0, 0, 0, 0, 0, 0]);
-        // It may be written from now on, whoever protects it.
+        // From now on it may be written, whatever protects it meanwhile.
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
-        // Another page by then: the leaf is replaced.
+        // The backing has another page by now: the leaf is replaced.
         ram.change(HOST + K4, page);
         attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Read).unwrap();
         let (_, other) = ram.migrate(HOST + K4);

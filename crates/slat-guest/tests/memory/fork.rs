@@ -15,14 +15,14 @@ const BYTES: u64 = PAGES * K4;
 
 type Then = Box<dyn FnOnce() + Send>;
 
-/// What is in the frames.
+/// The content of the frames.
 #[derive(Clone)]
 struct Content {
     first: u64,
     frames: Arc<Mutex<HashMap<u32, u64>>>,
-    /// How often it was said that a frame was given back.
+    /// The number of reports that a frame was freed.
     freed: Arc<AtomicU64>,
-    /// What happens before the next copy.
+    /// What runs before the next copy.
     copying: Arc<Mutex<Option<Then>>>,
 }
 
@@ -83,7 +83,7 @@ fn new<'p, C: Case>(
     Guest::new(C::format(), vmid, BITS, machine, memory, config()).unwrap()
 }
 
-/// The CPU uses a page of the guest's; where it is.
+/// The CPU uses a page of the guest; returns its address.
 fn touch<C: Case>(
     machine: &Machine<C::A>,
     vcpu: &mut ForkedVcpu<'_, C>,
@@ -168,7 +168,7 @@ on_all! {
             let (of_parent, of_child) = (parent.backing().pages().0, child.backing().pages().0);
             let copied = parent.backing().copied() + child.backing().copied();
             assert!(copied > 0 && copied <= pages, "each pair of pages is parted once");
-            // What is own has one frame; what is shared, one for both.
+            // Own pages have one frame each; a shared page has one frame in both guests.
             let mut frames: Vec<_> = (0..PAGES)
                 .map(|page| Hva(HOST + page * K4))
                 .flat_map(|at| [parent.backing().frame(at), child.backing().frame(at)])
@@ -187,8 +187,8 @@ on_all! {
         }
     }
 
-    /// CPUs write at each moment that the machine sees of the fork: what they write after the fork
-    /// is not the child's.
+    /// CPUs write at each step of the fork that the machine sees: writes after the fork are not in
+    /// the child.
     fn no_write_of_the_parents_gets_into_the_child<C: Case>() {
         let content = Content::new::<C>();
         let shared = SharedFrames::new(content.clone(), PageSize::SIZE_4K, 2 * PAGES as u32);
@@ -230,7 +230,7 @@ on_all! {
     }
 }
 
-/// The write that needs a frame waits for one, and so does the next; all that is there stays.
+/// The write that needs a frame waits for one, and so does the next; mapped pages stay.
 #[test]
 fn a_write_for_which_frames_are_short_goes_on_when_one_is_given_back() {
     let content = Content::new::<Intel>();
@@ -248,7 +248,7 @@ fn a_write_for_which_frames_are_short_goes_on_when_one_is_given_back() {
         content.write(content.number(hpa), 10 + page);
     }
     let forks: [_; 2] = [(); 2].map(|()| parent.backing().fork(vcpu.worker()).unwrap());
-    // The last.
+    // This takes the last frame.
     touch::<Intel>(&machine, &mut vcpu, (0, 0), Access::Write);
     assert_eq!(shared.free(), 0);
     let waits = |vcpu: &mut ForkedVcpu<'_, Intel>, page| match vcpu
@@ -260,7 +260,7 @@ fn a_write_for_which_frames_are_short_goes_on_when_one_is_given_back() {
     let copied = waits(&mut vcpu, 1);
     let fresh = waits(&mut vcpu, 9);
     assert_eq!(waits(&mut vcpu, 1), copied);
-    // Nothing of it is lost, and it is read.
+    // No content is lost, and it can be read.
     for page in 1..3 {
         let hpa = touch::<Intel>(&machine, &mut vcpu, (0, page), Access::Read);
         assert_eq!(content.read(content.number(hpa)), 10 + page);
@@ -293,7 +293,7 @@ fn a_write_for_which_frames_are_short_goes_on_when_one_is_given_back() {
     assert_eq!((told(), shared.free()), (quiet, 4), "nobody asked in vain");
 }
 
-/// Guest and fork copy their last common page at once, and there is one frame for it.
+/// Guest and fork copy their last common page at the same time, and there is one frame for it.
 #[test]
 fn of_two_that_copy_one_page_the_second_keeps_it_where_frames_are_short() {
     let content = Content::new::<Intel>();
@@ -347,7 +347,7 @@ fn what_a_slot_that_is_half_gone_still_has_is_not_written_behind_a_forks_back() 
     let shared = SharedFrames::new(content.clone(), PageSize::SIZE_4K, 8);
     let machine = Intel::machine(1);
     give_all::<Intel>(&machine);
-    // Pieces meet in the middle.
+    // The boundary of two pieces is in the middle.
     let (gpa, memory) = (BASE + G1 - M2, HOST + G1 - M2);
     let parent = Cow::new(&shared, host_range(memory, 2 * M2)).unwrap();
     let parent = new::<Intel>(&machine, parent, VMID);
@@ -419,7 +419,7 @@ fn nor_is_what_somebody_pins_while_the_guest_is_forked() {
         let (start, started) = mpsc::channel();
         let pinning = threads.spawn(move || {
             started.recv().unwrap();
-            // Stands at once, and returns when the fork has left the tables.
+            // The pin exists at once; the call returns when the fork has left the tables.
             pins.pin(page).unwrap()
         });
         threads.spawn(move || {

@@ -1,6 +1,6 @@
 //! Random histories of everything that happens to a guest's memory, with vCPUs that use it at every
-//! moment that the machine sees. Writers stamp pages; a copy is kept from the log; at the end, copy
-//! and memory are equal.
+//! step that the machine sees. Writers stamp pages; the test keeps a copy by means of the log; in
+//! the end copy and memory are equal.
 
 #[cfg(feature = "every-format")]
 #[path = "histories/every.rs"]
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 const BLOCKS: u64 = 3;
 const PAGES: u64 = BLOCKS * 512;
 const BYTES: u64 = BLOCKS * M2;
-/// Pieces of whole-slot work meet behind the first block.
+/// The boundary of two pieces of whole-memslot work is behind the first block.
 const BASE: u64 = crate::bed::BASE + G1 - M2;
 const HOST: u64 = crate::bed::HOST + G1 - M2;
 
@@ -28,7 +28,7 @@ fn logged(bytes: u64) -> MemslotSpec {
     MemslotSpec { log_dirty: true, ..slot(bytes) }
 }
 
-/// What is in the host's pages, and the next stamp.
+/// The content of the host's pages, and the next stamp.
 #[derive(Default, Debug)]
 struct Content {
     pages: HashMap<u64, u64>,
@@ -53,22 +53,22 @@ pub struct History<'h, 'p, C: Case> {
     pub vcpus: Vec<TheVcpu<'h, C>>,
     pub rng: fastrand::Rng,
     content: Arc<Mutex<Content>>,
-    /// Of the pages of the slot, as the log let them be copied.
+    /// The copy of the memslot's pages that is made by means of the log.
     copy: HashMap<u64, u64>,
     pub logs: bool,
     tables: u64,
     cleared: u64,
-    /// There is a second slot, of which pages may be private.
+    /// Whether there is a second memslot, whose pages may be private.
     hides: bool,
-    /// A change of the slot that rests, and what it comes to.
+    /// An unfinished change of the memslot, and the spec that it leads to.
     work: Option<(MemslotWork, MemslotSpec)>,
-    /// Pages that have not come yet.
+    /// Pages that have not arrived yet.
     late: Vec<u64>,
     pins: Vec<Pinned<'h>>,
 }
 
 impl<'h, 'p, C: Case> History<'h, 'p, C> {
-    /// A page near an end of a table, most of the time.
+    /// Returns a page that is mostly near an end of a table.
     fn page(&mut self) -> u64 {
         match self.rng.u8(..4) {
             0 => self.rng.u64(..PAGES),
@@ -76,7 +76,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
-    /// Everything that the vCPUs do unasked.
+    /// Sets what the vCPUs do at every step.
     pub fn disturb(&self) {
         let (content, seed) = (self.content.clone(), self.rng.clone().u64(..));
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -86,7 +86,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
                 let gpa = BASE + page * K4;
                 match rng.u8(..3) {
                     0 => _ = machine.cpu(cpu).read(gpa),
-                    // Where the guest's walks write, they write nothing: accessed and dirty.
+                    // A walk that writes sets accessed and dirty bits, and no content.
                     1 if rng.u8(..4) == 0 => _ = machine.cpu(cpu).walk(gpa),
                     _ => {
                         if let Ok(hpa) = machine.cpu(cpu).write(gpa) {
@@ -175,7 +175,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
-    /// All vCPUs exit: what hardware wrote into their buffers is in the log.
+    /// All vCPUs exit: addresses that hardware wrote into their buffers are added to the log.
     fn exit(&mut self) {
         if self.guest.config().log_buffers {
             for cpu in 0..self.machine.cpus() {
@@ -190,7 +190,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         self.vcpus[0].worker().read_log(MemslotId(0), &mut bits).unwrap();
     }
 
-    /// Reads the log, clears a part of it, copies that.
+    /// Reads the log, clears a part of it, and copies that part.
     pub fn clear(&mut self) {
         self.exit();
         let mut bits = vec![0; PAGES as usize / 64];
@@ -216,7 +216,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         self.reset();
     }
 
-    /// Harvests the rings, resets them, copies what was in them.
+    /// Harvests the rings, resets them, and copies their pages.
     pub fn reset(&mut self) {
         let none = DirtyPage { slot: MemslotId(9), page: 0 };
         let mut pages = vec![none; 128];
@@ -235,7 +235,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         self.take_back(page, count, false);
     }
 
-    /// Pages leave, and come another time: who used one meanwhile waits for it.
+    /// Pages go, and arrive later: a vCPU that uses one meanwhile waits for it.
     pub fn late(&mut self) {
         if !self.late.is_empty() && self.rng.bool() {
             self.arrive();
@@ -246,7 +246,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         self.take_back(page, count, true);
     }
 
-    /// All that is late comes.
+    /// All late pages arrive.
     fn arrive(&mut self) {
         for page in std::mem::take(&mut self.late) {
             self.ram.change(HOST + page * K4, |page| page.ready = true);
@@ -259,7 +259,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
-    /// A device pins pages, uses some, or lets go of them.
+    /// A device pins pages, uses some, or unpins them.
     pub fn device(&mut self) {
         let page = self.page();
         let some = range(BASE + page * K4, self.rng.u64(1..=8).min(PAGES - page) * K4);
@@ -281,7 +281,8 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
                     {
                         if write {
                             self.content.lock().unwrap().write(hpa);
-                            // The guest fetches nothing from there before its driver did this.
+                            // The guest's driver does this before it fetches instructions from
+                            // there.
                             self.machine.maintain(hpa, K4, Maintenance::Instructions);
                         }
                         self.vcpus[0].worker().device_used(range(gpa, K4), write);
@@ -293,8 +294,8 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
-    /// Devices' tables have what the guest's have: no private pages, nor what vCPUs past their
-    /// caches have in tables of their own.
+    /// Asserts that devices' tables have the same pages as the guest's, without private pages and
+    /// without pages in views of vCPUs whose caches are off.
     fn claim_followed(&self) {
         let own = self.vcpus.iter().any(|vcpu| vcpu.root() != self.vcpus[0].root());
         if self.guest.config().devices && !self.hides && !own {
@@ -302,7 +303,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
-    /// A change of the slot begins, goes on by a piece, or is left for a later call.
+    /// A change of the memslot begins, goes on by a piece, or is completed by another call.
     pub fn pause(&mut self) {
         let Some((work, to)) = self.work.take() else {
             let other = if self.logs { slot(BYTES) } else { logged(BYTES) };
@@ -346,8 +347,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
-    /// The host takes pages for others; what was in them is elsewhere from then on. Where devices
-    /// have some pinned it does not.
+    /// The host moves pages, with their content, except pages that devices have pinned.
     fn take_back(&mut self, page: u64, count: u64, late: bool) {
         if self.vcpus[0].worker().is_pinned(range(BASE + page * K4, count * K4)) {
             return;
@@ -381,7 +381,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         self.vcpus[0].worker().age(some, None, &mut young, how).unwrap();
     }
 
-    /// Converts pages of the second slot, and uses some; the machine checks whose they are.
+    /// Converts pages of the second memslot, and uses some; the machine checks their kind.
     pub fn convert(&mut self) {
         let at = |spec: &MemslotSpec, page: u64| spec.gpa.0 + page * K4;
         let other = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + G1), ..hidden(BYTES) };
@@ -423,7 +423,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
-    /// Huge pages may be executed, or not, and eager splits are of another size.
+    /// Changes whether huge pages may be executed, and the size of eager splits.
     pub fn switch(&mut self) {
         let to = EXECUTE_HUGE[self.rng.usize(..4)];
         let eager = [None, Some(PageSize::SIZE_4K)][self.rng.usize(..2)];
@@ -442,7 +442,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
-    /// A log that begins empty is for what is written after everything was copied.
+    /// A log that begins empty has the writes after everything was copied.
     fn begin(&mut self) {
         match self.guest.config().initially_set {
             true => self.copy.clear(),
@@ -450,7 +450,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
-    /// The slot goes, and comes back: with a log of its own.
+    /// The memslot is deleted and inserted again, with a new log.
     fn replace_slot(&mut self) {
         self.finish_change();
         let spec = if self.logs { logged(BYTES) } else { slot(BYTES) };
@@ -463,7 +463,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
-    /// The vCPUs stand still: the last round.
+    /// The vCPUs are stopped: the last round.
     pub fn end(&mut self) {
         self.machine.undisturbed();
         self.finish_change();
@@ -512,7 +512,8 @@ where
     });
 }
 
-/// A guest that logs, and `steps` with it; in the end no write is lost, and no rule was broken.
+/// Makes a guest that logs, and takes `steps` steps with it; in the end no write is lost, and no
+/// rule is broken.
 pub fn run<C: Case>(
     machine: &Machine<C::A>,
     config: Config,
@@ -569,7 +570,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// How many histories are run: `HISTORIES=N` for more.
+/// The number of histories: `HISTORIES=N` for more.
 pub fn count() -> u64 {
     number("HISTORIES").unwrap_or(20)
 }

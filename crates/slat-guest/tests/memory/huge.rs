@@ -1,4 +1,5 @@
-//! Huge pages that may not be executed, that are split in the fault or eagerly, and that come back.
+//! Huge pages that may not be executed, that a fault or an eager split splits, and that are
+//! recovered.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};

@@ -1,4 +1,4 @@
-//! Invalidation from the host's side, and the faults that race with it.
+//! Invalidations by the host, and the faults that race with them.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -39,7 +39,7 @@ on_all! {
             }
             drop(held);
         }
-        // Those beside it hold nobody up.
+        // An invalidation of other pages delays no fault.
         let held = worker.invalidate(host_range(HOST + M2, K4), |_| {});
         let before = worker.invalidate(host_range(HOST - K4, K4), |_| {});
         assert_eq!(vcpu.fault(Gpa(BASE), Access::Read), Outcome::Mapped(PageSize::SIZE_2M));
@@ -90,8 +90,8 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Read).unwrap();
     }
 
-    /// At each of the moments in which the engine calls the machine during a fault, at 4K and 2M,
-    /// also where a table is linked meanwhile, the host takes the page away, and finishes.
+    /// At each call of the machine by the engine during a fault, at 4K and 2M, and if a table is
+    /// linked meanwhile, the host invalidates the page, and ends the invalidation.
     fn no_fault_maps_what_the_host_took_away_meanwhile<C: Case>() {
         for block in [PageSize::SIZE_4K, PageSize::SIZE_2M] {
             for neighbour in [false, true] {
@@ -103,7 +103,7 @@ on_all! {
     }
 }
 
-/// The host moves a page while a fault is asking for it: the backing itself is where it happens.
+/// The host moves a page while a fault asks for it: the backing does this itself.
 struct Treacherous<'b> {
     ram: &'b Ram,
     then: Mutex<Option<Box<dyn FnOnce() + Send + 'b>>>,
@@ -121,7 +121,7 @@ impl Backing for &Treacherous<'_> {
 
 #[test]
 fn a_page_that_the_host_takes_between_answer_and_commit_is_not_mapped() {
-    // The invalidation begins, and ends, after the backing has named the page.
+    // The invalidation begins, and ends, after the backing has chosen the page.
     for block in [PageSize::SIZE_4K, PageSize::SIZE_2M] {
         for bytes in [K4, M2] {
             let machine = Intel::machine(1);
@@ -164,13 +164,13 @@ where
 {
     with_guest!(C, config(), slot(4 * M2), block => machine, ram, guest, vcpu);
     if neighbour {
-        // The table is there already.
+        // The table already exists.
         ram.change(HOST + 9 * K4, |page| page.block = PageSize::SIZE_4K);
         attempt::<C>(&machine, &mut vcpu, BASE + 9 * K4, Access::Read).unwrap();
     }
     let mut room2 = room();
     let other = Worker::new(&guest, &mut room2).unwrap();
-    // SAFETY: the hook is taken off the machine before the worker and the memory go.
+    // SAFETY: the hook is taken off the machine before the worker and the memory are dropped.
     let other: TheWorker<'static, C> = unsafe { core::mem::transmute(other) };
     let state = Arc::new(Mutex::new((other, 0)));
     let (host, shared) = (ram.clone(), state.clone());

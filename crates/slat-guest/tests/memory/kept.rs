@@ -1,5 +1,5 @@
-//! What one consumer takes from the leaves, others still learn: dirty marks that a log has taken,
-//! use that a scan has, both where leaves go while their pages stay.
+//! Marks that one consumer takes from the leaves reach the others: dirty marks that a log has
+//! taken, use that a scan has taken, and both if leaves are unmapped while their pages stay.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -9,7 +9,8 @@ use slat_guest::*;
 const CLEAR: Ageing = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
 const TEST: Ageing = Ageing { clear: false, ..CLEAR };
 
-/// Pages of the slot that are told as dirty, and as accessed, as the host takes all of it.
+/// Returns the pages of the memslot that are reported as dirty, and as accessed, when the host
+/// takes all of it.
 fn taken<C: Case>(vcpu: &mut TheVcpu<'_, C>, bytes: u64) -> (Vec<u64>, Vec<u64>) {
     let (mut dirty, mut accessed) = (Vec::new(), Vec::new());
     drop(vcpu.worker().invalidate(host_range(HOST, bytes), |part| {
@@ -55,7 +56,7 @@ on_all! {
             let mut bits = [0; 8];
             vcpu.worker().read_log(MemslotId(0), &mut bits).unwrap();
             vcpu.worker().clear_log(MemslotId(0), 0, 512, &bits).unwrap();
-            // Written after it was read, and cleared with what was read.
+            // Written after the log was read, and cleared with what was read.
             vcpu.worker().read_log(MemslotId(0), &mut bits).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + 5 * K4, Access::Write).unwrap();
             vcpu.worker().mark_written(range(BASE + 5 * K4, K4));
@@ -65,10 +66,10 @@ on_all! {
             let (dirty, _) = taken::<C>(&mut vcpu, M2);
             match initially_set {
                 false => assert_eq!(dirty, [0, 1, 2, 3, 4, 5], "and no other"),
-                // A log that begins full has all that is mapped as written.
+                // A log that begins full has all mapped pages as written.
                 true => assert_eq!(dirty, [0, 1, 2, 3, 4, 5, 6, 7]),
             }
-            // Taken once: pages that come anew are clean.
+            // Marks are taken once: pages that are mapped anew are clean.
             for page in 0..8 {
                 attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Read).unwrap();
             }
@@ -118,7 +119,7 @@ on_all! {
             }
             assert_eq!(counts, [512, 0, 0], "{pieces:?}");
         }
-        // Over the end of one block, into the next; selected pages too.
+        // Across the end of one block, into the next; also of selected pages.
         let mut bits = [0; 8];
         attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Read).unwrap();
         let over = range(BASE + M2 - 64 * K4, 128 * K4);
@@ -140,7 +141,7 @@ on_all! {
         vcpu.worker().age(range(BASE, 64 * K4), None, &mut bits, CLEAR).unwrap();
         let (_, accessed) = taken::<C>(&mut vcpu, M2);
         assert_eq!(accessed, (64..512).collect::<Vec<_>>(), "those told are old");
-        // A page that comes anew has its own life.
+        // A page that is mapped anew has marks of its own.
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         assert_eq!(young::<C>(&mut vcpu, CLEAR).len(), 512);
         assert_eq!(young::<C>(&mut vcpu, CLEAR), []);
@@ -155,11 +156,11 @@ on_all! {
         assert_eq!(vcpu.worker().set_memslot(slot(M2)), Ok(MemslotChange::Moved));
         assert_eq!(young::<C>(&mut vcpu, TEST), [3, 5]);
         let told = taken::<C>(&mut vcpu, M2);
-        // Where nothing marks writes, what may be written counts as such.
+        // If hardware does not mark writes, writable pages count as written.
         let dirty = if C::HARDWARE_DIRTY { vec![3] } else { vec![3, 5] };
         assert_eq!(told, (dirty, vec![3, 5]), "of pages that are mapped nowhere");
         assert_eq!(taken::<C>(&mut vcpu, M2), (vec![], vec![]), "once");
-        // One that is deleted takes it along.
+        // A memslot that is deleted loses its marks.
         attempt::<C>(&machine, &mut vcpu, BASE + 3 * K4, Access::Write).unwrap();
         vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
         vcpu.worker().set_memslot(slot(M2)).unwrap();

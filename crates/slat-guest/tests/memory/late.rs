@@ -1,4 +1,4 @@
-//! Memory that arrives late: who waits, who is told, and what is mapped ahead of faults.
+//! Memory that arrives late: which vCPUs wait and are woken, and what is mapped ahead of faults.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -6,7 +6,7 @@ use slat::{Access, Ageing, Gpa, PageSize, Skip};
 use slat_guest::*;
 use std::sync::Mutex;
 
-/// The page of slot 0 arrives: told so many vCPUs.
+/// The page of memslot 0 arrives; returns the number of vCPUs that were woken.
 fn arrive<C: Case>(ram: &Ram, guest: &TheGuest<'_, C>, page: u64) -> u64 {
     ram.change(HOST + page * K4, |page| page.ready = true);
     guest.arrived(host_range(HOST + page * K4, K4))
@@ -46,7 +46,7 @@ on_all! {
         assert_eq!(vcpu.ready(), None);
         other.sleep_until(others, || unreachable!("it is there"));
         attempt::<C>(&machine, &mut vcpu, at(3).0, Access::Write).unwrap();
-        // A fault that finds the page needs nobody to tell it.
+        // A fault that finds the page needs no report.
         arrive::<C>(&ram, &guest, 4);
         attempt::<C>(&machine, &mut vcpu, at(4).0, Access::Write).unwrap();
         assert_eq!((vcpu.ready(), vcpu.waiting().count()), (None, 0));
@@ -92,7 +92,7 @@ on_all! {
 
     fn a_range_is_mapped_ahead_and_accounted_for_to_the_byte<C: Case>() {
         with_guest!(C, config(), slot(8 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
-        // Of the second block a page is late, one is refused; the third is mapped already.
+        // In the second block one page is late, and one is refused; the third is already mapped.
         for page in 512..1024 {
             ram.change(HOST + page * K4, |page| page.block = PageSize::SIZE_4K);
         }
@@ -106,7 +106,7 @@ on_all! {
         assert_eq!(
             done,
             Prefaulted {
-                // The block that is held is tried page by page, and held for each.
+                // The block that is held is tried page by page, and each page counts as held.
                 mapped: 5 * M2 + (512 - 11) * K4,
                 there: M2,
                 not_yet: 10 * K4,
@@ -120,7 +120,7 @@ on_all! {
         let again = vcpu.worker().prefault(all, Access::Write, || false);
         assert_eq!((again.mapped, again.held), (M2, 0));
         assert_eq!(again.there, 6 * M2 + (512 - 11) * K4);
-        // No fault is left.
+        // No page faults any more.
         let (_, outcomes) =
             attempt::<C>(&machine, &mut vcpu, BASE + 5 * M2 + K4, Access::Write).unwrap();
         assert_eq!(outcomes, []);
@@ -179,7 +179,7 @@ on_all! {
 
 type Then<'b> = Box<dyn FnOnce() + Send + 'b>;
 
-/// A page arrives while it is asked for: just after so many answers.
+/// A page arrives while a fault asks for it, after a number of answers.
 struct Hasty<'b> {
     ram: &'b Ram,
     then: Mutex<Option<(u32, Then<'b>)>>,
@@ -220,8 +220,8 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
         // SAFETY: the closure runs inside `fault` below, while all that it borrows lives.
         let then: Then<'static> = unsafe { core::mem::transmute(then) };
         *backing.then.lock().unwrap() = Some((answers, then));
-        // It came after the first answer, and the second has it; or after the second, when the
-        // vCPU waited already, and was told.
+        // It arrives after the first answer, and the second has it; or after the second, when the
+        // vCPU already waits, and is woken.
         let outcome = vcpu.fault(Gpa(BASE), Access::Read);
         assert_eq!(outcome, Outcome::Mapped(PageSize::SIZE_4K), "{answers}");
         assert_eq!(vcpu.waiting().count(), 0);

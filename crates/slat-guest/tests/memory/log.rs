@@ -1,4 +1,4 @@
-//! The dirty log: each way of keeping, reading and clearing it.
+//! The dirty log: all ways of keeping, reading and clearing it.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -7,7 +7,7 @@ use slat_guest::*;
 use slat_sim::Moment;
 use std::sync::{Arc, Mutex};
 
-/// What logs on this machine.
+/// The configurations that log on this machine.
 fn ways<C: Case>() -> impl Iterator<Item = Config> {
     let hardware = C::HARDWARE_DIRTY.then_some(Logging::Hardware);
     let eager = [None, Some(PageSize::SIZE_4K)];
@@ -48,7 +48,8 @@ on_all! {
             assert_eq!(cleared.pages, 1);
             vcpu.worker().read_log(MemslotId(0), &mut bits).unwrap();
             assert_eq!(pages(&bits), [701, 2047]);
-            // Written after it was read, and before it was cleared: copied after that, it is clean.
+            // Written after the log was read, and before it was cleared: copied after that, the
+            // page is clean.
             attempt::<C>(&machine, &mut vcpu, BASE + 701 * K4, Access::Write).unwrap();
             vcpu.worker().clear_log(MemslotId(0), 640, 64, &[1 << 61]).unwrap();
             assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(1));
@@ -187,7 +188,7 @@ on_all! {
             assert_eq!([found[0].1, found[1].1], leaves, "{to}");
             let mut bits = vec![0; 4096];
             assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok((1 << 18) - 1));
-            // Before the next write nothing else is named.
+            // Before the next write the log has no other page.
             vcpu.worker().clear_log(MemslotId(0), 0, 1024, &bits).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + 7 * K4, Access::Write).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Write).unwrap();
@@ -221,7 +222,7 @@ fn block_faults_once<C: Case>() {
         let (_, since) = attempt::<C>(&machine, &mut vcpu, gpa, Access::Write).unwrap();
         outcomes.extend(since.into_iter().filter(|&outcome| match outcome {
             Outcome::Spurious => false,
-            // Software marks a writable page's first write.
+            // Software marks the first write of a writable page.
             Outcome::MadeAccessed => C::MARKS,
             _ => true,
         }));
@@ -244,8 +245,8 @@ fn a_block_faults_once_where_splits_break() {
     block_faults_once::<ArmBreaks>();
 }
 
-/// While a block stands broken nobody else can split it: a clear says so, and what it has not done
-/// is dirty still.
+/// While a block is broken no other thread can split it: a clear reports that, and the pages that
+/// it has not done are still dirty.
 #[test]
 fn what_a_clear_could_not_do_is_in_the_log_still() {
     let (initially_set, eager_split) = (true, Some(PageSize::SIZE_4K));
@@ -257,7 +258,7 @@ fn what_a_clear_could_not_do_is_in_the_log_still() {
     vcpu.worker().set_memslot(logged(4 * M2)).unwrap();
     let mut room2 = room();
     let other = Worker::new(&guest, &mut room2).unwrap();
-    // SAFETY: the hook is taken off the machine before the worker and the memory go.
+    // SAFETY: the hook is taken off the machine before the worker and the memory are dropped.
     let other: TheWorker<'static, ArmPlain> = unsafe { core::mem::transmute(other) };
     let state = Arc::new(Mutex::new((other, None)));
     let shared = state.clone();
@@ -302,7 +303,7 @@ mod by_block {
             let mut second = [0; 32];
             second[8..16].fill(u64::MAX);
             assert_eq!(read(vcpu.worker()), second);
-            // A clear of one page protects the block; the others are dirty still.
+            // A clear of one page protects the block; the others are still dirty.
             let mut one = [0; 32];
             one[8] = 1;
             vcpu.worker().clear_log(MemslotId(0), 0, 2048, &one).unwrap();

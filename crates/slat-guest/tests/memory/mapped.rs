@@ -1,4 +1,4 @@
-//! What is mapped, by size, known without a walk.
+//! The memory that is mapped, by size, without a walk.
 
 use crate::bed::*;
 use crate::with_guest;

@@ -1,4 +1,4 @@
-//! Every pair of services, at work on one guest at once.
+//! Every pair of services, on one guest at the same time.
 
 use crate::bed::*;
 use crate::histories::{History, count, run};
@@ -49,7 +49,7 @@ const ALL: [Service; 17] = [
     View,
 ];
 
-/// What of a service is decided when the guest is made.
+/// Adds the part of a service that is decided when the guest is made.
 fn configured(mut config: Config, service: Service) -> Config {
     match service {
         HardwareLog => config.logging = Logging::Hardware,
@@ -65,7 +65,7 @@ fn configured(mut config: Config, service: Service) -> Config {
     config
 }
 
-/// What of it happens now and then.
+/// Does one step of a service.
 fn happens<C: Case>(history: &mut History<'_, '_, C>, service: Service) {
     match service {
         LegacyLog if history.logs => history.take(),
@@ -132,7 +132,7 @@ fn step<C: Case>(history: &mut History<'_, '_, C>, one: Service, two: Service) {
     }
 }
 
-/// All pairs of `services`; how many they are. Those with [`View`] are about Arm without
+/// Runs all pairs of `services`; returns their number. Pairs with [`View`] need Arm without
 /// FEAT_S2FWB.
 fn every_two<C: Case>(services: &[Service]) -> usize
 where
@@ -142,15 +142,15 @@ where
     let seeds = slat_seed::seeds(count().div_ceil(20));
     for (at, &one) in services.iter().enumerate() {
         for &two in &services[at..] {
-            // A ring is filled by faults: it goes with protection only.
+            // Faults fill rings, so rings need write protection.
             if [one, two] == [HardwareLog, Ring] || [one, two] == [Ring, Buffers] {
                 continue;
             }
-            // Not all hardware names what it marks.
+            // Not all hardware writes the addresses of pages that it marks.
             if [one, two].contains(&Buffers) && C::BUFFER.is_none() {
                 continue;
             }
-            // Memory that a vCPU reaches past its caches is not private.
+            // Private memory needs vCPUs that cannot bypass their caches.
             if [one, two] == [Conversion, View] {
                 continue;
             }

@@ -1,11 +1,11 @@
-//! Changes of slots that rest between pieces while everything else goes on.
+//! Changes of memslots that stay unfinished between pieces while everything else goes on.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Gpa, Hpa, PageSize};
 use slat_guest::*;
 
-/// Four blocks, two on each side of where pieces meet.
+/// Four blocks, two on each side of the boundary of two pieces.
 const BYTES: u64 = 4 * M2;
 const GPA: u64 = BASE + G1 - 2 * M2;
 const MEMORY: u64 = HOST + G1 - 2 * M2;
@@ -22,21 +22,21 @@ fn logs(spec: MemslotSpec) -> MemslotSpec {
     MemslotSpec { log_dirty: true, ..spec }
 }
 
-/// The changes of a slot that work on its memory: what it is before, and after.
+/// The changes of a memslot that work on its memory: the memslot before, and after.
 fn changes() -> [(MemslotSpec, MemslotSpec); 5] {
     let is = over_two_pieces();
     let moved = MemslotSpec { gpa: Gpa(GPA + 8 * G1), ..is };
     [(is, gone(is)), (is, moved), (logs(is), logs(moved)), (is, logs(is)), (logs(is), is)]
 }
 
-/// How a change is carried out.
+/// The way in which a change is carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum How {
     AtOnce,
     InPieces,
-    /// Forgotten after the first piece, and asked for again.
+    /// Dropped after the first piece, and asked for again.
     Dropped,
-    /// Forgotten before the first, and completed by who asks for it as a whole.
+    /// Dropped before the first piece, and completed by a call of `set_memslot`.
     Completed,
 }
 
@@ -72,7 +72,7 @@ fn carry_out<C: Case>(vcpu: &mut TheVcpu<'_, C>, to: MemslotSpec, how: How) -> M
     }
 }
 
-/// All that tells one end from another.
+/// Everything that can differ between two ends.
 type End = (MemslotChange, Vec<MemslotSpec>, Vec<(PageSize, u64)>, String, Vec<u64>);
 
 fn end_of<C: Case>(config: &Config, (is, to): (MemslotSpec, MemslotSpec), how: How) -> End {
@@ -94,7 +94,7 @@ fn end_of<C: Case>(config: &Config, (is, to): (MemslotSpec, MemslotSpec), how: H
 }
 
 on_all! {
-    /// The state, the log and every counter.
+    /// Compares the state, the log and every counter.
     fn a_change_in_pieces_ends_as_one_at_once_does<C: Case>() {
         let hardware = C::HARDWARE_DIRTY.then_some((Logging::Hardware, None));
         let eager = (Logging::Protect, Some(PageSize::SIZE_4K));
@@ -114,7 +114,8 @@ on_all! {
         }
     }
 
-    /// What is not emptied yet is reached, and taken back, as before; nothing comes to be.
+    /// The part that is not emptied yet can be accessed, and invalidated, as before; nothing new is
+    /// mapped.
     fn a_slot_that_is_half_gone_answers_no_fault_and_gives_its_memory_back<C: Case>() {
         let is = over_two_pieces();
         with_guest!(C, config(), is, PageSize::SIZE_2M => machine, ram, guest, vcpu);
@@ -132,7 +133,7 @@ on_all! {
         }
         assert_eq!(vcpu.worker().slots(), []);
         assert!(vcpu.worker().pin(range(GPA + 2 * M2, K4)).is_err());
-        // The host takes a block of the rest.
+        // The host invalidates a block of the rest.
         let mut dirty = 0;
         drop(vcpu.worker().invalidate(host_range(MEMORY + 3 * M2, M2), |part| {
             dirty += if part.dirty { part.host.bytes } else { 0 };
@@ -145,7 +146,7 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    /// What is written in between is in it, on both sides of where it is.
+    /// The log has the writes of the time between pieces, on both sides of the position.
     fn a_log_that_begins_in_pieces_has_all_that_is_written_after_it_has_begun<C: Case>() {
         let hardware = C::HARDWARE_DIRTY.then_some(Logging::Hardware);
         for logging in [Some(Logging::Protect), hardware].into_iter().flatten() {
@@ -164,7 +165,8 @@ on_all! {
             assert_eq!(vcpu.worker().take_log(MemslotId(0), &mut bits), Err(refused));
             assert_eq!(vcpu.worker().clear_log(MemslotId(0), 0, 2048, &bits), Err(refused));
             assert_eq!(refused.errno(), "EAGAIN");
-            // Protected by now; not there yet, on the far side; writable still, and of before.
+            // One page is write-protected by now; one, on the far side, is not mapped yet; one is
+            // still writable, from before.
             for at in [0, 1030, 1024] {
                 attempt::<C>(&machine, &mut vcpu, page(at), Access::Write).unwrap();
             }
@@ -176,7 +178,8 @@ on_all! {
             let pages: Vec<u64> = (0..2048)
                 .filter(|page| bits[*page as usize / 64] >> (page % 64) & 1 == 1)
                 .collect();
-            // A mark that hardware set before the end, where it was not taken yet, is of before.
+            // A mark that hardware set before the end, and that was not taken yet, is of an earlier
+            // write.
             let all = [0, 1, 1025, 1030];
             let without = [0, 1, 1025];
             let early = logging == Logging::Hardware;
@@ -185,7 +188,7 @@ on_all! {
         }
     }
 
-    /// Each at another place, ended in the other order.
+    /// Each memslot at another place; the changes end in the other order.
     fn two_changes_rest_at_once<C: Case>() {
         let (is, other) = (over_two_pieces(), MemslotId(1));
         with_guest!(C, config(), is, PageSize::SIZE_2M => machine, ram, guest, vcpu);
@@ -203,7 +206,7 @@ on_all! {
         assert_eq!(one.run(vcpu.worker(), 1), Ok(None));
         assert_eq!(two.run(vcpu.worker(), 1), Ok(None));
         assert_eq!((one.done(), two.done()), (BYTES / 2, BYTES / 2));
-        // A third comes and goes.
+        // A third memslot is inserted and deleted.
         let third = MemslotSpec { id: MemslotId(2), gpa: Gpa(BASE + 16 * G1), ..is };
         assert_eq!(vcpu.worker().set_memslot(third), Ok(MemslotChange::Inserted));
         assert_eq!(vcpu.worker().set_memslot(gone(third)), Ok(MemslotChange::Deleted));
@@ -211,7 +214,8 @@ on_all! {
         assert_eq!(two.run(vcpu.worker(), 1), Ok(Some(MemslotChange::LogOn(None))));
         assert_eq!(one.run(vcpu.worker(), 1), Ok(Some(MemslotChange::Moved)));
         assert_eq!(vcpu.worker().slots(), [logs(other), moved]);
-        // What moved knows that huge pages may not be executed: fetches split, and recovery knows.
+        // In the memslot that moved, huge pages may not be executed: fetches split, and recovery
+        // has the tables.
         for block in 0..4 {
             let at = moved.gpa.0 + block * M2;
             attempt::<C>(&machine, &mut vcpu, at, Access::Execute).unwrap();
@@ -232,24 +236,25 @@ on_all! {
         let worker = vcpu.worker();
         let moved = MemslotSpec { gpa: Gpa(GPA + 8 * G1), ..is };
         let moves = worker.begin_memslot(moved).unwrap();
-        // Where it comes to is its own already.
+        // The addresses to which it moves already belong to it.
         let there = MemslotSpec { id: MemslotId(1), gpa: Gpa(moved.gpa.0 + M2), ..is };
         assert_eq!(worker.set_memslot(there), Err(MemslotError::Overlaps { id: MemslotId(0) }));
         assert_eq!(moves.change(), None);
-        // Where it leaves is the next's.
+        // The addresses that it leaves go to the next memslot.
         let here = MemslotSpec { id: MemslotId(1), ..is };
         assert_eq!(worker.set_memslot(here), Ok(MemslotChange::Inserted));
         assert_eq!((moves.change(), moves.done()), (Some(MemslotChange::Moved), BYTES));
         assert_eq!(worker.slots(), [here, moved]);
-        // Another change of the same slot.
+        // Another change of the same memslot.
         let begins = worker.begin_memslot(logs(moved)).unwrap();
         assert_eq!(worker.set_memslot(moved), Ok(MemslotChange::LogOff { collapsed: 0 }));
         assert_eq!(begins.change(), Some(MemslotChange::LogOn(None)));
         assert_eq!(begins.run(worker, 1), Ok(Some(MemslotChange::LogOn(None))));
-        // A change that begins and ends in one.
+        // A change that begins and ends in one call.
         let same = worker.begin_memslot(moved).unwrap();
         assert_eq!((same.change(), same.bytes()), (Some(MemslotChange::Same), 0));
-        // Back to where another is about to leave; then all of it goes, also what is on its way.
+        // Back to addresses that another memslot is about to leave; then all are deleted, even
+        // unfinished.
         let goes = worker.begin_memslot(gone(here)).unwrap();
         let back = worker.begin_memslot(is).unwrap();
         assert_eq!((goes.change(), back.change()), (Some(MemslotChange::Deleted), None));
@@ -274,11 +279,11 @@ fn a_change_is_run_by_workers_of_its_guest_alone_and_goes_with_it() {
     stranger.set_memslot(is).unwrap();
     assert_eq!(work.run(&mut stranger, 1), Err(MemslotError::Missing { id: is.id }));
     assert_eq!((work.done(), stranger.slots()), (0, vec![is]));
-    // The guest goes, with a slot that is half there.
+    // The guest is dropped with a memslot that is half deleted.
     assert_eq!(work.run(vcpu.worker(), 1), Ok(None));
     drop(vcpu);
     assert!(machine.finish().is_empty());
-    // SAFETY: the machine's CPUs do nothing any more.
+    // SAFETY: the machine's CPUs no longer run.
     unsafe { guest.destroy() };
     assert_eq!((work.done(), work.change()), (BYTES / 2, None));
     assert_eq!(work.run(&mut stranger, 1), Err(MemslotError::Missing { id: is.id }));

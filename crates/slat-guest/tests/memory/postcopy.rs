@@ -1,5 +1,5 @@
-//! A guest that runs while its memory comes: who reaches a page whose content is not there yet is
-//! noticed by the machine.
+//! A guest that runs while its memory arrives. The machine detects an access to a page whose
+//! content is not there yet.
 
 use crate::bed::*;
 use crate::on_all;
@@ -12,7 +12,7 @@ type Late<'p, C> = Guest<'p, <C as Case>::F, Machine<<C as Case>::A>, PostCopy<R
 const BYTES: u64 = 2 * M2;
 const PAGES: u64 = BYTES / K4;
 
-/// Memory in one piece, of which the guest may have nothing yet.
+/// Contiguous memory, of which the guest may access nothing yet.
 fn memory<C: Case>(block: PageSize) -> (Ram, PostCopy<Ram>) {
     let ram = Ram::from(C::FIRST_HPA);
     ram.populate(HOST, BYTES, block);
@@ -25,7 +25,7 @@ fn new<'p, C: Case>(machine: &'p Machine<C::A>, late: PostCopy<Ram>) -> Late<'p,
     Guest::new(C::format(), VMID, BITS, machine, late, config()).unwrap()
 }
 
-/// The content is fetched: the guest may have the pages.
+/// The content is fetched: the guest may access the pages.
 fn land<C: Case>(machine: &Machine<C::A>, fetch: &Fetch<'_, Ram>, ram: &Ram) {
     let host = fetch.host();
     for at in (host.start.0..host.end().0).step_by(K4 as usize) {
@@ -33,7 +33,7 @@ fn land<C: Case>(machine: &Machine<C::A>, fetch: &Fetch<'_, Ram>, ram: &Ram) {
     }
 }
 
-/// Uses a page; `None` if it is not there.
+/// Uses a page; returns `None` if it is not there.
 fn touch<C: Case>(
     machine: &Machine<C::A>,
     vcpu: &mut Vcpu<'_, C::F, Machine<C::A>, PostCopy<Ram>>,
@@ -54,7 +54,8 @@ fn touch<C: Case>(
 }
 
 on_all! {
-    /// Pages come in an order that faults and chance choose; the guest uses them all the time.
+    /// Pages arrive in an order that faults and a random generator choose; the guest uses them all
+    /// the time.
     fn no_leaf_reaches_beyond_what_is_there<C: Case>() {
         for seed in slat_seed::seeds(1) {
             let mut rng = fastrand::Rng::with_seed(seed);
@@ -98,7 +99,7 @@ on_all! {
             assert_eq!(late.next(1).map(|fetch| fetch.host()), None);
             let stats = guest.stats();
             assert!(stats.late.count >= asked.min(1), "{asked}: {stats:?}");
-            // Blocks again: all that was mapped was put together.
+            // Blocks again: all mapped memory was collapsed.
             let sizes = vcpu.worker().leaves_by_size();
             let small = sizes.iter().filter(|(size, _)| *size < PageSize::SIZE_2M);
             let pages: u64 = small.map(|it| it.1).sum();
@@ -118,7 +119,7 @@ on_all! {
         machine.cpu(0).load(VMID, vcpu.root());
         vcpu.worker().set_memslot(slot(BYTES)).unwrap();
         let late = guest.backing();
-        // All of the first block but a page; then that, too.
+        // All of the first block except one page; then that page as well.
         let mut held = None;
         for _ in 0..8 {
             let fetch = late.next(64).unwrap();
@@ -133,7 +134,7 @@ on_all! {
         assert_eq!(late.counts().blocks, 1, "put together, with what the guest had not touched");
         let leaf = vcpu.worker().translate(Gpa(BASE + 448 * K4)).unwrap().unwrap();
         assert_eq!(leaf.size, PageSize::SIZE_2M);
-        // The second comes whole before it is used: no page is mapped on the way.
+        // The second arrives whole before it is used: no page is mapped meanwhile.
         while let Some(fetch) = late.next(64) {
             land::<C>(&machine, &fetch, &ram);
             fetch.arrived(vcpu.worker());
@@ -145,7 +146,8 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    /// What is given back is fetched again, first of all if a fault asked for it meanwhile.
+    /// Pages that are given back are fetched again, first of all if a fault asked for them
+    /// meanwhile.
     fn a_fetch_that_fails_loses_nothing<C: Case>() {
         let machine = C::machine(2);
         let (ram, late) = memory::<C>(PageSize::SIZE_4K);
@@ -162,7 +164,7 @@ on_all! {
         let second = touch::<C>(&machine, &mut vcpu, 3).unwrap_err();
         let asked = late.next(8).unwrap();
         assert_eq!(asked.host().start, first.host);
-        // Of the other page somebody is at work already; in vain.
+        // A thread already fetches the other page, and gives it back.
         let next = late.next(8).unwrap();
         assert!(!next.asked());
         drop((background, asked, next));

@@ -1,4 +1,4 @@
-//! Private memory: conversions, what is kept from it, and who is told.
+//! Private memory: conversions, operations that leave it alone, and the hooks that are called.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const ALL: Ageing = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
 
-/// Converts, and has the machine hold the guest to it.
+/// Converts pages, and makes the machine check that the guest uses them so.
 fn convert<C: Case>(
     machine: &slat_sim::Machine<C::A>,
     worker: &mut TheWorker<'_, C>,
@@ -67,7 +67,7 @@ on_all! {
         ram.populate_private(HIDDEN, 2 * G1, PageSize::SIZE_1G);
         convert::<C>(&machine, vcpu.worker(), BASE + M2, K4, MemoryKind::Private);
         convert::<C>(&machine, vcpu.worker(), BASE + G1, G1, MemoryKind::Private);
-        // Of the table of one private page, pages; around it, blocks.
+        // Pages in the table of one private page; blocks around it.
         let mapped = |vcpu: &mut TheVcpu<'_, C>, gpa: u64| {
             attempt::<C>(&machine, vcpu, gpa, Access::Write).unwrap().1
         };
@@ -76,13 +76,13 @@ on_all! {
         assert_eq!(mapped(&mut vcpu, BASE + M2 + K4), of(PageSize::SIZE_4K));
         assert_eq!(mapped(&mut vcpu, BASE), of(PageSize::SIZE_2M));
         assert_eq!(mapped(&mut vcpu, BASE + G1), of(PageSize::SIZE_1G));
-        // A shared page in it: the block is split along the path, and what is beside it stays.
+        // A shared page in it: the block is split along the path, and its neighbours stay.
         machine.private_calls();
         let page = BASE + G1 + 3 * M2 + 7 * K4;
         convert::<C>(&machine, vcpu.worker(), page, K4, MemoryKind::Shared);
         let calls = machine.private_calls();
         let kinds: Vec<_> = calls.iter().map(|(call, leaves)| (*call, leaves.bytes)).collect();
-        // The page behind it lies in a page by then.
+        // The next page is a single page by now.
         let asked = PrivateCall::Convert(MemoryKind::Shared);
         assert_eq!(kinds, [(PrivateCall::Split, G1), (asked, K4), (PrivateCall::Removed, K4)]);
         assert_eq!(calls[0].1.gpa, Gpa(BASE + G1));
@@ -91,11 +91,11 @@ on_all! {
             assert!(machine.cpu(0).write(beside).is_ok(), "{beside:#x}");
         }
         assert_eq!(mapped(&mut vcpu, page), of(PageSize::SIZE_4K));
-        // The first page of a block, which its end alone cuts.
+        // The first page of a block, which only the end of the range cuts.
         let first = BASE + G1 + 5 * M2;
         convert::<C>(&machine, vcpu.worker(), first, K4, MemoryKind::Shared);
         assert!(machine.cpu(0).write(first + K4).is_ok());
-        // Nothing puts them together.
+        // No operation collapses them.
         assert_eq!(vcpu.worker().collapse(range(BASE, 2 * G1), PageSize::SIZE_1G), 0);
         machine.claim_kind(VMID, range(page, K4), MemoryKind::Shared);
         machine.claim_kind(VMID, range(page + K4, M2), MemoryKind::Private);
@@ -147,7 +147,7 @@ on_all! {
         let never = attempt::<C>(&machine, &mut vcpu, BASE + 5 * K4, Access::Read);
         assert_eq!(never.unwrap_err(), Outcome::Refused(Refused::NoPage));
         assert!(machine.cpu(0).write(BASE + 4 * K4).is_ok(), "what is beside it stays");
-        // With the slot all of it goes.
+        // Deleting the memslot unmaps all of it.
         vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..hidden(0) }).unwrap();
         assert_eq!(machine.assigned(), 0);
         assert_eq!(guest.stats().totals.private_bytes_taken, M2);
@@ -162,7 +162,7 @@ on_all! {
         let some = range(BASE, 8 * K4);
         vcpu.worker().convert(some, MemoryKind::Private, |part| taken.push(part)).unwrap();
         let written: Vec<_> = taken.iter().map(|part| (part.gpa.0, part.dirty)).collect();
-        // Where hardware marks no write, what is writable counts as written.
+        // If hardware marks no writes, writable pages count as written.
         let writable = !C::HARDWARE_DIRTY;
         assert_eq!(written, [(BASE + K4, true), (BASE + 3 * K4, writable)]);
     }
@@ -260,7 +260,7 @@ fn a_host_that_reaches_a_private_page_is_seen() {
     assert_eq!(kinds, [Kind::PrivateExposed; 2], "{found:?}");
 }
 
-/// The host, where something happens while a fault asks for a private page.
+/// A backing that runs a closure while a fault asks for a private page.
 struct Asked<'b> {
     ram: &'b Ram,
     then: std::sync::Mutex<Option<Box<dyn FnOnce() + Send + 'b>>>,
@@ -272,7 +272,7 @@ impl Backing for &Asked<'_> {
     }
 
     fn private_page(&self, at: PrivateAt) -> Result<PrivatePage, NoPage> {
-        // Not under the lock: what happens may ask as well.
+        // Outside the lock, because the closure may ask as well.
         let then = self.then.lock().unwrap().take();
         if let Some(then) = then {
             then();
@@ -284,20 +284,21 @@ impl Backing for &Asked<'_> {
 type Done<'b> = Box<dyn FnOnce() + Send + 'b>;
 
 impl Asked<'_> {
-    /// Does it the next time that a fault asks for a private page, and before it has an answer.
+    /// Runs `then` the next time that a fault asks for a private page, before the fault has an
+    /// answer.
     ///
     /// # Safety
     /// The fault comes while all that `then` borrows lives.
     unsafe fn then<'b>(&self, then: impl FnOnce() + Send + 'b) {
         let then: Done<'b> = Box::new(then);
-        // SAFETY: only the lifetime changes; `private_page` takes it out and calls it, in the fault
-        // that the caller has promised.
+        // SAFETY: only the lifetime changes; `private_page` takes the closure out and calls it, in
+        // the fault that the caller has promised.
         let then = unsafe { core::mem::transmute::<Done<'b>, Done<'static>>(then) };
         *self.then.lock().unwrap() = Some(then);
     }
 }
 
-/// A guest whose first page is private, with vCPUs, of a host where something can happen meanwhile.
+/// Makes a guest whose first page is private, with vCPUs, on a backing that can run a closure.
 macro_rules! with_asked {
     ($machine:ident, $backing:ident, $guest:ident, $vcpu:ident) => {
         let $machine = Intel::machine(2);
@@ -317,8 +318,8 @@ macro_rules! with_asked {
     };
 }
 
-/// What waits for faults does so: while a fault asks, `wait` is begun on another thread, and has
-/// not ended when the fault goes on, however long it is given.
+/// Asserts that `wait` waits for faults: another thread begins it while a fault asks, and it has
+/// not ended when the fault goes on, however long that takes.
 fn waits(
     wait: impl for<'w> Fn(
         &mut Worker<'w, <Intel as Case>::F, slat_sim::Machine<slat_sim::Ept>, &Asked<'_>>,
@@ -345,7 +346,7 @@ fn waits(
             }
             assert!(!ended.load(Ordering::SeqCst), "the fault has not returned");
         };
-        // SAFETY: the fault is the next line's.
+        // SAFETY: the fault is in the next line.
         unsafe { backing.then(then) };
         let _either = vcpu.fault(Gpa(BASE), Access::Write);
     });
@@ -360,7 +361,7 @@ fn of_two_faults_on_a_private_page_the_machine_is_told_once() {
     let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
     machine.cpu(1).load(VMID, other.root());
     let mapped = Outcome::Mapped(PageSize::SIZE_4K);
-    // SAFETY: the fault is the next line's.
+    // SAFETY: the fault is in the next line.
     unsafe {
         backing.then(|| assert_eq!(other.fault(Gpa(BASE), Access::Write), mapped));
     }
@@ -377,7 +378,7 @@ fn a_fault_whose_page_is_taken_while_it_asks_tells_the_machine_nothing() {
     let mut second = room();
     let mut worker = Worker::new(&guest, &mut second).unwrap();
     let take = || drop(worker.invalidate_private(private_range(HIDDEN, K4), |_| {}).unwrap());
-    // SAFETY: the fault is the next line's.
+    // SAFETY: the fault is in the next line.
     unsafe { backing.then(take) };
     let _either = vcpu.fault(Gpa(BASE), Access::Write);
     let told: Vec<_> = machine.private_calls().iter().map(|(call, _)| *call).collect();
@@ -400,8 +401,8 @@ fn a_pin_waits_for_who_was_inside_the_tables() {
     });
 }
 
-/// Pages of two blocks are converted back and forth, and private memory is taken, beside vCPUs
-/// that use all of it; each thread is one of the machine's.
+/// Threads convert pages of two blocks back and forth, and take private memory, while vCPUs use all
+/// of it; each thread is one of the machine's CPUs.
 #[test]
 fn conversions_race_with_faults() {
     for seed in slat_seed::seeds(3) {
@@ -449,7 +450,7 @@ where
                     while !done.load(std::sync::atomic::Ordering::Relaxed) {
                         let gpa = BASE + page(&mut rng) * K4;
                         machine.here(vcpu.id() as usize);
-                        // One try: somebody else, who may not run now, can be in the way.
+                        // Tries once: another thread that does not run now may be in the way.
                         if machine.cpu(vcpu.id() as usize).write(gpa).is_err() {
                             let _any = vcpu.fault(Gpa(gpa), Access::Write);
                         }

@@ -1,4 +1,4 @@
-//! Huge pages that may not be executed come back, whichever thread has made them tables.
+//! Huge pages that may not be executed are recovered, whatever has split them.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -39,7 +39,7 @@ on_all! {
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Execute).unwrap();
             vcpu.worker().set_memslot(slot(M2)).unwrap();
-            // Of pages that were protected some are written again.
+            // Some pages that were write-protected are written again.
             attempt::<C>(&machine, &mut vcpu, BASE + 7 * K4, Access::Write).unwrap();
             recover::<C>(&mut vcpu);
             assert_eq!(blocks::<C>(&mut vcpu, 1), 1, "{execute_huge:?}");
@@ -73,7 +73,7 @@ on_all! {
             attempt::<C>(&machine, &mut vcpu, BASE + 5 * M2, Access::Execute).unwrap();
             recover::<C>(&mut vcpu);
             assert_eq!(blocks::<C>(&mut vcpu, 2), 1, "after a log: {log}");
-            // Where there are to be none, there are none.
+            // No table is left to recover.
             assert_eq!(vcpu.worker().recover_huge_pages().left, 0);
             assert!(machine.finish().is_empty());
         }
@@ -94,7 +94,7 @@ on_all! {
     fn a_table_that_cannot_be_a_block_keeps_its_rights<C: Case>() {
         let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
         with_guest!(C, config, logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
-        // One page of it is never there.
+        // A table of which one page is never mapped does not become a block.
         for page in 1..512 {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Execute).unwrap();
         }
@@ -108,7 +108,7 @@ on_all! {
                 assert_eq!(outcomes, [], "page {page} faults for nothing");
             }
         }
-        // Nor one whose pages do not continue each other.
+        // Nor does a table whose pages are not contiguous become a block.
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
         let held = vcpu.worker().invalidate(host_range(HOST + 8 * K4, K4), |_| {});
         ram.migrate(HOST + 8 * K4);

@@ -1,4 +1,5 @@
-//! A write replaces a page that the backing shares for reading: nobody reads the old one any more.
+//! A write replaces a page that the backing shares for reading: no vCPU reads the old page any
+//! more.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -70,16 +71,16 @@ on_all! {
     }
 }
 
-/// Who says that a thread is there, and who lets it go.
+/// The channels by which a thread reports that it has stopped, and by which it is released.
 type Stop = (mpsc::Sender<()>, mpsc::Receiver<()>);
 
-/// Memory whose answers somebody holds up: to make a page writable, then of a page to be written.
+/// A backing that stops one thread: when it makes a page writable, then when it asks for a write.
 #[derive(Debug)]
 struct Held {
     ram: Ram,
-    /// One stop each: says that it is there, and waits.
+    /// One stop each: the thread reports that it has stopped, and waits.
     stops: [Mutex<Option<Stop>>; 2],
-    /// The thread that is held up.
+    /// The thread that is not stopped.
     whose: thread::ThreadId,
 }
 
@@ -112,7 +113,7 @@ impl Backing for Held {
 #[test]
 fn a_page_that_was_written_and_is_emptied_by_a_late_fault_is_told_as_dirty() {
     emptied_by_a_late_fault(config());
-    // Also where all leaves are pages.
+    // Also if all leaves are pages.
     emptied_by_a_late_fault(Config { largest: PageSize::SIZE_4K, ..config() });
 }
 
@@ -143,7 +144,7 @@ fn emptied_by_a_late_fault(config: Config) {
         assert_eq!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(PageSize::SIZE_4K));
         go.send(()).unwrap();
         at_page.recv().unwrap();
-        // The late one has emptied it, and not mapped it again yet.
+        // The late fault has emptied the leaf, and not mapped it again yet.
         assert_eq!(vcpu.worker().translate(Gpa(BASE)), Ok(None));
         let mut dirty = false;
         let invalidation =

@@ -1,4 +1,4 @@
-//! Dirty rings in memory that is shared with another process, however it behaves.
+//! Dirty rings in memory that is shared with another process, which may do anything there.
 
 use crate::bed::*;
 use slat::{Access, Gpa, PageSize};
@@ -16,7 +16,7 @@ fn ringed() -> Config {
     Config { ring: Some(ENTRIES as u32), vcpus: 1, ..config() }
 }
 
-/// The other process, by KVM's protocol: what was dirty, in order, from `next` on.
+/// The other process, by KVM's protocol: returns dirty entries, in order, from `next` on.
 fn harvest(ring: &[DirtyGfn], next: &mut usize) -> Vec<(u32, u64)> {
     let mut pages = Vec::new();
     loop {
@@ -30,7 +30,7 @@ fn harvest(ring: &[DirtyGfn], next: &mut usize) -> Vec<(u32, u64)> {
     }
 }
 
-/// A guest whose ring is in `$memory`, with its vCPU.
+/// Makes a guest whose ring is in `$memory`, with its vCPU.
 macro_rules! with_ring {
     ($memory:ident => $machine:ident, $guest:ident, $vcpu:ident) => {
         let $machine = Intel::machine(1);
@@ -65,7 +65,8 @@ fn another_process_harvests_by_kvms_protocol() {
         }
         let harvested = harvest(&ring, &mut next);
         assert_eq!(harvested, pages.iter().map(|page| (0, *page)).collect::<Vec<_>>());
-        // Until the reset they are not dirty anew, and what was not harvested is not reset.
+        // Until the reset they are not dirty again, and entries that were not harvested are not
+        // reset.
         assert!(harvest(&ring, &mut next).is_empty());
         attempt::<Intel>(&machine, &mut vcpu, BASE + 1000 * K4, Access::Write).unwrap();
         assert_eq!(vcpu.worker().reset_rings(), Ok(40));
@@ -82,7 +83,7 @@ fn a_side_that_never_harvests_fills_its_ring_and_this_side_can() {
     with_ring!(ring => machine, guest, vcpu);
     let mut page = 0;
     let full = loop {
-        // It takes the mark off, and does not say that it harvested.
+        // The other process clears the mark, and does not set the harvested bit.
         ring.iter().for_each(|entry| entry.flags.store(0xffff_fffc, Ordering::Relaxed));
         assert_eq!(vcpu.worker().reset_rings(), Ok(0));
         match attempt::<Intel>(&machine, &mut vcpu, BASE + page * K4, Access::Write) {
@@ -151,7 +152,7 @@ fn hostile(seed: u64) {
             }
         }
     });
-    // What may be written is in the ring still, or in the bitmap; nothing else.
+    // Writable pages are still in the ring, or in the bitmap; no others are writable.
     let mut writable = BTreeSet::new();
     for page in 0..1024 {
         let leaf = vcpu.worker().translate(Gpa(BASE + page * K4)).unwrap();

@@ -1,4 +1,4 @@
-//! Slots: their rules, and what happens to memory when they change.
+//! The rules for memslots, and what happens to memory when they change.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -40,7 +40,7 @@ fn slots_follow_the_rules_of_linux() {
         MemslotSpec { id: MemslotId(2), gpa: Gpa(BASE + 15 * M2), ..base },
         MemslotSpec { id: MemslotId(2), gpa: Gpa(BASE - M2), ..base },
         MemslotSpec { id: MemslotId(2), gpa: Gpa(BASE + M2), bytes: M2, ..base },
-        // A move onto another.
+        // A move onto another memslot.
         MemslotSpec { gpa: Gpa(BASE + 17 * M2), ..base },
     ];
     for spec in overlapping {

@@ -1,11 +1,11 @@
-//! What changes of a guest's configuration while it runs.
+//! The parts of a guest's configuration that change while it runs.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Execute, Gpa, Hpa, PageSize, Vmid};
 use slat_guest::*;
 
-/// Blocks that may be executed, among those of the first `bytes`.
+/// Returns the number of executable blocks among those of the first `bytes`.
 fn executable_blocks<C: Case>(worker: &mut TheWorker<'_, C>, bytes: u64) -> u64 {
     let blocks = (0..bytes).step_by(M2 as usize).filter(|at| {
         let leaf = worker.translate(Gpa(BASE + at)).unwrap();
@@ -16,7 +16,7 @@ fn executable_blocks<C: Case>(worker: &mut TheWorker<'_, C>, bytes: u64) -> u64 
     blocks.count() as u64
 }
 
-/// A page stays mapped, and is out of reach when it was taken, under whichever VMID.
+/// A page stays mapped, and cannot be accessed after it was invalidated, under either VMID.
 fn goes_on_by_another_vmid<C: Case>(config: Config)
 where
     C::A: 'static,
@@ -48,7 +48,7 @@ where
         ram.remove(HOST + gone * K4);
         before = to;
     }
-    // A change of memslots waits for threads inside the tables alone.
+    // A change of memslots waits only for threads inside the tables.
     let gone = MemslotSpec { bytes: 0, ..slot(M2) };
     assert_eq!(vcpu.worker().set_memslot(gone), Ok(MemslotChange::Deleted));
     assert_eq!(machine.finish().iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
@@ -78,14 +78,15 @@ on_all! {
         assert_eq!(vcpu.worker().execute_huge(), ExecuteHuge::Split);
         assert_eq!(vcpu.worker().set_execute_huge(ExecuteHuge::Split), Ok(0));
         assert_eq!(executable_blocks::<C>(vcpu.worker(), 4 * M2), 0);
-        // The CPU has forgotten that it could: the fetch faults, and splits.
+        // The CPU has no executable translation any more: the fetch faults, and splits.
         assert_eq!(fetch(&mut vcpu, 3), [Outcome::Split { from: PageSize::SIZE_2M }]);
         assert_eq!(fetch(&mut vcpu, 4), []);
-        // What it split comes back in a period, as it does where the guest began so.
+        // Tables that it made are recovered in a period, as in a guest that began with this
+        // setting.
         vcpu.worker().recover_huge_pages();
         assert_eq!(vcpu.worker().recover_huge_pages().bytes, M2);
         assert_eq!(fetch(&mut vcpu, 3), [Outcome::Split { from: PageSize::SIZE_2M }]);
-        // And it is exempt again: a fetch gives the right in place.
+        // The guest is exempt again: a fetch gives the right back in place.
         assert_eq!(vcpu.worker().set_execute_huge(ExecuteHuge::Allowed), Ok(0));
         assert_eq!(fetch(&mut vcpu, 512), [Outcome::MadeExecutable(PageSize::SIZE_2M)]);
         assert_eq!(vcpu.worker().collapse(range(BASE, 4 * M2), PageSize::SIZE_2M), M2);
@@ -101,7 +102,7 @@ on_all! {
         let split = EagerSplit::new(range(BASE, M2), PageSize::SIZE_4K);
         split.run(vcpu.worker(), || false);
         assert_eq!(vcpu.worker().set_execute_huge(ExecuteHuge::Split), Ok(M2));
-        // Not by the back door: a block may not be executed any more.
+        // A collapse makes no executable block either.
         assert_eq!(vcpu.worker().collapse(range(BASE, M2), PageSize::SIZE_2M), 0);
         vcpu.worker().recover_huge_pages();
         assert_eq!(vcpu.worker().recover_huge_pages().bytes, M2);
@@ -118,7 +119,7 @@ on_all! {
         assert_eq!(pages(&mut vcpu), 0);
         guest.set_eager_split(Some(PageSize::SIZE_4K)).unwrap();
         assert_eq!(guest.eager_split(), Some(PageSize::SIZE_4K));
-        // Marked as a whole: a clear splits now.
+        // All of it is marked, and a clear splits now.
         vcpu.worker().host_wrote(range(BASE, K4), slat::Maintenance::Data);
         vcpu.worker().take_log(MemslotId(0), &mut [0; 16]).unwrap();
         assert_eq!(pages(&mut vcpu), 512);
@@ -139,7 +140,7 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         let mut pages = [DirtyPage { slot: MemslotId(0), page: 0 }; 2];
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 1);
-        // A block again, and one that is logged.
+        // A block again, in a memslot that logs.
         vcpu.worker().set_memslot(slot(M2)).unwrap();
         drop(vcpu.worker().invalidate(host_range(HOST, M2), |_| {}));
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();

@@ -1,5 +1,5 @@
-//! Slots that are neighbours, in the guest and in the host: no block lies over both, and a log that
-//! meets one all the same loses nothing.
+//! Neighbouring memslots, in the guest and in the host: no block lies in both, and a log that finds
+//! such a block anyway loses nothing.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -20,7 +20,7 @@ fn ways<C: Case>() -> impl Iterator<Item = Config> {
     ways.map(|logging| Config { logging, ..config() })
 }
 
-/// One block over both slots, made by somebody who has the tables.
+/// Makes one block across both memslots, as a caller that has the tables can.
 fn block_over_both<C: Case>(guest: &TheGuest<'_, C>) {
     let mut member = Member::join(guest.tables().platform()).unwrap();
     let mut guard = guest.tables().enter(&mut member).unwrap();
@@ -30,7 +30,7 @@ fn block_over_both<C: Case>(guest: &TheGuest<'_, C>) {
     assert_eq!(bytes, M2, "the pages of both continue each other");
 }
 
-/// The block may be written, and was.
+/// The block is writable, and was written.
 fn written_block_over_both<C: Case>(guest: &TheGuest<'_, C>) {
     block_over_both::<C>(guest);
     let mut member = Member::join(guest.tables().platform()).unwrap();
@@ -71,8 +71,8 @@ on_all! {
         }
     }
 
-    /// The memory of the slot behind is elsewhere in the host, at an address that is no multiple of
-    /// the block's size: that its pages continue each other is chance.
+    /// The memory of the second memslot is elsewhere in the host, at an address that is not a
+    /// multiple of the block's size: its pages are contiguous by chance.
     fn a_block_is_aligned_in_the_host_as_in_the_guest<C: Case>() {
         let odd = MemslotSpec { host: Hva(HOST + K4), ..slot(M2) };
         with_guest!(C, config(), odd, PAGE => machine, ram, guest, vcpu);
@@ -120,7 +120,7 @@ on_all! {
                 let mut bits = [0; 4];
                 vcpu.worker().read_log(MemslotId(0), &mut bits).unwrap();
                 assert_eq!(bits[3] >> 63, 1);
-                // An invalidation of the memory tells what the block knew.
+                // An invalidation of the memory reports the marks of the block.
                 let mut clean = 0;
                 drop(vcpu.worker().invalidate(host_range(HOST, M2), |part| {
                     clean += if part.dirty { 0 } else { part.host.bytes };
@@ -132,7 +132,7 @@ on_all! {
 
     fn a_write_to_a_block_that_reaches_out_of_its_slot_splits_it<C: Case>() {
         for config in ways::<C>() {
-            // In the slot that does not log, then in the one that does.
+            // In the memslot that does not log, then in the one that does.
             two_slots::<C>(config, true, |machine, guest, vcpu| {
                 block_over_both::<C>(guest);
                 attempt::<C>(machine, vcpu, BASE + HALF + 5 * K4, Access::Write).unwrap();
