@@ -191,7 +191,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.platform
     }
 
-    /// Returns the guest's present VMID, for the register that holds it beside the root.
+    /// Returns the guest's present VMID, for the register that holds it together with the root.
     #[inline]
     pub fn vmid(&self) -> Vmid {
         Vmid(self.vmid.load(Ordering::Acquire) as u16)
@@ -552,8 +552,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// Gives back every frame of tables that the caller owns and that hardware no longer uses.
     pub(crate) fn free_all(self) {
         let platform = self.platform;
-        // Guards borrow the tables, so no thread is in them, whatever the grace says of other
-        // guests' tables.
+        // Guards borrow the tables, so no thread is in them, even if the grace says that threads
+        // are in other guests' tables.
         self.retired.free_all::<F>(platform);
         // SAFETY: `self` is owned, so no software walker exists, and hardware does not use the
         // tables (they were deactivated, or never active). Tables below the root came from caches,

@@ -106,8 +106,8 @@ pub(crate) enum Flow {
 /// thread held an entry for too long, or the budget was spent.
 pub(crate) type Outcome = Result<(), Gpa>;
 
-/// What a walk did to the slots of one table. It is apart from the visitor, so that it stays in
-/// registers across atomic exchanges.
+/// Counts of a walk's accesses to the slots of one table. It is apart from the visitor, so that it
+/// stays in registers across atomic exchanges.
 pub(crate) struct Tally {
     pub read: u64,
     /// Slots exchanged or stored.

@@ -1,6 +1,6 @@
 //! Ageing: which pages were used, by their accessed bits; lock-free, by bitmap.
 //!
-//! A leaf is cleared by compare-and-swap. A page whose entry somebody else holds is *unanswered*,
+//! A leaf is cleared by compare-and-swap. A page whose entry another thread holds is *unanswered*,
 //! which is not the same as old. Nothing waits.
 //!
 //! # Non-leaf accessed bits
@@ -15,10 +15,10 @@
 //! 3. The leaves below noted tables are cleared, and the notes.
 //!
 //! Software that makes a leaf accessed marks the tables above after it, the lowest first
-//! (`walk::touch`; all agree on the order of exchanges and loads), and so does a scan that
-//! cannot clear a leaf because somebody holds it. A hint
-//! clears tables without an invalidation: it breaks the invariant, and makes exact scans look
-//! everywhere until one has covered the whole guest. One scan at a time clears tables.
+//! (`walk::touch`; all agree on the order of exchanges and loads), and so does a scan that cannot
+//! clear a leaf because another thread holds it. A hint clears tables without an invalidation: it
+//! breaks the invariant, and makes exact scans look everywhere until one has covered the whole
+//! guest. One scan at a time clears tables.
 
 use super::ChangeError;
 use super::pages::{or_bits, set_bits};
@@ -103,7 +103,7 @@ pub struct Ages<'b> {
     /// ([`Guard::map_contiguous`]), all its pages in the range. One that the range covers in part
     /// is tested, not cleared.
     pub young: &'b mut [u64],
-    /// Pages about which nothing can be said: somebody is changing their entry.
+    /// Pages without an answer: another thread is changing their entry.
     pub unanswered: &'b mut [u64],
 }
 
@@ -149,8 +149,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.age_walk(range, ages, how)
     }
 
-    /// Whether the page at `gpa`, whose table is there, was used, and, if asked, makes it old,
-    /// without a walk. Whatever else it meets it leaves to the walk.
+    /// Returns whether the page at `gpa`, whose table is there, was used, and with `clear` makes it
+    /// old, without a walk. Returns `None` in all other cases, which the walk handles.
     #[inline(always)]
     fn age_page(&mut self, gpa: u64, clear: bool) -> Option<bool> {
         let tables = self.tables;
@@ -221,14 +221,14 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Whether the leaf around `gpa` was used, and, if asked, makes it old: all of it, be it a
-    /// block or a group, where a range that cuts through it ([`Guard::age`]) only tests. Returns
-    /// what the leaf covers; `None` if nothing is mapped there. Nothing is owed; without an
-    /// invalidation the answer is as old as what TLBs hold.
+    /// Tests whether the leaf around `gpa` was used, and with `clear` makes all of it old, also a
+    /// block or a group, which [`Guard::age`] only tests if its range cuts it. Returns the range
+    /// that the leaf covers and whether it was used; `None` if nothing is mapped there. Owes no
+    /// invalidation: without one, uses through a translation that a TLB holds may not be seen.
     ///
     /// # Errors
     /// [`ChangeError::Range`], [`ChangeError::NotRecorded`]: nothing is done.
-    /// [`ChangeError::Contended`]: somebody is changing the entry, and it is as it was.
+    /// [`ChangeError::Contended`]: another thread is changing the entry, which stays as it was.
     pub fn age_leaf(
         &mut self,
         gpa: Gpa,
@@ -259,7 +259,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 struct One<'t, 'g, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     clear: bool,
-    /// Kept from one attempt to the next: what was cleared is told.
+    /// Kept from one attempt to the next, so that a mark that was cleared is reported.
     young: bool,
     found: Option<(u64, u64)>,
     held: bool,
@@ -279,7 +279,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
             let (used, whole) = age_group::<F>(&group, level, self.clear, self.sums);
             self.young |= used;
             if used || whole {
-                // What was cleared is told, whatever comes of the rest.
+                // A mark that was cleared is reported, even if the rest of the group cannot be.
                 self.found = Some((group.start, group.end));
             }
             return if whole { Flow::Next } else { Flow::Again };
@@ -485,8 +485,8 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
         }
     }
 
-    /// The note goes when all below has an answer: until then others who look do not trust the
-    /// mark.
+    /// The note is removed once all leaves below have an answer; until then other scans do not
+    /// trust the table's mark.
     #[inline(always)]
     fn leave(&mut self, level: u8, entry: Entry<'t>, _: &'t [Slot]) {
         if TABLES == NOTED && entry.whole::<F>(level) {

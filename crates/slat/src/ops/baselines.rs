@@ -65,7 +65,7 @@ impl<const LAST_LEVEL: bool, const INTO_NEW: bool, const FLAG: bool> Way
         // SAFETY: `frame` is a whole table, and is borrowed exclusively while the walk goes on.
         let slots = unsafe { table::slots(platform, hpa, F::slots(level)) };
         let mut visitor = EachEntry { builder, plan };
-        // Nobody else can hold a slot, and the visitor never stops.
+        // No other thread can hold a slot, and the visitor never stops.
         let _ = walk::<F, P, _>(
             platform,
             slots,

@@ -13,8 +13,8 @@
 //!    block, whose seal goes with the same compare-and-swap, or which takes the marker's place.
 //! 5. The table is retired; it is given back once no walker can be in it.
 //!
-//! Between the first seal and the last release nothing is allocated and nobody is called but the
-//! invalidation; a table's slots and one more are held.
+//! Between the first seal and the last release, nothing is allocated, and nothing is called except
+//! the invalidation; a table's slots and one more are held.
 
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Attributes, Format, Kind};
@@ -43,11 +43,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// stands broken. Each block costs an invalidation, executed inside.
     ///
     /// # Errors
-    /// Nothing is done on [`SplitError::Range`], [`SplitError::LeafSize`] and, of tables that a
-    /// device walks which takes the engine's mark for another bit, [`SplitError::Shared`]. On
-    /// [`SplitError::Contended`] somebody held an entry of the table at that address for too long;
-    /// what could be done before it is done, and, unless somebody held one for so long that the walk
-    /// ended, behind it. On [`SplitError::Paused`] what precedes the address is done.
+    /// Nothing is done on [`SplitError::Range`], [`SplitError::LeafSize`] and, if a device that
+    /// takes the engine's mark for another bit walks the tables, [`SplitError::Shared`]. On
+    /// [`SplitError::Contended`] another thread held an entry of the table at that address for too
+    /// long; all that could be done before it is done, and also behind it, unless a thread held an
+    /// entry for so long that the walk ended. On [`SplitError::Paused`] all that precedes the
+    /// address is done.
     pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> Result<u64, Halted<SplitError>> {
         self.collapse_where(range, to, |_| true)
     }
@@ -108,7 +109,7 @@ struct Collapse<'t, 'g, F: Format, P: Platform, W> {
 enum Unfit {
     /// Its leaves do not agree.
     Differs,
-    /// Somebody else holds one of them.
+    /// Another thread holds one of them.
     Held,
 }
 
@@ -174,7 +175,8 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
         }
         let result = self.sealed(level, entry, children, first);
         if let Err((sealed, _)) = result {
-            // Who holds the first of a group holds the group: it is let go of last.
+            // The thread that holds the first member of a group holds the group: it is released
+            // last.
             for child in children[..sealed].iter().rev() {
                 let _ = child.update(|raw| Some(raw & !F::MARK));
             }
@@ -218,7 +220,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
             let bits = F::attribute_bits(first, level - 1) | status;
             F::leaf(bits, level, F::leaf_address(first, level - 1))
         };
-        // What stands in the parent's slot while hardware may be in the table.
+        // The value of the parent's slot while hardware may be in the table.
         let interim = |raw: u64| {
             if breaks {
                 return F::frozen(table);
@@ -270,9 +272,9 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
     }
 }
 
-/// Leaves that continue the first of a table: told at once, most often.
+/// A fast test that finds most leaves that continue the first leaf of a table.
 struct Plain<F> {
-    /// Of the first leaf, what its neighbours have as well.
+    /// The bits of the first leaf that its neighbours have as well.
     bits: u64,
     base: u64,
     writable: bool,
@@ -291,8 +293,8 @@ impl<F: Format> Plain<F> {
         Self { bits, base, writable: first & F::WRITE != 0, state, level, format: PhantomData }
     }
 
-    /// Whether `raw`, child `index`, is a leaf on its own that nobody holds, and [`continues`] the
-    /// first; if not it may do so all the same.
+    /// Returns whether `raw`, child `index`, is a leaf outside a group that no thread holds, and
+    /// [`continues`] the first. If this returns false, [`continues`] may still hold.
     #[inline(always)]
     fn has(&self, index: usize, raw: u64) -> bool {
         let hpa = Hpa(self.base + ((index as u64) << F::shift(self.level)));
@@ -323,8 +325,8 @@ fn seal<F: Format>(slot: &Slot, level: u8) -> Result<u64, Unfit> {
     Err(Unfit::Held)
 }
 
-/// Whether `raw`, child `index` of a table linked at `level`, belongs into the block that begins
-/// with `first`, whatever their bits of `state`.
+/// Returns whether `raw`, child `index` of a table linked at `level`, belongs to the block that
+/// begins with `first`, regardless of the bits of `state`.
 #[inline]
 fn continues<F: Format>(first: u64, raw: u64, state: u64, level: u8, index: usize) -> bool {
     let base = F::leaf_address(first, level - 1).0;

@@ -24,22 +24,22 @@ use core::fmt;
 
 use super::ChangeError;
 
-/// A consumer of dirty state, such as a dirty log or a pager, with its own view of what was written
-/// since it last looked.
+/// A consumer of dirty state, such as a dirty log or a pager, with its own view of the pages
+/// written since it last looked.
 ///
-/// [`Tables::add_consumer`] makes one. It takes what was written by [`Guard::harvest_for`] and
-/// [`Guard::clean_for`], from no other consumer: *a page that a consumer's harvest does not report
-/// was not written since that consumer's last harvest or clean of it that has completed*, whatever
-/// other consumers did meanwhile. One thread at a time takes a page for one consumer; any number of
-/// consumers take it at once.
+/// [`Tables::add_consumer`] makes one. [`Guard::harvest_for`] and [`Guard::clean_for`] take written
+/// pages for it, and from no other consumer: *a page that a consumer's harvest does not report was
+/// not written since that consumer's last harvest or clean of it that has completed*, regardless of
+/// other consumers. One thread at a time takes a page for one consumer; any number of consumers
+/// take it at once.
 ///
-/// [`Guard::harvest`] and [`Guard::clean`], which name no consumer, take nothing from any, and are
-/// not told what those have taken.
+/// [`Guard::harvest`] and [`Guard::clean`], which name no consumer, take nothing from any consumer,
+/// and do not see pages that one has taken.
 ///
-/// The consumer's mark, one of the leaf's software bits, is set where the page was written, and
-/// another has taken that. [`Attributes::software`] shows it of a leaf that stands or was taken
-/// out, and a leaf that is mapped with it is dirty for this consumer alone: so a page that leaves
-/// and comes back stays dirty for the consumers that have not taken it yet.
+/// The consumer's mark, one of the leaf's software bits, is set when the page was written, and
+/// another harvest or clean has taken that. [`Attributes::software`] shows it of a leaf that stands
+/// or was taken out, and a leaf that is mapped with it is dirty for this consumer alone: so a page
+/// that leaves and comes back stays dirty for the consumers that have not taken it yet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Consumer {
     mark: Software,
@@ -113,8 +113,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// bits refuse it ([`ChangeError::Consumers`]). Leaves that have it already are dirty for the
     /// consumer, as all leaves are that are dirty now.
     ///
-    /// Nobody else is in the tables: a clean that is under way would not know of the mark. What
-    /// others have dropped is invalidated first.
+    /// The exclusive borrow keeps other threads out, as a clean that is under way would not know of
+    /// the mark. Invalidations of earlier cleans that have not completed are done first.
     ///
     /// # Errors
     /// [`ConsumerError::OneBit`] if `mark` is not exactly one bit, [`ConsumerError::NoSuchBit`] if

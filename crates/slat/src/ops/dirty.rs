@@ -59,8 +59,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.harvest_by::<false>(self.take(), range, bitmap)
     }
 
-    /// [`Guard::harvest`] for `consumer`: of what was written since its last harvest or clean that
-    /// has completed, whatever others have taken meanwhile.
+    /// As [`Guard::harvest`], for `consumer`: reports the pages written since its last harvest or
+    /// clean that has completed, including those that others have taken meanwhile.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::ForeignConsumer`]; otherwise those of [`Guard::harvest`].
@@ -110,7 +110,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
     }
 
-    /// Clears the dirty state of `range`, for a caller who has it already; returns the bytes that
+    /// Clears the dirty state of `range`, for a caller that has it already; returns the bytes that
     /// changed.
     ///
     /// The pages are clean only after [`Guard::complete`]; copy them after it. A leaf that the
@@ -162,7 +162,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         consumer: Consumer,
         pages: &Pages<'_>,
     ) -> Result<u64, Halted<ChangeError>> {
-        // Pages that nobody names need no consumer.
+        // If no page is named, the consumer is not checked.
         if pages.runs().next().is_none() {
             return Ok(0);
         }

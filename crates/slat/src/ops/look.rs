@@ -12,7 +12,7 @@ use crate::walk::{Entry, Flow, Tally, Visitor, visit_each};
 use core::{fmt, slice};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// What `gpa` translates to; `None` if nothing is mapped there.
+    /// Returns the translation of `gpa`; `None` if nothing is mapped there.
     ///
     /// # Errors
     /// [`Contended`] if the entry, or one of its group, stands frozen: it may be about to appear or
@@ -42,8 +42,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 
     /// Makes the guest's memory in `range` coherent: of all cacheable leaves that are mapped, as
-    /// far as they lie in the range. Returns the bytes. For a guest that used the memory past the
-    /// caches, or whose memory somebody else is to read past them.
+    /// far as they lie in the range. Returns the bytes. For a guest that accessed the memory
+    /// without the caches, or whose memory another party will read without them.
     ///
     /// # Errors
     /// [`ChangeError::Range`]; [`ChangeError::Contended`] at a frozen entry: everything before it
@@ -67,7 +67,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// [`Guard::translate`]: the caller is inside a guard, or nobody reclaims.
+    /// [`Guard::translate`]: the caller is inside a guard, or no thread reclaims.
     #[inline(always)]
     pub(crate) fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
         let Some(found) = self.lookup_any(gpa.0) else { return Ok(None) };
@@ -241,7 +241,7 @@ pub struct Leaves<'g, F: Format, P: Platform> {
     end: u64,
     /// The slots from `at` on of the table of pages that it is in; none, if it is in none yet.
     ahead: slice::Iter<'g, Slot>,
-    /// What links the tables on the way there, where they may withhold rights.
+    /// The slots that link the tables on the way there, if tables may withhold rights.
     above: [Option<&'g Slot>; 4],
 }
 

@@ -53,7 +53,7 @@ pub enum MapError {
     },
     /// The cache ran out of table pages.
     CacheEmpty,
-    /// Somebody else held an entry for too long.
+    /// Another thread held an entry for too long.
     Contended,
     /// As many slots were read as [`Guard::limit`] allows.
     Paused,
@@ -132,10 +132,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// 32m, with 64K 32 of 64k or of 512m.
     ///
     /// A group is one leaf: lookups show its size and the state that hardware set in any part of
-    /// it; ageing answers for all of it, and clears it where it is covered whole. Whatever else
-    /// changes a part of it unfolds it first, at the cost of an invalidation, executed inside; a
-    /// break, where the CPU demands one for changes of size. Nothing folds what is mapped already,
-    /// nor the children of a split.
+    /// it; ageing answers for all of it, and clears it where it is covered whole. Every other
+    /// change of a part of it unfolds it first, at the cost of an invalidation, executed inside,
+    /// and of a break, if the CPU demands one for changes of size. No operation folds leaves that
+    /// are mapped already, nor the children of a split.
     ///
     /// # Errors
     /// Those of [`Guard::map`].
@@ -226,7 +226,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.sums.counts.slots_read += check.read;
         match result {
             Ok(()) => Ok(plan.end),
-            // What was looked at is mapped now.
+            // The slots that were checked are mapped now.
             Err(at) if budget.spent => Ok(at.0),
             // Nothing is mapped yet: the caller has to begin at the start again.
             Err(_) if check.why == MapError::Contended => Self::halted(Gpa(plan.start), check.why),
@@ -246,8 +246,8 @@ pub(super) fn maintenance(attributes: &Attributes) -> Option<Maintenance> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// The fault path: fills the empty slot of a page whose table is there. Whatever else it meets
-    /// it leaves to the walk.
+    /// The fault path: fills the empty slot of a page whose table is there. Leaves all other cases
+    /// to the walk.
     #[inline(always)]
     fn map_page<C: Change>(
         &self,
@@ -377,7 +377,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 }
 
-/// Whether a leaf translates `entry` as `plan` would, whatever its bits of `state`.
+/// Returns whether a leaf translates `entry` as `plan` would, regardless of the bits of `state`.
 #[inline]
 fn agrees<F: Format>(
     plan: &Plan,

@@ -82,7 +82,7 @@ pub enum ChangeError {
     ForeignConsumer,
     /// The format, as configured, leaves no trace of what was used.
     NotRecorded,
-    /// Somebody else held an entry for too long.
+    /// Another thread held an entry for too long.
     Contended,
     /// As many slots were read as [`Guard::limit`](crate::Guard::limit) allows.
     Paused,
@@ -135,7 +135,7 @@ macro_rules! early {
 }
 early!(ChangeError MapError OwnerError ReplaceError SplitError UnmapError);
 
-/// Why the leaves of a range are not to be changed at all, whatever the change.
+/// Reason to refuse any change of the leaves of a range.
 pub(crate) enum Refusal {
     Range(RangeError),
     CutsBlock { size: PageSize },
@@ -152,7 +152,7 @@ impl From<Refusal> for ChangeError {
 
 /// How a slot is changed from the value that was read.
 pub(crate) trait Change {
-    /// Nobody else, software or hardware, reaches the slots.
+    /// No other thread, and no hardware, reaches the slots.
     const ALONE: bool;
 
     fn exchange(slot: &Slot, old: u64, new: u64) -> Result<(), u64>;
@@ -163,7 +163,7 @@ pub(crate) struct Atomically;
 /// Of slots that are vacant, in tables that hardware may use and no other thread: hardware changes
 /// no entry that is invalid.
 pub(crate) struct Vacantly;
-/// In tables that nobody else can reach.
+/// In tables that no other thread, and no hardware, can reach.
 pub(crate) struct Plainly;
 
 impl Change for Atomically {

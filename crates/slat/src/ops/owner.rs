@@ -1,15 +1,15 @@
 //! Owners: a word of the caller's in entries that translate nothing.
 //!
-//! A hypervisor that hands memory from one guest to another, or to itself, writes down whose it is
-//! where nothing is mapped. An owned entry is invalid to hardware, and kept from other software: it
-//! is mapped and reserved again only when the word has been taken back, an unmap passes it by, and a
-//! table that holds one is not empty.
+//! A hypervisor that hands memory from one guest to another, or to itself, records the owner in
+//! entries where nothing is mapped. An owned entry is invalid to hardware, and kept from other
+//! software: it is mapped and reserved again only when the word has been taken back, an unmap
+//! passes it by, and a table that holds one is not empty.
 //!
 //! # Protocol
 //! A word is set, replaced and taken back by one compare-and-swap from the value that was read. So
 //! of a thread that maps an entry and one that gives it an owner, one finds what the other did. A
-//! word that is taken back leaves a token where the CPU demands a break, as an unmap does: whoever
-//! emptied the entry before it had an owner may not have completed its invalidation
+//! word that is taken back leaves a token if the CPU demands a break, as an unmap does: the thread
+//! that emptied the entry before it had an owner may not have completed its invalidation
 //! (`Tables::break_before_fill`).
 
 use super::ChangeError;
@@ -71,7 +71,7 @@ pub enum OwnerError {
     },
     /// The cache ran out of table pages.
     CacheEmpty,
-    /// Somebody else held an entry for too long.
+    /// Another thread held an entry for too long.
     Contended,
     /// As many slots were read as [`Guard::limit`] allows.
     Paused,
@@ -125,8 +125,8 @@ pub(super) fn owner<F: Format>(kind: Kind, raw: u64) -> Option<Owner> {
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Gives the addresses of `range`, where nothing is mapped, and whose owner is `from`, to the
-    /// owner `to`: `None` is nobody, who was there before the first call. What is `to`'s already
-    /// stays. Returns the bytes that changed hands.
+    /// owner `to`. `None` is no owner, the state before the first call. Addresses that `to` owns
+    /// already stay. Returns the bytes that changed owner.
     ///
     /// The largest entries that the range covers hold the word; one that it cuts becomes a table.
     /// Reservations are void where the owner changes. Nothing is owed: hardware caches nothing that
@@ -162,7 +162,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.sums.counts.slots_read += check.read;
         let looked = match result {
             Ok(()) => end,
-            // What was looked at gets its owner now.
+            // The slots that were checked get their owner now.
             Err(at) if budget.spent => at.0,
             // Nothing is done yet: the caller has to begin at the start again.
             Err(_) if check.why == OwnerError::Contended => {
@@ -190,7 +190,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// The owner of `gpa` ([`Guard::set_owner`]); `None` if there is none, or something is mapped.
     ///
     /// # Errors
-    /// [`Contended`] if somebody else is changing the entry.
+    /// [`Contended`] if another thread is changing the entry.
     pub fn owner(&self, gpa: Gpa) -> Result<Option<Owner>, Contended> {
         if gpa.0 >> self.geometry().address_bits != 0 {
             return Ok(None);
@@ -203,7 +203,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-/// From whom to whom.
+/// The owner before, and the owner after.
 #[derive(Clone, Copy)]
 struct Hand {
     from: Option<Owner>,
@@ -312,7 +312,7 @@ impl<F: Format, P: Platform> SetOwner<'_, '_, '_, F, P> {
         let slots = frame.slots_mut::<F>(tables.platform, level - 1);
         let all = slots.len() as u64;
         tables.platform.fill(slots, if kind == Kind::Owned { entry.raw } else { 0 }, 0);
-        // Slots of 0 tell nobody of an unmap that has not completed.
+        // The new table's slots are 0, without the token of an unmap that may not have completed.
         let broke = tables.break_before_fill(entry.raw, level, entry.base::<F>(level));
         counts.invalidations += u64::from(broke);
         if entry.slot.exchange(entry.raw, F::table(frame.hpa(), level)).is_ok() {

@@ -19,8 +19,8 @@ pub struct Removed {
     pub size: PageSize,
     /// The memory behind them: the guest cannot reach it any more.
     pub hpa: Hpa,
-    /// Rights (those of the leaves, whatever tables above withheld), memory type and state at the
-    /// moment they were taken out. A page that was writable may have been written until the
+    /// Rights (those of the leaves, without what tables above withheld), memory type and state at
+    /// the moment they were taken out. A page that was writable may have been written until the
     /// invalidation completed, if it was dirty already.
     ///
     /// Not dirty is a page that was not written since the last [`Guard::clean`] or
@@ -73,10 +73,10 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         Self { tables, storage, len: 0, forgets: false, owed, counted: false, unlinked }
     }
 
-    /// Removals that are never [full](super::UnmapError::Full): what has no room takes the place of what
-    /// was removed before it, which [`Removals::complete`] does not hand out. For a caller who
-    /// knows the memory behind the range: one place, and one invalidation, serve a range of any
-    /// size, whatever lies in it.
+    /// Makes these removals never [full](super::UnmapError::Full): leaves without room take the
+    /// place of leaves that were removed before, which [`Removals::complete`] then does not hand
+    /// out. For a caller that knows the memory behind the range: one place, and one invalidation,
+    /// serve a range of any size and content.
     pub const fn forgetting(mut self) -> Self {
         self.forgets = true;
         self
@@ -84,14 +84,15 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
 
     /// Invalidates, then hands out what was removed, in the order in which it was.
     ///
-    /// Afterwards nothing in the ranges is reachable, whoever unmapped it: while other removals are
-    /// under way, all of the guest is invalidated.
+    /// Afterwards nothing in the ranges is reachable, including leaves that other threads unmapped:
+    /// while other removals are under way, all of the guest is invalidated.
     ///
-    /// What the iterator is not asked for is leaked.
+    /// Leaves that the caller does not take from the iterator are leaked.
     #[inline]
     pub fn complete(&mut self) -> impl Iterator<Item = Removed> {
         let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
-        // Slots found empty here may have been emptied by others, who have not invalidated yet.
+        // Slots found empty here may have been emptied by other threads, which have not invalidated
+        // yet.
         if self.tables.pending.removals.count() > u64::from(self.counted) {
             self.tables.complete_all();
         } else {
@@ -136,7 +137,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         }
     }
 
-    /// What was removed last counts as dirty, all of the run.
+    /// Marks the run that was removed last as dirty.
     #[cold]
     pub(super) fn dirty_last(&mut self) {
         if let Some(last) = self.storage[..self.len].last_mut().and_then(|place| place.0.as_mut()) {
@@ -144,7 +145,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         }
     }
 
-    /// Keeps what fits, and what it owes: whatever happens to the walk.
+    /// Adds `new`, if there is room, and what it owes, even if the walk fails later.
     #[inline]
     pub(super) fn push(&mut self, new: Removed) {
         match self.continued(&new) {

@@ -5,13 +5,13 @@
 //! maps it by a compare-and-swap from that very token. [`Guard::unmap`] empties leaves and
 //! reservations alike. So a page that the host took away after the fault had asked for it is not
 //! mapped: either the unmap found the reservation, and the commit fails, or it found the leaf. A
-//! host that takes memory away stops handing it out first, then unmaps. A reservation keeps nobody
-//! out: a map there replaces it, and the commit fails as well; of two faults that share one the
-//! first to commit has it. One that is given up stays, as empty as before.
+//! host that takes memory away stops handing it out first, then unmaps. A reservation excludes no
+//! other thread: a map there replaces it, and the commit fails as well; if two faults share one,
+//! the first commit succeeds. A reservation that is given up stays, and counts as empty.
 //!
-//! Where somebody has to be told before the leaf is there, [`Reservation::commit_told`] exchanges
-//! the token for a marker first, which does keep everybody out. *Invariant*: of faults that share a
-//! slot one is told of, and its leaf is there before anybody can take it out.
+//! If another party has to be notified before the leaf is there, [`Reservation::commit_told`]
+//! exchanges the token for a marker first, which excludes all other threads. *Invariant*: of faults
+//! that share a slot, one is notified, and its leaf is there before another thread can take it out.
 //!
 //! Tokens of threads that have a seat are the seat's ([`crate::grace`]), so that faults share no
 //! counter; others are counted by the guest. Neither come back within 2^47 faults and unmaps.
@@ -321,15 +321,15 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         mapped
     }
 
-    /// [`Reservation::commit`] of memory of which somebody has to know before it is mapped, and may
-    /// refuse it (SNP's RMP, TDX's secure EPT). `tell` is called if the reservation is not void, and
-    /// then the leaf is there when this returns, unless it refuses. While it runs it has the
-    /// addresses alone: the slot is frozen, nobody maps, reserves or unmaps there, and others that
-    /// try are told to come again ([`MapError::Contended`], [`UnmapError::Contended`]).
+    /// As [`Reservation::commit`], for memory that another party has to know of before it is
+    /// mapped, and may refuse (SNP's RMP, TDX's secure EPT). Calls `tell` if the reservation is not
+    /// void; the leaf is then there when this returns, unless `tell` refuses. While `tell` runs,
+    /// the slot is frozen: no other thread maps, reserves or unmaps there; one that tries has to
+    /// try again ([`MapError::Contended`], [`UnmapError::Contended`]).
     ///
-    /// A slot that an unmap has emptied can be reserved before its [`Removals`](crate::Removals) are
-    /// completed. Whoever tells of both, in turns, keeps faults from committing until he has told of
-    /// the removal.
+    /// A slot that an unmap has emptied can be reserved before its [`Removals`](crate::Removals)
+    /// are completed. A caller that notifies another party of both, in order, keeps faults from
+    /// committing until it has notified that party of the removal.
     ///
     /// `tell` runs inside the tables: it must not wait for what waits for threads inside.
     ///
@@ -412,7 +412,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     }
 }
 
-/// Slots that are frozen while somebody is told: reserved again when this is dropped.
+/// Slots that are frozen while `tell` runs: reserved again when this is dropped.
 struct Held<'g> {
     slots: &'g [Slot],
     raw: u64,

@@ -67,7 +67,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.rewrite::<Atomically, _>(range, NoExecute)
     }
 
-    /// Sets the rights of every leaf in `range` to exactly `rights`; returns the bytes that changed.
+    /// Sets the rights of every leaf in `range` to exactly `rights`; returns the bytes that
+    /// changed.
     ///
     /// Accessed and dirty state, memory type and software bits stay; but a leaf that becomes
     /// writable is dirty from then on where hardware does not mark writes. Memory that becomes
@@ -210,13 +211,13 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// Gives those pages that have all bits of `software` the right that `fetch` asks for, without
-    /// saying that anybody used them. Nothing is owed to other CPUs, as for [`Guard::relax`]. An
-    /// access that is no fetch gives no right.
+    /// marking them as used. Nothing is owed to other CPUs, as for [`Guard::relax`]. An access that
+    /// is no fetch gives no right.
     ///
     /// # Errors
     /// Those of [`Guard::set_software`]; [`ChangeError::CutsBlock`] also at a block that would
-    /// become executable: huge pages that may not be executed stay so, whoever puts pages together
-    /// meanwhile.
+    /// become executable: huge pages that may not be executed stay so, even if another thread
+    /// collapses pages meanwhile.
     pub fn allow_execute(
         &mut self,
         range: GpaRange,
@@ -305,7 +306,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// Rewrites the leaf of a page whose table is there, as a fault does, without a walk; returns
-    /// the bytes that changed. Whatever else it meets it leaves to the walk.
+    /// the bytes that changed. Leaves all other cases to the walk.
     #[inline(always)]
     fn rewrite_page<C: Change, R: Rule<F>>(&mut self, gpa: u64, rule: &R) -> Option<u64> {
         let tables = self.tables;
@@ -353,7 +354,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// [`Guard::rewrite`] of each run of the pages that a bitmap names. Runs inside one table of
-    /// pages are rewritten there, slot by slot; whatever else there is, run by run.
+    /// pages are rewritten there, slot by slot; all others run by run.
     #[inline]
     pub(super) fn rewrite_pages<R: Rule<F> + Copy>(
         &mut self,

@@ -2,12 +2,12 @@
 //!
 //! # Protocol
 //! A block is read, the tables that replace it are built aside from that very value, and one
-//! compare-and-swap from that value links them. If hardware set a bit or other software changed
-//! the block meanwhile, the swap fails and the tables are built anew: no accessed or dirty bit, and
-//! no restriction of rights, is lost. Where the CPU demands a break, the swap goes to a
-//! frozen marker that carries the new table's address; the invalidation of all blocks frozen
-//! together completes; then each marker is replaced by its table. Between the first marker and the
-//! last release nothing is allocated and nobody is called but the platform's invalidation.
+//! compare-and-swap from that value links them. If hardware set a bit or other software changed the
+//! block meanwhile, the swap fails and the tables are built anew: no accessed or dirty bit, and no
+//! restriction of rights, is lost. Where the CPU demands a break, the swap goes to a frozen marker
+//! that carries the new table's address; the invalidation of all blocks frozen together completes;
+//! then each marker is replaced by its table. Between the first marker and the last release nothing
+//! is allocated, and nothing is called except the platform's invalidation.
 //!
 //! Without a break a CPU may hold the block and its pages at once until the split's shootdown has
 //! completed; until then no invalidation in the range may be narrowed to one leaf size.
@@ -99,7 +99,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// [`Guard::split`] to pages, which get the right that `fetch` asks for if their block has all
-    /// bits of `software`; what stays larger does not. Nobody is said to have used them. With an
+    /// bits of `software`; leaves that stay larger do not. None of them is marked as used. With an
     /// access that is no fetch this is [`Guard::split`].
     ///
     /// As rights become more in the same step, the CPU that faulted has to forget the block: see
@@ -221,8 +221,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 
 /// Replacements of blocks of one table that wait for one common break. Their tables are kept in the
 /// cache that they came from ([`TableCache::keep`]), by their order, and a block's value is the one
-/// that its table was built from ([`block_of`]): a hypervisor's stack has a few KiB. A block's place
-/// is its distance from the first, in blocks.
+/// that its table was built from ([`block_of`]): a hypervisor's stack has a few KiB. A block's
+/// place is its distance from the first, in blocks.
 struct Waiting<'t> {
     /// The slot of the first that came.
     first: &'t Slot,
@@ -409,7 +409,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             self.sums.owed.leaves(range.start().0, range.end().0, F::size(level));
         } else {
             let (slot, raw) = (entry.slot, entry.raw);
-            // What waits is known by its table.
+            // A marker that waits is identified by its table.
             if plan.page_bits == bits {
                 self.wait(slot, raw, frame, level, base);
             } else {

@@ -1,8 +1,8 @@
 //! Groups: aligned neighbours that a TLB may hold as one leaf ([`Format::CONTIGUOUS`]).
 //!
-//! A group is one leaf: no member changes alone. What hardware sets in one of them, and ageing
-//! clears in all of them, is the state of the group; whatever else is to change unfolds it first,
-//! so that its members are leaves of their own, each with the group's state.
+//! A group is one leaf: no member changes alone. The bits that hardware sets in one of them, and
+//! ageing clears in all of them, are the state of the group; any other change unfolds it first, so
+//! that its members are leaves of their own, each with the group's state.
 //!
 //! # Protocol
 //! 1. The members are held in ascending order (`Group::hold`). *Invariant*: the thread that holds
@@ -20,8 +20,8 @@
 //!
 //! As many slots stand broken together as a group has, and no more than one group: as one block
 //! does, until one invalidation has completed. Between the first marker and the last release
-//! nothing is allocated and nobody is called but that invalidation, and, for a reservation, whom its
-//! caller tells of it ([`Reservation::commit_told`](super::Reservation::commit_told)).
+//! nothing is allocated, and nothing is called except that invalidation and, for a reservation, the
+//! closure of its caller ([`Reservation::commit_told`](super::Reservation::commit_told)).
 
 use super::ChangeError;
 use crate::addr::{GpaRange, Hpa, Levels};
@@ -87,7 +87,8 @@ impl<'t, F: Format> Group<'t, F> {
         F::kind(raw, self.level) == Kind::Leaf && folded::<F>(raw)
     }
 
-    /// The first member, with the state of all; `None` if somebody is changing the group, or has.
+    /// The first member, with the state of all; `None` if another thread is changing the group, or
+    /// has changed it.
     pub fn state(&self) -> Option<u64> {
         let mut all = self.slots[0].load();
         for slot in self.slots {
@@ -132,7 +133,7 @@ impl<'t, F: Format> Group<'t, F> {
         Ok(first)
     }
 
-    /// Unfolds a group that nobody else, software or hardware, can reach.
+    /// Unfolds a group that no other thread, and no hardware, can reach.
     pub fn unfold_alone(&self) {
         if let Some(first) = self.state() {
             for (number, slot) in self.slots.iter().enumerate() {
@@ -222,8 +223,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         Ok(())
     }
 
-    /// Freezes a group of empty slots, or of those that have the token; returns whether somebody had
-    /// emptied one of them. `Again` where one of them is something else: nothing was done.
+    /// Freezes a group of empty slots, or of those that have the token; returns whether an unmap
+    /// had emptied one of them. `Again` where one of them is something else: nothing was done.
     pub(super) fn freeze_group(
         &self,
         group: &Group<'_, F>,
@@ -297,8 +298,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// leaf has the group's accessed and dirty state. Each group costs an invalidation, executed
     /// inside, and where the CPU demands a break its leaves fault until that has completed.
     ///
-    /// Nothing folds what is mapped: afterwards the range has no groups, if nobody maps them
-    /// meanwhile.
+    /// No operation folds leaves that are mapped: afterwards the range has no groups, unless
+    /// another thread maps some meanwhile.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`]. [`ChangeError::Contended`] leaves everything

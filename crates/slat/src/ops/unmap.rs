@@ -1,4 +1,4 @@
-//! Unmap: empties a range, hands out what stood there, retires the tables that it covered.
+//! Unmap: empties a range, hands out its leaves, and retires the tables that it covered.
 //!
 //! # Protocol
 //! A leaf is taken out by one compare-and-swap whose old value is kept for the caller. Where the
@@ -8,8 +8,8 @@
 //! order: every one of its slots goes from empty to retired, which keeps other software out and
 //! fails if anything was mapped there meanwhile; its parent's slot is emptied; the table waits in
 //! the removals for their invalidation. Between the first marker and the last nothing is allocated
-//! and nobody is called. A table around an end of the range that is found empty afterwards goes in
-//! the same order, and so do those above it.
+//! or called. A table around an end of the range that is found empty afterwards goes in the same
+//! order, and so do those above it.
 //!
 //! A slot of a retired table stays so until the table is given back; so the thread that retired all
 //! of them owns the link in the parent's slot: others may change bits of it, but not the address.
@@ -41,7 +41,7 @@ pub enum UnmapError {
     Full,
     /// The removals are those of other tables.
     ForeignRemovals,
-    /// Somebody else held an entry for too long.
+    /// Another thread held an entry for too long.
     Contended,
     /// As many slots were read as [`Guard::limit`] allows.
     Paused,
@@ -77,7 +77,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Unmaps `range` into `removals`; returns the bytes that were mapped. Reservations in the
     /// range are void.
     ///
-    /// What is owed is in the removals, not in the guard. A table goes with the call that covers it
+    /// The removals have what is owed, not the guard. A table goes with the call that covers it
     /// whole, or that empties it; reservations in it are void as well.
     ///
     /// # Errors
@@ -109,8 +109,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 
     /// Unmaps the leaf of a page whose table is there, without a walk; returns the bytes that were
-    /// mapped. Whatever else it meets, and what finds no room, it leaves to the walk. Not inlined:
-    /// its frame and the walk's do not add.
+    /// mapped. Leaves all other cases, and a lack of room, to the walk. Not inlined: its frame and
+    /// the walk's do not add.
     #[inline(never)]
     fn unmap_page(
         &mut self,
@@ -197,9 +197,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 
     /// Retires the tables that overlap `range` and hold neither a leaf nor an owner, such as those
-    /// that faults built and gave up; [`Tables::reclaim`] then gives them back. Reservations in them
-    /// are void. Returns how many, unless it ends early; if there is one, an invalidation is executed
-    /// inside.
+    /// that faults built and gave up; [`Tables::reclaim`] then gives them back. Reservations in
+    /// them are void. Returns how many, unless it ends early; if there is one, an invalidation is
+    /// executed inside.
     ///
     /// An unmap does the same for the tables that it covers or empties.
     ///
@@ -357,7 +357,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
         Flow::Next
     }
 
-    /// What was emptied before may be full again: it must not look as it did.
+    /// Slots that were emptied before may have been filled since: a new token, so that they do not
+    /// look the same once emptied again.
     #[inline(always)]
     fn again(&mut self) {
         self.empty = self.token();

@@ -1,5 +1,5 @@
-//! Unmapping where no CPU has the tables and nobody else is in them: leaves are listed, then
-//! emptied.
+//! Unmap of tables that no CPU has loaded, and that no other thread is in: lists leaves, then
+//! empties them.
 //!
 //! # Two steps
 //! The first step reads the range and hands each run of leaves to the caller's closure. It changes
@@ -52,9 +52,9 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
 }
 
 impl<F: Format, P: Platform> Inactive<'_, F, P> {
-    /// Unmaps `range`, as [`Inactive::unmap`], for a caller who knows what memory is behind it:
-    /// nothing is handed out. Tables that the range covers whole are dropped unseen: entries of
-    /// pages in them are not read, unless addresses have, or had, owners.
+    /// Unmaps `range`, as [`Inactive::unmap`], for a caller that knows the memory behind it: hands
+    /// out nothing. Tables that the range covers whole are dropped unseen: entries of pages in them
+    /// are not read, unless addresses have, or had, owners.
     ///
     /// # Errors
     /// [`ChangeError::Range`] and [`ChangeError::CutsBlock`]: nothing is done.
@@ -72,8 +72,8 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Unfolds the group, if any, that a range with an end at `edge` cuts, where nobody else is in
-    /// the tables.
+    /// Unfolds the group, if any, that a range with an end at `edge` cuts, while no other thread is
+    /// in the tables.
     fn unfold_cut(&self, edge: u64) {
         if F::CONTIGUOUS == 0 || edge >> self.geometry().address_bits != 0 {
             return;
@@ -94,7 +94,7 @@ struct Told<'t, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     start: u64,
     end: u64,
-    /// Some of the slots have owners, who keep them.
+    /// Some of the slots have owners, and keep them.
     owners: bool,
 }
 
@@ -149,7 +149,7 @@ impl<F: Format, P: Platform> Told<'_, F, P> {
     /// Gives back a table that no slot links any more, and all below it.
     fn free(&self, hpa: Hpa, level: u8) {
         let platform = self.tables.platform;
-        // SAFETY: nobody else is in the tables, and no CPU has them: `Inactive` was borrowed
+        // SAFETY: no other thread is in the tables, and no CPU has them: `Inactive` was borrowed
         // mutably. The slot that linked the table was emptied just before, so it, and all below it,
         // is this function's alone. All tables below the root came from caches, which allocate
         // `TABLE_BYTES`.
@@ -167,7 +167,7 @@ impl<F: Format, P: Platform> Told<'_, F, P> {
 /// Leaves whose descriptors follow each other.
 struct Run {
     first: Removed,
-    /// What the next leaf of the run would be.
+    /// The value that the next leaf of the run would have.
     raw: u64,
     gpa: u64,
     level: u8,

@@ -47,9 +47,9 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
         None
     }
 
-    /// What becomes of a member of a group, whose state is that of the group: it may become
-    /// accessed, as a fault wants it that only this member's use causes. Otherwise the group stays
-    /// as it is, or is unfolded first: `Aside`.
+    /// Returns the new value of a member of a group, whose state is that of the group. Alone, a
+    /// member can only become accessed, as its own fault demands. Otherwise the group stays as it
+    /// is, or is unfolded first: `Aside`.
     #[cold]
     fn member(&mut self, level: u8, entry: &Entry<'_>) -> Result<u64, Flow> {
         let group = self.tables.group(entry.start, level).ok_or(Flow::Again)?;
@@ -90,7 +90,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
         } else {
             self.rule.change(entry.raw)
         };
-        // A leaf that has the right already is given nothing, whatever of it was asked for.
+        // A leaf that has the right already is not changed, whichever part of it the range covers.
         let given = !R::STALE && changed == entry.raw;
         let cuts =
             R::WHOLE && !entry.whole::<F>(level) && !given || R::PAGES && changed != entry.raw;
@@ -117,7 +117,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
         if !(C::ALONE && R::SURE) {
             return false;
         }
-        // SAFETY: `C` says that nobody else reaches the slots.
+        // SAFETY: `C` says that no other thread, and no hardware, reaches the slots.
         let done = unsafe {
             crate::table::rewrite_run(run, |raws| {
                 let common = raws.iter().fold(!0, |common, raw| common & raw);

@@ -16,7 +16,7 @@ pub enum SplitError {
     ForeignCache,
     /// The cache ran out of table pages.
     CacheEmpty,
-    /// Somebody else held an entry for too long.
+    /// Another thread held an entry for too long.
     Contended,
     /// As many slots were read as [`Guard::limit`](crate::Guard::limit) allows.
     Paused,

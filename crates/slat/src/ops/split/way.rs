@@ -1,4 +1,4 @@
-//! Ways of splitting: the engine's own, and those that the laboratory measures beside it.
+//! Ways of splitting: the engine's own, and those that the laboratory compares with it.
 
 use crate::build::{Builder, Plan};
 use crate::format::Format;
@@ -26,7 +26,7 @@ impl sealed::Way for Batched {}
 pub(crate) mod sealed {
     use super::{Builder, Format, Frame, Plan, Platform};
 
-    /// What else a way of walking says, to the engine alone.
+    /// The part of a way of walking that only the engine uses.
     #[allow(private_interfaces, reason = "nobody else can name it")]
     pub trait Way {
         /// Whether a slot at `level` is wanted, of those that the walk shows.
