@@ -1,5 +1,5 @@
-//! The flat model: bytes from a key on, where they end, where they point, their attributes. It
-//! knows of leaves only what it is told.
+//! The flat model: for each run of bytes, its start as the key, its end, its host address and its
+//! attributes. It knows only the leaves that its callers report.
 
 use crate::machine::Machine;
 use slat::*;

@@ -52,7 +52,7 @@ struct Identity(Memory);
 impl Translation<Bits> for Identity {
     fn allocate_table(&mut self) -> (NonNull<PageTable<Bits>>, PhysicalAddress) {
         let frame = self.0.take().expect("operations count what they may need");
-        // SAFETY: the frame is writable memory of this size that nobody else uses.
+        // SAFETY: the frame is writable memory of this size that nothing else uses.
         unsafe { at(frame).write_bytes(0, FRAME) };
         (self.physical_to_virtual(PhysicalAddress(frame)), PhysicalAddress(frame))
     }
@@ -105,7 +105,7 @@ fn region(gpa: u64, bytes: u64) -> MemoryRegion {
     MemoryRegion::new(gpa as usize, (gpa + bytes) as usize)
 }
 
-/// What no block may be made of.
+/// Returns the constraints that keep the crate from leaves larger than `leaf`.
 fn constraints(leaf: Leaf) -> Constraints {
     match leaf {
         Leaf::Page4K => Constraints::NO_BLOCK_MAPPINGS,

@@ -232,7 +232,8 @@ mod tests {
         assert_eq!(leaves, [page(0, true), page(0x1000, false), page(0x2000, true), block]);
     }
 
-    /// What [`PEER`] notes: if it fails with a later version, note and refusal can go.
+    /// Shows what [`PEER`] notes: if this fails with a later version, remove the note and the
+    /// refusal.
     #[test]
     fn a_range_that_begins_in_a_hole_is_refused_because_the_crate_leaves_a_part_of_it() {
         let pages = Pages::new(8);

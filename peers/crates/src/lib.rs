@@ -67,7 +67,7 @@ pub struct Peer {
     pub split: Option<Way>,
     /// Whether unmapping frees the tables that it empties.
     pub frees_tables: bool,
-    /// What it does otherwise than Slat: the reasons beside a ratio.
+    /// Differences from Slat, which explain a ratio of results.
     pub notes: &'static str,
     new: fn(Memory) -> Result<Box<dyn Tables>, String>,
 }
@@ -164,13 +164,14 @@ pub trait Tables {
     /// An address is not mapped.
     fn lookup_all(&self, addresses: &[u64]) -> Result<u64, String>;
 
-    /// What is mapped in a range, in order, neighbours of one kind merged. For checks: not quick.
+    /// Returns the leaves of a range, in order, with neighbours of one kind merged. For checks: it
+    /// is slow.
     ///
     /// # Errors
     /// Bad ranges.
     fn leaves(&self, gpa: u64, bytes: u64) -> Result<Vec<Run>, String>;
 
-    /// Table frames that are left.
+    /// Returns the number of free table frames.
     fn frames_left(&self) -> usize;
 }
 

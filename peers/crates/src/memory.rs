@@ -27,7 +27,7 @@ pub struct Memory {
 impl Memory {
     const NONE: Self = Self { next: 0, end: 0, free: 0, free_count: 0 };
 
-    /// Takes `bytes` at `start` as frames, whatever they hold.
+    /// Takes `bytes` at `start` as frames, with any content.
     ///
     /// # Safety
     /// Until this and the tables made of it are dropped, the bytes stay allocated, readable and
@@ -52,8 +52,8 @@ impl Memory {
     pub(crate) fn take(&mut self) -> Option<usize> {
         if self.free != 0 {
             let frame = self.free;
-            // SAFETY: what is on the list is a frame of this memory, of which `give` has written
-            // the first word, and which nobody has used since.
+            // SAFETY: a frame on the list is one of this memory; `give` has written its first word,
+            // and nothing has used it since.
             self.free = unsafe { at(frame).cast::<usize>().read() };
             self.free_count -= 1;
             return Some(frame);
@@ -71,7 +71,7 @@ impl Memory {
     /// The frame came from `take` of this memory, was not given back since, and is not used again.
     #[inline]
     pub(crate) unsafe fn give(&mut self, frame: usize) {
-        // SAFETY: a frame of this memory is writable and aligned, and nobody else uses it now.
+        // SAFETY: a frame of this memory is writable and aligned, and nothing else uses it now.
         unsafe { at(frame).cast::<usize>().write(self.free) };
         self.free = frame;
         self.free_count += 1;

@@ -1,4 +1,4 @@
-//! What tables map, in a form that two of them can be compared by.
+//! The leaves of tables, in a form in which those of two tables can be compared.
 
 use crate::steps;
 

@@ -124,7 +124,7 @@ fn an_unmapped_range_is_gone_and_so_are_its_tables_where_the_crate_frees_them() 
             assert_eq!(seen(tables, 0, 16 * MIB), expected, "{}", peer.name);
             let freed = if peer.frees_tables && leaf == Leaf::Page4K { 4 } else { 0 };
             assert_eq!(tables.frames_left(), left + freed, "{}", peer.name);
-            // What was freed serves again, whatever the free list wrote into it.
+            // Freed frames are used again, although the free list has written to them.
             tables.map_each(4 * MIB, HOST, 8 * MIB, leaf).unwrap();
             expected.extend(model(4 * MIB, HOST, 8 * MIB, true));
             assert_eq!(seen(tables, 0, 16 * MIB), expected, "{}", peer.name);
@@ -164,7 +164,7 @@ fn a_sum_of_lookups_is_that_of_the_model() {
         let (hpa, writable) = (2 * HOST + 0x5_6789, false);
         assert_eq!(model[&0x45_6000], (hpa & !0xfff, writable), "{}", peer.name);
         tables.lookup_all(&[0, 8 * MIB]).unwrap_err();
-        // Not a panic, whatever it is.
+        // This must not panic; any result is right.
         let _ = tables.lookup_all(&[u64::MAX, 1 << 63, 1 << peer.address_bits]);
     });
 }

@@ -73,8 +73,9 @@ struct X86 {
 impl X86 {
     fn new(mut memory: Memory) -> Result<Self, String> {
         let root = memory.take().ok_or("no memory for the root")?;
-        // SAFETY: the frame is writable memory of this size that nobody else uses, and zeroes are
-        // a table. The reference stays in here, beside the memory that outlives both.
+        // SAFETY: the frame is writable memory of this size that nothing else uses, and zeroes are
+        // a table. The reference stays in this value, together with the memory, which outlives
+        // both.
         let root = unsafe {
             at(root).write_bytes(0, FRAME);
             &mut *at(root).cast::<PageTable>()
@@ -217,7 +218,8 @@ mod tests {
         x86.protect_range(BLOCK, BLOCK).unwrap();
         let mut table = x86.tables.level_4_table();
         for _ in 0..2 {
-            // SAFETY: the entry leads to a table in the memory of `pages`, which nobody changes.
+            // SAFETY: the entry leads to a table in the memory of `pages`, which nothing changes
+            // meanwhile.
             table = unsafe { &*at(table[0].addr().as_u64() as usize).cast() };
         }
         assert_eq!(table[0].flags(), Flags::PRESENT | Flags::WRITABLE);
@@ -225,7 +227,7 @@ mod tests {
         assert_eq!(block, 0x8000_0000 | 1 | 1 << 7);
     }
 
-    /// What [`PEER`] notes: if it fails with a later version, the note can go.
+    /// Shows what [`PEER`] notes: if this fails with a later version, remove the note.
     #[test]
     fn a_page_refused_within_a_read_only_block_leaves_the_block_writable() {
         let pages = Pages::new(8);

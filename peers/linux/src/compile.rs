@@ -157,7 +157,7 @@ impl Workshop {
     fn command(&self, tree: &Tree, how: Build, folder: &Path) -> Command {
         let mut command = self.compiler.command();
         command.args(FLAGS).args(&tree.defines);
-        // What distributions add, and Linux does not.
+        // Turns off an option that distributions add, and Linux does not.
         if cfg!(target_arch = "x86_64") {
             command.arg("-fcf-protection=none");
         }

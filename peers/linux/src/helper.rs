@@ -34,13 +34,13 @@ impl Prot {
     }
 }
 
-/// What a helper does. Addresses and sizes are bytes.
+/// Operation of a helper. Addresses and sizes are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those that their names say")]
 pub enum Op {
     /// Empty tables.
     Reset,
-    /// Maps by leaves of a size, as tables that nobody else walks; table pages are at hand.
+    /// Maps by leaves of one size, in tables that no other walker uses; table pages are at hand.
     Build { start: u64, size: u64, host: u64, leaf: u64, prot: Prot },
     /// Brings the first bytes of table memory into the caches.
     Warm { bytes: u64 },
@@ -99,7 +99,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// What an operation took.
+/// Time and results of an operation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
     /// Time on a CPU.
@@ -143,7 +143,7 @@ pub struct Helper {
 }
 
 impl Helper {
-    /// Starts a program with so many bytes of memory for tables. `stop` ends waiting for it.
+    /// Starts a program with `table_bytes` bytes of memory for tables. `stop` ends waiting for it.
     ///
     /// # Errors
     /// It does not start, or the machine has not that much memory.
@@ -244,7 +244,7 @@ impl Helper {
         Ok(())
     }
 
-    /// The next line, waited for while nobody pressed Ctrl-C.
+    /// Waits for the next line, until Ctrl-C is pressed.
     fn hear(&mut self, asked: &str) -> Result<String, Error> {
         if self.output.buffer().is_empty() {
             self.wait(asked, PollFlags::IN)?;

@@ -46,11 +46,11 @@ const CALLED: &str = "stage2_apply_range";
 /// The parts of a Linux source tree that are compiled, as text.
 #[derive(Clone, Debug)]
 pub struct Tree {
-    /// Tells it from all others of the process, of whatever name.
+    /// Identifies it among all trees of the process, also those of the same name.
     pub(crate) id: u64,
-    /// What results call it.
+    /// Its name in results.
     pub name: String,
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Its version.
     pub version: Version,
@@ -59,7 +59,7 @@ pub struct Tree {
     pub(crate) headers: Vec<(&'static str, String)>,
     /// The callers.
     pub(crate) cut: String,
-    /// What the kernel of ours must be told about this tree.
+    /// Definitions that the stub kernel needs for this tree.
     pub(crate) defines: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What the guest meets, case by case.
+//! The cases: accesses of the guest, and the exits that they must cause.
 
 use crate::machine::{Machine, Memory, Serial, end};
 use crate::svm::{self, Does, EXIT_NPF, EXIT_VMMCALL, Exit, GUEST_TABLES, VMMCALL};

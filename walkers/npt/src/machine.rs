@@ -14,7 +14,7 @@ global_asm!(include_str!("start.s"));
 #[repr(C, align(2097152))]
 pub struct Memory<const BYTES: usize>(UnsafeCell<[u8; BYTES]>);
 
-// SAFETY: one CPU runs one program; nobody holds a reference into it.
+// SAFETY: one CPU runs one program, which holds no reference into it.
 unsafe impl<const BYTES: usize> Sync for Memory<BYTES> {}
 
 impl<const BYTES: usize> Memory<BYTES> {
@@ -35,7 +35,7 @@ impl<const BYTES: usize> Memory<BYTES> {
 
     pub fn write(&self, at: u64, value: u64) {
         assert!(at.is_multiple_of(8) && at < BYTES as u64);
-        // SAFETY: aligned and inside, and nobody has a reference.
+        // SAFETY: aligned and inside, and no reference to it exists.
         unsafe { ((self.hpa() + at) as *mut u64).write_volatile(value) }
     }
 }
@@ -86,7 +86,7 @@ unsafe impl Platform for Machine {
         if bytes != PAGE || frame >= FRAMES {
             return None;
         }
-        // SAFETY: a page, aligned, given to nobody else.
+        // SAFETY: a page, aligned, and not handed out before.
         unsafe { Frame::from_hpa(Hpa(TABLES.hpa() + (frame * PAGE) as u64)) }
     }
 

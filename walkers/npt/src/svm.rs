@@ -15,7 +15,7 @@ pub const VMMCALL: u64 = 0xd9_010f;
 pub const EXIT_VMMCALL: u64 = 0x81;
 pub const EXIT_NPF: u64 = 0x400;
 
-/// What the guest does, at a linear address that is its physical one.
+/// An action of the guest, at a linear address that equals the physical one.
 #[derive(Clone, Copy)]
 pub enum Does {
     Read(u64),
@@ -46,7 +46,7 @@ pub fn prepare<const BYTES: usize>(memory: &Memory<BYTES>) {
 pub fn create(ncr3: u64) {
     // MSR VM_HSAVE_PA.
     let (low, high) = (HOST_STATE.hpa() as u32, (HOST_STATE.hpa() >> 32) as u32);
-    // SAFETY: EFER.SVME is set, and the page is nobody's.
+    // SAFETY: EFER.SVME is set, and nothing else uses the page.
     unsafe { asm!("wrmsr", in("ecx") 0xc001_0117u32, in("eax") low, in("edx") high) }
     // All exceptions; HLT and shutdown; VMRUN and VMMCALL.
     VMCB.write(0x008, 0xffff_ffff | (1 << 24 | 1 << 31) << 32);

@@ -1,4 +1,4 @@
-//! What is claimed of the tables, each by what the hart does with them.
+//! Checks of claims about the tables, each by the behaviour of the hart.
 
 use crate::machine::{
     CALL, FETCH_FAULT, FREE, Guest, LOAD_FAULT, Machine, Outcome, STORE_FAULT, end, load_root, say,

@@ -79,7 +79,7 @@ pub fn word(hpa: u64) -> *mut u64 {
     hpa as *mut u64
 }
 
-/// What became of an access: the value read, or scause and htval.
+/// Result of an access: the value read, or scause and htval.
 pub type Outcome = Result<u64, (u64, u64)>;
 
 pub const FETCH_FAULT: u64 = 20;
@@ -120,7 +120,7 @@ impl Guest {
 
 /// The guest's code, in a page of memory.
 pub fn write_code(hpa: u64) {
-    // SAFETY: the code is 64 bytes, and the page is nobody's.
+    // SAFETY: the code is 64 bytes, and nothing else uses the page.
     unsafe { word(hpa).cast::<[u64; 8]>().write(guest_code) };
     // SAFETY: orders the stores before later fetches of this hart.
     unsafe { asm!("fence.i", options(nostack)) };

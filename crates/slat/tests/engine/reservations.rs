@@ -65,7 +65,7 @@ fn a_thread_numbers_its_reservations_one_after_the_other() {
     numbers::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
 }
 
-/// This holds whatever bits the token has.
+/// This holds for a token of any bits.
 #[test]
 fn a_reservation_is_never_taken_for_a_leaf() {
     fn apart<H: Hardware>(format: H::Format) {

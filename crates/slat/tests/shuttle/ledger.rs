@@ -1,4 +1,4 @@
-//! The accounts of who used which page, who reported it, and what the guest may no longer do.
+//! The accounts of the uses of pages, of their reports, and of the rights that the guest has lost.
 //!
 //! Pages are pages of the guest, by number. No step is in this file: between two accesses to an
 //! atomic a thread runs alone.

@@ -1,5 +1,5 @@
-//! The laziest TLB: it caches whatever was valid when it looked, and drops only what an
-//! invalidation names.
+//! The laziest TLB: it caches every translation that was valid when it looked, and drops only those
+//! that an invalidation names.
 
 use super::TestPlatform;
 use super::hardware::{Hardware, Leaf, Root, Run, Table, Tree};
