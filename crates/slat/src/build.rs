@@ -40,7 +40,7 @@ impl Plan {
         F::leaf(bits, level, Hpa(base.wrapping_add(self.delta)))
     }
 
-    /// Whether a leaf at `level` can hold these host addresses.
+    /// Returns whether a leaf at `level` can hold these host addresses.
     pub fn aligned<F: Format>(&self, level: u8) -> bool {
         level <= F::LARGEST_LEAF && self.delta & ((1 << F::shift(level)) - 1) == 0
     }

@@ -483,8 +483,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         stale
     }
 
-    /// Whether an emptied entry is filled again only after an invalidation: where no CPU may hold
-    /// two translations, or two sizes, of one address.
+    /// Returns whether an emptied entry is filled again only after an invalidation: where no CPU
+    /// may hold two translations, or two sizes, of one address.
     #[inline(always)]
     pub(crate) fn refill_breaks(&self) -> bool {
         F::REFILL_BREAKS || self.platform.break_before_make().breaks_size_change()
@@ -528,7 +528,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.retired.reclaim::<F>(self.platform, || self.invalidate_all(), now, passed)
     }
 
-    /// Whether all threads that were inside tables of this guest at `moment` have left, or
+    /// Returns whether all threads that were inside tables of this guest at `moment` have left, or
     /// [refreshed](Guard::refresh) their guards. Threads inside another guest's tables count only
     /// if those were made with the same VMID. A caller that is inside never finds this true until
     /// it refreshes.

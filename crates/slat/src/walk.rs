@@ -74,7 +74,7 @@ impl Entry<'_> {
         Self { slot: self.slot, raw: self.raw, start: self.start, end: self.end }
     }
 
-    /// Whether the range covers all that the slot covers.
+    /// Returns whether the range covers all that the slot covers.
     #[inline(always)]
     pub fn whole<F: Format>(&self, level: u8) -> bool {
         self.end - self.start == 1 << F::shift(level)
@@ -170,7 +170,7 @@ pub(crate) trait Visitor<'t, F: Format> {
         false
     }
 
-    /// Whether runs of tables may be skipped.
+    /// Returns whether runs of tables may be skipped.
     #[inline(always)]
     fn quiet(&self) -> bool {
         true
@@ -186,8 +186,8 @@ pub(crate) trait Visitor<'t, F: Format> {
         Flow::Wait
     }
 
-    /// Whether the walk may pass through a table that covers more than the range without calling
-    /// `enter`.
+    /// Returns whether the walk may pass through a table that covers more than the range without
+    /// calling `enter`.
     #[inline(always)]
     fn passes(&self, _raw: u64) -> bool {
         true

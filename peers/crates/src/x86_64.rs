@@ -107,7 +107,7 @@ fn page<S: PageSize>(gpa: u64) -> Page<S> {
     Page::containing_address(VirtAddr::new_truncate(gpa))
 }
 
-/// Whether a block at `gpa` is wholly within a range that ends at `end`.
+/// Returns whether a block at `gpa` is wholly within a range that ends at `end`.
 fn whole_block(gpa: u64, end: u64) -> bool {
     gpa.is_multiple_of(BLOCK) && end - gpa >= BLOCK
 }

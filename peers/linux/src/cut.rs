@@ -12,7 +12,7 @@ pub fn directive<'s>(source: &'s str, name: &str) -> Option<&'s str> {
     Some(&source[at..after_directive(source, at)])
 }
 
-/// Whether an item is a function of that name: the name, parameters, a body.
+/// Returns whether an item is a function of that name: the name, parameters, a body.
 fn defines(item: &str, name: &str) -> bool {
     let Some(body) = item.find('{') else { return false };
     let head = item[..body].trim_end();

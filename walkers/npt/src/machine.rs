@@ -58,7 +58,7 @@ impl Machine {
         Self { used: AtomicUsize::new(0), stale: AtomicBool::new(false), grace }
     }
 
-    /// Whether the next entry has to flush.
+    /// Returns whether the next entry has to flush.
     pub fn take_stale(&self) -> bool {
         self.stale.swap(false, Ordering::Relaxed)
     }

@@ -51,9 +51,9 @@ impl Consumer {
         self.mark
     }
 
-    /// Whether a leaf with these attributes was written and this consumer has not taken it: of a
-    /// leaf that [`Removals`](crate::Removals) hand out, whether the page was written since this
-    /// consumer's last harvest or clean of it that has completed.
+    /// Returns whether a leaf with these attributes was written and this consumer has not taken it:
+    /// of a leaf that [`Removals`](crate::Removals) hand out, whether the page was written since
+    /// this consumer's last harvest or clean of it that has completed.
     pub const fn is_dirty(self, attributes: &Attributes) -> bool {
         attributes.dirty || attributes.software.contains(self.mark)
     }

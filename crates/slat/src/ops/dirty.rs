@@ -243,7 +243,7 @@ impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
 }
 
 impl<F: Format, P: Platform, const NAMED: bool> Harvest<'_, '_, F, P, NAMED> {
-    /// Whether the leaf was written and is not taken yet.
+    /// Returns whether the leaf was written and is not taken yet.
     #[inline(always)]
     const fn finds(&self, raw: u64) -> bool {
         raw & (F::DIRTY | if NAMED { self.take.mine } else { 0 }) != 0

@@ -250,7 +250,7 @@ impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
         Self { tables, at, end, ahead: [].iter(), above: [None; 4] }
     }
 
-    /// Whether all tables above let leaves be written.
+    /// Returns whether all tables above let leaves be written.
     #[inline(always)]
     fn writable(&self) -> bool {
         F::TABLE_WRITE == 0

@@ -211,7 +211,7 @@ struct Hand {
 }
 
 impl Hand {
-    /// Whether a slot is to change; an error if it may not.
+    /// Returns whether a slot is to change; an error if it may not.
     #[inline(always)]
     fn takes<F: Format>(self, level: u8, kind: Kind, raw: u64) -> Result<bool, OwnerError> {
         if kind == Kind::Leaf {

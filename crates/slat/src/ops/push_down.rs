@@ -163,7 +163,7 @@ pub(super) fn push_down<F: Format>(
     if pushed { Flow::Again } else { Flow::Wait }
 }
 
-/// Whether the child, a leaf or a table, has no right to write any more.
+/// Returns whether the child, a leaf or a table, has no right to write any more.
 fn protect_child<F: Format>(slot: &Slot, level: u8, counts: &mut Counts) -> bool {
     for _ in 0..PATIENCE {
         let raw = slot.load();

@@ -106,7 +106,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         self.storage[..len].iter_mut().filter_map(|place| place.0.take())
     }
 
-    /// Whether there is no room for a leaf that does not continue the last one.
+    /// Returns whether there is no room for a leaf that does not continue the last one.
     pub fn is_full(&self) -> bool {
         !self.forgets && self.len == self.storage.len()
     }
@@ -121,7 +121,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         continues.then_some(last)
     }
 
-    /// Whether memory at `hpa` follows what was removed last.
+    /// Returns whether memory at `hpa` follows what was removed last.
     #[inline(always)]
     pub(super) fn follows(&self, hpa: Hpa) -> bool {
         let last = self.storage[..self.len].last().and_then(|place| place.0.as_ref());

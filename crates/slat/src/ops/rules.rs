@@ -27,8 +27,8 @@ pub(super) trait Rule<F: Format> {
 
     fn change(&self, raw: u64) -> u64;
 
-    /// Whether the leaf `raw` at `level` is one that the rule is for: if not, it stays as it is,
-    /// and so do the tables above.
+    /// Returns whether the leaf `raw` at `level` is one that the rule is for: if not, it stays as
+    /// it is, and so do the tables above.
     fn concerns(&self, _raw: u64, _level: u8) -> bool {
         true
     }

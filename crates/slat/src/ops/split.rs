@@ -241,13 +241,13 @@ impl Waiting<'_> {
         ((base - self.start) >> F::shift(self.level)) as usize
     }
 
-    /// Whether a place from this one on is in use.
+    /// Returns whether a place from this one on is in use.
     const fn reaches(&self, place: usize) -> bool {
         self.places >> place != 0
     }
 
-    /// Whether a block may wait with these, at most `together` of them. A walk that began anew may
-    /// bring one that waits already, or one before the last.
+    /// Returns whether a block may wait with these, at most `together` of them. A walk that began
+    /// anew may bring one that waits already, or one before the last.
     fn joins<F: Format>(&self, level: u8, entry: &Entry<'_>, together: usize) -> bool {
         let (base, start) = (entry.base::<F>(level), self.start);
         level == self.level

@@ -35,7 +35,7 @@ use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
 
-/// Whether the leaf `raw` is a member of a group.
+/// Returns whether the leaf `raw` is a member of a group.
 #[inline(always)]
 pub(crate) const fn folded<F: Format>(raw: u64) -> bool {
     F::CONTIGUOUS != 0 && raw & F::CONTIGUOUS != 0
@@ -78,7 +78,7 @@ impl<'t, F: Format> Group<'t, F> {
         self.end - self.start
     }
 
-    /// Whether `start..end` covers all of it.
+    /// Returns whether `start..end` covers all of it.
     pub fn inside(&self, start: u64, end: u64) -> bool {
         start <= self.start && self.end <= end
     }
@@ -146,7 +146,7 @@ impl<'t, F: Format> Group<'t, F> {
         F::kind(raw, self.level).is_vacant()
     }
 
-    /// Whether all of its slots are empty.
+    /// Returns whether all of its slots are empty.
     pub fn is_vacant(&self) -> bool {
         self.slots.iter().all(|slot| self.vacant(slot.load()))
     }

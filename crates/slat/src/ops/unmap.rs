@@ -257,7 +257,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, F, P> {
     }
 }
 
-/// Whether a table at `level` is empty. Most that are not show it at one end.
+/// Returns whether a table at `level` is empty. Most that are not show it at one end.
 fn vacant<F: Format>(slots: &[Slot], level: u8) -> bool {
     let vacant = |slot: &Slot| F::kind(slot.load(), level).is_vacant();
     ends_are_vacant::<F>(slots, level) && slots.iter().all(vacant)
@@ -270,8 +270,8 @@ fn ends_are_vacant<F: Format>(slots: &[Slot], level: u8) -> bool {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Whether a leaf that was just taken out, and is not dirty, may have been written all the
-    /// same: its dirty state may have been cleared by a thread whose invalidation has not
+    /// Returns whether a leaf that was just taken out, and is not dirty, may have been written all
+    /// the same: its dirty state may have been cleared by a thread whose invalidation has not
     /// completed, and the guest may have written since through a TLB entry that marks nothing.
     #[inline(always)]
     fn may_be_dirty(&self, raw: u64) -> bool {

@@ -225,7 +225,7 @@ impl<F: Format, P: Platform> List<'_, '_, F, P> {
         }
     }
 
-    /// How many pages, from the first on, go on where the run ends: at the speed of loads.
+    /// Returns how many pages, from the first on, go on where the run ends: at the speed of loads.
     fn more(&mut self, pages: &[Slot], gpa: u64) -> u64 {
         let Some(run) = &mut self.run else { return 0 };
         if (run.gpa, run.level) != (gpa, 0) {

@@ -6,7 +6,7 @@ use crate::machine::*;
 use loom::thread::spawn;
 use slat::Removed;
 
-/// Whether `gpa` is mapped now; it must be so in exactly one of the accounts.
+/// Returns whether `gpa` is mapped now; it must be so in exactly one of the accounts.
 fn one_account(guest: Guest, gpa: u64, removed: &[Removed]) -> bool {
     let stands = guest.at(gpa).is_some();
     let gone = removed.iter().any(|leaf| leaf.gpa.0 == gpa);

@@ -29,7 +29,7 @@ pub(crate) mod sealed {
     /// The part of a way of walking that only the engine uses.
     #[allow(private_interfaces, reason = "nobody else can name it")]
     pub trait Way {
-        /// Whether a slot at `level` is wanted, of those that the walk shows.
+        /// Returns whether a slot at `level` is wanted, of those that the walk shows.
         #[inline(always)]
         fn wants(_level: u8) -> bool {
             true

@@ -36,7 +36,7 @@ fn cached(run: Run) -> Run {
     Run { leaf: Leaf { own, above: true, marks: false, reached, ..run.leaf }, ..run }
 }
 
-/// Whether the first rights (`dirty`: to write without a trace) are included in the second.
+/// Returns whether the first rights (`dirty`: to write without a trace) are included in the second.
 fn weaker(old: &Attributes, new: &Attributes) -> bool {
     let execute =
         old.execute == new.execute || old.execute == Execute::None || new.execute == Execute::All;
