@@ -100,18 +100,18 @@ impl fmt::Display for GpaRange {
     }
 }
 
-/// Why a range was refused.
+/// Reason why a range was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum RangeError {
     /// A size of zero.
     Empty {
-        /// Where the range would start.
+        /// Start of the range.
         start: Gpa,
     },
     /// The end does not fit into 64 bits.
     Overflow {
-        /// Where the range would start.
+        /// Start of the range.
         start: Gpa,
         /// Its size in bytes.
         size: u64,

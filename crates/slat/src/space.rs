@@ -49,7 +49,7 @@ const BATCH: usize = 8;
 /// The number of runs of leaves that an unmap hands out after one invalidation.
 const RUNS: usize = 16;
 
-/// Why an address space, or part of a range in it, was not changed.
+/// Reason why an address space, or part of a range in it, was not changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SpaceError {

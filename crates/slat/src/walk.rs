@@ -102,8 +102,8 @@ pub(crate) enum Flow {
     Aside,
 }
 
-/// Whether a walk reached its end, or the address where it stopped: the visitor stopped it, another
-/// thread held an entry for too long, or the budget was spent.
+/// Result of a walk: `Ok` if it reached its end, otherwise the address where it stopped, because
+/// the visitor stopped it, another thread held an entry for too long, or the budget was spent.
 pub(crate) type Outcome = Result<(), Gpa>;
 
 /// Counts of a walk's accesses to the slots of one table. It is apart from the visitor, so that it

@@ -26,7 +26,7 @@ pub use tree::Tree;
 
 use std::path::PathBuf;
 
-/// Why a tree's code cannot be used, and what to do.
+/// Reason why a tree's code cannot be used, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// There is no tree, or it lacks what is needed.
@@ -108,7 +108,7 @@ pub enum Error {
     Io {
         /// The action that failed.
         what: String,
-        /// Why it failed.
+        /// Reason why it failed.
         source: std::io::Error,
     },
 }

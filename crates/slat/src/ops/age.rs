@@ -64,10 +64,10 @@ impl Scans {
     }
 }
 
-/// How an ageing scan works.
+/// Options of an ageing scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ageing {
-    /// Clears the accessed bits that it finds; else it only tests.
+    /// Clears the accessed bits that it finds; otherwise it only tests them.
     pub clear: bool,
     /// Which leaves it may leave out.
     pub skip: Skip,
@@ -107,7 +107,7 @@ pub struct Ages<'b> {
     pub unanswered: &'b mut [u64],
 }
 
-/// How many bits a scan added.
+/// Numbers of bits that a scan added.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Aged {
     /// To [`Ages::young`].
@@ -279,7 +279,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
             let (used, whole) = age_group::<F>(&group, level, self.clear, self.sums);
             self.young |= used;
             if used || whole {
-                // A mark that was cleared is reported, even if the rest of the group cannot be.
+                // A mark that was cleared is reported, even if the rest of the group could not be
+                // tested.
                 self.found = Some((group.start, group.end));
             }
             return if whole { Flow::Next } else { Flow::Again };

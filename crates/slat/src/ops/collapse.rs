@@ -46,9 +46,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Nothing is done on [`SplitError::Range`], [`SplitError::LeafSize`] and, if a device that
     /// takes the engine's mark for another bit walks the tables, [`SplitError::Shared`]. On
     /// [`SplitError::Contended`] another thread held an entry of the table at that address for too
-    /// long; all that could be done before it is done, and also behind it, unless a thread held an
-    /// entry for so long that the walk ended. On [`SplitError::Paused`] all that precedes the
-    /// address is done.
+    /// long. All others before it that agree are done, and those behind it as well, unless a thread
+    /// held an entry for so long that the walk ended. On [`SplitError::Paused`] all that precedes
+    /// the address is done.
     pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> Result<u64, Halted<SplitError>> {
         self.collapse_where(range, to, |_| true)
     }
@@ -105,7 +105,7 @@ struct Collapse<'t, 'g, F: Format, P: Platform, W> {
     contended: Option<u64>,
 }
 
-/// Why a table does not become a block.
+/// Reason why a table does not become a block.
 enum Unfit {
     /// Its leaves do not agree.
     Differs,
@@ -293,8 +293,8 @@ impl<F: Format> Plain<F> {
         Self { bits, base, writable: first & F::WRITE != 0, state, level, format: PhantomData }
     }
 
-    /// Returns whether `raw`, child `index`, is a leaf outside a group that no thread holds, and
-    /// [`continues`] the first. If this returns false, [`continues`] may still hold.
+    /// Returns whether `raw`, child `index`, is a leaf on its own that no thread holds, and
+    /// [`continues`] the first. If this returns false, [`continues`] may still be true.
     #[inline(always)]
     fn has(&self, index: usize, raw: u64) -> bool {
         let hpa = Hpa(self.base + ((index as u64) << F::shift(self.level)));

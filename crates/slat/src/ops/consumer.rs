@@ -59,7 +59,7 @@ impl Consumer {
     }
 }
 
-/// Why tables did not get another consumer of dirty state.
+/// Reason why tables did not get another consumer of dirty state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ConsumerError {
@@ -72,7 +72,7 @@ pub enum ConsumerError {
     NoSuchBit {
         /// What was named.
         given: Software,
-        /// How many bits the format has ([`Format::SOFTWARE_BITS`]).
+        /// Number of software bits of the format ([`Format::SOFTWARE_BITS`]).
         bits: u8,
     },
     /// Another consumer of these tables has this mark.
@@ -151,7 +151,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 }
 
-/// How dirty state is taken from a leaf.
+/// The way in which dirty state is taken from a leaf.
 #[derive(Clone, Copy)]
 pub(super) struct Take<F> {
     format: F,

@@ -29,7 +29,7 @@ impl<F: Format, const NAMED: bool> Rule<F> for Clean<F, NAMED> {
     }
 }
 
-/// Where there may be something to take. Marks are known at run time only.
+/// Returns the bits in which there may be dirty state to take. Marks are known only at run time.
 const fn takes<F: Format, const NAMED: bool>() -> u64 {
     F::DIRTY | if NAMED { software_bits::<F>() } else { 0 }
 }

@@ -221,7 +221,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Flush<'_, F, P> {
 pub struct Leaf {
     /// Its first address.
     pub gpa: Gpa,
-    /// Where that points.
+    /// The host address that it maps to.
     pub hpa: Hpa,
     /// Its size.
     pub size: PageSize,

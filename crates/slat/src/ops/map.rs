@@ -17,7 +17,7 @@ use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::fmt;
 use core::marker::PhantomData;
 
-/// Why a range was not mapped, or not all of it.
+/// Reason why a range was not mapped, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum MapError {
@@ -43,7 +43,7 @@ pub enum MapError {
     Occupied {
         /// The size of the leaf found.
         size: PageSize,
-        /// Where it points.
+        /// The host address that the leaf maps to.
         hpa: Hpa,
     },
     /// The address has an owner ([`Guard::set_owner`]).
@@ -442,7 +442,7 @@ struct Map<'t, 'a, 'c, F: Format, P: Platform, C> {
     maintenance: Option<Maintenance>,
     cache: &'a mut TableCache<'c, F, P>,
     sums: &'a mut Sums,
-    /// Where the cache ran dry inside a subtree.
+    /// The address at which the cache ran dry inside a subtree.
     dry: Option<u64>,
     why: MapError,
     change: PhantomData<C>,

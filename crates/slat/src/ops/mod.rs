@@ -50,7 +50,7 @@ use crate::table::Slot;
 use crate::tables::{Found, Tables};
 use core::fmt;
 
-/// Why the leaves of a range were not changed, or not all of them.
+/// Reason why the leaves of a range were not changed, or not all of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ChangeError {
@@ -121,7 +121,7 @@ impl fmt::Display for ChangeError {
 
 impl core::error::Error for ChangeError {}
 
-/// Why an operation ended that its guard's limit may end early.
+/// Error of an operation that its guard's limit may end early.
 pub(crate) trait Early {
     const PAUSED: Self;
 }
@@ -150,7 +150,7 @@ impl From<Refusal> for ChangeError {
     }
 }
 
-/// How a slot is changed from the value that was read.
+/// The way in which a slot is changed from the value that was read.
 pub(crate) trait Change {
     /// No other thread, and no hardware, reaches the slots.
     const ALONE: bool;
@@ -158,12 +158,12 @@ pub(crate) trait Change {
     fn exchange(slot: &Slot, old: u64, new: u64) -> Result<(), u64>;
 }
 
-/// In tables that hardware or other threads may use.
+/// For slots in tables that hardware or other threads may use.
 pub(crate) struct Atomically;
-/// Of slots that are vacant, in tables that hardware may use and no other thread: hardware changes
-/// no entry that is invalid.
+/// For vacant slots, in tables that hardware may use, but no other thread: hardware changes no
+/// invalid entry.
 pub(crate) struct Vacantly;
-/// In tables that no other thread, and no hardware, can reach.
+/// For slots in tables that no other thread, and no hardware, can reach.
 pub(crate) struct Plainly;
 
 impl Change for Atomically {

@@ -49,7 +49,7 @@ impl Owner {
     }
 }
 
-/// Why a range got no owner, or not all of it.
+/// Reason why a range got no owner, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum OwnerError {
@@ -61,7 +61,7 @@ pub enum OwnerError {
     Occupied {
         /// The size of the leaf found.
         size: PageSize,
-        /// Where it points.
+        /// The host address that the leaf maps to.
         hpa: Hpa,
     },
     /// The owner there is not the one that was to be replaced.

@@ -11,7 +11,7 @@ use crate::walk::Entry;
 /// Neighbouring leaves of one size and one set of attributes that were taken out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Removed {
-    /// Where they stood.
+    /// First guest address of the leaves.
     pub gpa: Gpa,
     /// Bytes of all of them.
     pub bytes: u64,
@@ -57,7 +57,7 @@ pub struct Removals<'s, 't, F: Format, P: Platform> {
     pub(super) tables: &'t Tables<'t, F, P>,
     storage: &'s mut [Place],
     len: usize,
-    /// Whether what no longer fits is forgotten, to make room.
+    /// Whether earlier leaves are forgotten when there is no more room.
     forgets: bool,
     pub(super) owed: Owed,
     /// Whether the guest counts these removals among those that are under way.

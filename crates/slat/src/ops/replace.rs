@@ -33,7 +33,7 @@ use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::fmt;
 
-/// Why the leaves of a range were not replaced, or not all of them.
+/// Reason why the leaves of a range were not replaced, or not all of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ReplaceError {
@@ -65,7 +65,7 @@ pub enum ReplaceError {
     Differs {
         /// The size of the leaf found.
         size: PageSize,
-        /// Where it points.
+        /// The host address that the leaf maps to.
         hpa: Hpa,
     },
     /// The guest may write the leaf, so that what it writes now would be lost.
@@ -282,7 +282,7 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         Self { tables, start, from, to, attributes, sums, why }
     }
 
-    /// Where the memory that is to be mapped at `gpa` begins.
+    /// Returns the host address that is to be mapped at `gpa`.
     fn target(&self, gpa: u64) -> Hpa {
         Hpa(self.to.0.wrapping_add(gpa - self.start))
     }
@@ -321,7 +321,8 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         Ok(Some(New { raw: new, breaks, retyped }))
     }
 
-    /// Of memory whose type changes, also what is to be a device's: caches hold it as what it was.
+    /// Maintains the caches for the memory of a leaf. Memory whose type changes needs it even if
+    /// the new type is a device's, because caches may hold it by the old type.
     #[inline(always)]
     fn maintain(&self, gpa: u64, bytes: u64, retyped: bool) {
         let memory = if retyped { Memory::Normal } else { self.attributes.memory };

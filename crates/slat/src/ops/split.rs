@@ -230,13 +230,13 @@ struct Waiting<'t> {
     start: u64,
     /// A bit for each place in use: they came in their order.
     places: u32,
-    /// How many that are.
+    /// The number of places in use.
     count: u8,
     level: u8,
 }
 
 impl Waiting<'_> {
-    /// Where the block at `base` stands.
+    /// Returns the place of the block at `base`.
     fn place<F: Format>(&self, base: u64) -> usize {
         ((base - self.start) >> F::shift(self.level)) as usize
     }
@@ -287,7 +287,7 @@ struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     waiting: Option<Waiting<'t>>,
     /// The lowest block that changed while its replacement waited.
     lost: u64,
-    /// Where the cache ran dry inside a block.
+    /// The address at which the cache ran dry inside a block.
     dry: Option<u64>,
     why: SplitError,
     way: PhantomData<W>,

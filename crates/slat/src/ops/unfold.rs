@@ -223,8 +223,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         Ok(())
     }
 
-    /// Freezes a group of empty slots, or of those that have the token; returns whether an unmap
-    /// had emptied one of them. `Again` where one of them is something else: nothing was done.
+    /// Freezes a group of empty slots, or of those that have the token; returns whether one of them
+    /// had been emptied before. `Again` where one of them is something else: nothing was done.
     pub(super) fn freeze_group(
         &self,
         group: &Group<'_, F>,

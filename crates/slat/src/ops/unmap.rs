@@ -26,7 +26,7 @@ use crate::tables::{Halted, Link, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, links};
 use core::fmt;
 
-/// Why a range was not unmapped, or not all of it.
+/// Reason why a range was not unmapped, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum UnmapError {

@@ -4,7 +4,7 @@ use super::ChangeError;
 use crate::addr::{LeafSizeError, RangeError};
 use core::fmt;
 
-/// Why a range was not split, or not all of it.
+/// Reason why a range was not split, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SplitError {
