@@ -1,13 +1,14 @@
-//! Ageing: which pages were used, by their accessed bits; lock-free, by bitmap.
+//! Ageing: finds the pages that were used, by their accessed bits, without a lock, into bitmaps.
 //!
 //! A leaf is cleared by compare-and-swap. A page whose entry another thread holds is *unanswered*,
 //! which is not the same as old. Nothing waits.
 //!
 //! # Non-leaf accessed bits
-//! Where hardware marks the tables that it walks through (x86), a table that is not accessed rules
-//! out all below it, with a proviso: a walk cache may hold the table, and hardware then marks a
-//! leaf below without marking the table again. *Invariant of an exact scan*: a table
-//! without its mark has no accessed leaf below, and no TLB or walk cache holds anything below.
+//! Where hardware marks the tables that it walks through (x86), a table that is not accessed shows
+//! that nothing below it was used, with one exception: a walk cache may hold the table, and
+//! hardware then marks a leaf below without marking the table again. *Invariant of an exact scan*:
+//! a table without its mark has no accessed leaf below, and no TLB or walk cache holds anything
+//! below.
 //!
 //! 1. Each marked table that the range covers is cleared, and noted as [`Format::AGEING`] in the
 //!    same exchange, from the top down.
@@ -53,12 +54,12 @@ impl Scans {
         self.hinted.load(Ordering::Acquire) != 0
     }
 
-    /// Before the first table is cleared without an invalidation.
+    /// Called before a scan clears its first table without an invalidation.
     fn hint(&self) {
         self.hinted.store(1, Ordering::Release);
     }
 
-    /// An exact scan has covered all of the guest.
+    /// Called when an exact scan has covered all of the guest.
     fn forget_hints(&self) {
         self.hinted.store(0, Ordering::Release);
     }
@@ -69,10 +70,10 @@ impl Scans {
 pub struct Ageing {
     /// Clears the accessed bits that it finds; otherwise it only tests them.
     pub clear: bool,
-    /// Which leaves it may leave out.
+    /// Which leaves the scan may skip.
     pub skip: Skip,
-    /// With `clear`, invalidates at its end: without, a page that a TLB holds may be in use and
-    /// never be young again until the TLB forgets it by itself. Linux does without.
+    /// With `clear`, the scan ends with an invalidation. Without one, a page that a TLB holds may
+    /// be in use, and not become young again until the TLB drops it by itself. Linux does without.
     pub fresh: bool,
 }
 
@@ -81,27 +82,28 @@ impl Ageing {
     pub const LEAVES: Self = Self { clear: true, skip: Skip::Nothing, fresh: false };
 }
 
-/// How far non-leaf accessed bits are trusted, on formats that have them; elsewhere all three are
-/// [`Skip::Nothing`]. One scan at a time that clears has the benefit; a concurrent one looks at
-/// every leaf.
+/// Use of non-leaf accessed bits by a scan, on formats that have them; on others all three are
+/// [`Skip::Nothing`]. Only one scan that clears can skip at a time; a concurrent one looks at every
+/// leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Skip {
     /// Looks at every leaf.
     Nothing,
-    /// Leaves out what is below a table that is not accessed. A page there may have been used all
-    /// the same, through a walk cache: a hint.
+    /// Skips tables that are not accessed. A page below may have been used all the same, through a
+    /// walk cache: this is a hint.
     Hint,
-    /// Leaves it out where nothing below can have been used: costs one invalidation, executed
-    /// inside before leaves are read.
+    /// Skips tables below which no page can have been used. Costs one invalidation, executed inside
+    /// before leaves are read.
     Exact,
 }
 
-/// The answer, a bit a page: bit 0 is the first page of the range. Bits are added, none is removed.
+/// Bitmaps for the result of a scan: bit 0 is the first page of the range. Bits are set, none is
+/// cleared.
 #[derive(Debug)]
 pub struct Ages<'b> {
-    /// Pages that were used since they were last cleared; of a block, or a group
-    /// ([`Guard::map_contiguous`]), all its pages in the range. One that the range covers in part
-    /// is tested, not cleared.
+    /// Pages that were used since their accessed bit was last cleared; for a block or a group
+    /// ([`Guard::map_contiguous`]), all its pages in the range. A block or group that the range
+    /// covers in part is tested, and not cleared.
     pub young: &'b mut [u64],
     /// Pages without an answer: another thread is changing their entry.
     pub unanswered: &'b mut [u64],
@@ -110,14 +112,14 @@ pub struct Ages<'b> {
 /// Numbers of bits that a scan added.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Aged {
-    /// To [`Ages::young`].
+    /// Bits set in [`Ages::young`].
     pub young: u64,
-    /// To [`Ages::unanswered`].
+    /// Bits set in [`Ages::unanswered`].
     pub unanswered: u64,
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Finds out which pages of `range` are young, and, if asked, makes them old.
+    /// Finds the pages of `range` that are young, and with [`Ageing::clear`] makes them old.
     ///
     /// # Errors
     /// [`ChangeError::Range`], [`ChangeError::Bitmap`] if one of the two is too short, and
@@ -312,8 +314,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
     }
 }
 
-/// Reads, and clears, the accessed state of each member; whether one had it, and whether all are
-/// members still.
+/// Reads, and clears, the accessed state of each member; returns whether one had it, and whether
+/// all are still members.
 fn age_group<F: Format>(
     group: &Group<'_, F>,
     level: u8,
@@ -337,8 +339,8 @@ fn age_group<F: Format>(
     (used, whole)
 }
 
-/// Which tables a scan of leaves descends into: all; those marked accessed; the same, clearing
-/// them; those noted by an exact scan, or marked since.
+/// The tables that a scan of leaves descends into: all; those marked accessed; the same, and it
+/// clears them; those noted by an exact scan, or marked since.
 const ALL: u8 = 0;
 const MARKED: u8 = 1;
 const HINT: u8 = 2;
@@ -348,7 +350,7 @@ struct Scan<'a> {
     range: GpaRange,
     ages: Ages<'a>,
     aged: Aged,
-    /// The end of the last group, which is answered for.
+    /// The end of the last group, whose pages all have an answer.
     answered: u64,
     sums: &'a mut Sums,
 }
@@ -363,7 +365,7 @@ impl Scan<'_> {
             let mut visitor = Leaves::<F, P, CLEAR, TABLES> { scan: self, tables };
             match tables.walk(from, end, &mut visitor) {
                 Ok(()) => return,
-                // Lost too often: the page stays without an answer.
+                // The exchange failed too often: the page stays without an answer.
                 Err(Gpa(at)) => {
                     let level = tables.lookup(at).level;
                     tables.touch_above(at, level);
@@ -392,7 +394,7 @@ impl Scan<'_> {
         match result {
             Ok(()) if all => tables.scans.forget_hints(),
             Ok(()) => {}
-            // A table that never stood still: it may not be noted, so nothing is ruled out.
+            // A table changed all the time, and may not be noted, so the scan skips nothing.
             Err(_) => return self.run::<F, P, true, ALL>(tables),
         }
         self.run::<F, P, true, NOTED>(tables);
@@ -507,8 +509,8 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
 impl<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>
     Leaves<'_, '_, F, P, CLEAR, TABLES>
 {
-    /// Answers for all of a group at its first member in the range. Each member is cleared where
-    /// the range covers the group; a concurrent unfold keeps what is not cleared yet.
+    /// Sets the bits of a whole group at its first member in the range. Clears each member if the
+    /// range covers the group; a concurrent unfold keeps the bits that are not cleared yet.
     #[cold]
     fn group(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
         if entry.start < self.scan.answered {
@@ -531,7 +533,7 @@ impl<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>
 
 /// Clears the tables that are marked accessed, and notes them.
 struct Note<'a> {
-    /// Unmarked tables prove nothing.
+    /// Tables without a mark prove nothing.
     doubt: bool,
     noted: bool,
     sums: &'a mut Sums,

@@ -53,11 +53,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.collapse_where(range, to, |_| true)
     }
 
-    /// [`Guard::collapse`] of those tables whose leaves, which agree but for accessed and dirty
-    /// state, are as `fits` wants them. It is asked of the first leaf before any leaf is sealed,
-    /// and a table whose leaves differ by then from what it was asked stays: its answer cannot be
-    /// out of date, and where it panics no leaf is held. It is shown the user's software bits, no
-    /// marks of consumers.
+    /// As [`Guard::collapse`], for those tables whose leaves, which agree but for accessed and
+    /// dirty state, are accepted by `fits`. It is called with the attributes of the first leaf
+    /// before any leaf is sealed, and a table whose leaves differ from these by then stays: so its
+    /// answer cannot be out of date, and if it panics no leaf is held. It gets the user's software
+    /// bits, and no marks of consumers.
     ///
     /// # Errors
     /// Those of [`Guard::collapse`].
@@ -87,7 +87,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let bytes = self.sums.counts.bytes_changed - before;
         match (contended, result) {
             (Some(at), Ok(())) => Self::halted(Gpa(at), SplitError::Contended),
-            // What is behind it is not done either.
+            // The tables behind it are not done either.
             (Some(at), Err(_)) => Self::ended(Gpa(at), paused, SplitError::Contended),
             (None, Err(at)) => Self::ended(at, paused, SplitError::Contended),
             (None, Ok(())) => Ok(bytes),
@@ -98,10 +98,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 struct Collapse<'t, 'g, F: Format, P: Platform, W> {
     tables: &'t Tables<'t, F, P>,
     to: u8,
-    /// Which leaves may become a block.
+    /// Tells which leaves may become a block.
     fits: W,
     sums: &'g mut Sums,
-    /// The first table that could not be looked at.
+    /// The first table that was skipped because another thread held an entry.
     contended: Option<u64>,
 }
 
@@ -143,7 +143,7 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
 
 impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, W> {
     fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Slot]) -> Result<(), Unfit> {
-        // Looked at first without touching: most tables that do not fit show it at once.
+        // Reads before it seals: most tables that do not fit show it at once.
         let (first, state) = (children[0].load(), self.tables.state());
         self.sums.counts.slots_read += 1;
         if F::kind(first, level - 1) != Kind::Leaf || !continues::<F>(first, first, state, level, 0)
@@ -184,8 +184,8 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
         result.map_err(|(_, unfit)| unfit)
     }
 
-    /// Seals and replaces, where the leaves are those that continue `first`; an error says how many
-    /// seals are to be taken back.
+    /// Seals the leaves and replaces the table, if the leaves continue `first`; an error has the
+    /// number of seals to be taken back.
     fn sealed(
         &mut self,
         level: u8,
@@ -244,7 +244,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
         self.sums.counts.broken += u64::from(breaks);
         let retired = F::retired(Hpa(0));
         let status = children.iter().fold(0, |status, child| {
-            // Never refused: no other software changes a sealed leaf.
+            // This update never fails: no other software changes a sealed leaf.
             status | child.update(|_| Some(retired)).unwrap_or(0) & state
         });
         if breaks {
@@ -279,13 +279,14 @@ struct Plain<F> {
     base: u64,
     writable: bool,
     state: u64,
-    /// The leaves'.
+    /// The level of the leaves.
     level: u8,
     format: PhantomData<F>,
 }
 
 impl<F: Format> Plain<F> {
-    /// Of a table linked at `level`, whose leaves may differ in their bits of `state`.
+    /// Makes the test for a table linked at `level`, whose leaves may differ in the bits of
+    /// `state`.
     #[inline(always)]
     fn of(first: u64, state: u64, level: u8) -> Self {
         let level = level - 1;

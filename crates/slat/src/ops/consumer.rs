@@ -1,4 +1,4 @@
-//! Consumers of dirty state: each finds what was written since it last looked.
+//! Consumers of dirty state: each finds the pages written since its last look.
 //!
 //! # Protocol
 //! A leaf has one dirty bit. A consumer has a *mark* in each leaf, one of the software bits: the
@@ -12,7 +12,7 @@
 //! the mark, so the consumer found it and took it. Taking a mark owes an invalidation, as clearing
 //! the dirty bit does: the invalidation of the thread that cleared it may still be under way.
 //!
-//! Marks are state, as accessed and dirty are: a split passes them on, a collapse gathers them, a
+//! Marks are state, as accessed and dirty are: a split copies them, a collapse merges them, a
 //! replaced leaf keeps them, and leaves that differ in nothing else agree. A group has none but
 //! those that it was mapped with, the same in all members: harvest and clean unfold it first.
 
@@ -139,12 +139,12 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         Ok(Consumer { mark })
     }
 
-    /// The marks of all consumers of dirty state.
+    /// Returns the marks of all consumers of dirty state.
     pub fn consumers(&self) -> Software {
         Software::decode(self.marks, F::SOFTWARE)
     }
 
-    /// Bits of a leaf that are state: accessed, dirty, the marks of consumers.
+    /// Returns the bits of a leaf that are state: accessed, dirty, and the marks of consumers.
     #[inline(always)]
     pub(crate) fn state(&self) -> u64 {
         F::STATUS | self.marks
@@ -162,7 +162,8 @@ pub(super) struct Take<F> {
 }
 
 impl<F: Format> Take<F> {
-    /// The leaf when it was taken; `raw` itself if nothing is to be taken, or if it stays dirty.
+    /// Returns the leaf after its dirty state was taken; `raw` itself if there is nothing to take,
+    /// or if it stays dirty.
     #[inline(always)]
     pub(super) fn taken(&self, raw: u64) -> u64 {
         let cleaned = self.format.cleaned(raw);
@@ -172,7 +173,7 @@ impl<F: Format> Take<F> {
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Dirty state taken for no consumer: it stays for all consumers, by their marks.
+    /// Takes dirty state for no consumer: it stays for all consumers, by their marks.
     #[inline(always)]
     pub(super) fn take(&self) -> Take<F> {
         Take { format: self.tables.format, mine: 0, others: self.tables.marks }

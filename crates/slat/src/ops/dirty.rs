@@ -1,9 +1,9 @@
 //! Dirty state that hardware sets: harvested into a bitmap, or cleaned.
 //!
 //! A clean leaf keeps the right to write; hardware marks the next write. But a TLB may hold the
-//! leaf as writable and dirty, and then marks nothing: a page is clean, and its dirty bit worth
-//! anything, only once the invalidation after the change has completed. So a harvest completes it
-//! before it returns.
+//! leaf as writable and dirty, and then marks nothing: a page is clean, and its dirty bit reliable,
+//! only once the invalidation after the change has completed. So a harvest completes it before it
+//! returns.
 
 use super::consumer::{Consumer, Take};
 use super::pages::{or_bits, set_bits};
@@ -41,16 +41,16 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// bitmap.
     ///
     /// A leaf that the guest may write without hardware marking it stays dirty, and is reported
-    /// each time. When this returns, what the bitmap does not name was not written since the last
-    /// harvest, and every later write will be in the next: the invalidation is executed inside,
-    /// with all that the guard owes. One thread at a time harvests or cleans a page, for itself or
-    /// for one [`Consumer`].
+    /// each time. When this returns, pages that are not in the bitmap were not written since the
+    /// last harvest, and every later write will be in the next one: the invalidation is executed
+    /// inside, with all that the guard owes. One thread at a time harvests or cleans a page, for
+    /// itself or for one [`Consumer`].
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`], [`ChangeError::Bitmap`], and on
     /// [`ChangeError::CutsBlock`] unless the block appeared meanwhile. [`ChangeError::Contended`]
-    /// leaves everything harvested that precedes the address where it stopped. What was
-    /// harvested is in the bitmap in every case.
+    /// leaves everything harvested that precedes the address where it stopped. The pages that were
+    /// harvested are in the bitmap in every case.
     pub fn harvest(
         &mut self,
         range: GpaRange,
@@ -102,7 +102,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let Harvest { pages, why, .. } = visitor;
         let paused = self.keep(budget);
         self.sums.counts.invalidations += u64::from(!self.sums.owed.is_nothing());
-        // Also what was cleaned before: a page that is not reported has to be one.
+        // Completes earlier cleans as well: a page that is not reported must be clean.
         self.complete();
         match result {
             Ok(()) => Ok(pages),
@@ -136,9 +136,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.rewrite_pages(pages, Clean::<_, false>(take))
     }
 
-    /// [`Guard::clean`] for `consumer`: what others have not taken stays dirty for them. The pages
-    /// are clean for the consumer only after [`Guard::complete`], also those that others had taken:
-    /// their invalidation may be under way.
+    /// As [`Guard::clean`], for `consumer`: pages that others have not taken stay dirty for them.
+    /// The pages are clean for the consumer only after [`Guard::complete`], also those that others
+    /// had taken: their invalidation may be under way.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::ForeignConsumer`]; otherwise those of [`Guard::clean`].

@@ -80,7 +80,7 @@ pub enum ChangeError {
     },
     /// These tables have no such consumer.
     ForeignConsumer,
-    /// The format, as configured, leaves no trace of what was used.
+    /// The format, as configured, does not record which pages were used.
     NotRecorded,
     /// Another thread held an entry for too long.
     Contended,
@@ -196,7 +196,7 @@ impl Change for Plainly {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// The block that an end of `range` cuts through, if any that is `refused`: operations that
+    /// Returns the size of a block that an end of `range` cuts, if it is `refused`: operations that
     /// cannot split refuse it before they change anything.
     fn cut_block(&self, range: &GpaRange, refused: impl Fn(&Found) -> bool) -> Option<PageSize> {
         let (start, end) = (range.start().0, range.end().0);
@@ -208,7 +208,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             let found = self.lookup(edge);
             let Found { raw, level, .. } = found;
             if level == 0 && (start ^ (end - 1)) >> F::shift(1) == 0 {
-                // All of the range is in a table of pages.
+                // The whole range is in one table of pages.
                 return None;
             }
             let leaf = matches!(F::kind(raw, level), Kind::Leaf | Kind::Sealed);
@@ -219,7 +219,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         None
     }
 
-    /// [`Tables::check_change`], which for a range of one page leaves the cut block to the walk: a
+    /// As [`Tables::check_change`], but for a range of one page leaves the cut block to the walk: a
     /// page cannot be half done, and the walk finds that block itself.
     #[inline(always)]
     fn check_change_of_many(&self, range: &GpaRange) -> Result<(), Refusal> {
@@ -241,7 +241,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         self.check_change_where(range, |_| true)
     }
 
-    /// [`Tables::check_change`], of blocks that are `refused` only.
+    /// As [`Tables::check_change`], for blocks that are `refused` only.
     #[inline(always)]
     fn check_change_where(
         &self,

@@ -1,4 +1,4 @@
-//! Owners: a word of the caller's in entries that translate nothing.
+//! Owners: words of the caller, stored in entries that translate nothing.
 //!
 //! A hypervisor that hands memory from one guest to another, or to itself, records the owner in
 //! entries where nothing is mapped. An owned entry is invalid to hardware, and kept from other
@@ -7,9 +7,9 @@
 //!
 //! # Protocol
 //! A word is set, replaced and taken back by one compare-and-swap from the value that was read. So
-//! of a thread that maps an entry and one that gives it an owner, one finds what the other did. A
-//! word that is taken back leaves a token if the CPU demands a break, as an unmap does: the thread
-//! that emptied the entry before it had an owner may not have completed its invalidation
+//! if one thread maps an entry, and another gives it an owner, one of them finds the change of the
+//! other. A word that is taken back leaves a token if the CPU demands a break, as an unmap does:
+//! the thread that emptied the entry before it had an owner may not have completed its invalidation
 //! (`Tables::break_before_fill`).
 
 use super::ChangeError;
@@ -29,20 +29,20 @@ use core::fmt;
 pub struct Owner(u64);
 
 impl Owner {
-    /// Bits of a word.
+    /// Number of bits of a word.
     pub const BITS: u32 = TOKEN_BITS;
 
-    /// The owner with this word; `None` for one of more than [`Owner::BITS`] bits.
+    /// Returns the owner with this word; `None` if the word has more than [`Owner::BITS`] bits.
     pub const fn new(word: u64) -> Option<Self> {
         if word >> Self::BITS == 0 { Some(Self(word)) } else { None }
     }
 
-    /// The word.
+    /// Returns the word.
     pub const fn word(self) -> u64 {
         self.0
     }
 
-    /// In a slot of [`Kind::Owned`].
+    /// Returns the owner in a slot of [`Kind::Owned`].
     #[inline(always)]
     pub(super) fn of<F: Format>(raw: u64) -> Self {
         Self(F::owner(raw))
@@ -111,13 +111,14 @@ impl Owners {
         self.0.store(1, Ordering::Relaxed);
     }
 
-    /// The caller has the tables alone, so all calls of [`Owners::note`] precede this one.
+    /// The caller has exclusive access to the tables, so all calls of [`Owners::note`] precede this
+    /// one.
     pub fn are_known(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0
     }
 }
 
-/// The owner in a slot that translates nothing.
+/// Returns the owner in a slot that translates nothing.
 #[inline(always)]
 pub(super) fn owner<F: Format>(kind: Kind, raw: u64) -> Option<Owner> {
     (kind == Kind::Owned).then(|| Owner::of::<F>(raw))
@@ -187,7 +188,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
     }
 
-    /// The owner of `gpa` ([`Guard::set_owner`]); `None` if there is none, or something is mapped.
+    /// Returns the owner of `gpa` ([`Guard::set_owner`]); `None` if there is none, or if a leaf is
+    /// mapped.
     ///
     /// # Errors
     /// [`Contended`] if another thread is changing the entry.
@@ -231,7 +233,7 @@ impl Hand {
     }
 }
 
-/// Looks for what is in the way, before anything is changed.
+/// Finds entries that do not allow the operation, before anything is changed.
 struct Check {
     hand: Hand,
     read: u64,
@@ -301,7 +303,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for SetOwner<'_, '_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform> SetOwner<'_, '_, '_, F, P> {
-    /// Puts a table in the place of a slot that the range cuts, all of which is as the slot was.
+    /// Replaces a slot that the range cuts by a table whose slots all have the state of that slot.
     #[cold]
     fn table(&mut self, level: u8, kind: Kind, entry: &Entry<'_>) -> Flow {
         let (tables, counts) = (self.tables, &mut self.sums.counts);

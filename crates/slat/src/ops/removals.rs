@@ -23,11 +23,11 @@ pub struct Removed {
     /// the moment they were taken out. A page that was writable may have been written until the
     /// invalidation completed, if it was dirty already.
     ///
-    /// Not dirty is a page that was not written since the last [`Guard::clean`] or
+    /// A page that is not dirty was not written since the last [`Guard::clean`] or
     /// [`Guard::harvest`] that has completed: while one is under way, a page whose dirty state it
     /// may have taken is dirty here as well, as the guest may write it through a TLB entry that
-    /// marks nothing. Of tables with [consumers](crate::Consumer), [`crate::Consumer::is_dirty`]
-    /// says it for each: its mark is among the software bits.
+    /// marks nothing. In tables with [consumers](crate::Consumer), [`crate::Consumer::is_dirty`]
+    /// says so for each: its mark is among the software bits.
     ///
     /// [`Guard::clean`]: crate::Guard::clean
     /// [`Guard::harvest`]: crate::Guard::harvest
@@ -39,18 +39,18 @@ pub struct Removed {
 pub struct Place(Option<Removed>);
 
 impl Place {
-    /// Nothing in it.
+    /// An empty place.
     pub const EMPTY: Self = Self(None);
 }
 
 /// Leaves that were unmapped, kept back until the guest cannot reach them any more.
 ///
-/// The storage is the caller's; one place holds neighbours of one kind. The memory behind the
-/// leaves is known to [`Removals::complete`] only, which invalidates first.
+/// The storage belongs to the caller; one place holds neighbours of one kind. Only
+/// [`Removals::complete`], which invalidates first, hands out the memory behind the leaves.
 ///
-/// Dropped, it hands over to the guest what it owes, and the memory is leaked. Forgotten, it stays
-/// under way for ever: each later removal invalidates all of the guest, and each mapping of an
-/// emptied slot that slot, where the CPU demands a break.
+/// If this is dropped, the tables take over the invalidation that it owes, and the memory is
+/// leaked. If it is forgotten, it stays under way for ever: each later removal invalidates all of
+/// the guest, and, if the CPU demands a break, each map of an emptied slot invalidates that slot.
 #[derive(Debug)]
 #[must_use = "the memory behind what was unmapped is in it"]
 pub struct Removals<'s, 't, F: Format, P: Platform> {
@@ -62,12 +62,12 @@ pub struct Removals<'s, 't, F: Format, P: Platform> {
     pub(super) owed: Owed,
     /// Whether the guest counts these removals among those that are under way.
     pub(super) counted: bool,
-    /// Tables that were unlinked: the invalidation that the removals owe is theirs, too.
+    /// Tables that were unlinked: the invalidation that the removals owe covers them too.
     pub(super) unlinked: Chain<F>,
 }
 
 impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
-    /// Nothing yet, in the caller's storage, whose content is overwritten.
+    /// Makes empty removals in the caller's storage, whose content is overwritten.
     pub fn new(tables: &'t Tables<'t, F, P>, storage: &'s mut [Place]) -> Self {
         let (owed, unlinked) = (Owed::NOTHING, Chain::EMPTY);
         Self { tables, storage, len: 0, forgets: false, owed, counted: false, unlinked }
@@ -82,7 +82,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         self
     }
 
-    /// Invalidates, then hands out what was removed, in the order in which it was.
+    /// Invalidates, then hands out the leaves, in the order in which they were removed.
     ///
     /// Afterwards nothing in the ranges is reachable, including leaves that other threads unmapped:
     /// while other removals are under way, all of the guest is invalidated.
@@ -111,7 +111,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         !self.forgets && self.len == self.storage.len()
     }
 
-    /// The last leaves, if `new` continues them.
+    /// Returns the last leaves, if `new` continues them.
     #[inline]
     pub(super) fn continued(&mut self, new: &Removed) -> Option<&mut Removed> {
         let last = self.storage[..self.len].last_mut()?.0.as_mut()?;
@@ -157,7 +157,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         }
     }
 
-    /// [`Removals::push`] of what continues nothing.
+    /// As [`Removals::push`], for a leaf that continues no other.
     #[inline(always)]
     pub(super) fn put(&mut self, new: Removed) {
         self.owed.leaves(new.gpa.0, new.gpa.0 + new.bytes, new.size);
