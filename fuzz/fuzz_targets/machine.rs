@@ -20,7 +20,7 @@ impl Machine {
         self.live.get()
     }
 
-    /// The guest uses `gpa`; returns the leaf it went through, `None` if that faults.
+    /// Does an access of the guest to `gpa`; returns the leaf that it used, `None` if it faults.
     pub fn access<F: Format>(
         &self,
         tables: &Tables<'_, F, Self>,

@@ -155,7 +155,7 @@ impl Memory {
     /// Frees a frame.
     ///
     /// # Errors
-    /// The error in the call.
+    /// A description of the error in the call.
     pub fn free(&mut self, hpa: u64, bytes: usize) -> Result<(), &'static str> {
         let table = self.tables.get_mut(&hpa).ok_or("no frame begins there")?;
         if !table.live {

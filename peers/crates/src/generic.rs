@@ -96,8 +96,8 @@ impl FrameAllocator for Lent {
     }
 
     fn dealloc_frame(&self, frame: PhysAddr) {
-        // SAFETY: the crate gives back what `alloc_frame` gave, once. The memory lent is the same
-        // one: each table works with its own.
+        // SAFETY: the crate gives back what `alloc_frame` gave, once. It is the same memory that is
+        // lent: each table works with its own.
         unsafe { Lent::give(frame.as_usize()) };
     }
 
@@ -110,7 +110,7 @@ type Table = PageTable<Levels, Lent>;
 
 struct Generic {
     memory: Memory,
-    /// Never dropped: the memory is the caller's, so that nothing has to be freed.
+    /// Never dropped: the caller owns the memory, so nothing has to be freed.
     table: ManuallyDrop<Table>,
 }
 

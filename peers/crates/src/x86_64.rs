@@ -42,7 +42,7 @@ const BLOCK: u64 = Leaf::Block2M.bytes();
 
 struct Identity;
 
-// SAFETY: tables are in frames of `Memory`, which are where their address says.
+// SAFETY: tables are in frames of `Memory`, which are at their address.
 unsafe impl PageTableFrameMapping for Identity {
     #[inline]
     fn frame_to_pointer(&self, frame: PhysFrame) -> *mut PageTable {
@@ -81,7 +81,7 @@ impl X86 {
             &mut *at(root).cast::<PageTable>()
         };
         // SAFETY: an empty root is a whole hierarchy; tables below it will be frames of this
-        // memory, and those are where their address says.
+        // memory, which are at their address.
         let tables = unsafe { MappedPageTable::new(root, Identity) };
         Ok(Self { memory, tables })
     }
@@ -93,7 +93,7 @@ impl X86 {
         let Self { memory, tables } = self;
         for (gpa, offset) in steps(gpa, bytes, S::SIZE) {
             let frame = PhysFrame::<S>::containing_address(PhysAddr::new_truncate(hpa + offset));
-            // SAFETY: no CPU has the tables, so that no memory is reached by them.
+            // SAFETY: no CPU has loaded the tables, so they give access to no memory.
             unsafe { tables.map_to(page::<S>(gpa), frame, RAM, memory) }
                 .map_err(|error| format!("{gpa:#x}: {error:?}"))?
                 .ignore();
@@ -126,8 +126,8 @@ impl Tables for X86 {
         let tables = &mut self.tables;
         let (mut gpa, end) = (gpa, gpa + bytes);
         while gpa < end {
-            // As a page first: the call for blocks makes a block of a table.
-            // SAFETY: no CPU has the tables, so that no memory is reached by them.
+            // Tries a page first, because the call for blocks turns a table into a block. SAFETY:
+            // no CPU has loaded the tables, so they give access to no memory.
             let done = match unsafe { tables.update_flags(page::<Size4KiB>(gpa), READ_ONLY) } {
                 Ok(flush) => {
                     flush.ignore();

@@ -29,14 +29,14 @@ use std::path::PathBuf;
 /// Reason why a tree's code cannot be used, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no tree, or it lacks what is needed.
+    /// There is no tree, or it lacks a file that is needed.
     #[error(
         "{}: {missing} is missing; give the top folder of a Linux source tree, such as linux-source-6.12 \
          unpacked",
         path.display()
     )]
     NoTree {
-        /// Where it was looked for.
+        /// The path that was searched.
         path: PathBuf,
         /// The file.
         missing: String,
@@ -74,7 +74,7 @@ pub enum Error {
     DoesNotCompile {
         /// The tree.
         tree: String,
-        /// Which of the files.
+        /// The file that does not compile.
         file: String,
         /// The beginning of the compiler's messages.
         messages: String,
@@ -103,7 +103,7 @@ pub enum Error {
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,
-    /// The machine around it.
+    /// An error of the system.
     #[error("{what}: {source}")]
     Io {
         /// The action that failed.

@@ -1,4 +1,4 @@
-//! A Linux source tree: its version, the files that are used, and where trees differ.
+//! A Linux source tree: its version, the files that are used, and the differences between trees.
 
 use crate::{Error, cut};
 use slat_kernel::Version;
@@ -11,7 +11,7 @@ const KVM_MAIN: &str = "virt/kvm/kvm_main.c";
 const HEADERS: [&str; 2] = ["kvm_pgtable.h", "stage2_pgtable.h"];
 pub(crate) const HEADER_FOLDER: &str = "arch/arm64/include/asm";
 
-/// The callers of the walks. The last two go by one name or the other.
+/// The callers of the walks. The last two have one of two names.
 const CALLERS: [(&str, &[&[&str]]); 2] = [
     (
         KVM_MAIN,

@@ -1,9 +1,9 @@
-//! One vCPU: a VMCB (15.5.1, appendix B "VMCB Layout"), and what the guest runs.
+//! One vCPU: a VMCB (15.5.1, appendix B "VMCB Layout"), and the guest's code.
 
 use crate::machine::Memory;
 use core::arch::asm;
 
-/// Where the guest's own tables and code stand, in its memory.
+/// Address of the guest's own tables and code in its memory.
 pub const GUEST_TABLES: u64 = 0x1000;
 const CODE: u64 = 0x4000;
 /// `mov rax, [rdi]`, `mov [rdi], rsi` and `jmp rdi`, each with `vmmcall` behind it.
@@ -23,7 +23,7 @@ pub enum Does {
     Execute(u64),
 }
 
-/// How the guest stopped.
+/// The exit of the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Exit {
     pub code: u64,
@@ -34,7 +34,8 @@ pub struct Exit {
 static VMCB: Memory<4096> = Memory::new();
 static HOST_STATE: Memory<4096> = Memory::new();
 
-/// Puts the guest's code and its tables, 1 GiB as it is by pages of 2 MiB, into its memory.
+/// Writes the guest's code and its tables, an identity map of 1 GiB by pages of 2 MiB, to its
+/// memory.
 pub fn prepare<const BYTES: usize>(memory: &Memory<BYTES>) {
     memory.write(GUEST_TABLES, (GUEST_TABLES + 0x1000) | 3);
     memory.write(GUEST_TABLES + 0x1000, (GUEST_TABLES + 0x2000) | 3);

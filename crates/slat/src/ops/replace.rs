@@ -1,23 +1,24 @@
-//! Replace: leaves that go on translating the same addresses, to other memory or as another memory
-//! type.
+//! Replace: changes the memory or the memory type of leaves, which go on translating the same
+//! addresses.
 //!
 //! # Protocol
 //! A leaf that gets other memory, or another memory type, is broken on every format: a
 //! compare-and-swap from the value that was read freezes it, so that no other software maps
 //! anything there and hardware faults; the invalidation completes; memory whose type changes is
 //! maintained, when no CPU uses it any more; then the new leaf takes the marker's place. So no two
-//! CPUs ever use the old memory and the new at once, which would show one of them what another
-//! wrote, and not the other. Rights alone change by one compare-and-swap. Up to [`RUN`]
-//! neighbouring pages stand broken together. Between the first marker and the last release nothing
-//! is allocated, and nothing is called except the platform's invalidation and maintenance.
+//! CPUs ever use the old memory and the new at once: otherwise one CPU might not see what another
+//! wrote. Rights alone change by one compare-and-swap. Up to [`RUN`] neighbouring pages stand
+//! broken together. Between the first marker and the last release nothing is allocated, and nothing
+//! is called except the platform's invalidation and maintenance.
 //!
-//! *Invariant*: what the guest wrote is in the memory that the new leaf maps. Other memory takes
-//! the place only of a leaf that the guest cannot write (`Replace::plan`): to move a page, the
-//! caller protects it, completes, copies, and then replaces it. A write fault that was answered in
-//! between has given the right back, and the leaf is refused. The leaf tells no history: the caller
-//! keeps others from taking rights from the page, and from unmapping it, from the protection on; a
-//! round of a log that protected the page again would hide the write. Accessed and dirty state goes
-//! from the old leaf to the new, with what [consumers](crate::Consumer) have not taken yet.
+//! *Invariant*: all that the guest wrote is in the memory that the new leaf maps. Other memory
+//! takes the place only of a leaf that the guest cannot write (`Replace::plan`): to move a page,
+//! the caller protects it, completes, copies, and then replaces it. A write fault that was answered
+//! in between has given the right back, and the leaf is refused. The leaf has no history, so the
+//! caller keeps other threads from taking rights from the page, and from unmapping it, from the
+//! protection on: a round of a log that protected the page again would hide the write. Accessed and
+//! dirty state goes from the old leaf to the new one, and so do the marks of
+//! [consumers](crate::Consumer).
 
 use super::ChangeError;
 use super::map::{MapError, maintenance};
@@ -61,7 +62,7 @@ pub enum ReplaceError {
         /// The size of the leaf.
         size: PageSize,
     },
-    /// Other memory is mapped there than was to be replaced.
+    /// The memory mapped there is not the memory that was to be replaced.
     Differs {
         /// The size of the leaf found.
         size: PageSize,
@@ -114,11 +115,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// or rights alone, in place. Accessed and dirty are those of `attributes` or of the old leaf;
     /// all else is as `attributes` say, even if another thread changed it since the caller looked.
     ///
-    /// Memory is made coherent first ([`Platform::maintain`]); where its type changes, behind the
+    /// Memory is made coherent first ([`Platform::maintain`]); if its type changes, after the
     /// invalidation, which takes long for a block. Unless rights alone change, each leaf faults
-    /// until an invalidation, executed inside, has completed: a guest that uses it meanwhile comes
-    /// back. Other memory is the only one in use when this returns; rights that were taken are gone
-    /// after [`Guard::complete`].
+    /// until an invalidation, executed inside, has completed: a guest that uses it meanwhile faults
+    /// again. Other memory is the only one in use when this returns; rights that were taken are
+    /// gone after [`Guard::complete`].
     ///
     /// To move a page that the guest may write: [`Guard::write_protect`], [`Guard::owe`] (another
     /// thread may have protected it, and not completed), [`Guard::complete`], copy, replace. From
@@ -264,7 +265,7 @@ struct Replace<'t, 'g, F: Format, P: Platform> {
 /// The leaf that replaces another.
 struct New {
     raw: u64,
-    /// The new leaf takes the old one's place behind an invalidation only.
+    /// The new leaf may replace the old one only after an invalidation.
     breaks: bool,
     /// The memory's type changes: it is maintained when no CPU uses it any more.
     retyped: bool,
@@ -346,7 +347,7 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         let size = F::size(level);
         let frozen = F::frozen(Hpa(0));
         let most = slots.len().min(raws.len()).min(news.len());
-        // By index, as `zip` is a call where crates are not optimised as one.
+        // By index, because `zip` is a call if crates are not optimised together.
         let mut held = 0;
         while held < most && slots[held].exchange(raws[held], frozen).is_ok() {
             held += 1;
@@ -372,8 +373,8 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         held
     }
 
-    /// One leaf, of any level: whether it was changed in place. Not inlined, and by value: its
-    /// frame is on the stack once, and the walk's are small.
+    /// Replaces one leaf of any level; returns whether it was changed in place. Not inlined, and by
+    /// value: its frame is on the stack once, and the walk's are small.
     #[inline(never)]
     fn leaf(
         &mut self,
@@ -406,8 +407,8 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         if replaced { Ok(!new.breaks) } else { Err(Flow::Again) }
     }
 
-    /// Pages from the start of a run, those that are to be broken; returns how many. The others,
-    /// and what is refused, are visited one by one.
+    /// Replaces the first pages of a run, those that need a break; returns how many. All others,
+    /// and pages that are refused, are visited one by one.
     #[inline(never)]
     fn run(&mut self, run: &[Slot; RUN], raws: &[u64; RUN], at: u64) -> usize {
         let page = F::size(0).bytes();
@@ -461,7 +462,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, '_, F, P> {
         }
     }
 
-    /// Pages that stand broken share one invalidation.
+    /// Pages that are broken together share one invalidation.
     #[inline]
     fn visit_run(
         &mut self,

@@ -1,4 +1,4 @@
-//! Reserve and commit: a fault that asks the host for a page in between.
+//! Reserve and commit: the two halves of a fault, which asks the host for a page in between.
 //!
 //! # Protocol
 //! A fault reserves the slot by a token, or finds it reserved, asks its backing for the page, and
@@ -29,11 +29,11 @@ use crate::table::{self, Slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::PATIENCE;
 
-/// Tokens below this are the seats', those from it on the guests'.
+/// Tokens below this belong to seats, all others to guests.
 pub(crate) const SEATS_TOKENS: u64 = 1 << (TOKEN_BITS - 1);
 
 /// The next token of the guest, for threads without a seat and for calls that take one for several
-/// entries. Away from the words that every walk reads.
+/// entries. It is in another cache line than the words that every walk reads.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Tokens(AtomicU64);
@@ -43,8 +43,8 @@ impl Tokens {
         Self(AtomicU64::new(0))
     }
 
-    /// The value to leave in entries that one call reserves or empties: no other call ever leaves
-    /// the same.
+    /// Returns the value to leave in entries that one call reserves or empties; no other call ever
+    /// leaves the same.
     pub fn next<F: Format>(&self) -> u64 {
         let token = self.0.fetch_add(1, Ordering::Relaxed);
         F::reserved(SEATS_TOKENS | token & (SEATS_TOKENS - 1))
@@ -53,13 +53,13 @@ impl Tokens {
 
 /// An empty slot that a fault has reserved.
 ///
-/// It borrows the guard, which keeps the slot's table.
+/// It borrows the guard, which keeps the slot's table allocated.
 #[derive(Debug)]
 #[must_use = "a reservation that is not committed maps nothing"]
 pub struct Reservation<'g, F: Format, P: Platform> {
     tables: &'g Tables<'g, F, P>,
     sums: &'g mut Sums,
-    /// One, or all of the group around it, by the same token.
+    /// One slot, or all slots of the group around it, with the same token.
     slots: &'g [Slot],
     raw: u64,
     level: u8,
@@ -73,8 +73,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     ///
     /// # Errors
     /// [`MapError::Range`], [`MapError::LeafSize`], [`MapError::ForeignCache`];
-    /// [`MapError::Occupied`] where a leaf is there already: the fault has been answered, or asks
-    /// for [`Guard::relax`]; [`MapError::Owned`]; [`MapError::CacheEmpty`];
+    /// [`MapError::Occupied`] where a leaf is there already: another thread has answered the fault,
+    /// or it needs [`Guard::relax`]; [`MapError::Owned`]; [`MapError::CacheEmpty`];
     /// [`MapError::Contended`]. Nothing was reserved.
     #[inline(always)]
     pub fn reserve<'g>(
@@ -96,11 +96,13 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Ok(Reservation { tables, sums, slots, raw, level, base })
     }
 
-    /// [`Guard::reserve`]; and where all of the group around the slot is empty, all of it, to be
-    /// folded ([`Guard::map_contiguous`]). On formats without groups it is [`Guard::reserve`].
+    /// As [`Guard::reserve`], but reserves the whole group around the slot, to be folded
+    /// ([`Guard::map_contiguous`]), if all of it is empty. On formats without groups it is
+    /// [`Guard::reserve`].
     ///
     /// Earlier reservations of single slots of the group become void. A fault whose reservation was
-    /// void begins anew by [`Guard::reserve`], or two faults could go on voiding each other's.
+    /// void must begin anew by [`Guard::reserve`]: otherwise two faults could void each other's for
+    /// ever.
     ///
     /// # Errors
     /// Those of [`Guard::reserve`].
@@ -118,8 +120,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Ok(reserved)
     }
 
-    /// Reserves the slot where the table is there, and the slot in it empty or reserved, as most
-    /// faults find it. `None` in any other case: [`Guard::reserve_or_refuse`] then begins anew.
+    /// Reserves the slot if its table is there, and the slot is empty or reserved, as in most
+    /// faults. `None` in all other cases: [`Guard::reserve_or_refuse`] then begins anew.
     #[inline(always)]
     fn reserve_at_once(
         &mut self,
@@ -133,7 +135,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             return None;
         }
         let level = F::level_of(largest).ok()?;
-        // A guest that is smaller than the leaf, or than a table of such.
+        // The guest is smaller than the leaf, or than a table of such leaves.
         if F::shift(level) > geometry.address_bits || level > geometry.root_level {
             return None;
         }
@@ -209,8 +211,9 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                     return Err(MapError::Occupied { size: F::size(level), hpa });
                 }
                 Kind::Owned => return Err(MapError::Owned { owner: Owner::of::<F>(raw) }),
-                // Another fault's, or left by an unmap: the first commit has it, and what voids it
-                // changes it. To replace it would make two faults void each other for ever.
+                // The token is another fault's, or an unmap left it: it is shared, and the first
+                // commit succeeds. If a fault replaced it, two faults could void each other's for
+                // ever.
                 Kind::Reserved if level <= largest => {
                     let base = gpa & !((1 << F::shift(level)) - 1);
                     let broke = tables.break_before_fill(raw, level, base);
@@ -257,7 +260,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 }
 
 impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
-    /// The addresses that a leaf here, or a group, would translate.
+    /// Returns the addresses that the leaf or the group would translate.
     #[inline(always)]
     pub fn range(&self) -> GpaRange {
         GpaRange::from_bounds(self.base, self.base + self.bytes())
@@ -345,7 +348,8 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         attributes: Attributes,
         tell: impl FnOnce() -> Result<(), E>,
     ) -> Result<Result<Option<u64>, MapError>, E> {
-        // Part by part: a pointer to it would keep every reservation of the caller's in memory.
+        // Destructured, because a pointer to it would keep every reservation of the caller in
+        // memory.
         let Self { tables, sums, slots, raw, level, base } = self;
         Self::commit_parts((tables, sums), (slots, raw), (level, base), (hpa, attributes), tell)
     }
@@ -394,7 +398,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         Ok(Ok(Some(bytes)))
     }
 
-    /// The leaf for the slot. Maintains the memory, as its kind asks.
+    /// Returns the leaf for the slot. Maintains the memory, as its type demands.
     #[inline(always)]
     fn leaf(&self, hpa: Hpa, attributes: Attributes) -> Result<u64, MapError> {
         let tables = self.tables;

@@ -8,8 +8,8 @@
 //! 1. The members are held in ascending order (`Group::hold`). *Invariant*: the thread that holds
 //!    the first member holds the group. No other software changes a member then, but to set or
 //!    clear its accessed state; so that thread gets the other members. Later threads wait at the
-//!    first member: neither of two can have what the other needs. A held member is frozen; or,
-//!    where the CPU lets a leaf change its size without a break, sealed and without the bit.
+//!    first member: so no two threads can each hold what the other needs. A held member is frozen;
+//!    or, where the CPU lets a leaf change its size without a break, sealed and without the bit.
 //! 2. The invalidation of the whole group completes: no CPU holds it as one any more.
 //! 3. Each member becomes a leaf of its own, with what hardware had set in any of them until then.
 //!
@@ -18,10 +18,10 @@
 //! group from one of those. For the same reason a group is filled from frozen slots: slots that
 //! were found empty are the group's until the last member stands.
 //!
-//! As many slots stand broken together as a group has, and no more than one group: as one block
-//! does, until one invalidation has completed. Between the first marker and the last release
-//! nothing is allocated, and nothing is called except that invalidation and, for a reservation, the
-//! closure of its caller ([`Reservation::commit_told`](super::Reservation::commit_told)).
+//! At most one group is broken at a time, with all its slots, until one invalidation has completed,
+//! as with one block. Between the first marker and the last release nothing is allocated, and
+//! nothing is called except that invalidation and, for a reservation, the closure of its caller
+//! ([`Reservation::commit_told`](super::Reservation::commit_told)).
 
 use super::ChangeError;
 use crate::addr::{GpaRange, Hpa, Levels};
@@ -53,7 +53,7 @@ pub(crate) struct Group<'t, F> {
 }
 
 impl<'t, F: Format> Group<'t, F> {
-    /// The group around `gpa` in a table at `level`; `None` if the table is too small.
+    /// Returns the group around `gpa` in a table at `level`; `None` if the table is too small.
     pub fn within(slots: &'t [Slot], level: u8, gpa: u64) -> Option<Self> {
         let (count, shift) = (F::group(level), F::shift(level));
         let bytes = (count as u64) << shift;
@@ -63,7 +63,8 @@ impl<'t, F: Format> Group<'t, F> {
         Some(Self::of(slots, level, start))
     }
 
-    /// The group of these slots of a table at `level`, which covers addresses from `start` on.
+    /// Makes the group of these slots of a table at `level`, which covers addresses from `start`
+    /// on.
     #[inline]
     pub fn of(slots: &'t [Slot], level: u8, start: u64) -> Self {
         let end = start + ((slots.len() as u64) << F::shift(level));
@@ -87,8 +88,8 @@ impl<'t, F: Format> Group<'t, F> {
         F::kind(raw, self.level) == Kind::Leaf && folded::<F>(raw)
     }
 
-    /// The first member, with the state of all; `None` if another thread is changing the group, or
-    /// has changed it.
+    /// Returns the first member, with the state of all; `None` if another thread is changing the
+    /// group, or has changed it.
     pub fn state(&self) -> Option<u64> {
         let mut all = self.slots[0].load();
         for slot in self.slots {
@@ -102,8 +103,8 @@ impl<'t, F: Format> Group<'t, F> {
         Some(all & !F::MARK)
     }
 
-    /// Holds the group by what `interim` makes of each member; returns the first, with the state of
-    /// all. Otherwise what the walk is to do.
+    /// Holds the group: replaces each member by the result of `interim`; returns the first member,
+    /// with the state of all, or, as an error, what the walk is to do.
     fn hold(&self, interim: impl Fn(u64) -> u64) -> Result<u64, Flow> {
         let held = |slot: &Slot| slot.update(|raw| self.member(raw).then(|| interim(raw)));
         let mut all = held(&self.slots[0]).map_err(|raw| match F::kind(raw, self.level) {
@@ -118,7 +119,7 @@ impl<'t, F: Format> Group<'t, F> {
         Ok(all)
     }
 
-    /// The leaf of a member by its number, on its own, where the first is `first`.
+    /// Returns the leaf of member `number` outside a group, if the first member is `first`.
     fn alone(&self, first: u64, number: usize) -> u64 {
         let hpa = F::leaf_address(first, self.level).0 + ((number as u64) << F::shift(self.level));
         F::leaf(F::attribute_bits(first, self.level), self.level, Hpa(hpa))
@@ -153,7 +154,7 @@ impl<'t, F: Format> Group<'t, F> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// The group around `gpa` at `level`; `None` if a table on the way is gone.
+    /// Returns the group around `gpa` at `level`; `None` if a table on the way is gone.
     #[cold]
     pub(crate) fn group(&self, gpa: u64, level: u8) -> Option<Group<'_, F>> {
         let (slots, at) = self.descend(gpa, level, |_, _| {});
@@ -163,8 +164,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         Group::within(slots, level, gpa)
     }
 
-    /// Unfolds the group of the leaf at `gpa`, if it still is one. Says what the walk is to do with
-    /// the slot.
+    /// Unfolds the group of the leaf at `gpa`, if it still is one. Returns what the walk is to do
+    /// with the slot.
     #[cold]
     #[inline(never)]
     pub(super) fn unfold(&self, gpa: u64, level: u8, sums: &mut Sums) -> Flow {
@@ -174,7 +175,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         }
     }
 
-    /// The bytes of the group, if it was unfolded here.
+    /// Returns the bytes of the group, if it was unfolded here.
     fn unfolded(&self, gpa: u64, level: u8, sums: &mut Sums) -> Result<u64, Flow> {
         let group = self.group(gpa, level).ok_or(Flow::Again)?;
         let breaks = self.platform.break_before_make().breaks_size_change();
@@ -192,7 +193,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             }
             sums.counts.broken += group.slots.len() as u64;
         } else {
-            // Until the invalidation had completed, any member stood for all.
+            // Until the invalidation had completed, hardware could mark any member for all.
             let status = group.slots.iter().fold(first, |all, slot| all | slot.load()) & F::STATUS;
             for slot in group.slots {
                 let _ = slot.update(|raw| Some((raw | status) & !F::MARK));
@@ -205,9 +206,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         Ok(group.bytes())
     }
 
-    /// Fills a group of empty slots with `first`, without the bit, and those that continue it.
-    /// Where they are not all empty any more, or, if they were reserved, as they were, nothing is
-    /// done: `Again`.
+    /// Fills a group of empty slots with `first`, given without the bit, and the leaves that
+    /// continue it. Does nothing, and returns `Again`, if they are not all empty any more, or, for
+    /// reserved slots, if one of them has changed.
     pub(super) fn fill_group(
         &self,
         group: &Group<'_, F>,
@@ -224,7 +225,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 
     /// Freezes a group of empty slots, or of those that have the token; returns whether one of them
-    /// had been emptied before. `Again` where one of them is something else: nothing was done.
+    /// had been emptied before. If one of them is something else, returns `Again`, and no slot is
+    /// frozen.
     pub(super) fn freeze_group(
         &self,
         group: &Group<'_, F>,
@@ -237,8 +239,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             match slot.update(|raw| fits(raw).then_some(frozen)) {
                 Ok(raw) => emptied |= raw != 0,
                 Err(_) => {
-                    // A reservation is as it was. What was empty is not: what others have done to
-                    // it must not look undone.
+                    // A reserved slot gets its token back. An empty slot gets a new token, so that
+                    // changes by other threads are not hidden.
                     let empty = token.unwrap_or_else(|| self.tokens.next::<F>());
                     group.slots[..number].iter().for_each(|slot| slot.release(frozen, empty));
                     return Err(Flow::Again);
@@ -258,8 +260,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         counts.slots_written += 2 * group.slots.len() as u64;
     }
 
-    /// As [`Tables::break_before_fill`], of all slots at once, some of which others have emptied:
-    /// they were counted before this thread got the slots.
+    /// As [`Tables::break_before_fill`], for all slots at once, some of which other threads have
+    /// emptied: their removals were counted before this thread got the slots.
     fn break_before_fill_group(&self, group: &Group<'_, F>, counts: &mut Counts) {
         if self.refill_breaks() && self.pending.removals.count() != 0 {
             self.invalidate_slots(group.start, group.end);

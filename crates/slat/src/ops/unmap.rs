@@ -37,9 +37,9 @@ pub enum UnmapError {
         /// The size of the block.
         size: PageSize,
     },
-    /// No room for what would be removed.
+    /// The removals have no room for another leaf.
     Full,
-    /// The removals are those of other tables.
+    /// The removals belong to other tables.
     ForeignRemovals,
     /// Another thread held an entry for too long.
     Contended,
@@ -232,7 +232,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-/// Looks at tables alone, and retires those that are empty.
+/// Visits only tables, and retires those that are empty.
 struct Prune<'r, 's, 't, F: Format, P: Platform>(Unmap<'r, 's, 't, F, P>);
 
 impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, F, P> {
@@ -284,7 +284,7 @@ struct Unmap<'r, 's, 't, F: Format, P: Platform> {
     removals: &'r mut Removals<'s, 't, F, P>,
     start: u64,
     end: u64,
-    /// The end of the last group that was taken out: what is mapped below it is newer.
+    /// The end of the last group that was taken out; leaves below it were mapped later.
     taken: u64,
     /// The value left in a slot that was emptied.
     empty: u64,
@@ -303,7 +303,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
             return Flow::Next;
         }
         if kind != Kind::Leaf {
-            // A reservation that the range merely touches is void as well.
+            // A reservation that the range covers only in part is void as well.
             let void = kind != Kind::Reserved || entry.slot.exchange(entry.raw, self.empty).is_ok();
             return if void { Flow::Next } else { Flow::Again };
         }
@@ -314,7 +314,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
         if folded::<F>(entry.raw) {
             return self.group(level, entry.start);
         }
-        // The next of a run, as most are: it differs from the last by its address alone.
+        // The next leaf of a run, the most frequent case, differs from the last one only in its
+        // address.
         if (entry.raw, entry.start, level) == self.next
             && self.removals.follows(F::leaf_address(entry.raw, level))
         {
@@ -384,7 +385,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
 }
 
 impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
-    /// Nothing yet of `range`.
+    /// Makes the visitor for `range`.
     #[inline(always)]
     fn of(
         tables: &'r Tables<'r, F, P>,
@@ -398,14 +399,14 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         Self { tables, removals, start, end, taken, empty, next, sums, why }
     }
 
-    /// Takes out a group that the range covers whole; has any other unfolded, where no table that
-    /// the range covers is left half done.
+    /// Takes out a group that the range covers whole; has any other group unfolded, at a point
+    /// where no table that the range covers is left half done.
     #[cold]
     #[inline(never)]
     fn group(&mut self, level: u8, gpa: u64) -> Flow {
         let tables = self.tables;
         let Some(group) = tables.group(gpa, level) else { return Flow::Again };
-        // Whether it continues what was removed last is known too late.
+        // It is known too late whether the group continues the last leaf.
         if !group.inside(self.start, self.end) || self.removals.is_full() {
             return Flow::Aside;
         }
@@ -429,7 +430,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         Flow::Next
     }
 
-    /// The value for slots that are emptied now.
+    /// Returns the value for slots that are emptied now.
     fn token(&self) -> u64 {
         if self.tables.refill_breaks() { self.tables.tokens.next::<F>() } else { 0 }
     }
@@ -445,7 +446,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         self.removals.owed.table(start, start + (1 << F::shift(level)));
     }
 
-    /// Retires the tables around the ends of the range, up to where it was done, that are empty.
+    /// Retires empty tables around the ends of the part of the range that was done.
     fn retire_ends(&mut self, reached: u64) {
         if self.start < reached {
             let last = reached - 1;
@@ -457,7 +458,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         }
     }
 
-    /// [`Unmap::retire_from`], where the lowest table may be empty, as few may.
+    /// As [`Unmap::retire_from`], if the lowest table may be empty, which is rare.
     #[inline(always)]
     fn retire_around(&mut self, gpa: u64) {
         let (slots, level) = self.tables.descend(gpa, 0, |_, _| ());
@@ -472,7 +473,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
     #[inline(never)]
     fn retire_from(&mut self, gpa: u64) {
         let tables = self.tables;
-        // By the level of the linked tables.
+        // Indexed by the level of the linked tables.
         let mut above = [None; 4];
         let (mut slots, mut level) =
             tables.descend(gpa, 0, |level, link| above[level as usize - 1] = Some(link));
@@ -486,8 +487,8 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         }
     }
 
-    /// Retires the slots of a table that is empty; leaves any other empty where it was, but not as
-    /// it was: what others have done to those slots meanwhile must not look undone.
+    /// Retires the slots of a table if all are empty. Otherwise, slots that were empty stay empty,
+    /// with a new token, so that changes of other threads are not hidden.
     fn retire(&self, level: u8, slots: &[Slot]) -> bool {
         let retired = F::retired(Hpa(0));
         let full = slots.iter().position(|slot| {

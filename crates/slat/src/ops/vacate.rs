@@ -23,12 +23,12 @@ use crate::tables::{Found, Halted, Tables};
 
 impl<F: Format, P: Platform> Inactive<'_, F, P> {
     /// Unmaps `range`, and hands each run of neighbouring leaves of one kind to `removed`; returns
-    /// the bytes that were mapped. A run may end where memory crosses a multiple of
-    /// [`Format::CARRY`], too. Reservations in the range are void. Tables that the range covers
-    /// whole, or that it leaves empty, are given back.
+    /// the bytes that were mapped. A run may also end where memory crosses a multiple of
+    /// [`Format::CARRY`]. Reservations in the range are void. Tables that the range covers whole,
+    /// or that it leaves empty, are given back.
     ///
-    /// Where `removed` panics, everything up to the end of the run that it was given is unmapped,
-    /// and everything behind that stays mapped: the call can be repeated for the rest.
+    /// If `removed` panics, everything up to the end of the run that it was given is unmapped, and
+    /// everything behind that stays mapped: the call can be repeated for the rest.
     ///
     /// # Errors
     /// [`ChangeError::Range`] and [`ChangeError::CutsBlock`]: nothing is done.
@@ -89,7 +89,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 }
 
-/// The part of the range whose leaves were handed out: dropped, it is emptied.
+/// The part of the range whose leaves were handed out: when this is dropped, the part is emptied.
 struct Told<'t, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     start: u64,
@@ -218,14 +218,14 @@ impl<F: Format, P: Platform> List<'_, '_, F, P> {
                     self.table(children, level - 1, from, to);
                 }
                 Kind::Owned => self.told.owners = true,
-                // Empty, or a reservation; marks are gone when their holder's borrow of the tables
-                // is.
+                // Empty, or a reservation. There is no marker, as no thread that could hold one
+                // borrows the tables.
                 _ => {}
             }
         }
     }
 
-    /// Returns how many pages, from the first on, go on where the run ends: at the speed of loads.
+    /// Returns how many pages, from the first on, continue the run, at the speed of loads.
     fn more(&mut self, pages: &[Slot], gpa: u64) -> u64 {
         let Some(run) = &mut self.run else { return 0 };
         if (run.gpa, run.level) != (gpa, 0) {
@@ -236,7 +236,7 @@ impl<F: Format, P: Platform> List<'_, '_, F, P> {
         let same = pages.iter().zip(0..).take_while(|(slot, number)| slot.load() == raw(*number));
         let count = same.count() as u64;
         let Some(before) = count.checked_sub(1) else { return 0 };
-        // Descriptors count upwards as their addresses do, unless a field of theirs ends.
+        // Descriptors increase as their addresses do, unless a field overflows.
         let last = raw(before);
         let follows = run.first.hpa.0 + run.first.bytes + before * page;
         if F::leaf_address(last, 0).0 != follows {
