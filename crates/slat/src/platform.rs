@@ -65,7 +65,7 @@ pub unsafe trait Platform {
     /// [`Scope::Local`](crate::format::arm64::tlbi::Scope::Local). RISC-V: HFENCE.GVMA on this hart
     /// ([`hfence`](crate::format::riscv::hfence)); without Svvptc a hart may also cache an invalid
     /// entry above the page, so it executes HFENCE.GVMA without an address before it runs the guest
-    /// again, whatever the result of the fault. On x86 and Power it is not called.
+    /// again, for any result of the fault. On x86 and Power it is not called.
     fn invalidate_local(&self, what: &Invalidation) {
         self.invalidate(what);
     }

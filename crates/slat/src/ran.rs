@@ -41,7 +41,6 @@
 //!
 //! Only the thread that invalidates waits, and only for interrupts. `tests/loom/ran.rs` has the
 //! models, and each order of two steps that breaks the protocol.
-//! and each order of two steps that breaks it.
 
 use crate::sync::{AtomicU64, Ordering, agreed};
 use core::fmt;

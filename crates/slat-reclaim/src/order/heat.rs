@@ -25,8 +25,8 @@ use alloc::vec;
 const RUN: u32 = 64;
 /// Walks after which all heat is halved.
 const HALF_LIFE: u16 = 256;
-/// What a use adds just after a halving; just before the next one it adds twice as much. A page
-/// that is used between all walks has at most 3 * `HALF_LIFE` times this.
+/// The heat that a use adds just after a halving; just before the next one it adds twice as much. A
+/// page that is used between all walks has at most 3 * `HALF_LIFE` times this.
 const USE: u16 = HALF_LIFE / 4;
 /// Number of classes, which are quarters of octaves of heat.
 const CLASSES: usize = 64;
@@ -318,7 +318,7 @@ mod tests {
         }
     }
 
-    /// What a model knows of a page.
+    /// The model's state of a page.
     #[derive(Clone, Default)]
     struct Known {
         heat: u32,

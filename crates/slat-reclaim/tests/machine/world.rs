@@ -38,7 +38,7 @@ struct Content {
     stamp: u64,
 }
 
-/// What a page of the guest must hold.
+/// The content that a page of the guest must have.
 #[derive(Clone, Copy, Default)]
 struct Page {
     last: u64,

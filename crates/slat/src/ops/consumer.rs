@@ -65,19 +65,19 @@ impl Consumer {
 pub enum ConsumerError {
     /// A mark is one bit.
     OneBit {
-        /// What was named.
+        /// The bits that were given.
         given: Software,
     },
     /// The format has no such software bit, or too few of them.
     NoSuchBit {
-        /// What was named.
+        /// The bits that were given.
         given: Software,
         /// Number of software bits of the format ([`Format::SOFTWARE_BITS`]).
         bits: u8,
     },
     /// Another consumer of these tables has this mark.
     Taken {
-        /// What was named.
+        /// The bits that were given.
         given: Software,
     },
 }
