@@ -9,11 +9,11 @@ use crate::swap::Swap;
 pub struct Load {
     /// Pages in memory.
     pub resident: u32,
-    /// Pages that the guest may have in memory ([`Paged::limit`]).
+    /// Most pages that the guest may have in memory.
     pub limit: u32,
     /// Of those in memory, pages that were idle for two walks or more.
     pub idle: u32,
-    /// Pages that the guest keeps in memory ([`Paged::protected`]).
+    /// Pages that the guest keeps in memory when other guests want memory.
     pub protected: u32,
 }
 

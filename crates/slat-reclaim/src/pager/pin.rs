@@ -54,10 +54,10 @@ impl<M: Ram, S: Swap> Drop for PagesPinned<'_, M, S> {
 
 impl<'w, F: Format, H: Host, B: PagedBacking> Pager<'_, 'w, F, H, B> {
     /// Brings in the pages of `host`, a range of whole pages, and keeps them in their frames until
-    /// the result is dropped: no pager gives them up, moves them into a block or discards them, and
-    /// their tables stay ([`Worker::pin`]). The caller reports which pages a device writes
-    /// ([`Worker::device_used`]). Pinned pages count towards the guest's limit: a guest whose limit
-    /// is all pinned has no page to give up.
+    /// the result is dropped: no pager gives them up, moves them into a block or discards them
+    /// ([`Pager::discard`]), and their tables stay ([`Worker::pin`]). The caller reports which
+    /// pages a device writes ([`Worker::device_used`]). Pinned pages count towards the guest's
+    /// limit: a guest whose limit is all pinned has no page to give up.
     ///
     /// [`Worker::pin`]: slat_guest::Worker::pin
     /// [`Worker::device_used`]: slat_guest::Worker::device_used
