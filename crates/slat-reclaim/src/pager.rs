@@ -516,7 +516,7 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F,
             Ok(aged) => aged.unanswered,
             // The tables record no accesses: pages are given up in the order in which they came in.
             Err(AgeError::Refused(ChangeError::NotRecorded)) => 0,
-            // Another thread held an entry for too long: pages behind it were not looked at.
+            // Another thread held an entry for too long: pages behind it were not tested.
             Err(_) => count.into(),
         };
         Counters::add(&paged.counters.unanswered, unanswered);

@@ -2,9 +2,9 @@
 //!
 //! # Protocol
 //! 1. Each child is sealed by compare-and-swap: it stays valid, hardware goes on setting accessed
-//!    and dirty, other software waits. Agreement is decided on the sealed values, the first's with
-//!    the value that the caller was asked about: a child that was unmapped or protected meanwhile
-//!    is seen, and all seals are taken back.
+//!    and dirty, other software waits. Agreement is decided on the sealed values, and for the first
+//!    child also by comparison with the value that the caller has accepted: so a child that was
+//!    unmapped or protected meanwhile is found, and all seals are taken back.
 //! 2. The parent's slot changes from the link to the block, sealed as well; or, where the CPU
 //!    demands a break, to a frozen marker.
 //! 3. The invalidation of the leaves and of walk caches completes. Until then a vCPU may be in the
@@ -205,7 +205,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
             }
             let raw = seal::<F>(child, level - 1).map_err(|unfit| (index, unfit))?;
             let same = continues::<F>(first, raw, state, level, index);
-            // Its state may have been cleared since it was looked at.
+            // Its state may have been cleared since the first read.
             first = if index == 0 { raw } else { first };
             if !same {
                 return Err((index + 1, Unfit::Differs));

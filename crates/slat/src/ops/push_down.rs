@@ -151,7 +151,7 @@ pub(super) fn push_down<F: Format>(
         return Flow::Again;
     }
     counts.slots_written += 2;
-    // The mark, before children are looked at.
+    // Orders the store of the mark before the reads of the children.
     agreed();
     let pushed = children.iter().all(|child| protect_child::<F>(child, level - 1, counts));
     let unmarked = |raw: u64| raw & !(F::MARK | F::RENEWED);

@@ -24,9 +24,9 @@ pub(super) struct Rewrite<'t, 'g, F: Format, P: Platform, R, C> {
 }
 
 impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> {
-    /// Before the protection of a table is pushed down for a single page: whether the page's leaf
-    /// would be refused, or is none of the rule's business, so that nothing is to be changed.
-    /// Larger ranges were looked at before the walk.
+    /// Called before the protection of a table is pushed down for a single page: returns how the
+    /// walk goes on if the page's leaf would be refused, or if the rule does not concern it, so
+    /// that nothing is to be changed. Larger ranges were checked before the walk.
     #[cold]
     fn refuse(&mut self) -> Option<Flow> {
         if self.range.size() != 1 << F::PAGE_SHIFT {
@@ -37,7 +37,7 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
             Kind::Empty | Kind::Reserved | Kind::Owned => return Some(Flow::Next),
             Kind::Leaf | Kind::Sealed if self.rule.concerns(raw & !F::MARK, level) => {}
             Kind::Leaf | Kind::Sealed => return Some(Flow::Next),
-            // It is being changed: the walk waits where it finds it so.
+            // Another thread is changing it: the walk waits when it finds it.
             Kind::Frozen | Kind::Retired | Kind::Table => return None,
         }
         if level > 0 && (R::WHOLE || R::PAGES) {
@@ -59,7 +59,7 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
             return Ok(entry.raw | changed & self.rule.change(entry.raw) & F::ACCESSED);
         }
         if level > 0 && (R::WHOLE && !entry.whole::<F>(level) || R::PAGES) {
-            // To be refused.
+            // The caller refuses it.
             return Ok(changed);
         }
         if C::ALONE {

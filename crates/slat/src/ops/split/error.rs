@@ -1,4 +1,4 @@
-//! Why a split ends early.
+//! Reasons why a split or a collapse ends early.
 
 use super::ChangeError;
 use crate::addr::{LeafSizeError, RangeError};

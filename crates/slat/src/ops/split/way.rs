@@ -5,7 +5,8 @@ use crate::format::Format;
 use crate::platform::Platform;
 use crate::table::Frame;
 
-/// How a split walks and builds. One code: the laboratory's baselines leave out less.
+/// A way in which a split walks and builds. All ways share one code; the laboratory's baselines
+/// skip less.
 pub trait SplitWalk: sealed::Way {
     /// Reads entries that can hold nothing to split: those at the target size and below.
     const LAST_LEVEL: bool = false;
@@ -15,8 +16,8 @@ pub trait SplitWalk: sealed::Way {
     const MERGED: usize = MOST_MERGED;
 }
 
-/// Tables filled by runs, new tables not entered, up to [`SplitWalk::MERGED`] breaks an
-/// invalidation: the engine's own.
+/// The engine's own way: fills tables by runs, does not enter new tables, and breaks up to
+/// [`SplitWalk::MERGED`] blocks for one invalidation.
 #[derive(Clone, Copy, Debug)]
 pub struct Batched;
 
