@@ -20,7 +20,7 @@ impl Machine {
         self.live.get()
     }
 
-    /// The guest uses `gpa`; returns the leaf it went through, `None` if that faults.
+    /// Does an access of the guest to `gpa`; returns the leaf that it used, `None` if it faults.
     pub fn access<F: Format>(
         &self,
         tables: &Tables<'_, F, Self>,
@@ -71,8 +71,8 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, bytes).unwrap()
 }
 
-// SAFETY: frames are memory of that size and alignment, nobody else's until `free`, at their own
-// address; there is no TLB; the grace is a field.
+// SAFETY: frames are memory of that size and alignment, at their own address, which nothing else
+// uses until `free`; there is no TLB; the grace is a field.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         self.live.set(self.live.get() + 1);

@@ -1,5 +1,5 @@
-//! The flat model: bytes from a key on, where they end, where they point, their attributes. It
-//! knows of leaves only what it is told.
+//! The flat model: for each run of bytes, its start as the key, its end, its host address and its
+//! attributes. It knows only the leaves that its callers report.
 
 use crate::machine::Machine;
 use slat::*;
@@ -15,11 +15,12 @@ struct Piece {
 #[derive(Default)]
 pub struct Model {
     pieces: BTreeMap<u64, Piece>,
-    /// Tables were protected as a whole: a leaf by itself may have more rights than it gives.
+    /// Set once tables were protected as a whole: then a leaf's own bits may have more rights than
+    /// the walk gives.
     pub subtrees: bool,
 }
 
-/// The range, and all of the leaves that it touches.
+/// Returns the range extended to all leaves that it overlaps.
 pub fn leaves_of<F: Format>(guard: &Guard<'_, '_, F, Machine>, at: GpaRange) -> GpaRange {
     guard.leaves(at).unwrap().fold(at, |hull, leaf| {
         let leaf = leaf.unwrap();
@@ -27,7 +28,7 @@ pub fn leaves_of<F: Format>(guard: &Guard<'_, '_, F, Machine>, at: GpaRange) -> 
     })
 }
 
-/// The leaves that lie in the range as a whole.
+/// Returns the leaves that lie in the range as a whole.
 pub fn leaves_within<F: Format>(guard: &Guard<'_, '_, F, Machine>, at: GpaRange) -> Vec<GpaRange> {
     let leaves = guard.leaves(at).unwrap().map(|leaf| leaf.unwrap());
     let leaves = leaves.map(|leaf| GpaRange::new(leaf.gpa, leaf.size.bytes()).unwrap());
@@ -138,7 +139,7 @@ impl Model {
         }
     }
 
-    /// The bits of `bitmap` name exactly the pages that `wanted` does.
+    /// Checks that the bits of `bitmap` name exactly the pages that `wanted` does.
     pub fn named(
         &mut self,
         at: GpaRange,
@@ -157,7 +158,7 @@ impl Model {
         assert_eq!(bitmap, expected, "pages named in {at}");
     }
 
-    /// A block is accessed, or dirty, if any part of it was.
+    /// Merges the state of each block: it is accessed, or dirty, if any part of it was.
     pub fn merge<F: Format>(&mut self, guard: &Guard<'_, '_, F, Machine>, at: GpaRange) {
         for leaf in guard.leaves(at).unwrap().map(|leaf| leaf.unwrap()) {
             let (start, end) = (leaf.gpa.0, leaf.gpa.0 + leaf.size.bytes());
@@ -171,7 +172,7 @@ impl Model {
         }
     }
 
-    /// The tables say what the model says.
+    /// Checks that the tables agree with the model.
     pub fn compare<F: Format>(&mut self, guard: &Guard<'_, '_, F, Machine>, bits: u32) {
         let all = GpaRange::new(Gpa(0), 1 << bits).unwrap();
         let mut told = 0;

@@ -1,5 +1,5 @@
-//! Bytes become a history of operations and of the guest's accesses on one of the real formats,
-//! held against a flat model: which page is mapped where, with which rights and state.
+//! Turns bytes into a history of operations and of the guest's accesses on one of the real formats,
+//! and compares it with a flat model, which has the host address, rights and state of each page.
 //!
 //! `cargo xtask fuzz 60`. A history that fails is kept in `fuzz/artifacts/operations`;
 //! `cargo +nightly fuzz run operations <file>` runs it again.
@@ -48,7 +48,7 @@ impl<F: Format> Input<'_, '_, F> {
         Ok(PageSize::from_bytes(1 << (F::PAGE_SHIFT + F::INDEX_BITS * level)).unwrap())
     }
 
-    /// Near one of a few boundaries, so that operations meet.
+    /// Chooses a page near one of a few boundaries, so that operations meet.
     fn page(&mut self) -> Result<u64> {
         let block = 1 << (F::PAGE_SHIFT + F::INDEX_BITS);
         let base = self.of(&[0, block, 2 * block, block << F::INDEX_BITS])?;
@@ -101,7 +101,7 @@ fn history<F: Format>(bytes: &mut Unstructured<'_>, format: F) -> Result<()> {
         tables.reclaim();
     }
     drop(member);
-    // SAFETY: the only CPU is `Machine::access`, which is done.
+    // SAFETY: the only CPU is `Machine::access`, which has returned.
     unsafe { tables.deactivate() }.destroy();
     assert_eq!(machine.live(), 0, "frames that were not given back");
     Ok(())

@@ -20,7 +20,7 @@ impl Stamped {
     }
 }
 
-/// Why a copy does not have the state of one moment.
+/// Reason why a copy does not have the state of one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Torn {
     /// The page has a stamp that its thread does not write there.

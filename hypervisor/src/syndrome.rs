@@ -56,9 +56,9 @@ impl Abort {
     ///
     /// A walk of the guest's stage-1 tables reads them, and writes to them only where hardware sets
     /// an accessed or dirty flag. A permission fault of a walk therefore asks for the right to
-    /// write, whatever access caused the walk. Cache maintenance is reported as a write, but needs
-    /// only the right to read. The exception is DC IVAC, which needs the right to write, and gets a
-    /// permission fault without it.
+    /// write, for any access that caused the walk. Cache maintenance is reported as a write, but
+    /// needs only the right to read. The exception is DC IVAC, which needs the right to write, and
+    /// gets a permission fault without it.
     pub fn need(&self) -> Need {
         let denied = self.kind == Kind::Permission;
         match *self {

@@ -4,7 +4,7 @@ fn main() {
     let here = std::env::var("CARGO_MANIFEST_DIR").expect("cargo says where it builds");
     if std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "none") {
         println!("cargo:rustc-link-arg-bins=-T{here}/link.ld");
-        // Nobody would relocate it.
+        // No loader would relocate the program.
         println!("cargo:rustc-link-arg-bins=--no-pie");
     }
     println!("cargo:rerun-if-changed=link.ld");

@@ -214,7 +214,7 @@ fn target() -> PathBuf {
         .map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
-/// Returns whether this is CI, where nobody can install what is missing.
+/// Returns whether this is CI, where a missing tool cannot be installed on request.
 fn in_ci() -> bool {
     std::env::var("CI").is_ok_and(|value| value == "true" || value == "1")
 }

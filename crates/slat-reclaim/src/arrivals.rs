@@ -1,25 +1,25 @@
-//! Pages that came in, or that a device used, until the holder of the order takes note of them: a
-//! stack of page numbers, with each page in it once at most.
+//! Pages that came in, or that a device used, until the holder of the order notes them: a stack of
+//! page numbers, with each page in it once at most.
 //!
 //! # Protocol
-//! Faults push, and take no lock; the holder of the order takes all. A page's link is `ABSENT`
-//! while the page is not on the stack. A pusher claims the link first; one that finds it claimed
-//! lowers the distance in it, if the pusher's distance is less. The taker makes each link absent,
-//! then notes the page, with the distance that the link had then. While a link is not absent, its
-//! upper half, the distance, changes by exchanges alone. Its lower half, the next page, is written
-//! by the thread that claimed the link until the page is on the stack, and by the taker from then
-//! on. A write of one half keeps the other.
+//! Faults push pages, and take no lock; the holder of the order takes all pages. A page's link is
+//! `ABSENT` while the page is not on the stack. A pusher claims the link first; if the link is
+//! claimed already, the pusher lowers the distance in it, if its own is less. The taker makes each
+//! link absent, then notes the page, with the distance that the link had then. While a link is not
+//! absent, its upper half, the distance, changes by exchanges alone. Its lower half, the next page,
+//! is written by the thread that claimed the link until the page is on the stack, and by the taker
+//! from then on. A write of one half keeps the other.
 //!
-//! *Invariant*: a page is noted after it came. A fault claims its word, then looks at its link; the
-//! taker changes the link, then looks at words: crosswise, so each fences in between. Either the
-//! link was absent, and the page is pushed; or it is noted after the look, by a taker that finds
-//! its word claimed.
+//! *Invariant*: a page is noted after it came. A fault claims the page's word, then reads its link;
+//! the taker changes the link, then reads words. Each executes a fence in between. So either the
+//! link was absent, and the page is pushed; or a taker notes the page later, and finds its word
+//! claimed.
 
 use alloc::boxed::Box;
 use slat::sync::{AtomicU64, Ordering, agreed};
 
 const ABSENT: u64 = u64::MAX;
-/// Of the stack, or of a link: nothing further down.
+/// The end of the stack, in `head` or in a link.
 const END: u32 = u32::MAX;
 /// The page came for the first time.
 const FIRST: u32 = 1 << 31;
@@ -27,8 +27,8 @@ const FIRST: u32 = 1 << 31;
 #[derive(Debug)]
 pub(crate) struct Arrivals {
     head: AtomicU64,
-    /// For each page: in the lower half the next page down, in the upper half how many pages were
-    /// given up while it was away.
+    /// For each page: the next page down in the lower half, and the number of pages that were given
+    /// up while this one was away in the upper half.
     links: Box<[AtomicU64]>,
 }
 
@@ -42,9 +42,9 @@ impl Arrivals {
         Self { head: AtomicU64::new(END.into()), links }
     }
 
-    /// Records that `page` came in. `distance` is how many pages were given up while it was away,
-    /// `None` if it never was; 0 for a page that a device used. Of a page that came twice before it
-    /// was noted the least distance counts.
+    /// Records that `page` came in. `distance` is the number of pages that were given up while it
+    /// was away: `None` for a first touch, 0 for a page that a device used. If a page came twice
+    /// before it was noted, the least distance counts.
     pub fn push(&self, page: u32, distance: Option<u32>) {
         let distance = distance.map_or(FIRST, |distance| distance.min(FIRST - 1));
         let place = &self.links[page as usize];
@@ -75,7 +75,7 @@ impl Arrivals {
         }
     }
 
-    /// Makes a link that the caller may write point to `next`; returns where it pointed to before.
+    /// Makes a link that the caller may write point to `next`; returns its previous target.
     fn point(&self, place: &AtomicU64, next: u32) -> u32 {
         let mut now = place.load(Ordering::Relaxed);
         loop {

@@ -1,16 +1,15 @@
-//! A buffer for one page, where disks can be read and written without a copy: at a multiple of 4
-//! KiB.
+//! A buffer for one page, aligned to 4 KiB so that disks can be read and written without a copy.
 
 use alloc::vec::Vec;
 
-/// The alignment of memory that is enough for direct reads and writes of any disk, in bytes.
+/// Alignment of memory that is enough for direct reads and writes of any disk, in bytes.
 const ALIGN: usize = 4096;
 
 #[derive(Debug, Default)]
 pub(crate) struct Buffer(Vec<u8>);
 
 impl Buffer {
-    /// The first `bytes` of the buffer, with unspecified content.
+    /// Returns the first `bytes` bytes of the buffer; their content is unspecified.
     pub fn page(&mut self, bytes: u64) -> &mut [u8] {
         let bytes = bytes as usize;
         if self.0.len() < bytes + ALIGN {

@@ -1,4 +1,4 @@
-//! A swap file without a name, of which nothing is left once the process has ended.
+//! Swap in an unnamed file, which the system removes when the process ends.
 
 use crate::swap::{Swap, SwapError};
 use slat::PageSize;
@@ -9,40 +9,41 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Swap in a file of a directory, without a name from the beginning where the file system can
-/// (`O_TMPFILE`), else unlinked at once. It grows as it is written; only its owner may access it
-/// (mode 0600). Slots that are forgotten go back to the file system, as holes; where there are no
-/// holes, they are overwritten with zeroes.
+/// Swap in an unnamed file of a directory. The file is made without a name if the file system can
+/// do that (`O_TMPFILE`), otherwise it is unlinked at once. It grows as it is written, and only its
+/// owner may access it (mode 0600). [`Swap::forget`] punches holes, which frees the room in the
+/// file system; on a file system without holes it writes zeroes.
 ///
-/// Through the page cache a write ends before the disk has it: memory is taken from the guest, but
-/// the host has it only later, and an error of the disk comes when nobody waits for it any more.
-/// [`SwapFile::direct`] goes past the cache.
+/// Through the page cache, a write returns before the disk has the page: the host gets the guest's
+/// memory back only later, and an error of the disk comes too late to be returned.
+/// [`SwapFile::direct`] bypasses the cache.
 #[derive(Debug)]
 pub struct SwapFile {
     file: File,
     slots: u32,
     page: PageSize,
-    /// The file system has no holes.
+    /// Set once the file system has refused to punch a hole.
     no_holes: AtomicBool,
 }
 
 impl SwapFile {
-    /// Room for `slots` pages in a file of `directory`, through the host's page cache: for a file
-    /// system in memory, or where the cache is wanted.
+    /// Makes a file in `directory` with room for `slots` pages, accessed through the host's page
+    /// cache: for a file system in memory, or if the cache is wanted.
     ///
     /// # Errors
-    /// The system's: no such directory, no right to write there.
+    /// The system's error, such as a missing directory, or no right to write to it.
     pub fn new(directory: &Path, slots: u32, page: PageSize) -> io::Result<Self> {
         let file = tempfile::tempfile_in(directory)?;
         file.set_permissions(Permissions::from_mode(0o600))?;
         Ok(Self { file, slots, page, no_holes: AtomicBool::new(false) })
     }
 
-    /// Room for `slots` pages in a file of `directory`, past the page cache (`O_DIRECT`): once a
-    /// page is away, its memory is the host's, and its write has succeeded.
+    /// Makes a file in `directory` with room for `slots` pages, accessed without the page cache
+    /// (`O_DIRECT`): once a page has left, its write has succeeded, and the host has its memory
+    /// back.
     ///
     /// # Errors
-    /// Those of [`SwapFile::new`]; `EINVAL` where the file system has no such access.
+    /// Those of [`SwapFile::new`]; `EINVAL` if the file system does not support `O_DIRECT`.
     #[cfg(target_os = "linux")]
     pub fn direct(directory: &Path, slots: u32, page: PageSize) -> io::Result<Self> {
         let swap = Self::new(directory, slots, page)?;
@@ -55,7 +56,7 @@ impl SwapFile {
         (slot as u64) << self.page.shift()
     }
 
-    /// Makes a hole; `false` if the file system has none.
+    /// Punches a hole; returns false if the file system cannot.
     #[cfg(target_os = "linux")]
     fn punch(&self, slots: &Range<u32>) -> io::Result<bool> {
         use rustix::fs::{FallocateFlags, fallocate};
@@ -74,7 +75,7 @@ impl SwapFile {
         Ok(false)
     }
 
-    /// Writes zeroes over what was written of these slots.
+    /// Overwrites these slots with zeroes, up to the end of the file.
     fn overwrite(&self, slots: Range<u32>) -> io::Result<()> {
         let end = self.file.metadata()?.len();
         let mut buffer = crate::buffer::Buffer::default();
@@ -190,8 +191,8 @@ mod tests {
         assert!(SwapFile::new(Path::new("/nonexistent"), 1, PageSize::SIZE_4K).is_err());
     }
 
-    /// With holes and without, past the page cache and through it: what is forgotten is not in the
-    /// file, the rest is.
+    /// With holes and without, with the page cache and without: forgotten slots are not in the
+    /// file, all others are.
     #[test]
     #[cfg(target_os = "linux")]
     fn what_is_forgotten_is_gone_and_its_neighbours_are_kept() {
@@ -208,7 +209,7 @@ mod tests {
             (0..40).for_each(|slot| swap.write(slot, page).unwrap());
             let before = swap.file.metadata().unwrap();
             swap.no_holes.fetch_or(no_holes, Ordering::Relaxed);
-            // Beyond the end, too.
+            // The second range goes beyond the end of the file.
             swap.forget(8..24).unwrap();
             swap.forget(32..64).unwrap();
             for slot in 0..40 {

@@ -1,4 +1,4 @@
-//! Memory for guests' pages: frames, and blocks of them for huge pages.
+//! Allocator of frames for guests' pages, and of blocks of frames for huge pages.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
@@ -6,8 +6,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 use spin::Mutex;
 
-/// Frames, in blocks of a power of two: single frames come from blocks that are broken already, so
-/// that whole ones last.
+/// Frames, in blocks of a power of two. Single frames come from blocks that are broken already, to
+/// keep other blocks whole.
 #[derive(Debug)]
 pub(crate) struct Frames {
     total: u32,
@@ -20,11 +20,11 @@ pub(crate) struct Frames {
 struct Free {
     /// Frames that are free.
     count: u32,
-    /// A bit a frame: free.
+    /// One bit per frame: whether it is free.
     bits: Box<[u64]>,
-    /// Of each block, how many are free.
+    /// For each block, the number of its free frames.
     blocks: Box<[u32]>,
-    /// Blocks of which some are free, and all.
+    /// Blocks of which some frames are free, and (`whole`) blocks of which all are.
     partial: BTreeSet<u32>,
     whole: Vec<u32>,
 }
@@ -84,7 +84,7 @@ impl Frames {
         Some(word as u32 * 64 + bit)
     }
 
-    /// The bits of `word` that are of `block`'s frames: blocks may be smaller than words.
+    /// Returns the bits of `word` that are frames of `block`: a block may be smaller than a word.
     const fn within(&self, block: u32, word: usize) -> u64 {
         if self.order >= 6 {
             return !0;
@@ -97,7 +97,7 @@ impl Frames {
         }
     }
 
-    /// The first frame of a whole block.
+    /// Takes a whole block, and returns its first frame.
     pub fn take_block(&self) -> Option<u32> {
         let mut free = self.free.lock();
         let block = free.whole.pop()?;

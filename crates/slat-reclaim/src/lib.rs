@@ -1,21 +1,21 @@
-//! Guests that have more memory than the host: which of their pages leave, and how these come back.
+//! Memory overcommit: sends pages that guests do not use to swap, and brings them back on a fault.
 //!
-//! [`Paged`] is the [`Backing`](slat_guest::Backing) of a guest's slots: a part of its pages is in
-//! memory, the rest in a [`Swap`], for instance a [`SwapFile`]. Guests on one [`Pool`] share its
-//! frames. A fault on a page that is not there comes to
-//! [`Retry::NotYet`](slat_guest::Retry::NotYet); the vCPU's thread has a [`Pager`] bring the page
-//! in, and runs the guest again. The same [`Pager`], on a separate thread or in that fault, gives
-//! up pages: by generations, which walks over the accessed bits of the tables make without a lock.
-//! `docs/reclaim.md` says what every switch costs.
+//! [`Paged`] is the [`Backing`](slat_guest::Backing) of a guest's memslots: a part of its pages is
+//! in memory, the rest in a [`Swap`], for instance a [`SwapFile`]. Guests on one [`Pool`] share its
+//! frames. A fault on a page that is not in memory is answered
+//! [`Retry::NotYet`](slat_guest::Retry::NotYet); the vCPU's thread calls [`Pager::bring_in`], and
+//! runs the guest again. A [`Pager`] also gives up pages, on a separate thread or while it handles
+//! such a fault. It orders pages by generations, for which walks read the accessed bits of the
+//! tables without a lock. `docs/reclaim.md` has the cost of each option of [`Config`].
 //!
 //! # No page is lost
-//! Each page has a word that says where it is; a thread that moves the page claims it: `page`. A
-//! page's content is written to swap after the guest was taken the page, and its frame is given to
-//! others after it was written. Whether swap's copy of a page that came back is still good does not
-//! depend on dirty bits, which a dirty log consumes: the guest may not write such a page before a
-//! fault has dropped the copy.
+//! Each page has a word that says where the page is; a thread claims the word before it moves the
+//! page (module `page`). A page is unmapped from the guest before its content is written to swap,
+//! and its frame is reused only after that write. Whether the copy in swap of a page that came back
+//! is still good does not depend on dirty bits, because a dirty log clears them: the guest cannot
+//! write such a page before a fault has dropped the copy.
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
-// Documentation says which feature brings an item: where docs.rs builds it, with a nightly.
+// docs.rs, which builds with nightly, shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs)]
 

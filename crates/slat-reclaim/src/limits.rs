@@ -1,25 +1,26 @@
-//! The choice of the guest that gives up pages, among several.
+//! The choice of the guest that gives up pages, among several guests.
 
 use crate::paged::Paged;
 use crate::pool::Ram;
 use crate::swap::Swap;
 
-/// The pages that one guest has, and may have.
+/// Numbers of pages that one guest has, and may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Load {
     /// Pages in memory.
     pub resident: u32,
-    /// Pages that it may have.
+    /// Most pages that the guest may have in memory.
     pub limit: u32,
-    /// Of those in memory, pages that were idle for two walks.
+    /// Of those in memory, pages that were idle for two walks or more.
     pub idle: u32,
-    /// Pages that it keeps.
+    /// Pages that the guest keeps in memory when other guests want memory.
     pub protected: u32,
 }
 
-/// The guest that gives up pages next: the one furthest above its limit; with none above it, the
-/// one with the most idle pages, or the most at all, but none that has no more than it keeps.
-/// `None` if no guest has a page beyond that.
+/// Returns the index of the guest that should give up pages next: the one furthest above its limit;
+/// if none is above its limit, the one with the most idle pages; if those are equal, the one with
+/// the most pages. Leaves out guests that have no more pages than they keep; `None` if that leaves
+/// no guest.
 pub fn choose(loads: &[Load]) -> Option<usize> {
     let above = |load: &Load| load.resident.saturating_sub(load.limit);
     let key = |load: &Load| (above(load), load.idle, load.resident);
@@ -29,7 +30,7 @@ pub fn choose(loads: &[Load]) -> Option<usize> {
 }
 
 impl<M: Ram, S: Swap> Paged<'_, M, S> {
-    /// The guest's load, for [`choose`].
+    /// Returns the guest's load, for [`choose`].
     pub fn load(&self) -> Load {
         let idle = self.idle().map_or(0, |idle| {
             idle.generations.iter().skip(2).map(|generation| generation.pages).sum()

@@ -1,11 +1,11 @@
-//! The order in which pages are given up: by generations, or by two lists.
+//! Order in which pages are given up: by generations, or by two lists.
 //!
 //! Both work on numbers of pages, and ask for accessed bits through [`Accessed`]; neither knows of
 //! tables, frames or swap.
 //!
 //! Only the holder of the turn ([`Paged::turn`](crate::paged::Paged)) changes an order. The lock on
-//! it is for threads that look at it meanwhile, and is held for short stretches: never while the
-//! guest is asked, or a disk.
+//! it is for threads that read it meanwhile. It is held for short stretches, and never during a
+//! test of accessed bits or an access to a disk.
 
 #[cfg(test)]
 mod contest;
@@ -22,50 +22,51 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use spin::{Mutex, MutexGuard};
 
-/// Why accessed bits are looked at.
+/// Reason for a test of accessed bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Look {
     /// An ageing walk over all memory.
     Walk,
-    /// The page that is about to be given up.
+    /// A test of the page that is about to be given up.
     Check,
-    /// That page and those around it.
+    /// A test of that page and the pages around it.
     Around,
 }
 
-/// The guest, as the order of its pages sees it.
+/// The guest as the order of its pages sees it.
 pub(crate) trait Accessed {
-    /// Pages of the guest.
+    /// Returns the number of pages of the guest.
     fn pages(&self) -> u32;
-    /// Whether the page is in memory, or on its way. A page that is not is out of its list until it
-    /// arrives.
+    /// Returns whether the page is in memory, or is being moved. A page that is neither leaves its
+    /// list until it arrives.
     fn is_here(&self, page: u32) -> bool;
-    /// Until when the page is not to be given up, as it came back so recently; `None` if it may be.
+    /// Returns until when the page must stay, as it came in too recently; `None` if it may be given
+    /// up.
     fn new_until(&self, page: u32) -> Option<u64>;
     /// Tests and clears the accessed bits of `count` pages from `first` on: bit 0 of `young` is the
     /// first. `young` is all zero, and long enough.
     fn young(&mut self, look: Look, first: u32, count: u32, young: &mut [u64]);
-    /// Whether the page has been used; clears that.
+    /// Tests and clears the accessed bit of one page.
     fn was_used(&mut self, page: u32) -> bool {
         let mut young = [0];
         self.young(Look::Check, page, 1, &mut young);
         young[0] & 1 != 0
     }
-    /// The time, in ticks.
+    /// Returns the time, in ticks.
     fn now(&self) -> u64;
 }
 
-/// Pages to be given up, and what it took to find them.
+/// Pages to be given up, and counts of the search for them.
 #[derive(Debug, Default)]
 pub(crate) struct Victims {
     pub pages: Vec<u32>,
-    /// Pages that were next, and had been used.
+    /// Pages that were next, but had been used.
     pub kept: u64,
     /// Walks over all memory.
     pub walks: u64,
-    /// Pages that were next, but had come back too recently.
+    /// Pages that were next, but had come in too recently.
     pub held: u64,
-    /// When the first of those may be given up.
+    /// When the first of the pages in `held` may be given up.
     pub until: Option<u64>,
 }
 
@@ -76,14 +77,15 @@ impl Victims {
     }
 }
 
-/// How accessed bits are looked at.
+/// How accessed bits are tested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Looks {
-    /// Pages of one call of the walk; 1 asks for each page that is there.
+    /// Pages of one call of the walk; with 1, one call for each page in memory.
     pub window: u32,
-    /// A page that is about to be given up is asked about with the 64 pages around it.
+    /// Tests a page that is about to be given up together with the 64 pages around it.
     pub around: bool,
-    /// How often pages were used counts, where that predicts their next use better than when.
+    /// Orders pages by how often they were used, while that predicts their next use better than the
+    /// time of the last one.
     pub frequency: bool,
 }
 
@@ -112,14 +114,14 @@ impl<'o, T> Stretches<'o, T> {
         self.held.get_or_insert_with(|| order.lock())
     }
 
-    /// Lets go of the lock until the next step.
+    /// Releases the lock until the next step.
     pub fn pause(&mut self) {
         self.held = None;
         self.left = STRETCH;
     }
 }
 
-/// Either order.
+/// One of the two orders.
 #[derive(Debug)]
 pub(crate) enum Order {
     Generations(Box<Mutex<Generations>>),
@@ -135,8 +137,8 @@ impl Order {
         Self::Lists(Mutex::new(order))
     }
 
-    /// Takes note of all pages that arrived, each with how many were given up since it was in
-    /// memory; `None` for a first touch. `here` is how many pages are in memory.
+    /// Adds all pages that arrived to the order, each with how many pages were given up since it
+    /// was in memory (`None` for a first touch). `here` is the number of pages in memory.
     pub fn note(&self, arrivals: &Arrivals, here: u32) {
         match self {
             Self::Generations(order) => {
@@ -150,8 +152,9 @@ impl Order {
         }
     }
 
-    /// Pages to be given up, `want` at most. The caller puts back those that are not given up after
-    /// all, by [`Order::put_back`], before it searches again: they may be in no list any more.
+    /// Finds at most `want` pages to be given up. Before the next search, the caller puts back
+    /// those that it does not give up after all, by [`Order::put_back`], as they may be in no list
+    /// any more.
     pub fn victims(&self, want: usize, guest: &mut impl Accessed) -> Victims {
         match self {
             Self::Generations(order) => {
@@ -161,8 +164,8 @@ impl Order {
         }
     }
 
-    /// Puts back pages that were not given up, each with whether it was used meanwhile; the others
-    /// could not be written.
+    /// Puts back pages that were not given up, each with whether it was used meanwhile; those that
+    /// were not used could not leave for another reason, such as a failed write to swap.
     pub fn put_back(&self, pages: &[(u32, bool)]) {
         match self {
             Self::Generations(order) => {
@@ -182,7 +185,7 @@ pub(crate) mod tests {
     use super::*;
     use std::ops::Range;
 
-    /// A guest of pages that say what they are asked.
+    /// A guest whose state the test sets.
     pub struct Memory {
         pub here: Vec<bool>,
         pub accessed: Vec<bool>,
@@ -198,7 +201,7 @@ pub(crate) mod tests {
             Self { here, accessed, always_used: false, new: false, time: 0, calls: 0 }
         }
 
-        /// When a page is old enough, should it be new.
+        /// Returns when a page is old enough, if it is new.
         pub fn until(&self, page: u32) -> u64 {
             self.time + 100 + u64::from(page)
         }

@@ -1,4 +1,4 @@
-//! Where one page of a guest's memory is: one word a page.
+//! The place of each page of a guest's memory: one word per page.
 //!
 //! # Protocol
 //! A thread that moves a page claims its word, by a compare-and-swap to *moving*, and releases it
@@ -7,14 +7,14 @@
 //! *Invariants*:
 //! - A frame belongs to one word that says *here*, to one claimer, or to the pool.
 //! - A word says *here with a copy* only while no leaf lets the guest write the page: what is in
-//!   the swap slot is what is in the frame. The fault that maps it for writing drops the copy
-//!   first, by an exchange that a claim makes fail; the fault that gives the right to a leaf that
-//!   is there claims the word until the leaf has it, since between an exchange and the leaf the
-//!   page could leave, and come back with a copy to the same leaf.
+//!   the swap slot is what is in the frame. A fault that maps the page for writing drops the copy
+//!   first, by an exchange that fails if the word is claimed. A fault that gives a present leaf the
+//!   right to write claims the word until the leaf has the right: otherwise the page could leave
+//!   and come back with a copy before that.
 //! - A thread that claims a page to send it away unmaps it, by `Worker::evict`, before it reads the
-//!   content. A fault reserves its slot, then loads the word; the thread that sends the page away
-//!   changes the word, then looks for slots that are reserved. Each fences in between: the fault as
-//!   it looks for invalidations, `Worker::evict` as it begins.
+//!   content. A fault reserves its page-table entry, then loads the word; the thread that sends the
+//!   page away changes the word, then looks for reserved entries. Each executes a fence in between:
+//!   the fault when it looks for invalidations, `Worker::evict` when it begins.
 
 use slat::sync::{AtomicU64, Ordering};
 
@@ -29,7 +29,8 @@ const SECOND: u32 = 30;
 pub(crate) enum Place {
     /// Nowhere yet: it reads as zero.
     Nowhere,
-    /// In memory, and, if it was not written since it came back, in swap.
+    /// In memory; with a `copy`, also in that slot of swap, as the page was not written since it
+    /// came back.
     Here { frame: u32, copy: Option<u32> },
     /// Claimed by a thread that moves it.
     Moving,
@@ -79,18 +80,18 @@ impl Word {
         Place::decode(self.0.load(Ordering::Acquire))
     }
 
-    /// Whether the page is in memory, or is claimed by a thread that may leave it there.
+    /// Returns whether the page is in memory, or is claimed by a thread that may leave it there.
     pub fn may_be_here(&self) -> bool {
         matches!(self.load(), Place::Here { .. } | Place::Moving)
     }
 
-    /// Replaces `old`, unless it is not that any more.
+    /// Replaces `old` with `new`; returns false, and changes nothing, if the word is not `old`.
     pub fn exchange(&self, old: Place, new: Place) -> bool {
         let (old, new) = (old.encode(), new.encode());
         self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Claims the page, if it is at a place that is `wanted`; `Err` says where it is.
+    /// Claims the page if `wanted` accepts its place; `Err` has the place otherwise.
     pub fn claim(&self, wanted: impl Fn(&Place) -> bool) -> Result<Place, Place> {
         loop {
             let place = self.load();
@@ -110,7 +111,7 @@ impl Word {
     }
 }
 
-/// Claims all of these pages, if nobody has touched any of them; else none.
+/// Claims all of these pages if none of them has been touched; otherwise claims none.
 pub(crate) fn claim_untouched(words: &[Word]) -> bool {
     let claim = |word: &&Word| word.claim(|place| *place == Place::Nowhere).is_ok();
     let claimed = words.iter().take_while(claim).count();
@@ -121,7 +122,7 @@ pub(crate) fn claim_untouched(words: &[Word]) -> bool {
     false
 }
 
-/// A claim that ends when it is dropped, by a panic too.
+/// A claim that ends when this is dropped, also by a panic.
 pub(crate) struct Claim<'w> {
     pub word: &'w Word,
     /// Where the page is when the claim ends.

@@ -1,4 +1,4 @@
-//! One guest's memory, of which a part is in swap: the [`Backing`] that its faults ask.
+//! Memory of one guest, part of which is in swap: the [`Backing`] for the guest's faults.
 
 use crate::arrivals::Arrivals;
 use crate::order::{Generations, Lists, Looks, Order};
@@ -13,54 +13,59 @@ use slat::{Access, Memory, Skip};
 use slat_guest::{Backing, Hva, HvaRange, NoPage, Page};
 use spin::Mutex;
 
-/// The order in which pages are given up.
+/// Order in which pages are given up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
-    /// By the last walk that found them used; or by how many did, where that tells better.
+    /// By the last walk that found a page used; with [`Config::frequency`], by how many walks did
+    /// while that predicts better.
     Generations,
-    /// By two lists, page by page: a baseline.
+    /// By an active and an inactive list, as Linux had before its generations: a baseline.
     TwoLists,
 }
 
-/// How a guest's memory is reclaimed.
+/// Configuration of the reclaim of one guest's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Pages that the guest may have in memory.
+    /// Most pages that the guest may have in memory.
     pub limit: u32,
-    /// The order in which it gives them up.
+    /// Order in which the guest gives up pages.
     pub policy: Policy,
-    /// Look-around: a page about to be given up is asked about with the 64 around it, in one call.
+    /// Look-around: the accessed bit of a page about to be given up is tested together with those
+    /// of the 64 pages around it, in one call.
     pub look_around: bool,
-    /// How often pages were used counts, too, where it has told better than when they were used
-    /// last. Costs 17 bits a page.
+    /// Orders pages by how often they were used, while that predicts uses better than the time of
+    /// the last use. Costs 17 bits a page.
     pub frequency: bool,
-    /// Pages of one call of an ageing walk; 1 asks for each page that is there.
+    /// Pages that one call of an ageing walk covers; with 1, a walk makes one call for each page in
+    /// memory.
     pub window: u32,
-    /// The parts of the tables that walks leave out where tables have accessed bits. With
-    /// [`Skip::Exact`] each call of a walk costs an invalidation: windows should be large.
+    /// Which parts of the tables a walk skips, if non-leaf entries have accessed bits. With
+    /// [`Skip::Exact`] each call of a walk costs a TLB invalidation: windows should be large.
     pub skip: Skip,
-    /// Walks end with an invalidation: without, a page that a TLB holds may look idle while it is
-    /// used.
+    /// Ends each call of a walk with a TLB invalidation; without it, a page that a TLB holds may
+    /// look idle while it is used.
     pub fresh: bool,
-    /// First touches take a whole block, where one is free.
+    /// Uses huge pages: a first touch brings in a whole block if one is free, and
+    /// [`Pager::walk`](crate::Pager::walk) collapses blocks that are in use.
     pub huge: bool,
-    /// Ticks of the host's clock that a page stays after it came back.
+    /// Minimum residency: ticks of the host's clock that a page stays in memory after it came in.
     pub residency: u64,
     /// Pages that are given up together.
     pub batch: u32,
-    /// Slots of swap that the guest may have, copies of pages in memory included: should it want
-    /// more, pages of this guest stay, and no other guest's. `u32::MAX`: as many as there are.
+    /// Most slots of swap that the guest may have, including those of copies of pages in memory. At
+    /// this bound the guest's own pages stay in memory; other guests are not affected. `u32::MAX`:
+    /// no bound.
     pub swap: u32,
-    /// Pages that the guest keeps in memory when others want memory: it gives up no page below
-    /// that, unless another of its pages comes in for it. 0: none. The pool has all the pages that
-    /// its guests keep.
+    /// Pages that the guest keeps in memory when other guests want memory: at this number, it gives
+    /// up a page only to bring in another of its own. 0: none. The guests of a pool cannot keep
+    /// more pages than the pool has ([`PoolError::Protected`]).
     pub protected: u32,
 }
 
 impl Config {
-    /// Generations with look-around, in which frequency counts, walks of 1 GiB of 4 KiB pages at a
-    /// time that skip what is exactly known to be idle, no huge pages, no bound on swap, no page
-    /// protected.
+    /// Returns the default configuration with this limit: generations with look-around and
+    /// frequency, windows of 2^18 pages (1 GiB of 4 KiB pages), [`Skip::Exact`], batches of 64
+    /// pages, no huge pages, no minimum residency, no bound on swap, and no protected pages.
     pub const fn new(limit: u32) -> Self {
         Self {
             limit,
@@ -79,77 +84,78 @@ impl Config {
     }
 }
 
-/// One guest's memory on a [`Pool`]: the [`Backing`] of its slots.
+/// Memory of one guest on a [`Pool`]: the [`Backing`] of its memslots.
 ///
 /// A fault on a page that is not in memory is answered [`NoPage::NotYet`]; the thread that runs the
-/// vCPU then has [`Pager::bring_in`](crate::Pager::bring_in) fetch it.
+/// vCPU then calls [`Pager::bring_in`](crate::Pager::bring_in).
 ///
-/// It is of one guest: a pager takes pages from the guest that its worker belongs to. The memory of
-/// a guest that ends goes back to the pool by [`Paged::release`], or page by page by
-/// [`Pager::discard`](crate::Pager::discard).
+/// It belongs to one guest only, because a pager unmaps pages from the guest that its worker
+/// belongs to. When the guest ends, [`Paged::release`] gives its memory back to the pool, or
+/// [`Pager::discard`](crate::Pager::discard) does so page by page.
 #[derive(Debug)]
 pub struct Paged<'h, M, S> {
     pub(crate) pool: &'h Pool<M, S>,
     pub(crate) range: HvaRange,
     pub(crate) config: Config,
     pub(crate) words: Box<[Word]>,
-    /// Of each block: whether its frames are a block, too, that may be one leaf.
+    /// For each block of pages, 1 if its frames are a block too, which one leaf may map.
     pub(crate) whole: Box<[AtomicU8]>,
-    /// Of each page, when it came in: ticks, in units of 2^20.
+    /// For each page, when it came in: ticks, in units of 2^20.
     pub(crate) born: Box<[AtomicU32]>,
-    /// Of each page, how often it is pinned.
+    /// For each page, how often it is pinned.
     pub(crate) pins: Box<[AtomicU16]>,
     pub(crate) limit: AtomicU32,
-    /// Pages in memory, those on their way in included.
+    /// Pages in memory, including those that are being brought in.
     pub(crate) here: AtomicU32,
     pub(crate) quota: AtomicU32,
-    /// Under `turn` for changes.
+    /// Changes only under `turn`.
     protected: AtomicU32,
-    /// Slots of swap that the guest has: a word has each, or the thread that gives up its pages.
-    /// Never above the quota.
+    /// Slots of swap that the guest has, each in a word or held by the thread that gives up its
+    /// pages. `charge` never takes it above the quota.
     pub(crate) slots: AtomicU32,
-    /// Of those, slots of pages that are not in memory. A slot is counted here before it is freed,
-    /// so that one less the other is never less than there are copies.
+    /// Of those, slots of pages that are not in memory. Lowered before such a slot is freed, and
+    /// raised after the page has left, so that `slots` minus `away` is never less than the number
+    /// of copies.
     pub(crate) away: AtomicU32,
-    /// Pages that were given up so far.
+    /// Pages given up so far.
     pub(crate) given_up: AtomicU64,
     pub(crate) arrivals: Arrivals,
-    /// Where swap's copies of pages in memory are looked for next, should there be no other slot.
+    /// The page at which `Pager::spare_slot` begins its next search for a copy of a page in memory.
     pub(crate) spare: AtomicU32,
-    /// A thread that gives up pages of the guest, or walks, holds it throughout: one at a time.
+    /// Held by the one thread that gives up pages of the guest, or walks, for as long as it does.
     pub(crate) turn: Mutex<Turn>,
     pub(crate) order: Order,
     pub(crate) counters: Counters,
 }
 
-/// The state of the thread that gives up pages.
+/// State of the thread that gives up pages.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
-    /// No page is old enough to be given up before: ticks, in units of 2^20.
+    /// No page is old enough to be given up before this time: ticks, in units of 2^20.
     pub none_before: u64,
 }
 
-/// The numbers of a guest's pages by place.
+/// Numbers of a guest's pages by place.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Places {
-    /// Nowhere: they read as zero.
+    /// Pages that were never touched or were discarded: they read as zero.
     pub nowhere: u32,
-    /// In memory alone.
+    /// Pages that are only in memory.
     pub here: u32,
-    /// In memory, and as it is there in swap.
+    /// Pages in memory that have a valid copy in swap.
     pub copied: u32,
-    /// On their way, or claimed by a thread for something else.
+    /// Pages that a thread has claimed, to move them or for another purpose.
     pub moving: u32,
-    /// In swap alone.
+    /// Pages that are only in swap.
     pub away: u32,
 }
 
-/// Ticks are kept in units of this, as a base-2 logarithm: a millisecond, if they are nanoseconds.
+/// Base-2 logarithm of the unit in which ticks are kept: a millisecond, if ticks are nanoseconds.
 pub(crate) const BORN_SHIFT: u32 = 20;
 
 impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
-    /// `bytes` of memory, which the guest's slots have at `start` in the host's addresses. `now` is
-    /// the time, in ticks of the guest's host.
+    /// Makes memory of `bytes` bytes on `pool`, which the guest's memslots have at the host's
+    /// address `start`. `now` is the time, in ticks of the guest's host.
     ///
     /// # Errors
     /// [`PoolError`]; nothing was taken.
@@ -206,44 +212,48 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         })
     }
 
-    /// The pool that it is on.
+    /// Returns the pool that the memory is on.
     pub const fn pool(&self) -> &'h Pool<M, S> {
         self.pool
     }
 
-    /// Pages in memory.
+    /// Returns the number of pages in memory.
     pub fn resident(&self) -> u32 {
         self.here.load(Ordering::Relaxed)
     }
 
-    /// Pages that it may have in memory.
+    /// Returns how many pages the guest may have in memory.
     pub fn limit(&self) -> u32 {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Sets the limit. What is above it goes by [`Pager::reclaim`](crate::Pager::reclaim); without,
-    /// a batch goes for each page that comes in, so that no fault pays for all of it.
+    /// Sets the limit. [`Pager::reclaim`](crate::Pager::reclaim) gives up the pages above it;
+    /// without such a call, each page that comes in gives up one batch, so that no fault pays for
+    /// all of them.
     pub fn set_limit(&self, pages: u32) {
         self.limit.store(pages, Ordering::Relaxed);
     }
 
-    /// Slots of swap that it has: of pages that are not in memory, and of copies of pages that are.
+    /// Returns how many slots of swap the guest has, for pages that are not in memory and for
+    /// copies of pages that are.
     pub fn swapped(&self) -> u32 {
         self.slots.load(Ordering::Relaxed)
     }
 
-    /// Sets how many slots of swap it may have ([`Config::swap`]). What it has above that stays
-    /// there until it is used or discarded.
+    /// Sets how many slots of swap the guest may have ([`Config::swap`]). Pages that are already in
+    /// slots above that number stay there until they are used or discarded.
     pub fn set_swap(&self, slots: u32) {
         self.quota.store(slots, Ordering::Relaxed);
     }
 
-    /// Pages that it keeps in memory when others want memory ([`Config::protected`]).
+    /// Returns how many pages the guest keeps in memory when other guests want memory
+    /// ([`Config::protected`]).
     pub fn protected(&self) -> u32 {
         self.protected.load(Ordering::Relaxed)
     }
 
-    /// Sets how many pages it keeps in memory when others want memory ([`Config::protected`]).
+    /// Sets how many pages the guest keeps in memory when other guests want memory
+    /// ([`Config::protected`]).
     ///
     /// # Errors
     /// [`PoolError::Protected`]: the pool does not have that many beyond the pages that other
@@ -255,14 +265,14 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         Ok(())
     }
 
-    /// Pages in memory that it may give up for others: those above the pages that it keeps, or
-    /// above its limit where that is lower.
+    /// Returns how many pages in memory the guest may give up for other guests: those above the
+    /// number that it keeps, or above its limit if that is lower.
     pub fn spare(&self) -> u32 {
         self.resident().saturating_sub(self.protected().min(self.limit()))
     }
 
-    /// The numbers of its pages by place. While threads move pages, each page counts as of when it
-    /// is looked at.
+    /// Returns the numbers of the guest's pages by place. While threads move pages, each page
+    /// counts with its place when this method looks at it.
     pub fn places(&self) -> Places {
         let mut places = Places::default();
         for word in &self.words {
@@ -281,8 +291,8 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
     /// when this returns, except what it could not forget ([`Pool::trouble`]).
     ///
     /// # Safety
-    /// No CPU can reach the pages any more: the guest that this was the backing of has been
-    /// destroyed ([`Guest::destroy`](slat_guest::Guest::destroy)), under what that asks for.
+    /// No CPU can reach the pages any more: the guest whose backing this was has been destroyed
+    /// ([`Guest::destroy`](slat_guest::Guest::destroy)), and that function's own conditions held.
     pub unsafe fn release(self) {
         _ = self.pool.protect(self.protected(), 0);
         let mut slots = Vec::new();
@@ -299,7 +309,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
             slots.extend(slot.inspect(|&slot| self.pool.slots.withhold(slot)));
         }
         self.pool.wipe(&mut slots);
-        // What it freed earlier is stale.
+        // Slots that the guest freed earlier are stale, and are wiped too.
         loop {
             if let Some(wiper) = self.pool.wiper() {
                 return wiper.wipe();
@@ -330,13 +340,13 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         self.uncharge();
     }
 
-    /// Whether some page in memory has a copy in swap; it may be that none has, if pages move.
+    /// Returns whether a page in memory may have a copy in swap; `false` means that none has.
     pub(crate) fn may_have_copies(&self) -> bool {
         let slots = self.slots.load(Ordering::Acquire);
         slots > self.away.load(Ordering::Acquire)
     }
 
-    /// Statistics of reclaim so far.
+    /// Returns the statistics of reclaim so far.
     pub fn stats(&self) -> crate::Stats {
         self.counters.read()
     }
@@ -356,7 +366,8 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         (page >> self.pool.frames.order()) as usize
     }
 
-    /// Crosswise with [`Worker::evict`](slat_guest::Worker::evict), as a page's word is.
+    /// Ordered against [`Worker::evict`](slat_guest::Worker::evict) by the fences that order a
+    /// page's word (see `page`).
     pub(crate) fn is_whole(&self, page: u32) -> bool {
         self.whole[self.block_of(page)].load(Ordering::Acquire) != 0
     }
@@ -375,14 +386,14 @@ impl<M: Ram, S: Swap> Paged<'_, M, S> {
     }
 }
 
-/// A [`Backing`] that is a guest's [`Paged`] memory; a [`Pager`](crate::Pager) moves its pages.
+/// [`Backing`] of a guest whose memory is [`Paged`]; a [`Pager`](crate::Pager) moves its pages.
 pub trait PagedBacking: Backing {
-    /// The memory that its frames are in.
+    /// Memory that the frames are in.
     type Ram: Ram;
-    /// The swap that its pages go to.
+    /// Swap that the pages go to.
     type Swap: Swap;
 
-    /// The memory.
+    /// Returns the guest's memory.
     fn paged(&self) -> &Paged<'_, Self::Ram, Self::Swap>;
 }
 
@@ -403,7 +414,7 @@ impl<M: Ram, S: Swap> Backing for &Paged<'_, M, S> {
             let place = word.load();
             let Place::Here { frame, copy } = place else { return Err(NoPage::NotYet) };
             if let (Access::Write, Some(slot)) = (access, copy) {
-                // From here on what is in swap is not what the guest has.
+                // The guest may write the page from here on, which makes the copy in swap stale.
                 if word.exchange(place, Place::Here { frame, copy: None }) {
                     self.give_slot(slot);
                 }

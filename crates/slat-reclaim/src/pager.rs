@@ -1,4 +1,4 @@
-//! A thread that moves a guest's pages: in for faults, out to make room.
+//! The pager, which brings a guest's pages in for faults, and gives up pages to make room.
 
 mod blocks;
 mod pin;
@@ -22,18 +22,18 @@ use core::sync::atomic::Ordering;
 use slat::{Access, Ageing, ChangeError, Format, Hpa, PageSize, Skip};
 use slat_guest::{AgeError, Host, Hva, HvaRange, PinError, Worker};
 
-/// A lock under which pages are aged and unmapped, to measure what it costs: a baseline.
+/// Lock under which pages are aged and unmapped: a baseline, to measure the cost of such a lock.
 #[cfg(feature = "baselines")]
 pub trait Gate: Sync {
-    /// Does `work`, once.
+    /// Calls `work` once, while it holds the lock.
     fn alone(&self, work: &mut dyn FnMut());
 }
 
-/// A thread that moves pages of one guest: a separate thread, or that of a vCPU whose fault waits
-/// for a page.
+/// Brings in and gives up pages of one guest, on a separate thread or on the thread of a vCPU whose
+/// fault waits for a page.
 ///
-/// Any number of threads bring pages in. One at a time gives up pages of a guest; the others get
-/// [`Reclaimed::busy`].
+/// Any number of threads may bring pages in. Only one at a time gives up pages of a guest; the
+/// others get [`Reclaimed::busy`].
 pub struct Pager<'a, 'w, F: Format, H: Host, B: PagedBacking> {
     worker: &'a mut Worker<'w, F, H, B>,
     paged: &'w Paged<'w, B::Ram, B::Swap>,
@@ -42,7 +42,7 @@ pub struct Pager<'a, 'w, F: Format, H: Host, B: PagedBacking> {
     content: Buffer,
 }
 
-/// Why a page did not come in. Nothing was lost.
+/// Reason why a page could not be brought in. No content is lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PageError {
@@ -53,28 +53,28 @@ pub enum PageError {
     },
     /// The guest's tables have pages of another size than the pool.
     PageSize {
-        /// The pool's.
+        /// Page size of the pool.
         pool: PageSize,
-        /// The tables'.
+        /// Page size of the tables.
         tables: PageSize,
     },
     /// The buffer is not of a page's size.
     Length {
-        /// Bytes of it.
+        /// Size of the buffer, in bytes.
         bytes: usize,
     },
-    /// Swap did not give the page back; it still has it, and may another time.
+    /// Swap did not return the page. It still has the page, and a later attempt may succeed.
     Read {
         /// The page.
         host: Hva,
-        /// What went wrong.
+        /// The error of swap.
         error: SwapError,
     },
     /// The page cannot be pinned.
     NotPinned(PinError),
-    /// There is no room, as nothing can be given up: the guest has to wait.
+    /// There is no free frame, and no page can be given up: the guest has to wait.
     NoRoom {
-        /// Why.
+        /// Why no page can be given up.
         why: ReclaimError,
     },
 }
@@ -102,11 +102,11 @@ impl fmt::Display for PageError {
 
 impl core::error::Error for PageError {}
 
-/// The attempts to give up pages, of which none could go, before a fault gets no frame.
+/// Number of attempts that give up no page, after which a fault gets no frame.
 const ATTEMPTS: u32 = 100;
 
 impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
-    /// A pager on `worker`'s seat.
+    /// Makes a pager that works on `worker`'s seat.
     pub fn new(worker: &'a mut Worker<'w, F, H, B>) -> Self {
         Self {
             paged: worker.guest().backing().paged(),
@@ -117,18 +117,18 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         }
     }
 
-    /// A pager that ages and unmaps under `gate`.
+    /// Makes a pager that ages and unmaps pages under `gate`.
     #[cfg(feature = "baselines")]
     pub fn gated(worker: &'a mut Worker<'w, F, H, B>, gate: &'a dyn Gate) -> Self {
         Self { gate: Some(gate), ..Self::new(worker) }
     }
 
-    /// The guest's memory.
+    /// Returns the guest's memory.
     pub const fn paged(&self) -> &'w Paged<'w, B::Ram, B::Swap> {
         self.paged
     }
 
-    /// Ages or unmaps.
+    /// Calls `work`, which ages or unmaps pages, under the gate if there is one.
     fn alone<R>(&mut self, work: impl FnOnce(&mut Worker<'w, F, H, B>) -> R) -> R {
         #[cfg(feature = "baselines")]
         if let Some(gate) = self.gate {
@@ -147,11 +147,11 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         self.worker.guest().tables().platform().wait();
     }
 
-    /// Brings in the page at `host`, for `access`: after a fault that was answered
+    /// Brings in the page at `host` for `access`, after a fault that was answered
     /// [`Retry::NotYet`](slat_guest::Retry::NotYet). Makes room by giving up other pages of the
-    /// guest if need be. Waits, by [`Host::wait`], for a thread that is moving the page, and for
-    /// the thread that gives up pages of this guest where no frame is free: as long as swap takes
-    /// for a batch.
+    /// guest if need be. Waits, by [`Host::wait`], while another thread moves the page, and, if no
+    /// frame is free, while another thread gives up pages of this guest: as long as swap takes for
+    /// a batch.
     ///
     /// # Errors
     /// [`PageError`]; the page is where it was.
@@ -185,7 +185,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             let away = |place: &Place| matches!(place, Place::Nowhere | Place::Away { .. });
             match word.claim(away) {
                 Ok(place) => return self.fill(page, place, frame, access),
-                // Another thread brings it in.
+                // Another thread is bringing it in.
                 Err(_) => self.give(frame),
             }
         }
@@ -250,7 +250,8 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         paged.arrivals.push(page, distance);
     }
 
-    /// Takes a frame within the guest's limit; counts why there is none.
+    /// Takes a frame within the guest's limit. If there is none, counts the reason in the
+    /// statistics.
     fn frame(&mut self) -> Result<u32, PageError> {
         let frame = self.find_frame();
         if let Err(PageError::NoRoom { why }) = frame {
@@ -270,7 +271,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
 
     fn find_frame(&mut self) -> Result<u32, PageError> {
         let paged = self.paged;
-        // Above a limit that was lowered: a batch has gone for this page.
+        // A batch was given up for this page, which may then come in even above a lowered limit.
         let mut made_room = false;
         let mut attempts = 0;
         loop {
@@ -286,7 +287,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
                 Ok(Reclaimed { busy: true, .. }) => self.wait(),
                 Ok(_) => made_room = true,
                 Err(why @ (ReclaimError::Nothing | ReclaimError::InUse)) => {
-                    // Others may have pages on their way in.
+                    // Other threads may be bringing pages in, which can be given up soon.
                     attempts += 1;
                     if attempts == ATTEMPTS {
                         return Err(PageError::NoRoom { why });
@@ -298,11 +299,11 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         }
     }
 
-    /// The pages that a fault of a guest within its limit gives up where others have taken all
-    /// memory: the part of a batch that the guest has of memory, and one page at least. Pages
-    /// beyond the one are for the guest that comes first. For each of its faults a guest that is
-    /// alone gives up a batch, as above its limit; one that has a 64th of memory gives up one page,
-    /// and keeps its amount of memory, whatever the others do.
+    /// Returns how many pages a fault gives up if the guest is within its limit, and the pool has
+    /// no free frame: a batch times the guest's share of the pool, and one page at least. The fault
+    /// needs one of them; any guest may take the others. A guest that has the whole pool gives up a
+    /// batch for each fault, as a guest above its limit does. A guest whose share of a batch is one
+    /// page gives up one, and so keeps its amount of memory however many faults other guests have.
     fn share(&self) -> u32 {
         let (paged, pool) = (self.paged, self.paged.pool);
         let part = u64::from(paged.config.batch) * u64::from(paged.resident());
@@ -314,9 +315,9 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         self.paged.here.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Copies a page's content as it is now, wherever it is, without bringing it in: what a
-    /// migration sends. A page that the guest writes meanwhile is as a page of any live memory is;
-    /// its log knows. `to` has the size of a page.
+    /// Copies the content of the page at `host` to `to`, from memory or from swap, without bringing
+    /// the page in; a migration sends pages this way. If the guest writes the page meanwhile, the
+    /// copy may be partly new, and the dirty log has the page. `to` must have the size of a page.
     ///
     /// # Errors
     /// [`PageError`].
@@ -351,11 +352,11 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         result.map_err(|error| PageError::Read { host, error })
     }
 
-    /// Has `work` read or write the page at `host` in memory, as a device does; it stays there
-    /// meanwhile. Where `work` is to `write`, the page is in the dirty log. Faults on the page wait
-    /// until `work` has ended: it must not wait for a vCPU, nor move pages itself (two that hold
-    /// each a page that the other wants wait for ever). For the order in which pages leave, it was
-    /// used.
+    /// Brings in the page at `host`, and calls `work`, which accesses it as a device does. The page
+    /// stays in memory until `work` returns. With `write`, `work` may write the page, and the dirty
+    /// log has it. Faults on the page wait until `work` returns: `work` must not wait for a vCPU,
+    /// nor move pages itself (two threads that each hold a page which the other wants would wait
+    /// for ever). The call counts as a use of the page.
     ///
     /// # Errors
     /// [`PageError`]; `work` was not called.
@@ -376,12 +377,12 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             };
             let Place::Here { frame, copy } = place else { continue };
             let kept = copy.filter(|_| !write);
-            // Nothing else tells: a device leaves no accessed bit.
+            // A device sets no accessed bit, so this use is recorded here.
             paged.arrivals.push(page, Some(0));
             let _claim = Claim { word, place: Place::Here { frame, copy: kept } };
             if write {
                 copy.into_iter().for_each(|slot| paged.give_slot(slot));
-                // A thread that finds it in the log, and copies it, waits for the claim.
+                // A thread that finds the page in the log and copies it waits for the claim.
                 self.mark_written(page);
             }
             return Ok(work(paged.pool.hpa(frame)));
@@ -394,11 +395,10 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         }
     }
 
-    /// Takes the pages of `host` from the guest for good: they read as zero from now on (a balloon,
-    /// or a file that was cut off), which the dirty log has. Left are pages that the range has in
-    /// part only, those that a device has ([`Pager::pin`]), and what is not memory of the guest.
-    /// Swap has forgotten the pages when this returns; if it could not,
-    /// [`Pool::trouble`](crate::Pool::trouble) says why.
+    /// Discards the pages of `host`, for a balloon or a truncated file: they read as zero from now
+    /// on, and the dirty log has them. Skips pages that are only partly in the range, pinned pages
+    /// ([`Pager::pin`]), and addresses that are not memory of the guest. Swap has forgotten the
+    /// pages when this returns; if it could not, [`Pool::trouble`](crate::Pool::trouble) says why.
     pub fn discard(&mut self, host: HvaRange) {
         let (paged, pool) = (self.paged, self.paged.pool);
         let size = pool.layout.page.bytes();
@@ -417,7 +417,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
                 }
             };
             let slot = match place {
-                // A device has it.
+                // A device uses it.
                 Place::Here { .. } if paged.is_pinned(page) => {
                     word.release(place);
                     continue;
@@ -440,7 +440,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             };
             any = true;
             if let Some(slot) = slot {
-                // Nobody may have it before it is wiped.
+                // No page may get the slot before its content is wiped.
                 pool.slots.withhold(slot);
                 paged.uncharge();
                 slots.push(slot);
@@ -453,8 +453,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         if !any {
             return;
         }
-        // These pages may have been written to swap more than once; somebody else may be wiping
-        // that by now.
+        // These pages may have older copies in stale slots, which another thread may be wiping now.
         let wiper = loop {
             match pool.wiper() {
                 Some(wiper) => break wiper,
@@ -465,7 +464,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     }
 }
 
-/// The guest, as the order of its pages sees it.
+/// The guest as the order of its pages sees it: an implementation of [`Accessed`].
 struct Eyes<'e, P> {
     pager: &'e mut P,
     /// The time, in the units of [`Paged::born`].
@@ -485,7 +484,8 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F,
     }
 
     fn is_here(&self, page: u32) -> bool {
-        // A page that is being copied, or that a device has, meets `claim`, and is put back.
+        // `Pager::claim` fails for a page that is being copied or is pinned, and the page is put
+        // back.
         self.pager.paged.words[page as usize].may_be_here()
     }
 
@@ -514,9 +514,9 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F,
         let range = paged.host(first, count);
         let unanswered = match pager.alone(|worker| worker.age_host(range, None, young, how)) {
             Ok(aged) => aged.unanswered,
-            // Such guests give up their pages in the order in which these came.
+            // The tables record no accesses: pages are given up in the order in which they came in.
             Err(AgeError::Refused(ChangeError::NotRecorded)) => 0,
-            // Another thread held an entry for long: pages behind it were not asked about.
+            // Another thread held an entry for too long: pages behind it were not tested.
             Err(_) => count.into(),
         };
         Counters::add(&paged.counters.unanswered, unanswered);
@@ -533,7 +533,7 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F,
     }
 }
 
-/// Pages of a sorted list, as ranges.
+/// Returns the pages of a sorted list as ranges.
 fn ranges<M: Ram, S: Swap>(
     paged: &Paged<'_, M, S>,
     pages: impl Iterator<Item = u32>,

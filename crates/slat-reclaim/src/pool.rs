@@ -11,15 +11,15 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use slat::{Hpa, PageSize};
 use spin::{Mutex, MutexGuard};
 
-/// The memory that frames are in.
+/// Memory that frames are in.
 ///
-/// A caller owns the page, or accepts that the guest writes it meanwhile: implementations access it
-/// word by word, or as the machine's memory allows. Methods do not unwind, as those of [`Swap`] do
-/// not.
+/// Rules: 1. The caller owns the page, or accepts that the guest writes it meanwhile; so
+/// implementations access it word by word, or in another way that allows concurrent writes. 2.
+/// Methods must not unwind, as with [`Swap`].
 pub trait Ram: Sync {
-    /// Copies a page out.
+    /// Copies the page at `hpa` to `page`.
     fn read(&self, hpa: Hpa, page: &mut [u8]);
-    /// Copies a page in.
+    /// Copies `page` to the page at `hpa`.
     fn write(&self, hpa: Hpa, page: &[u8]);
 }
 
@@ -33,31 +33,32 @@ impl<M: Ram> Ram for &M {
     }
 }
 
-/// The place and size of frames.
+/// Place and size of the frames of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
-    /// The first, a multiple of the block size.
+    /// Address of the first frame, a multiple of the block size.
     pub base: Hpa,
     /// Bytes of all of them.
     pub bytes: u64,
-    /// The page size of the guests' tables.
+    /// Page size of the guests' tables.
     pub page: PageSize,
-    /// The size of huge pages: the next leaf of the tables.
+    /// Size of huge pages: that of the next larger leaf of the tables.
     pub block: PageSize,
 }
 
-/// Why there is no pool, or no guest on it.
+/// Error in the making of a pool, or of a guest's memory on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// The frames do not begin at a multiple of the block size, or are no whole pages.
+    /// The memory does not begin at a multiple of the block size, or is not a whole number of
+    /// pages.
     Unaligned {
-        /// What they are to be a multiple of.
+        /// Size of which it has to be a multiple.
         size: PageSize,
     },
-    /// The frames do not end within 64-bit addresses.
+    /// The frames end beyond the last 64-bit address.
     Beyond {
-        /// The first.
+        /// Address of the first frame.
         base: Hpa,
         /// Bytes of all of them.
         bytes: u64,
@@ -67,17 +68,17 @@ pub enum PoolError {
         /// Pages asked for.
         pages: u64,
     },
-    /// Swap's pages are of another size.
+    /// The pages of swap are not of the pool's page size.
     Swap {
-        /// Bytes of them.
+        /// Size of a page of swap, in bytes.
         page: u64,
     },
-    /// A block is not larger than a page, or more than 2^20 pages.
+    /// A block is not larger than a page, or is more than 2^20 pages.
     Block {
-        /// The block.
+        /// Size of a block.
         block: PageSize,
     },
-    /// Guests would keep more pages than there are
+    /// The guests together would keep more pages than the pool has
     /// ([`Config::protected`](crate::Config::protected)).
     Protected {
         /// Pages that this guest was to keep.
@@ -116,7 +117,7 @@ impl fmt::Display for PoolError {
 
 impl core::error::Error for PoolError {}
 
-/// Frames and swap that guests share, which bound what all guests have together.
+/// Frames and swap that guests share: a bound on the memory of all its guests together.
 #[derive(Debug)]
 pub struct Pool<M, S> {
     pub(crate) ram: M,
@@ -124,18 +125,19 @@ pub struct Pool<M, S> {
     pub(crate) layout: Layout,
     pub(crate) frames: Frames,
     pub(crate) slots: Slots,
-    /// Pages that guests keep, all together: no more than there are.
+    /// Pages that all guests together keep: no more than the pool has.
     protected: AtomicU32,
-    /// The last error of swap: nothing is sent there until somebody has looked, or room was made.
+    /// The last error of swap: no page is sent there until [`Pool::resume`] is called, or, after a
+    /// lack of room, slots are given back.
     trouble: Mutex<Option<SwapError>>,
-    /// That error is that there is no room. Changes under the lock on it.
+    /// Whether that error is a lack of room. Changes only under the lock on `trouble`.
     full: AtomicBool,
-    /// A thread that has swap forget stale slots holds it.
+    /// Held by the thread that has swap forget stale slots.
     wiper: Mutex<()>,
 }
 
 impl<M: Ram, S: Swap> Pool<M, S> {
-    /// Accounts for a guest that keeps `pages` pages in place of `before`.
+    /// Changes the account of a guest that kept `before` pages and is to keep `pages`.
     pub(crate) fn protect(&self, before: u32, pages: u32) -> Result<(), PoolError> {
         let total = self.frames.total();
         let mut left = 0;
@@ -147,7 +149,7 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         done.map(drop).map_err(|_| PoolError::Protected { asked: pages, left })
     }
 
-    /// A pool of the frames in `layout`, and of all of `swap`.
+    /// Makes a pool of the frames in `layout` and all slots of `swap`.
     ///
     /// # Errors
     /// [`PoolError`].
@@ -189,29 +191,28 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         })
     }
 
-    /// Pages of all guests together.
+    /// Returns the number of frames, which bounds the pages in memory of all guests together.
     pub const fn total(&self) -> u32 {
         self.frames.total()
     }
 
-    /// Pages that no guest has.
+    /// Returns the number of free frames.
     pub fn free(&self) -> u32 {
         self.frames.free()
     }
 
-    /// Slots of swap that hold a page.
+    /// Returns the number of slots of swap that hold a page.
     pub fn swapped(&self) -> u32 {
         self.slots.used()
     }
 
-    /// Why nothing is sent to swap, if something went wrong there: until [`Pool::resume`]. That a
-    /// disk was full ([`SwapError::Full`] of [`Swap::write`]) counts until slots are given back
-    /// only.
+    /// Returns the error for which no pages are sent to swap, until [`Pool::resume`] is called. A
+    /// full disk ([`SwapError::Full`] of [`Swap::write`]) counts only until slots are given back.
     pub fn trouble(&self) -> Option<SwapError> {
         *self.trouble.lock()
     }
 
-    /// Sends pages to swap again: the disk has room, say.
+    /// Allows pages to be sent to swap again, for instance once the disk has room.
     pub fn resume(&self) {
         self.say(None);
     }
@@ -222,11 +223,12 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         self.full.store(what == Some(SwapError::Full), Ordering::Relaxed);
     }
 
-    /// Records that swap failed; `gives` is [`Slots::gives`] as of when swap was asked. If it had
-    /// no room, and slots were given back meanwhile, it has some again.
+    /// Records that swap failed; `gives` is [`Slots::gives`] from before the call to swap. If swap
+    /// had no room, and slots were given back since, this clears the error.
     ///
-    /// Of this and [`Pool::room_was_made`] at least one sees what the other did: both go through
-    /// the lock of the slots, after and before they look at `full`.
+    /// Either this sees that slots were given back, or [`Pool::room_was_made`] sees `full`: this
+    /// takes the lock of the slots after it writes `full`, and a thread that gives slots back takes
+    /// it before it reads `full`.
     pub(crate) fn stop(&self, error: SwapError, gives: u64) {
         self.say(Some(error));
         if self.slots.gives() != gives {
@@ -234,7 +236,7 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         }
     }
 
-    /// Ends the trouble if it was for want of room: slots were given back.
+    /// Slots were given back: clears the error if it was a lack of room.
     fn room_was_made(&self) {
         if self.full.load(Ordering::Relaxed) {
             let mut trouble = self.trouble.lock();
@@ -245,7 +247,7 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         }
     }
 
-    /// Gives `slot` back. Its content is forgotten later, or written over.
+    /// Gives `slot` back. Its content is forgotten or overwritten later.
     pub(crate) fn give_slot(&self, slot: u32) {
         self.slots.give(slot);
         self.room_was_made();
@@ -268,7 +270,7 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         }
     }
 
-    /// The right to wipe stale slots; `None` if another thread has it.
+    /// Takes the right to wipe stale slots; `None` if another thread has it.
     pub(crate) fn wiper(&self) -> Option<Wiper<'_, M, S>> {
         self.wiper.try_lock().map(|held| Wiper { pool: self, _held: held })
     }
@@ -278,15 +280,15 @@ impl<M: Ram, S: Swap> Pool<M, S> {
     }
 }
 
-/// The right, of one thread at a time, to have swap forget the content of stale slots.
+/// The right to have swap forget the content of stale slots, which one thread has at a time.
 pub(crate) struct Wiper<'p, M, S> {
     pool: &'p Pool<M, S>,
     _held: MutexGuard<'p, ()>,
 }
 
 impl<M: Ram, S: Swap> Wiper<'_, M, S> {
-    /// Wipes all stale slots. Those that were stale when this began are forgotten when it ends, or
-    /// handed out, or could not be forgotten ([`Pool::trouble`]).
+    /// Wipes all stale slots. Each slot that was stale when this began is then forgotten, was
+    /// handed out meanwhile, or could not be forgotten ([`Pool::trouble`]).
     pub fn wipe(self) {
         let mut from = 0;
         while let Some(run) = self.pool.slots.withhold_stale(from) {

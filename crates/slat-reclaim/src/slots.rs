@@ -1,9 +1,9 @@
-//! The slots of swap: which hold a page, and which are free but not yet forgotten.
+//! The slots of swap: which hold a page, and which are free but still have the content of one.
 //!
-//! A slot is *used*; or *stale*: free, with the content of a guest; or *clean*: free and without
-//! content; or it is being *wiped*: swap forgets its content, and nobody may have it. A fault that
-//! frees a slot leaves it stale, which takes no system call. Stale slots are handed out first: to
-//! write there again is the cheapest way to forget.
+//! A slot is *used*; *stale*: free, with old content of a guest; *clean*: free, without content; or
+//! *being wiped*: swap is forgetting its content, and it is not handed out. A fault that frees a
+//! slot leaves it stale, which takes no system call. Stale slots are handed out first, because an
+//! overwrite is the cheapest way to forget their content.
 
 use crate::page::NUMBERS;
 use alloc::boxed::Box;
@@ -11,14 +11,14 @@ use alloc::vec;
 use core::ops::Range;
 use spin::Mutex;
 
-/// Slots that swap forgets in one call, at most.
+/// Most slots that swap forgets in one call.
 pub(crate) const RUN: u32 = 1024;
 
-/// A set of slots, of which the first is found soon.
+/// A set of slots with a fast search for the first.
 #[derive(Debug)]
 struct Bits {
     words: Box<[u64]>,
-    /// Of each word, whether it has a slot.
+    /// For each word, whether it has a slot.
     any: Box<[u64]>,
     count: u32,
 }
@@ -41,7 +41,7 @@ impl Bits {
         self.words[slot as usize / 64] >> (slot % 64) & 1 != 0
     }
 
-    /// The first from `from` on.
+    /// Returns the first slot from `from` on.
     fn first(&self, from: u32) -> Option<u32> {
         let mut slot = from;
         loop {
@@ -50,7 +50,8 @@ impl Bits {
             if here != 0 {
                 return Some(word * 64 + here.trailing_zeros());
             }
-            // The next word that has one, or the next that tells of 64 of them.
+            // Goes to the next word that has a slot, or to the next 64 words if none of these has
+            // one.
             let later = self.any[word as usize / 64] & (!1 << (word % 64));
             slot = match later {
                 0 => (word / 64 + 1) * 64 * 64,
@@ -74,7 +75,7 @@ impl Bits {
     }
 }
 
-/// Places in swap.
+/// The slots of swap, and the state of each.
 #[derive(Debug)]
 pub(crate) struct Slots {
     total: u32,
@@ -86,9 +87,10 @@ struct State {
     clean: Bits,
     stale: Bits,
     used: u32,
-    /// Where to look first: neighbours are written together.
+    /// Where the search for a clean slot begins, so that pages that leave together get adjacent
+    /// slots.
     next: u32,
-    /// No stale slot is below it.
+    /// No stale slot is below this.
     lowest: u32,
     /// How often slots were given back.
     gives: u64,
@@ -98,7 +100,7 @@ struct State {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Taken {
     Slot(u32),
-    /// All that are free are being wiped: there will be one soon.
+    /// All free slots are being wiped: one will be free soon.
     Wait,
     Full,
 }
@@ -129,22 +131,23 @@ impl Slots {
         self.state.lock().used
     }
 
-    /// Whether no slot is free.
+    /// Returns whether no slot is free.
     pub fn is_full(&self) -> bool {
         self.used() == self.total
     }
 
-    /// Whether so few are free that pages that came back should not keep theirs.
+    /// Returns whether less than a 16th of the slots is free: then pages that come back do not keep
+    /// theirs.
     pub fn scarce(&self) -> bool {
         self.total - self.used() < self.total / 16
     }
 
-    /// Slots that are free, and hold what somebody had.
+    /// Returns the number of stale slots.
     pub fn stale(&self) -> u32 {
         self.state.lock().stale.count
     }
 
-    /// How often slots were given back: room was made.
+    /// Returns how often slots were given back, which makes room in swap.
     pub fn gives(&self) -> u64 {
         self.state.lock().gives
     }
@@ -175,7 +178,7 @@ impl Slots {
         Taken::Slot(slot)
     }
 
-    /// Gives `slot` back, which is stale then.
+    /// Gives `slot` back; it becomes stale.
     pub fn give(&self, slot: u32) {
         let mut state = self.state.lock();
         state.stale(slot);
@@ -183,22 +186,23 @@ impl Slots {
         state.gives += 1;
     }
 
-    /// Gives `slot` back, to which no page, or not all of one, was written since it was taken: that
-    /// makes no room.
+    /// Gives `slot` back, to which no whole page was written since it was taken: this makes no room
+    /// in swap, and does not count in [`Slots::gives`].
     pub fn return_unwritten(&self, slot: u32) {
         let mut state = self.state.lock();
         state.stale(slot);
         state.used -= 1;
     }
 
-    /// Withholds `slot`, which is to be wiped: nobody has it until [`Slots::wiped`] is told of it.
+    /// Withholds `slot`, which is to be wiped: it is not handed out until [`Slots::wiped`] frees
+    /// it.
     pub fn withhold(&self, slot: u32) {
         let mut state = self.state.lock();
         assert!(!state.is_free(slot), "swap slot {slot} was given back twice");
         state.used -= 1;
     }
 
-    /// Withholds the first stale slots from `from` on.
+    /// Withholds the first run of stale slots from `from` on, at most [`RUN`].
     pub fn withhold_stale(&self, from: u32) -> Option<Range<u32>> {
         let mut state = self.state.lock();
         let first = state.stale.first(from)?;
@@ -208,7 +212,8 @@ impl Slots {
         Some(first..end)
     }
 
-    /// Frees slots that were withheld; `clean`, unless swap could not forget their content.
+    /// Frees slots that were withheld; they are stale if swap could not forget their content (not
+    /// `clean`).
     pub fn wiped(&self, slots: Range<u32>, clean: bool) {
         let mut state = self.state.lock();
         for slot in slots {
@@ -285,7 +290,7 @@ mod tests {
             Default::default();
         for step in 0..20_000 {
             match rng.u8(..8) {
-                // What is stale goes first, the first of it.
+                // The lowest stale slot is handed out first.
                 0..3 => match slots.take() {
                     Taken::Slot(slot) => {
                         assert_eq!(stale.iter().min().is_some(), stale.contains(&slot));

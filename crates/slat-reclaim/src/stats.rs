@@ -2,12 +2,12 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// How often, and how long, in ticks of the host's clock.
+/// Count and total time of one part of reclaim, in ticks of the host's clock.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Part {
-    /// How often.
+    /// Number of times that this part ran.
     pub count: u64,
-    /// Ticks in all.
+    /// Ticks in total.
     pub ticks: u64,
 }
 
@@ -43,7 +43,7 @@ macro_rules! stats {
             $(pub $count: AtomicU64,)*
         }
 
-        /// Statistics of the reclaim of one guest, since its memory was made.
+        /// Statistics of the reclaim of one guest, since its [`Paged`](crate::Paged) was made.
         #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
         #[non_exhaustive]
         pub struct Stats {
@@ -52,7 +52,7 @@ macro_rules! stats {
         }
 
         impl Stats {
-            /// The difference to `earlier`.
+            /// Returns the difference from `earlier`.
             pub const fn since(&self, earlier: &Self) -> Self {
                 Self {
                     $($part: self.$part.since(earlier.$part),)*
@@ -74,19 +74,20 @@ macro_rules! stats {
 
 stats! {
     parts {
-        /// Walks over all memory, by calls.
+        /// Ageing walks over all memory; counts the calls of a walk.
         walk,
-        /// Pages about to be given up that were asked about, one by one.
+        /// Tests of the accessed bits of single pages that were about to be given up.
         check,
-        /// The same with their neighbours.
+        /// Tests of such pages together with the 64 pages around them.
         around,
-        /// Unmapping and invalidating, by batches.
+        /// Unmapping and TLB invalidation; counts batches.
         unmap,
-        /// Writing to swap, by pages.
+        /// Writes to swap; counts pages.
         write,
-        /// Reading from swap, by pages.
+        /// Reads from swap; counts pages.
         read,
-        /// All of giving up pages, by batches: what is above, but reads, and keeping the order.
+        /// Reclaim as a whole: all of the above but reads, and the upkeep of the order; counts
+        /// reclaims.
         reclaim,
     }
     counts {
@@ -94,37 +95,40 @@ stats! {
         first_touches,
         /// Pages that came back.
         refaults,
-        /// Of those, pages that as much memory again would have kept.
+        /// Of those, pages that would have stayed with twice the memory.
         soon,
         /// Pages that were given up.
         given_up,
-        /// Of those, pages of which swap had a copy already.
+        /// Of those, pages that already had a valid copy in swap.
         clean,
-        /// Pages that were next, and had been used.
+        /// Pages that were next to be given up, but had been used.
         kept,
-        /// Pages that were used between the last look and the moment they were unmapped.
+        /// Pages that were used between the last test of their accessed bits and the unmap.
         rescued,
-        /// Pages that were next, and had come back too recently.
+        /// Pages that were next to be given up, but had come in too recently.
         held,
-        /// Pages that a look found no answer for, as another thread held their entries; of a look
-        /// that ended early, an upper bound. They are taken for idle; unmapping them finds those
-        /// that were used.
+        /// Pages whose accessed bits could not be tested, as another thread held their entries; an
+        /// upper bound for tests that ended early. They count as idle; the unmap finds those that
+        /// were used.
         unanswered,
-        /// Huge pages that came to be at first touch.
+        /// Huge pages that were brought in by a first touch.
         huge,
-        /// Huge pages that were split because they were next.
+        /// Huge pages that were split because a page of them was next to be given up.
         split,
-        /// Huge pages that were put together again.
+        /// Huge pages that were collapsed from pages.
         collapsed,
-        /// Pages that were copied for that.
+        /// Pages that were copied for those collapses.
         moved,
-        /// Pages that could not come in, as the guest has all the swap that it may have.
+        /// Pages that could not come in, because the guest had all the swap that it may have.
         over_quota,
-        /// As it has no more than it keeps, and others have taken all there is.
+        /// Pages that could not come in, because the guest had no more pages than it keeps, and
+        /// other guests had taken the rest.
         below_protected,
-        /// As it uses more than it may have, within its pages' minimum residency.
+        /// Pages that could not come in, because all pages of the guest were within the minimum
+        /// residency.
         thrashing,
-        /// As nothing of it could give way otherwise, or swap takes nothing.
+        /// Pages that could not come in for another reason: no page could be given up, or swap took
+        /// none.
         no_room,
     }
 }

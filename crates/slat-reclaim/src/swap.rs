@@ -1,37 +1,39 @@
-//! The interface of swap, where pages are while they are not in memory.
+//! Interface of swap, which stores pages that are not in memory.
 
 use core::fmt;
 use core::ops::Range;
 
-/// A place for pages: a file, a device, memory of another host.
+/// Storage for pages: a file, a device, or memory of another host.
 ///
-/// Any number of threads call it; a slot is not written while it is read or written. Methods do not
-/// unwind: the page that is moved would be lost to its guest.
+/// Rules: 1. The pager calls it from any number of threads, but writes no slot while another thread
+/// reads or writes that slot. 2. Methods must not unwind: the guest would lose the page that is
+/// being moved.
 pub trait Swap: Sync {
-    /// The number of pages that it has room for.
+    /// Returns the number of pages that it has room for.
     fn slots(&self) -> u32;
 
-    /// Bytes of its pages: those of the [`Layout`](crate::Layout) of the pool.
+    /// Returns the size of its pages in bytes, which must be that of the pool's
+    /// [`Layout`](crate::Layout).
     fn page(&self) -> u64;
 
-    /// Keeps `page` as `slot`.
+    /// Stores `page` in `slot`.
     ///
     /// # Errors
-    /// It is not kept; what the slot holds is unspecified.
+    /// The page is not stored; the content of the slot is unspecified.
     fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError>;
 
-    /// Gives back what was written last as `slot`.
+    /// Reads the page that was last written to `slot` into `page`.
     ///
     /// # Errors
-    /// The slot still has it.
+    /// The page could not be read; the slot still has it.
     fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError>;
 
-    /// Forgets the content of these slots: nobody is to read it any more, and its room may be given
-    /// back. They are not read or written meanwhile, and not read before they are written again.
-    /// The provided method does nothing.
+    /// Forgets the content of these slots: it must not be readable afterwards, and its room may be
+    /// freed. The pager neither reads nor writes the slots during the call, and writes them before
+    /// it reads them again. The provided method does nothing.
     ///
     /// # Errors
-    /// Some of them may hold what they held. They are free all the same.
+    /// Some of the slots may still hold their content. The pager treats them as free all the same.
     fn forget(&self, slots: Range<u32>) -> Result<(), SwapError> {
         _ = slots;
         Ok(())
@@ -60,18 +62,18 @@ impl<S: Swap> Swap for &S {
     }
 }
 
-/// Why a page could not be kept, or not be had back.
+/// Error of swap: a page could not be written, read or forgotten.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SwapError {
-    /// All slots are taken, or the disk is full.
+    /// No slot is free, or the disk is full.
     Full,
-    /// It ended before the page did.
+    /// Swap ended before the end of the page.
     Short {
-        /// Bytes that came.
+        /// Bytes of the page that were transferred.
         bytes: u32,
     },
-    /// The system's error of that number.
+    /// The system's error with this number.
     System {
         /// `errno`.
         errno: i32,

@@ -1,4 +1,5 @@
-//! What a guest does costs the host no memory beyond what its pages were given at the start.
+//! Reclaim allocates no memory that grows with what a guest does, beyond the allocations at the
+//! start.
 #![cfg(all(target_os = "linux", not(loom)))]
 
 #[allow(dead_code, unused_imports, unused_macros, reason = "a part of it is for other tests")]
@@ -17,7 +18,8 @@ struct Count;
 
 static HEAP: AtomicI64 = AtomicI64::new(0);
 
-// SAFETY: it is the system's allocator, which keeps the contract, with the callers' own arguments.
+// SAFETY: all calls go to the system's allocator, which keeps the contract, with the callers'
+// arguments.
 unsafe impl GlobalAlloc for Count {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HEAP.fetch_add(layout.size() as i64, Relaxed);
@@ -27,7 +29,7 @@ unsafe impl GlobalAlloc for Count {
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         HEAP.fetch_sub(layout.size() as i64, Relaxed);
-        // SAFETY: by the same contract; `alloc` had the memory from there.
+        // SAFETY: by the same contract; `alloc` got the memory from the system's allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -35,7 +37,7 @@ unsafe impl GlobalAlloc for Count {
 #[global_allocator]
 static ALLOCATOR: Count = Count;
 
-/// Pages that leave and come back before their turn, again and again.
+/// Pages leave and come back before their turn, many times.
 #[test]
 fn a_balloon_that_is_filled_and_emptied_takes_none_of_the_hosts_memory() {
     let (idle, cycled) = (1024u64, 512u64);

@@ -1,10 +1,11 @@
-//! Every interleaving, within a bound, of a page that leaves with a vCPU that writes it, with
-//! faults that bring it back, and with who copies it: no write is lost, on tables of two slots.
+//! Loom models of reclaim: explore every interleaving, within a bound, of a thread that sends a
+//! page away with a vCPU that writes the page, faults that bring it back, and a thread that copies
+//! it. No write is lost. Tables have two entries.
 //!
 //! `RUSTFLAGS="--cfg loom -C debug-assertions" cargo test -p slat-reclaim --release --test loom`
 //!
-//! The host is that of the models of `slat-guest`. Memory's content is a word a page; a vCPU writes
-//! while its leaf lets it, as a CPU does before an invalidation has completed.
+//! The host is the one of the models of `slat-guest`. Memory has one word per page. A vCPU writes
+//! while its leaf allows it, as a CPU does before an invalidation has completed.
 #![cfg(loom)]
 
 #[allow(dead_code, reason = "a part of it is for other models")]
@@ -25,7 +26,7 @@ use slat_reclaim::*;
 
 const FRAMES: u64 = 0x100_0000;
 
-/// What is in each frame, and in each slot of swap.
+/// Content of each frame, and of each slot of swap.
 struct Content {
     frames: Mutex<[u64; 4]>,
     slots: Mutex<[u64; 4]>,
@@ -82,7 +83,7 @@ fn guest() -> (&'static TheGuest, &'static Content) {
         block: PageSize::from_bytes(BLOCK).unwrap(),
     };
     let pool = Box::leak(Box::new(Pool::new(content, layout, content).unwrap()));
-    // Looks are no part of what is explored.
+    // Two lists, because walks are not part of these models.
     let config = Config { policy: Policy::TwoLists, batch: 1, ..Config::new(2) };
     let paged: &'static ThePaged =
         Box::leak(Box::new(Paged::new(pool, Hva(HOST), 2 * PAGE, config, 0).unwrap()));
@@ -126,14 +127,14 @@ fn write(vcpu: &mut TheVcpu, content: &Content, value: u64) {
     }
 }
 
-/// What the guest's page has, wherever it is.
+/// Returns the content of the guest's page, from memory or swap.
 fn content(worker: &mut TheWorker) -> u64 {
     let mut page = [0; PAGE as usize];
     Pager::new(worker).copy(Hva(HOST), &mut page).unwrap();
     u64::from_ne_bytes(page[..8].try_into().unwrap())
 }
 
-/// `before` prepares the page, which has 1; then it leaves while a vCPU writes 2.
+/// `before` prepares the page, which holds 1; then the page leaves while a vCPU writes 2.
 fn leaves_while_written(before: impl Fn(&mut TheVcpu)) {
     let (guest, memory) = guest();
     let mut writer = vcpu(guest, 0);
@@ -150,7 +151,7 @@ fn leaves_while_written(before: impl Fn(&mut TheVcpu)) {
     assert_eq!(content(&mut worker), 2);
 }
 
-/// Sends the page away, and has it read: it is here, with a copy in swap.
+/// Sends the page away, and reads it: it is then in memory, with a copy in swap.
 fn back_with_a_copy(vcpu: &mut TheVcpu) {
     // The first look finds it used.
     while Pager::new(vcpu.worker()).reclaim(1).is_err() {}
@@ -196,7 +197,7 @@ fn a_first_write_beside_a_page_that_leaves_and_comes_back_is_not_lost() {
             reader.fault(Gpa(0), Access::Read);
         }
         thread.join().unwrap();
-        // A copy that is not good any more would be taken for one now.
+        // A stale copy would be taken for a valid one here.
         (0..3).any(|_| Pager::new(reader.worker()).reclaim(1).is_ok());
         assert_eq!(content(reader.worker()), 2);
     });
@@ -234,8 +235,8 @@ fn a_copy_beside_a_page_that_leaves_has_its_content() {
     });
 }
 
-/// A page comes, and comes again, while who orders pages takes note: it is noted after it came
-/// last.
+/// A page arrives twice while the holder of the order notes arrivals: it is noted after its last
+/// arrival.
 #[test]
 fn a_page_that_came_is_noted_after_it_came() {
     use slat::sync::{AtomicU64, Ordering};
@@ -264,8 +265,8 @@ fn a_page_that_came_is_noted_after_it_came() {
     });
 }
 
-/// A page that came from far away waits for being noted, and a device uses it: it is noted as used,
-/// whenever others take note.
+/// A device uses a page that arrived after a long time away, and was not noted yet: it is noted as
+/// used, at any interleaving with the thread that notes it.
 #[test]
 fn the_use_by_a_device_is_noted_beside_who_takes_note() {
     bounded("came || use || note", 3, || {

@@ -1,4 +1,4 @@
-//! How a vCPU translates an address: by its TLB, its walk cache, or the tables.
+//! Translation of an address by a vCPU: by its TLB, its walk cache, or the tables.
 
 use crate::arch::{Access, Arch, Descriptor, Fault, Sizes};
 use crate::lazy::Choice;

@@ -21,8 +21,8 @@ pub struct Firmware<A: Arch> {
     pub invalidate_local: fn(&Machine<A>, &Invalidation),
     /// [`slat::Platform::maintain`].
     pub maintain: fn(&Machine<A>, Hpa, u64, Maintenance),
-    /// Called with a CPU and the address of its last fault, before the guest continues, whatever
-    /// the handling of the fault did.
+    /// Called with a CPU and the address of its last fault, before the guest continues, after any
+    /// result of the fault's handling.
     pub resume: fn(&Machine<A>, usize, Gpa),
 }
 

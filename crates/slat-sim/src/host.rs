@@ -23,7 +23,7 @@ struct Page {
     taken: bool,
 }
 
-/// Why an access is wrong.
+/// Reason why an access is wrong.
 pub(crate) type Stale = &'static str;
 
 /// All pages.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a frame holds before it is filled and after it is freed.
+/// Content of a frame before it is filled, and after it is freed.
 pub(crate) const POISON: u64 = 0xdead_beef_dead_beef;
 
 /// Where frames of tables begin: above the memory of small guests, and below 2^40.
@@ -155,7 +155,7 @@ impl Memory {
     /// Frees a frame.
     ///
     /// # Errors
-    /// What is wrong with the call.
+    /// A description of the error in the call.
     pub fn free(&mut self, hpa: u64, bytes: usize) -> Result<(), &'static str> {
         let table = self.tables.get_mut(&hpa).ok_or("no frame begins there")?;
         if !table.live {

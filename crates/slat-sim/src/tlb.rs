@@ -1,4 +1,4 @@
-//! What a CPU caches of its walks. It drops only what an invalidation covers.
+//! TLB of a CPU: the results of its walks. It drops only those that an invalidation covers.
 
 use crate::arch::{Access, Arch, Leaf, Rights, Sizes};
 use slat::Vmid;

@@ -34,7 +34,8 @@ const THREADS: usize = 4;
 /// Most pages of one range that are written out.
 const PAGES: u64 = 1 << 18;
 
-/// Why there is no trace: Casemate cannot express an event, or would interpret it differently.
+/// Reason why there is no trace: Casemate cannot express an event, or would interpret it
+/// differently.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Untold {

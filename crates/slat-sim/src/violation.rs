@@ -38,7 +38,7 @@ pub enum Kind {
     /// The guest reaches a table of its own hypervisor.
     TableExposed,
     /// The host, or another guest address, reaches or may reach a private page; or the hypervisor's
-    /// calls contradict who owns a page.
+    /// calls contradict the owner of a page.
     PrivateExposed,
     /// A frame is freed twice, with another size, or while it is loaded; or it was written after
     /// that.
@@ -54,9 +54,9 @@ pub struct Violation {
     pub cpu: Option<usize>,
     /// The guest's address, if there is one.
     pub gpa: Option<Gpa>,
-    /// What was used, or may be used.
+    /// The memory or translation that was used, or may be used.
     pub used: String,
-    /// What should have been the case.
+    /// The state that should have held.
     pub expected: String,
 }
 

@@ -100,18 +100,18 @@ impl fmt::Display for GpaRange {
     }
 }
 
-/// Why a range was refused.
+/// Reason why a range was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum RangeError {
     /// A size of zero.
     Empty {
-        /// Where the range would start.
+        /// Start of the range.
         start: Gpa,
     },
     /// The end does not fit into 64 bits.
     Overflow {
-        /// Where the range would start.
+        /// Start of the range.
         start: Gpa,
         /// Its size in bytes.
         size: u64,
@@ -253,12 +253,12 @@ impl Levels {
         Self(!((2 << level) - 1) as u8)
     }
 
-    /// Whether the set contains `level`.
+    /// Returns whether the set contains `level`.
     pub const fn contains(self, level: u8) -> bool {
         self.0 >> level & 1 == 1
     }
 
-    /// Whether the set contains a level below `level`.
+    /// Returns whether the set contains a level below `level`.
     pub const fn any_below(self, level: u8) -> bool {
         self.0 & ((1 << level) - 1) as u8 != 0
     }

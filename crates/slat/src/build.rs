@@ -40,7 +40,7 @@ impl Plan {
         F::leaf(bits, level, Hpa(base.wrapping_add(self.delta)))
     }
 
-    /// Whether a leaf at `level` can hold these host addresses.
+    /// Returns whether a leaf at `level` can hold these host addresses.
     pub fn aligned<F: Format>(&self, level: u8) -> bool {
         level <= F::LARGEST_LEAF && self.delta & ((1 << F::shift(level)) - 1) == 0
     }
@@ -58,8 +58,8 @@ impl Plan {
         (whole && self.delta & (bytes - 1) == 0).then_some((start, start + bytes))
     }
 
-    /// Of `pages` pages from `start`, all in the range, returns the first that belongs to a group
-    /// to be folded, and the first behind the last such page.
+    /// Returns, for `pages` pages from `start`, all in the range, the first page that belongs to a
+    /// group to be folded, and the first page behind the last such page.
     #[inline(always)]
     fn folded<F: Format>(&self, start: u64, pages: usize) -> (usize, usize) {
         let bytes = (F::group(0) as u64) << F::PAGE_SHIFT;

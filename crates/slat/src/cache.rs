@@ -47,12 +47,12 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
         self.len
     }
 
-    /// Whether the cache has no page.
+    /// Returns whether the cache has no page.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the pages come from `platform`.
+    /// Returns whether the pages come from `platform`.
     pub(crate) fn serves(&self, platform: &P) -> bool {
         same(self.platform, platform)
     }

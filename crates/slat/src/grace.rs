@@ -105,7 +105,7 @@ impl Grace {
         Moment(self.advance())
     }
 
-    /// Whether all threads that were inside any tables at `moment` have left, or
+    /// Returns whether all threads that were inside any tables at `moment` have left, or
     /// [refreshed](crate::Guard::refresh) their guards. A caller that is inside since before
     /// counts, too.
     pub fn is_past(&self, moment: Moment) -> bool {
@@ -118,14 +118,15 @@ impl Grace {
         self.clock.fetch_add(STEP, Ordering::AcqRel) + STEP
     }
 
-    /// Whether all threads that entered tables of `guest` before `reading` have left or refreshed.
+    /// Returns whether all threads that entered tables of `guest` before `reading` have left or
+    /// refreshed.
     pub(crate) fn passed(&self, reading: u64, guest: Vmid) -> bool {
         self.each(|inside, whose| whose != guest || inside >= reading)
     }
 
-    /// Whether `fine` holds for each thread that is inside. Its arguments are the seat's value,
-    /// which is at least the thread's reading and less than the next, and the guest whose tables
-    /// the thread is in.
+    /// Returns whether `fine` holds for each thread that is inside. Its arguments are the seat's
+    /// value, which is at least the thread's reading and less than the next, and the guest whose
+    /// tables the thread is in.
     fn each(&self, fine: impl Fn(u64, Vmid) -> bool) -> bool {
         self.seats.iter().all(|seat| {
             let now = seat.place.fetch_add(0, Ordering::AcqRel);
@@ -159,7 +160,7 @@ impl<'p, P: Platform> Member<'p, P> {
         }
     }
 
-    /// Whether the seat belongs to `platform`.
+    /// Returns whether the seat belongs to `platform`.
     #[inline(always)]
     pub(crate) fn serves(&self, platform: &P) -> bool {
         same(self.platform, platform)

@@ -44,7 +44,7 @@ impl<'t, 'p, F: Format, P: Platform> Granted<'t, 'p, F, P> {
         self.bytes
     }
 
-    /// Whether any leaf changed.
+    /// Returns whether any leaf changed.
     #[inline(always)]
     pub const fn is_changed(&self) -> bool {
         self.bytes != 0

@@ -38,8 +38,9 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
     pub(crate) sums: Sums,
 }
 
-/// What operations did since their guard was made, and what they owe. It is behind one pointer, so
-/// that a [`Reservation`] and visitors add to it in place, and an operation needs no stack for it.
+/// Counts of the operations since their guard was made, and the invalidation that they owe. It is
+/// behind one pointer, so that a [`Reservation`] and visitors add to it in place, and an operation
+/// needs no stack for it.
 ///
 /// [`Reservation`]: crate::Reservation
 #[derive(Debug)]

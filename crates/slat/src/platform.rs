@@ -65,7 +65,7 @@ pub unsafe trait Platform {
     /// [`Scope::Local`](crate::format::arm64::tlbi::Scope::Local). RISC-V: HFENCE.GVMA on this hart
     /// ([`hfence`](crate::format::riscv::hfence)); without Svvptc a hart may also cache an invalid
     /// entry above the page, so it executes HFENCE.GVMA without an address before it runs the guest
-    /// again, whatever the result of the fault. On x86 and Power it is not called.
+    /// again, for any result of the fault. On x86 and Power it is not called.
     fn invalidate_local(&self, what: &Invalidation) {
         self.invalidate(what);
     }
@@ -109,8 +109,8 @@ pub unsafe trait Platform {
     }
 }
 
-/// Whether two references are to one platform. Platforms without state are the same wherever they
-/// are: their methods return the same at every call, so they cannot differ.
+/// Returns whether two references are to one platform. Platforms without state are the same
+/// wherever they are: their methods return the same at every call, so they cannot differ.
 #[inline(always)]
 pub(crate) fn same<P>(one: &P, other: &P) -> bool {
     size_of::<P>() == 0 || core::ptr::eq(one, other)
@@ -145,7 +145,8 @@ pub enum BreakBeforeMake {
 }
 
 impl BreakBeforeMake {
-    /// Whether a block has to be invalid before a table of the same translations replaces it.
+    /// Returns whether a block has to be invalid before a table of the same translations replaces
+    /// it.
     pub const fn breaks_size_change(self) -> bool {
         matches!(self, Self::Always)
     }

@@ -41,7 +41,6 @@
 //!
 //! Only the thread that invalidates waits, and only for interrupts. `tests/loom/ran.rs` has the
 //! models, and each order of two steps that breaks the protocol.
-//! and each order of two steps that breaks it.
 
 use crate::sync::{AtomicU64, Ordering, agreed};
 use core::fmt;
@@ -240,7 +239,7 @@ impl<const CPUS: usize> Ran<CPUS> {
         Announced { ran: self, generation }
     }
 
-    /// Whether the CPU number `cpu` has to invalidate before it next enters.
+    /// Returns whether the CPU number `cpu` has to invalidate before it next enters.
     ///
     /// # Errors
     /// [`NoCpu`].
@@ -341,7 +340,7 @@ impl<const CPUS: usize> Announced<'_, CPUS> {
         })
     }
 
-    /// Whether no CPU can use any more an entry that it held when the invalidation began.
+    /// Returns whether no CPU can use any more an entry that it held when the invalidation began.
     pub fn is_done(&self) -> bool {
         self.cpus().next().is_none()
     }
@@ -352,7 +351,7 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// Whether CPU `cpu` invalidates as it enters, and as it serves.
+    /// Returns whether CPU `cpu` invalidates as it enters, and as it serves.
     fn enters<const CPUS: usize>(ran: &Ran<CPUS>, cpu: usize) -> bool {
         let mut flushed = false;
         let said = ran.enter(cpu, || flushed = true).unwrap();

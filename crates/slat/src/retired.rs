@@ -165,7 +165,7 @@ impl Retired {
         self.unlinked.push(platform, chain);
     }
 
-    /// Whether there is no table to give back.
+    /// Returns whether there is no table to give back.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.unlinked.is_empty()

@@ -50,7 +50,7 @@ impl Owed {
         self.end == 0
     }
 
-    /// Whether nothing is stale, and no clean is under way.
+    /// Returns whether nothing is stale, and no clean is under way.
     #[inline(always)]
     pub const fn is_untouched(&self) -> bool {
         self.end | self.state == 0
@@ -101,7 +101,7 @@ impl Owed {
         self.state & TABLES != 0
     }
 
-    /// Whether a CPU may still use a right that was taken.
+    /// Returns whether a CPU may still use a right that was taken.
     pub const fn is_taken(&self) -> bool {
         self.state & TAKEN != 0
     }

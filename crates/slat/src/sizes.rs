@@ -46,7 +46,7 @@ impl Sizes {
         self.members.get(level as usize).copied().unwrap_or(0)
     }
 
-    /// Whether all counts are 0.
+    /// Returns whether all counts are 0.
     #[inline]
     pub fn is_none(&self) -> bool {
         *self == Self::NONE

@@ -16,7 +16,7 @@ use crate::shootdown::Vmid;
 use crate::tables::{Contended, Halted, NewError, Tables, Translation};
 use core::fmt;
 
-/// A guest's address space with one owner: what other libraries call a page table.
+/// A guest's address space with one owner; other libraries call this a page table.
 ///
 /// The tables are live: CPUs may have the root loaded. A call that changes them takes `&mut self`,
 /// allocates the table pages that it needs, splits blocks that its range cuts, invalidates what it
@@ -27,7 +27,7 @@ use core::fmt;
 /// Dropping it leaks its tables, as hardware may be walking them: see [`AddressSpace::destroy`].
 ///
 /// Only calls that take `&mut self` give tables back. So lookups and guards, which borrow it, need
-/// no seat. [`Tables`], which several threads may reclaim, are not available beside them:
+/// no seat. [`Tables`], which several threads may reclaim, are not available at the same time:
 /// ```compile_fail,E0502
 /// # use slat::*;
 /// fn look<F: Format, P: Platform>(space: &mut AddressSpace<'_, F, P>) {
@@ -49,7 +49,7 @@ const BATCH: usize = 8;
 /// The number of runs of leaves that an unmap hands out after one invalidation.
 const RUNS: usize = 16;
 
-/// Why an address space, or part of a range in it, was not changed.
+/// Reason why an address space, or part of a range in it, was not changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SpaceError {
@@ -340,7 +340,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// it: it hands nothing out. No CPU reaches any of it when this returns.
     ///
     /// Tables that the range covers whole are dropped without reading their entries of pages, and
-    /// one invalidation covers all such tables. Another covers everything beside them. Where
+    /// one invalidation covers all such tables. Another one covers the rest of the range. Where
     /// addresses have, or had, owners ([`Guard::set_owner`]), this reads all entries, as an owner
     /// keeps its entry.
     ///

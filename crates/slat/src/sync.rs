@@ -22,8 +22,9 @@ pub use observed::AtomicU64;
 #[cfg(shuttle)]
 pub use shuttle::sync::atomic::AtomicU64;
 
-/// A full fence between a store or exchange and a load of other memory. If two threads do this
-/// crosswise, at least one of them sees the other's change, whatever the orderings of the accesses.
+/// A full fence between a store or exchange and a load of other memory. If each of two threads
+/// changes what the other then loads, with this in between, at least one of them sees the other's
+/// change, for any orderings of the accesses.
 ///
 /// It is a fence on every machine. Sequentially consistent accesses (which cost nothing on x86 for
 /// loads) could replace it only if the plain releases were sequentially consistent, too; and no

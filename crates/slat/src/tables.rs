@@ -191,7 +191,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.platform
     }
 
-    /// Returns the guest's present VMID, for the register that holds it beside the root.
+    /// Returns the guest's present VMID, for the register that holds it together with the root.
     #[inline]
     pub fn vmid(&self) -> Vmid {
         Vmid(self.vmid.load(Ordering::Acquire) as u16)
@@ -483,8 +483,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         stale
     }
 
-    /// Whether an emptied entry is filled again only after an invalidation: where no CPU may hold
-    /// two translations, or two sizes, of one address.
+    /// Returns whether an emptied entry is filled again only after an invalidation: where no CPU
+    /// may hold two translations, or two sizes, of one address.
     #[inline(always)]
     pub(crate) fn refill_breaks(&self) -> bool {
         F::REFILL_BREAKS || self.platform.break_before_make().breaks_size_change()
@@ -528,7 +528,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.retired.reclaim::<F>(self.platform, || self.invalidate_all(), now, passed)
     }
 
-    /// Whether all threads that were inside tables of this guest at `moment` have left, or
+    /// Returns whether all threads that were inside tables of this guest at `moment` have left, or
     /// [refreshed](Guard::refresh) their guards. Threads inside another guest's tables count only
     /// if those were made with the same VMID. A caller that is inside never finds this true until
     /// it refreshes.
@@ -552,8 +552,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// Gives back every frame of tables that the caller owns and that hardware no longer uses.
     pub(crate) fn free_all(self) {
         let platform = self.platform;
-        // Guards borrow the tables, so no thread is in them, whatever the grace says of other
-        // guests' tables.
+        // Guards borrow the tables, so no thread is in them, even if the grace says that threads
+        // are in other guests' tables.
         self.retired.free_all::<F>(platform);
         // SAFETY: `self` is owned, so no software walker exists, and hardware does not use the
         // tables (they were deactivated, or never active). Tables below the root came from caches,

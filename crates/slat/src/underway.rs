@@ -27,7 +27,7 @@ impl Pending {
         Self { dropped: Dropped::new(), removals: Underway::new(), cleans: Underway::new() }
     }
 
-    /// Whether completed invalidations of all of the guest cover all that was dropped.
+    /// Returns whether completed invalidations of all of the guest cover all that was dropped.
     #[inline]
     pub fn is_covered(&self) -> bool {
         self.dropped.is_covered()

@@ -74,7 +74,7 @@ impl Entry<'_> {
         Self { slot: self.slot, raw: self.raw, start: self.start, end: self.end }
     }
 
-    /// Whether the range covers all that the slot covers.
+    /// Returns whether the range covers all that the slot covers.
     #[inline(always)]
     pub fn whole<F: Format>(&self, level: u8) -> bool {
         self.end - self.start == 1 << F::shift(level)
@@ -102,12 +102,12 @@ pub(crate) enum Flow {
     Aside,
 }
 
-/// Whether a walk reached its end, or the address where it stopped: the visitor stopped it, another
-/// thread held an entry for too long, or the budget was spent.
+/// Result of a walk: `Ok` if it reached its end, otherwise the address where it stopped, because
+/// the visitor stopped it, another thread held an entry for too long, or the budget was spent.
 pub(crate) type Outcome = Result<(), Gpa>;
 
-/// What a walk did to the slots of one table. It is apart from the visitor, so that it stays in
-/// registers across atomic exchanges.
+/// Counts of a walk's accesses to the slots of one table. It is apart from the visitor, so that it
+/// stays in registers across atomic exchanges.
 pub(crate) struct Tally {
     pub read: u64,
     /// Slots exchanged or stored.
@@ -170,7 +170,7 @@ pub(crate) trait Visitor<'t, F: Format> {
         false
     }
 
-    /// Whether runs of tables may be skipped.
+    /// Returns whether runs of tables may be skipped.
     #[inline(always)]
     fn quiet(&self) -> bool {
         true
@@ -186,8 +186,8 @@ pub(crate) trait Visitor<'t, F: Format> {
         Flow::Wait
     }
 
-    /// Whether the walk may pass through a table that covers more than the range without calling
-    /// `enter`.
+    /// Returns whether the walk may pass through a table that covers more than the range without
+    /// calling `enter`.
     #[inline(always)]
     fn passes(&self, _raw: u64) -> bool {
         true

@@ -71,7 +71,7 @@ pub struct Hypervisor {
     pub stopped: AtomicBool,
     /// Number of vCPUs that wait in [`Hypervisor::pause`]. Their CPUs run nothing of the guest.
     pub waiting: AtomicU64,
-    /// Why the guest ended; `None` while it runs.
+    /// Reason why the guest ended; `None` while it runs.
     pub end: Mutex<Option<String>>,
     pub ended: AtomicBool,
     /// Set if the manager ended the guest; each vCPU then prints its registers.

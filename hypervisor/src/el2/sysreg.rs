@@ -3,7 +3,7 @@
 use super::cpu::write;
 use slat_hypervisor::syndrome::System;
 
-/// What a trapped access did.
+/// Effect of a trapped access.
 pub enum Done {
     /// It wrote a register that does not switch caches.
     Written,

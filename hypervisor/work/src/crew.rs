@@ -3,7 +3,7 @@
 //!
 //! All threads have the same number of pages. A thread writes number `n` to its page `n`, modulo
 //! their count, so its pages always hold its last numbers without a gap. Before each stamp, the
-//! thread writes the last number of its neighbour beside it: a copy that has the stamp also has
+//! thread writes the last number of its neighbour next to it: a copy that has the stamp also has
 //! that number of the neighbour. The program tells the hypervisor the frames of the pages, thread
 //! after thread.
 
@@ -63,7 +63,7 @@ impl Crew {
         let first = self.each as u64;
         let neighbour = &self.written[(thread + 1) % self.written.len()];
         // Expected values are kept outside the pages, so that a page that was lost or exchanged is
-        // detected whatever it holds.
+        // detected with any content.
         let mut seen = vec![0; self.each];
         let mut number = first;
         loop {

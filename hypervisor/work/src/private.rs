@@ -49,7 +49,7 @@ struct Page {
     holds: [u64; 2],
 }
 
-/// Why the job fails.
+/// Reason why the job fails.
 #[derive(Debug, PartialEq, Eq)]
 enum Wrong {
     Content {

@@ -17,7 +17,7 @@ struct Mismatch {
 struct Stamped {
     memory: Memory,
     /// Expected stamps. They are kept outside the memory, so that a page that was lost or exchanged
-    /// is detected whatever it holds.
+    /// is detected with any content.
     expected: Vec<u64>,
 }
 

@@ -30,7 +30,7 @@ pub(crate) const PEER: Peer = Peer {
     new: |memory| Ok(Box::new(Arm::new(memory)?)),
 };
 
-/// Of three levels: 512 GiB.
+/// Address bits of three levels: 512 GiB.
 const ADDRESS_BITS: u32 = 39;
 const ROOT_LEVEL: usize = 1;
 
@@ -44,7 +44,8 @@ const RAM: Bits = Bits::VALID
     .union(Bits::SH_INNER)
     .union(Bits::ACCESS_FLAG);
 
-/// Tables that an edge of a range within a block, or within nothing, makes: two levels, two edges.
+/// Most tables that are made for the edges of a range, inside blocks or empty entries: two levels,
+/// two edges.
 const EDGES: u64 = 4;
 
 struct Identity(Memory);
@@ -52,13 +53,13 @@ struct Identity(Memory);
 impl Translation<Bits> for Identity {
     fn allocate_table(&mut self) -> (NonNull<PageTable<Bits>>, PhysicalAddress) {
         let frame = self.0.take().expect("operations count what they may need");
-        // SAFETY: the frame is writable memory of this size that nobody else uses.
+        // SAFETY: the frame is writable memory of this size that nothing else uses.
         unsafe { at(frame).write_bytes(0, FRAME) };
         (self.physical_to_virtual(PhysicalAddress(frame)), PhysicalAddress(frame))
     }
 
     unsafe fn deallocate_table(&mut self, table: NonNull<PageTable<Bits>>) {
-        // SAFETY: the caller promises that it is of `allocate_table`, and of no use any more.
+        // SAFETY: the caller promises that it came from `allocate_table`, and is not used any more.
         unsafe { self.0.give(table.as_ptr().addr()) };
     }
 
@@ -85,8 +86,8 @@ impl Arm {
         Ok(())
     }
 
-    /// Refuses what the crate cannot map: more tables than there is memory for, and a mapping
-    /// below 2 MiB over a part of a block, where it subtracts beyond 0.
+    /// Refuses maps that the crate cannot do: those that need more tables than there is memory for,
+    /// and those below 2 MiB over a part of a block, where a subtraction in the crate underflows.
     fn check_map(&self, gpa: u64, hpa: u64, bytes: u64, leaf: Leaf) -> Result<(), String> {
         check_both(gpa, hpa, bytes, leaf, ADDRESS_BITS)?;
         let spans = |shift: u32| ((gpa + bytes - 1) >> shift) - (gpa >> shift) + 1;
@@ -105,7 +106,7 @@ fn region(gpa: u64, bytes: u64) -> MemoryRegion {
     MemoryRegion::new(gpa as usize, (gpa + bytes) as usize)
 }
 
-/// What no block may be made of.
+/// Returns the constraints that keep the crate from leaves larger than `leaf`.
 fn constraints(leaf: Leaf) -> Constraints {
     match leaf {
         Leaf::Page4K => Constraints::NO_BLOCK_MAPPINGS,
@@ -113,7 +114,7 @@ fn constraints(leaf: Leaf) -> Constraints {
     }
 }
 
-/// Bytes that an entry of `level` covers.
+/// Returns the bytes that an entry of `level` covers.
 fn entry_bytes(level: usize) -> u64 {
     (PAGE_SIZE as u64) << ((LEAF_LEVEL - level) * BITS_PER_LEVEL)
 }
@@ -158,15 +159,15 @@ impl Tables for Arm {
     fn unmap_range(&mut self, gpa: u64, bytes: u64) -> Result<(), String> {
         check(gpa, bytes, Leaf::Page4K, ADDRESS_BITS)?;
         self.check_left(EDGES)?;
-        // The address is documented to be ignored, but the crate computes with it: one as well
-        // aligned as the range keeps blocks whole, and nothing is subtracted beyond 0.
+        // The crate documents that it ignores the address, but computes with it: an address with
+        // the alignment of the range keeps blocks whole, and no subtraction underflows.
         let same = PhysicalAddress(gpa as usize);
         self.0
             .map_range(&region(gpa, bytes), same, Bits::empty(), Constraints::empty())
             .map_err(why)
     }
 
-    /// Modifying a part of a block, even to what it was, splits the block.
+    /// Splits a block by a modification of a part of it, which may leave the part unchanged.
     fn split(&mut self, gpa: u64, bytes: u64) -> Result<(), String> {
         check(gpa, bytes, Leaf::Block2M, ADDRESS_BITS)?;
         // A table for each block, and one of the level above where nothing is mapped.
@@ -180,7 +181,7 @@ impl Tables for Arm {
     fn lookup_all(&self, addresses: &[u64]) -> Result<u64, String> {
         let mut sum = 0u64;
         for &gpa in addresses {
-            // The region would end beyond all numbers.
+            // The end of the region would overflow.
             if gpa >> ADDRESS_BITS != 0 {
                 return Err(format!("{gpa:#x}: beyond {ADDRESS_BITS} bits"));
             }

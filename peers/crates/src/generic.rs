@@ -96,8 +96,8 @@ impl FrameAllocator for Lent {
     }
 
     fn dealloc_frame(&self, frame: PhysAddr) {
-        // SAFETY: the crate gives back what `alloc_frame` gave, once. The memory lent is the same
-        // one: each table works with its own.
+        // SAFETY: the crate gives back what `alloc_frame` gave, once. It is the same memory that is
+        // lent: each table works with its own.
         unsafe { Lent::give(frame.as_usize()) };
     }
 
@@ -110,7 +110,7 @@ type Table = PageTable<Levels, Lent>;
 
 struct Generic {
     memory: Memory,
-    /// Never dropped: the memory is the caller's, so that nothing has to be freed.
+    /// Never dropped: the caller owns the memory, so nothing has to be freed.
     table: ManuallyDrop<Table>,
 }
 
@@ -232,7 +232,8 @@ mod tests {
         assert_eq!(leaves, [page(0, true), page(0x1000, false), page(0x2000, true), block]);
     }
 
-    /// What [`PEER`] notes: if it fails with a later version, note and refusal can go.
+    /// Shows what [`PEER`] notes: if this fails with a later version, remove the note and the
+    /// refusal.
     #[test]
     fn a_range_that_begins_in_a_hole_is_refused_because_the_crate_leaves_a_part_of_it() {
         let pages = Pages::new(8);

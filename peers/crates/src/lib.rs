@@ -1,9 +1,9 @@
 //! The same page-table work in other crates of the field.
 //!
-//! A figure of Slat's means little alone. Here the crates that a hypervisor could have taken
+//! A result of Slat means little without a comparison. Here, crates that a hypervisor could use
 //! instead do the same work, on the same memory, in the same process: [`PEERS`] lists them, each
-//! makes [`Tables`], and a bench holds Slat's inactive tables against those. None of these tables
-//! is ever loaded by a CPU, so no crate pays for invalidations.
+//! makes [`Tables`], and a benchmark compares Slat's inactive tables with these. No CPU loads any
+//! of these tables, so no crate pays for invalidations.
 //!
 //! | operation | aarch64-paging | page_table_multiarch | x86_64 | page-table-generic |
 //! |---|---|---|---|---|
@@ -46,7 +46,7 @@ pub static PEERS: &[Peer] = &[
     generic::PEER,
 ];
 
-/// A crate, and what it can do.
+/// A crate, and the operations that it has.
 #[derive(Debug)]
 pub struct Peer {
     /// Its name in the registry.
@@ -67,13 +67,13 @@ pub struct Peer {
     pub split: Option<Way>,
     /// Whether unmapping frees the tables that it empties.
     pub frees_tables: bool,
-    /// What it does otherwise than Slat: the reasons beside a ratio.
+    /// Differences from Slat, which explain a ratio of results.
     pub notes: &'static str,
     new: fn(Memory) -> Result<Box<dyn Tables>, String>,
 }
 
 impl Peer {
-    /// Empty tables in `memory`.
+    /// Makes empty tables in `memory`.
     ///
     /// # Errors
     /// If the memory has no room for the root.
@@ -101,7 +101,7 @@ pub enum Leaf {
 }
 
 impl Leaf {
-    /// Bytes that a leaf maps.
+    /// Returns the bytes that a leaf maps.
     pub const fn bytes(self) -> u64 {
         match self {
             Self::Page4K => 4 << 10,
@@ -113,10 +113,10 @@ impl Leaf {
 /// Tables of one of the crates, which no CPU has loaded.
 ///
 /// Addresses and sizes are in bytes and multiples of the leaf's size; ranges are not empty, within
-/// [`Peer::address_bits`], and host addresses below 1 << 48. Everything else is refused before the
-/// crate sees it, and so is what the crate would answer by a panic. After any other error a part of
-/// the range may have changed. What a hole in the range does to protecting and unmapping is the
-/// crate's own: it is skipped or refused.
+/// [`Peer::address_bits`], and host addresses below 1 << 48. All other calls are refused before the
+/// crate sees them, and so are calls on which the crate would panic. After any other error a part
+/// of the range may have changed. Each crate decides whether a protect or an unmap skips or refuses
+/// a hole in the range.
 pub trait Tables {
     /// Maps a range, readable, writable and executable, in one call of the crate.
     ///
@@ -156,25 +156,26 @@ pub trait Tables {
         Err("the crate does not split a block that stays mapped".into())
     }
 
-    /// Looks each of `addresses` up: the sum of the host addresses, plus 1 for each writable one.
-    /// The look-ups do not depend on each other. Addresses are within [`Peer::address_bits`], which
-    /// not every crate tests: one beyond may be taken for another.
+    /// Looks up each of `addresses`; returns the sum of the host addresses, plus 1 for each
+    /// writable one. The look-ups do not depend on each other. Addresses are within
+    /// [`Peer::address_bits`], which not every crate tests: an address beyond may alias another.
     ///
     /// # Errors
     /// An address is not mapped.
     fn lookup_all(&self, addresses: &[u64]) -> Result<u64, String>;
 
-    /// What is mapped in a range, in order, neighbours of one kind merged. For checks: not quick.
+    /// Returns the leaves of a range, in order, with neighbours of one kind merged. For checks: it
+    /// is slow.
     ///
     /// # Errors
     /// Bad ranges.
     fn leaves(&self, gpa: u64, bytes: u64) -> Result<Vec<Run>, String>;
 
-    /// Table frames that are left.
+    /// Returns the number of free table frames.
     fn frames_left(&self) -> usize;
 }
 
-/// Refuses what not all of the crates refuse by themselves.
+/// Refuses calls that not all of the crates refuse by themselves.
 fn check(gpa: u64, bytes: u64, leaf: Leaf, address_bits: u32) -> Result<(), String> {
     let size = leaf.bytes();
     if bytes == 0 || !gpa.is_multiple_of(size) || !bytes.is_multiple_of(size) {
@@ -192,13 +193,13 @@ fn check_both(gpa: u64, hpa: u64, bytes: u64, leaf: Leaf, address_bits: u32) -> 
     check(hpa, bytes, leaf, memory::HOST_BITS)
 }
 
-/// `gpa..gpa + bytes` in steps, with the offset of each.
+/// Returns `gpa..gpa + bytes` in steps, with the offset of each.
 fn steps(gpa: u64, bytes: u64, step: u64) -> impl Iterator<Item = (u64, u64)> {
     (0..bytes).step_by(step as usize).map(move |offset| (gpa + offset, offset))
 }
 
-/// The parts in which a range is given to a crate that would else choose leaves of 1 GiB, which
-/// [`Leaf`] does not have.
+/// Returns the parts in which a range is given to a crate that would otherwise choose leaves of 1
+/// GiB, which [`Leaf`] does not have.
 fn below_1g(gpa: u64, bytes: u64) -> impl Iterator<Item = (u64, u64, u64)> {
     const PART: u64 = 512 << 20;
     steps(gpa, bytes, PART).map(move |(at, offset)| (at, offset, PART.min(bytes - offset)))

@@ -7,19 +7,20 @@ use std::ptr::{self, NonNull};
 /// Bytes of a frame.
 pub(crate) const FRAME: usize = 4096;
 
-/// Host addresses, those of tables included, are below 1 << this: the least of the formats.
+/// Host addresses, including those of tables, are below 1 << this, the smallest limit of the
+/// formats.
 pub(crate) const HOST_BITS: u32 = 48;
 
 /// Frames of 4 KiB, whose physical address is their virtual one.
 ///
-/// Frames that were never used go out in ascending order, those given back last in, first out: the
-/// list of them is within the frames. Nothing is zeroed here, because most of the crates do that
-/// themselves, and zeroing twice would be timed.
+/// Frames that were never used are handed out in ascending order; frames that were given back are
+/// handed out last in, first out, from a list inside the frames. Nothing is zeroed here, because
+/// most of the crates do that themselves, and a second pass would be timed.
 #[derive(Debug)]
 pub struct Memory {
     next: usize,
     end: usize,
-    /// The frame given back last, whose first word is the one before; 0 for none.
+    /// The frame given back last, whose first word is the address of the one before; 0 for none.
     free: usize,
     free_count: usize,
 }
@@ -27,7 +28,7 @@ pub struct Memory {
 impl Memory {
     const NONE: Self = Self { next: 0, end: 0, free: 0, free_count: 0 };
 
-    /// Takes `bytes` at `start` as frames, whatever they hold.
+    /// Takes `bytes` at `start` as frames, with any content.
     ///
     /// # Safety
     /// Until this and the tables made of it are dropped, the bytes stay allocated, readable and
@@ -47,13 +48,13 @@ impl Memory {
         Ok(Self { next, end, free: 0, free_count: 0 })
     }
 
-    /// A frame of any content, if one is left.
+    /// Takes a frame with any content, if one is left.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<usize> {
         if self.free != 0 {
             let frame = self.free;
-            // SAFETY: what is on the list is a frame of this memory, of which `give` has written
-            // the first word, and which nobody has used since.
+            // SAFETY: a frame on the list is one of this memory; `give` has written its first word,
+            // and nothing has used it since.
             self.free = unsafe { at(frame).cast::<usize>().read() };
             self.free_count -= 1;
             return Some(frame);
@@ -71,18 +72,18 @@ impl Memory {
     /// The frame came from `take` of this memory, was not given back since, and is not used again.
     #[inline]
     pub(crate) unsafe fn give(&mut self, frame: usize) {
-        // SAFETY: a frame of this memory is writable and aligned, and nobody else uses it now.
+        // SAFETY: a frame of this memory is writable and aligned, and nothing else uses it now.
         unsafe { at(frame).cast::<usize>().write(self.free) };
         self.free = frame;
         self.free_count += 1;
     }
 
-    /// Frames that are left.
+    /// Returns the number of frames that are left.
     pub(crate) fn left(&self) -> usize {
         (self.end - self.next) / FRAME + self.free_count
     }
 
-    /// Does `work` while [`Lent`] hands out this memory on the thread.
+    /// Does `work` while [`Lent`] hands out this memory on this thread.
     #[inline]
     pub(crate) fn lend<R>(&mut self, work: impl FnOnce() -> R) -> R {
         let _return = Return::swapped(self);
@@ -90,7 +91,8 @@ impl Memory {
     }
 }
 
-/// Where a frame is seen: addresses are virtual ones, of memory that was exposed.
+/// Returns a pointer to a frame: addresses are virtual ones, of memory whose provenance was
+/// exposed.
 #[inline]
 pub(crate) fn at(frame: usize) -> *mut u8 {
     ptr::with_exposed_provenance_mut(frame)
@@ -100,8 +102,7 @@ thread_local! {
     static LENT: RefCell<Memory> = const { RefCell::new(Memory::NONE) };
 }
 
-/// The memory that an operation on this thread is lent, for crates whose allocator has no state of
-/// its own.
+/// The memory that is lent to an operation on this thread, for crates whose allocator has no state.
 #[derive(Clone, Copy)]
 pub(crate) struct Lent;
 

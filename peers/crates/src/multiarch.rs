@@ -47,13 +47,13 @@ impl PagingMetaData for Levels {
 
 impl PagingHandler for Lent {
     fn alloc_frames(num: usize, _: usize) -> Option<PhysAddr> {
-        // Tables are single frames, and every frame is as aligned as one.
+        // Tables are single frames, and every frame has the alignment of a frame.
         if num == 1 { Lent::take().map(PhysAddr::from) } else { None }
     }
 
     fn dealloc_frames(frame: PhysAddr, _: usize) {
-        // SAFETY: the crate gives back what `alloc_frames` gave, which are single frames, once.
-        // The memory lent is the same one: each table works with its own.
+        // SAFETY: the crate gives back what `alloc_frames` gave, which are single frames, once. It
+        // is the same memory that is lent: each table works with its own.
         unsafe { Lent::give(frame.as_usize()) };
     }
 
@@ -66,7 +66,7 @@ type Cursor<'a> = PageTable64Cursor<'a, Levels, X64PTE, Lent>;
 
 struct Multiarch {
     memory: Memory,
-    /// Never dropped: the memory is the caller's, so that nothing has to be freed.
+    /// Never dropped: the caller owns the memory, so nothing has to be freed.
     table: ManuallyDrop<PageTable64<Levels, X64PTE, Lent>>,
 }
 

@@ -1,13 +1,13 @@
-//! What tables map, in a form that two of them can be compared by.
+//! The leaves of tables, in a form in which those of two tables can be compared.
 
 use crate::steps;
 
 /// Leaves of one size and kind that follow each other in the guest and in the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Where it begins in the guest.
+    /// Its first guest address.
     pub gpa: u64,
-    /// Where it begins in the host.
+    /// Its first host address.
     pub hpa: u64,
     /// Its bytes.
     pub bytes: u64,
@@ -17,7 +17,7 @@ pub struct Run {
     pub writable: bool,
 }
 
-/// Appends `next`, to the last run if it goes on there.
+/// Appends `next`, or merges it with the last run if it continues that one.
 pub(crate) fn push(runs: &mut Vec<Run>, next: Run) {
     match runs.last_mut() {
         Some(last)
@@ -31,8 +31,8 @@ pub(crate) fn push(runs: &mut Vec<Run>, next: Run) {
     }
 }
 
-/// The runs of a range, for a crate that only answers where one address leads: to which host
-/// address, by a leaf of which size, writable or not.
+/// Returns the runs of a range, for a crate that can only look up single addresses: the host
+/// address, the size of the leaf, and whether it is writable.
 pub(crate) fn by_queries(
     gpa: u64,
     bytes: u64,

@@ -1,4 +1,4 @@
-//! All crates against one flat model.
+//! Compares all crates with one flat model.
 
 use crate::{Leaf, Memory, PEERS, Peer, Tables};
 use std::alloc::{Layout, alloc, dealloc};
@@ -12,7 +12,7 @@ const HOST: u64 = 8 << 30;
 pub(crate) struct Pages(NonNull<u8>, Layout);
 
 impl Pages {
-    /// `count` frames, none of them zeroed.
+    /// Allocates `count` frames, none of them zeroed.
     pub(crate) fn new(count: usize) -> Self {
         let layout = Layout::from_size_align(count * 4096, 4096).unwrap();
         // SAFETY: the layout is not empty.
@@ -22,7 +22,7 @@ impl Pages {
         Self(start, layout)
     }
 
-    /// All of them as table memory, for one user at a time.
+    /// Returns all of them as table memory, for one user at a time.
     pub(crate) fn memory(&self) -> Memory {
         // SAFETY: tests drop the tables before the pages, and make one memory at a time.
         unsafe { Memory::new(self.0, self.1.size()) }.unwrap()
@@ -59,7 +59,7 @@ fn leaf_sizes(tables: &dyn Tables, gpa: u64, bytes: u64) -> Vec<u64> {
     sizes
 }
 
-/// Does `test` with fresh tables of each crate.
+/// Runs `test` with new tables of each crate.
 fn with_each(frames: usize, test: impl Fn(&Peer, &mut dyn Tables)) {
     for peer in PEERS {
         let pages = Pages::new(frames);
@@ -124,7 +124,7 @@ fn an_unmapped_range_is_gone_and_so_are_its_tables_where_the_crate_frees_them() 
             assert_eq!(seen(tables, 0, 16 * MIB), expected, "{}", peer.name);
             let freed = if peer.frees_tables && leaf == Leaf::Page4K { 4 } else { 0 };
             assert_eq!(tables.frames_left(), left + freed, "{}", peer.name);
-            // What was freed serves again, whatever the free list wrote into it.
+            // Freed frames are used again, although the free list has written to them.
             tables.map_each(4 * MIB, HOST, 8 * MIB, leaf).unwrap();
             expected.extend(model(4 * MIB, HOST, 8 * MIB, true));
             assert_eq!(seen(tables, 0, 16 * MIB), expected, "{}", peer.name);
@@ -164,7 +164,7 @@ fn a_sum_of_lookups_is_that_of_the_model() {
         let (hpa, writable) = (2 * HOST + 0x5_6789, false);
         assert_eq!(model[&0x45_6000], (hpa & !0xfff, writable), "{}", peer.name);
         tables.lookup_all(&[0, 8 * MIB]).unwrap_err();
-        // Not a panic, whatever it is.
+        // This must not panic; any result is right.
         let _ = tables.lookup_all(&[u64::MAX, 1 << 63, 1 << peer.address_bits]);
     });
 }
@@ -281,7 +281,7 @@ fn any_sequence_does_what_the_model_does_or_is_refused() {
             let hpa = HOST + (below(64) << 21);
             let kind = below(4) as usize;
             let result = match kind {
-                // Over mappings is another test's.
+                // Maps over leaves have a test of their own.
                 0 if expected.range(gpa..end).next().is_some() => continue,
                 0 if below(2) == 0 => tables.map_range(gpa, hpa, bytes, leaf),
                 0 => tables.map_each(gpa, hpa, bytes, leaf),

@@ -42,7 +42,7 @@ const BLOCK: u64 = Leaf::Block2M.bytes();
 
 struct Identity;
 
-// SAFETY: tables are in frames of `Memory`, which are where their address says.
+// SAFETY: tables are in frames of `Memory`, which are at their address.
 unsafe impl PageTableFrameMapping for Identity {
     #[inline]
     fn frame_to_pointer(&self, frame: PhysFrame) -> *mut PageTable {
@@ -73,14 +73,15 @@ struct X86 {
 impl X86 {
     fn new(mut memory: Memory) -> Result<Self, String> {
         let root = memory.take().ok_or("no memory for the root")?;
-        // SAFETY: the frame is writable memory of this size that nobody else uses, and zeroes are
-        // a table. The reference stays in here, beside the memory that outlives both.
+        // SAFETY: the frame is writable memory of this size that nothing else uses, and zeroes are
+        // a table. The reference stays in this value, together with the memory, which outlives
+        // both.
         let root = unsafe {
             at(root).write_bytes(0, FRAME);
             &mut *at(root).cast::<PageTable>()
         };
         // SAFETY: an empty root is a whole hierarchy; tables below it will be frames of this
-        // memory, and those are where their address says.
+        // memory, which are at their address.
         let tables = unsafe { MappedPageTable::new(root, Identity) };
         Ok(Self { memory, tables })
     }
@@ -92,7 +93,7 @@ impl X86 {
         let Self { memory, tables } = self;
         for (gpa, offset) in steps(gpa, bytes, S::SIZE) {
             let frame = PhysFrame::<S>::containing_address(PhysAddr::new_truncate(hpa + offset));
-            // SAFETY: no CPU has the tables, so that no memory is reached by them.
+            // SAFETY: no CPU has loaded the tables, so they give access to no memory.
             unsafe { tables.map_to(page::<S>(gpa), frame, RAM, memory) }
                 .map_err(|error| format!("{gpa:#x}: {error:?}"))?
                 .ignore();
@@ -106,7 +107,7 @@ fn page<S: PageSize>(gpa: u64) -> Page<S> {
     Page::containing_address(VirtAddr::new_truncate(gpa))
 }
 
-/// Whether a block at `gpa` is wholly within a range that ends at `end`.
+/// Returns whether a block at `gpa` is wholly within a range that ends at `end`.
 fn whole_block(gpa: u64, end: u64) -> bool {
     gpa.is_multiple_of(BLOCK) && end - gpa >= BLOCK
 }
@@ -125,8 +126,8 @@ impl Tables for X86 {
         let tables = &mut self.tables;
         let (mut gpa, end) = (gpa, gpa + bytes);
         while gpa < end {
-            // As a page first: the call for blocks makes a block of a table.
-            // SAFETY: no CPU has the tables, so that no memory is reached by them.
+            // Tries a page first, because the call for blocks turns a table into a block. SAFETY:
+            // no CPU has loaded the tables, so they give access to no memory.
             let done = match unsafe { tables.update_flags(page::<Size4KiB>(gpa), READ_ONLY) } {
                 Ok(flush) => {
                     flush.ignore();
@@ -217,7 +218,8 @@ mod tests {
         x86.protect_range(BLOCK, BLOCK).unwrap();
         let mut table = x86.tables.level_4_table();
         for _ in 0..2 {
-            // SAFETY: the entry leads to a table in the memory of `pages`, which nobody changes.
+            // SAFETY: the entry leads to a table in the memory of `pages`, which nothing changes
+            // meanwhile.
             table = unsafe { &*at(table[0].addr().as_u64() as usize).cast() };
         }
         assert_eq!(table[0].flags(), Flags::PRESENT | Flags::WRITABLE);
@@ -225,7 +227,7 @@ mod tests {
         assert_eq!(block, 0x8000_0000 | 1 | 1 << 7);
     }
 
-    /// What [`PEER`] notes: if it fails with a later version, the note can go.
+    /// Shows what [`PEER`] notes: if this fails with a later version, remove the note.
     #[test]
     fn a_page_refused_within_a_read_only_block_leaves_the_block_writable() {
         let pages = Pages::new(8);

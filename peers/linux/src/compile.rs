@@ -1,4 +1,4 @@
-//! From a tree to a program.
+//! Compilation of a tree to a program.
 
 use crate::{Error, Tree};
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ macro_rules! ours {
     ($($file:literal),* $(,)?) => { [$(($file, include_str!(concat!("../helper/", $file)))),*] };
 }
 
-/// The kernel of ours, and the driver.
+/// The files of the stub kernel, and of the driver.
 const OURS: [(&str, &str); 13] = ours!(
     "walks.c",
     "callers.c",
@@ -28,10 +28,10 @@ const OURS: [(&str, &str); 13] = ours!(
     "shim/linux/types.h",
 );
 
-/// Each is compiled on its own, as in the kernel: nothing is inlined across.
+/// Each is compiled separately, as in the kernel: nothing is inlined across them.
 const UNITS: [&str; 4] = ["walks.c", "callers.c", "machine.c", "driver.c"];
 
-/// As Linux is compiled, where it matters.
+/// The flags of Linux that matter here.
 const FLAGS: [&str; 9] = [
     "-O2",
     "-std=gnu11",
@@ -44,7 +44,7 @@ const FLAGS: [&str; 9] = [
     "-w",
 ];
 
-/// Which program is wanted.
+/// The variant of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Build {
     /// Log2 of the granule: 12, 14 or 16.
@@ -55,11 +55,11 @@ pub struct Build {
     pub fwb: bool,
     /// Whether walks of live tables count as shared with others.
     pub shared: bool,
-    /// Whether it counts; such a program's times say nothing.
+    /// Whether it counts operations; the times of such a program mean nothing.
     pub count: bool,
 }
 
-/// `CC`, with what may follow it.
+/// `CC`, with its arguments.
 #[derive(Debug)]
 struct Compiler {
     program: String,
@@ -74,18 +74,18 @@ impl Compiler {
     }
 }
 
-/// A folder in which programs are built; it goes with this value.
+/// A folder in which programs are built; it is removed when this is dropped.
 #[derive(Debug)]
 pub struct Workshop {
     folder: TempDir,
     compiler: Compiler,
-    /// Which compiler that is, in its own words.
+    /// The compiler's own description of its version.
     version: String,
     built: HashMap<(u64, Build), PathBuf>,
 }
 
 impl Workshop {
-    /// A new folder, with our files in it. The compiler is `CC`, or `cc`.
+    /// Makes a new folder with the files of the stub kernel. The compiler is `CC`, or `cc`.
     ///
     /// # Errors
     /// [`Error::NoCompiler`], or the folder cannot be made.
@@ -110,20 +110,20 @@ impl Workshop {
         Ok(Self { folder, compiler, version, built: HashMap::new() })
     }
 
-    /// The compiler, in its own words.
+    /// Returns the compiler's own description of its version.
     pub fn compiler(&self) -> &str {
         &self.version
     }
 
-    /// Where it is.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The program of a tree; built once.
+    /// Returns the program of a tree, which is built once.
     ///
     /// # Errors
-    /// [`Error::DoesNotCompile`], with what the compiler says.
+    /// [`Error::DoesNotCompile`], with the compiler's messages.
     pub fn build(&mut self, tree: &Tree, how: Build) -> Result<PathBuf, Error> {
         let key = (tree.id, how);
         if let Some(program) = self.built.get(&key) {
@@ -157,7 +157,7 @@ impl Workshop {
     fn command(&self, tree: &Tree, how: Build, folder: &Path) -> Command {
         let mut command = self.compiler.command();
         command.args(FLAGS).args(&tree.defines);
-        // What distributions add, and Linux does not.
+        // Turns off an option that distributions add, and Linux does not.
         if cfg!(target_arch = "x86_64") {
             command.arg("-fcf-protection=none");
         }
@@ -168,7 +168,8 @@ impl Workshop {
         if how.count {
             command.arg("-DSLAT_COUNT");
         }
-        // Ours first: the tree's headers ask for the kernel's by the same names.
+        // The stub kernel's headers come first: the tree's headers include the kernel's by the same
+        // names.
         command.arg("-I").arg(self.ours().join("shim")).arg("-I").arg(folder);
         command
     }

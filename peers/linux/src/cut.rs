@@ -1,18 +1,19 @@
-//! Cutting functions out of a C file, so that its callers of the walks can be compiled without the
+//! Cuts functions out of a C file, so that its callers of the walks can be compiled without the
 //! rest of it.
 
-/// The definition of `name`, from its first word to its closing brace; comments before it are left.
+/// Returns the definition of `name`, from its first word to its closing brace, without comments
+/// before it.
 pub fn function<'s>(source: &'s str, name: &str) -> Option<&'s str> {
     items(source).into_iter().find(|item| defines(item, name))
 }
 
-/// The definition of the macro `name`, with the lines that it goes on in.
+/// Returns the definition of the macro `name`, with its continuation lines.
 pub fn directive<'s>(source: &'s str, name: &str) -> Option<&'s str> {
     let at = source.find(&format!("#define {name}("))?;
     Some(&source[at..after_directive(source, at)])
 }
 
-/// Whether an item is a function of that name: the name, parameters, a body.
+/// Returns whether an item is a function of that name: the name, parameters, a body.
 fn defines(item: &str, name: &str) -> bool {
     let Some(body) = item.find('{') else { return false };
     let head = item[..body].trim_end();
@@ -22,8 +23,8 @@ fn defines(item: &str, name: &str) -> bool {
     at > 0 && head[..at].ends_with(alone) && !head.contains('=') && head.ends_with(')')
 }
 
-/// The items of a file: what stands between semicolons and closing braces outside of all braces.
-/// Comments, strings and preprocessor lines are no part of that.
+/// Returns the items of a file: the text between semicolons and closing braces outside of all
+/// braces, without comments, strings and preprocessor lines.
 fn items(source: &str) -> Vec<&str> {
     let bytes = source.as_bytes();
     let mut items = Vec::new();
@@ -49,7 +50,8 @@ fn items(source: &str) -> Vec<&str> {
                 at + 1
             }
         };
-        // A directive between items ends what looked like the beginning of one: a macro's use.
+        // A directive between items ends what looked like the beginning of an item: it was the use
+        // of a macro.
         if bytes[at] == b'#' && depth == 0 && begins_line(bytes, at) {
             start = None;
         }
@@ -67,7 +69,7 @@ fn after(source: &str, at: usize, end: &str) -> usize {
     source[at..].find(end).map_or(source.len(), |found| at + found + end.len())
 }
 
-/// The end of a preprocessor line, with those that it goes on in.
+/// Returns the end of a preprocessor line, with its continuation lines.
 fn after_directive(source: &str, at: usize) -> usize {
     let mut end = after(source, at, "\n");
     while source[..end].ends_with("\\\n") {

@@ -1,4 +1,4 @@
-//! Edits to a tree's copy: those of their steps that are of the files which are compiled here.
+//! Edits to a copy of a tree: only those steps that change files which are compiled here.
 
 use crate::tree::{HEADER_FOLDER, PGTABLE, next_id};
 use crate::{Error, Tree};
@@ -28,7 +28,7 @@ impl Files for Tree {
 }
 
 impl Tree {
-    /// A copy with edits applied in their order; its name says so.
+    /// Returns a copy with edits applied in their order; its name lists them.
     ///
     /// # Errors
     /// [`Error::Edit`].

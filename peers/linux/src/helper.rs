@@ -1,4 +1,4 @@
-//! A running program of a tree, and what it is asked.
+//! A running program of a tree, and its commands.
 
 use crate::Error;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -34,13 +34,13 @@ impl Prot {
     }
 }
 
-/// What a helper does. Addresses and sizes are bytes.
+/// Operation of a helper. Addresses and sizes are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those that their names say")]
 pub enum Op {
     /// Empty tables.
     Reset,
-    /// Maps by leaves of a size, as tables that nobody else walks; table pages are at hand.
+    /// Maps by leaves of one size, in tables that no other walker uses; table pages are at hand.
     Build { start: u64, size: u64, host: u64, leaf: u64, prot: Prot },
     /// Brings the first bytes of table memory into the caches.
     Warm { bytes: u64 },
@@ -54,8 +54,8 @@ pub enum Op {
     Split { start: u64, size: u64, chunk: u64 },
     /// Write-protects.
     Protect { start: u64, size: u64 },
-    /// Clears the log, 64 pages at a time: protects what each word of it names, as its hull, and
-    /// splits it by `chunk` unless that is 0.
+    /// Clears the log, 64 pages at a time: protects the range that spans the pages of each word,
+    /// and splits it by `chunk` unless that is 0.
     Clear { start: u64, size: u64, word: u64, chunk: u64 },
     /// Tests and clears accessed bits, in one walk or page by page.
     Age { start: u64, size: u64, each: bool },
@@ -63,10 +63,10 @@ pub enum Op {
     Relax { start: u64, size: u64, prot: Prot },
     /// An access fault on each page.
     Young { start: u64, size: u64 },
-    /// Looks up the addresses that it was given; `found` is the sum of the host addresses, and one
-    /// for each that may be written.
+    /// Looks up the addresses of [`Helper::addresses`]; `found` is the sum of the host addresses,
+    /// plus one for each that may be written.
     Lookup,
-    /// Cleans the caches of what is mapped.
+    /// Cleans the caches of mapped memory.
     Flush { start: u64, size: u64 },
 }
 
@@ -99,23 +99,23 @@ impl fmt::Display for Op {
     }
 }
 
-/// What an operation took.
+/// Time and results of an operation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
     /// Time on a CPU.
     pub seconds: f64,
-    /// Young pages or walks, or the sum of what was looked up.
+    /// Young pages or walks, or the sum of a look-up.
     pub found: u64,
-    /// Exact counts, where the program counts; by name.
+    /// Exact counts by name, if the program counts.
     pub counts: Vec<(String, u64)>,
 }
 
-/// A leaf descriptor, or as many as follow each other in both addresses.
+/// One leaf descriptor, or several that follow each other in both addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The first leaf.
     pub first: Leaf,
-    /// How many; the address in each descriptor is greater by the size than that before.
+    /// Number of leaves; the address in each descriptor is greater by the size than the one before.
     pub count: u64,
 }
 
@@ -124,7 +124,7 @@ pub struct Run {
 pub struct Leaf {
     /// The guest address it translates.
     pub gpa: u64,
-    /// How many bytes from there.
+    /// Its size, in bytes.
     pub size: u64,
     /// The descriptor.
     pub raw: u64,
@@ -135,7 +135,7 @@ pub struct Leaf {
 pub struct Helper {
     tree: String,
     child: Child,
-    /// Nothing once the helper is being ended.
+    /// `None` once the helper is being ended.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
     huge_bytes: u64,
@@ -143,7 +143,7 @@ pub struct Helper {
 }
 
 impl Helper {
-    /// Starts a program with so many bytes of memory for tables. `stop` ends waiting for it.
+    /// Starts a program with `table_bytes` bytes of memory for tables. `stop` ends waiting for it.
     ///
     /// # Errors
     /// It does not start, or the machine has not that much memory.
@@ -154,7 +154,7 @@ impl Helper {
         stop: Arc<AtomicBool>,
     ) -> Result<Self, Error> {
         let mut command = Command::new(program);
-        // A group of its own: Ctrl-C is for the command, which then ends its helpers.
+        // A process group of its own: Ctrl-C goes to the command, which then ends its helpers.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut child =
             command.spawn().map_err(Error::io(format!("cannot start the helper of {tree}")))?;
@@ -168,7 +168,7 @@ impl Helper {
         Ok(helper)
     }
 
-    /// Does it.
+    /// Does one operation.
     ///
     /// # Errors
     /// [`Error::Refused`] by the tree's own code; [`Error::Helper`] if it warned, ended, or did not
@@ -177,12 +177,12 @@ impl Helper {
         self.ask(&op.to_string(), &[])
     }
 
-    /// Bytes of its memory that huge pages back.
+    /// Returns the bytes of its memory that huge pages back.
     pub fn huge_bytes(&self) -> u64 {
         self.huge_bytes
     }
 
-    /// Hands over addresses that are to be looked up.
+    /// Sends the addresses for [`Op::Lookup`].
     ///
     /// # Errors
     /// As [`Helper::call`].
@@ -191,7 +191,7 @@ impl Helper {
         self.ask(&format!("addresses {}", addresses.len()), &bytes).map(drop)
     }
 
-    /// The leaves of a range, in ascending order.
+    /// Returns the leaves of a range, in ascending order.
     ///
     /// # Errors
     /// As [`Helper::call`].
@@ -233,7 +233,7 @@ impl Helper {
     fn say(&mut self, line: &str, bytes: &[u8]) -> Result<(), Error> {
         let mut text = format!("{line}\n").into_bytes();
         text.extend(bytes);
-        // A pipe that can be written to takes so much without waiting.
+        // A pipe that is ready for writing takes this much without blocking.
         for part in text.chunks(4096) {
             self.wait(line, PollFlags::OUT)?;
             let written = self.input.as_mut().map(|input| input.write_all(part));
@@ -244,7 +244,7 @@ impl Helper {
         Ok(())
     }
 
-    /// The next line, waited for while nobody pressed Ctrl-C.
+    /// Waits for the next line, until Ctrl-C is pressed.
     fn hear(&mut self, asked: &str) -> Result<String, Error> {
         if self.output.buffer().is_empty() {
             self.wait(asked, PollFlags::IN)?;
@@ -256,8 +256,8 @@ impl Helper {
         }
     }
 
-    /// Until the helper listens, or says something. One that takes too long is not asked again: its
-    /// late answer would be taken for another's.
+    /// Waits until the helper reads, or has written something. A helper that takes too long gets no
+    /// further command: its late answer would be taken for the answer to that.
     fn wait(&mut self, asked: &str, wanted: PollFlags) -> Result<(), Error> {
         let begin = Instant::now();
         loop {
@@ -285,7 +285,7 @@ impl Helper {
         }
     }
 
-    /// Its pipes are closed: it has ended, or is about to.
+    /// Ends a helper whose pipes are closed: it has ended, or is about to.
     fn ended(&mut self, asked: &str) -> Error {
         self.input = None;
         let begin = Instant::now();
@@ -343,8 +343,8 @@ mod tests {
         assert_eq!(parsed("1.0 visits"), None);
     }
 
-    /// A program that is being written cannot be executed, nor while another test's child, forked
-    /// at that moment, still has it open.
+    /// A program cannot be executed while it is being written, or while the forked child of another
+    /// test still has it open.
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
     fn script(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {

@@ -1,14 +1,15 @@
 //! Linux's own stage-2 page-table code for arm64, in user space.
 //!
 //! [`Tree`] is a Linux source tree on this machine. Its `arch/arm64/kvm/hyp/pgtable.c` is compiled
-//! as it is, with the callers around it cut out of `mmu.c` and `kvm_main.c`, against a kernel of
-//! our own that has no more than they ask for ([`Workshop`]). The program that comes of it keeps
-//! one guest's tables and obeys a pipe ([`Helper`]). [`Edits`] change a tree's copy before that
+//! unchanged, with its callers cut out of `mmu.c` and `kvm_main.c`, against a stub kernel that has
+//! only what they need ([`Workshop`]). The resulting program keeps one guest's tables and takes
+//! commands from a pipe ([`Helper`]). [`Edits`] change a copy of the tree before that
 //! ([`Tree::with`]).
 //!
-//! What such a figure says: the software's own work, atomic instructions included, compiled by this
-//! machine's compiler for this machine's CPU. What it does not say: invalidations, barriers for a
-//! walker, cache maintenance and locks are counted and not executed, and no other CPU is there.
+//! A measurement has the software's own work, including atomic instructions, compiled by this
+//! machine's compiler for this machine's CPU. It does not have invalidations, barriers for a
+//! walker, cache maintenance and locks, which are counted and not executed, nor effects of other
+//! CPUs.
 //!
 //! Nothing of Linux is part of this crate.
 
@@ -25,17 +26,17 @@ pub use tree::Tree;
 
 use std::path::PathBuf;
 
-/// Why a tree's code cannot be used, and what to do.
+/// Reason why a tree's code cannot be used, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no tree, or it lacks what is needed.
+    /// There is no tree, or it lacks a file that is needed.
     #[error(
         "{}: {missing} is missing; give the top folder of a Linux source tree, such as linux-source-6.12 \
          unpacked",
         path.display()
     )]
     NoTree {
-        /// Where it was looked for.
+        /// The path that was searched.
         path: PathBuf,
         /// The file.
         missing: String,
@@ -49,7 +50,7 @@ pub enum Error {
     UnknownVersion {
         /// The tree.
         path: PathBuf,
-        /// What its Makefile says.
+        /// The version in its Makefile.
         version: String,
     },
     /// A function that calls the walks is not in the file where it is expected.
@@ -73,9 +74,9 @@ pub enum Error {
     DoesNotCompile {
         /// The tree.
         tree: String,
-        /// Which of the files.
+        /// The file that does not compile.
         file: String,
-        /// What the compiler says, its beginning.
+        /// The beginning of the compiler's messages.
         messages: String,
     },
     /// An edit is not known, does not fit, or cannot be made here.
@@ -86,7 +87,7 @@ pub enum Error {
     Helper {
         /// The tree.
         tree: String,
-        /// What happened.
+        /// Description of the failure.
         what: String,
     },
     /// The tree's own code refused.
@@ -94,7 +95,7 @@ pub enum Error {
     Refused {
         /// The tree.
         tree: String,
-        /// What was asked.
+        /// The operation.
         operation: String,
         /// Linux's error number.
         errno: i32,
@@ -102,12 +103,12 @@ pub enum Error {
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,
-    /// The machine around it.
+    /// An error of the system.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         what: String,
-        /// Why it failed.
+        /// Reason why it failed.
         source: std::io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! A Linux source tree: its version, the files that are used, and where trees differ.
+//! A Linux source tree: its version, the files that are used, and the differences between trees.
 
 use crate::{Error, cut};
 use slat_kernel::Version;
@@ -11,7 +11,7 @@ const KVM_MAIN: &str = "virt/kvm/kvm_main.c";
 const HEADERS: [&str; 2] = ["kvm_pgtable.h", "stage2_pgtable.h"];
 pub(crate) const HEADER_FOLDER: &str = "arch/arm64/include/asm";
 
-/// The callers of the walks. The last two go by one name or the other.
+/// The callers of the walks. The last two have one of two names.
 const CALLERS: [(&str, &[&[&str]]); 2] = [
     (
         KVM_MAIN,
@@ -46,11 +46,11 @@ const CALLED: &str = "stage2_apply_range";
 /// The parts of a Linux source tree that are compiled, as text.
 #[derive(Clone, Debug)]
 pub struct Tree {
-    /// Tells it from all others of the process, of whatever name.
+    /// Identifies it among all trees of the process, also those of the same name.
     pub(crate) id: u64,
-    /// What results call it.
+    /// Its name in results.
     pub name: String,
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Its version.
     pub version: Version,
@@ -59,7 +59,7 @@ pub struct Tree {
     pub(crate) headers: Vec<(&'static str, String)>,
     /// The callers.
     pub(crate) cut: String,
-    /// What the kernel of ours must be told about this tree.
+    /// Definitions that the stub kernel needs for this tree.
     pub(crate) defines: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What the guest meets, case by case.
+//! The cases: accesses of the guest, and the exits that they must cause.
 
 use crate::machine::{Machine, Memory, Serial, end};
 use crate::svm::{self, Does, EXIT_NPF, EXIT_VMMCALL, Exit, GUEST_TABLES, VMMCALL};
@@ -26,7 +26,8 @@ const PUSHED: u64 = 0xc000;
 /// 5.4: accessed and dirty in a leaf, accessed in a table.
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
-/// 15.25.6: of EXITINFO1, the bits of a page fault's error code, U always, and where the fault was.
+/// 15.25.6: bits of EXITINFO1: those of a page fault's error code, of which U is always set, and
+/// the place of the fault.
 const PRESENT: u64 = 1 << 0;
 const WRITE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
@@ -36,7 +37,7 @@ const GUEST_WALK: u64 = 1 << 33;
 
 type GuardOf<'t, 'p> = Guard<'t, 'p, Npt1G, Machine>;
 
-/// A guest, its tables' root, and whether all was right so far.
+/// A guest, the root of its tables, and whether all cases were right so far.
 struct Bed<'p> {
     machine: &'p Machine,
     ncr3: u64,
@@ -53,7 +54,7 @@ impl Bed<'_> {
         svm::run(does, self.machine.take_stale())
     }
 
-    /// The guest did it; returns what it read.
+    /// Checks that the guest did the action; returns the value that it read.
     fn done(&mut self, what: &str, does: Does) -> u64 {
         let exit = self.run(does);
         if exit.code != EXIT_VMMCALL {
@@ -63,7 +64,7 @@ impl Bed<'_> {
         exit.rax
     }
 
-    /// The guest was stopped by a nested page fault at `gpa`.
+    /// Checks that a nested page fault at `gpa` stopped the guest.
     fn faults(&mut self, what: &str, does: Does, error: u64, gpa: u64) {
         let exit = self.run(does);
         let right = exit.code == EXIT_NPF && exit.info == [error, gpa];
@@ -73,7 +74,7 @@ impl Bed<'_> {
         self.says(what, right);
     }
 
-    /// The state in the leaf for `gpa`, if as many entries lead to it.
+    /// Returns the state in the leaf for `gpa`, if a walk to it has this number of entries.
     fn state(&self, gpa: u64, entries: usize) -> Option<u64> {
         let found = self.machine.entries(self.ncr3, gpa).enumerate().last();
         found.filter(|(n, _)| n + 1 == entries).map(|(_, leaf)| leaf & (ACCESSED | DIRTY))

@@ -10,11 +10,11 @@ use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slo
 
 global_asm!(include_str!("start.s"));
 
-/// Memory that hardware and this program share, at the address that it says.
+/// Memory that hardware and this program share, at its own physical address.
 #[repr(C, align(2097152))]
 pub struct Memory<const BYTES: usize>(UnsafeCell<[u8; BYTES]>);
 
-// SAFETY: one CPU runs one program; nobody holds a reference into it.
+// SAFETY: one CPU runs one program, which holds no reference into it.
 unsafe impl<const BYTES: usize> Sync for Memory<BYTES> {}
 
 impl<const BYTES: usize> Memory<BYTES> {
@@ -35,7 +35,7 @@ impl<const BYTES: usize> Memory<BYTES> {
 
     pub fn write(&self, at: u64, value: u64) {
         assert!(at.is_multiple_of(8) && at < BYTES as u64);
-        // SAFETY: aligned and inside, and nobody has a reference.
+        // SAFETY: aligned and inside, and no reference to it exists.
         unsafe { ((self.hpa() + at) as *mut u64).write_volatile(value) }
     }
 }
@@ -44,8 +44,9 @@ const PAGE: usize = 4096;
 const FRAMES: usize = 64;
 static TABLES: Memory<{ FRAMES * PAGE }> = Memory::new();
 
-/// Table pages from a piece of memory, which is never full and not used twice; an invalidation is a
-/// flush in the next VMRUN: INVLPGA knows no guest physical addresses (15.16, TLB control).
+/// The platform: takes table pages from a piece of memory that is large enough, and uses none
+/// twice. An invalidation is a flush in the next VMRUN, because INVLPGA takes no guest physical
+/// address (15.16, TLB control).
 pub struct Machine {
     used: AtomicUsize,
     stale: AtomicBool,
@@ -58,13 +59,13 @@ impl Machine {
         Self { used: AtomicUsize::new(0), stale: AtomicBool::new(false), grace }
     }
 
-    /// Whether the next entry has to flush.
+    /// Returns whether the next entry has to flush.
     pub fn take_stale(&self) -> bool {
         self.stale.swap(false, Ordering::Relaxed)
     }
 
-    /// The entries that hardware goes through for `gpa`, from the root down, by the manual's
-    /// figures alone.
+    /// Returns the entries that hardware reads for `gpa`, from the root down, computed only from
+    /// the manual's figures.
     pub fn entries(&self, ncr3: u64, gpa: u64) -> impl Iterator<Item = u64> {
         let mut table = Some(ncr3);
         [39, 30, 21, 12].into_iter().map_while(move |shift| {
@@ -77,16 +78,16 @@ impl Machine {
     }
 }
 
-// SAFETY: each frame is a page of `TABLES` of its own, at the address that it says, and stays.
-// Nothing is cached that a flush in the next VMRUN would not forget, and there is one CPU, on which
-// the guest does not run before that. `grace` is a field.
+// SAFETY: each frame is a page of `TABLES` of its own, at its own address, and stays. A flush in
+// the next VMRUN drops all cached translations, and the guest does not run on the only CPU before
+// that. `grace` is a field.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let frame = self.used.fetch_add(1, Ordering::Relaxed);
         if bytes != PAGE || frame >= FRAMES {
             return None;
         }
-        // SAFETY: a page, aligned, given to nobody else.
+        // SAFETY: a page, aligned, and not handed out before.
         unsafe { Frame::from_hpa(Hpa(TABLES.hpa() + (frame * PAGE) as u64)) }
     }
 

@@ -1,10 +1,10 @@
-//! Tables of `slat::format::npt` under a walker that is not Slat's: the nested paging of an x86
-//! CPU, which QEMU emulates. A guest of a few instructions reads, writes and executes through them,
-//! and what it met is held against the AMD64 manual, volume 2, 15.25.
+//! Tests tables of `slat::format::npt` with an independent walker: the nested paging of an x86 CPU,
+//! which QEMU emulates. A guest of a few instructions reads, writes and executes through them, and
+//! the results are compared with the AMD64 manual, volume 2, 15.25.
 //!
-//! Each line on the serial port says what was `right` or `wrong`. The program ends by QEMU's
-//! `isa-debug-exit`, whose status is 33 if all was right. Elsewhere than on the bare machine it
-//! does nothing.
+//! Each line on the serial port says whether a case was `right` or `wrong`. The program ends by
+//! QEMU's `isa-debug-exit`, with status 33 if all cases were right. On other targets than the bare
+//! machine it does nothing.
 //!
 //! ```text
 //! cargo build -p slat-walker-npt --target x86_64-unknown-none

@@ -1,9 +1,9 @@
-//! One vCPU: a VMCB (15.5.1, appendix B "VMCB Layout"), and what the guest runs.
+//! One vCPU: a VMCB (15.5.1, appendix B "VMCB Layout"), and the guest's code.
 
 use crate::machine::Memory;
 use core::arch::asm;
 
-/// Where the guest's own tables and code stand, in its memory.
+/// Address of the guest's own tables and code in its memory.
 pub const GUEST_TABLES: u64 = 0x1000;
 const CODE: u64 = 0x4000;
 /// `mov rax, [rdi]`, `mov [rdi], rsi` and `jmp rdi`, each with `vmmcall` behind it.
@@ -15,7 +15,7 @@ pub const VMMCALL: u64 = 0xd9_010f;
 pub const EXIT_VMMCALL: u64 = 0x81;
 pub const EXIT_NPF: u64 = 0x400;
 
-/// What the guest does, at a linear address that is its physical one.
+/// An action of the guest, at a linear address that equals the physical one.
 #[derive(Clone, Copy)]
 pub enum Does {
     Read(u64),
@@ -23,7 +23,7 @@ pub enum Does {
     Execute(u64),
 }
 
-/// How the guest stopped.
+/// The exit of the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Exit {
     pub code: u64,
@@ -34,7 +34,8 @@ pub struct Exit {
 static VMCB: Memory<4096> = Memory::new();
 static HOST_STATE: Memory<4096> = Memory::new();
 
-/// Puts the guest's code and its tables, 1 GiB as it is by pages of 2 MiB, into its memory.
+/// Writes the guest's code and its tables, an identity map of 1 GiB by pages of 2 MiB, to its
+/// memory.
 pub fn prepare<const BYTES: usize>(memory: &Memory<BYTES>) {
     memory.write(GUEST_TABLES, (GUEST_TABLES + 0x1000) | 3);
     memory.write(GUEST_TABLES + 0x1000, (GUEST_TABLES + 0x2000) | 3);
@@ -46,7 +47,7 @@ pub fn prepare<const BYTES: usize>(memory: &Memory<BYTES>) {
 pub fn create(ncr3: u64) {
     // MSR VM_HSAVE_PA.
     let (low, high) = (HOST_STATE.hpa() as u32, (HOST_STATE.hpa() >> 32) as u32);
-    // SAFETY: EFER.SVME is set, and the page is nobody's.
+    // SAFETY: EFER.SVME is set, and nothing else uses the page.
     unsafe { asm!("wrmsr", in("ecx") 0xc001_0117u32, in("eax") low, in("edx") high) }
     // All exceptions; HLT and shutdown; VMRUN and VMMCALL.
     VMCB.write(0x008, 0xffff_ffff | (1 << 24 | 1 << 31) << 32);

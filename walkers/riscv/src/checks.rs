@@ -1,4 +1,4 @@
-//! What is claimed of the tables, each by what the hart does with them.
+//! Checks of claims about the tables, each by the behaviour of the hart.
 
 use crate::machine::{
     CALL, FETCH_FAULT, FREE, Guest, LOAD_FAULT, Machine, Outcome, STORE_FAULT, end, load_root, say,
@@ -47,7 +47,7 @@ fn fault(cause: u64, gpa: u64) -> Outcome {
 }
 
 fn put(hpa: u64, value: u64) {
-    // SAFETY: memory that the guest's and these checks alone use.
+    // SAFETY: memory that only the guest and these checks use.
     unsafe { word(hpa).write_volatile(value) };
 }
 
@@ -83,9 +83,9 @@ impl Checks {
         }
     }
 
-    /// In tables of the mode. The guest uses the upper end of the lower half of its addresses:
-    /// every index is above 0, that of the root above 511. QEMU 7.2 takes the highest bit for a
-    /// sign.
+    /// Runs the checks in tables of the mode. The guest uses the upper end of the lower half of its
+    /// addresses: every index is above 0, and the root's is above 511. QEMU 7.2 takes the highest
+    /// address bit for a sign.
     fn run(mut self, machine: &Machine) -> u32 {
         let format = RiscV { widest: Mode::Sv57x4, ..Default::default() };
         let bits = self.mode.address_bits();
@@ -164,7 +164,7 @@ impl Checks {
         self.is("executable again, and no more", found, (Ok(0), fault(LOAD_FAULT, call)));
     }
 
-    /// Accessed and dirty: set by the hart, or by the answer to its fault.
+    /// Checks accessed and dirty, which the hart sets, or the handler of its fault.
     fn state(&mut self, guest: &Guest, guard: &mut In<'_, '_>, cache: &mut Cache<'_>) {
         let at = guest.code + 24 * K4;
         let page = range(at, K4);

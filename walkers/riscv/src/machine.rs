@@ -22,7 +22,7 @@ pub const CALL: u64 = 48;
 
 /// Memory that neither the program nor its tables use.
 pub const FREE: u64 = 0x8400_0000;
-/// Where frames for tables come from.
+/// The memory for table frames.
 const FRAMES: (u64, u64) = (0x8200_0000, 0x8300_0000);
 
 pub struct Line;
@@ -79,7 +79,7 @@ pub fn word(hpa: u64) -> *mut u64 {
     hpa as *mut u64
 }
 
-/// What became of an access: the value read, or scause and htval.
+/// Result of an access: the value read, or scause and htval.
 pub type Outcome = Result<u64, (u64, u64)>;
 
 pub const FETCH_FAULT: u64 = 20;
@@ -107,8 +107,8 @@ impl Guest {
     }
 
     fn run(&self, piece: u64, a0: u64, a1: u64) -> Outcome {
-        // SAFETY: `enter` keeps what the C ABI asks for. The guest can do no more than its pieces
-        // of code, in memory that its tables map: none of this program's, whose image ends far
+        // SAFETY: `enter` keeps what the C ABI asks for. The guest can only run its pieces of code,
+        // in memory that its tables map; none of it belongs to this program, whose image ends far
         // below.
         let value = unsafe { enter(self.code + piece, a0, a1) };
         match csr!("scause") {
@@ -120,16 +120,16 @@ impl Guest {
 
 /// The guest's code, in a page of memory.
 pub fn write_code(hpa: u64) {
-    // SAFETY: the code is 64 bytes, and the page is nobody's.
+    // SAFETY: the code is 64 bytes, and nothing else uses the page.
     unsafe { word(hpa).cast::<[u64; 8]>().write(guest_code) };
     // SAFETY: orders the stores before later fetches of this hart.
     unsafe { asm!("fence.i", options(nostack)) };
 }
 
-/// Loads the root, and returns what the register holds then.
+/// Loads the root, and returns the value that the register then has.
 pub fn load_root(hgatp: u64) -> u64 {
-    // SAFETY: in HS-mode hgatp has no part in this program's own translations; all that was cached
-    // of any guest is forgotten (HFENCE.GVMA x0, x0).
+    // SAFETY: hgatp does not affect this program's own translations in HS-mode; HFENCE.GVMA x0, x0
+    // drops all cached translations of any guest.
     unsafe { asm!("csrw 0x680, {}", ".insn r 0x73, 0, 0x31, x0, x0, x0", in(reg) hgatp) };
     csr!("0x680")
 }
@@ -172,7 +172,7 @@ unsafe impl Platform for Machine {
         NonNull::new(table.0 as *mut Slot).expect("no frame is at address 0")
     }
 
-    /// The hart that runs the guest is this one: it forgets what it held as invalid.
+    /// This hart runs the guest: it drops cached invalid entries.
     fn publish(&self) {
         load_root(csr!("0x680"));
     }

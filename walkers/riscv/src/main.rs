@@ -1,17 +1,17 @@
-//! RISC-V's G-stage tables before a real walker: QEMU's virt machine, without firmware.
+//! Tests RISC-V's G-stage tables with an independent walker: QEMU's virt machine, without firmware.
 //!
-//! In HS-mode it builds tables with the engine, has a guest of four instructions use addresses, and
-//! compares what the hart did: one line for each claim, `right` or `wrong`. It leaves by the
-//! machine's test device, whose exit code is 0 only if nothing was wrong.
+//! In HS-mode it builds tables with the engine, runs a guest of four instructions that uses
+//! addresses, and checks the behaviour of the hart: one line for each claim, `right` or `wrong`. It
+//! ends by the machine's test device, with exit code 0 only if nothing was wrong.
 //!
 //! ```text
 //! cargo build --release -p slat-walker-riscv --target riscv64gc-unknown-none-elf
 //! qemu-system-riscv64 -M virt -cpu rv64 -bios none -nographic -kernel target/riscv64gc-unknown-none-elf/release/slat-walker-riscv
 //! ```
 //!
-//! QEMU forgets all translations at each entry of a guest: what an HFENCE.GVMA is needed for cannot
-//! be seen here. QEMU 7.2 always sets A and D; QEMU 10 also faults instead, with `-cpu
-//! rv64,svade=on,svadu=off`.
+//! QEMU drops all translations at each entry of a guest, so this program cannot show a missing
+//! HFENCE.GVMA. QEMU 7.2 always sets A and D; QEMU 10 also faults instead, with
+//! `-cpu rv64,svade=on,svadu=off`.
 
 #![cfg_attr(target_os = "none", no_std, no_main)]
 

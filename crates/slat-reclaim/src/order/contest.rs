@@ -1,5 +1,5 @@
-//! Refaults by order: how many pages have to come back, of uses that are the same in every run,
-//! compared with rules that know more of the uses.
+//! Compares the refaults of both orders, on sequences of uses that are the same in every run, with
+//! those of rules that know more about the uses.
 //!
 //! `cargo test -p slat-reclaim --lib contest -- --nocapture` prints the table.
 
@@ -15,7 +15,7 @@ use std::vec::Vec;
 const PAGES: u32 = 3072;
 const MEMORY: usize = 2048;
 
-/// Runs uses through an order; how many pages had to come back.
+/// Runs uses through an order; returns the number of refaults.
 fn refaults(order: &Order, pages: u32, memory: usize, uses: &[u32]) -> u64 {
     let mut guest = Memory::all_here(pages);
     guest.here.fill(false);
@@ -50,7 +50,7 @@ fn generations(pages: u32, frequency: bool) -> Order {
     Order::generations(Generations::new(pages, Looks { window: 64, around: true, frequency }, 0))
 }
 
-/// Pages by Zipf's law, exponent 0.99; which are used often is another matter for each seed.
+/// Uses by Zipf's law, exponent 0.99; each seed has other pages that are used often.
 fn zipf(seed: u64, pages: u32, count: usize) -> Vec<u32> {
     let mut rng = Rng::with_seed(seed);
     let mut order: Vec<u32> = (0..pages).collect();
@@ -68,7 +68,7 @@ fn zipf(seed: u64, pages: u32, count: usize) -> Vec<u32> {
     std::iter::repeat_with(one).take(count).collect()
 }
 
-/// Nine times of ten a part that fits into memory; it moves on four times.
+/// Uses of which nine in ten are in a part that fits into memory, which has four places in turn.
 fn phase(seed: u64, pages: u32, memory: usize, count: usize) -> Vec<u32> {
     let mut rng = Rng::with_seed(seed);
     let one = |index: usize| {
@@ -81,8 +81,8 @@ fn phase(seed: u64, pages: u32, memory: usize, count: usize) -> Vec<u32> {
     (0..count).map(one).collect()
 }
 
-/// Of a policy that gives up the page with the least key, which its last use gave it; `next` says
-/// when the page is used again.
+/// Returns the refaults of a policy that gives up the page with the least key. `key` gets the time
+/// of a page's last use and the time of its next one.
 fn refaults_by(
     pages: u32,
     memory: usize,
@@ -111,17 +111,17 @@ fn refaults_by(
     misses - u64::from(pages)
 }
 
-/// Belady's rule: what is used again last goes.
+/// Belady's rule: gives up the page whose next use is furthest away.
 fn belady(pages: u32, memory: usize, uses: &[u32]) -> u64 {
     refaults_by(pages, memory, uses, |_, next| usize::MAX - next)
 }
 
-/// What was used longest ago goes, if every use is seen.
+/// Exact LRU, which sees every use.
 fn lru(pages: u32, memory: usize, uses: &[u32]) -> u64 {
     refaults_by(pages, memory, uses, |now, _| now)
 }
 
-/// The pages stay that are used most in all, and one place is for the others.
+/// Keeps the pages that have the most uses in total, and has one place for all others.
 fn by_frequency(pages: u32, memory: usize, uses: &[u32]) -> u64 {
     let mut counts = vec![0u64; pages as usize];
     uses.iter().for_each(|page| counts[*page as usize] += 1);
@@ -130,9 +130,9 @@ fn by_frequency(pages: u32, memory: usize, uses: &[u32]) -> u64 {
     most.into_iter().sum()
 }
 
-/// What no policy without foresight has fewer of, on average, of independent uses: see
-/// `docs/reclaim.md`. Before each use those pages are there that were used most until then; of
-/// pages that were used equally often, as large a part as fits.
+/// Returns a lower bound on the average refaults of any policy without foresight, for independent
+/// uses: see `docs/reclaim.md`. Before each use, memory has the pages that were used most until
+/// then; of pages that were used equally often, as large a part as fits.
 fn without_foresight(pages: u32, memory: usize, uses: &[u32]) -> f64 {
     let mut counts = vec![0; pages as usize];
     let mut of_count = vec![0; uses.len() + 1];
@@ -167,7 +167,8 @@ struct Costs {
     ours: f64,
 }
 
-/// Runs all orders, and prints a row: refaults by Belady's rule, and of each by those.
+/// Runs all orders, and prints a row: the refaults of Belady's rule, and those of each order
+/// divided by them.
 fn costs(name: &str, seed: u64, memory: usize, independent: bool, uses: &[u32]) -> Costs {
     let belady = belady(PAGES, memory, uses) as f64;
     let of = |order: Order| refaults(&order, PAGES, memory, uses) as f64;
@@ -203,7 +204,7 @@ fn frequency_saves_refaults_of_zipf_and_more_the_longer_it_lasts() {
         for (name, times, most, of_belady) in
             [("zipf, 20", 1, 0.97, 3.3), ("zipf, 100", 5, 0.88, 2.75), ("zipf, 400", 20, 0.8, 2.5)]
         {
-            // The longest takes longest.
+            // The longest sequence runs with one seed only, as it takes long.
             if times > 5 && seed > 1 {
                 continue;
             }
@@ -217,7 +218,7 @@ fn frequency_saves_refaults_of_zipf_and_more_the_longer_it_lasts() {
     }
 }
 
-/// By all seeds together: how many refaults a seed has is chance, by one order or another.
+/// Compares sums over all seeds, because the refaults of one seed are subject to chance.
 #[test]
 fn frequency_costs_nothing_where_it_tells_nothing() {
     head();

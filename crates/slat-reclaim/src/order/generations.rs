@@ -1,18 +1,18 @@
 //! Generations: pages by the last ageing walk that found them used.
 //!
-//! A walk over all memory begins a generation, into which goes what it finds used. A page is in the
-//! queue of the generation in which it was put there, and moves to the queue of the generation that
-//! it belongs to when its turn comes: the walk writes a number a page, and moves nothing. The
-//! oldest generation is given up first. A page about to be given up is asked about once more, if
-//! wanted with its neighbours, and goes to the youngest generation if it was used. Where how often
-//! pages were used tells better than when ([`Heat`]), the coldest pages are given up in place of
-//! the oldest generation; all else stays the same.
+//! A walk over all memory begins a generation, and puts the pages that it finds used into it. The
+//! walk only writes the new generation's number for each page: a page stays in the queue where it
+//! is, and moves to the queue of its generation when its turn comes. The oldest generation is given
+//! up first. The accessed bit of a page about to be given up is tested once more, with its
+//! neighbours if [`Looks::around`] says so; if the page was used, it goes to the youngest
+//! generation. While frequency predicts uses better than recency ([`Heat`]), the coldest pages are
+//! given up in place of the oldest generation; all else stays the same.
 //!
-//! *Invariant*: a page is in one queue at most. A page that comes while it is in a queue still,
-//! since it left and came back before its turn, gets the number of its new generation and stays
-//! where it is. A page that is not in memory leaves its queue when its turn comes; so does one that
-//! was given up as it was cold. No page is found twice in a search: a search takes cold pages, in
-//! the order of their numbers, or pages out of queues, and not both.
+//! *Invariant*: a page is in one queue at most. A page that left and came back before its turn is
+//! still in a queue: it gets the number of its new generation, and stays where it is. A page that
+//! is not in memory leaves its queue when its turn comes; so does one that was given up because it
+//! was cold. No search finds a page twice: it either takes cold pages, each at one place of its
+//! order, or removes pages from queues, and does not do both.
 
 use super::heat::{Coldest, Heat};
 use super::queue::{Links, Queue};
@@ -22,43 +22,44 @@ use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Generations that are not given up: pages need the time between two walks to be used again.
+/// Number of the youngest generations that are not given up, so that pages have time to be used
+/// again between walks.
 const KEPT: usize = 4;
-/// Pages that are looked at together.
+/// Pages that are tested together.
 const AROUND: u32 = 64;
-/// Idle walks that histograms tell apart.
+/// Idle times, in walks, that histograms distinguish.
 pub(crate) const IDLE: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct Generations {
     looks: Looks,
-    /// Of each page, the generation that it belongs to.
+    /// For each page, the generation that it belongs to.
     of: Box<[u32]>,
     links: Links,
-    /// Of each 64 pages, when they were looked at around a page that was about to be given up.
+    /// For each 64 pages, the last search that tested them around a page about to be given up.
     around: Box<[u32]>,
-    /// Number of the search for victims; answers about neighbours are good for one.
+    /// Number of the current search for victims; tests of neighbours are valid for one search.
     search: u32,
-    /// The oldest first.
+    /// Generations, the oldest first.
     queues: VecDeque<Generation>,
-    /// Number of the oldest.
+    /// Number of the oldest generation.
     oldest: u32,
-    /// How often all were numbered anew.
+    /// How often all generations were renumbered.
     renumbered: u64,
-    /// Pages that were used again, by how many walks had found them idle: the last entry is for all
-    /// beyond.
+    /// Pages that were used again, by how many walks had found them idle before. The last entry
+    /// counts all longer idle times.
     woken: [u64; IDLE],
     walks: u64,
     young: Vec<u64>,
-    /// How often pages were used, if that is to count.
+    /// How often pages were used, if [`Looks::frequency`] is set.
     heat: Option<Box<Heat>>,
 }
 
 #[derive(Debug)]
 struct Generation {
-    /// Pages that were put here, and have not gone on yet.
+    /// Pages that were put here, and have not moved on yet.
     pages: Queue,
-    /// When it began.
+    /// When the generation began.
     began: u64,
 }
 
@@ -68,15 +69,15 @@ impl Generation {
     }
 }
 
-/// The result of walks.
+/// Results of the walks so far.
 pub(crate) struct Census {
-    /// Of generations, the youngest first: when each began, and how many pages it has.
+    /// For each generation, the youngest first: when it began, and its number of pages.
     pub generations: Vec<(u64, u64)>,
     pub walks: u64,
     pub woken: Vec<u64>,
 }
 
-/// Before the oldest generation has this number, all are numbered anew.
+/// Once the oldest generation has this number, all generations are renumbered.
 const LAST: u32 = if cfg!(test) { 1 << 6 } else { 1 << 31 };
 
 impl Generations {
@@ -102,7 +103,8 @@ impl Generations {
         self.oldest + self.queues.len() as u32 - 1
     }
 
-    /// `page` is of `generation`: at its end, or where it is queued already.
+    /// Assigns `page` to `generation`: puts it at the end of its queue, or leaves it where it is
+    /// queued.
     fn enqueue(&mut self, page: u32, generation: u32) {
         let generation = generation.clamp(self.oldest, self.youngest());
         self.of[page as usize] = generation;
@@ -112,12 +114,12 @@ impl Generations {
 
     pub fn arrive(&mut self, page: u32, distance: Option<u32>, here: u32) {
         self.count(page, distance.is_some());
-        // What came back so soon that as much memory again would have kept it is in use.
+        // A page that would have stayed with twice the memory counts as in use.
         let in_use = distance.is_none_or(|distance| distance <= here);
         self.enqueue(page, self.youngest() - u32::from(!in_use));
     }
 
-    /// A use of `page`, which was in memory before, or not.
+    /// Counts a use of `page`; `before` says whether it was in memory before.
     fn count(&mut self, page: u32, before: bool) {
         let youngest = self.youngest();
         if let Some(heat) = &mut self.heat {
@@ -133,7 +135,7 @@ impl Generations {
         self.enqueue(page, if used { self.youngest() } else { self.of[page as usize] });
     }
 
-    /// Walks over all memory: what was used is in a new generation.
+    /// Walks over all memory, and puts the pages that were used into a new generation.
     pub fn walk(order: &mut Stretches<'_, Self>, guest: &mut impl Accessed) {
         let now = guest.now();
         let this = order.get();
@@ -160,7 +162,7 @@ impl Generations {
         Self::draw_up(order, guest);
     }
 
-    /// The walk has ended: what is to go until the next, should heat tell better.
+    /// Chooses, at the end of a walk, the pages that heat would give up until the next walk.
     fn draw_up(order: &mut Stretches<'_, Self>, guest: &impl Accessed) {
         let Some(heat) = &mut order.get().heat else { return };
         heat.begin();
@@ -179,8 +181,8 @@ impl Generations {
         }
     }
 
-    /// Walks that nothing is given up between leave no more generations than are told apart; and
-    /// numbers begin anew before they end.
+    /// Renumbers generations before their numbers run out, and merges the oldest ones so that no
+    /// more than [`IDLE`] remain before a walk, even if no page is given up between walks.
     fn settle(&mut self) {
         if self.oldest >= LAST {
             let passed = core::mem::take(&mut self.oldest);
@@ -194,12 +196,13 @@ impl Generations {
             self.oldest += 1;
             let Some(next) = self.queues.front_mut() else { return };
             next.began = began;
-            // Numbers below the oldest generation's are taken for its number.
+            // A number below that of the oldest generation counts as the oldest generation.
             self.links.prepend(&pages, &mut next.pages);
         }
     }
 
-    /// `page` was used, after the walk that began `last`: it is of `generation` from now on.
+    /// Records that `page` was used after the walk that began generation `last`, and assigns it to
+    /// `generation`.
     fn used(&mut self, page: u32, last: u32, generation: u32) {
         if let Some(heat) = &mut self.heat {
             heat.used(page, Some(last.saturating_sub(self.of[page as usize])));
@@ -218,7 +221,7 @@ impl Generations {
         let mut found = Victims::default();
         let this = order.get();
         this.search = this.search.wrapping_add(1);
-        // Each page is looked at twice at most: what all use all the time is given up all the same.
+        // Each page is tested twice at most, so that the search ends even if all pages are in use.
         let mut patience = 2 * u64::from(guest.pages()) + want as u64;
         if order.get().heat.as_ref().is_some_and(|heat| heat.is_stale()) {
             found.walks += 1;
@@ -282,7 +285,8 @@ impl Generations {
         }
     }
 
-    /// The coldest pages, where heat tells better. They stay in their queues until their turn.
+    /// Finds the coldest pages, while heat predicts better. They stay in their queues until their
+    /// turn.
     fn coldest(
         order: &mut Stretches<'_, Self>,
         want: usize,
@@ -313,7 +317,7 @@ impl Generations {
         }
     }
 
-    /// All pages are in use: gives up those that were used longest ago all the same.
+    /// Gives up the pages that were used longest ago although all pages are in use.
     fn take_regardless(
         order: &mut Stretches<'_, Self>,
         want: usize,
@@ -343,7 +347,7 @@ impl Generations {
         }
     }
 
-    /// Whether the page was found used by the last walk, or since.
+    /// Returns whether the page was used according to the last walk, or to a test since.
     fn was_used(order: &mut Stretches<'_, Self>, page: u32, guest: &mut impl Accessed) -> bool {
         if !order.get().looks.around {
             order.pause();
@@ -354,7 +358,7 @@ impl Generations {
         this.of[page as usize] == this.youngest()
     }
 
-    /// Whether the page was used since the last walk.
+    /// Returns whether the page was used since the last walk.
     fn was_used_since(
         order: &mut Stretches<'_, Self>,
         page: u32,
@@ -368,7 +372,7 @@ impl Generations {
         order.get().heat.as_ref().is_some_and(|heat| heat.is_counted(page))
     }
 
-    /// Asks about the 64 pages around `page`, once in a search.
+    /// Tests the 64 pages around `page`, once in a search.
     fn look_around(order: &mut Stretches<'_, Self>, page: u32, guest: &mut impl Accessed) {
         let this = order.get();
         let (number, first) = (page / AROUND, page / AROUND * AROUND);
@@ -382,12 +386,12 @@ impl Generations {
         }
     }
 
-    /// Whether the page was used since the last walk but one.
+    /// Returns whether the page was used since the last walk but one.
     pub fn is_young(&self, page: u32) -> bool {
         self.of[page as usize] + 1 >= self.youngest()
     }
 
-    /// How long pages were idle, as walks found so far.
+    /// Returns how long pages were idle, according to the walks so far.
     pub fn census(order: &mut Stretches<'_, Self>, is_here: impl Fn(u32) -> bool) -> Census {
         loop {
             let this = order.get();
@@ -397,7 +401,8 @@ impl Generations {
                 walks: this.walks,
                 woken: this.woken.to_vec(),
             };
-            // While another thread gives up pages, each counts as of when it is looked at.
+            // If another thread gives up pages meanwhile, each page counts as it is when the loop
+            // reads it.
             for page in 0..this.of.len() as u32 {
                 let this = order.get();
                 if this.renumbered == renumbered && is_here(page) {

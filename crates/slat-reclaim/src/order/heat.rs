@@ -1,58 +1,57 @@
-//! How often pages were used; and whether that predicts their next use better than when they were
-//! used last.
+//! Heat: how often pages were used, and whether that predicts their next use better than recency,
+//! the time of their last use.
 //!
-//! Between two walks a page was used or not: that is all that accessed bits tell, and a page that
-//! is not in memory tells it by coming back. So uses are known of all pages, wherever they are, and
-//! of each rule it is known what it would have kept. A use counts once between two walks. What it
-//! counts grows from walk to walk, and now and then all heat is halved, so uses of long ago fade.
-//! Pages of nearly equal heat are of one class. In a class the order is one that stays: of pages
-//! that are used in turn some remain until their turn, while by their last use each leaves just
-//! before it. It has nothing to do with what pages are for: runs of 64 pages, which are asked about
-//! together, from all over memory.
+//! Accessed bits show whether a page in memory was used between two walks; a page that is not in
+//! memory shows it by a refault. So uses of all pages are known, and with them the pages that each
+//! rule would have kept. The uses of a page count once between two walks. What they add to its heat
+//! grows from walk to walk, and every [`HALF_LIFE`] walks all heat is halved, so that old uses
+//! fade. Pages of nearly equal heat form a class. The order within a class is fixed: of pages that
+//! are used in turn, some then stay until they are used again, whereas by recency each page would
+//! leave just before. That order is independent of what pages are used for: it takes runs of 64
+//! pages, which are tested together, from all over memory.
 //!
-//! *Rules*: by recency the pages used last are kept, by heat the hottest. At each walk both are
-//! drawn up for as many pages as are in memory: a cut through ages, and one through classes. A page
-//! that is used before the next walk, and is beyond a cut, is a miss of that rule; at the cut, in
-//! part. Misses fade, by half a walk. Pages are given up by the rule that has fewer; heat takes
-//! over when it has clearly fewer.
+//! *Rules*: recency keeps the pages used last, heat the hottest. At the end of each walk, both
+//! choose as many pages as are in memory, by a cut through ages, and one through classes. If a page
+//! below a rule's cut is used before the next walk, the rule has a miss; a page at the cut counts
+//! as part of a miss. Each walk halves the misses so far. Pages are given up by the rule that has
+//! fewer misses; heat takes over only when it has clearly fewer.
 //!
-//! *Memory*: 17 bits a page, from the start.
+//! *Memory*: 17 bits a page, allocated at the start.
 
 use alloc::boxed::Box;
 use alloc::vec;
 
 /// Pages that are searched in a row.
 const RUN: u32 = 64;
-/// Walks after which what was counted is worth half.
+/// Walks after which all heat is halved.
 const HALF_LIFE: u16 = 256;
-/// What a use counts just after a halving; just before the next, twice that. A page that is used
-/// between all walks has 3 * `HALF_LIFE` times that at most.
+/// The heat that a use adds just after a halving; just before the next one it adds twice as much. A
+/// page that is used between all walks has at most 3 * `HALF_LIFE` times this.
 const USE: u16 = HALF_LIFE / 4;
-/// Quarters of octaves.
+/// Number of classes, which are quarters of octaves of heat.
 const CLASSES: usize = 64;
-/// Ages that are told apart: generations since the last use.
+/// Number of ages that are distinguished, in generations since the last use.
 const AGES: usize = 64;
-/// One page, as a miss.
+/// The miss of one whole page.
 const WHOLE: u64 = 256;
-/// Heat takes over when it misses less by more than this part.
+/// Heat takes over when its misses and a 32nd of them are still fewer than those of recency.
 const CLEARLY: u64 = 32;
-/// The part of memory that is given up between two walks: by recency, if generations have not run
-/// out before.
+/// With heat, a walk is due once one page in 12 of those in memory has been given up.
 const PART: u32 = 12;
-/// The pages that a walk looks at for each page that is given up, at most, however small the part
-/// of the guest that is in memory.
+/// Most pages that walks read for each page that is given up, which bounds their cost if only a
+/// small part of the guest is in memory.
 const LOOKED_AT: u32 = 64;
 
-/// Where a rule ends: nothing below it is kept, and a part of what is at it.
+/// The cut of a rule: pages below it are not kept, and only a part of those at it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct Cut {
     at: usize,
-    /// What a page at it counts as a miss.
+    /// The part of a miss, in 256ths, that a page at the cut counts.
     part: u64,
 }
 
 impl Cut {
-    /// Through `counts`, the best last, such that `kept` pages are above.
+    /// Makes a cut through `counts`, the best last, that keeps `kept` pages.
     fn new(counts: &[u32], kept: u32) -> Self {
         let mut left = kept;
         for (at, &count) in counts.iter().enumerate().rev() {
@@ -78,39 +77,40 @@ impl Cut {
 #[derive(Debug)]
 pub(super) struct Heat {
     of: Box<[u16]>,
-    /// Of each page, whether a use since the last walk was counted.
+    /// For each page, whether a use since the last walk was counted.
     counted: Box<[u64]>,
-    /// The distance, in runs, from a run to the one that is searched after it.
+    /// Distance, in runs, from a run to the one that is searched after it.
     stride: u32,
-    /// Walks since all was halved; all is being halved.
+    /// Walks since all heat was halved; and whether the current walk halves it.
     walks: u16,
     halving: bool,
-    /// The rules, as of the last walk.
+    /// The cuts of both rules, as of the last walk.
     class: Cut,
     age: Cut,
-    /// The misses of heat, and of recency.
+    /// Misses of heat, and of recency.
     misses: [u64; 2],
     leads: bool,
-    /// What goes before the next walk: all of the classes below `last`, of that one `some`. The
-    /// search goes on at `hand`.
+    /// The pages to be given up before the next walk: all of the classes below `last`, and `some`
+    /// of `last`. The search continues at `hand`.
     last: usize,
     some: u32,
     hand: u32,
-    /// Pages that may go before the next walk.
+    /// Number of pages that may be given up before the next walk.
     left: u32,
-    /// Pages, as they are looked at: by age, the youngest last; by class; those in memory by class.
+    /// Counts of all pages by age, the youngest last, and by class; and of those in memory by
+    /// class.
     ages: [u32; AGES],
     classes: [u32; CLASSES],
     here: [u32; CLASSES],
 }
 
-/// What a search came to.
+/// Result of a step of the search.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Coldest {
     Page(u32),
-    /// None so far: it goes on.
+    /// No page so far: the search is to be continued.
     Later,
-    /// None before the next walk.
+    /// No more page before the next walk.
     None,
 }
 
@@ -131,7 +131,8 @@ const fn place(age: u32) -> usize {
 impl Heat {
     pub fn new(pages: u32) -> Self {
         let runs = pages.div_ceil(RUN).max(1);
-        // About a golden section further, and by each run once.
+        // A stride near the golden section of all runs, coprime to their number, so that the search
+        // visits each run once.
         let near = (u64::from(runs) * 618 / 1000) as u32;
         let stride = (near.max(1)..).find(|&stride| gcd(stride, runs) == 1).unwrap_or(1);
         Self {
@@ -154,17 +155,17 @@ impl Heat {
         }
     }
 
-    /// Whether pages are to be given up by heat.
+    /// Returns whether pages are to be given up by heat.
     pub const fn leads(&self) -> bool {
         self.leads
     }
 
-    /// Whether the result of the last walk is too old, as too much was given up since.
+    /// Returns whether a new walk is due, because too many pages were given up since the last one.
     pub const fn is_stale(&self) -> bool {
         self.left == 0
     }
 
-    /// Whether `page` was used since the last walk, as far as anybody looked.
+    /// Returns whether a use of `page` since the last walk has been recorded.
     pub fn is_counted(&self, page: u32) -> bool {
         self.counted[page as usize / 64] >> (page % 64) & 1 != 0
     }
@@ -194,7 +195,8 @@ impl Heat {
         *heat = heat.saturating_add(use_).min(u16::MAX - 1);
     }
 
-    /// A walk has ended: all pages are about to be looked at, in their order.
+    /// Begins the count at the end of a walk: the caller then calls [`Heat::look`] for all pages,
+    /// in the order of their numbers.
     pub fn begin(&mut self) {
         self.walks += 1;
         self.halving = self.walks == HALF_LIFE;
@@ -206,7 +208,7 @@ impl Heat {
         self.here = [0; CLASSES];
     }
 
-    /// Looks at `page`, which was used last `age` generations ago.
+    /// Counts `page`, which was last used `age` generations ago.
     pub fn look(&mut self, page: u32, age: u32, is_here: bool) {
         if page.is_multiple_of(64) {
             self.counted[page as usize / 64] = 0;
@@ -220,7 +222,8 @@ impl Heat {
         self.here[class] += u32::from(is_here);
     }
 
-    /// Draws up the rules, and the pages that go until the next walk, once all were looked at.
+    /// Ends the count: chooses the cuts, the rule, and the pages to be given up before the next
+    /// walk.
     pub fn draw_up(&mut self) {
         let resident = self.here.iter().sum();
         self.class = Cut::new(&self.classes, resident);
@@ -239,7 +242,8 @@ impl Heat {
         }
     }
 
-    /// Places in the order of the search; the last run of pages may be shorter than others.
+    /// Returns the number of places in the order of the search; the last run of pages may not fill
+    /// its own.
     fn places(&self) -> u32 {
         self.counted.len() as u32 * RUN
     }
@@ -250,7 +254,8 @@ impl Heat {
         run as u32 * RUN + place % RUN
     }
 
-    /// The next page that may go, if it is in memory and was not used; within `steps` pages.
+    /// Finds, within `steps` places, the next page that may be given up if it is in memory and was
+    /// not used.
     pub fn coldest(&mut self, steps: u32) -> Coldest {
         if self.left == 0 {
             return Coldest::None;
@@ -272,7 +277,7 @@ impl Heat {
         Coldest::Later
     }
 
-    /// Records that `page` is to go, by whichever rule.
+    /// Records that `page` is to be given up, by either rule.
     pub fn gives_up(&mut self, page: u32) {
         self.left = self.left.saturating_sub(1);
         if self.class(page) == self.last {
@@ -299,7 +304,7 @@ mod tests {
         }
     }
 
-    /// Pages ranked one by one, and each at the cut with its share.
+    /// Compares the misses of a cut with the number of pages that it does not keep.
     #[test]
     fn a_cut_keeps_as_many_as_it_is_told() {
         let mut rng = Rng::with_seed(3);
@@ -313,7 +318,7 @@ mod tests {
         }
     }
 
-    /// What a model knows of a page.
+    /// The model's state of a page.
     #[derive(Clone, Default)]
     struct Known {
         heat: u32,
@@ -322,7 +327,7 @@ mod tests {
         age: u32,
     }
 
-    /// Each page by itself, sorted anew where the other has numbers of classes.
+    /// A model that has each page by itself, and sorts all of them where `Heat` counts classes.
     struct Model {
         pages: Vec<Known>,
         walks: u32,
@@ -330,7 +335,7 @@ mod tests {
         beyond: [Vec<u64>; 2],
         leads: bool,
         next: Vec<u32>,
-        /// Of each page, when it is searched.
+        /// For each page, its place in the order of the search.
         place: Vec<u32>,
     }
 
@@ -347,7 +352,8 @@ mod tests {
             }
         }
 
-        /// Of each page, the part of its equals that is not among the first `kept`, in 256ths.
+        /// Returns, for each page, the part of its equals that is not among the first `kept`, in
+        /// 256ths.
         fn beyond(keys: &[u32], kept: usize) -> Vec<u64> {
             let beyond = |key: &u32| {
                 let better = keys.iter().filter(|other| *other > key).count();
@@ -448,7 +454,7 @@ mod tests {
             let heat = Heat::new(pages);
             let mut order: Vec<u32> = (0..heat.places()).map(|at| heat.page_at(at)).collect();
             if pages > 1 << 12 {
-                // Of the first tenth, a half is of either half.
+                // Half of the first tenth is in the lower half of memory.
                 let part = &order[..pages as usize / 10];
                 let low = part.iter().filter(|page| **page < pages / 2).count() * 10;
                 assert!((4 * part.len()..6 * part.len()).contains(&low), "{low} of {pages}");
@@ -462,7 +468,7 @@ mod tests {
     fn uses_of_long_ago_fade() {
         let mut heat = Heat::new(2);
         for walk in 0..u32::from(3 * HALF_LIFE) {
-            // One is used all the time until a third of it has passed, the other from then on.
+            // The first page is used in the first third of the walks, the second one from then on.
             heat.used(u32::from(walk >= 256), Some(1));
             heat.begin();
             (0..2).for_each(|page| heat.look(page, 0, true));

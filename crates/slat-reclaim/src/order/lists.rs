@@ -1,11 +1,11 @@
 //! Two lists, an active and an inactive one, as Linux had before generations: a baseline.
 //!
-//! Pages are asked about one by one, when they reach the end of a list. A page that was used and is
-//! at the end of the inactive list becomes active; the end of the active list becomes inactive
-//! whenever that is the shorter one.
+//! Pages are tested one by one, when they reach the end of a list. A page at the end of the
+//! inactive list that was used becomes active. The page at the end of the active list becomes
+//! inactive whenever the inactive list is the shorter one.
 //!
-//! *Invariant*: a page is in one list at most. One that comes while it is in a list still is said
-//! to be of the other, and goes there when its turn comes.
+//! *Invariant*: a page is in one list at most. A page that arrives while it is still in a list is
+//! only marked with its new list, and moves there when its turn comes.
 
 use super::queue::{Links, Queue};
 use super::{Accessed, Stretches, Victims};
@@ -23,7 +23,7 @@ pub(crate) struct Lists {
     active: Queue,
     inactive: Queue,
     links: Links,
-    /// Of each page, the list that it belongs to.
+    /// For each page, the list that it belongs to.
     of: Box<[List]>,
 }
 
@@ -47,7 +47,8 @@ impl Lists {
     }
 
     pub fn arrive(&mut self, page: u32, distance: Option<u32>, _here: u32) {
-        // It would not have been given up, had the active list been given up instead.
+        // If the pages of the active list had been given up instead, this one would still be in
+        // memory.
         let in_use = distance.is_some_and(|distance| distance <= self.active.len());
         self.enqueue(page, if in_use { List::Active } else { List::Inactive });
     }

@@ -1,9 +1,8 @@
 //! Queues of pages: each page is in one at most.
 //!
-//! A queue is linked through one array that all queues of an order share, with an entry a page. So
-//! a page that is in a queue cannot be put into another, all queues together are never longer than
-//! the guest has pages, and nothing is allocated after the start, whatever a guest does with its
-//! pages.
+//! A queue is linked through one array, with one entry per page, that all queues of an order share.
+//! So a page that is in a queue cannot be put into another, all queues together never have more
+//! entries than the guest has pages, and nothing is allocated after the start.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -13,7 +12,7 @@ const ABSENT: u32 = u32::MAX;
 /// No page follows.
 const END: u32 = u32::MAX - 1;
 
-/// Of each page, the one behind it.
+/// For each page, the one behind it.
 #[derive(Debug)]
 pub(super) struct Links(Box<[u32]>);
 
@@ -44,8 +43,8 @@ impl Links {
         Self(vec![ABSENT; pages as usize].into_boxed_slice())
     }
 
-    /// Puts `page` at the end of `queue`; `false` if it is in some queue already, and stays where
-    /// it is.
+    /// Puts `page` at the end of `queue`. If it is in a queue already, leaves it there, and returns
+    /// false.
     pub fn push(&mut self, queue: &mut Queue, page: u32) -> bool {
         let link = &mut self.0[page as usize];
         if *link != ABSENT {
@@ -61,7 +60,7 @@ impl Links {
         true
     }
 
-    /// Takes the first page out of `queue`.
+    /// Removes the first page of `queue`, and returns it.
     pub fn pop(&mut self, queue: &mut Queue) -> Option<u32> {
         queue.len = queue.len.checked_sub(1)?;
         let page = queue.first;
@@ -69,7 +68,7 @@ impl Links {
         Some(page)
     }
 
-    /// Puts all of `ahead` before `queue`.
+    /// Puts all pages of `ahead` before those of `queue`.
     pub fn prepend(&mut self, ahead: &Queue, queue: &mut Queue) {
         if ahead.len == 0 {
             return;

@@ -1,5 +1,5 @@
-//! Huge pages: they are kept while they are used, split when they are next to be given up, and put
-//! together again from pages that are in use.
+//! Huge pages: they are kept while they are used, split when they are next to be given up, and
+//! collapsed again from pages that are in use.
 
 use super::Pager;
 use crate::order::Generations;
@@ -15,8 +15,8 @@ use slat_guest::{EagerSplit, Host};
 use spin::Mutex;
 
 impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
-    /// Brings in the whole block around a page that nobody has touched, if none of it was, and a
-    /// block is free.
+    /// Brings in the whole block around `page`, if no page of it was ever touched, and a block is
+    /// free. Returns whether it did.
     pub(super) fn bring_block(&mut self, page: u32) -> bool {
         let (paged, pool) = (self.paged, self.paged.pool);
         let (pages, block) = (1 << pool.frames.order(), paged.block_of(page));
@@ -42,7 +42,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         let zeroes = self.content.page(pool.layout.page.bytes());
         zeroes.fill(0);
         (frame..frame + pages).for_each(|frame| pool.ram.write(pool.hpa(frame), zeroes));
-        // Before a fault may find a page of it.
+        // Stored before a fault can find a page of the block.
         paged.whole[block].store(1, Ordering::Release);
         for (index, word) in words.iter().enumerate() {
             self.arrived(first + index as u32, None);
@@ -52,25 +52,27 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         true
     }
 
-    /// Breaks the block around `page` into pages; returns whether it was a block. Its leaf is
-    /// split, if it has one, so that uses are found page by page.
+    /// Breaks the block around `page` into pages; returns whether it was a block. Splits its leaf,
+    /// if it has one, so that accessed bits are found page by page.
     pub(super) fn break_block(&mut self, page: u32) -> bool {
         let paged = self.paged;
         let block = paged.block_of(page);
         if paged.whole[block].swap(0, Ordering::AcqRel) == 0 {
             return false;
         }
-        // Before leaves are looked for that a fault maps by what it reads here.
+        // Orders the store before the search for leaves: a fault maps by what it reads in `whole`.
         agreed();
         let order = paged.pool.frames.order();
         for range in self.worker.guest_ranges(paged.host((block as u32) << order, 1 << order)) {
-            // Where tables are short, unmapping takes the block whole.
+            // If there are too few free tables to split the leaf, `unmap` takes out the whole
+            // block.
             EagerSplit::new(range, paged.pool.layout.page).run(self.worker, || false);
         }
         true
     }
 
-    /// Blocks of pages of which all are in memory, and most were used since the last walk but one.
+    /// Returns the blocks that are not whole, of which all pages are in memory, and three quarters
+    /// were used since the last walk but one.
     pub(super) fn hot_blocks(&self, generations: &Mutex<Generations>) -> Vec<u32> {
         let paged = self.paged;
         let pages = 1u32 << paged.pool.frames.order();
@@ -85,8 +87,9 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         (0..paged.words.len() as u32 / pages).filter(is_hot).collect()
     }
 
-    /// Puts the pages of a block together, in the frames where they are if these are a block, else
-    /// in another one; `false` if some page is not in memory, or is claimed, or no block is free.
+    /// Collapses the pages of `block`: in their frames if these are a block, otherwise by a copy to
+    /// a free block. Returns false if a page is not in memory, is claimed or is pinned, or if no
+    /// block is free.
     pub(super) fn collapse(&mut self, block: u32) -> bool {
         let (paged, pool) = (self.paged, self.paged.pool);
         let (order, pages) = (pool.frames.order(), 1u32 << pool.frames.order());
@@ -123,7 +126,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         }
         paged.whole[block as usize].store(1, Ordering::Release);
         for ((index, word), (frame, copy)) in words.iter().enumerate().zip(old) {
-            // One leaf lets the guest write all of it: swap's copies are none any more.
+            // One leaf lets the guest write all pages of the block, so the copies in swap are
+            // dropped.
             word.release(Place::Here { frame: new + index as u32, copy: None });
             copy.into_iter().for_each(|slot| paged.give_slot(slot));
             if !in_place {

@@ -1,9 +1,9 @@
-//! Pages that a device holds for longer than a call: they stay in memory, in the frames where they
-//! are.
+//! Pinned pages, which a device uses for longer than one call: they stay in memory, in their
+//! frames.
 //!
 //! *Invariant*: a page that is pinned does not leave its frame. Only a thread that has claimed the
-//! page adds a pin, or acts on the count; one that gives the page up, moves it or discards it
-//! claims it first.
+//! page adds a pin, or acts on the count; and a thread claims a page before it gives it up, moves
+//! it or discards it.
 
 use super::{PageError, Pager};
 use crate::page::Place;
@@ -16,18 +16,18 @@ use core::sync::atomic::Ordering;
 use slat::{Access, Format, Hpa};
 use slat_guest::{Host, HvaRange, PinError, Pinned};
 
-/// Pages that stay in memory where they are, until this is dropped.
+/// Pinned pages: they stay in memory, in their frames, until this is dropped.
 #[must_use = "dropped, the pages are pinned no more"]
 pub struct PagesPinned<'w, M: Ram, S: Swap> {
     paged: &'w Paged<'w, M, S>,
     first: u32,
     memory: Vec<Hpa>,
-    /// Where the guest has them.
+    /// The pins of the tables that map them.
     _tables: Vec<Pinned<'w>>,
 }
 
 impl<M: Ram, S: Swap> PagesPinned<'_, M, S> {
-    /// Where they are, page by page.
+    /// Returns the host address of each page.
     pub fn memory(&self) -> &[Hpa] {
         &self.memory
     }
@@ -44,7 +44,8 @@ impl<M: Ram, S: Swap> fmt::Debug for PagesPinned<'_, M, S> {
 
 impl<M: Ram, S: Swap> Drop for PagesPinned<'_, M, S> {
     fn drop(&mut self) {
-        // Nobody has to see it at once: a page that counts as pinned stays for another round.
+        // Other threads may see this late: a page that still counts as pinned stays in memory
+        // longer.
         for page in self.first..self.first + self.memory.len() as u32 {
             self.paged.pins[page as usize].fetch_sub(1, Ordering::Release);
         }
@@ -52,18 +53,18 @@ impl<M: Ram, S: Swap> Drop for PagesPinned<'_, M, S> {
 }
 
 impl<'w, F: Format, H: Host, B: PagedBacking> Pager<'_, 'w, F, H, B> {
-    /// Brings in the pages of `host`, which is a multiple of pages, and keeps them where they are
-    /// until the result is dropped: none is given up, moved into a block or, by
-    /// [`Pager::discard`], taken, and their tables stay ([`Worker::pin`]). The caller reports what
-    /// a device writes ([`Worker::device_used`]). They count as the guest's: if all pages that a
-    /// guest may have are pinned, it has none to give up.
+    /// Brings in the pages of `host`, a range of whole pages, and keeps them in their frames until
+    /// the result is dropped: no pager gives them up, moves them into a block or discards them
+    /// ([`Pager::discard`]), and their tables stay ([`Worker::pin`]). The caller reports which
+    /// pages a device writes ([`Worker::device_used`]). Pinned pages count towards the guest's
+    /// limit: a guest whose limit is all pinned has no page to give up.
     ///
     /// [`Worker::pin`]: slat_guest::Worker::pin
     /// [`Worker::device_used`]: slat_guest::Worker::device_used
     ///
     /// # Errors
-    /// [`PageError`]; nothing is pinned. [`PageError::NotPinned`] where the guest has no memslot
-    /// there, or a page is pinned 65,535 times.
+    /// [`PageError`]; nothing is pinned. [`PageError::NotPinned`] if the guest has no memslot
+    /// there, or a page is pinned 65,535 times already.
     pub fn pin(&mut self, host: HvaRange) -> Result<PagesPinned<'w, B::Ram, B::Swap>, PageError> {
         let paged = self.paged;
         let size = paged.pool.layout.page.bytes();
@@ -108,7 +109,7 @@ impl<'w, F: Format, H: Host, B: PagedBacking> Pager<'_, 'w, F, H, B> {
 }
 
 impl<M: Ram, S: Swap> Paged<'_, M, S> {
-    /// Whether the page, which the caller has claimed, stays where it is.
+    /// Returns whether the page, which the caller has claimed, is pinned to its frame.
     pub(crate) fn is_pinned(&self, page: u32) -> bool {
         self.pins[page as usize].load(Ordering::Acquire) != 0
     }

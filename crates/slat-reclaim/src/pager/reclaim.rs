@@ -1,4 +1,4 @@
-//! Pages that are given up.
+//! Reclaim: the choice of pages to give up, their unmap, and their write to swap.
 
 use super::{Eyes, Pager, ranges};
 use crate::order::{Generations, Order, Stretches, Victims};
@@ -14,44 +14,44 @@ use core::sync::atomic::Ordering;
 use slat::Format;
 use slat_guest::Host;
 
-/// The number of stale slots from which on swap is asked to forget them.
+/// Number of stale slots at which reclaim has swap forget their content.
 const STALE: u32 = 64;
 
-/// The result of a reclaim.
+/// Result of a reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Reclaimed {
-    /// Pages.
+    /// Pages that were given up.
     pub pages: u32,
-    /// Another thread gives up pages of this guest: wait for it.
+    /// Another thread is giving up pages of this guest: the caller should wait for it.
     pub busy: bool,
 }
 
-/// Why nothing was given up.
+/// Reason why no page was given up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ReclaimError {
-    /// Swap does not take pages: until [`Pool::resume`](crate::Pool::resume), or, if it is
-    /// [full](SwapError::Full), until somebody gives slots back.
+    /// Swap does not take pages until [`Pool::resume`](crate::Pool::resume) is called, or, if it is
+    /// [full](SwapError::Full), until slots are given back.
     Swap(SwapError),
     /// The guest has all the slots of swap that it may have, and all of them hold pages that are
     /// not in memory.
     Quota {
-        /// How many it may have.
+        /// Slots that the guest may have.
         slots: u32,
     },
-    /// All pages came back too recently to be given up: the guest uses more than it may have. It
-    /// should wait, or be given more.
+    /// All pages came in too recently to be given up: the guest uses more memory than it may have.
+    /// It should wait, or its limit be raised.
     Thrashing,
     /// The guest has no page in memory.
     Nothing,
-    /// The guest has no page in memory beyond those that it keeps
-    /// ([`Config::protected`](crate::Config::protected)): have another give up pages
+    /// The guest has no more pages in memory than it keeps
+    /// ([`Config::protected`](crate::Config::protected)): another guest should give up pages
     /// ([`choose`](crate::choose)).
     Protected {
-        /// How many it keeps.
+        /// Pages that the guest keeps.
         pages: u32,
     },
-    /// All pages that were next were used meanwhile, or moved by others.
+    /// All pages that were next were used meanwhile, or were moved by other threads.
     InUse,
 }
 
@@ -81,20 +81,20 @@ impl fmt::Display for ReclaimError {
 
 impl core::error::Error for ReclaimError {}
 
-/// A claimed page, and the slot that it is to go to.
+/// A claimed page, and the slot of swap that it will go to.
 struct Claimed {
     page: u32,
     frame: u32,
     copy: Option<u32>,
     slot: u32,
-    /// It was used after it was looked at last.
+    /// The page was used after the last test of its accessed bit.
     used: bool,
 }
 
 impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
-    /// Gives up `want` pages of the guest, one at least, or as many as it can;
-    /// [`Config::batch`](crate::Config) at a time. While swap takes no pages, those of which it has
-    /// a copy.
+    /// Gives up `want` pages of the guest (at least one), or as many as it can,
+    /// [`Config::batch`](crate::Config) at a time. While swap takes no pages, it gives up only
+    /// pages that have a copy there.
     ///
     /// Pages that the guest keeps ([`Config::protected`](crate::Config::protected)) stay.
     ///
@@ -104,8 +104,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         self.reclaim_of(want, 0)
     }
 
-    /// [`Pager::reclaim`], of at least `least` pages also of those that the guest keeps: for as many
-    /// that come in.
+    /// As [`Pager::reclaim`], but gives up to `least` pages even if the guest has no more than it
+    /// keeps, because as many come in.
     pub(super) fn reclaim_of(&mut self, want: u32, least: u32) -> Result<Reclaimed, ReclaimError> {
         let paged = self.paged;
         let Some(mut turn) = paged.turn.try_lock() else {
@@ -120,7 +120,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             }
         }
         let begin = self.now();
-        // A fault that has to wait costs no walk.
+        // No page is old enough yet, so no walk is spent on a fault that has to wait.
         if begin >> BORN_SHIFT < turn.none_before {
             return Err(ReclaimError::Thrashing);
         }
@@ -145,9 +145,9 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         result
     }
 
-    /// Walks over all memory: the pages used since the last walk begin a generation. It is for
-    /// callers that want to know idle times ([`Paged::idle`]); reclaim walks by itself. `false` if
-    /// another thread reclaims or walks at the moment, or the policy has no walks.
+    /// Walks over all memory: the pages used since the last walk form a new generation. It is for
+    /// callers that want to know idle times ([`Paged::idle`]); reclaim walks by itself. Returns
+    /// false if another thread is reclaiming or walking, or if the policy has no walks.
     pub fn walk(&mut self) -> bool {
         let paged = self.paged;
         let Some(turn) = paged.turn.try_lock() else { return false };
@@ -162,8 +162,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         true
     }
 
-    /// Why a page without a copy cannot leave at the moment, unless the slot of another's copy is
-    /// taken for it.
+    /// Returns why a page without a copy cannot leave now, unless it takes the slot of another
+    /// page's copy.
     fn no_slot(&self) -> Option<ReclaimError> {
         let (paged, pool) = (self.paged, self.paged.pool);
         let slots = paged.quota();
@@ -211,8 +211,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
                     }
                 }
             }
-            // Those that came back already were taken from it before they are added; only the
-            // thread that has the turn reads it.
+            // Pages of this batch that came back already were subtracted before this addition; that
+            // does no harm, as only the thread that has the turn reads the counter.
             paged.away.fetch_add(sent, Ordering::Relaxed);
             Counters::add(&counters.given_up, sent.into());
             given_up += sent;
@@ -236,8 +236,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         }
     }
 
-    /// Claims those of `pages` that can leave, with a slot for each. A page without a slot is
-    /// released at once, so that it is not taken from the guest in vain.
+    /// Claims those of `pages` that can leave, with a slot of swap for each. Releases a page
+    /// without a slot at once, so that it is not unmapped in vain.
     fn claim(&mut self, pages: &[u32], stays: &mut Stays) -> Vec<Claimed> {
         let paged = self.paged;
         let mut claimed = Vec::with_capacity(pages.len());
@@ -250,7 +250,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             }
             let here = |place: &Place| matches!(place, Place::Here { .. });
             let Ok(Place::Here { frame, copy }) = word.claim(here) else {
-                // It is being copied, or a device has it; or it is gone, and will arrive anew.
+                // Another thread has claimed it; or it has left, and will arrive anew.
                 stays.pages.push((page, true));
                 continue;
             };
@@ -282,7 +282,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         claimed
     }
 
-    /// Takes the claimed pages from the guest.
+    /// Unmaps the claimed pages from the guest.
     fn unmap(&mut self, claimed: &mut [Claimed]) {
         let paged = self.paged;
         if claimed.is_empty() {
@@ -290,7 +290,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         }
         let begin = self.now();
         let hosts = ranges(paged, claimed.iter().map(|claimed| claimed.page));
-        // Without, what says accessed is that it was mapped.
+        // In a format without accessed bits, `accessed` only means that the page was mapped.
         let records = self.worker.guest().tables().format().records_accessed();
         self.alone(|worker| {
             worker.evict(&hosts, |taken| {
@@ -308,7 +308,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         paged.counters.unmap.add(self.now() - begin);
     }
 
-    /// Has swap keep a page that nobody can reach.
+    /// Writes a page that is unmapped and claimed to swap, unless swap has a copy.
     fn send_away(&mut self, page: &Claimed) -> Result<(), SwapError> {
         let (paged, pool) = (self.paged, self.paged.pool);
         if page.copy.is_some() {
@@ -326,7 +326,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         written
     }
 
-    /// A slot for a page that is to leave, on the guest's account.
+    /// Takes a slot of swap for a page that is to leave, and charges it to the guest.
     fn slot(&self) -> Result<u32, ReclaimError> {
         let (paged, pool) = (self.paged, self.paged.pool);
         if !paged.charge() {
@@ -335,7 +335,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         loop {
             match pool.slots.take() {
                 Taken::Slot(slot) => return Ok(slot),
-                // The thread that wipes them waits for nobody.
+                // The thread that wipes them waits for no other thread, so this wait ends.
                 Taken::Wait => self.wait(),
                 Taken::Full => {
                     paged.uncharge();
@@ -345,8 +345,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         }
     }
 
-    /// The slot of a copy whose page is in memory, and will be written should it leave. It is on
-    /// the account already.
+    /// Takes the slot of a page that is in memory and has a copy; that page is written again when
+    /// it leaves. The slot is already charged to the guest.
     fn spare_slot(&self) -> Option<u32> {
         let paged = self.paged;
         if !paged.may_have_copies() {
@@ -363,61 +363,61 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     }
 }
 
-/// Pages that do not leave, and whether they were used; and why, if it is for want of swap.
+/// Pages that do not leave, each with whether it was used; and the reason, if swap takes no page.
 #[derive(Default)]
 struct Stays {
     pages: Vec<(u32, bool)>,
     why: Option<ReclaimError>,
 }
 
-/// Pages by how long they were not used.
+/// Numbers of pages by how long they were idle.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Idle {
-    /// The youngest generation first.
+    /// Generations, the youngest first.
     pub generations: Vec<Generation>,
-    /// Walks so far.
+    /// Number of walks so far.
     pub walks: u64,
-    /// Those before the first that `woken` is of.
+    /// Number of walks before the first one that `woken` counts.
     before: u64,
-    /// Pages that walks found used again, by how many walks had found them idle before: the last
-    /// place is for all beyond.
+    /// Pages that walks found used again, by how many walks had found them idle before. The last
+    /// entry counts all longer idle times.
     pub woken: Vec<u64>,
 }
 
-/// Pages that were used last in one generation.
+/// Pages that were last used in one generation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Generation {
-    /// When it began, in ticks.
+    /// When the generation began, in ticks.
     pub began: u64,
-    /// Pages in memory.
+    /// Pages of it in memory.
     pub pages: u64,
 }
 
 impl Idle {
-    /// The cost of taking all pages that were idle for `walks` walks or more: how many of such
-    /// pages woke up between two walks, on average. Walks that could not tell, as too few had been
-    /// before, do not count.
+    /// Returns the cost of taking all pages that were idle for `walks` walks or more: how many such
+    /// pages were used again between two walks, on average. For each idle time, walks with too few
+    /// walks before them to find it do not count.
     pub fn waking(&self, walks: usize) -> f64 {
         let woken = self.woken.iter().enumerate().skip(walks);
         let rate = |(idle, &pages): (usize, &u64)| pages as f64 / self.told(idle).max(1) as f64;
         woken.map(rate).sum()
     }
 
-    /// The number of walks that could tell that a page had been idle for `idle` walks.
+    /// Returns the number of walks that could find a page idle for `idle` walks.
     fn told(&self, idle: usize) -> u64 {
         let told = |walks: u64| walks.saturating_sub(idle as u64);
         told(self.walks) - told(self.before)
     }
 
-    /// Pages that were idle for `walks` walks or more.
+    /// Returns the number of pages that were idle for `walks` walks or more.
     pub fn pages(&self, walks: usize) -> u64 {
         self.generations.iter().skip(walks).map(|generation| generation.pages).sum()
     }
 
-    /// Pages that could be taken from the guest, if it may cost `refaults` pages between two walks
-    /// at most: those that were idle for at least the shortest time for which no more than
-    /// `refaults` of them woke up, on average, so far. An idle time of N walks counts only if N
-    /// walks could tell it: of 10 walks, none beyond 5.
+    /// Returns how many pages could be taken from the guest at a cost of at most `refaults`
+    /// refaults between two walks. It takes the shortest idle time whose cost ([`Idle::waking`]) is
+    /// at most `refaults`, and counts the pages that were idle for that time or longer. An idle
+    /// time of N walks is considered only if N walks could find it: after 10 walks, none above 5.
     pub fn takeable(&self, refaults: f64) -> u64 {
         let known = |walks: &usize| self.told(*walks) >= *walks as u64;
         let mut walks = (1..self.generations.len()).take_while(known);
@@ -425,8 +425,8 @@ impl Idle {
         walks.map_or(0, |walks| self.pages(walks))
     }
 
-    /// The difference to `earlier`, with the generations of now: a guest that changes what it does
-    /// is judged by what it did lately.
+    /// Returns the difference from `earlier`, with the current generations, to judge a guest by its
+    /// recent behaviour.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let woken =
@@ -441,8 +441,9 @@ impl Idle {
 }
 
 impl<M: Ram, S: Swap> Paged<'_, M, S> {
-    /// How long pages were idle, as of the last walk; nothing is given up. `None` where the policy
-    /// keeps no generations. Waits only for threads that change the order in memory.
+    /// Returns how long pages were idle, as of the last walk, and gives up no page. `None` if the
+    /// policy has no generations. Waits only for threads that hold the lock on the order, which
+    /// they hold for short stretches.
     pub fn idle(&self) -> Option<Idle> {
         let Order::Generations(generations) = &self.order else { return None };
         let is_here = |page: u32| self.words[page as usize].may_be_here();

@@ -1,4 +1,4 @@
-//! The formats and machines: those that a guest's memory is tested on, and such with larger pages.
+//! The formats and machines that the tests of a guest's memory use, and others with larger pages.
 
 #[allow(dead_code, unused_imports, unused_macros, reason = "a part of it is for other tests")]
 #[path = "../../../slat-guest/tests/memory/bed.rs"]

@@ -1,6 +1,6 @@
-//! Random histories: two vCPUs, reclaim and ageing, a host that takes memory back and whose devices
-//! use it, and a migration that copies from the log. Each page has a stamp, which is checked
-//! whenever somebody looks.
+//! Random histories of two vCPUs, reclaim and ageing, a host that takes memory back and whose
+//! devices use it, and a migration that copies from the dirty log. Each page has a stamp, which
+//! every access checks.
 
 use crate::cases::*;
 use crate::on_all;
@@ -17,7 +17,7 @@ type Worker<'w, 'h, C> = slat_guest::Worker<'w, <C as Case>::F, TheWorld<C>, &'h
 type Vcpu<'w, 'h, C> = slat_guest::Vcpu<'w, <C as Case>::F, TheWorld<C>, &'h Memory<'h, C>>;
 
 const VCPUS: usize = 2;
-/// With who reclaims, the host, and a migration.
+/// The vCPUs, the thread that reclaims, the host, and a migration.
 const THREADS: usize = VCPUS + 3;
 /// Pages on each side of a table's end that are in use.
 const NEAR: u64 = 10;
@@ -30,18 +30,17 @@ struct Bench<'h, C: Case> {
     guest: &'h Guest<'h, C::F, TheWorld<C>, &'h Memory<'h, C>>,
     page: u64,
     pages: u64,
-    /// Those that are used.
+    /// The pages that are used.
     used: std::ops::Range<u64>,
     steps: usize,
     /// Pages that are given up at a time, at most.
     most: u32,
-    /// Blocks are so small that they are put together again: by walks, if enough of one was used
-    /// since the last but one.
+    /// Blocks are so small that walks collapse them again: enough of a block is used between walks.
     small_blocks: bool,
     seed: u64,
     /// vCPUs that have not finished.
     running: AtomicUsize,
-    /// What the migration has.
+    /// The pages that the migration has copied.
     copies: Mutex<Vec<u64>>,
 }
 
@@ -68,7 +67,7 @@ where
         }
     }
 
-    /// Some pages, few most of the time.
+    /// Returns a range of pages, which is short most of the time.
     fn few(&self, rng: &mut fastrand::Rng) -> (u64, u64) {
         let page = self.some(rng);
         (page, rng.u64(1..=8).min(self.used.end - page))
@@ -83,13 +82,13 @@ where
         !self.world.turns.failed()
     }
 
-    /// There is a guest to be disturbed.
+    /// Returns whether vCPUs still run.
     fn is_used(&self) -> bool {
         self.goes_on() && self.running.load(Relaxed) != 0
     }
 
-    /// The guest's access, with the faults that it takes; `false` if the page does not come in, as
-    /// swap fails.
+    /// Does an access of the guest, with its faults; returns false if the page does not come in
+    /// because swap fails.
     fn access(&self, vcpu: &mut Vcpu<'_, 'h, C>, page: u64, access: Access) -> bool {
         let cpu = self.world.machine.cpu(vcpu.id() as usize);
         let used = match access {
@@ -171,8 +170,8 @@ where
         }
     }
 
-    /// The host takes memory and gives it back, its devices use it, the guest's balloon gives it
-    /// up.
+    /// The host takes memory and gives it back, its devices use it, and the guest's balloon
+    /// discards it.
     fn host_side(&self) {
         let (mut rng, mut room) = (self.rng(VCPUS + 1), room());
         let mut worker = Worker::<C>::new(self.guest, &mut room).unwrap();
@@ -182,7 +181,7 @@ where
             match rng.u8(..12) {
                 0..4 => {
                     let held = worker.invalidate(self.host(page, count), |_| {});
-                    // Nobody writes it, or could, until it ends.
+                    // No thread can write the range until this ends.
                     let range = self.range(page, count);
                     world.machine.protect(VMID, range);
                     (0..rng.u32(..20)).for_each(|_| world.turns.moment());
@@ -216,7 +215,7 @@ where
         self.world.copies(page, |to| Pager::new(worker).copy(host, to))
     }
 
-    /// The migration sends these pages.
+    /// Sends these pages, as the migration.
     fn send(&self, worker: &mut Worker<'_, 'h, C>, pages: impl Iterator<Item = u64>) {
         for page in pages {
             while !self.world.turns.failed() {
@@ -231,7 +230,7 @@ where
     fn begins_to_log(&self, worker: &mut Worker<'_, 'h, C>) {
         worker.set_memslot(self.slot(true)).unwrap();
         match self.guest.config().initially_set {
-            // All of it is in the log.
+            // The whole range is in the log.
             true => self.copies.lock().unwrap().fill(u64::MAX),
             false => self.send(worker, self.used.clone()),
         }
@@ -269,17 +268,17 @@ where
         }
     }
 
-    /// Other threads go on for a while; not once the vCPUs have finished.
+    /// Lets other threads run for a while, unless the vCPUs have finished.
     fn pauses(&self, most: u32, rng: &mut fastrand::Rng) {
         let _ = (0..rng.u32(..most)).all(|_| self.is_used());
     }
 
-    /// Migrations that begin, go on for a while, and are given up: but the last.
+    /// Runs migrations that are given up after a while, except the last one.
     fn migrate(&self) {
         let (mut rng, mut room) = (self.rng(VCPUS + 2), room());
         let mut worker = Worker::<C>::new(self.guest, &mut room).unwrap();
         loop {
-            // Without a log there are blocks, and reads map what can be written.
+            // Without a log there are blocks, and a read maps a writable page as writable.
             self.pauses(3000, &mut rng);
             self.begins_to_log(&mut worker);
             for _ in 0..rng.u32(..8) {
@@ -296,7 +295,8 @@ where
         }
     }
 
-    /// Nobody moves a page: every frame and every slot is one page's, or free.
+    /// Called while no thread moves a page: every frame and every slot of swap belongs to one page,
+    /// or is free.
     fn adds_up(&self) {
         let Places { nowhere, here, copied, moving, away } = self.paged.places();
         assert_eq!(moving, 0, "a page is on its way for ever");
@@ -307,7 +307,7 @@ where
         assert_eq!(self.pool.free() + here + copied, self.pool.total(), "frames");
     }
 
-    /// All stand still: nothing was lost, wherever it is.
+    /// Called when all threads have stopped: no page was lost, in memory or in swap.
     fn ends(&self) {
         self.adds_up();
         self.world.swap_fails(None);
@@ -341,7 +341,7 @@ where
     }
 }
 
-/// One history; what reclaim did in it.
+/// Runs one history; returns the statistics of its reclaim.
 fn history<C: Case>(seed: u64, huge: bool) -> slat_reclaim::Stats
 where
     C::A: 'static,
@@ -351,8 +351,8 @@ where
     let page = small.bytes();
     let table = large.bytes() / page;
     let near = table - NEAR..table + NEAR;
-    // Two blocks. If they are small, all of both are used: both fit, or one and a part of the
-    // other.
+    // Two blocks. If they are small, all pages of both are used; memory has room for both, or for
+    // one and a part of the other.
     let all_used = huge && table <= 64;
     let (pages, used, limit, frames) = match huge {
         true if all_used => (2 * table, 0..2 * table, table + table / 2 * rng.u64(1..3), 3 * table),
@@ -368,7 +368,7 @@ where
         fresh: rng.bool(),
         huge,
         batch: [1, 3, 8][rng.usize(..3)],
-        // What it uses does not fit into memory and swap, or hardly.
+        // The pages that are used hardly fit into memory and swap, or do not fit.
         swap: if huge { u32::MAX } else { [u32::MAX, 14 + rng.u32(..8)][rng.usize(..2)] },
         ..slat_reclaim::Config::new(limit as u32)
     };
@@ -445,8 +445,8 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// `count` histories, or as many times that as `HISTORIES` has sixties; `enough` says whether all
-/// together did what they are for.
+/// Runs `count` histories, or a multiple of that: `HISTORIES` divided by 60. `enough` says whether
+/// they did what they are for, all together.
 fn histories<C: Case>(huge: bool, count: u64, enough: impl Fn(&[slat_reclaim::Stats]) -> bool)
 where
     C::A: 'static,
@@ -464,7 +464,7 @@ where
             .collect()
     };
     let mut stats = run(count);
-    // Few of them may do little, by their seeds: then some more are run.
+    // A few histories may do little, because of their seeds: then more are run.
     for _ in 1..8 {
         if !enough(&stats) {
             stats.extend(run(count));
@@ -517,7 +517,7 @@ mod larger_pages {
         histories::<Radix64K>(false, 4, pages_come_and_go);
     }
 
-    /// Blocks of 32 pages: all of them are used, and put together again.
+    /// Blocks of 32 pages, all of which are used, and collapse again.
     #[test]
     fn no_page_of_a_block_is_lost_or_seen_by_others_on_radix_64k() {
         histories::<Radix64K>(true, 5, blocks_come_and_go);

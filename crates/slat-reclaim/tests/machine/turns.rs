@@ -1,5 +1,5 @@
-//! Threads that take turns: one runs at a time, and which one goes on is decided by a seed, at the
-//! moments that they say. So a history of threads is the same each time.
+//! Threads that take turns: one runs at a time, and a seed decides which one runs next, whenever a
+//! thread calls [`Turns::moment`]. So a history of threads is the same in each run.
 
 use std::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ thread_local! {
     static ME: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Far more than a history takes: who waits so long waits for ever.
+/// Far more moments than a history takes: a thread that waits longer waits for ever.
 const MOST: u64 = 20_000_000;
 
 pub struct Turns {
@@ -20,7 +20,7 @@ struct State {
     rng: fastrand::Rng,
     current: usize,
     left: Vec<bool>,
-    /// Moments until somebody else may go on, and how many there are at most.
+    /// Moments until another thread may run, and their greatest number.
     rest: u32,
     longest: u32,
     moments: u64,
@@ -47,7 +47,7 @@ impl Turns {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does `work` as thread `me`, in turn.
+    /// Does `work` as thread `me`, when it is its turn.
     pub fn run(&self, me: usize, work: impl FnOnce()) {
         struct Leave<'t>(&'t Turns, usize);
         impl Drop for Leave<'_> {
@@ -101,21 +101,21 @@ impl Turns {
         }
     }
 
-    /// Another thread may go on.
+    /// Lets another thread run, if the seed says so.
     pub fn moment(&self) {
         self.step(false);
     }
 
-    /// The caller cannot go on before another thread has.
+    /// Lets another thread run, as the caller has to wait for one.
     ///
     /// # Panics
-    /// Something was wrong: whoever is waited for may be gone.
+    /// If the history has failed: the thread that the caller waits for may be gone.
     pub fn wait_for_others(&self) {
         self.step(true);
         assert!(!self.failed() || std::thread::panicking(), "the history has failed");
     }
 
-    /// Ends the history, with a reason; of several the first counts.
+    /// Ends the history with a reason; the first of several counts.
     pub fn fail(&self, why: String) {
         self.state().failure.get_or_insert(why);
         self.turn.iter().for_each(Condvar::notify_all);

@@ -1,5 +1,5 @@
-//! The machine with memory and swap behind it, which other threads may do something at every moment
-//! that they see, and what each page of the guest must hold.
+//! The machine with the content of memory and swap, where another thread may run at every
+//! operation, and what each page of the guest must hold.
 
 use crate::turns::Turns;
 use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Slot};
@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 thread_local! {
-    /// The calling thread reads pages that the guest may have.
+    /// The calling thread copies a page that the guest may have mapped.
     static COPIES: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -25,35 +25,35 @@ pub struct World<A: Arch> {
     content: Mutex<Content>,
 }
 
-/// What is where: of each page a stamp, the first word.
+/// Content of frames and of swap: for each page a stamp, its first word.
 struct Content {
     frames: HashMap<u64, u64>,
     swap: HashMap<u32, u64>,
-    /// Slots that are read or written at the moment.
+    /// Slots of swap that are being read or written.
     busy: Vec<u32>,
     rng: fastrand::Rng,
-    /// One in so many reads or writes of swap fails.
+    /// One in this number of operations of swap fails.
     fails: Option<u32>,
     pages: Vec<Page>,
     stamp: u64,
 }
 
-/// What a page of the guest must hold.
+/// The content that a page of the guest must have.
 #[derive(Clone, Copy, Default)]
 struct Page {
     last: u64,
-    /// It is being discarded by so many, and was so often.
+    /// The number of threads that are discarding it, and of discards so far.
     discards: u32,
     discarded: u32,
-    /// It was discarded, and nobody has looked since: zero, or what was written meanwhile.
+    /// It was discarded, and not accessed since: it holds zero, or what was written meanwhile.
     unsure: bool,
 }
 
 const NUMBER: u32 = 32;
 
 impl<A: Arch> World<A> {
-    /// A machine whose guest has `pages` pages of `page` bytes, swap of `slots`, and `threads` that
-    /// share it.
+    /// Makes a world whose guest has `pages` pages of `page` bytes, with `slots` slots of swap, for
+    /// `threads` threads.
     pub fn new(
         machine: Machine<A>,
         threads: usize,
@@ -79,12 +79,12 @@ impl<A: Arch> World<A> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One in so many operations of swap fails from now on.
+    /// Has one in `one_in` operations of swap fail from now on.
     pub fn swap_fails(&self, one_in: Option<u32>) {
         self.content().fails = one_in;
     }
 
-    /// Slots of swap that hold something.
+    /// Returns the number of slots of swap that hold a page.
     pub fn holds(&self) -> usize {
         self.content().swap.len()
     }
@@ -93,7 +93,7 @@ impl<A: Arch> World<A> {
         self.turns.fail(why);
     }
 
-    /// `page`, which whoever looked found at `hpa`, holds what was written last.
+    /// Checks that `page`, which `who` found at `hpa`, holds what was written last.
     pub fn read(&self, page: u64, hpa: Hpa, who: &str) {
         let found = self.at(hpa);
         self.is(page, found, || format!("{who} reads it at {hpa}"));
@@ -103,7 +103,7 @@ impl<A: Arch> World<A> {
         self.content().frames.get(&(hpa.0 & !(self.page - 1))).copied().unwrap_or(u64::MAX)
     }
 
-    /// Whoever looked found `found` in `page`.
+    /// Checks `found`, which `who` found in `page`.
     pub fn is(&self, page: u64, found: u64, who: impl FnOnce() -> String) {
         let mut content = self.content();
         let it = &mut content.pages[page as usize];
@@ -118,7 +118,7 @@ impl<A: Arch> World<A> {
         }
     }
 
-    /// `page` is written at `hpa`.
+    /// Writes a new stamp to `page`, at `hpa`.
     pub fn write(&self, page: u64, hpa: Hpa) {
         let mut content = self.content();
         content.stamp += 1;
@@ -129,7 +129,7 @@ impl<A: Arch> World<A> {
         it.unsure &= it.discards != 0;
     }
 
-    /// Does `discard`, which takes these pages from the guest.
+    /// Calls `discard`, which discards these pages.
     pub fn discards(&self, pages: std::ops::Range<u64>, discard: impl FnOnce()) {
         for it in &mut self.content().pages[pages.start as usize..pages.end as usize] {
             it.discards += 1;
@@ -142,8 +142,8 @@ impl<A: Arch> World<A> {
         }
     }
 
-    /// Does `copy`, which reads `page` while the guest may write it: of what it held meanwhile,
-    /// anything.
+    /// Calls `copy`, which copies `page` while the guest may write it, and checks that the copy is
+    /// one of the states that the page had meanwhile.
     pub fn copies<E>(
         &self,
         page: u64,
@@ -165,13 +165,13 @@ impl<A: Arch> World<A> {
         Ok(found)
     }
 
-    /// The frame at `hpa` is reached by nobody but the caller.
+    /// Has the machine check that only the caller can reach the frame at `hpa`.
     fn is_alone(&self, hpa: Hpa) {
         self.machine.take_back(hpa, self.page);
         self.machine.give(hpa, self.page);
     }
 
-    /// Of pages of the host's, the parts that the machine counts in.
+    /// Returns the 4 KiB parts of a page, the unit in which the machine tracks memory.
     fn parts(&self, hpa: Hpa) -> impl Iterator<Item = Hpa> {
         (hpa.0..hpa.0 + self.page).step_by(4096).map(Hpa)
     }
@@ -181,8 +181,8 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(bytes[..8].try_into().expect("a page has eight bytes"))
 }
 
-// SAFETY: the machine keeps its promises; moments change none of it. A history that has failed may
-// unwind from `Host::wait` alone.
+// SAFETY: the machine keeps the contract, and this only adds moments, which change no state of it.
+// Of the methods, `Host::wait` alone may unwind, in a history that has failed.
 unsafe impl<A: Arch> Platform for World<A> {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         self.machine.allocate(bytes)
@@ -242,7 +242,7 @@ impl<A: Arch> Host for World<A> {
 }
 
 impl<A: Arch> Ram for World<A> {
-    /// Pages that leave, or become part of a block, are nobody's any more.
+    /// A page that leaves, or becomes part of a block, must not be reachable by any CPU any more.
     fn read(&self, hpa: Hpa, page: &mut [u8]) {
         self.turns.moment();
         if !COPIES.get() {
@@ -254,7 +254,7 @@ impl<A: Arch> Ram for World<A> {
         self.turns.moment();
     }
 
-    /// Pages that come are nobody's yet.
+    /// A page that comes in must not be reachable by any CPU yet.
     fn write(&self, hpa: Hpa, page: &[u8]) {
         self.turns.moment();
         self.is_alone(hpa);
@@ -265,7 +265,8 @@ impl<A: Arch> Ram for World<A> {
 }
 
 impl<A: Arch> World<A> {
-    /// Uses the slot, which nobody else does meanwhile; fails when swap does.
+    /// Does `work` on the slot, which no other thread may use meanwhile; returns false if swap
+    /// fails.
     fn with_slot(&self, slot: u32, work: impl FnOnce(&mut HashMap<u32, u64>)) -> bool {
         let mut content = self.content();
         if content.busy.contains(&slot) {
@@ -299,7 +300,7 @@ impl<A: Arch> Swap for World<A> {
     fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
         let done = self.with_slot(slot, |swap| _ = swap.insert(slot, word(page)));
         if !done {
-            // What is there by now is not what was asked for.
+            // After a failure, the content of the slot is unspecified.
             self.content().swap.insert(slot, u64::MAX - 1);
         }
         if done { Ok(()) } else { Err(SwapError::Full) }

@@ -1,5 +1,5 @@
-//! Everything that one thread can do, in any order: after each step all frames, slots and pages add
-//! up, and say what they are said to.
+//! All operations of one thread, in random order: after each step, the accounts of frames, slots of
+//! swap and pages add up, and pages have the expected content.
 
 use crate::bed::*;
 use slat::{Access, Format};
@@ -8,7 +8,7 @@ use slat_reclaim::*;
 use slat_sim::Arch;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What each page has, and what a step may not have changed.
+/// Runs one history, and checks the accounts and the content of pages after each step.
 fn history<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64, steps: u32) {
     let pages = setup.pages;
     setup.run(format, arch, |bench| {
@@ -16,7 +16,7 @@ fn history<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64, step
         let (mut mine, mut theirs) = (room(), room());
         let mut runner = Runner::new(bench, 0, &mut mine);
         let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
-        // A page that cannot come in is not waited for.
+        // No access waits for a page that cannot come in.
         bench.stop.store(true, Relaxed);
         for _ in 0..steps {
             let page = rng.u64(..pages);
@@ -56,7 +56,7 @@ fn history<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64, step
                 18 => {
                     let write = rng.bool();
                     let touch = |hpa: slat::Hpa| {
-                        // It is here, and nobody's but the device's.
+                        // The page is in memory, and claimed for the device.
                         assert_eq!(bench.paged.places().moving, 1);
                         let found = bench.machine.read_host(hpa);
                         let version = bench.stamps[page as usize].load(Relaxed);
@@ -85,7 +85,7 @@ fn history<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64, step
                 _ => bench.pool.resume(),
             }
             bench.check_accounts();
-            // What came and what went is what is there.
+            // Arrivals minus departures are the pages that are there.
             let (stats, places) = (bench.paged.stats(), bench.paged.places());
             let since = stats.since(&before);
             assert!(since.clean <= since.given_up);
@@ -102,7 +102,7 @@ fn history<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64, step
         (0..pages).for_each(|page| runner.check(page));
         let stats = bench.paged.stats();
         assert!(stats.refaults > 50 && stats.clean > 0 && stats.given_up > 50, "{stats:?}");
-        // No page is lost to the order: all leave that swap has room for.
+        // The order has lost no page: as many leave as swap has room for.
         let mut refused = 0;
         while refused < 10 {
             refused += u32::from(Pager::new(&mut worker).reclaim(64).is_err());
@@ -125,7 +125,7 @@ fn all_adds_up_after_every_step<F: Format, A: Arch>(format: F, arch: A) {
 }
 on_all_formats!(steps, super::all_adds_up_after_every_step);
 
-/// Blocks come whole, and break.
+/// Blocks come in whole, and break.
 fn all_adds_up_with_huge_pages<F: Format, A: Arch>(format: F, arch: A) {
     let block = F::size(1).bytes() / F::size(0).bytes();
     if block > 512 {

@@ -1,4 +1,4 @@
-//! One thread: what each operation does, and what happens when swap fails.
+//! Tests of each operation with one thread, and of failures of swap.
 
 use crate::bed::*;
 use slat::{Access, Format};
@@ -42,7 +42,7 @@ fn what_is_read_only_is_written_to_swap_once<F: Format, A: Arch>(format: F, arch
         let mut room = room();
         let mut runner = Runner::new(bench, 0, &mut room);
         (0..512).for_each(|page| runner.write(page));
-        // Those that are here were written; from now on nothing is.
+        // The pages in memory were written; from now on none is.
         (0..512).for_each(|page| runner.check(page));
         (0..512).for_each(|page| runner.check(page));
         let writes = bench.swap.writes.load(Relaxed);
@@ -71,7 +71,7 @@ fn a_swap_that_does_not_write_stops_eviction_and_loses_nothing<F: Format, A: Arc
         let error = (300..512).map(bring).find_map(Result::err);
         assert_eq!(error, Some(PageError::NoRoom { why: full }));
         assert_eq!(pager.reclaim(10), Err(full), "until somebody has looked");
-        // What is in memory goes on being used.
+        // The pages in memory stay in use.
         let here = (0..512)
             .filter(|&page| bench.guest.backing().page(bench.host(page), Access::Read).is_ok());
         let here: Vec<u64> = here.collect();
@@ -139,13 +139,13 @@ fn huge_pages_come_split_and_are_put_together<F: Format, A: Arch>(format: F, arc
             sizes.iter().find(|(size, _)| *size == F::size(1)).unwrap().1
         };
         assert_eq!(two(&mut worker), 3);
-        // The fourth block does not fit as a whole: pages of what is idle make room.
+        // The fourth block does not fit as a whole: idle pages make room.
         let more = block / 8;
         (3 * block..3 * block + more).for_each(|page| runner.write(page));
         let stats = bench.paged.stats();
         assert!(stats.split >= 1 && stats.given_up >= more, "{stats:?}");
         assert!(two(&mut worker) < 3);
-        // All in use, and all of it fits: pages become blocks again.
+        // All pages are in use, and fit: they become blocks again.
         Pager::new(&mut worker).discard(bench.hosts(2 * block, 2 * block));
         for page in 2 * block..4 * block {
             bench.stamps[page as usize].store(0, Relaxed);
@@ -178,14 +178,14 @@ fn pages_that_were_away_are_put_together_with_their_content<F: Format, A: Arch>(
         let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
         let mut pager = Pager::new(&mut worker);
         (0..12).for_each(|_| _ = pager.reclaim(block as u32 / 8));
-        // Back they come, for reading: swap has copies, and the frames are others.
+        // The pages come back for reads: swap has copies, and the frames are different.
         while bench.paged.stats().collapsed < 2 {
             (0..2 * block).for_each(|page| runner.check(page));
             assert!(pager.walk());
         }
         let stats = bench.paged.stats();
         assert!(stats.refaults >= block && stats.moved >= 2 * block, "{stats:?}");
-        // The last pages were never away: the first fault finds no copy, and maps the whole block.
+        // The last pages never left: the first fault finds no copy, and maps the whole block.
         (0..2 * block).rev().for_each(|page| runner.write(page));
         let mut content = bench.room_for_a_page();
         for page in 0..2 * block {
@@ -230,7 +230,7 @@ fn a_copy_a_device_and_a_balloon_see_pages_wherever_they_are<F: Format, A: Arch>
             bench.stamps[page as usize].store(9, Relaxed);
         }
         (0..512).for_each(|page| runner.check(page));
-        // What is discarded reads as zero, and takes neither memory nor swap.
+        // Discarded pages read as zero, and take neither memory nor swap.
         pager.discard(HvaRange { start: Hva(HOST + 1), bytes: 512 * bench.page - 1 });
         assert_eq!(bench.paged.resident() + bench.pool.swapped(), 1);
         (1..512).for_each(|page| bench.stamps[page].store(0, Relaxed));
@@ -251,7 +251,7 @@ fn a_page_that_a_device_has_when_its_turn_comes_is_given_up_later<F: Format, A: 
             let mut runner = Runner::new(bench, 0, &mut mine);
             (0..64).for_each(|page| runner.write(page));
             let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
-            // Whoever was used is asked twice.
+            // A page that was used is tested twice, so this takes several rounds.
             let give_up_all = |worker: &mut TheWorker<'_, '_, F, A>| {
                 (0..8).for_each(|_| _ = Pager::new(worker).reclaim(64));
                 bench.paged.resident()
@@ -277,7 +277,7 @@ fn a_pinned_page_stays_where_it_is_and_what_a_device_writes_there_is_kept<F: For
         (0..64).for_each(|page| runner.write(page));
         let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
         let mut pager = Pager::new(&mut worker);
-        // All of them have a copy in swap, and are here again.
+        // All pages are in memory again, with copies in swap.
         (0..8).for_each(|_| _ = pager.reclaim(64));
         (0..64).for_each(|page| runner.check(page));
         let pinned = pager.pin(bench.hosts(7, 2)).unwrap();
@@ -332,7 +332,7 @@ fn what_is_used_stays_and_the_idle_part_is_known<F: Format, A: Arch>(format: F, 
         let before = bench.paged.stats().refaults;
         (0..256).for_each(|page| runner.check(page));
         assert_eq!(bench.paged.stats().refaults, before, "what was used had to come back");
-        // A smaller limit is come down to by a batch for each page that comes in.
+        // Below a smaller limit, each page that comes in gives up a batch.
         bench.paged.set_limit(100);
         runner.check(500);
         assert_eq!(bench.paged.resident(), 256 - 64 + 1);
@@ -391,7 +391,7 @@ fn a_pool_that_cannot_be_is_refused() {
     assert_eq!(refused(0, 1 << 40), PoolError::TooMany { pages });
 }
 
-/// A leaf of the guest's would be of several frames, or a frame of several leaves.
+/// A leaf of the guest would have several frames, or a frame several leaves.
 #[test]
 fn a_guest_whose_pages_are_not_the_pools_has_none() {
     use slat::{PageSize, Vmid};
@@ -416,7 +416,7 @@ fn a_guest_whose_pages_are_not_the_pools_has_none() {
     assert_eq!(paged.resident(), 0);
 }
 
-/// Two guests share a pool; each has its own limit, both together what there is.
+/// Two guests share a pool; each has its own limit, and both together are bound by the pool.
 #[test]
 fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
     use slat::{Gpa, PageSize, Vmid};
@@ -485,7 +485,7 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
         assert!(paged[0].resident() <= 700 && paged[1].resident() <= 600);
         assert_eq!(paged[0].resident() + paged[1].resident() + pool.free(), 1024);
         if step % 1000 == 0 {
-            // Whoever has more to spare gives to the other.
+            // The guest that has more to spare gives up pages.
             let chosen = choose(&[paged[0].load(), paged[1].load()]).unwrap();
             Pager::new(vcpus[chosen].0.worker()).reclaim(32).unwrap();
         }
@@ -493,7 +493,7 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
     assert!(paged.iter().all(|paged| paged.stats().refaults > 1000));
     drop(vcpus);
     for guest in guests {
-        // SAFETY: no CPU is left that has loaded its tables.
+        // SAFETY: no CPU has the guest's tables loaded.
         unsafe { guest.destroy() };
     }
     for paged in paged {

@@ -28,19 +28,19 @@ impl<A: Arch> Ram for Mem<'_, A> {
     }
 }
 
-/// Swap in memory, which fails when it is told to.
+/// Swap in memory, which fails when its flags say so.
 pub struct Flaky {
     /// Bytes of a page.
     page: u64,
     pages: Vec<Mutex<Vec<u8>>>,
     pub fail_writes: AtomicBool,
     pub fail_reads: AtomicBool,
-    /// It has no holes, and cannot write zeroes.
+    /// It can neither punch holes nor write zeroes.
     pub fail_forgets: AtomicBool,
-    /// It takes its time to forget more than 50 slots at once, and `forgetting` says when.
+    /// It takes long to forget more than 50 slots at once; `forgetting` is set once it does.
     pub slow_forgets: AtomicBool,
     pub forgetting: AtomicBool,
-    /// What writes fail with: 0 for a full disk.
+    /// The error of writes that fail: 0 for a full disk.
     pub errno: AtomicI32,
     pub writes: AtomicU64,
 }
@@ -49,7 +49,7 @@ impl Flaky {
     pub fn new(slots: u32, page: PageSize) -> Self {
         Self {
             page: page.bytes(),
-            // What is kept takes no memory that is not there from the start.
+            // All memory for pages is allocated at the start.
             pages: (0..slots)
                 .map(|_| Mutex::new(Vec::with_capacity(page.bytes() as usize)))
                 .collect(),
@@ -70,7 +70,7 @@ impl Flaky {
         }
     }
 
-    /// Slots in which there is something, whosever it was.
+    /// Returns the number of slots that have content, used or not.
     pub fn holds(&self) -> usize {
         self.pages.iter().filter(|page| !page.lock().unwrap().is_empty()).count()
     }
@@ -90,7 +90,7 @@ impl Swap for Flaky {
         kept.clear();
         kept.extend_from_slice(page);
         if self.fail_writes.load(Relaxed) {
-            // What is there by now is not what was asked for.
+            // After a failure, the content of the slot is unspecified.
             kept.fill(0xee);
             return Err(self.error());
         }
@@ -132,7 +132,7 @@ pub fn room() -> TableRoom {
     [const { None }; TABLE_PAGES]
 }
 
-/// How a guest is set up.
+/// Setup of a guest.
 #[derive(Clone, Copy)]
 pub struct Setup {
     pub guest: slat_guest::Config,
@@ -154,7 +154,7 @@ impl Setup {
         }
     }
 
-    /// Has `work` work on such a guest.
+    /// Calls `work` with such a guest.
     pub fn run<F: Format, A: Arch>(
         &self,
         format: F,
@@ -194,9 +194,9 @@ pub struct Bench<'h, F: Format, A: Arch> {
     pub swap: &'h Flaky,
     pub paged: &'h ThePaged<'h, A>,
     pub guest: &'h TheGuest<'h, F, A>,
-    /// What was written to each page last, by the one vCPU that writes it.
+    /// The last write to each page by the one vCPU that writes it.
     pub stamps: Vec<AtomicU64>,
-    /// And by a device, elsewhere in it.
+    /// The last write to each page by a device, at another place in it.
     pub device: Vec<AtomicU64>,
     pub stop: AtomicBool,
     pub setup: &'h Setup,
@@ -224,24 +224,24 @@ impl<F: Format, A: Arch> Bench<'_, F, A> {
         slot(self.setup.pages * self.page, log_dirty)
     }
 
-    /// Room for what is in a page.
+    /// Returns a buffer of the size of a page.
     pub fn room_for_a_page(&self) -> Vec<u8> {
         vec![0; self.page as usize]
     }
 
-    /// Where stamps are in a page.
+    /// Returns the places of stamps in a page.
     pub const fn places(&self) -> [u64; 3] {
         [0, 2048, self.page - 8]
     }
 
-    /// Nobody moves a page: everything adds up.
+    /// Checks the accounts while no thread moves a page.
     pub fn check_accounts(&self) {
         check_accounts(self.pool, &[self.paged]);
     }
 }
 
-/// Nobody moves a page of these guests, who share a pool: every frame and every slot is one page's,
-/// or free, and each account says so.
+/// Checks, while no thread moves a page of these guests, which share a pool, that every frame and
+/// every slot of swap belongs to one page or is free, and that all accounts agree.
 pub fn check_accounts<M: Ram, S: Swap>(pool: &Pool<M, S>, guests: &[&Paged<'_, M, S>]) {
     let (mut here, mut slots) = (0, 0);
     for guest in guests {
@@ -256,7 +256,7 @@ pub fn check_accounts<M: Ram, S: Swap>(pool: &Pool<M, S>, guests: &[&Paged<'_, M
     assert_eq!(pool.swapped(), slots, "slots of all");
 }
 
-/// A vCPU and its CPU, which answers its own faults.
+/// A vCPU with its CPU, which handles its own faults.
 pub struct Runner<'w, 'h, F: Format, A: Arch> {
     bench: &'w Bench<'h, F, A>,
     vcpu: Vcpu<'w, F, FastMachine<A>, &'h ThePaged<'h, A>>,
@@ -271,12 +271,12 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         Self { bench, vcpu, cpu }
     }
 
-    /// Its thread, for what else it does.
+    /// Returns the vCPU's worker, for other operations.
     pub const fn worker(&mut self) -> &mut TheWorker<'w, 'h, F, A> {
         self.vcpu.worker()
     }
 
-    /// `None` if the page does not come in and the run is to stop.
+    /// Returns `None` if the page does not come in, and the run is to stop.
     fn access<R>(
         &mut self,
         page: u64,
@@ -306,7 +306,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         }
     }
 
-    /// Reads a page of its own, all of whose stamps must be the last.
+    /// Reads a page of this vCPU, and checks that all its stamps are the last ones.
     pub fn check(&mut self, page: u64) {
         let wanted = stamp(page, self.bench.stamps[page as usize].load(Relaxed));
         for place in self.bench.places() {
@@ -318,14 +318,14 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         }
     }
 
-    /// Reads anybody's page: never another page's content.
+    /// Reads a page of any vCPU, and checks that it does not have another page's content.
     pub fn peek(&mut self, page: u64) {
         let gpa = BASE + page * self.bench.page + self.bench.places()[1];
         let found = self.access(page, Access::Read, |cpu| cpu.read(gpa).ok()).unwrap_or(0);
         assert!(found == 0 || found >> 40 == page, "page {page} has {found:#x}");
     }
 
-    /// Writes a page of its own.
+    /// Writes a page of this vCPU.
     pub fn write(&mut self, page: u64) {
         let version = self.bench.stamps[page as usize].load(Relaxed) + 1;
         for (index, place) in self.bench.places().into_iter().enumerate() {
@@ -333,7 +333,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
             let value = stamp(page, version);
             let mut write = || self.access(page, Access::Write, |cpu| cpu.write(gpa, value).ok());
             while write().is_none() {
-                // A page that is half written is finished, or not begun.
+                // A page whose first stamp was written is finished; otherwise it is left out.
                 if index == 0 {
                     return;
                 }
@@ -343,7 +343,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
     }
 }
 
-/// Runs `$check` on each format that faults and marks differently.
+/// Runs `$check` on each format that differs in its faults or in accessed and dirty marks.
 macro_rules! on_all_formats {
     ($name:ident, $check:path) => {
         mod $name {

@@ -1,4 +1,4 @@
-//! What logs are told of devices and balloons; swap that is too small, and guests without accessed
+//! The dirty log with devices and balloons; swap that is too small; and guests without accessed
 //! bits.
 
 use crate::bed::*;
@@ -73,7 +73,7 @@ fn swap_that_holds_what_is_away_is_enough<F: Format, A: Arch>(format: F, arch: A
 }
 on_all_formats!(scarce, super::swap_that_holds_what_is_away_is_enough);
 
-/// While swap takes nothing, pages that it has already may leave.
+/// While swap takes no pages, pages that have a copy there may still leave.
 fn what_swap_has_leaves_though_it_takes_nothing<F: Format, A: Arch>(format: F, arch: A) {
     use std::sync::atomic::Ordering::Relaxed;
     Setup::new(512, 256).run(format, arch, |bench| {
@@ -96,7 +96,7 @@ fn what_swap_has_leaves_though_it_takes_nothing<F: Format, A: Arch>(format: F, a
 }
 on_all_formats!(stopped, super::what_swap_has_leaves_though_it_takes_nothing);
 
-/// Where hardware has no accessed bits, pages leave in the order in which they came.
+/// Without accessed bits in hardware, pages leave in the order in which they came in.
 #[test]
 fn a_guest_without_accessed_bits_gives_up_pages_too() {
     let format = Ept1G { accessed_dirty: false, ..ept() };
@@ -125,7 +125,7 @@ fn who_is_in_the_way_for_good_is_told_soon() {
         (0..64).for_each(|page| pager.bring_in(bench.host(page), Access::Write).unwrap());
         assert_eq!(bench.paged.resident(), 1);
         let block = PageSize::SIZE_2M.bytes();
-        // More than there is.
+        // A range larger than the guest's memory.
         pager.discard(HvaRange { start: Hva(0), bytes: HOST + block });
         assert_eq!((bench.paged.resident(), bench.pool.swapped()), (0, 0));
     });

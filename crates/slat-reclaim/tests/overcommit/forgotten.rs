@@ -1,4 +1,4 @@
-//! What swap held of a guest is not found there once the guest has given it back.
+//! The content of a guest's pages is not found in swap once the guest has given them back.
 
 use crate::bed::*;
 use crate::shares::{at, guests, pages};
@@ -8,12 +8,12 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A directory on a file system that may have files past the page cache.
+/// Returns a directory on a file system that may support `O_DIRECT`.
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// The file behind a swap file in `directory`, as another process would have to open it.
+/// Opens the file of a swap file in `directory`, by its descriptor in `/proc`.
 fn file_in(directory: &std::path::Path) -> File {
     let is_there = |path: &std::path::PathBuf| {
         std::fs::read_link(path).is_ok_and(|target| target.starts_with(directory))
@@ -22,7 +22,7 @@ fn file_in(directory: &std::path::Path) -> File {
     File::open(files.find(is_there).unwrap()).unwrap()
 }
 
-/// Bytes of the file that are not zero.
+/// Returns the number of bytes of the file that are not zero.
 fn left(file: &File) -> usize {
     let bytes = file.metadata().unwrap().len() as usize;
     let mut all = vec![0; bytes];
@@ -32,7 +32,7 @@ fn left(file: &File) -> usize {
 
 const SECRET: u64 = 0x5ec2_e75e_c2e7;
 
-/// Through the page cache and past it. Each page is written, and so leaves, `times` times.
+/// Runs with the page cache and with `O_DIRECT`. Each page is written, and leaves, `times` times.
 fn nothing_is_left(times: u64, gives_back: bool) {
     let directory = directory();
     let new = |direct: bool| match direct {
@@ -78,8 +78,8 @@ fn what_a_guest_had_is_not_in_the_swap_file_once_it_has_gone() {
     nothing_is_left(2, false);
 }
 
-/// A guest that writes its pages as they come back leaves slots behind: those that are not used
-/// again are given back some dozen at a time.
+/// A guest that writes its pages as they come back leaves stale slots. Those that are not reused
+/// are forgotten some dozens at a time.
 #[test]
 fn what_guests_leave_behind_in_swap_is_bounded() {
     let swap = Flaky::new(2048, PageSize::SIZE_4K);
@@ -115,8 +115,8 @@ fn a_swap_that_cannot_forget_is_told_and_asked_again() {
     });
 }
 
-/// What a guest wrote again is being wiped by another, slowly: a thread that discards it waits for
-/// that, too.
+/// Another guest's thread is slowly wiping stale slots of this guest: a thread that discards the
+/// pages waits for that too.
 #[test]
 fn a_balloon_waits_for_a_thread_that_wipes_its_pages_already() {
     let swap = Flaky::new(512, PageSize::SIZE_4K);

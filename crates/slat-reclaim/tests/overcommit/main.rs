@@ -1,4 +1,4 @@
-//! Guests with more memory than there is, as threads over real memory: every page has a stamp,
+//! Guests with more memory than the host, as threads over real memory. Every page has a stamp,
 //! which the guest checks at each read.
 //!
 //! `ROUNDS=N` for more.

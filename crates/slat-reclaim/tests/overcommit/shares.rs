@@ -1,4 +1,4 @@
-//! Guests that share a pool: what one of them takes is not the others' trouble.
+//! Guests that share a pool: memory and swap that one of them takes do not harm the others.
 
 use crate::bed::*;
 use slat::format::ept::Ept1G;
@@ -14,8 +14,9 @@ const K4: u64 = 4096;
 pub type Memory<'h, S> = Paged<'h, Mem<'h, Ept>, &'h S>;
 pub type Thread<'w, 'h, S> = Worker<'w, Ept1G, FastMachine<Ept>, &'h Memory<'h, S>>;
 
-/// Guests of so many pages each on one pool, and a thread for each; at the end, all accounts add
-/// up, and guests that have gone have left nothing.
+/// Makes guests with these numbers of pages on one pool, and a worker for each, and calls `work`.
+/// Then checks that all accounts add up, and that nothing is left of the guests after they are
+/// destroyed.
 pub fn guests<S: Swap>(
     swap: &S,
     frames: u64,
@@ -107,7 +108,7 @@ fn a_guest_has_no_more_of_swap_than_its_quota_and_leaves_the_rest_to_others() {
         assert_eq!((paged.resident(), paged.swapped(), paged.places().away), (200, 100, 100));
         let refused = |thread: &Thread<'_, '_, Flaky>| thread.guest().backing().stats().over_quota;
         assert_eq!((refused(hog), refused(other)), (1, 0));
-        // Nothing leaves it that would have to come back at once, and nobody walks in vain.
+        // No page leaves that would have to come back at once, and no walk is done in vain.
         let before = (paged.stats(), hog.guest().stats().totals.invalidations);
         assert_eq!(Pager::new(hog).reclaim(64), Err(quota));
         assert_eq!((paged.stats(), hog.guest().stats().totals.invalidations), before);
@@ -116,7 +117,7 @@ fn a_guest_has_no_more_of_swap_than_its_quota_and_leaves_the_rest_to_others() {
             (pool.swapped(), pool.trouble()),
             (100 + other.guest().backing().swapped(), None)
         );
-        // More of it, and it goes on; what was lowered is kept to from then on.
+        // With a higher quota the guest goes on; a lower one holds from then on.
         paged.set_swap(110);
         let quota = ReclaimError::Quota { slots: 110 };
         assert_eq!(bring(hog, 300..4096), Err(PageError::NoRoom { why: quota }));
@@ -129,7 +130,7 @@ fn a_guest_has_no_more_of_swap_than_its_quota_and_leaves_the_rest_to_others() {
     });
 }
 
-/// Copies of pages in memory count, and give way.
+/// Slots of copies of pages in memory count towards the quota, and are reused.
 #[test]
 fn a_guest_at_its_quota_gives_up_pages_for_those_that_come_back() {
     let swap = Flaky::new(256, PageSize::SIZE_4K);
@@ -145,7 +146,7 @@ fn a_guest_at_its_quota_gives_up_pages_for_those_that_come_back() {
             }
         }
         assert!(paged.places().copied > 0);
-        // All of it but what fits into memory besides.
+        // Gives up all pages that the quota allows.
         let mut all = 0;
         while let Ok(gone) = Pager::new(thread).reclaim(7) {
             all += gone.pages;
@@ -154,7 +155,7 @@ fn a_guest_at_its_quota_gives_up_pages_for_those_that_come_back() {
     });
 }
 
-/// Swap has three slots left, and eight pages are next: five of them are not taken from the guest.
+/// Swap has three free slots, and eight pages are next: five of them are not unmapped.
 #[test]
 fn only_pages_that_have_a_slot_are_taken_from_the_guest() {
     let swap = Flaky::new(3, PageSize::SIZE_4K);
@@ -209,7 +210,7 @@ fn a_disk_that_was_full_is_asked_again_when_slots_come_back_and_one_that_failed_
     }
 }
 
-/// Others have all of memory: it is not drained for them.
+/// The other guest has all free memory: the small guest is not drained for it.
 #[test]
 fn a_small_guest_within_its_limit_gives_up_one_page_for_each_that_comes() {
     let swap = Flaky::new(2048, PageSize::SIZE_4K);
@@ -230,15 +231,15 @@ fn a_small_guest_within_its_limit_gives_up_one_page_for_each_that_comes() {
             assert_eq!(small.guest().backing().stats().given_up, page - 7);
             assert_eq!((small.guest().backing().resident(), pool.free()), (8, 0));
         }
-        // The guest that has most of it gives up most of a batch at a time.
+        // The guest that has most of the memory gives up most of a batch at a time.
         fill();
         bring(hog, 1000..1001).unwrap();
         assert_eq!(hog.guest().backing().stats().given_up, 64 * 504 / 512);
     });
 }
 
-/// A slot that is being wiped is free, and not to be had yet: a thread that wants it waits, and
-/// is not told that swap is full.
+/// A slot that is being wiped is free, but cannot be handed out yet: a thread that wants it waits,
+/// and gets no error that swap is full.
 #[test]
 fn nobody_is_told_that_swap_is_full_while_slots_are_wiped() {
     let swap = Flaky::new(64, PageSize::SIZE_4K);
@@ -262,8 +263,8 @@ fn nobody_is_told_that_swap_is_full_while_slots_are_wiped() {
     });
 }
 
-/// While the disk says that it is full, somebody gives slots back: it is asked again, and nobody
-/// has to say so.
+/// Slots are given back during a write that fails because the disk is full: the next write is
+/// attempted without a call of `resume`.
 #[test]
 fn slots_that_come_back_while_a_disk_says_that_it_is_full_are_not_forgotten() {
     struct Full<'f>(Flaky, std::sync::Mutex<Box<dyn FnMut() + Send + 'f>>);
@@ -319,7 +320,8 @@ fn slots_that_come_back_while_a_disk_says_that_it_is_full_are_not_forgotten() {
     });
 }
 
-/// A guest that keeps pages keeps them, whoever wants them, and those of others come and go.
+/// A guest keeps its protected pages while other guests want memory; pages of the others come and
+/// go.
 #[test]
 fn pages_that_a_guest_keeps_are_given_up_for_its_own_alone() {
     let swap = Flaky::new(4096, PageSize::SIZE_4K);
@@ -329,7 +331,7 @@ fn pages_that_a_guest_keeps_are_given_up_for_its_own_alone() {
         let [kept, other] = &mut threads[..] else { unreachable!() };
         let (his, its) = (*kept.guest().backing(), *other.guest().backing());
         bring(kept, 0..120).unwrap();
-        // The other has the rest, and comes and goes in it.
+        // The other guest has the rest, in which its pages come and go.
         bring(other, 0..1000).unwrap();
         assert_eq!(his.resident(), 120, "who wants memory gives up its own");
         assert_eq!(his.spare(), 20);
@@ -338,7 +340,7 @@ fn pages_that_a_guest_keeps_are_given_up_for_its_own_alone() {
         let protected = ReclaimError::Protected { pages: 100 };
         assert_eq!(Pager::new(kept).reclaim(1), Err(protected));
         assert_eq!(choose(&[his.load(), its.load()]), Some(1));
-        // All frames are taken: its own pages give way to its own, one for one.
+        // All frames are taken: a page of this guest comes in for another of its own.
         let mut next = 1000;
         let mut take_all = |other: &mut Thread<'_, '_, _>| {
             while pool.free() != 0 {
@@ -349,7 +351,8 @@ fn pages_that_a_guest_keeps_are_given_up_for_its_own_alone() {
         take_all(other);
         bring(kept, 200..300).unwrap();
         assert_eq!(his.resident(), 100);
-        // Below what it keeps it is refused, until another guest gives up pages.
+        // Below the number that it keeps, the guest gets no page until another guest gives up
+        // pages.
         Pager::new(kept).discard(pages(0, 400));
         take_all(other);
         assert_eq!(bring(kept, 0..1), Err(PageError::NoRoom { why: protected }));
@@ -357,7 +360,7 @@ fn pages_that_a_guest_keeps_are_given_up_for_its_own_alone() {
         assert_eq!(its.stats().below_protected, 0);
         assert!(Pager::new(other).reclaim(64).unwrap().pages >= 1);
         bring(kept, 0..1).unwrap();
-        // What guests keep is there: no more can be promised than the pool has.
+        // The guests together cannot keep more pages than the pool has.
         let refused = PoolError::Protected { asked: 157, left: 156 };
         assert_eq!(its.set_protected(157), Err(refused));
         its.set_protected(156).unwrap();

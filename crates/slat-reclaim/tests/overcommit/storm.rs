@@ -1,5 +1,5 @@
-//! Everything at once: two vCPUs, reclaim, ageing, a migration that copies from the log, a host
-//! that takes memory back, and a device.
+//! A stress test of all operations at once: two vCPUs, reclaim, ageing, a migration that copies
+//! from the dirty log, a host that takes memory back, and a device.
 
 use crate::bed::*;
 use slat::{Ageing, Format, Gpa, GpaRange, Skip};
@@ -33,7 +33,7 @@ fn vcpu<F: Format, A: Arch>(bench: &Bench<'_, F, A>, id: u16, seed: u64) {
     }
 }
 
-/// A pager of its own, which keeps some frames free.
+/// A separate thread that keeps some frames free.
 fn reclaim<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut room = room();
@@ -56,7 +56,7 @@ fn reclaim<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
     }
 }
 
-/// The host looks at its memory: takes it from the guest, and gives it back as it was.
+/// The host unmaps memory from the guest, and gives it back unchanged.
 fn host_takes<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut room = room();
@@ -65,7 +65,7 @@ fn host_takes<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
         let (page, count) = (rng.u64(..PAGES), rng.u64(1..=32));
         let hosts = bench.hosts(page, count.min(PAGES - page));
         drop(worker.invalidate(hosts, |_| {}));
-        // A device reads, and finds what it wrote.
+        // A device reads what it wrote last.
         let (write, device) = (rng.bool(), &bench.device[page as usize]);
         let touch = |hpa: slat::Hpa| {
             let hpa = slat::Hpa(hpa.0 + DEVICE);

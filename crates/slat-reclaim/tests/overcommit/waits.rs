@@ -1,4 +1,4 @@
-//! Which guest waits for which, the cost of being told to wait, and whose use counts.
+//! Waits for the disk, the cost of faults that have to wait, and uses by devices.
 
 use crate::bed::*;
 use crate::shares::{at, guests};
@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-/// A disk that stands still, until it is told to go on.
+/// A disk whose writes block until the test lets them continue.
 struct Held {
     flaky: Flaky,
     reached: Mutex<Sender<()>>,
@@ -27,7 +27,7 @@ impl Swap for Held {
     }
 
     fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
-        // Once nobody is there any more, it goes on by itself.
+        // Once the test has dropped its end, writes do not block any more.
         if self.reached.lock().unwrap().send(()).is_ok() {
             let _ = self.go_on.lock().unwrap().recv_timeout(Duration::from_secs(20));
         }
@@ -57,7 +57,7 @@ fn nobody_who_asks_how_a_guest_does_waits_for_a_disk() {
                 let reclaimer = scope.spawn(move || {
                     assert!(Pager::new(&mut thread).reclaim(64).is_ok());
                 });
-                // The disk has a page, and stands still.
+                // A write has reached the disk, and blocks.
                 at_disk.recv().unwrap();
                 let asked = scope.spawn(|| {
                     let load = paged.load();
@@ -71,7 +71,7 @@ fn nobody_who_asks_how_a_guest_does_waits_for_a_disk() {
                     patience -= 1;
                 }
                 let waited = !asked.is_finished();
-                // Nobody holds it up any more.
+                // Lets the write continue.
                 drop(at_disk);
                 drop(go);
                 asked.join().unwrap();
@@ -82,7 +82,8 @@ fn nobody_who_asks_how_a_guest_does_waits_for_a_disk() {
     }
 }
 
-/// A device marks no accessed bit: what it uses stays all the same, as what the guest uses does.
+/// A device sets no accessed bit; the pages that it uses stay all the same, as those that the guest
+/// uses do.
 #[test]
 fn what_a_device_uses_stays() {
     for policy in [Policy::Generations, Policy::TwoLists] {
@@ -153,7 +154,7 @@ fn a_page_may_leave_as_soon_as_it_is_old_enough() {
             let mut worker = Worker::new(bench.guest, &mut room).unwrap();
             let mut pager = Pager::new(&mut worker);
             (0..32).for_each(|page| pager.bring_in(bench.host(page), Access::Write).unwrap());
-            // Too soon, if the machine is not slow.
+            // Too soon, unless the machine is slow.
             _ = pager.reclaim(1);
             std::thread::sleep(residency + Duration::from_millis(3));
             assert!(pager.bring_in(bench.host(40), Access::Write).is_ok(), "{policy:?}");
@@ -161,8 +162,8 @@ fn a_page_may_leave_as_soon_as_it_is_old_enough() {
     }
 }
 
-/// A fault that brings in a block loses the race for one of its pages: it lets go of all that it
-/// has.
+/// A fault that brings in a block loses the race for one of its pages, and releases all that it has
+/// claimed.
 #[test]
 fn a_race_for_a_page_of_a_block_leaves_nothing_behind() {
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -173,8 +174,8 @@ fn a_race_for_a_page_of_a_block_leaves_nothing_behind() {
         let mut worker = Worker::new(bench.guest, &mut mine).unwrap();
         let other = Worker::new(bench.guest, &mut theirs).unwrap();
         let other = &Mutex::new(other);
-        // Some of the blocks come whole; some are lost to a thread that copies a page of them,
-        // before or amid the claims.
+        // Some of the blocks come in whole; in others, a thread that copies a page claims it first,
+        // before the fault's claims or during them.
         for rounds in 0..200u64 {
             let page = 511 - rounds % 64;
             let (begun, over) = (&AtomicBool::new(false), &AtomicBool::new(false));

@@ -162,7 +162,7 @@ pub enum Access {
     Execute,
 }
 
-/// Why an access did not complete.
+/// Reason why an access did not complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// No root is loaded, or an entry is invalid.

@@ -10,11 +10,11 @@ pub struct AccessError {
     pub gpa: u64,
     /// The access that the guest tried.
     pub access: Access,
-    /// Why it failed.
+    /// Reason why it failed.
     pub why: Why,
 }
 
-/// Why an access failed.
+/// Reason why an access failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
     /// The MMU faulted; a hypervisor may handle this.
@@ -57,7 +57,7 @@ impl fmt::Display for AccessError {
 
 impl std::error::Error for AccessError {}
 
-/// Why a CPU is not available.
+/// Reason why a CPU is not available.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CpuError {
     /// The machine has no CPU of that number.

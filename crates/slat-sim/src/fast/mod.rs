@@ -28,9 +28,9 @@
 //! one.
 //!
 //! A walk, too, is inside a window: once an invalidation has returned, no CPU reads a table that
-//! was unlinked before it. An invalidation does not wait for a CPU outside a window, whatever its
-//! thread does. Counters instead of flags: a CPU that begins one window after another delays no
-//! invalidation.
+//! was unlinked before it. An invalidation does not wait for a CPU outside a window, even if its
+//! thread is blocked. Counters instead of flags: a CPU that begins one window after another delays
+//! no invalidation.
 //!
 //! The fence is asymmetric: a window has compiler fences and plain stores, and the invalidating
 //! thread pays for both sides. If the kernel has no `membarrier` ([`FastMachine::set_membarrier`]),

@@ -74,7 +74,7 @@ fn by_address(machine: &Machine<Arm>, what: &Invalidation) {
     (slat_sim::firmware::ARM.invalidate)(machine, what);
 }
 
-/// Invalidates the whole guest, whatever the engine asks for: Casemate does not see that an
+/// Invalidates the whole guest, even if the engine asks for less: Casemate does not see that an
 /// invalidation by address covers links.
 fn whole(machine: &Machine<Arm>, what: &Invalidation) {
     by_address(machine, &Invalidation { range: None, leaf: None, tables: true, ..*what });

@@ -1,4 +1,4 @@
-//! What a CPU that faulted invalidates after its fault granted a right, or found it granted.
+//! Invalidations of the CPU that faulted, after its fault granted a right, or found it granted.
 
 use crate::cases::Case;
 use crate::common::*;

@@ -65,9 +65,9 @@ pub enum Shareability {
 }
 
 impl<const PAGE_SHIFT: u32, const WIDE: bool> Default for Arm64<PAGE_SHIFT, WIDE> {
-    /// What most Armv8.2 CPUs have: no FWB, hardware dirty state off, separate execute rights, and
-    /// addresses as wide as descriptors can hold. [`id::IdRegisters::format`] reads from the ID
-    /// registers what a CPU has.
+    /// The features of most Armv8.2 CPUs: no FWB, hardware dirty state off, separate execute
+    /// rights, and addresses as wide as descriptors can hold. [`id::IdRegisters::format`] reads the
+    /// features of a CPU from its ID registers.
     fn default() -> Self {
         Self {
             forced_write_back: false,

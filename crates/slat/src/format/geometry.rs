@@ -24,9 +24,9 @@ impl Geometry {
     }
 
     /// Returns how many table pages [`Guard::map`](crate::Guard::map) of `range` to `hpa` takes at
-    /// most, with leaves of at most `largest`. It takes so many where nothing is mapped and no
-    /// table exists. With host memory of another alignment it may take more; for a bound that holds
-    /// for any alignment, pass the page size as `largest`.
+    /// most, with leaves of at most `largest`. It takes that many if nothing is mapped and no table
+    /// exists. With host memory of another alignment it may take more; for a bound that holds for
+    /// any alignment, pass the page size as `largest`.
     ///
     /// `F` is the format of the tables that have this geometry. The result has no meaning for a
     /// range, size or address that `map` refuses. It is a bound only while no thread unmaps in the
@@ -59,7 +59,7 @@ impl Geometry {
     }
 
     /// Returns how many table pages [`Guard::split`](crate::Guard::split) of `range` to leaves of
-    /// `to` takes at most. It takes so many where all of the range is mapped by the largest leaves
+    /// `to` takes at most. It takes that many if all of the range is mapped by the largest leaves
     /// of the format.
     ///
     /// `F` is as in [`Geometry::tables_to_map`].
@@ -77,7 +77,7 @@ impl Geometry {
 
     /// Returns how many table pages a fault takes at most:
     /// [`Guard::reserve`](crate::Guard::reserve) for a leaf of at most `largest`, and the commit.
-    /// It takes so many where nothing is mapped around the address.
+    /// It takes that many if nothing is mapped around the address.
     ///
     /// `F` is as in [`Geometry::tables_to_map`].
     pub const fn tables_to_reserve<F: Format>(&self, largest: PageSize) -> u64 {

@@ -335,7 +335,7 @@ impl Access {
     }
 }
 
-/// What an entry of a table (a slot) holds.
+/// Content of an entry of a table (a slot).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Nothing.

@@ -35,8 +35,8 @@ pub type Npt2M = Npt<false>;
 /// hardware ignores tells the two apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Npt<const HUGE_1G: bool> {
-    /// The host's CR4.LA57 while the guest runs: nested walks have five levels, whatever the width
-    /// of guest addresses. They translate 57 bits, and physical addresses have 52 at most.
+    /// The host's CR4.LA57 while the guest runs: nested walks have five levels, for any width of
+    /// guest addresses. They translate 57 bits, and physical addresses have 52 at most.
     pub five_levels: bool,
     /// Bits of a physical address, at most 52; hardware rejects entries with bits above it.
     pub output_bits: u32,

@@ -105,7 +105,7 @@ const INHERITED: u64 = R | C | ATT | READ | WRITE | EXECUTE | software::all(SW_U
 
 /// Normal memory. Strong access order, which 3.1 removed, is equally cacheable, and is not used.
 const NORMAL: u64 = be(0b00 << 4);
-/// Caching inhibited and guarded: no instruction is fetched from it, whatever EAA says.
+/// Caching inhibited and guarded: no instruction is fetched from it, even if EAA allows it.
 const NON_IDEMPOTENT: u64 = be(0b10 << 4);
 /// Caching inhibited.
 const TOLERANT: u64 = be(0b11 << 4);
@@ -129,8 +129,8 @@ const fn place(hpa: Hpa) -> u64 {
 impl<const PAGE_SHIFT: u32> Power<PAGE_SHIFT> {
     /// Returns the first doubleword of the guest's partition table entry: tables at `root`.
     ///
-    /// It has HR; RTS for addresses of 52 bits, whatever the guest's width; RPDB; RPDS. The value
-    /// is as in a register: in memory it is big-endian ([`u64::to_be_bytes`]). The second
+    /// It has HR; RTS for addresses of 52 bits, also if the guest's are narrower; RPDB; RPDS. The
+    /// value is as in a register: in memory it is big-endian ([`u64::to_be_bytes`]). The second
     /// doubleword describes the guest's own tables.
     ///
     /// # Errors

@@ -1,13 +1,14 @@
-//! Ageing: which pages were used, by their accessed bits; lock-free, by bitmap.
+//! Ageing: finds the pages that were used, by their accessed bits, without a lock, into bitmaps.
 //!
-//! A leaf is cleared by compare-and-swap. A page whose entry somebody else holds is *unanswered*,
+//! A leaf is cleared by compare-and-swap. A page whose entry another thread holds is *unanswered*,
 //! which is not the same as old. Nothing waits.
 //!
 //! # Non-leaf accessed bits
-//! Where hardware marks the tables that it walks through (x86), a table that is not accessed rules
-//! out all below it, with a proviso: a walk cache may hold the table, and hardware then marks a
-//! leaf below without marking the table again. *Invariant of an exact scan*: a table
-//! without its mark has no accessed leaf below, and no TLB or walk cache holds anything below.
+//! Where hardware marks the tables that it walks through (x86), a table that is not accessed shows
+//! that nothing below it was used, with one exception: a walk cache may hold the table, and
+//! hardware then marks a leaf below without marking the table again. *Invariant of an exact scan*:
+//! a table without its mark has no accessed leaf below, and no TLB or walk cache holds anything
+//! below.
 //!
 //! 1. Each marked table that the range covers is cleared, and noted as [`Format::AGEING`] in the
 //!    same exchange, from the top down.
@@ -15,10 +16,10 @@
 //! 3. The leaves below noted tables are cleared, and the notes.
 //!
 //! Software that makes a leaf accessed marks the tables above after it, the lowest first
-//! (`walk::touch`; all agree on the order of exchanges and loads), and so does a scan that
-//! cannot clear a leaf because somebody holds it. A hint
-//! clears tables without an invalidation: it breaks the invariant, and makes exact scans look
-//! everywhere until one has covered the whole guest. One scan at a time clears tables.
+//! (`walk::touch`; all agree on the order of exchanges and loads), and so does a scan that cannot
+//! clear a leaf because another thread holds it. A hint clears tables without an invalidation: it
+//! breaks the invariant, and makes exact scans look everywhere until one has covered the whole
+//! guest. One scan at a time clears tables.
 
 use super::ChangeError;
 use super::pages::{or_bits, set_bits};
@@ -53,26 +54,26 @@ impl Scans {
         self.hinted.load(Ordering::Acquire) != 0
     }
 
-    /// Before the first table is cleared without an invalidation.
+    /// Called before a scan clears its first table without an invalidation.
     fn hint(&self) {
         self.hinted.store(1, Ordering::Release);
     }
 
-    /// An exact scan has covered all of the guest.
+    /// Called when an exact scan has covered all of the guest.
     fn forget_hints(&self) {
         self.hinted.store(0, Ordering::Release);
     }
 }
 
-/// How an ageing scan works.
+/// Options of an ageing scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ageing {
-    /// Clears the accessed bits that it finds; else it only tests.
+    /// Clears the accessed bits that it finds; otherwise it only tests them.
     pub clear: bool,
-    /// Which leaves it may leave out.
+    /// Which leaves the scan may skip.
     pub skip: Skip,
-    /// With `clear`, invalidates at its end: without, a page that a TLB holds may be in use and
-    /// never be young again until the TLB forgets it by itself. Linux does without.
+    /// With `clear`, the scan ends with an invalidation. Without one, a page that a TLB holds may
+    /// be in use, and not become young again until the TLB drops it by itself. Linux does without.
     pub fresh: bool,
 }
 
@@ -81,43 +82,44 @@ impl Ageing {
     pub const LEAVES: Self = Self { clear: true, skip: Skip::Nothing, fresh: false };
 }
 
-/// How far non-leaf accessed bits are trusted, on formats that have them; elsewhere all three are
-/// [`Skip::Nothing`]. One scan at a time that clears has the benefit; a concurrent one looks at
-/// every leaf.
+/// Use of non-leaf accessed bits by a scan, on formats that have them; on others all three are
+/// [`Skip::Nothing`]. Only one scan that clears can skip at a time; a concurrent one looks at every
+/// leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Skip {
     /// Looks at every leaf.
     Nothing,
-    /// Leaves out what is below a table that is not accessed. A page there may have been used all
-    /// the same, through a walk cache: a hint.
+    /// Skips tables that are not accessed. A page below may have been used all the same, through a
+    /// walk cache: this is a hint.
     Hint,
-    /// Leaves it out where nothing below can have been used: costs one invalidation, executed
-    /// inside before leaves are read.
+    /// Skips tables below which no page can have been used. Costs one invalidation, executed inside
+    /// before leaves are read.
     Exact,
 }
 
-/// The answer, a bit a page: bit 0 is the first page of the range. Bits are added, none is removed.
+/// Bitmaps for the result of a scan: bit 0 is the first page of the range. Bits are set, none is
+/// cleared.
 #[derive(Debug)]
 pub struct Ages<'b> {
-    /// Pages that were used since they were last cleared; of a block, or a group
-    /// ([`Guard::map_contiguous`]), all its pages in the range. One that the range covers in part
-    /// is tested, not cleared.
+    /// Pages that were used since their accessed bit was last cleared; for a block or a group
+    /// ([`Guard::map_contiguous`]), all its pages in the range. A block or group that the range
+    /// covers in part is tested, and not cleared.
     pub young: &'b mut [u64],
-    /// Pages about which nothing can be said: somebody is changing their entry.
+    /// Pages without an answer: another thread is changing their entry.
     pub unanswered: &'b mut [u64],
 }
 
-/// How many bits a scan added.
+/// Numbers of bits that a scan added.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Aged {
-    /// To [`Ages::young`].
+    /// Bits set in [`Ages::young`].
     pub young: u64,
-    /// To [`Ages::unanswered`].
+    /// Bits set in [`Ages::unanswered`].
     pub unanswered: u64,
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Finds out which pages of `range` are young, and, if asked, makes them old.
+    /// Finds the pages of `range` that are young, and with [`Ageing::clear`] makes them old.
     ///
     /// # Errors
     /// [`ChangeError::Range`], [`ChangeError::Bitmap`] if one of the two is too short, and
@@ -149,8 +151,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.age_walk(range, ages, how)
     }
 
-    /// Whether the page at `gpa`, whose table is there, was used, and, if asked, makes it old,
-    /// without a walk. Whatever else it meets it leaves to the walk.
+    /// Returns whether the page at `gpa`, whose table is there, was used, and with `clear` makes it
+    /// old, without a walk. Returns `None` in all other cases, which the walk handles.
     #[inline(always)]
     fn age_page(&mut self, gpa: u64, clear: bool) -> Option<bool> {
         let tables = self.tables;
@@ -221,14 +223,14 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Whether the leaf around `gpa` was used, and, if asked, makes it old: all of it, be it a
-    /// block or a group, where a range that cuts through it ([`Guard::age`]) only tests. Returns
-    /// what the leaf covers; `None` if nothing is mapped there. Nothing is owed; without an
-    /// invalidation the answer is as old as what TLBs hold.
+    /// Tests whether the leaf around `gpa` was used, and with `clear` makes all of it old, also a
+    /// block or a group, which [`Guard::age`] only tests if its range cuts it. Returns the range
+    /// that the leaf covers and whether it was used; `None` if nothing is mapped there. Owes no
+    /// invalidation: without one, uses through a translation that a TLB holds may not be seen.
     ///
     /// # Errors
     /// [`ChangeError::Range`], [`ChangeError::NotRecorded`]: nothing is done.
-    /// [`ChangeError::Contended`]: somebody is changing the entry, and it is as it was.
+    /// [`ChangeError::Contended`]: another thread is changing the entry, which stays as it was.
     pub fn age_leaf(
         &mut self,
         gpa: Gpa,
@@ -259,7 +261,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 struct One<'t, 'g, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     clear: bool,
-    /// Kept from one attempt to the next: what was cleared is told.
+    /// Kept from one attempt to the next, so that a mark that was cleared is reported.
     young: bool,
     found: Option<(u64, u64)>,
     held: bool,
@@ -279,7 +281,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
             let (used, whole) = age_group::<F>(&group, level, self.clear, self.sums);
             self.young |= used;
             if used || whole {
-                // What was cleared is told, whatever comes of the rest.
+                // A mark that was cleared is reported, even if the rest of the group could not be
+                // tested.
                 self.found = Some((group.start, group.end));
             }
             return if whole { Flow::Next } else { Flow::Again };
@@ -311,8 +314,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
     }
 }
 
-/// Reads, and clears, the accessed state of each member; whether one had it, and whether all are
-/// members still.
+/// Reads, and clears, the accessed state of each member; returns whether one had it, and whether
+/// all are still members.
 fn age_group<F: Format>(
     group: &Group<'_, F>,
     level: u8,
@@ -336,8 +339,8 @@ fn age_group<F: Format>(
     (used, whole)
 }
 
-/// Which tables a scan of leaves descends into: all; those marked accessed; the same, clearing
-/// them; those noted by an exact scan, or marked since.
+/// The tables that a scan of leaves descends into: all; those marked accessed; the same, and it
+/// clears them; those noted by an exact scan, or marked since.
 const ALL: u8 = 0;
 const MARKED: u8 = 1;
 const HINT: u8 = 2;
@@ -347,7 +350,7 @@ struct Scan<'a> {
     range: GpaRange,
     ages: Ages<'a>,
     aged: Aged,
-    /// The end of the last group, which is answered for.
+    /// The end of the last group, whose pages all have an answer.
     answered: u64,
     sums: &'a mut Sums,
 }
@@ -362,7 +365,7 @@ impl Scan<'_> {
             let mut visitor = Leaves::<F, P, CLEAR, TABLES> { scan: self, tables };
             match tables.walk(from, end, &mut visitor) {
                 Ok(()) => return,
-                // Lost too often: the page stays without an answer.
+                // The exchange failed too often: the page stays without an answer.
                 Err(Gpa(at)) => {
                     let level = tables.lookup(at).level;
                     tables.touch_above(at, level);
@@ -391,7 +394,7 @@ impl Scan<'_> {
         match result {
             Ok(()) if all => tables.scans.forget_hints(),
             Ok(()) => {}
-            // A table that never stood still: it may not be noted, so nothing is ruled out.
+            // A table changed all the time, and may not be noted, so the scan skips nothing.
             Err(_) => return self.run::<F, P, true, ALL>(tables),
         }
         self.run::<F, P, true, NOTED>(tables);
@@ -485,8 +488,8 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
         }
     }
 
-    /// The note goes when all below has an answer: until then others who look do not trust the
-    /// mark.
+    /// The note is removed once all leaves below have an answer; until then other scans do not
+    /// trust the table's mark.
     #[inline(always)]
     fn leave(&mut self, level: u8, entry: Entry<'t>, _: &'t [Slot]) {
         if TABLES == NOTED && entry.whole::<F>(level) {
@@ -506,8 +509,8 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
 impl<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>
     Leaves<'_, '_, F, P, CLEAR, TABLES>
 {
-    /// Answers for all of a group at its first member in the range. Each member is cleared where
-    /// the range covers the group; a concurrent unfold keeps what is not cleared yet.
+    /// Sets the bits of a whole group at its first member in the range. Clears each member if the
+    /// range covers the group; a concurrent unfold keeps the bits that are not cleared yet.
     #[cold]
     fn group(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
         if entry.start < self.scan.answered {
@@ -530,7 +533,7 @@ impl<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>
 
 /// Clears the tables that are marked accessed, and notes them.
 struct Note<'a> {
-    /// Unmarked tables prove nothing.
+    /// Tables without a mark prove nothing.
     doubt: bool,
     noted: bool,
     sums: &'a mut Sums,

@@ -1,4 +1,4 @@
-//! Other ways to split, which the laboratory holds [`Guard::split`] against.
+//! Other ways to split, with which the laboratory compares [`Guard::split`].
 //!
 //! They are the engine's code with other constants, so that a baseline is slower only by the way
 //! it splits.
@@ -16,19 +16,20 @@ use crate::tables::Halted;
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor, walk};
 use core::hint::black_box;
 
-/// Tables built entry by entry, and one block broken at a time. What else such a way reads:
-/// the last level; the tables that it has just linked; a flag at each entry.
+/// Builds tables entry by entry, and breaks one block at a time. The parameters say whether it also
+/// reads the last level, the tables that it has just linked, and a flag at each entry.
 #[derive(Clone, Copy, Debug)]
 pub struct PerEntry<const LAST_LEVEL: bool, const INTO_NEW: bool, const FLAG: bool>;
 
-/// Every entry of the range, new tables included: Linux's `stage2_split_walker`, up to 7.3.
+/// Reads every entry of the range, also in new tables, as Linux's `stage2_split_walker` does up to
+/// 7.3.
 pub type EveryEntry = PerEntry<true, true, false>;
 /// The same without the last level: the walk of "Optimize S2 page splitting" (May 2026).
 pub type Bounded = PerEntry<false, true, false>;
 /// And without the tables that it has just linked: the first form of the same discussion.
 pub type Childless = PerEntry<false, false, false>;
-/// The same, what to leave out decided at each entry by a flag, as a walker does that is compiled
-/// once for all its users: what that costs.
+/// The same, but a flag decides at each entry what to skip, as in a walker that is compiled once
+/// for all its users: this measures the cost of the flag.
 pub type Tested = PerEntry<false, false, true>;
 
 impl<const LAST_LEVEL: bool, const INTO_NEW: bool, const FLAG: bool> SplitWalk
@@ -43,13 +44,13 @@ impl<const LAST_LEVEL: bool, const INTO_NEW: bool, const FLAG: bool> SplitWalk
 impl<const LAST_LEVEL: bool, const INTO_NEW: bool, const FLAG: bool> Way
     for PerEntry<LAST_LEVEL, INTO_NEW, FLAG>
 {
-    /// The flag is in memory, of which the compiler knows nothing.
+    /// The flag is in memory whose content the compiler cannot know.
     #[inline(always)]
     fn wants(level: u8) -> bool {
         !FLAG || *black_box(&0u8) >> level & 1 == 0
     }
 
-    /// As a walk over a table just cleared: what Linux does when it builds the replacement of a
+    /// Fills by a walk over a cleared table, as Linux does when it builds the replacement of a
     /// block.
     fn fill<F: Format, P: Platform>(
         builder: &mut Builder<'_, '_, F, P>,
@@ -65,7 +66,7 @@ impl<const LAST_LEVEL: bool, const INTO_NEW: bool, const FLAG: bool> Way
         // SAFETY: `frame` is a whole table, and is borrowed exclusively while the walk goes on.
         let slots = unsafe { table::slots(platform, hpa, F::slots(level)) };
         let mut visitor = EachEntry { builder, plan };
-        // Nobody else can hold a slot, and the visitor never stops.
+        // No other thread can hold a slot, and the visitor never stops.
         let _ = walk::<F, P, _>(
             platform,
             slots,
@@ -88,8 +89,8 @@ fn clear<F: Format, P: Platform>(
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// [`Guard::split_together`] by another way of walking; at most [`SplitWalk::MERGED`] blocks
-    /// are broken at a time.
+    /// As [`Guard::split_together`], by another way of walking; at most [`SplitWalk::MERGED`]
+    /// blocks are broken at a time.
     ///
     /// # Errors
     /// Those of [`Guard::split`].

@@ -2,9 +2,9 @@
 //!
 //! # Protocol
 //! 1. Each child is sealed by compare-and-swap: it stays valid, hardware goes on setting accessed
-//!    and dirty, other software waits. Agreement is decided on the sealed values, the first's with
-//!    the value that the caller was asked about: a child that was unmapped or protected meanwhile
-//!    is seen, and all seals are taken back.
+//!    and dirty, other software waits. Agreement is decided on the sealed values, and for the first
+//!    child also by comparison with the value that the caller has accepted: so a child that was
+//!    unmapped or protected meanwhile is found, and all seals are taken back.
 //! 2. The parent's slot changes from the link to the block, sealed as well; or, where the CPU
 //!    demands a break, to a frozen marker.
 //! 3. The invalidation of the leaves and of walk caches completes. Until then a vCPU may be in the
@@ -13,8 +13,8 @@
 //!    block, whose seal goes with the same compare-and-swap, or which takes the marker's place.
 //! 5. The table is retired; it is given back once no walker can be in it.
 //!
-//! Between the first seal and the last release nothing is allocated and nobody is called but the
-//! invalidation; a table's slots and one more are held.
+//! Between the first seal and the last release, nothing is allocated, and nothing is called except
+//! the invalidation; a table's slots and one more are held.
 
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Attributes, Format, Kind};
@@ -43,20 +43,21 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// stands broken. Each block costs an invalidation, executed inside.
     ///
     /// # Errors
-    /// Nothing is done on [`SplitError::Range`], [`SplitError::LeafSize`] and, of tables that a
-    /// device walks which takes the engine's mark for another bit, [`SplitError::Shared`]. On
-    /// [`SplitError::Contended`] somebody held an entry of the table at that address for too long;
-    /// what could be done before it is done, and, unless somebody held one for so long that the walk
-    /// ended, behind it. On [`SplitError::Paused`] what precedes the address is done.
+    /// Nothing is done on [`SplitError::Range`], [`SplitError::LeafSize`] and, if a device that
+    /// takes the engine's mark for another bit walks the tables, [`SplitError::Shared`]. On
+    /// [`SplitError::Contended`] another thread held an entry of the table at that address for too
+    /// long. All others before it that agree are done, and those behind it as well, unless a thread
+    /// held an entry for so long that the walk ended. On [`SplitError::Paused`] all that precedes
+    /// the address is done.
     pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> Result<u64, Halted<SplitError>> {
         self.collapse_where(range, to, |_| true)
     }
 
-    /// [`Guard::collapse`] of those tables whose leaves, which agree but for accessed and dirty
-    /// state, are as `fits` wants them. It is asked of the first leaf before any leaf is sealed,
-    /// and a table whose leaves differ by then from what it was asked stays: its answer cannot be
-    /// out of date, and where it panics no leaf is held. It is shown the user's software bits, no
-    /// marks of consumers.
+    /// As [`Guard::collapse`], for those tables whose leaves, which agree but for accessed and
+    /// dirty state, are accepted by `fits`. It is called with the attributes of the first leaf
+    /// before any leaf is sealed, and a table whose leaves differ from these by then stays: so its
+    /// answer cannot be out of date, and if it panics no leaf is held. It gets the user's software
+    /// bits, and no marks of consumers.
     ///
     /// # Errors
     /// Those of [`Guard::collapse`].
@@ -86,7 +87,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let bytes = self.sums.counts.bytes_changed - before;
         match (contended, result) {
             (Some(at), Ok(())) => Self::halted(Gpa(at), SplitError::Contended),
-            // What is behind it is not done either.
+            // The tables behind it are not done either.
             (Some(at), Err(_)) => Self::ended(Gpa(at), paused, SplitError::Contended),
             (None, Err(at)) => Self::ended(at, paused, SplitError::Contended),
             (None, Ok(())) => Ok(bytes),
@@ -97,18 +98,18 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 struct Collapse<'t, 'g, F: Format, P: Platform, W> {
     tables: &'t Tables<'t, F, P>,
     to: u8,
-    /// Which leaves may become a block.
+    /// Tells which leaves may become a block.
     fits: W,
     sums: &'g mut Sums,
-    /// The first table that could not be looked at.
+    /// The first table that was skipped because another thread held an entry.
     contended: Option<u64>,
 }
 
-/// Why a table does not become a block.
+/// Reason why a table does not become a block.
 enum Unfit {
     /// Its leaves do not agree.
     Differs,
-    /// Somebody else holds one of them.
+    /// Another thread holds one of them.
     Held,
 }
 
@@ -142,7 +143,7 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
 
 impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, W> {
     fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Slot]) -> Result<(), Unfit> {
-        // Looked at first without touching: most tables that do not fit show it at once.
+        // Reads before it seals: most tables that do not fit show it at once.
         let (first, state) = (children[0].load(), self.tables.state());
         self.sums.counts.slots_read += 1;
         if F::kind(first, level - 1) != Kind::Leaf || !continues::<F>(first, first, state, level, 0)
@@ -174,7 +175,8 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
         }
         let result = self.sealed(level, entry, children, first);
         if let Err((sealed, _)) = result {
-            // Who holds the first of a group holds the group: it is let go of last.
+            // The thread that holds the first member of a group holds the group: it is released
+            // last.
             for child in children[..sealed].iter().rev() {
                 let _ = child.update(|raw| Some(raw & !F::MARK));
             }
@@ -182,8 +184,8 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
         result.map_err(|(_, unfit)| unfit)
     }
 
-    /// Seals and replaces, where the leaves are those that continue `first`; an error says how many
-    /// seals are to be taken back.
+    /// Seals the leaves and replaces the table, if the leaves continue `first`; an error has the
+    /// number of seals to be taken back.
     fn sealed(
         &mut self,
         level: u8,
@@ -203,7 +205,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
             }
             let raw = seal::<F>(child, level - 1).map_err(|unfit| (index, unfit))?;
             let same = continues::<F>(first, raw, state, level, index);
-            // Its state may have been cleared since it was looked at.
+            // Its state may have been cleared since the first read.
             first = if index == 0 { raw } else { first };
             if !same {
                 return Err((index + 1, Unfit::Differs));
@@ -218,7 +220,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
             let bits = F::attribute_bits(first, level - 1) | status;
             F::leaf(bits, level, F::leaf_address(first, level - 1))
         };
-        // What stands in the parent's slot while hardware may be in the table.
+        // The value of the parent's slot while hardware may be in the table.
         let interim = |raw: u64| {
             if breaks {
                 return F::frozen(table);
@@ -242,7 +244,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
         self.sums.counts.broken += u64::from(breaks);
         let retired = F::retired(Hpa(0));
         let status = children.iter().fold(0, |status, child| {
-            // Never refused: no other software changes a sealed leaf.
+            // This update never fails: no other software changes a sealed leaf.
             status | child.update(|_| Some(retired)).unwrap_or(0) & state
         });
         if breaks {
@@ -270,20 +272,21 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
     }
 }
 
-/// Leaves that continue the first of a table: told at once, most often.
+/// A fast test that finds most leaves that continue the first leaf of a table.
 struct Plain<F> {
-    /// Of the first leaf, what its neighbours have as well.
+    /// The bits of the first leaf that its neighbours have as well.
     bits: u64,
     base: u64,
     writable: bool,
     state: u64,
-    /// The leaves'.
+    /// The level of the leaves.
     level: u8,
     format: PhantomData<F>,
 }
 
 impl<F: Format> Plain<F> {
-    /// Of a table linked at `level`, whose leaves may differ in their bits of `state`.
+    /// Makes the test for a table linked at `level`, whose leaves may differ in the bits of
+    /// `state`.
     #[inline(always)]
     fn of(first: u64, state: u64, level: u8) -> Self {
         let level = level - 1;
@@ -291,8 +294,8 @@ impl<F: Format> Plain<F> {
         Self { bits, base, writable: first & F::WRITE != 0, state, level, format: PhantomData }
     }
 
-    /// Whether `raw`, child `index`, is a leaf on its own that nobody holds, and [`continues`] the
-    /// first; if not it may do so all the same.
+    /// Returns whether `raw`, child `index`, is a leaf on its own that no thread holds, and
+    /// [`continues`] the first. If this returns false, [`continues`] may still be true.
     #[inline(always)]
     fn has(&self, index: usize, raw: u64) -> bool {
         let hpa = Hpa(self.base + ((index as u64) << F::shift(self.level)));
@@ -323,8 +326,8 @@ fn seal<F: Format>(slot: &Slot, level: u8) -> Result<u64, Unfit> {
     Err(Unfit::Held)
 }
 
-/// Whether `raw`, child `index` of a table linked at `level`, belongs into the block that begins
-/// with `first`, whatever their bits of `state`.
+/// Returns whether `raw`, child `index` of a table linked at `level`, belongs to the block that
+/// begins with `first`, regardless of the bits of `state`.
 #[inline]
 fn continues<F: Format>(first: u64, raw: u64, state: u64, level: u8, index: usize) -> bool {
     let base = F::leaf_address(first, level - 1).0;

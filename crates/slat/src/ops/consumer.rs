@@ -1,4 +1,4 @@
-//! Consumers of dirty state: each finds what was written since it last looked.
+//! Consumers of dirty state: each finds the pages written since its last look.
 //!
 //! # Protocol
 //! A leaf has one dirty bit. A consumer has a *mark* in each leaf, one of the software bits: the
@@ -12,7 +12,7 @@
 //! the mark, so the consumer found it and took it. Taking a mark owes an invalidation, as clearing
 //! the dirty bit does: the invalidation of the thread that cleared it may still be under way.
 //!
-//! Marks are state, as accessed and dirty are: a split passes them on, a collapse gathers them, a
+//! Marks are state, as accessed and dirty are: a split copies them, a collapse merges them, a
 //! replaced leaf keeps them, and leaves that differ in nothing else agree. A group has none but
 //! those that it was mapped with, the same in all members: harvest and clean unfold it first.
 
@@ -24,22 +24,22 @@ use core::fmt;
 
 use super::ChangeError;
 
-/// A consumer of dirty state, such as a dirty log or a pager, with its own view of what was written
-/// since it last looked.
+/// A consumer of dirty state, such as a dirty log or a pager, with its own view of the pages
+/// written since it last looked.
 ///
-/// [`Tables::add_consumer`] makes one. It takes what was written by [`Guard::harvest_for`] and
-/// [`Guard::clean_for`], from no other consumer: *a page that a consumer's harvest does not report
-/// was not written since that consumer's last harvest or clean of it that has completed*, whatever
-/// other consumers did meanwhile. One thread at a time takes a page for one consumer; any number of
-/// consumers take it at once.
+/// [`Tables::add_consumer`] makes one. [`Guard::harvest_for`] and [`Guard::clean_for`] take written
+/// pages for it, and from no other consumer: *a page that a consumer's harvest does not report was
+/// not written since that consumer's last harvest or clean of it that has completed*, regardless of
+/// other consumers. One thread at a time takes a page for one consumer; any number of consumers
+/// take it at once.
 ///
-/// [`Guard::harvest`] and [`Guard::clean`], which name no consumer, take nothing from any, and are
-/// not told what those have taken.
+/// [`Guard::harvest`] and [`Guard::clean`], which name no consumer, take nothing from any consumer,
+/// and do not see pages that one has taken.
 ///
-/// The consumer's mark, one of the leaf's software bits, is set where the page was written, and
-/// another has taken that. [`Attributes::software`] shows it of a leaf that stands or was taken
-/// out, and a leaf that is mapped with it is dirty for this consumer alone: so a page that leaves
-/// and comes back stays dirty for the consumers that have not taken it yet.
+/// The consumer's mark, one of the leaf's software bits, is set when the page was written, and
+/// another harvest or clean has taken that. [`Attributes::software`] shows it of a leaf that stands
+/// or was taken out, and a leaf that is mapped with it is dirty for this consumer alone: so a page
+/// that leaves and comes back stays dirty for the consumers that have not taken it yet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Consumer {
     mark: Software,
@@ -51,33 +51,33 @@ impl Consumer {
         self.mark
     }
 
-    /// Whether a leaf with these attributes was written and this consumer has not taken it: of a
-    /// leaf that [`Removals`](crate::Removals) hand out, whether the page was written since this
-    /// consumer's last harvest or clean of it that has completed.
+    /// Returns whether a leaf with these attributes was written and this consumer has not taken it:
+    /// of a leaf that [`Removals`](crate::Removals) hand out, whether the page was written since
+    /// this consumer's last harvest or clean of it that has completed.
     pub const fn is_dirty(self, attributes: &Attributes) -> bool {
         attributes.dirty || attributes.software.contains(self.mark)
     }
 }
 
-/// Why tables did not get another consumer of dirty state.
+/// Reason why tables did not get another consumer of dirty state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ConsumerError {
     /// A mark is one bit.
     OneBit {
-        /// What was named.
+        /// The bits that were given.
         given: Software,
     },
     /// The format has no such software bit, or too few of them.
     NoSuchBit {
-        /// What was named.
+        /// The bits that were given.
         given: Software,
-        /// How many bits the format has ([`Format::SOFTWARE_BITS`]).
+        /// Number of software bits of the format ([`Format::SOFTWARE_BITS`]).
         bits: u8,
     },
     /// Another consumer of these tables has this mark.
     Taken {
-        /// What was named.
+        /// The bits that were given.
         given: Software,
     },
 }
@@ -113,8 +113,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// bits refuse it ([`ChangeError::Consumers`]). Leaves that have it already are dirty for the
     /// consumer, as all leaves are that are dirty now.
     ///
-    /// Nobody else is in the tables: a clean that is under way would not know of the mark. What
-    /// others have dropped is invalidated first.
+    /// The exclusive borrow keeps other threads out, as a clean that is under way would not know of
+    /// the mark. Invalidations of earlier cleans that have not completed are done first.
     ///
     /// # Errors
     /// [`ConsumerError::OneBit`] if `mark` is not exactly one bit, [`ConsumerError::NoSuchBit`] if
@@ -139,19 +139,19 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         Ok(Consumer { mark })
     }
 
-    /// The marks of all consumers of dirty state.
+    /// Returns the marks of all consumers of dirty state.
     pub fn consumers(&self) -> Software {
         Software::decode(self.marks, F::SOFTWARE)
     }
 
-    /// Bits of a leaf that are state: accessed, dirty, the marks of consumers.
+    /// Returns the bits of a leaf that are state: accessed, dirty, and the marks of consumers.
     #[inline(always)]
     pub(crate) fn state(&self) -> u64 {
         F::STATUS | self.marks
     }
 }
 
-/// How dirty state is taken from a leaf.
+/// The way in which dirty state is taken from a leaf.
 #[derive(Clone, Copy)]
 pub(super) struct Take<F> {
     format: F,
@@ -162,7 +162,8 @@ pub(super) struct Take<F> {
 }
 
 impl<F: Format> Take<F> {
-    /// The leaf when it was taken; `raw` itself if nothing is to be taken, or if it stays dirty.
+    /// Returns the leaf after its dirty state was taken; `raw` itself if there is nothing to take,
+    /// or if it stays dirty.
     #[inline(always)]
     pub(super) fn taken(&self, raw: u64) -> u64 {
         let cleaned = self.format.cleaned(raw);
@@ -172,7 +173,7 @@ impl<F: Format> Take<F> {
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Dirty state taken for no consumer: it stays for all consumers, by their marks.
+    /// Takes dirty state for no consumer: it stays for all consumers, by their marks.
     #[inline(always)]
     pub(super) fn take(&self) -> Take<F> {
         Take { format: self.tables.format, mine: 0, others: self.tables.marks }

@@ -1,9 +1,9 @@
 //! Dirty state that hardware sets: harvested into a bitmap, or cleaned.
 //!
 //! A clean leaf keeps the right to write; hardware marks the next write. But a TLB may hold the
-//! leaf as writable and dirty, and then marks nothing: a page is clean, and its dirty bit worth
-//! anything, only once the invalidation after the change has completed. So a harvest completes it
-//! before it returns.
+//! leaf as writable and dirty, and then marks nothing: a page is clean, and its dirty bit reliable,
+//! only once the invalidation after the change has completed. So a harvest completes it before it
+//! returns.
 
 use super::consumer::{Consumer, Take};
 use super::pages::{or_bits, set_bits};
@@ -29,7 +29,7 @@ impl<F: Format, const NAMED: bool> Rule<F> for Clean<F, NAMED> {
     }
 }
 
-/// Where there may be something to take. Marks are known at run time only.
+/// Returns the bits in which there may be dirty state to take. Marks are known only at run time.
 const fn takes<F: Format, const NAMED: bool>() -> u64 {
     F::DIRTY | if NAMED { software_bits::<F>() } else { 0 }
 }
@@ -41,16 +41,16 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// bitmap.
     ///
     /// A leaf that the guest may write without hardware marking it stays dirty, and is reported
-    /// each time. When this returns, what the bitmap does not name was not written since the last
-    /// harvest, and every later write will be in the next: the invalidation is executed inside,
-    /// with all that the guard owes. One thread at a time harvests or cleans a page, for itself or
-    /// for one [`Consumer`].
+    /// each time. When this returns, pages that are not in the bitmap were not written since the
+    /// last harvest, and every later write will be in the next one: the invalidation is executed
+    /// inside, with all that the guard owes. One thread at a time harvests or cleans a page, for
+    /// itself or for one [`Consumer`].
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`], [`ChangeError::Bitmap`], and on
     /// [`ChangeError::CutsBlock`] unless the block appeared meanwhile. [`ChangeError::Contended`]
-    /// leaves everything harvested that precedes the address where it stopped. What was
-    /// harvested is in the bitmap in every case.
+    /// leaves everything harvested that precedes the address where it stopped. The pages that were
+    /// harvested are in the bitmap in every case.
     pub fn harvest(
         &mut self,
         range: GpaRange,
@@ -59,8 +59,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.harvest_by::<false>(self.take(), range, bitmap)
     }
 
-    /// [`Guard::harvest`] for `consumer`: of what was written since its last harvest or clean that
-    /// has completed, whatever others have taken meanwhile.
+    /// As [`Guard::harvest`], for `consumer`: reports the pages written since its last harvest or
+    /// clean that has completed, including those that others have taken meanwhile.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::ForeignConsumer`]; otherwise those of [`Guard::harvest`].
@@ -102,7 +102,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let Harvest { pages, why, .. } = visitor;
         let paused = self.keep(budget);
         self.sums.counts.invalidations += u64::from(!self.sums.owed.is_nothing());
-        // Also what was cleaned before: a page that is not reported has to be one.
+        // Completes earlier cleans as well: a page that is not reported must be clean.
         self.complete();
         match result {
             Ok(()) => Ok(pages),
@@ -110,7 +110,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
     }
 
-    /// Clears the dirty state of `range`, for a caller who has it already; returns the bytes that
+    /// Clears the dirty state of `range`, for a caller that has it already; returns the bytes that
     /// changed.
     ///
     /// The pages are clean only after [`Guard::complete`]; copy them after it. A leaf that the
@@ -136,9 +136,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.rewrite_pages(pages, Clean::<_, false>(take))
     }
 
-    /// [`Guard::clean`] for `consumer`: what others have not taken stays dirty for them. The pages
-    /// are clean for the consumer only after [`Guard::complete`], also those that others had taken:
-    /// their invalidation may be under way.
+    /// As [`Guard::clean`], for `consumer`: pages that others have not taken stay dirty for them.
+    /// The pages are clean for the consumer only after [`Guard::complete`], also those that others
+    /// had taken: their invalidation may be under way.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::ForeignConsumer`]; otherwise those of [`Guard::clean`].
@@ -162,7 +162,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         consumer: Consumer,
         pages: &Pages<'_>,
     ) -> Result<u64, Halted<ChangeError>> {
-        // Pages that nobody names need no consumer.
+        // If no page is named, the consumer is not checked.
         if pages.runs().next().is_none() {
             return Ok(0);
         }
@@ -243,7 +243,7 @@ impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
 }
 
 impl<F: Format, P: Platform, const NAMED: bool> Harvest<'_, '_, F, P, NAMED> {
-    /// Whether the leaf was written and is not taken yet.
+    /// Returns whether the leaf was written and is not taken yet.
     #[inline(always)]
     const fn finds(&self, raw: u64) -> bool {
         raw & (F::DIRTY | if NAMED { self.take.mine } else { 0 }) != 0

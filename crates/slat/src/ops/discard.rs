@@ -1,13 +1,13 @@
-//! Discard: tables that a range covers whole are dropped unread, with all leaves below. For tables
-//! of one owner, which hardware may walk meanwhile.
+//! Discard: drops tables that a range covers whole, with all leaves below, without reading them.
+//! For tables of one owner, which hardware may walk meanwhile.
 //!
 //! # Protocol
-//! The caller has the tables alone, so that of all others hardware only walks them. A slot that
-//! links a table, all of which is in the range, becomes frozen, with the table's address in it:
-//! hardware finds it invalid. One invalidation, walk caches included, covers all of them. Then
-//! nobody can be in the tables: they are given back, read down to the level above pages alone, and
-//! their slots emptied. Between the first marker and the last release nobody is called but the
-//! platform, which does not unwind.
+//! The caller has exclusive access to the tables, so that only hardware walks them meanwhile. A
+//! slot that links a table, all of which is in the range, becomes frozen, with the table's address
+//! in it: hardware finds it invalid. One invalidation, walk caches included, covers all of them.
+//! Then no walker can be in the tables. They are given back, for which slots are read only down to
+//! the level above pages, and the frozen slots are emptied. Between the first marker and the last
+//! release, only the platform is called, which does not unwind.
 //!
 //! Removals that were dropped, or forgotten, may have left tokens in the tables, which make a later
 //! fill of the slot invalidate first (`Tables::break_before_fill`); they go with the tables. So
@@ -103,7 +103,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     fn free_below(&self, raw: u64, level: u8) {
         let (platform, hpa) = (self.platform, F::table_address(raw));
         // SAFETY: the caller has the tables alone, and hardware has forgotten what the slot linked
-        // (`drop_tables`, whose borrow is exclusive), so nobody is in the table or below. Tables
+        // (`drop_tables`, whose borrow is exclusive), so no walker is in the table or below. Tables
         // below the root came from caches, which allocate `TABLE_BYTES`, and nothing links this one
         // any more.
         unsafe {

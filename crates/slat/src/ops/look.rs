@@ -12,7 +12,7 @@ use crate::walk::{Entry, Flow, Tally, Visitor, visit_each};
 use core::{fmt, slice};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// What `gpa` translates to; `None` if nothing is mapped there.
+    /// Returns the translation of `gpa`; `None` if nothing is mapped there.
     ///
     /// # Errors
     /// [`Contended`] if the entry, or one of its group, stands frozen: it may be about to appear or
@@ -22,8 +22,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.tables.translate(gpa)
     }
 
-    /// The descriptor that `gpa` ends at, and the size of the part of the address space that its
-    /// slot covers. For comparison with other implementations.
+    /// Returns the descriptor at which a walk for `gpa` ends, and the size of the part of the
+    /// address space that its slot covers. For comparison with other implementations.
     pub fn descriptor(&self, gpa: Gpa) -> Option<(u64, PageSize)> {
         if gpa.0 >> self.tables.geometry().address_bits != 0 {
             return None;
@@ -32,7 +32,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         Some((raw, F::size(level)))
     }
 
-    /// The leaves that overlap `range`, in ascending order, each as it is when it is met.
+    /// Returns the leaves that overlap `range`, in ascending order, each as it is when the iterator
+    /// reads it.
     ///
     /// # Errors
     /// [`ChangeError::Range`]. An item is [`Contended`] where an entry stands frozen.
@@ -42,8 +43,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 
     /// Makes the guest's memory in `range` coherent: of all cacheable leaves that are mapped, as
-    /// far as they lie in the range. Returns the bytes. For a guest that used the memory past the
-    /// caches, or whose memory somebody else is to read past them.
+    /// far as they lie in the range. Returns the bytes. For a guest that accessed the memory
+    /// without the caches, or whose memory another party will read without them.
     ///
     /// # Errors
     /// [`ChangeError::Range`]; [`ChangeError::Contended`] at a frozen entry: everything before it
@@ -59,15 +60,15 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
     }
 
-    /// The tables as text: a line for each run of neighbouring leaves that continue each other,
-    /// with S and T for the first two software bits, and S2 and so on for the others.
+    /// Returns the tables as text: a line for each run of neighbouring leaves that continue each
+    /// other, with S and T for the first two software bits, and S2 and so on for the others.
     pub const fn dump(&self) -> Dump<'_, F, P> {
         Dump { tables: self.tables }
     }
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// [`Guard::translate`]: the caller is inside a guard, or nobody reclaims.
+    /// [`Guard::translate`]: the caller is inside a guard, or no thread reclaims.
     #[inline(always)]
     pub(crate) fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
         let Some(found) = self.lookup_any(gpa.0) else { return Ok(None) };
@@ -131,7 +132,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 /// Maintains caches of the memory behind leaves, each once.
 struct Flush<'t, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
-    /// Up to where it is done: a walk that begins anew comes by once more.
+    /// The address up to which it is done, as a walk that begins anew visits leaves once more.
     at: u64,
     flushed: u64,
 }
@@ -144,7 +145,7 @@ impl<F: Format, P: Platform> Flush<'_, F, P> {
 
     #[inline(always)]
     fn maintain(&mut self, hpa: Hpa, bytes: u64) {
-        // The leaf before what its memory was filled with: a walk's load orders nothing.
+        // Orders the load of the leaf before loads of its memory: a walk's load orders nothing.
         acquired();
         self.tables.platform.maintain(hpa, bytes, Maintenance::Data);
         self.flushed += bytes;
@@ -175,7 +176,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Flush<'_, F, P> {
         Flow::Next
     }
 
-    /// Pages that follow each other in the host, too, in one piece.
+    /// Maintains pages that follow each other in the host as one piece.
     #[inline(always)]
     fn visit_run(
         &mut self,
@@ -221,7 +222,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Flush<'_, F, P> {
 pub struct Leaf {
     /// Its first address.
     pub gpa: Gpa,
-    /// Where that points.
+    /// The host address that it maps to.
     pub hpa: Hpa,
     /// Its size.
     pub size: PageSize,
@@ -232,16 +233,16 @@ pub struct Leaf {
 /// The leaves of a range: see [`Guard::leaves`].
 ///
 /// Within a table of pages it steps from slot to slot. The table stays allocated while the guard is
-/// borrowed; where it was retired meanwhile, its slots say so, and the tables are walked anew. What
-/// the tables above withhold is looked at for each leaf.
+/// borrowed; if it was retired meanwhile, its slots say so, and the tables are walked anew. The
+/// rights that the tables above withhold are read for each leaf.
 #[derive(Debug)]
 pub struct Leaves<'g, F: Format, P: Platform> {
     tables: &'g Tables<'g, F, P>,
     at: u64,
     end: u64,
-    /// The slots from `at` on of the table of pages that it is in; none, if it is in none yet.
+    /// The slots from `at` on of the current table of pages; none if there is no such table yet.
     ahead: slice::Iter<'g, Slot>,
-    /// What links the tables on the way there, where they may withhold rights.
+    /// The slots that link the tables on the way there, if tables may withhold rights.
     above: [Option<&'g Slot>; 4],
 }
 
@@ -250,7 +251,7 @@ impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
         Self { tables, at, end, ahead: [].iter(), above: [None; 4] }
     }
 
-    /// Whether all tables above let leaves be written.
+    /// Returns whether all tables above let leaves be written.
     #[inline(always)]
     fn writable(&self) -> bool {
         F::TABLE_WRITE == 0
@@ -260,7 +261,7 @@ impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
             })
     }
 
-    /// One step by a lookup: what is there, if it is a leaf or being changed.
+    /// Does one step by a lookup; returns the entry if it is a leaf or is being changed.
     #[inline(never)]
     fn look(&mut self) -> Option<Result<Leaf, Contended>> {
         let at = self.at;

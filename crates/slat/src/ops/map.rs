@@ -1,4 +1,4 @@
-//! Map: a range of guest memory onto host memory, by the largest leaves that fit.
+//! Map: puts leaves of a range of guest memory onto host memory, the largest that fit.
 
 use super::owner::{Owner, owner};
 use super::unfold::Group;
@@ -17,7 +17,7 @@ use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::fmt;
 use core::marker::PhantomData;
 
-/// Why a range was not mapped, or not all of it.
+/// Reason why a range was not mapped, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum MapError {
@@ -43,17 +43,17 @@ pub enum MapError {
     Occupied {
         /// The size of the leaf found.
         size: PageSize,
-        /// Where it points.
+        /// The host address that the leaf maps to.
         hpa: Hpa,
     },
     /// The address has an owner ([`Guard::set_owner`]).
     Owned {
-        /// Whose it is.
+        /// The owner.
         owner: Owner,
     },
     /// The cache ran out of table pages.
     CacheEmpty,
-    /// Somebody else held an entry for too long.
+    /// Another thread held an entry for too long.
     Contended,
     /// As many slots were read as [`Guard::limit`] allows.
     Paused,
@@ -101,12 +101,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// A part that is mapped already, to the same memory with the same attributes (accessed and
     /// dirty state aside), is left as it is. An empty part of the tree is built aside at the speed
-    /// of memory and linked by one store. Memory is made coherent first
-    /// ([`Platform::maintain`]). No invalidation is owed: nothing invalid is cached
-    /// (but see [`Platform::publish`]).
+    /// of memory and linked by one store. Memory is made coherent first ([`Platform::maintain`]).
+    /// No invalidation is owed, because CPUs cache no invalid entry (but see
+    /// [`Platform::publish`]).
     ///
-    /// Where an unmap that was there before has not completed its invalidation yet, and the CPU
-    /// must not hold the old and the new translation at once, the slot is invalidated first.
+    /// If an earlier unmap of the slot has not completed its invalidation yet, and the CPU must not
+    /// hold the old and the new translation at once, the slot is invalidated first.
     ///
     /// # Errors
     /// Nothing is done on [`MapError::Range`], [`MapError::HostAddress`], [`MapError::LeafSize`],
@@ -126,16 +126,16 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.map_by::<Atomically>(range, (hpa, false), attributes, largest, cache)
     }
 
-    /// [`Guard::map`], which *folds*: aligned neighbours that a TLB may hold as one leaf are marked
-    /// so where the range covers all of them and they were empty. On formats without such groups it
+    /// As [`Guard::map`], but *folds*: marks aligned neighbours as a group, which a TLB may hold as
+    /// one leaf, if the range covers all of them and they were empty. On formats without groups it
     /// is [`Guard::map`]. Arm: 16 leaves of 4k or of 2m; with the 16K granule 128 of 16k or 32 of
     /// 32m, with 64K 32 of 64k or of 512m.
     ///
     /// A group is one leaf: lookups show its size and the state that hardware set in any part of
-    /// it; ageing answers for all of it, and clears it where it is covered whole. Whatever else
-    /// changes a part of it unfolds it first, at the cost of an invalidation, executed inside; a
-    /// break, where the CPU demands one for changes of size. Nothing folds what is mapped already,
-    /// nor the children of a split.
+    /// it; ageing answers for all of it, and clears it where it is covered whole. Every other
+    /// change of a part of it unfolds it first, at the cost of an invalidation, executed inside,
+    /// and of a break, if the CPU demands one for changes of size. No operation folds leaves that
+    /// are mapped already, nor the children of a split.
     ///
     /// # Errors
     /// Those of [`Guard::map`].
@@ -150,7 +150,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.map_by::<Atomically>(range, (hpa, true), attributes, largest, cache)
     }
 
-    /// To the memory at an address, folded or not.
+    /// Maps to the memory at an address, with groups folded or not.
     #[inline(always)]
     pub(crate) fn map_by<C: Change>(
         &mut self,
@@ -174,7 +174,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.map_walk::<C>(range, (hpa, contiguous), attributes, largest, cache)
     }
 
-    /// Apart, and with nothing by reference: its frame takes the caller's place.
+    /// A function of its own, with no argument by reference, so that its stack frame replaces the
+    /// caller's.
     #[inline(never)]
     fn map_walk<C: Change>(
         &mut self,
@@ -226,7 +227,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.sums.counts.slots_read += check.read;
         match result {
             Ok(()) => Ok(plan.end),
-            // What was looked at is mapped now.
+            // The slots that were checked are mapped now.
             Err(at) if budget.spent => Ok(at.0),
             // Nothing is mapped yet: the caller has to begin at the start again.
             Err(_) if check.why == MapError::Contended => Self::halted(Gpa(plan.start), check.why),
@@ -235,7 +236,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-/// The maintenance of memory that a guest may then use as `attributes` say.
+/// Returns the maintenance of memory that a guest will use as `attributes` say.
 #[inline]
 pub(super) fn maintenance(attributes: &Attributes) -> Option<Maintenance> {
     match (attributes.memory, attributes.execute) {
@@ -246,8 +247,8 @@ pub(super) fn maintenance(attributes: &Attributes) -> Option<Maintenance> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// The fault path: fills the empty slot of a page whose table is there. Whatever else it meets
-    /// it leaves to the walk.
+    /// The fault path: fills the empty slot of a page whose table is there. Leaves all other cases
+    /// to the walk.
     #[inline(always)]
     fn map_page<C: Change>(
         &self,
@@ -276,8 +277,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         true
     }
 
-    /// After the leaf of a page became accessed: marks the tables `above` it, whose slots are given
-    /// by their level less one.
+    /// Marks the tables `above` a page whose leaf became accessed; the index of a slot in `above`
+    /// is its level less one.
     #[inline(always)]
     pub(super) fn touched(&self, gpa: u64, above: &[&Slot; 4]) {
         if F::TABLE_ACCESSED == 0 {
@@ -291,7 +292,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         }
     }
 
-    /// Fills the slot of a page, of its table's `slots`, if it is empty: whether it was.
+    /// Fills the slot of a page, in the `slots` of its table, if it is empty; returns whether it
+    /// was.
     #[inline(always)]
     fn fill_page<C: Change>(
         &self,
@@ -312,8 +314,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         C::exchange(slot, raw, F::leaf(bits, 0, hpa)).is_ok()
     }
 
-    /// Maps a page of the table that has these `slots`, if nothing stands in the way: else nothing
-    /// is done, and the walk says why. For one owner; the tables above must be accessed already.
+    /// Maps a page in the table that has these `slots`, if its slot is empty; otherwise does
+    /// nothing, and the walk finds the reason. For one owner; the tables above must be accessed
+    /// already.
     #[inline(always)]
     pub(crate) fn map_in(
         &self,
@@ -377,7 +380,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 }
 
-/// Whether a leaf translates `entry` as `plan` would, whatever its bits of `state`.
+/// Returns whether a leaf translates `entry` as `plan` would, regardless of the bits of `state`.
 #[inline]
 fn agrees<F: Format>(
     plan: &Plan,
@@ -398,7 +401,7 @@ fn agrees<F: Format>(
     }
 }
 
-/// Looks for what is in the way, before anything is changed.
+/// Finds entries that do not allow the operation, before anything is changed.
 struct Check<'m> {
     plan: &'m Plan,
     /// Bits in which leaves may differ ([`Tables::state`]).
@@ -442,7 +445,7 @@ struct Map<'t, 'a, 'c, F: Format, P: Platform, C> {
     maintenance: Option<Maintenance>,
     cache: &'a mut TableCache<'c, F, P>,
     sums: &'a mut Sums,
-    /// Where the cache ran dry inside a subtree.
+    /// The address at which the cache ran dry inside a subtree.
     dry: Option<u64>,
     why: MapError,
     change: PhantomData<C>,
@@ -488,7 +491,8 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
         if level == 1 { self.subtree::<true>(1, &entry.apart()) } else { Flow::Aside }
     }
 
-    /// Tables of tables, for a slot at `level`: below all of the walk they would be too deep.
+    /// Builds tables of tables for a slot at `level`, outside the walk, whose stack would be too
+    /// deep.
     #[inline(always)]
     fn aside(&mut self, level: u8, start: u64) -> Flow {
         let mut read = 1;
@@ -553,7 +557,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
     }
 
     /// Builds the tables under an empty slot aside, and links them. `SMALL`: it is one table, of
-    /// the last level. So the compiler leaves each the calls that it takes, and no others.
+    /// the last level. So the compiler keeps only the calls that each variant needs.
     #[inline(never)]
     fn subtree<const SMALL: bool>(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
         let level = if SMALL { 1 } else { level };
@@ -563,7 +567,8 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         let counts = &mut self.sums.counts;
         let mut builder =
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None };
-        // Of the range, what the slot covers and is still to be done: the walk may have begun anew.
+        // The part of the range that the slot covers and that is still to be done: the walk may
+        // have begun anew.
         let plan = Plan { start: entry.start, end: entry.end, ..*self.plan };
         builder.fill(&mut frame, level - 1, entry.base::<F>(level), &plan);
         let (dry, hpa) = (builder.dry, frame.hpa());

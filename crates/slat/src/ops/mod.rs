@@ -50,7 +50,7 @@ use crate::table::Slot;
 use crate::tables::{Found, Tables};
 use core::fmt;
 
-/// Why the leaves of a range were not changed, or not all of them.
+/// Reason why the leaves of a range were not changed, or not all of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ChangeError {
@@ -80,9 +80,9 @@ pub enum ChangeError {
     },
     /// These tables have no such consumer.
     ForeignConsumer,
-    /// The format, as configured, leaves no trace of what was used.
+    /// The format, as configured, does not record which pages were used.
     NotRecorded,
-    /// Somebody else held an entry for too long.
+    /// Another thread held an entry for too long.
     Contended,
     /// As many slots were read as [`Guard::limit`](crate::Guard::limit) allows.
     Paused,
@@ -121,7 +121,7 @@ impl fmt::Display for ChangeError {
 
 impl core::error::Error for ChangeError {}
 
-/// Why an operation ended that its guard's limit may end early.
+/// Error of an operation that its guard's limit may end early.
 pub(crate) trait Early {
     const PAUSED: Self;
 }
@@ -135,7 +135,7 @@ macro_rules! early {
 }
 early!(ChangeError MapError OwnerError ReplaceError SplitError UnmapError);
 
-/// Why the leaves of a range are not to be changed at all, whatever the change.
+/// Reason to refuse any change of the leaves of a range.
 pub(crate) enum Refusal {
     Range(RangeError),
     CutsBlock { size: PageSize },
@@ -150,20 +150,20 @@ impl From<Refusal> for ChangeError {
     }
 }
 
-/// How a slot is changed from the value that was read.
+/// The way in which a slot is changed from the value that was read.
 pub(crate) trait Change {
-    /// Nobody else, software or hardware, reaches the slots.
+    /// No other thread, and no hardware, reaches the slots.
     const ALONE: bool;
 
     fn exchange(slot: &Slot, old: u64, new: u64) -> Result<(), u64>;
 }
 
-/// In tables that hardware or other threads may use.
+/// For slots in tables that hardware or other threads may use.
 pub(crate) struct Atomically;
-/// Of slots that are vacant, in tables that hardware may use and no other thread: hardware changes
-/// no entry that is invalid.
+/// For vacant slots, in tables that hardware may use, but no other thread: hardware changes no
+/// invalid entry.
 pub(crate) struct Vacantly;
-/// In tables that nobody else can reach.
+/// For slots in tables that no other thread, and no hardware, can reach.
 pub(crate) struct Plainly;
 
 impl Change for Atomically {
@@ -196,7 +196,7 @@ impl Change for Plainly {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// The block that an end of `range` cuts through, if any that is `refused`: operations that
+    /// Returns the size of a block that an end of `range` cuts, if it is `refused`: operations that
     /// cannot split refuse it before they change anything.
     fn cut_block(&self, range: &GpaRange, refused: impl Fn(&Found) -> bool) -> Option<PageSize> {
         let (start, end) = (range.start().0, range.end().0);
@@ -208,7 +208,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             let found = self.lookup(edge);
             let Found { raw, level, .. } = found;
             if level == 0 && (start ^ (end - 1)) >> F::shift(1) == 0 {
-                // All of the range is in a table of pages.
+                // The whole range is in one table of pages.
                 return None;
             }
             let leaf = matches!(F::kind(raw, level), Kind::Leaf | Kind::Sealed);
@@ -219,7 +219,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         None
     }
 
-    /// [`Tables::check_change`], which for a range of one page leaves the cut block to the walk: a
+    /// As [`Tables::check_change`], but for a range of one page leaves the cut block to the walk: a
     /// page cannot be half done, and the walk finds that block itself.
     #[inline(always)]
     fn check_change_of_many(&self, range: &GpaRange) -> Result<(), Refusal> {
@@ -241,7 +241,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         self.check_change_where(range, |_| true)
     }
 
-    /// [`Tables::check_change`], of blocks that are `refused` only.
+    /// As [`Tables::check_change`], for blocks that are `refused` only.
     #[inline(always)]
     fn check_change_where(
         &self,

@@ -1,15 +1,15 @@
-//! Owners: a word of the caller's in entries that translate nothing.
+//! Owners: words of the caller, stored in entries that translate nothing.
 //!
-//! A hypervisor that hands memory from one guest to another, or to itself, writes down whose it is
-//! where nothing is mapped. An owned entry is invalid to hardware, and kept from other software: it
-//! is mapped and reserved again only when the word has been taken back, an unmap passes it by, and a
-//! table that holds one is not empty.
+//! A hypervisor that hands memory from one guest to another, or to itself, records the owner in
+//! entries where nothing is mapped. An owned entry is invalid to hardware, and kept from other
+//! software: it is mapped and reserved again only when the word has been taken back, an unmap
+//! passes it by, and a table that holds one is not empty.
 //!
 //! # Protocol
 //! A word is set, replaced and taken back by one compare-and-swap from the value that was read. So
-//! of a thread that maps an entry and one that gives it an owner, one finds what the other did. A
-//! word that is taken back leaves a token where the CPU demands a break, as an unmap does: whoever
-//! emptied the entry before it had an owner may not have completed its invalidation
+//! if one thread maps an entry, and another gives it an owner, one of them finds the change of the
+//! other. A word that is taken back leaves a token if the CPU demands a break, as an unmap does:
+//! the thread that emptied the entry before it had an owner may not have completed its invalidation
 //! (`Tables::break_before_fill`).
 
 use super::ChangeError;
@@ -29,27 +29,27 @@ use core::fmt;
 pub struct Owner(u64);
 
 impl Owner {
-    /// Bits of a word.
+    /// Number of bits of a word.
     pub const BITS: u32 = TOKEN_BITS;
 
-    /// The owner with this word; `None` for one of more than [`Owner::BITS`] bits.
+    /// Returns the owner with this word; `None` if the word has more than [`Owner::BITS`] bits.
     pub const fn new(word: u64) -> Option<Self> {
         if word >> Self::BITS == 0 { Some(Self(word)) } else { None }
     }
 
-    /// The word.
+    /// Returns the word.
     pub const fn word(self) -> u64 {
         self.0
     }
 
-    /// In a slot of [`Kind::Owned`].
+    /// Returns the owner in a slot of [`Kind::Owned`].
     #[inline(always)]
     pub(super) fn of<F: Format>(raw: u64) -> Self {
         Self(F::owner(raw))
     }
 }
 
-/// Why a range got no owner, or not all of it.
+/// Reason why a range got no owner, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum OwnerError {
@@ -61,7 +61,7 @@ pub enum OwnerError {
     Occupied {
         /// The size of the leaf found.
         size: PageSize,
-        /// Where it points.
+        /// The host address that the leaf maps to.
         hpa: Hpa,
     },
     /// The owner there is not the one that was to be replaced.
@@ -71,7 +71,7 @@ pub enum OwnerError {
     },
     /// The cache ran out of table pages.
     CacheEmpty,
-    /// Somebody else held an entry for too long.
+    /// Another thread held an entry for too long.
     Contended,
     /// As many slots were read as [`Guard::limit`] allows.
     Paused,
@@ -111,13 +111,14 @@ impl Owners {
         self.0.store(1, Ordering::Relaxed);
     }
 
-    /// The caller has the tables alone, so all calls of [`Owners::note`] precede this one.
+    /// The caller has exclusive access to the tables, so all calls of [`Owners::note`] precede this
+    /// one.
     pub fn are_known(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0
     }
 }
 
-/// The owner in a slot that translates nothing.
+/// Returns the owner in a slot that translates nothing.
 #[inline(always)]
 pub(super) fn owner<F: Format>(kind: Kind, raw: u64) -> Option<Owner> {
     (kind == Kind::Owned).then(|| Owner::of::<F>(raw))
@@ -125,8 +126,8 @@ pub(super) fn owner<F: Format>(kind: Kind, raw: u64) -> Option<Owner> {
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Gives the addresses of `range`, where nothing is mapped, and whose owner is `from`, to the
-    /// owner `to`: `None` is nobody, who was there before the first call. What is `to`'s already
-    /// stays. Returns the bytes that changed hands.
+    /// owner `to`. `None` is no owner, the state before the first call. Addresses that `to` owns
+    /// already stay. Returns the bytes that changed owner.
     ///
     /// The largest entries that the range covers hold the word; one that it cuts becomes a table.
     /// Reservations are void where the owner changes. Nothing is owed: hardware caches nothing that
@@ -162,7 +163,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.sums.counts.slots_read += check.read;
         let looked = match result {
             Ok(()) => end,
-            // What was looked at gets its owner now.
+            // The slots that were checked get their owner now.
             Err(at) if budget.spent => at.0,
             // Nothing is done yet: the caller has to begin at the start again.
             Err(_) if check.why == OwnerError::Contended => {
@@ -187,10 +188,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
     }
 
-    /// The owner of `gpa` ([`Guard::set_owner`]); `None` if there is none, or something is mapped.
+    /// Returns the owner of `gpa` ([`Guard::set_owner`]); `None` if there is none, or if a leaf is
+    /// mapped.
     ///
     /// # Errors
-    /// [`Contended`] if somebody else is changing the entry.
+    /// [`Contended`] if another thread is changing the entry.
     pub fn owner(&self, gpa: Gpa) -> Result<Option<Owner>, Contended> {
         if gpa.0 >> self.geometry().address_bits != 0 {
             return Ok(None);
@@ -203,7 +205,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-/// From whom to whom.
+/// The owner before, and the owner after.
 #[derive(Clone, Copy)]
 struct Hand {
     from: Option<Owner>,
@@ -211,7 +213,7 @@ struct Hand {
 }
 
 impl Hand {
-    /// Whether a slot is to change; an error if it may not.
+    /// Returns whether a slot is to change; an error if it may not.
     #[inline(always)]
     fn takes<F: Format>(self, level: u8, kind: Kind, raw: u64) -> Result<bool, OwnerError> {
         if kind == Kind::Leaf {
@@ -231,7 +233,7 @@ impl Hand {
     }
 }
 
-/// Looks for what is in the way, before anything is changed.
+/// Finds entries that do not allow the operation, before anything is changed.
 struct Check {
     hand: Hand,
     read: u64,
@@ -301,7 +303,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for SetOwner<'_, '_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform> SetOwner<'_, '_, '_, F, P> {
-    /// Puts a table in the place of a slot that the range cuts, all of which is as the slot was.
+    /// Replaces a slot that the range cuts by a table whose slots all have the state of that slot.
     #[cold]
     fn table(&mut self, level: u8, kind: Kind, entry: &Entry<'_>) -> Flow {
         let (tables, counts) = (self.tables, &mut self.sums.counts);
@@ -312,7 +314,7 @@ impl<F: Format, P: Platform> SetOwner<'_, '_, '_, F, P> {
         let slots = frame.slots_mut::<F>(tables.platform, level - 1);
         let all = slots.len() as u64;
         tables.platform.fill(slots, if kind == Kind::Owned { entry.raw } else { 0 }, 0);
-        // Slots of 0 tell nobody of an unmap that has not completed.
+        // The new table's slots are 0, without the token of an unmap that may not have completed.
         let broke = tables.break_before_fill(entry.raw, level, entry.base::<F>(level));
         counts.invalidations += u64::from(broke);
         if entry.slot.exchange(entry.raw, F::table(frame.hpa(), level)).is_ok() {

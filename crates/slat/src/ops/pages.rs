@@ -1,11 +1,12 @@
-//! Pages that a bitmap names: exactly those, never their hull.
+//! Pages that a bitmap names: exactly these, and not the range that spans them.
 
 use super::ChangeError;
 use crate::addr::{Gpa, GpaRange, RangeError};
 use crate::format::Format;
 use crate::tables::Halted;
 
-/// Bit `i` of word `w` names the page `64 * w + i` pages behind `start`, as in KVM's dirty log.
+/// Bitmap of pages: bit `i` of word `w` names the page `64 * w + i` pages behind `start`, as in
+/// KVM's dirty log.
 #[derive(Clone, Copy, Debug)]
 pub struct Pages<'b> {
     /// The page that bit 0 names.
@@ -15,7 +16,7 @@ pub struct Pages<'b> {
 }
 
 impl<'b> Pages<'b> {
-    /// Maximal runs of set bits: where each begins, and how many bits it has.
+    /// Returns the maximal runs of set bits: the first bit of each, and its number of bits.
     #[inline]
     pub fn runs(&self) -> impl Iterator<Item = (usize, usize)> + use<'b> {
         Runs { bits: self.bits, next: 0 }
@@ -39,7 +40,7 @@ impl<'b> Pages<'b> {
     }
 }
 
-/// Maximal runs of set bits: where each begins, and how long it is.
+/// Iterator of the maximal runs of set bits: the first bit of each, and its length.
 struct Runs<'b> {
     bits: &'b [u64],
     next: usize,
@@ -58,7 +59,7 @@ impl Iterator for Runs<'_> {
 }
 
 impl Runs<'_> {
-    /// The first bit from `next` on that `wanted` has set.
+    /// Returns the first bit from `next` on that `wanted` sets.
     #[inline(always)]
     fn seek(&self, wanted: impl Fn(u64) -> u64) -> Option<usize> {
         let mut at = self.next;
@@ -73,8 +74,8 @@ impl Runs<'_> {
     }
 }
 
-/// Sets `count` bits from `first` on; returns how many were not set before. What would be past
-/// the end is left out.
+/// Sets `count` bits from `first` on; returns how many were not set before. Leaves out bits past
+/// the end.
 #[inline]
 pub(super) fn set_bits(bits: &mut [u64], first: usize, count: usize) -> u64 {
     let mut new = 0;

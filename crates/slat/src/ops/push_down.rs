@@ -35,9 +35,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// leaves and tables that had the right.
     ///
     /// A table that another thread protected at the same time is owed by that thread.
-    /// [`Guard::relax`] for a write pushes the protection down to the tables beside its path.
-    /// Leaves that are mapped below such a table meanwhile get its protection as well.
-    /// Until then [`Guard::leaves`] and [`Guard::translate`] show leaves as protected.
+    /// [`Guard::relax`] for a write pushes the protection down to the tables next to its path.
+    /// Leaves that are mapped below such a table meanwhile get its protection as well. Until then
+    /// [`Guard::leaves`] and [`Guard::translate`] show leaves as protected.
     ///
     /// # Errors
     /// Those of [`Guard::write_protect`].
@@ -49,8 +49,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if let Err(why) = tables.check_change(&range) {
             return Self::halted(range.start(), why.into());
         }
-        // Faults that were reported, before marks are looked for: who pushes down goes the other
-        // way.
+        // Orders the faults that were reported before this call, and the reads of marks below; a
+        // thread that pushes down sets a mark, then reads the leaves.
         agreed();
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Protect { sums: &mut self.sums, why: ChangeError::Contended };
@@ -99,7 +99,7 @@ impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
         match protect_table::<F>(entry.slot, level, entry.raw) {
             Ok(old) => {
                 self.sums.counts.slots_written += 1;
-                // What a push-down found protected stays so.
+                // A protection that a push-down has found stays.
                 if old & F::TABLE_WRITE != 0 {
                     self.sums.counts.bytes_changed += entry.end - entry.start;
                     self.sums.owed.table(entry.start, entry.end);
@@ -151,7 +151,7 @@ pub(super) fn push_down<F: Format>(
         return Flow::Again;
     }
     counts.slots_written += 2;
-    // The mark, before children are looked at.
+    // Orders the store of the mark before the reads of the children.
     agreed();
     let pushed = children.iter().all(|child| protect_child::<F>(child, level - 1, counts));
     let unmarked = |raw: u64| raw & !(F::MARK | F::RENEWED);
@@ -163,7 +163,7 @@ pub(super) fn push_down<F: Format>(
     if pushed { Flow::Again } else { Flow::Wait }
 }
 
-/// Whether the child, a leaf or a table, has no right to write any more.
+/// Returns whether the child, a leaf or a table, has no right to write any more.
 fn protect_child<F: Format>(slot: &Slot, level: u8, counts: &mut Counts) -> bool {
     for _ in 0..PATIENCE {
         let raw = slot.load();

@@ -11,7 +11,7 @@ use crate::walk::Entry;
 /// Neighbouring leaves of one size and one set of attributes that were taken out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Removed {
-    /// Where they stood.
+    /// First guest address of the leaves.
     pub gpa: Gpa,
     /// Bytes of all of them.
     pub bytes: u64,
@@ -19,15 +19,15 @@ pub struct Removed {
     pub size: PageSize,
     /// The memory behind them: the guest cannot reach it any more.
     pub hpa: Hpa,
-    /// Rights (those of the leaves, whatever tables above withheld), memory type and state at the
-    /// moment they were taken out. A page that was writable may have been written until the
+    /// Rights (those of the leaves, without what tables above withheld), memory type and state at
+    /// the moment they were taken out. A page that was writable may have been written until the
     /// invalidation completed, if it was dirty already.
     ///
-    /// Not dirty is a page that was not written since the last [`Guard::clean`] or
+    /// A page that is not dirty was not written since the last [`Guard::clean`] or
     /// [`Guard::harvest`] that has completed: while one is under way, a page whose dirty state it
     /// may have taken is dirty here as well, as the guest may write it through a TLB entry that
-    /// marks nothing. Of tables with [consumers](crate::Consumer), [`crate::Consumer::is_dirty`]
-    /// says it for each: its mark is among the software bits.
+    /// marks nothing. In tables with [consumers](crate::Consumer), [`crate::Consumer::is_dirty`]
+    /// says so for each: its mark is among the software bits.
     ///
     /// [`Guard::clean`]: crate::Guard::clean
     /// [`Guard::harvest`]: crate::Guard::harvest
@@ -39,59 +39,60 @@ pub struct Removed {
 pub struct Place(Option<Removed>);
 
 impl Place {
-    /// Nothing in it.
+    /// An empty place.
     pub const EMPTY: Self = Self(None);
 }
 
 /// Leaves that were unmapped, kept back until the guest cannot reach them any more.
 ///
-/// The storage is the caller's; one place holds neighbours of one kind. The memory behind the
-/// leaves is known to [`Removals::complete`] only, which invalidates first.
+/// The storage belongs to the caller; one place holds neighbours of one kind. Only
+/// [`Removals::complete`], which invalidates first, hands out the memory behind the leaves.
 ///
-/// Dropped, it hands over to the guest what it owes, and the memory is leaked. Forgotten, it stays
-/// under way for ever: each later removal invalidates all of the guest, and each mapping of an
-/// emptied slot that slot, where the CPU demands a break.
+/// If this is dropped, the tables take over the invalidation that it owes, and the memory is
+/// leaked. If it is forgotten, it stays under way for ever: each later removal invalidates all of
+/// the guest, and, if the CPU demands a break, each map of an emptied slot invalidates that slot.
 #[derive(Debug)]
 #[must_use = "the memory behind what was unmapped is in it"]
 pub struct Removals<'s, 't, F: Format, P: Platform> {
     pub(super) tables: &'t Tables<'t, F, P>,
     storage: &'s mut [Place],
     len: usize,
-    /// Whether what no longer fits is forgotten, to make room.
+    /// Whether earlier leaves are forgotten when there is no more room.
     forgets: bool,
     pub(super) owed: Owed,
     /// Whether the guest counts these removals among those that are under way.
     pub(super) counted: bool,
-    /// Tables that were unlinked: the invalidation that the removals owe is theirs, too.
+    /// Tables that were unlinked: the invalidation that the removals owe covers them too.
     pub(super) unlinked: Chain<F>,
 }
 
 impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
-    /// Nothing yet, in the caller's storage, whose content is overwritten.
+    /// Makes empty removals in the caller's storage, whose content is overwritten.
     pub fn new(tables: &'t Tables<'t, F, P>, storage: &'s mut [Place]) -> Self {
         let (owed, unlinked) = (Owed::NOTHING, Chain::EMPTY);
         Self { tables, storage, len: 0, forgets: false, owed, counted: false, unlinked }
     }
 
-    /// Removals that are never [full](super::UnmapError::Full): what has no room takes the place of what
-    /// was removed before it, which [`Removals::complete`] does not hand out. For a caller who
-    /// knows the memory behind the range: one place, and one invalidation, serve a range of any
-    /// size, whatever lies in it.
+    /// Makes these removals never [full](super::UnmapError::Full): leaves without room take the
+    /// place of leaves that were removed before, which [`Removals::complete`] then does not hand
+    /// out. For a caller that knows the memory behind the range: one place, and one invalidation,
+    /// serve a range of any size and content.
     pub const fn forgetting(mut self) -> Self {
         self.forgets = true;
         self
     }
 
-    /// Invalidates, then hands out what was removed, in the order in which it was.
+    /// Invalidates, then hands out the leaves, in the order in which they were removed.
     ///
-    /// Afterwards nothing in the ranges is reachable, whoever unmapped it: while other removals are
-    /// under way, all of the guest is invalidated.
+    /// Afterwards nothing in the ranges is reachable, including leaves that other threads unmapped:
+    /// while other removals are under way, all of the guest is invalidated.
     ///
-    /// What the iterator is not asked for is leaked.
+    /// Leaves that the caller does not take from the iterator are leaked.
     #[inline]
     pub fn complete(&mut self) -> impl Iterator<Item = Removed> {
         let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
-        // Slots found empty here may have been emptied by others, who have not invalidated yet.
+        // Slots found empty here may have been emptied by other threads, which have not invalidated
+        // yet.
         if self.tables.pending.removals.count() > u64::from(self.counted) {
             self.tables.complete_all();
         } else {
@@ -105,12 +106,12 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         self.storage[..len].iter_mut().filter_map(|place| place.0.take())
     }
 
-    /// Whether there is no room for a leaf that does not continue the last one.
+    /// Returns whether there is no room for a leaf that does not continue the last one.
     pub fn is_full(&self) -> bool {
         !self.forgets && self.len == self.storage.len()
     }
 
-    /// The last leaves, if `new` continues them.
+    /// Returns the last leaves, if `new` continues them.
     #[inline]
     pub(super) fn continued(&mut self, new: &Removed) -> Option<&mut Removed> {
         let last = self.storage[..self.len].last_mut()?.0.as_mut()?;
@@ -120,7 +121,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         continues.then_some(last)
     }
 
-    /// Whether memory at `hpa` follows what was removed last.
+    /// Returns whether memory at `hpa` follows what was removed last.
     #[inline(always)]
     pub(super) fn follows(&self, hpa: Hpa) -> bool {
         let last = self.storage[..self.len].last().and_then(|place| place.0.as_ref());
@@ -136,7 +137,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         }
     }
 
-    /// What was removed last counts as dirty, all of the run.
+    /// Marks the run that was removed last as dirty.
     #[cold]
     pub(super) fn dirty_last(&mut self) {
         if let Some(last) = self.storage[..self.len].last_mut().and_then(|place| place.0.as_mut()) {
@@ -144,7 +145,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         }
     }
 
-    /// Keeps what fits, and what it owes: whatever happens to the walk.
+    /// Adds `new`, if there is room, and what it owes, even if the walk fails later.
     #[inline]
     pub(super) fn push(&mut self, new: Removed) {
         match self.continued(&new) {
@@ -156,7 +157,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         }
     }
 
-    /// [`Removals::push`] of what continues nothing.
+    /// As [`Removals::push`], for a leaf that continues no other.
     #[inline(always)]
     pub(super) fn put(&mut self, new: Removed) {
         self.owed.leaves(new.gpa.0, new.gpa.0 + new.bytes, new.size);

@@ -1,23 +1,24 @@
-//! Replace: leaves that go on translating the same addresses, to other memory or as another memory
-//! type.
+//! Replace: changes the memory or the memory type of leaves, which go on translating the same
+//! addresses.
 //!
 //! # Protocol
 //! A leaf that gets other memory, or another memory type, is broken on every format: a
-//! compare-and-swap from the value that was read freezes it, so that no other software maps anything
-//! there and hardware faults; the invalidation completes; memory whose type changes is maintained,
-//! when no CPU uses it any more; then the new leaf takes the marker's place. So no two CPUs ever
-//! use the old memory and the new at once, which would show one of them what another wrote, and not
-//! the other. Rights alone change by one compare-and-swap. Up to [`RUN`] neighbouring pages stand
-//! broken together. Between the first marker and the last release nothing is allocated and nobody
-//! is called but the platform's invalidation and maintenance.
+//! compare-and-swap from the value that was read freezes it, so that no other software maps
+//! anything there and hardware faults; the invalidation completes; memory whose type changes is
+//! maintained, when no CPU uses it any more; then the new leaf takes the marker's place. So no two
+//! CPUs ever use the old memory and the new at once: otherwise one CPU might not see what another
+//! wrote. Rights alone change by one compare-and-swap. Up to [`RUN`] neighbouring pages stand
+//! broken together. Between the first marker and the last release nothing is allocated, and nothing
+//! is called except the platform's invalidation and maintenance.
 //!
-//! *Invariant*: what the guest wrote is in the memory that the new leaf maps. Other memory takes the
-//! place only of a leaf that the guest cannot write (`Replace::plan`): to move a page, the caller
-//! protects it, completes, copies, and then replaces it. A write fault that was answered in between
-//! has given the right back, and the leaf is refused. The leaf tells no history: the caller keeps
-//! others from taking rights from the page, and from unmapping it, from the protection on; a round
-//! of a log that protected the page again would hide the write. Accessed and dirty state goes from
-//! the old leaf to the new, with what [consumers](crate::Consumer) have not taken yet.
+//! *Invariant*: all that the guest wrote is in the memory that the new leaf maps. Other memory
+//! takes the place only of a leaf that the guest cannot write (`Replace::plan`): to move a page,
+//! the caller protects it, completes, copies, and then replaces it. A write fault that was answered
+//! in between has given the right back, and the leaf is refused. The leaf has no history, so the
+//! caller keeps other threads from taking rights from the page, and from unmapping it, from the
+//! protection on: a round of a log that protected the page again would hide the write. Accessed and
+//! dirty state goes from the old leaf to the new one, and so do the marks of
+//! [consumers](crate::Consumer).
 
 use super::ChangeError;
 use super::map::{MapError, maintenance};
@@ -33,7 +34,7 @@ use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::fmt;
 
-/// Why the leaves of a range were not replaced, or not all of them.
+/// Reason why the leaves of a range were not replaced, or not all of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ReplaceError {
@@ -61,16 +62,16 @@ pub enum ReplaceError {
         /// The size of the leaf.
         size: PageSize,
     },
-    /// Other memory is mapped there than was to be replaced.
+    /// The memory mapped there is not the memory that was to be replaced.
     Differs {
         /// The size of the leaf found.
         size: PageSize,
-        /// Where it points.
+        /// The host address that the leaf maps to.
         hpa: Hpa,
     },
     /// The guest may write the leaf, so that what it writes now would be lost.
     Writable,
-    /// Somebody else held an entry for too long.
+    /// Another thread held an entry for too long.
     Contended,
     /// As many slots were read as [`Guard::limit`] allows.
     Paused,
@@ -105,34 +106,36 @@ impl fmt::Display for ReplaceError {
 impl core::error::Error for ReplaceError {}
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Makes the leaves of `range`, which map the memory from `from` on, map that from `to` on, with
-    /// the rights, memory type and software bits of `attributes`; returns the bytes that changed.
-    /// What is not mapped stays so.
+    /// Makes the leaves of `range`, which map the memory from `from` on, map that from `to` on,
+    /// with the rights, memory type and software bits of `attributes`; returns the bytes that
+    /// changed. Addresses where nothing is mapped stay so.
     ///
     /// At no moment does the range translate to anything but the old memory or the new, nor one CPU
-    /// to the old and another to the new. With `from` equal to `to` this changes the memory type, or
-    /// rights alone, in place. Accessed and dirty are those of `attributes` or of the old leaf; all
-    /// else is as `attributes` say, whatever another thread changed since the caller looked.
+    /// to the old and another to the new. With `from` equal to `to` this changes the memory type,
+    /// or rights alone, in place. Accessed and dirty are those of `attributes` or of the old leaf;
+    /// all else is as `attributes` say, even if another thread changed it since the caller looked.
     ///
-    /// Memory is made coherent first ([`Platform::maintain`]); where its type changes, behind the
-    /// invalidation, which takes long for a block. Unless rights alone change, each leaf faults until
-    /// an invalidation, executed inside, has completed: a guest that uses it meanwhile comes back.
-    /// Other memory is the only one in use when this returns; rights that were taken are gone after
-    /// [`Guard::complete`].
+    /// Memory is made coherent first ([`Platform::maintain`]); if its type changes, after the
+    /// invalidation, which takes long for a block. Unless rights alone change, each leaf faults
+    /// until an invalidation, executed inside, has completed: a guest that uses it meanwhile faults
+    /// again. Other memory is the only one in use when this returns; rights that were taken are
+    /// gone after [`Guard::complete`].
     ///
     /// To move a page that the guest may write: [`Guard::write_protect`], [`Guard::owe`] (another
     /// thread may have protected it, and not completed), [`Guard::complete`], copy, replace. From
-    /// the first to the last nobody else takes rights from the page or unmaps it (no round of a log):
-    /// the page would look as if it had not been written in between. To share it: the same, and the
-    /// new memory is another's; to end the sharing, in the write fault: copy, replace with the right
-    /// to write, and report the write after it, as [`Guard::relax`] has it.
+    /// the first step to the last, no other thread may take rights from the page, as a round of a
+    /// log does, or unmap it: the page would look as if it had not been written in between. To
+    /// share it: the same, with memory that another guest maps as well; to end the sharing, in the
+    /// write fault: copy, replace with the right to write, and report the write after it, as
+    /// [`Guard::relax`] has it.
     ///
     /// # Errors
     /// Nothing is done on [`ReplaceError::Range`], [`ReplaceError::HostAddress`],
     /// [`ReplaceError::Attributes`], and on [`ReplaceError::CutsBlock`] unless the block appeared
-    /// meanwhile. [`ReplaceError::Unaligned`], [`ReplaceError::Differs`], [`ReplaceError::Writable`]
-    /// (only where `from` and `to` differ) and [`ReplaceError::Contended`] leave everything replaced
-    /// that precedes the address where it stopped.
+    /// meanwhile. [`ReplaceError::Unaligned`], [`ReplaceError::Differs`],
+    /// [`ReplaceError::Writable`] (only where `from` and `to` differ) and
+    /// [`ReplaceError::Contended`] leave everything replaced that precedes the address where it
+    /// stopped.
     #[inline(always)]
     pub fn replace(
         &mut self,
@@ -149,8 +152,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.replace_walk(range, from, to, attributes)
     }
 
-    /// [`Guard::replace`] of a page whose table is there, without a walk, by way of a break; returns
-    /// the bytes that changed. Whatever else it meets it leaves to the walk: nothing is done.
+    /// [`Guard::replace`] of a page whose table is there, without a walk, by way of a break;
+    /// returns the bytes that changed. Does nothing in all other cases, which the walk handles.
     #[inline(always)]
     fn replace_page(
         &mut self,
@@ -262,7 +265,7 @@ struct Replace<'t, 'g, F: Format, P: Platform> {
 /// The leaf that replaces another.
 struct New {
     raw: u64,
-    /// The new leaf takes the old one's place behind an invalidation only.
+    /// The new leaf may replace the old one only after an invalidation.
     breaks: bool,
     /// The memory's type changes: it is maintained when no CPU uses it any more.
     retyped: bool,
@@ -280,13 +283,13 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         Self { tables, start, from, to, attributes, sums, why }
     }
 
-    /// Where the memory that is to be mapped at `gpa` begins.
+    /// Returns the host address that is to be mapped at `gpa`.
     fn target(&self, gpa: u64) -> Hpa {
         Hpa(self.to.0.wrapping_add(gpa - self.start))
     }
 
-    /// What the leaf `raw` at `level`, which the range covers whole, becomes; `None` if it is that
-    /// already.
+    /// Returns the new leaf for `raw` at `level`, which the range covers whole; `None` if it needs
+    /// no change.
     #[inline(always)]
     fn plan(&self, level: u8, raw: u64, gpa: u64) -> Result<Option<New>, ReplaceError> {
         let (size, hpa) = (F::size(level), F::leaf_address(raw, level));
@@ -319,7 +322,8 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         Ok(Some(New { raw: new, breaks, retyped }))
     }
 
-    /// Of memory whose type changes, also what is to be a device's: caches hold it as what it was.
+    /// Maintains the caches for the memory of a leaf. Memory whose type changes needs it even if
+    /// the new type is a device's, because caches may hold it by the old type.
     #[inline(always)]
     fn maintain(&self, gpa: u64, bytes: u64, retyped: bool) {
         let memory = if retyped { Memory::Normal } else { self.attributes.memory };
@@ -329,8 +333,8 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
     }
 
     /// Replaces leaves at `level`, neighbours from `gpa` on, by way of a break; returns how many.
-    /// What they become is at the place of what they were; a bit of `retyped` for each whose
-    /// memory changes its type. `APART`: the invalidation is not to take stack of the caller's.
+    /// `raws` are their values, `news` the new ones, and `retyped` has a bit for each whose memory
+    /// changes its type. `APART`: the invalidation is not to take stack of the caller's.
     #[inline(always)]
     fn broken<const APART: bool>(
         &mut self,
@@ -343,7 +347,7 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         let size = F::size(level);
         let frozen = F::frozen(Hpa(0));
         let most = slots.len().min(raws.len()).min(news.len());
-        // By index, as `zip` is a call where crates are not optimised as one.
+        // By index, because `zip` is a call if crates are not optimised together.
         let mut held = 0;
         while held < most && slots[held].exchange(raws[held], frozen).is_ok() {
             held += 1;
@@ -369,8 +373,8 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         held
     }
 
-    /// One leaf, of any level: whether it was changed in place. Not inlined, and by value: its
-    /// frame is on the stack once, and the walk's are small.
+    /// Replaces one leaf of any level; returns whether it was changed in place. Not inlined, and by
+    /// value: its frame is on the stack once, and the walk's are small.
     #[inline(never)]
     fn leaf(
         &mut self,
@@ -403,8 +407,8 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         if replaced { Ok(!new.breaks) } else { Err(Flow::Again) }
     }
 
-    /// Pages from the start of a run, those that are to be broken; returns how many. The others,
-    /// and what is refused, are visited one by one.
+    /// Replaces the first pages of a run, those that need a break; returns how many. All others,
+    /// and pages that are refused, are visited one by one.
     #[inline(never)]
     fn run(&mut self, run: &[Slot; RUN], raws: &[u64; RUN], at: u64) -> usize {
         let page = F::size(0).bytes();
@@ -458,7 +462,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, '_, F, P> {
         }
     }
 
-    /// Pages that stand broken share one invalidation.
+    /// Pages that are broken together share one invalidation.
     #[inline]
     fn visit_run(
         &mut self,
@@ -475,7 +479,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, '_, F, P> {
         !self.attributes.write || raw & F::TABLE_WRITE == F::TABLE_WRITE
     }
 
-    /// What tables withhold is pushed down, where the right to write is given.
+    /// Pushes down the rights that tables withhold, if the right to write is given.
     #[inline(always)]
     fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Slot]) -> Option<Flow> {
         if self.passes(entry.raw) {

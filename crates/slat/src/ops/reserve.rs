@@ -1,17 +1,17 @@
-//! Reserve and commit: a fault that asks the host for a page in between.
+//! Reserve and commit: the two halves of a fault, which asks the host for a page in between.
 //!
 //! # Protocol
 //! A fault reserves the slot by a token, or finds it reserved, asks its backing for the page, and
 //! maps it by a compare-and-swap from that very token. [`Guard::unmap`] empties leaves and
 //! reservations alike. So a page that the host took away after the fault had asked for it is not
 //! mapped: either the unmap found the reservation, and the commit fails, or it found the leaf. A
-//! host that takes memory away stops handing it out first, then unmaps. A reservation keeps nobody
-//! out: a map there replaces it, and the commit fails as well; of two faults that share one the
-//! first to commit has it. One that is given up stays, as empty as before.
+//! host that takes memory away stops handing it out first, then unmaps. A reservation excludes no
+//! other thread: a map there replaces it, and the commit fails as well; if two faults share one,
+//! the first commit succeeds. A reservation that is given up stays, and counts as empty.
 //!
-//! Where somebody has to be told before the leaf is there, [`Reservation::commit_told`] exchanges
-//! the token for a marker first, which does keep everybody out. *Invariant*: of faults that share a
-//! slot one is told of, and its leaf is there before anybody can take it out.
+//! If another party has to be notified before the leaf is there, [`Reservation::commit_told`]
+//! exchanges the token for a marker first, which excludes all other threads. *Invariant*: of faults
+//! that share a slot, one is notified, and its leaf is there before another thread can take it out.
 //!
 //! Tokens of threads that have a seat are the seat's ([`crate::grace`]), so that faults share no
 //! counter; others are counted by the guest. Neither come back within 2^47 faults and unmaps.
@@ -29,11 +29,11 @@ use crate::table::{self, Slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::PATIENCE;
 
-/// Tokens below this are the seats', those from it on the guests'.
+/// Tokens below this belong to seats, all others to guests.
 pub(crate) const SEATS_TOKENS: u64 = 1 << (TOKEN_BITS - 1);
 
 /// The next token of the guest, for threads without a seat and for calls that take one for several
-/// entries. Away from the words that every walk reads.
+/// entries. It is in another cache line than the words that every walk reads.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Tokens(AtomicU64);
@@ -43,8 +43,8 @@ impl Tokens {
         Self(AtomicU64::new(0))
     }
 
-    /// The value to leave in entries that one call reserves or empties: no other call ever leaves
-    /// the same.
+    /// Returns the value to leave in entries that one call reserves or empties; no other call ever
+    /// leaves the same.
     pub fn next<F: Format>(&self) -> u64 {
         let token = self.0.fetch_add(1, Ordering::Relaxed);
         F::reserved(SEATS_TOKENS | token & (SEATS_TOKENS - 1))
@@ -53,13 +53,13 @@ impl Tokens {
 
 /// An empty slot that a fault has reserved.
 ///
-/// It borrows the guard, which keeps the slot's table.
+/// It borrows the guard, which keeps the slot's table allocated.
 #[derive(Debug)]
 #[must_use = "a reservation that is not committed maps nothing"]
 pub struct Reservation<'g, F: Format, P: Platform> {
     tables: &'g Tables<'g, F, P>,
     sums: &'g mut Sums,
-    /// One, or all of the group around it, by the same token.
+    /// One slot, or all slots of the group around it, with the same token.
     slots: &'g [Slot],
     raw: u64,
     level: u8,
@@ -73,8 +73,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     ///
     /// # Errors
     /// [`MapError::Range`], [`MapError::LeafSize`], [`MapError::ForeignCache`];
-    /// [`MapError::Occupied`] where a leaf is there already: the fault has been answered, or asks
-    /// for [`Guard::relax`]; [`MapError::Owned`]; [`MapError::CacheEmpty`];
+    /// [`MapError::Occupied`] where a leaf is there already: another thread has answered the fault,
+    /// or it needs [`Guard::relax`]; [`MapError::Owned`]; [`MapError::CacheEmpty`];
     /// [`MapError::Contended`]. Nothing was reserved.
     #[inline(always)]
     pub fn reserve<'g>(
@@ -96,11 +96,13 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Ok(Reservation { tables, sums, slots, raw, level, base })
     }
 
-    /// [`Guard::reserve`]; and where all of the group around the slot is empty, all of it, to be
-    /// folded ([`Guard::map_contiguous`]). On formats without groups it is [`Guard::reserve`].
+    /// As [`Guard::reserve`], but reserves the whole group around the slot, to be folded
+    /// ([`Guard::map_contiguous`]), if all of it is empty. On formats without groups it is
+    /// [`Guard::reserve`].
     ///
     /// Earlier reservations of single slots of the group become void. A fault whose reservation was
-    /// void begins anew by [`Guard::reserve`], or two faults could go on voiding each other's.
+    /// void must begin anew by [`Guard::reserve`]: otherwise two faults could void each other's for
+    /// ever.
     ///
     /// # Errors
     /// Those of [`Guard::reserve`].
@@ -118,8 +120,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Ok(reserved)
     }
 
-    /// Reserves the slot where the table is there, and the slot in it empty or reserved, as most
-    /// faults find it. `None` in any other case: [`Guard::reserve_or_refuse`] then begins anew.
+    /// Reserves the slot if its table is there, and the slot is empty or reserved, as in most
+    /// faults. `None` in all other cases: [`Guard::reserve_or_refuse`] then begins anew.
     #[inline(always)]
     fn reserve_at_once(
         &mut self,
@@ -133,7 +135,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             return None;
         }
         let level = F::level_of(largest).ok()?;
-        // A guest that is smaller than the leaf, or than a table of such.
+        // The guest is smaller than the leaf, or than a table of such leaves.
         if F::shift(level) > geometry.address_bits || level > geometry.root_level {
             return None;
         }
@@ -209,8 +211,9 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                     return Err(MapError::Occupied { size: F::size(level), hpa });
                 }
                 Kind::Owned => return Err(MapError::Owned { owner: Owner::of::<F>(raw) }),
-                // Another fault's, or left by an unmap: the first commit has it, and what voids it
-                // changes it. To replace it would make two faults void each other for ever.
+                // The token is another fault's, or an unmap left it: it is shared, and the first
+                // commit succeeds. If a fault replaced it, two faults could void each other's for
+                // ever.
                 Kind::Reserved if level <= largest => {
                     let base = gpa & !((1 << F::shift(level)) - 1);
                     let broke = tables.break_before_fill(raw, level, base);
@@ -257,7 +260,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 }
 
 impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
-    /// The addresses that a leaf here, or a group, would translate.
+    /// Returns the addresses that the leaf or the group would translate.
     #[inline(always)]
     pub fn range(&self) -> GpaRange {
         GpaRange::from_bounds(self.base, self.base + self.bytes())
@@ -321,15 +324,15 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         mapped
     }
 
-    /// [`Reservation::commit`] of memory of which somebody has to know before it is mapped, and may
-    /// refuse it (SNP's RMP, TDX's secure EPT). `tell` is called if the reservation is not void, and
-    /// then the leaf is there when this returns, unless it refuses. While it runs it has the
-    /// addresses alone: the slot is frozen, nobody maps, reserves or unmaps there, and others that
-    /// try are told to come again ([`MapError::Contended`], [`UnmapError::Contended`]).
+    /// As [`Reservation::commit`], for memory that another party has to know of before it is
+    /// mapped, and may refuse (SNP's RMP, TDX's secure EPT). Calls `tell` if the reservation is not
+    /// void; the leaf is then there when this returns, unless `tell` refuses. While `tell` runs,
+    /// the slot is frozen: no other thread maps, reserves or unmaps there; one that tries has to
+    /// try again ([`MapError::Contended`], [`UnmapError::Contended`]).
     ///
-    /// A slot that an unmap has emptied can be reserved before its [`Removals`](crate::Removals) are
-    /// completed. Whoever tells of both, in turns, keeps faults from committing until he has told of
-    /// the removal.
+    /// A slot that an unmap has emptied can be reserved before its [`Removals`](crate::Removals)
+    /// are completed. A caller that notifies another party of both, in order, keeps faults from
+    /// committing until it has notified that party of the removal.
     ///
     /// `tell` runs inside the tables: it must not wait for what waits for threads inside.
     ///
@@ -345,7 +348,8 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         attributes: Attributes,
         tell: impl FnOnce() -> Result<(), E>,
     ) -> Result<Result<Option<u64>, MapError>, E> {
-        // Part by part: a pointer to it would keep every reservation of the caller's in memory.
+        // Destructured, because a pointer to it would keep every reservation of the caller in
+        // memory.
         let Self { tables, sums, slots, raw, level, base } = self;
         Self::commit_parts((tables, sums), (slots, raw), (level, base), (hpa, attributes), tell)
     }
@@ -394,7 +398,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         Ok(Ok(Some(bytes)))
     }
 
-    /// The leaf for the slot. Maintains the memory, as its kind asks.
+    /// Returns the leaf for the slot. Maintains the memory, as its type demands.
     #[inline(always)]
     fn leaf(&self, hpa: Hpa, attributes: Attributes) -> Result<u64, MapError> {
         let tables = self.tables;
@@ -412,7 +416,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     }
 }
 
-/// Slots that are frozen while somebody is told: reserved again when this is dropped.
+/// Slots that are frozen while `tell` runs: reserved again when this is dropped.
 struct Held<'g> {
     slots: &'g [Slot],
     raw: u64,

@@ -3,8 +3,8 @@
 //!
 //! A leaf is rewritten by one compare-and-swap from the value that was read. It loses against
 //! hardware that sets accessed or dirty, and against other software; either way the new value
-//! decides. So protection and a fault that meet leave the leaf as the later of them wants it, and
-//! neither forgets that it was written.
+//! decides. So if a protection and a fault meet, the later one decides the leaf's rights, and
+//! neither loses its dirty state.
 
 mod rewrite;
 
@@ -42,7 +42,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.write_protect_by::<Atomically>(range)
     }
 
-    /// [`Guard::write_protect`] of exactly the pages that a bitmap names.
+    /// As [`Guard::write_protect`], for exactly the pages that a bitmap names.
     ///
     /// # Errors
     /// Those of [`Guard::write_protect`], at the first run of pages concerned: the runs before it
@@ -67,7 +67,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.rewrite::<Atomically, _>(range, NoExecute)
     }
 
-    /// Sets the rights of every leaf in `range` to exactly `rights`; returns the bytes that changed.
+    /// Sets the rights of every leaf in `range` to exactly `rights`; returns the bytes that
+    /// changed.
     ///
     /// Accessed and dirty state, memory type and software bits stay; but a leaf that becomes
     /// writable is dirty from then on where hardware does not mark writes. Memory that becomes
@@ -91,22 +92,22 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
-    /// Makes every leaf that overlaps `range` fit for `access`, as a fault does to a leaf that is
-    /// there, and what sets the accessed state where hardware does not. Whether the guest may do
-    /// so is for the caller to know.
+    /// Gives every leaf that overlaps `range` the rights and the state that `access` needs, as a
+    /// fault on a present leaf does; this also sets the accessed state if hardware does not. The
+    /// caller knows whether the guest may do the access.
     ///
-    /// Memory that becomes executable is made coherent first ([`Platform::maintain`]). Published to
-    /// walkers, and nothing is owed to other CPUs: one that holds the old rights faults once more.
-    /// The one that faulted has to forget them: see [`Granted`]. A leaf that was not accessed is in
-    /// no TLB. A caller that logs writes by faults reports the write after this, not before: if a
-    /// round ends in between, the next one must find the write.
+    /// Memory that becomes executable is made coherent first ([`Platform::maintain`]). The change
+    /// is published to walkers, and nothing is owed to other CPUs: one that holds the old rights
+    /// faults once more. The CPU that faulted has to drop them: see [`Granted`]. A leaf that was
+    /// not accessed is in no TLB. A caller that logs writes by faults reports the write after this,
+    /// not before: if a round ends in between, the next one must find the write.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`], and, but for a read, on
-    /// [`ChangeError::CutsBlock`] unless the block appeared meanwhile: more than was asked for
-    /// would get the right. A block that is fit for the access already is not refused, and a read
-    /// covers the whole block. [`ChangeError::Contended`] leaves everything done that precedes the
-    /// address where it stopped.
+    /// [`ChangeError::CutsBlock`] unless the block appeared meanwhile: more than the range would
+    /// get the right. A block that allows the access already is not refused, and a read covers the
+    /// whole block. [`ChangeError::Contended`] leaves everything done that precedes the address
+    /// where it stopped.
     #[inline(always)]
     pub fn relax(
         &mut self,
@@ -116,8 +117,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.relax_where(range, access, Software::NONE)
     }
 
-    /// [`Guard::relax`] of those leaves that have all bits of `software`: where they say what the
-    /// guest may do, the answer cannot be out of date.
+    /// As [`Guard::relax`], for those leaves that have all bits of `software`: if these bits say
+    /// what the guest may do, the decision cannot be out of date.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks, and on
@@ -137,8 +138,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
-    /// [`Guard::relax_where`] for a read or a fetch: apart, so that what faults call most is small
-    /// enough to become part of its caller in any profile.
+    /// As [`Guard::relax_where`], for a read or a fetch. It is a function of its own, so that the
+    /// path that most faults take is small enough to be inlined in any profile.
     #[inline(never)]
     fn relax_to_look(
         &mut self,
@@ -162,7 +163,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.relax_walk(range, access, needed)
     }
 
-    /// [`Guard::relax_to_look`] by a walk: its frame takes the place of that one's.
+    /// As [`Guard::relax_to_look`], by a walk: its stack frame replaces that one's.
     #[inline(never)]
     fn relax_walk(
         &mut self,
@@ -179,11 +180,11 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// Gives the page at `gpa` the right to write, as [`Guard::relax`] for a write does, and sets
-    /// the bits `software` in its leaf. It is for a page that software bits said must not be
-    /// written, and that may be written now. Nothing is done, and [`Granted::is_changed`] is false,
-    /// unless the leaf of that page, not a block, maps `hpa`. The caller sees to it that the memory
-    /// at `hpa` is still the page that may be written: no other thread may take it away, and map
-    /// another page at the same address, meanwhile.
+    /// the bits `software` in its leaf. It is for a page whose software bits did not allow writes,
+    /// and that may be written now. Nothing is done, and [`Granted::is_changed`] is false, unless
+    /// the leaf of that page, not a block, maps `hpa`. The caller ensures that the memory at `hpa`
+    /// is still the page that may be written: no other thread may take it away, and map another
+    /// page at the same address, meanwhile.
     ///
     /// # Errors
     /// [`ChangeError::Range`], [`ChangeError::Attributes`] of bits that the format lacks,
@@ -210,13 +211,13 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// Gives those pages that have all bits of `software` the right that `fetch` asks for, without
-    /// saying that anybody used them. Nothing is owed to other CPUs, as for [`Guard::relax`]. An
-    /// access that is no fetch gives no right.
+    /// marking them as used. Nothing is owed to other CPUs, as for [`Guard::relax`]. An access that
+    /// is no fetch gives no right.
     ///
     /// # Errors
     /// Those of [`Guard::set_software`]; [`ChangeError::CutsBlock`] also at a block that would
-    /// become executable: huge pages that may not be executed stay so, whoever puts pages together
-    /// meanwhile.
+    /// become executable: huge pages that may not be executed stay so, even if another thread
+    /// collapses pages meanwhile.
     pub fn allow_execute(
         &mut self,
         range: GpaRange,
@@ -228,9 +229,9 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.grant(range, Executable(format, needed, fetch))
     }
 
-    /// Gives those leaves that have all bits of `software` the right to write, without saying that
-    /// anybody used or wrote them: where hardware marks writes, a clean leaf stays clean until it
-    /// does. Nothing is owed to other CPUs, as for [`Guard::relax`].
+    /// Gives those leaves that have all bits of `software` the right to write, without marking them
+    /// as used or written: if hardware marks writes, a clean leaf stays clean until a write.
+    /// Nothing is owed to other CPUs, as for [`Guard::relax`].
     ///
     /// # Errors
     /// Those of [`Guard::set_software`].
@@ -244,7 +245,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.grant(range, Writable(format, needed))
     }
 
-    /// [`Guard::rewrite`] by a rule that gives rights.
+    /// As [`Guard::rewrite`], by a rule that gives rights.
     #[inline(always)]
     fn grant<R: Rule<F>>(
         &mut self,
@@ -255,7 +256,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Ok(Granted::new(self.tables, range, bytes))
     }
 
-    /// Software bits of a leaf that are no consumer's.
+    /// Returns `software` as bits of a leaf; refuses bits that are marks of consumers.
     #[inline]
     fn bits(&self, range: GpaRange, software: Software) -> Result<u64, Halted<ChangeError>> {
         let refused = |why| Halted { at: range.start(), why };
@@ -305,7 +306,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// Rewrites the leaf of a page whose table is there, as a fault does, without a walk; returns
-    /// the bytes that changed. Whatever else it meets it leaves to the walk.
+    /// the bytes that changed. Leaves all other cases to the walk.
     #[inline(always)]
     fn rewrite_page<C: Change, R: Rule<F>>(&mut self, gpa: u64, rule: &R) -> Option<u64> {
         let tables = self.tables;
@@ -346,14 +347,14 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             self.sums.owed.leaves(gpa, gpa + page, F::size(0));
             self.sums.owed.take();
         } else if R::SEEN {
-            // The vCPU that faulted is to find the new leaf.
+            // Published, so that the vCPU that faulted finds the new leaf.
             tables.platform.publish();
         }
         Some(page)
     }
 
     /// [`Guard::rewrite`] of each run of the pages that a bitmap names. Runs inside one table of
-    /// pages are rewritten there, slot by slot; whatever else there is, run by run.
+    /// pages are rewritten there, slot by slot; all others run by run.
     #[inline]
     pub(super) fn rewrite_pages<R: Rule<F> + Copy>(
         &mut self,
@@ -367,7 +368,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let mut tally = Tally::NONE;
         let result = pages.each::<F>(|range| {
             let changed = tally.changed;
-            // A long run is the walk's, which looks at many slots at once.
+            // A long run is left to the walk, which reads many slots at once.
             if range.size() <= LONG << F::PAGE_SHIFT && !alone {
                 if !table.covers(&range) {
                     let tally = core::mem::replace(&mut tally, Tally::NONE);
@@ -386,7 +387,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         result
     }
 
-    /// [`Guard::rewrite_pages`] of a run for which another table is looked for.
+    /// As [`Guard::rewrite_pages`], for a run that is in another table.
     #[cold]
     fn rewrite_in<R: Rule<F> + Copy>(
         &mut self,
@@ -423,7 +424,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let tables = self.tables;
         // One page cannot be half done: the walk itself finds the block that it would cut.
         let refusal = if R::WHOLE && range.size() > 1 << F::PAGE_SHIFT {
-            // A block that has the right already is given nothing.
+            // A block that has the right already is not changed.
             let given = |found: &Found| {
                 (found.writable || !R::WRITES) && rule.change(found.raw) == found.raw
             };
@@ -461,7 +462,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Before `raw` becomes `changed`, which may be executed where `raw` may not.
+    /// Makes memory coherent before `raw` becomes `changed`, if `changed` may be executed and `raw`
+    /// may not.
     #[cold]
     fn make_coherent(&self, level: u8, raw: u64, changed: u64) {
         let format = &self.format;
@@ -476,10 +478,10 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 }
 
-/// Pages of a run that a walk is worth.
+/// Length of a run, in pages, from which on a walk is faster.
 const LONG: u64 = 32;
 
-/// A table of pages, and the addresses that it is for; none, where there is none.
+/// A table of pages and its addresses; both are empty if there is no table.
 struct PageTable<'t> {
     slots: &'t [Slot],
     start: u64,
@@ -492,8 +494,8 @@ impl PageTable<'_> {
         self.start <= range.start().0 && range.end().0 <= self.end
     }
 
-    /// Rewrites the pages of a range, which the table covers. Whether it met nothing but leaves
-    /// and what is vacant; if not, they are to be visited once more.
+    /// Rewrites the pages of a range, which the table covers. Returns whether it met only leaves
+    /// and vacant slots; if not, the pages are to be visited once more.
     #[inline(always)]
     fn rewrite<F: Format, R: Rule<F>>(
         &self,
@@ -526,7 +528,7 @@ impl PageTable<'_> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// That around an address. The caller is inside a guard, as for a walk.
+    /// Returns the table of pages around an address. The caller is inside a guard, as for a walk.
     fn page_table(&self, gpa: Gpa) -> PageTable<'_> {
         let none = PageTable { slots: &[], start: 0, end: 0 };
         let limit = 1 << self.geometry().address_bits;

@@ -3,7 +3,7 @@
 use crate::addr::Hpa;
 use crate::format::{Access, Execute, Format, Rights};
 
-/// How a leaf is rewritten.
+/// A rule by which leaves are rewritten.
 pub(super) trait Rule<F: Format> {
     /// A leaf with none of these bits stays as it is.
     const QUIET: u64 = !0;
@@ -12,7 +12,7 @@ pub(super) trait Rule<F: Format> {
     const SURE: bool = false;
     /// A CPU may go on using the right that was taken.
     const STALE: bool = true;
-    /// Hardware looks at what changes.
+    /// Hardware reads the bits that change.
     const SEEN: bool = true;
     /// A leaf that the range covers in part is refused.
     const WHOLE: bool = true;
@@ -27,8 +27,8 @@ pub(super) trait Rule<F: Format> {
 
     fn change(&self, raw: u64) -> u64;
 
-    /// Whether the leaf `raw` at `level` is one that the rule is for: if not, it stays as it is,
-    /// and so do the tables above.
+    /// Returns whether the leaf `raw` at `level` is one that the rule is for: if not, it stays as
+    /// it is, and so do the tables above.
     fn concerns(&self, _raw: u64, _level: u8) -> bool {
         true
     }
@@ -54,28 +54,27 @@ impl<F: Format> Rule<F> for NoExecute {
     }
 }
 
-/// As a fault does it: for a read (a leaf that is not accessed is in no TLB), a write, an
-/// execution. Only of a leaf that has all of the bits named.
+/// Rules of a fault: for a read (a leaf that is not accessed is in no TLB), a write, and a fetch.
+/// They are only for leaves that have all of the bits given.
 pub(super) struct ForRead<F>(pub(super) F, pub(super) u64);
 pub(super) struct ForWrite<F>(pub(super) F, pub(super) u64);
 pub(super) struct ForExecute<F>(pub(super) F, pub(super) u64, pub(super) Access);
 /// A right that is given without a use: leaves do not become accessed.
 pub(super) struct Writable<F>(pub(super) F, pub(super) u64);
 pub(super) struct Executable<F>(pub(super) F, pub(super) u64, pub(super) Access);
-/// For a write, and software bits that said that there must be none: of a page at an address of the
-/// host's.
+/// For a write to a page at a host address; also sets software bits.
 pub(super) struct WriteAt<F>(pub(super) F, pub(super) Hpa, pub(super) u64);
 
-/// Exactly these rights. `WRITES`: with that to write.
+/// Sets exactly these rights. `WRITES`: they include the right to write.
 pub(super) struct Exactly<F, const WRITES: bool>(pub(super) F, pub(super) Rights);
 
-/// Software bits, set and cleared.
+/// Sets and clears software bits.
 pub(super) struct Marked {
     pub(super) set: u64,
     pub(super) clear: u64,
 }
 
-/// `relaxed`, if the leaf `raw` has all bits of `needed`.
+/// Returns `relaxed` if the leaf `raw` has all bits of `needed`, otherwise `raw`.
 #[inline(always)]
 fn where_all(raw: u64, needed: u64, relaxed: u64) -> u64 {
     if raw & needed == needed { relaxed } else { raw }

@@ -2,12 +2,12 @@
 //!
 //! # Protocol
 //! A block is read, the tables that replace it are built aside from that very value, and one
-//! compare-and-swap from that value links them. If hardware set a bit or other software changed
-//! the block meanwhile, the swap fails and the tables are built anew: no accessed or dirty bit, and
-//! no restriction of rights, is lost. Where the CPU demands a break, the swap goes to a
-//! frozen marker that carries the new table's address; the invalidation of all blocks frozen
-//! together completes; then each marker is replaced by its table. Between the first marker and the
-//! last release nothing is allocated and nobody is called but the platform's invalidation.
+//! compare-and-swap from that value links them. If hardware set a bit or other software changed the
+//! block meanwhile, the swap fails and the tables are built anew: no accessed or dirty bit, and no
+//! restriction of rights, is lost. Where the CPU demands a break, the swap goes to a frozen marker
+//! that carries the new table's address; the invalidation of all blocks frozen together completes;
+//! then each marker is replaced by its table. Between the first marker and the last release nothing
+//! is allocated, and nothing is called except the platform's invalidation.
 //!
 //! Without a break a CPU may hold the block and its pages at once until the split's shootdown has
 //! completed; until then no invalidation in the range may be narrowed to one leaf size.
@@ -34,10 +34,9 @@ use way::MOST_MERGED;
 pub use way::{Batched, SplitWalk};
 
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
-    /// Splits until no leaf that overlaps `range` is larger than `to` (but for groups of leaves of
-    /// `to`, which [`Guard::unfold`] is for); of a block that reaches out of the range, the rest
-    /// becomes the largest leaves that a table of the path allows. Returns the bytes of the blocks
-    /// that were split.
+    /// Splits until no leaf that overlaps `range` is larger than `to`, except groups of leaves of
+    /// `to` (see [`Guard::unfold`]). The part of a block outside the range becomes the largest
+    /// leaves that a table of the path allows. Returns the bytes of the blocks that were split.
     ///
     /// Translation, rights, memory type, accessed and dirty state stay as they are, for every
     /// byte and at every moment, except that a CPU that demands break-before-make faults while a
@@ -58,8 +57,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.split_together(range, to, cache, MOST_MERGED)
     }
 
-    /// [`Guard::split`] with at most `together` blocks broken at a time (at least 1, at most 20),
-    /// where the CPU demands a break: fewer make the stall of each shorter, and cost more
+    /// As [`Guard::split`], with at most `together` blocks broken at a time (at least 1, at most
+    /// 20), where the CPU demands a break: fewer make the stall of each shorter, and cost more
     /// invalidations.
     ///
     /// # Errors
@@ -75,8 +74,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.split_as::<Batched>(range, to, cache, together)
     }
 
-    /// Most calls of a dirty log's clear find that all was split long ago; that is found out by a
-    /// load a level, where it was asked.
+    /// Most calls from a clear of a dirty log find that all was split long ago: this is checked
+    /// first, by one load per level, without a walk.
     #[inline(always)]
     pub(super) fn split_as<W: SplitWalk>(
         &mut self,
@@ -98,13 +97,12 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.split_walk::<W>(range, to, cache, together, None)
     }
 
-    /// [`Guard::split`] to pages, which get the right that `fetch` asks for if their block has all
-    /// bits of `software`; what stays larger does not. Nobody is said to have used them. With an
-    /// access that is no fetch this is [`Guard::split`].
+    /// As [`Guard::split`] to pages, which get the right that `fetch` asks for if their block has
+    /// all bits of `software`; leaves that stay larger do not. None of them is marked as used. With
+    /// an access that is no fetch this is [`Guard::split`].
     ///
-    /// As rights become more in the same step, the CPU that faulted has to forget the block: see
-    /// [`Granted`]. Memory is made coherent first ([`Platform::maintain`]), and the tables are
-    /// published.
+    /// As the same step adds rights, the CPU that faulted has to drop the block: see [`Granted`].
+    /// Memory is made coherent first ([`Platform::maintain`]), and the tables are published.
     ///
     /// # Errors
     /// Those of [`Guard::split`].
@@ -115,12 +113,12 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         fetch: Access,
         software: Software,
     ) -> Result<Granted<'t, 'p, F, P>, Halted<SplitError>> {
-        // No block has a bit that the format lacks, nor one of a consumer's as its user's.
+        // No block has a bit that the format lacks, or a consumer's mark as a bit of its user.
         let own = |bits: &u64| fetch.is_fetch() && bits & self.tables.marks == 0;
         let needed = software.encode(F::SOFTWARE).ok().filter(own);
         let execute = needed.map(|needed| (fetch, needed));
         let result = self.split_walk::<Batched>(range, F::size(0), cache, MOST_MERGED, execute);
-        // The vCPU that faulted is to find the new leaves.
+        // Published, so that the vCPU that faulted finds the new leaves.
         self.tables.platform.publish();
         result.map(|bytes| Granted::new(self.tables, range, bytes))
     }
@@ -156,7 +154,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         together: usize,
         execute: Option<(Access, u64)>,
     ) -> Result<u64, Halted<SplitError>> {
-        // A bit of a word says of each that waits where its table lies.
+        // A word has one bit for the place of each block that waits.
         const { assert!(W::MERGED <= u32::BITS as usize) };
         let (start, end) = (range.start().0, range.end().0);
         let tables = self.tables;
@@ -186,7 +184,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                 break result;
             }
             from = lost.max(start);
-            // Why the walk stopped further on says nothing about where it will now.
+            // The reason of the earlier stop does not hold for this walk.
             (visitor.dry, visitor.why) = (None, SplitError::Contended);
             if patience == 0 {
                 break Err(Gpa(from));
@@ -204,8 +202,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Slots read to learn that all of `range` lies in one table at `target`: there is nothing
-    /// larger to split. `None` if a walk has to find out.
+    /// Returns how many slots were read to find that all of `range` lies in one table at `target`,
+    /// so that there is nothing to split. `None` if a walk is needed.
     #[inline(always)]
     fn reads_if_split(&self, range: &GpaRange, target: u8) -> Option<u64> {
         let (start, last) = (range.start().0, range.end().0 - 1);
@@ -214,40 +212,41 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             return None;
         }
         let (_, level) = self.descend(start, target, |_, _| {});
-        // Linked or not: a thread that unlinks the table meanwhile answers for what replaces it.
+        // This holds even if the table is unlinked meanwhile: the thread that does so is
+        // responsible for what replaces it.
         (level <= target).then_some(above.into())
     }
 }
 
 /// Replacements of blocks of one table that wait for one common break. Their tables are kept in the
 /// cache that they came from ([`TableCache::keep`]), by their order, and a block's value is the one
-/// that its table was built from ([`block_of`]): a hypervisor's stack has a few KiB. A block's place
-/// is its distance from the first, in blocks.
+/// that its table was built from ([`block_of`]): a hypervisor's stack has a few KiB. A block's
+/// place is its distance from the first, in blocks.
 struct Waiting<'t> {
-    /// The slot of the first that came.
+    /// The slot of the first block.
     first: &'t Slot,
-    /// Its first address.
+    /// The first address of that block.
     start: u64,
     /// A bit for each place in use: they came in their order.
     places: u32,
-    /// How many that are.
+    /// The number of places in use.
     count: u8,
     level: u8,
 }
 
 impl Waiting<'_> {
-    /// Where the block at `base` stands.
+    /// Returns the place of the block at `base`.
     fn place<F: Format>(&self, base: u64) -> usize {
         ((base - self.start) >> F::shift(self.level)) as usize
     }
 
-    /// Whether a place from this one on is in use.
+    /// Returns whether a place from this one on is in use.
     const fn reaches(&self, place: usize) -> bool {
         self.places >> place != 0
     }
 
-    /// Whether a block may wait with these, at most `together` of them. A walk that began anew may
-    /// bring one that waits already, or one before the last.
+    /// Returns whether a block may wait with these, at most `together` of them. A walk that began
+    /// anew may bring one that waits already, or one before the last.
     fn joins<F: Format>(&self, level: u8, entry: &Entry<'_>, together: usize) -> bool {
         let (base, start) = (entry.base::<F>(level), self.start);
         level == self.level
@@ -258,7 +257,8 @@ impl Waiting<'_> {
     }
 }
 
-/// The block at `level` that an unlinked table was built from, where its pages have its attributes.
+/// Returns the block at `level` that an unlinked table was built from, if its pages have its
+/// attributes.
 fn block_of<F: Format>(platform: &impl Platform, table: &mut Frame, level: u8) -> u64 {
     let mut below = level - 1;
     let mut raw = table.slots_mut::<F>(platform, below)[0].get();
@@ -270,7 +270,7 @@ fn block_of<F: Format>(platform: &impl Platform, table: &mut Frame, level: u8) -
             crate::table::slots(platform, F::table_address(raw), F::slots(below))[0].load()
         };
     }
-    // Leaves of one memory and one kind differ in what their level says alone.
+    // Leaves of the same memory and attributes differ only in the bits of their level.
     raw ^ F::leaf(0, below, Hpa(0)) ^ F::leaf(0, level, Hpa(0))
 }
 
@@ -287,7 +287,7 @@ struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     waiting: Option<Waiting<'t>>,
     /// The lowest block that changed while its replacement waited.
     lost: u64,
-    /// Where the cache ran dry inside a block.
+    /// The address at which the cache ran dry inside a block.
     dry: Option<u64>,
     why: SplitError,
     way: PhantomData<W>,
@@ -320,7 +320,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
         if level > TARGET { Flow::Wait } else { Flow::Next }
     }
 
-    /// Groups, and tables of tables: below all of the walk they would be too deep.
+    /// Handles groups, and tables of tables, outside the walk, whose stack would be too deep.
     #[inline(always)]
     fn aside(&mut self, level: u8, start: u64) -> Flow {
         let tables = self.tables;
@@ -348,8 +348,8 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
 impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     Split<'t, '_, '_, F, P, W, TARGET>
 {
-    /// [`Split::block`], and the links of what waits before and behind the building, not below it:
-    /// that bounds the stack.
+    /// As [`Split::block`], but links blocks that wait before and after it builds tables, not in
+    /// between: that bounds the stack.
     #[inline(always)]
     fn replaced<const SMALL: bool>(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
         let together = self.together;
@@ -363,9 +363,8 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         flow
     }
 
-    /// Replaces a block by tables, at once or together with its neighbours.
-    /// `SMALL`: its table is a last level. So the compiler leaves each the calls that it takes, and
-    /// no others.
+    /// Replaces a block by tables, at once or together with its neighbours. `SMALL`: its table is a
+    /// last level. So the compiler keeps only the calls that each variant needs.
     #[inline(never)]
     fn block<const SMALL: bool>(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
         let level = if SMALL { 1 } else { level };
@@ -409,7 +408,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             self.sums.owed.leaves(range.start().0, range.end().0, F::size(level));
         } else {
             let (slot, raw) = (entry.slot, entry.raw);
-            // What waits is known by its table.
+            // A marker that waits is identified by its table.
             if plan.page_bits == bits {
                 self.wait(slot, raw, frame, level, base);
             } else {
@@ -428,13 +427,14 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         }
     }
 
-    /// The attribute bits of a block's pages, which may be executed; their memory is coherent then.
+    /// Returns the attribute bits of a block's pages, which may be executed, after it made their
+    /// memory coherent.
     #[cold]
     fn executable(&self, level: u8, entry: &Entry<'_>, fetch: Access) -> u64 {
         let format = &self.tables.format;
         let raw = format.relaxed(entry.raw, fetch) & !F::ACCESSED | entry.raw & F::ACCESSED;
         if let Some(what) = maintenance(&format.decode(raw, level)) {
-            // Pages stand in the tables that the range touches.
+            // The tables that the range touches have pages.
             let (base, table) = (entry.base::<F>(level), F::size(1).bytes());
             let start = (self.start & !(table - 1)).max(base);
             let end = self.end.next_multiple_of(table).min(base + F::size(level).bytes());
@@ -444,7 +444,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         F::attribute_bits(raw, level)
     }
 
-    /// Adds a replacement to those that wait. Its table tells the block.
+    /// Adds a replacement to those that wait. The block's value can be read from its table.
     fn wait(&mut self, slot: &'t Slot, raw: u64, mut table: Frame, level: u8, base: u64) {
         debug_assert_eq!(
             block_of::<F>(self.tables.platform, &mut table, level),
@@ -458,7 +458,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         waiting.places |= 1 << waiting.place::<F>(base);
     }
 
-    /// Not inlined: its frame is not below those that fill tables.
+    /// Not inlined, so that its frame is not on the stack while tables are filled.
     #[inline(never)]
     fn link_waiting(&mut self) {
         if let Some(waiting) = self.waiting.take() {
@@ -466,7 +466,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         }
     }
 
-    /// [`link`] of one block, whose pages get more rights than it has.
+    /// As [`link`], for one block whose pages get more rights than it has.
     #[cold]
     #[inline(never)]
     fn link_alone(&mut self, slot: &Slot, raw: u64, table: Frame, level: u8, base: u64) {
@@ -528,8 +528,8 @@ fn link<F: Format, P: Platform>(
     let slots = if count == 1 {
         core::slice::from_ref(first)
     } else {
-        // The slots of a table that took the place of theirs meanwhile serve as well; where there
-        // is none, no block is as it was.
+        // The slots of a table that replaced theirs meanwhile serve as well; if there is no table,
+        // no block is as it was.
         let (slots, at) = tables.descend(start, level, |_, _| {});
         if at == level { slots } else { &[] }
     };

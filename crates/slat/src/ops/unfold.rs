@@ -1,15 +1,15 @@
 //! Groups: aligned neighbours that a TLB may hold as one leaf ([`Format::CONTIGUOUS`]).
 //!
-//! A group is one leaf: no member changes alone. What hardware sets in one of them, and ageing
-//! clears in all of them, is the state of the group; whatever else is to change unfolds it first,
-//! so that its members are leaves of their own, each with the group's state.
+//! A group is one leaf: no member changes alone. The bits that hardware sets in one of them, and
+//! ageing clears in all of them, are the state of the group; any other change unfolds it first, so
+//! that its members are leaves of their own, each with the group's state.
 //!
 //! # Protocol
 //! 1. The members are held in ascending order (`Group::hold`). *Invariant*: the thread that holds
 //!    the first member holds the group. No other software changes a member then, but to set or
 //!    clear its accessed state; so that thread gets the other members. Later threads wait at the
-//!    first member: neither of two can have what the other needs. A held member is frozen; or,
-//!    where the CPU lets a leaf change its size without a break, sealed and without the bit.
+//!    first member: so no two threads can each hold what the other needs. A held member is frozen;
+//!    or, where the CPU lets a leaf change its size without a break, sealed and without the bit.
 //! 2. The invalidation of the whole group completes: no CPU holds it as one any more.
 //! 3. Each member becomes a leaf of its own, with what hardware had set in any of them until then.
 //!
@@ -18,10 +18,10 @@
 //! group from one of those. For the same reason a group is filled from frozen slots: slots that
 //! were found empty are the group's until the last member stands.
 //!
-//! As many slots stand broken together as a group has, and no more than one group: as one block
-//! does, until one invalidation has completed. Between the first marker and the last release
-//! nothing is allocated and nobody is called but that invalidation, and, for a reservation, whom its
-//! caller tells of it ([`Reservation::commit_told`](super::Reservation::commit_told)).
+//! At most one group is broken at a time, with all its slots, until one invalidation has completed,
+//! as with one block. Between the first marker and the last release nothing is allocated, and
+//! nothing is called except that invalidation and, for a reservation, the closure of its caller
+//! ([`Reservation::commit_told`](super::Reservation::commit_told)).
 
 use super::ChangeError;
 use crate::addr::{GpaRange, Hpa, Levels};
@@ -35,7 +35,7 @@ use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
 
-/// Whether the leaf `raw` is a member of a group.
+/// Returns whether the leaf `raw` is a member of a group.
 #[inline(always)]
 pub(crate) const fn folded<F: Format>(raw: u64) -> bool {
     F::CONTIGUOUS != 0 && raw & F::CONTIGUOUS != 0
@@ -53,7 +53,7 @@ pub(crate) struct Group<'t, F> {
 }
 
 impl<'t, F: Format> Group<'t, F> {
-    /// The group around `gpa` in a table at `level`; `None` if the table is too small.
+    /// Returns the group around `gpa` in a table at `level`; `None` if the table is too small.
     pub fn within(slots: &'t [Slot], level: u8, gpa: u64) -> Option<Self> {
         let (count, shift) = (F::group(level), F::shift(level));
         let bytes = (count as u64) << shift;
@@ -63,7 +63,8 @@ impl<'t, F: Format> Group<'t, F> {
         Some(Self::of(slots, level, start))
     }
 
-    /// The group of these slots of a table at `level`, which covers addresses from `start` on.
+    /// Makes the group of these slots of a table at `level`, which covers addresses from `start`
+    /// on.
     #[inline]
     pub fn of(slots: &'t [Slot], level: u8, start: u64) -> Self {
         let end = start + ((slots.len() as u64) << F::shift(level));
@@ -78,7 +79,7 @@ impl<'t, F: Format> Group<'t, F> {
         self.end - self.start
     }
 
-    /// Whether `start..end` covers all of it.
+    /// Returns whether `start..end` covers all of it.
     pub fn inside(&self, start: u64, end: u64) -> bool {
         start <= self.start && self.end <= end
     }
@@ -87,7 +88,8 @@ impl<'t, F: Format> Group<'t, F> {
         F::kind(raw, self.level) == Kind::Leaf && folded::<F>(raw)
     }
 
-    /// The first member, with the state of all; `None` if somebody is changing the group, or has.
+    /// Returns the first member, with the state of all; `None` if another thread is changing the
+    /// group, or has changed it.
     pub fn state(&self) -> Option<u64> {
         let mut all = self.slots[0].load();
         for slot in self.slots {
@@ -101,8 +103,8 @@ impl<'t, F: Format> Group<'t, F> {
         Some(all & !F::MARK)
     }
 
-    /// Holds the group by what `interim` makes of each member; returns the first, with the state of
-    /// all. Otherwise what the walk is to do.
+    /// Holds the group: replaces each member by the result of `interim`; returns the first member,
+    /// with the state of all, or, as an error, what the walk is to do.
     fn hold(&self, interim: impl Fn(u64) -> u64) -> Result<u64, Flow> {
         let held = |slot: &Slot| slot.update(|raw| self.member(raw).then(|| interim(raw)));
         let mut all = held(&self.slots[0]).map_err(|raw| match F::kind(raw, self.level) {
@@ -117,7 +119,7 @@ impl<'t, F: Format> Group<'t, F> {
         Ok(all)
     }
 
-    /// The leaf of a member by its number, on its own, where the first is `first`.
+    /// Returns the leaf of member `number` outside a group, if the first member is `first`.
     fn alone(&self, first: u64, number: usize) -> u64 {
         let hpa = F::leaf_address(first, self.level).0 + ((number as u64) << F::shift(self.level));
         F::leaf(F::attribute_bits(first, self.level), self.level, Hpa(hpa))
@@ -132,7 +134,7 @@ impl<'t, F: Format> Group<'t, F> {
         Ok(first)
     }
 
-    /// Unfolds a group that nobody else, software or hardware, can reach.
+    /// Unfolds a group that no other thread, and no hardware, can reach.
     pub fn unfold_alone(&self) {
         if let Some(first) = self.state() {
             for (number, slot) in self.slots.iter().enumerate() {
@@ -145,14 +147,14 @@ impl<'t, F: Format> Group<'t, F> {
         F::kind(raw, self.level).is_vacant()
     }
 
-    /// Whether all of its slots are empty.
+    /// Returns whether all of its slots are empty.
     pub fn is_vacant(&self) -> bool {
         self.slots.iter().all(|slot| self.vacant(slot.load()))
     }
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// The group around `gpa` at `level`; `None` if a table on the way is gone.
+    /// Returns the group around `gpa` at `level`; `None` if a table on the way is gone.
     #[cold]
     pub(crate) fn group(&self, gpa: u64, level: u8) -> Option<Group<'_, F>> {
         let (slots, at) = self.descend(gpa, level, |_, _| {});
@@ -162,8 +164,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         Group::within(slots, level, gpa)
     }
 
-    /// Unfolds the group of the leaf at `gpa`, if it still is one. Says what the walk is to do with
-    /// the slot.
+    /// Unfolds the group of the leaf at `gpa`, if it still is one. Returns what the walk is to do
+    /// with the slot.
     #[cold]
     #[inline(never)]
     pub(super) fn unfold(&self, gpa: u64, level: u8, sums: &mut Sums) -> Flow {
@@ -173,7 +175,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         }
     }
 
-    /// The bytes of the group, if it was unfolded here.
+    /// Returns the bytes of the group, if it was unfolded here.
     fn unfolded(&self, gpa: u64, level: u8, sums: &mut Sums) -> Result<u64, Flow> {
         let group = self.group(gpa, level).ok_or(Flow::Again)?;
         let breaks = self.platform.break_before_make().breaks_size_change();
@@ -191,7 +193,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             }
             sums.counts.broken += group.slots.len() as u64;
         } else {
-            // Until the invalidation had completed, any member stood for all.
+            // Until the invalidation had completed, hardware could mark any member for all.
             let status = group.slots.iter().fold(first, |all, slot| all | slot.load()) & F::STATUS;
             for slot in group.slots {
                 let _ = slot.update(|raw| Some((raw | status) & !F::MARK));
@@ -204,9 +206,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         Ok(group.bytes())
     }
 
-    /// Fills a group of empty slots with `first`, without the bit, and those that continue it.
-    /// Where they are not all empty any more, or, if they were reserved, as they were, nothing is
-    /// done: `Again`.
+    /// Fills a group of empty slots with `first`, given without the bit, and the leaves that
+    /// continue it. Does nothing, and returns `Again`, if they are not all empty any more, or, for
+    /// reserved slots, if one of them has changed.
     pub(super) fn fill_group(
         &self,
         group: &Group<'_, F>,
@@ -222,8 +224,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         Ok(())
     }
 
-    /// Freezes a group of empty slots, or of those that have the token; returns whether somebody had
-    /// emptied one of them. `Again` where one of them is something else: nothing was done.
+    /// Freezes a group of empty slots, or of those that have the token; returns whether one of them
+    /// had been emptied before. If one of them is something else, returns `Again`, and no slot is
+    /// frozen.
     pub(super) fn freeze_group(
         &self,
         group: &Group<'_, F>,
@@ -236,8 +239,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             match slot.update(|raw| fits(raw).then_some(frozen)) {
                 Ok(raw) => emptied |= raw != 0,
                 Err(_) => {
-                    // A reservation is as it was. What was empty is not: what others have done to
-                    // it must not look undone.
+                    // A reserved slot gets its token back. An empty slot gets a new token, so that
+                    // changes by other threads are not hidden.
                     let empty = token.unwrap_or_else(|| self.tokens.next::<F>());
                     group.slots[..number].iter().for_each(|slot| slot.release(frozen, empty));
                     return Err(Flow::Again);
@@ -257,8 +260,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         counts.slots_written += 2 * group.slots.len() as u64;
     }
 
-    /// As [`Tables::break_before_fill`], of all slots at once, some of which others have emptied:
-    /// they were counted before this thread got the slots.
+    /// As [`Tables::break_before_fill`], for all slots at once, some of which other threads have
+    /// emptied: their removals were counted before this thread got the slots.
     fn break_before_fill_group(&self, group: &Group<'_, F>, counts: &mut Counts) {
         if self.refill_breaks() && self.pending.removals.count() != 0 {
             self.invalidate_slots(group.start, group.end);
@@ -297,8 +300,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// leaf has the group's accessed and dirty state. Each group costs an invalidation, executed
     /// inside, and where the CPU demands a break its leaves fault until that has completed.
     ///
-    /// Nothing folds what is mapped: afterwards the range has no groups, if nobody maps them
-    /// meanwhile.
+    /// No operation folds leaves that are mapped: afterwards the range has no groups, unless
+    /// another thread maps some meanwhile.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`]. [`ChangeError::Contended`] leaves everything

@@ -1,4 +1,4 @@
-//! Unmap: empties a range, hands out what stood there, retires the tables that it covered.
+//! Unmap: empties a range, hands out its leaves, and retires the tables that it covered.
 //!
 //! # Protocol
 //! A leaf is taken out by one compare-and-swap whose old value is kept for the caller. Where the
@@ -8,8 +8,8 @@
 //! order: every one of its slots goes from empty to retired, which keeps other software out and
 //! fails if anything was mapped there meanwhile; its parent's slot is emptied; the table waits in
 //! the removals for their invalidation. Between the first marker and the last nothing is allocated
-//! and nobody is called. A table around an end of the range that is found empty afterwards goes in
-//! the same order, and so do those above it.
+//! or called. A table around an end of the range that is found empty afterwards goes in the same
+//! order, and so do those above it.
 //!
 //! A slot of a retired table stays so until the table is given back; so the thread that retired all
 //! of them owns the link in the parent's slot: others may change bits of it, but not the address.
@@ -26,7 +26,7 @@ use crate::tables::{Halted, Link, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, links};
 use core::fmt;
 
-/// Why a range was not unmapped, or not all of it.
+/// Reason why a range was not unmapped, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum UnmapError {
@@ -37,11 +37,11 @@ pub enum UnmapError {
         /// The size of the block.
         size: PageSize,
     },
-    /// No room for what would be removed.
+    /// The removals have no room for another leaf.
     Full,
-    /// The removals are those of other tables.
+    /// The removals belong to other tables.
     ForeignRemovals,
-    /// Somebody else held an entry for too long.
+    /// Another thread held an entry for too long.
     Contended,
     /// As many slots were read as [`Guard::limit`] allows.
     Paused,
@@ -77,7 +77,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Unmaps `range` into `removals`; returns the bytes that were mapped. Reservations in the
     /// range are void.
     ///
-    /// What is owed is in the removals, not in the guard. A table goes with the call that covers it
+    /// The removals have what is owed, not the guard. A table goes with the call that covers it
     /// whole, or that empties it; reservations in it are void as well.
     ///
     /// # Errors
@@ -109,8 +109,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 
     /// Unmaps the leaf of a page whose table is there, without a walk; returns the bytes that were
-    /// mapped. Whatever else it meets, and what finds no room, it leaves to the walk. Not inlined:
-    /// its frame and the walk's do not add.
+    /// mapped. Leaves all other cases, and a lack of room, to the walk. Not inlined: its frame and
+    /// the walk's do not add.
     #[inline(never)]
     fn unmap_page(
         &mut self,
@@ -197,9 +197,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 
     /// Retires the tables that overlap `range` and hold neither a leaf nor an owner, such as those
-    /// that faults built and gave up; [`Tables::reclaim`] then gives them back. Reservations in them
-    /// are void. Returns how many, unless it ends early; if there is one, an invalidation is executed
-    /// inside.
+    /// that faults built and gave up; [`Tables::reclaim`] then gives them back. Reservations in
+    /// them are void. Returns how many, unless it ends early; if there is one, an invalidation is
+    /// executed inside.
     ///
     /// An unmap does the same for the tables that it covers or empties.
     ///
@@ -232,7 +232,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-/// Looks at tables alone, and retires those that are empty.
+/// Visits only tables, and retires those that are empty.
 struct Prune<'r, 's, 't, F: Format, P: Platform>(Unmap<'r, 's, 't, F, P>);
 
 impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, F, P> {
@@ -257,7 +257,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, F, P> {
     }
 }
 
-/// Whether a table at `level` is empty. Most that are not show it at one end.
+/// Returns whether a table at `level` is empty. Most that are not show it at one end.
 fn vacant<F: Format>(slots: &[Slot], level: u8) -> bool {
     let vacant = |slot: &Slot| F::kind(slot.load(), level).is_vacant();
     ends_are_vacant::<F>(slots, level) && slots.iter().all(vacant)
@@ -270,8 +270,8 @@ fn ends_are_vacant<F: Format>(slots: &[Slot], level: u8) -> bool {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Whether a leaf that was just taken out, and is not dirty, may have been written all the
-    /// same: its dirty state may have been cleared by a thread whose invalidation has not
+    /// Returns whether a leaf that was just taken out, and is not dirty, may have been written all
+    /// the same: its dirty state may have been cleared by a thread whose invalidation has not
     /// completed, and the guest may have written since through a TLB entry that marks nothing.
     #[inline(always)]
     fn may_be_dirty(&self, raw: u64) -> bool {
@@ -284,7 +284,7 @@ struct Unmap<'r, 's, 't, F: Format, P: Platform> {
     removals: &'r mut Removals<'s, 't, F, P>,
     start: u64,
     end: u64,
-    /// The end of the last group that was taken out: what is mapped below it is newer.
+    /// The end of the last group that was taken out; leaves below it were mapped later.
     taken: u64,
     /// The value left in a slot that was emptied.
     empty: u64,
@@ -303,7 +303,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
             return Flow::Next;
         }
         if kind != Kind::Leaf {
-            // A reservation that the range merely touches is void as well.
+            // A reservation that the range covers only in part is void as well.
             let void = kind != Kind::Reserved || entry.slot.exchange(entry.raw, self.empty).is_ok();
             return if void { Flow::Next } else { Flow::Again };
         }
@@ -314,7 +314,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
         if folded::<F>(entry.raw) {
             return self.group(level, entry.start);
         }
-        // The next of a run, as most are: it differs from the last by its address alone.
+        // The next leaf of a run, the most frequent case, differs from the last one only in its
+        // address.
         if (entry.raw, entry.start, level) == self.next
             && self.removals.follows(F::leaf_address(entry.raw, level))
         {
@@ -357,7 +358,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
         Flow::Next
     }
 
-    /// What was emptied before may be full again: it must not look as it did.
+    /// Slots that were emptied before may have been filled since: a new token, so that they do not
+    /// look the same once emptied again.
     #[inline(always)]
     fn again(&mut self) {
         self.empty = self.token();
@@ -383,7 +385,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
 }
 
 impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
-    /// Nothing yet of `range`.
+    /// Makes the visitor for `range`.
     #[inline(always)]
     fn of(
         tables: &'r Tables<'r, F, P>,
@@ -397,14 +399,14 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         Self { tables, removals, start, end, taken, empty, next, sums, why }
     }
 
-    /// Takes out a group that the range covers whole; has any other unfolded, where no table that
-    /// the range covers is left half done.
+    /// Takes out a group that the range covers whole; has any other group unfolded, at a point
+    /// where no table that the range covers is left half done.
     #[cold]
     #[inline(never)]
     fn group(&mut self, level: u8, gpa: u64) -> Flow {
         let tables = self.tables;
         let Some(group) = tables.group(gpa, level) else { return Flow::Again };
-        // Whether it continues what was removed last is known too late.
+        // It is known too late whether the group continues the last leaf.
         if !group.inside(self.start, self.end) || self.removals.is_full() {
             return Flow::Aside;
         }
@@ -428,7 +430,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         Flow::Next
     }
 
-    /// The value for slots that are emptied now.
+    /// Returns the value for slots that are emptied now.
     fn token(&self) -> u64 {
         if self.tables.refill_breaks() { self.tables.tokens.next::<F>() } else { 0 }
     }
@@ -444,7 +446,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         self.removals.owed.table(start, start + (1 << F::shift(level)));
     }
 
-    /// Retires the tables around the ends of the range, up to where it was done, that are empty.
+    /// Retires empty tables around the ends of the part of the range that was done.
     fn retire_ends(&mut self, reached: u64) {
         if self.start < reached {
             let last = reached - 1;
@@ -456,7 +458,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         }
     }
 
-    /// [`Unmap::retire_from`], where the lowest table may be empty, as few may.
+    /// As [`Unmap::retire_from`], if the lowest table may be empty, which is rare.
     #[inline(always)]
     fn retire_around(&mut self, gpa: u64) {
         let (slots, level) = self.tables.descend(gpa, 0, |_, _| ());
@@ -471,7 +473,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
     #[inline(never)]
     fn retire_from(&mut self, gpa: u64) {
         let tables = self.tables;
-        // By the level of the linked tables.
+        // Indexed by the level of the linked tables.
         let mut above = [None; 4];
         let (mut slots, mut level) =
             tables.descend(gpa, 0, |level, link| above[level as usize - 1] = Some(link));
@@ -485,8 +487,8 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         }
     }
 
-    /// Retires the slots of a table that is empty; leaves any other empty where it was, but not as
-    /// it was: what others have done to those slots meanwhile must not look undone.
+    /// Retires the slots of a table if all are empty. Otherwise, slots that were empty stay empty,
+    /// with a new token, so that changes of other threads are not hidden.
     fn retire(&self, level: u8, slots: &[Slot]) -> bool {
         let retired = F::retired(Hpa(0));
         let full = slots.iter().position(|slot| {

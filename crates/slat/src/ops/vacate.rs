@@ -1,5 +1,5 @@
-//! Unmapping where no CPU has the tables and nobody else is in them: leaves are listed, then
-//! emptied.
+//! Unmap of tables that no CPU has loaded, and that no other thread is in: lists leaves, then
+//! empties them.
 //!
 //! # Two steps
 //! The first step reads the range and hands each run of leaves to the caller's closure. It changes
@@ -23,12 +23,12 @@ use crate::tables::{Found, Halted, Tables};
 
 impl<F: Format, P: Platform> Inactive<'_, F, P> {
     /// Unmaps `range`, and hands each run of neighbouring leaves of one kind to `removed`; returns
-    /// the bytes that were mapped. A run may end where memory crosses a multiple of
-    /// [`Format::CARRY`], too. Reservations in the range are void. Tables that the range covers
-    /// whole, or that it leaves empty, are given back.
+    /// the bytes that were mapped. A run may also end where memory crosses a multiple of
+    /// [`Format::CARRY`]. Reservations in the range are void. Tables that the range covers whole,
+    /// or that it leaves empty, are given back.
     ///
-    /// Where `removed` panics, everything up to the end of the run that it was given is unmapped,
-    /// and everything behind that stays mapped: the call can be repeated for the rest.
+    /// If `removed` panics, everything up to the end of the run that it was given is unmapped, and
+    /// everything behind that stays mapped: the call can be repeated for the rest.
     ///
     /// # Errors
     /// [`ChangeError::Range`] and [`ChangeError::CutsBlock`]: nothing is done.
@@ -52,9 +52,9 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
 }
 
 impl<F: Format, P: Platform> Inactive<'_, F, P> {
-    /// Unmaps `range`, as [`Inactive::unmap`], for a caller who knows what memory is behind it:
-    /// nothing is handed out. Tables that the range covers whole are dropped unseen: entries of
-    /// pages in them are not read, unless addresses have, or had, owners.
+    /// Unmaps `range`, as [`Inactive::unmap`], for a caller that knows the memory behind it: hands
+    /// out nothing. Tables that the range covers whole are dropped unseen: entries of pages in them
+    /// are not read, unless addresses have, or had, owners.
     ///
     /// # Errors
     /// [`ChangeError::Range`] and [`ChangeError::CutsBlock`]: nothing is done.
@@ -72,8 +72,8 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Unfolds the group, if any, that a range with an end at `edge` cuts, where nobody else is in
-    /// the tables.
+    /// Unfolds the group, if any, that a range with an end at `edge` cuts, while no other thread is
+    /// in the tables.
     fn unfold_cut(&self, edge: u64) {
         if F::CONTIGUOUS == 0 || edge >> self.geometry().address_bits != 0 {
             return;
@@ -89,12 +89,12 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 }
 
-/// The part of the range whose leaves were handed out: dropped, it is emptied.
+/// The part of the range whose leaves were handed out: when this is dropped, the part is emptied.
 struct Told<'t, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     start: u64,
     end: u64,
-    /// Some of the slots have owners, who keep them.
+    /// Some of the slots have owners, and keep them.
     owners: bool,
 }
 
@@ -149,7 +149,7 @@ impl<F: Format, P: Platform> Told<'_, F, P> {
     /// Gives back a table that no slot links any more, and all below it.
     fn free(&self, hpa: Hpa, level: u8) {
         let platform = self.tables.platform;
-        // SAFETY: nobody else is in the tables, and no CPU has them: `Inactive` was borrowed
+        // SAFETY: no other thread is in the tables, and no CPU has them: `Inactive` was borrowed
         // mutably. The slot that linked the table was emptied just before, so it, and all below it,
         // is this function's alone. All tables below the root came from caches, which allocate
         // `TABLE_BYTES`.
@@ -167,7 +167,7 @@ impl<F: Format, P: Platform> Told<'_, F, P> {
 /// Leaves whose descriptors follow each other.
 struct Run {
     first: Removed,
-    /// What the next leaf of the run would be.
+    /// The value that the next leaf of the run would have.
     raw: u64,
     gpa: u64,
     level: u8,
@@ -218,14 +218,14 @@ impl<F: Format, P: Platform> List<'_, '_, F, P> {
                     self.table(children, level - 1, from, to);
                 }
                 Kind::Owned => self.told.owners = true,
-                // Empty, or a reservation; marks are gone when their holder's borrow of the tables
-                // is.
+                // Empty, or a reservation. There is no marker, as no thread that could hold one
+                // borrows the tables.
                 _ => {}
             }
         }
     }
 
-    /// How many pages, from the first on, go on where the run ends: at the speed of loads.
+    /// Returns how many pages, from the first on, continue the run, at the speed of loads.
     fn more(&mut self, pages: &[Slot], gpa: u64) -> u64 {
         let Some(run) = &mut self.run else { return 0 };
         if (run.gpa, run.level) != (gpa, 0) {
@@ -236,7 +236,7 @@ impl<F: Format, P: Platform> List<'_, '_, F, P> {
         let same = pages.iter().zip(0..).take_while(|(slot, number)| slot.load() == raw(*number));
         let count = same.count() as u64;
         let Some(before) = count.checked_sub(1) else { return 0 };
-        // Descriptors count upwards as their addresses do, unless a field of theirs ends.
+        // Descriptors increase as their addresses do, unless a field overflows.
         let last = raw(before);
         let follows = run.first.hpa.0 + run.first.bytes + before * page;
         if F::leaf_address(last, 0).0 != follows {

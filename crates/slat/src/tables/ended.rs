@@ -26,7 +26,7 @@ impl<E: fmt::Display> fmt::Display for Halted<E> {
 
 impl<E: fmt::Debug + fmt::Display> core::error::Error for Halted<E> {}
 
-/// Why tables could not be made.
+/// Reason why tables could not be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum NewError {

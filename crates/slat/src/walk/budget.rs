@@ -17,7 +17,7 @@ impl Budget {
         Self { left: slots, spent: false }
     }
 
-    /// Whether a caller set it: no walk reads as many slots as an unbounded budget has.
+    /// Returns whether a caller set it: no walk reads as many slots as an unbounded budget has.
     #[inline(always)]
     pub const fn is_bounded(&self) -> bool {
         self.left < u64::MAX / 2

@@ -78,7 +78,7 @@ fn descend<'t, F: Format, P: Platform>(
     }
 }
 
-/// Whether `raw` links the table that `table` links; their other bits may differ.
+/// Returns whether `raw` links the table that `table` links; their other bits may differ.
 #[inline(always)]
 pub(crate) fn links<F: Format>(raw: u64, level: u8, table: u64) -> bool {
     F::kind(raw, level) == Kind::Table && F::table_address(raw) == F::table_address(table)

@@ -225,7 +225,7 @@ fn shapes<H: Hardware>(bbm: BreakBeforeMake) {
         let collapsed = bed.guard.collapse_where(all, large, plain);
         assert_eq!(collapsed, Ok(block), "they differ in marks alone");
         assert!(!log.is_dirty(&bed.attributes(0)) && pager.is_dirty(&bed.attributes(page)));
-        // Leaves agree whatever their marks are.
+        // Leaves agree regardless of their marks.
         assert_eq!(bed.guard.map(all, Hpa(HOST), CLEAN, large, &mut bed.cache), Ok(0));
         let read = Attributes { write: false, ..CLEAN };
         assert_eq!(bed.guard.replace(all, Hpa(HOST), Hpa(HOST), read), Ok(block));

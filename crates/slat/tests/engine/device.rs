@@ -41,7 +41,7 @@ fn found<H: Hardware>(format: H::Format) -> Memory {
 
 #[test]
 fn a_device_has_the_strictest_type_that_the_format_has() {
-    // Device-nGnRnE; UC whatever the guest's PAT says; UC.
+    // Device-nGnRnE; UC regardless of the guest's PAT; UC.
     assert_eq!(found::<Arm<12>>(Default::default()), Memory::DeviceStrict);
     let ept = Ept1G { output_bits: 48, ..Default::default() };
     assert_eq!(found::<Ept<true>>(ept), Memory::DeviceStrict);

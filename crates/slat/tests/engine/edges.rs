@@ -63,8 +63,8 @@ fn pages_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
             assert!(reserved.start().0 <= gpa && gpa < reserved.end().0 && reserved.end().0 <= top);
             drop(reservation);
             assert_eq!(guard.map(at, Hpa(hpa), RAM, size(H::sizes()[0]), cache), Ok(page));
-            // Nothing is mapped beyond the address space, whatever the lower bits of the address
-            // select.
+            // Nothing is mapped beyond the address space, even if the lower bits of the address
+            // select a leaf.
             for beyond in [gpa.wrapping_add(top), gpa.wrapping_add(1 << 63), u64::MAX] {
                 assert_eq!(guard.translate(Gpa(beyond)), Ok(None));
                 assert_eq!(guard.descriptor(Gpa(beyond)), None);

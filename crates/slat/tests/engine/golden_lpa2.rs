@@ -28,7 +28,7 @@ fn address_bits_51_and_50_are_where_shareability_was() {
     assert_eq!(block, 0x0001_0000_4020_05fd);
     let block = one_leaf(format, 0xf_ffff_c000_0000, 0x4000_0000, RAM);
     assert_eq!(block, 0x0003_ffff_c000_07fd);
-    // Below 2^50 the field is 0, whatever the shareability.
+    // Below 2^50 the field is 0 for each shareability.
     for shareability in [Shareability::Non, Shareability::Outer, Shareability::Inner] {
         let format = Arm64Lpa2K4 { shareability, ..format };
         assert_eq!(one_leaf(format, 0x8000_0000, 0x1000, RAM), 0x8000_04ff);

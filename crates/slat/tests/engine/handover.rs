@@ -101,7 +101,7 @@ impl<F: Format> World<'_, '_, F> {
         self.tables.reclaim();
     }
 
-    /// Whether an end of `range` cuts a leaf.
+    /// Returns whether an end of `range` cuts a leaf.
     fn cut(&self, guard: &Guard<'_, '_, F, TestPlatform>, range: GpaRange) -> bool {
         [range.start().0, range.end().0].into_iter().any(|edge| {
             let found = guard.translate(Gpa(edge)).unwrap();

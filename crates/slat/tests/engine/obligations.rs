@@ -1,4 +1,5 @@
-//! What is owed: gathered, merged, dropped; and tables that are kept while a thread may be in them.
+//! Owed invalidations: gathered, merged, dropped; and tables that are kept while a thread may be in
+//! them.
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
@@ -317,8 +318,8 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
     refills::<Npt<true>>(npt::FORMAT, BreakBeforeMake::Always, true);
 }
 
-/// Deactivation invalidates everything, whatever was dropped or forgotten: all that is owed
-/// afterwards is new.
+/// Deactivation invalidates everything, including invalidations that were dropped or forgotten: all
+/// that is owed afterwards is new.
 #[test]
 fn what_was_dropped_before_tables_became_inactive_is_owed_no_more() {
     fn drops<H: Hardware>(format: H::Format) {
@@ -490,7 +491,7 @@ fn a_round_by_subtrees_costs_a_store_a_table_and_each_push_down_its_children() {
         let guard = tables.enter(&mut other).unwrap();
         guard.translate(Gpa(at)).unwrap().unwrap().attributes.write
     };
-    // A page: the way down to it is made writable, everything beside it stays protected.
+    // A page: the tables on the way down to it become writable, all others stay protected.
     assert_eq!(
         guard.relax(range(16 * M + 8 * K, 4 * K), Access::Write).map(slat::Granted::elsewhere),
         Ok(4 * K)

@@ -21,7 +21,7 @@ fn a_void_reservation_stays_void_however_often_its_slot_is_reserved_and_emptied(
         let mut frames = Vec::new();
         let mut frames = cache::<H>(&platform, &mut frames, 4);
         let mut guard = tables.enter(&mut first).unwrap();
-        // This page keeps the table, whatever is unmapped.
+        // This page keeps the table while other pages are unmapped.
         guard.map(range(M, 4 * K), Hpa(M), RAM, PAGE, &mut frames).unwrap();
         let early = guard.reserve(Gpa(0), PAGE, &mut frames).unwrap();
         let mut other = tables.enter(&mut second).unwrap();
@@ -65,7 +65,7 @@ fn a_thread_numbers_its_reservations_one_after_the_other() {
     numbers::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
 }
 
-/// This holds whatever bits the token has.
+/// This holds for a token of any bits.
 #[test]
 fn a_reservation_is_never_taken_for_a_leaf() {
     fn apart<H: Hardware>(format: H::Format) {
@@ -73,7 +73,7 @@ fn a_reservation_is_never_taken_for_a_leaf() {
             let pages = range(2 * M, 64 * K);
             let platform = guard.platform();
             let slot = |gpa| H::of(tables).slot(platform, gpa).0;
-            // This page keeps the table, whatever is unmapped.
+            // This page keeps the table while other pages are unmapped.
             guard.map(range(3 * M, 4 * K), Hpa(M), RAM, PAGE, cache).unwrap();
             for number in 0..64 {
                 // Leaves that were used and written, with a reservation among them.

@@ -35,7 +35,7 @@ fn on_formats<T: Test>() {
             let mut others = cache::<H>(&platform, &mut others, 4);
             let mut guard = tables.enter(&mut first).unwrap();
             let mut other = tables.enter(&mut second).unwrap();
-            // This page keeps the table, whatever is unmapped.
+            // This page keeps the table while other pages are unmapped.
             guard.map(range(M, 4 * K), Hpa(M), RAM, PAGE, &mut frames).unwrap();
             let caches = [&mut frames, &mut others];
             T::run::<H>(Two { guard: &mut guard, other: &mut other, caches }, group);

@@ -1,5 +1,5 @@
-//! Ageing by the accessed bits of tables, on Intel, at three levels and beside hints. (`pairs` has
-//! the pairs of operations.)
+//! Ageing by the accessed bits of tables, on Intel, at three levels, also while another thread
+//! scans by hints. (`pairs` has the pairs of operations.)
 
 use crate::guest::*;
 use crate::hardware::Use;

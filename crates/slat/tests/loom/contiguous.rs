@@ -1,6 +1,6 @@
-//! Groups of two pages, which a CPU may hold as one entry: unfolded, unmapped and filled beside
-//! other threads and that CPU. `pairs.rs` has operations on a whole group; here they are on parts
-//! of one.
+//! Groups of two pages, which a CPU may hold as one entry: unfolded, unmapped and filled while
+//! other threads and that CPU run. `pairs.rs` has operations on a whole group; here they are on
+//! parts of one.
 
 use crate::guest::*;
 use crate::hardware::Use;

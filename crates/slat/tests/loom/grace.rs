@@ -1,5 +1,5 @@
 //! Grace: unlinked tables are given back when no walker can be in them. (`pairs` has every
-//! operation beside one that unmaps and reclaims.)
+//! operation together with one that unmaps and reclaims.)
 
 use crate::guest::*;
 use crate::machine::*;

@@ -115,7 +115,7 @@ impl<F: Walked> On<F> {
 
     /// Enters without a seat.
     pub fn inside(&self) -> In<'static, F> {
-        // SAFETY: models that reclaim beside other threads enter by `seated`; the others reclaim
+        // SAFETY: models that reclaim while other threads run enter by `seated`; the others reclaim
         // after all threads were joined.
         In { on: *self, guard: unsafe { self.tables().enter_unseated() } }
     }

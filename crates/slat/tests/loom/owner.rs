@@ -145,8 +145,8 @@ fn no_cpu_holds_the_old_and_the_new_memory_of_a_page_that_had_an_owner_in_betwee
             Ok(()) => guest.inside().map_to(2 * MEMORY, 0..PAGE, RAM, PAGE, &mut cache),
             Err(_) => None,
         };
-        // A CPU that walks, beside the entries in its TLB: `access` fails if the TLB has two
-        // addresses of it.
+        // A CPU that walks, with entries in its TLB: `access` fails if the TLB has two addresses of
+        // it.
         guest.access(0, true, Use::Never);
         assert!(rest.is_none());
         unmaps.join().unwrap();

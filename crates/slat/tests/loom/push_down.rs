@@ -18,7 +18,7 @@ fn protected() -> X86 {
     guest
 }
 
-/// The guest goes on, and writes to both pages, whatever the tables allow.
+/// The guest goes on, and writes to both pages as far as the tables allow.
 fn writes(guest: X86) {
     guest.access(PAGE, true, Use::Always);
     guest.access(0, true, Use::Always);
@@ -77,8 +77,8 @@ fn two_faults_that_push_down_the_same_table_both_get_their_page_and_no_more() {
 }
 
 /// A fault has passed the table before a round takes the table's right; another fault pushes down
-/// beside it. If the late one gives a right after its page was passed, the next round must take
-/// that again.
+/// at the same time. If the late one gives a right after its page was passed, the next round must
+/// take that again.
 #[test]
 fn a_fault_that_comes_late_into_a_table_that_is_pushed_down_is_in_the_next_log() {
     bounded("relax || round, relax (push-down) || round, then hardware", 2, || {

@@ -1,4 +1,4 @@
-//! CPUs that enter and leave a guest, beside invalidations: no CPU uses an entry after the
+//! CPUs that enter and leave a guest during invalidations: no CPU uses an entry after the
 //! invalidation returned.
 //!
 //! A CPU is a thread with one TLB entry, which it loads from a table of one slot. The slot holds

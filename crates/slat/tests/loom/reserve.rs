@@ -45,7 +45,7 @@ fn change<F: Walked>(guest: On<F>, at: Range<u64>, host: &Backing) {
     }
 }
 
-/// Unmaps whatever is mapped there; returns the range that is left to do.
+/// Unmaps all that is mapped there; returns the range that is left to do.
 fn unmapped<F: Walked>(guest: On<F>, at: Range<u64>) -> Option<Range<u64>> {
     let mut storage = [const { slat::Place::EMPTY }; 4];
     let mut removals = slat::Removals::new(guest.tables(), &mut storage);
@@ -171,8 +171,8 @@ fn told<F: Walked>(guest: On<F>, size: u64, cache: &mut Cache<F>, count: &Mutex<
     let _ = done.expect("nobody refuses").expect("a good address");
 }
 
-/// Of faults on one page, or on a page and its block, `tell` reports what is mapped, once, and
-/// nothing else; also beside an unmap.
+/// Of faults on one page, or on a page and its block, `tell` reports each leaf that is mapped,
+/// once, and nothing else; also during an unmap.
 fn tells<F: Walked>(sizes: [u64; 2], unmaps: bool) {
     let guest = On::<F>::new(14, NEVER);
     let count = Arc::new(Mutex::new(0));

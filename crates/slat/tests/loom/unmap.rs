@@ -6,7 +6,7 @@ use crate::machine::*;
 use loom::thread::spawn;
 use slat::Removed;
 
-/// Whether `gpa` is mapped now; it must be so in exactly one of the accounts.
+/// Returns whether `gpa` is mapped now; it must be so in exactly one of the accounts.
 fn one_account(guest: Guest, gpa: u64, removed: &[Removed]) -> bool {
     let stands = guest.at(gpa).is_some();
     let gone = removed.iter().any(|leaf| leaf.gpa.0 == gpa);
@@ -242,8 +242,8 @@ fn no_cpu_holds_the_old_and_the_new_memory_of_a_page_that_is_mapped_again() {
             result.is_ok()
         });
         let rest = guest.inside().map_to(2 * MEMORY, 0..PAGE, RAM, PAGE, &mut cache);
-        // A CPU that walks, beside the entries in its TLB: `access` fails if the TLB has two
-        // addresses of it.
+        // A CPU that walks, with entries in its TLB: `access` fails if the TLB has two addresses of
+        // it.
         guest.access(0, true, Use::Never);
         let unmapped = unmaps.join().unwrap();
         assert!(rest.is_some() || unmapped);

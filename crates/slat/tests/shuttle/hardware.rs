@@ -9,15 +9,15 @@ use slat::{BreakBeforeMake, Format, Hpa, Invalidation, Platform, Slot};
 
 /// How a CPU reads the bits of a format, written apart from the engine's own code.
 pub trait Walked: Format + Default {
-    /// Whether hardware follows the entry to another table.
+    /// Returns whether hardware follows the entry to another table.
     fn links(raw: u64, level: u8) -> bool;
     /// The link after a walk through it.
     fn passed(raw: u64) -> u64;
-    /// Whether the link allows writes below.
+    /// Returns whether the link allows writes below.
     fn lets_write(raw: u64) -> bool;
     /// The leaf after an access; `None` if that faults.
     fn used(raw: u64, write: bool) -> Option<u64>;
-    /// Whether a write through the TLB goes on without reading the leaf again.
+    /// Returns whether a write through the TLB goes on without reading the leaf again.
     fn written(raw: u64) -> bool;
 }
 

@@ -1,4 +1,4 @@
-//! The accounts of who used which page, who reported it, and what the guest may no longer do.
+//! The accounts of the uses of pages, of their reports, and of the rights that the guest has lost.
 //!
 //! Pages are pages of the guest, by number. No step is in this file: between two accesses to an
 //! atomic a thread runs alone.
@@ -106,7 +106,7 @@ impl Ledger {
         (self.takers.get() == 1).then(|| Expected { pages, started: self.started.get() })
     }
 
-    /// Whether no other thread took since.
+    /// Returns whether no other thread took since.
     pub fn alone(&self, expected: &Expected) -> bool {
         self.started.get() == expected.started
     }
@@ -138,7 +138,7 @@ impl Ledger {
         self.tick()
     }
 
-    /// Whether only the caller owes the invalidation of a protection.
+    /// Returns whether only the caller owes the invalidation of a protection.
     pub fn protects_alone(&self) -> bool {
         self.protecting.get() == 1
     }

@@ -35,7 +35,7 @@ pub struct World {
     /// Shared by each access of a CPU, and held alone by an invalidation, which so ends after every
     /// access that began before it.
     pub bus: RwLock<()>,
-    /// Whether CPUs run beside the operations. If none does, an invalidation does not wait.
+    /// Whether CPUs run during the operations. If none does, an invalidation does not wait.
     pub running: Cell<bool>,
     step: AtomicU64,
     pub tlb: RefCell<Tlb>,

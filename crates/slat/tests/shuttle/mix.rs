@@ -1,4 +1,4 @@
-//! Several threads, each with a random history of operations, beside CPUs that use the guest.
+//! Several threads, each with a random history of operations, while CPUs use the guest.
 
 use crate::guest::{CLEAN, End, Guest, Op, RAM, Shared, range};
 use crate::hardware::Walked;

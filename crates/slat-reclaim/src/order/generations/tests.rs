@@ -29,7 +29,7 @@ impl Locked {
         Generations::victims(&mut self.held(), want, memory)
     }
 
-    /// From the next walk on heat tells better, or recency.
+    /// Sets the misses of both rules, so that the next walk chooses the one with fewer.
     fn has_missed(&self, heat: u64, recency: u64) {
         self.now().heat.as_mut().unwrap().has_missed(heat, recency);
     }
@@ -137,7 +137,7 @@ fn a_page_was_idle_as_long_whoever_finds_it_used() {
 #[test]
 fn of_pages_that_are_all_in_use_those_used_last_stay() {
     let (order, mut memory) = generations(128, 64, false);
-    // Since they came, the first half were used again.
+    // The first half of the pages are used again.
     memory.uses(0..64);
     order.walk(&mut memory);
     let mut found = Victims::default();
@@ -162,8 +162,8 @@ fn the_census_tells_how_long_pages_were_idle() {
     assert_eq!(order.now().woken[0], 90);
 }
 
-/// Whatever pages do: each is in one queue at most, and in one if it is here and was not given
-/// up.
+/// After any sequence of events, a page is in one queue at most, and in one if it is in memory and
+/// was not given up.
 #[test]
 fn a_page_is_in_one_queue_at_most_and_none_that_is_here_is_lost() {
     const PAGES: u32 = 150;
@@ -176,7 +176,7 @@ fn a_page_is_in_one_queue_at_most_and_none_that_is_here_is_lost() {
             let page = rng.u32(..PAGES);
             let index = page as usize;
             match rng.u8(..16) {
-                // A balloon takes it, and the guest touches it again.
+                // A balloon takes the page; the guest may touch it again later.
                 0..5 => memory.here[index] = false,
                 5..11 if !given_up.contains(&page) => {
                     memory.here[index] = true;
@@ -192,7 +192,7 @@ fn a_page_is_in_one_queue_at_most_and_none_that_is_here_is_lost() {
                 }
                 13 => memory.new = rng.u8(..4) == 0,
                 roll => {
-                    // Before a search, all found before were given up or put back.
+                    // Before a search, all pages found earlier were given up or put back.
                     given_up.drain(..).for_each(|page| match rng.bool() {
                         true => order.now().put_back(page, rng.bool()),
                         false => memory.here[page as usize] = false,
@@ -228,12 +228,12 @@ fn where_heat_tells_better_the_coldest_pages_go_until_recency_does() {
         assert!(found.iter().all(|page| *page >= 320), "the coldest, around: {around}");
         let (first, next) = (found[0], found[39] + 1);
         found.iter().for_each(|&page| memory.here[page as usize] = false);
-        // What is used since stays, and nothing is asked about twice.
+        // Pages that were used since stay, and no page is tested twice.
         memory.uses(next as usize..next as usize + 10);
         let found = order.victims(10, &mut memory);
         assert_eq!(found.pages, (next + 10..next + 20).collect::<Vec<_>>());
         assert_eq!(found.kept, if around { 1 } else { 10 });
-        // They came back: used a second time, while others were once.
+        // These pages come back, which makes two uses; the others have one.
         (first..next).for_each(|page| order.now().arrive(page, Some(9), 640));
         memory.here.fill(true);
         (0..4).for_each(|_| order.walk(&mut memory));
@@ -257,7 +257,7 @@ fn a_cold_page_that_a_device_used_since_stays() {
         memory.uses(40..640);
         order.has_missed(0, 100 << 8);
         order.walk(&mut memory);
-        // A device leaves no accessed bit.
+        // A device sets no accessed bit.
         order.now().arrive(5, Some(0), 640);
         let found = order.victims(20, &mut memory).pages;
         assert_eq!(found, (0..21).filter(|page| *page != 5).collect::<Vec<_>>());
@@ -277,7 +277,7 @@ fn enough_is_given_up_for_a_walk_where_recency_tells_better_too() {
 fn a_page_that_comes_before_its_turn_moves_on_when_that_comes() {
     let (order, mut memory) = generations(64, 64, false);
     (0..4).for_each(|_| order.walk(&mut memory));
-    // It left, and came back; so it is of the youngest generation, in the oldest queue.
+    // The page left and came back: it is of the youngest generation, but in the oldest queue.
     order.now().arrive(5, None, 64);
     assert!(order.now().is_young(5));
     let found = order.victims(63, &mut memory).pages;

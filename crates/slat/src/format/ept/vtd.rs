@@ -5,11 +5,11 @@
 //! Behavior", "Invalidation of Translation Caches".
 //!
 //! An entry of EPT is a second-stage entry except for a few bits. Bit 11 of a leaf is SNP: requests
-//! snoop the CPU's caches, whatever the device asked for. Bit 62 is TM in a leaf and reserved in a
-//! table: the engine must not use it as its mark there. Accessed and dirty (8, 9) are ignored, or
-//! set by hardware where the unit can do so and it is enabled. Memory type and IPAT (6:3) are
-//! ignored by most units, and mean the same to others. VT-d ignores the other bits of an entry that
-//! is not present, as EPT does, so markers and tokens work unchanged.
+//! snoop the CPU's caches, even if the device asked for no snoop. Bit 62 is TM in a leaf and
+//! reserved in a table: the engine must not use it as its mark there. Accessed and dirty (8, 9) are
+//! ignored, or set by hardware where the unit can do so and it is enabled. Memory type and IPAT
+//! (6:3) are ignored by most units, and mean the same to others. VT-d ignores the other bits of an
+//! entry that is not present, as EPT does, so markers and tokens work unchanged.
 //!
 //! With [`Ept::vtd`](super::Ept::vtd) set, the format makes leaves with SNP where the units have
 //! it, and the engine never puts its mark into an entry that is present:

@@ -160,7 +160,7 @@ impl Default for Hfence {
 }
 
 const PAGE_SHIFT: u32 = 12;
-/// rs1 is a guest physical address shifted right by so many bits.
+/// rs1 is a guest physical address shifted right by this many bits.
 const RS1_SHIFT: u32 = 2;
 const RFENCE: u64 = 0x5246_4e43;
 const REMOTE_HFENCE_GVMA_VMID: u64 = 3;

@@ -24,9 +24,9 @@ pub(super) struct Rewrite<'t, 'g, F: Format, P: Platform, R, C> {
 }
 
 impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> {
-    /// Before the protection of a table is pushed down for a single page: whether the page's leaf
-    /// would be refused, or is none of the rule's business, so that nothing is to be changed.
-    /// Larger ranges were looked at before the walk.
+    /// Called before the protection of a table is pushed down for a single page: returns how the
+    /// walk goes on if the page's leaf would be refused, or if the rule does not concern it, so
+    /// that nothing is to be changed. Larger ranges were checked before the walk.
     #[cold]
     fn refuse(&mut self) -> Option<Flow> {
         if self.range.size() != 1 << F::PAGE_SHIFT {
@@ -37,7 +37,7 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
             Kind::Empty | Kind::Reserved | Kind::Owned => return Some(Flow::Next),
             Kind::Leaf | Kind::Sealed if self.rule.concerns(raw & !F::MARK, level) => {}
             Kind::Leaf | Kind::Sealed => return Some(Flow::Next),
-            // It is being changed: the walk waits where it finds it so.
+            // Another thread is changing it: the walk waits when it finds it.
             Kind::Frozen | Kind::Retired | Kind::Table => return None,
         }
         if level > 0 && (R::WHOLE || R::PAGES) {
@@ -47,9 +47,9 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
         None
     }
 
-    /// What becomes of a member of a group, whose state is that of the group: it may become
-    /// accessed, as a fault wants it that only this member's use causes. Otherwise the group stays
-    /// as it is, or is unfolded first: `Aside`.
+    /// Returns the new value of a member of a group, whose state is that of the group. Alone, a
+    /// member can only become accessed, as its own fault demands. Otherwise the group stays as it
+    /// is, or is unfolded first: `Aside`.
     #[cold]
     fn member(&mut self, level: u8, entry: &Entry<'_>) -> Result<u64, Flow> {
         let group = self.tables.group(entry.start, level).ok_or(Flow::Again)?;
@@ -59,7 +59,7 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
             return Ok(entry.raw | changed & self.rule.change(entry.raw) & F::ACCESSED);
         }
         if level > 0 && (R::WHOLE && !entry.whole::<F>(level) || R::PAGES) {
-            // To be refused.
+            // The caller refuses it.
             return Ok(changed);
         }
         if C::ALONE {
@@ -90,7 +90,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
         } else {
             self.rule.change(entry.raw)
         };
-        // A leaf that has the right already is given nothing, whatever of it was asked for.
+        // A leaf that has the right already is not changed, whichever part of it the range covers.
         let given = !R::STALE && changed == entry.raw;
         let cuts =
             R::WHOLE && !entry.whole::<F>(level) && !given || R::PAGES && changed != entry.raw;
@@ -117,7 +117,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
         if !(C::ALONE && R::SURE) {
             return false;
         }
-        // SAFETY: `C` says that nobody else reaches the slots.
+        // SAFETY: `C` says that no other thread, and no hardware, reaches the slots.
         let done = unsafe {
             crate::table::rewrite_run(run, |raws| {
                 let common = raws.iter().fold(!0, |common, raw| common & raw);

@@ -1,10 +1,10 @@
-//! Why a split ends early.
+//! Reasons why a split or a collapse ends early.
 
 use super::ChangeError;
 use crate::addr::{LeafSizeError, RangeError};
 use core::fmt;
 
-/// Why a range was not split, or not all of it.
+/// Reason why a range was not split, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SplitError {
@@ -16,7 +16,7 @@ pub enum SplitError {
     ForeignCache,
     /// The cache ran out of table pages.
     CacheEmpty,
-    /// Somebody else held an entry for too long.
+    /// Another thread held an entry for too long.
     Contended,
     /// As many slots were read as [`Guard::limit`](crate::Guard::limit) allows.
     Paused,

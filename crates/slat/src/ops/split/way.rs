@@ -1,11 +1,12 @@
-//! Ways of splitting: the engine's own, and those that the laboratory measures beside it.
+//! Ways of splitting: the engine's own, and those that the laboratory compares with it.
 
 use crate::build::{Builder, Plan};
 use crate::format::Format;
 use crate::platform::Platform;
 use crate::table::Frame;
 
-/// How a split walks and builds. One code: the laboratory's baselines leave out less.
+/// A way in which a split walks and builds. All ways share one code; the laboratory's baselines
+/// skip less.
 pub trait SplitWalk: sealed::Way {
     /// Reads entries that can hold nothing to split: those at the target size and below.
     const LAST_LEVEL: bool = false;
@@ -15,8 +16,8 @@ pub trait SplitWalk: sealed::Way {
     const MERGED: usize = MOST_MERGED;
 }
 
-/// Tables filled by runs, new tables not entered, up to [`SplitWalk::MERGED`] breaks an
-/// invalidation: the engine's own.
+/// The engine's own way: fills tables by runs, does not enter new tables, and breaks up to
+/// [`SplitWalk::MERGED`] blocks for one invalidation.
 #[derive(Clone, Copy, Debug)]
 pub struct Batched;
 
@@ -26,10 +27,10 @@ impl sealed::Way for Batched {}
 pub(crate) mod sealed {
     use super::{Builder, Format, Frame, Plan, Platform};
 
-    /// What else a way of walking says, to the engine alone.
+    /// The part of a way of walking that only the engine uses.
     #[allow(private_interfaces, reason = "nobody else can name it")]
     pub trait Way {
-        /// Whether a slot at `level` is wanted, of those that the walk shows.
+        /// Returns whether a slot at `level` is wanted, of those that the walk shows.
         #[inline(always)]
         fn wants(_level: u8) -> bool {
             true

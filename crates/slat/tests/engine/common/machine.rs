@@ -1,5 +1,5 @@
-//! The laziest TLB: it caches whatever was valid when it looked, and drops only what an
-//! invalidation names.
+//! The laziest TLB: it caches every translation that was valid when it looked, and drops only those
+//! that an invalidation names.
 
 use super::TestPlatform;
 use super::hardware::{Hardware, Leaf, Root, Run, Table, Tree};
@@ -36,7 +36,7 @@ fn cached(run: Run) -> Run {
     Run { leaf: Leaf { own, above: true, marks: false, reached, ..run.leaf }, ..run }
 }
 
-/// Whether the first rights (`dirty`: to write without a trace) are included in the second.
+/// Returns whether the first rights (`dirty`: to write without a trace) are included in the second.
 fn weaker(old: &Attributes, new: &Attributes) -> bool {
     let execute =
         old.execute == new.execute || old.execute == Execute::None || new.execute == Execute::All;

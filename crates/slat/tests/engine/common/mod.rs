@@ -1,5 +1,5 @@
-//! A machine for tests: memory that is counted, an MMU written from the manual, a TLB that drops
-//! nothing unless it is told to.
+//! A machine for tests: memory that is counted, an MMU written from the manual, and a TLB that
+//! drops only what an invalidation names.
 
 // Each test target uses its own part.
 #![allow(dead_code)]
@@ -143,7 +143,7 @@ impl TestPlatform {
         Member::join(self).unwrap()
     }
 
-    /// Makes the MMU look at all of the tables: it may cache from now on whatever is valid.
+    /// Makes the MMU look at all of the tables: from now on it may cache every valid translation.
     pub fn observe(&self) {
         if let Some(machine) = self.machine.borrow_mut().as_mut() {
             machine.observe(self, (0, u64::MAX));
@@ -212,7 +212,7 @@ unsafe impl Platform for TestPlatform {
         let range = what.range.map_or((0, u64::MAX), |range| (range.start().0, range.end().0));
         if let Some(machine) = self.machine.borrow_mut().as_mut() {
             machine.forget(what);
-            // vCPUs run on: whatever is valid at this moment is cached again.
+            // vCPUs run on: every translation that is valid at this moment is cached again.
             machine.observe(self, range);
         }
         self.pass(Moment::Invalidated);

@@ -169,7 +169,7 @@ impl<'p, const G: u32> Bed<'p, G> {
         check_sizes::<Grouped<G>>(tree, self.sizes);
     }
 
-    /// Whether an end of the range cuts a block; a group is not a block.
+    /// Returns whether an end of the range cuts a block; a group is not a block.
     fn cuts(&self, before: &Tree, range: &GpaRange) -> bool {
         let cut = |edge: u64| {
             before

@@ -127,7 +127,7 @@ fn a_group_of_which_one_slot_was_emptied_is_filled_behind_one_invalidation_of_al
                 events.filter_map(only).collect::<Vec<_>>()
             };
             let one = range(2 * M + member * 4 * K, 4 * K);
-            // This page keeps the table, whatever is unmapped.
+            // This page keeps the table while other pages are unmapped.
             guard.map(range(3 * M, 4 * K), Hpa(3 * M), RAM, page, cache).unwrap();
             for pending in [true, false] {
                 assert_eq!(guard.map(one, Hpa(G), RAM, page, cache), Ok(4 * K));
@@ -201,7 +201,7 @@ fn a_group_that_needs_no_change_is_not_touched_and_one_that_is_aged_is_counted_s
     let mut bed = Bed::<12>::new(&platform, BBM[0], format, 31);
     let group = range(2 * M, 64 * K);
     bed.map(group, G, quiet, size(4 * K), 4, true);
-    // This page keeps the table, whatever is unmapped.
+    // This page keeps the table while other pages are unmapped.
     bed.map(range(3 * M, 4 * K), 3 * M, quiet, size(4 * K), 0, false);
     // One member is marked; the rest already is as the rules want it.
     bed.access(2 * M + 20 * K, false);

@@ -33,7 +33,7 @@ impl<const G: u32> Grouped<G> {
         slot * Self::count(3 - Self::height(slot))
     }
 
-    /// Whether a leaf of `size` bytes is a group.
+    /// Returns whether a leaf of `size` bytes is a group.
     pub fn is_group(size: u64) -> bool {
         Self::slot_size(size) != size
     }

@@ -37,7 +37,7 @@ impl Leaf {
         Attributes { write: self.own.write && self.above, ..self.own }
     }
 
-    /// Whether a write leaves no trace.
+    /// Returns whether a write leaves no trace.
     pub fn unmarked(&self) -> bool {
         self.attributes().write && (self.own.dirty || !self.marks)
     }
@@ -246,7 +246,7 @@ pub trait Hardware: Copy + Debug + 'static {
 
     fn decode(&self, raw: u64, height: u32) -> Descriptor;
 
-    /// Whether the slot holds a mark of the engine that must not stay.
+    /// Returns whether the slot holds a mark of the engine that must not stay.
     fn marked(raw: u64, height: u32) -> bool;
 
     /// Returns the leaf after an access that it allows.
@@ -255,12 +255,12 @@ pub trait Hardware: Copy + Debug + 'static {
     /// Returns the table's link after a walk through it.
     fn passed(&self, raw: u64) -> u64;
 
-    /// Whether a permitted access to the leaf faults because hardware does not mark it.
+    /// Returns whether a permitted access to the leaf faults because hardware does not mark it.
     fn faults(&self, _leaf: &Attributes, _write: bool) -> bool {
         false
     }
 
-    /// Whether leaves become marked when they are used, or fault.
+    /// Returns whether leaves become marked when they are used, or fault.
     fn records_accessed(&self) -> bool;
 
     /// Returns the reasons why a leaf cannot have these attributes.

@@ -101,7 +101,7 @@ impl<H: Hardware> World<'_, H> {
         self.settle(&out.tree);
     }
 
-    /// Whether an exact scan finds tables that it has to clear.
+    /// Returns whether an exact scan finds tables that it has to clear.
     fn notes(&self, before: &Tree, start: u64, end: u64) -> bool {
         let whole: Vec<_> =
             before.tables.values().filter(|table| table.within(start, end)).collect();

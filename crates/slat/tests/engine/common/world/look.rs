@@ -62,7 +62,7 @@ impl<H: Hardware> World<'_, H> {
         assert!(head.contains(&root) && head.contains("VMID 4660"), "{head}");
         let mut all: Vec<Run> = Vec::new();
         for run in runs {
-            // Neighbours look alike, whatever the tables above them say.
+            // Neighbours look alike, also with different rights in the tables above them.
             let leaf = Leaf { own: run.leaf.attributes(), above: true, reached: true, ..run.leaf };
             append(&mut all, Run { leaf, ..*run });
         }

@@ -305,7 +305,7 @@ impl<'p, H: Hardware> World<'p, H> {
         out
     }
 
-    /// Whether an emptied slot is filled only after an invalidation.
+    /// Returns whether an emptied slot is filled only after an invalidation.
     pub fn refill_breaks(&self) -> bool {
         H::REFILL_BREAKS || self.bbm == BreakBeforeMake::Always
     }

@@ -43,18 +43,18 @@ impl Rule {
         }
     }
 
-    /// Whether the range has to cover leaves whole.
+    /// Returns whether the range has to cover leaves whole.
     fn whole(self) -> bool {
         self != Self::Relax(Access::Read)
     }
 
-    /// Whether it gives the right to write: a right that tables withhold is pushed down.
+    /// Returns whether it gives the right to write: a right that tables withhold is pushed down.
     fn writes(self) -> bool {
         matches!(self, Self::Relax(Access::Write) | Self::Exactly(Rights { write: true, .. }))
     }
 
-    /// Whether a block that already is as the rule wants it is refused where the range cuts it, and
-    /// whether a CPU may go on with the old leaf.
+    /// Returns whether a block that already is as the rule wants it is refused where the range cuts
+    /// it, and whether a CPU may go on with the old leaf.
     fn stale(self) -> bool {
         !matches!(self, Self::Relax(_) | Self::Mark { .. })
     }
@@ -243,7 +243,7 @@ impl<H: Hardware> World<'_, H> {
         }
     }
 
-    /// Whether hardware marks writes.
+    /// Returns whether hardware marks writes.
     fn marks(&self) -> bool {
         let clean = Attributes { dirty: false, ..Attributes::RAM };
         self.hardware.refuses(clean).is_empty()
