@@ -5,12 +5,13 @@
 
 use crate::backing::{Backing, Hva, HvaRange};
 use crate::budget::NoPages;
+use crate::config::ExecuteHuge;
 use crate::host::Host;
 use crate::invalidate::Taken;
 use crate::invalidations::Invalidation;
 use crate::memslots::Memslot;
 use crate::memslots::kinds::Kinds;
-use crate::outcome::TableLimit;
+use crate::outcome::{Refused, TableLimit};
 use crate::private::{Denied, MemoryKind, PrivateLeaves, PrivateRange};
 use crate::ranges::{cut_by, pieces};
 use crate::sync::agreed;
@@ -226,9 +227,37 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(())
     }
 
+    /// Splits the private block that has the page at `gpa`, if there is one, because a fetch may
+    /// not execute from it. This takes turns with conversions and changes of memslots.
+    pub(crate) fn split_private_page(&mut self, gpa: Gpa) -> Result<(), Refused> {
+        let _turn = self.guest.change_turn();
+        let page = F::size(0).bytes();
+        let start = gpa.0 & !(page - 1);
+        let at = GpaRange::new(Gpa(start), page).expect("a page is not empty");
+        // The page, or the switch, may have changed before it was this thread's turn.
+        let split = self.look(|view| {
+            view.execute_huge != ExecuteHuge::Allowed
+                && view.at(gpa).and_then(|slot| slot.kind_of::<F>(&at)) == Some(MemoryKind::Private)
+        });
+        if !split {
+            return Ok(());
+        }
+        // One of the two is inside the block, whose split is along the path to both pages.
+        for at in [start, start + page] {
+            self.split_private(Gpa(at)).map_err(|why| match why {
+                ConvertError::Denied(denied) => Refused::Private(denied),
+                ConvertError::TableLimit(limit) => Refused::TableLimit(limit),
+                ConvertError::Split(why) => Refused::Split(why),
+                _ => Refused::OutOfFrames,
+            })?;
+        }
+        Ok(())
+    }
+
     /// Splits the private block that has `at` inside it, if there is one. Only the thread that
     /// holds the lock for changes of memslots splits private blocks, and no thread makes one
-    /// meanwhile: the pages on one side of `at` are being converted, or invalidated.
+    /// meanwhile: the pages on one side of `at` are being converted, or invalidated, or huge pages
+    /// may not be executed, so that faults map private memory in pages.
     fn split_private(&mut self, at: Gpa) -> Result<(), ConvertError> {
         let guest = self.guest;
         let host = guest.tables.platform();

@@ -39,6 +39,9 @@ pub(crate) enum Step {
     /// The write may replace the page, so it has to be unmapped everywhere else first
     /// ([`Guest::replacing`]).
     Replaces(HvaRange),
+    /// The fetch is from a private block that may not be executed: it has to be split first, with
+    /// the machine's consent.
+    SplitsPrivate,
 }
 
 impl From<Outcome> for Step {
@@ -434,10 +437,9 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         }
         let (spec, kind) = (&fault.slot.spec, fault.kind);
         let tells = self.tells_devices();
-        // A private block may be split only with the machine's consent, for which a fetch does not
-        // ask. So if fetches split when the guest begins, private memory is mapped in pages.
-        let huge =
-            kind == MemoryKind::Shared || self.guest.config.execute_huge == ExecuteHuge::Allowed;
+        // If fetches split, private memory is mapped in pages: a private block may be split only
+        // with the machine's consent, and nothing puts it together again.
+        let huge = kind == MemoryKind::Shared || fault.slots.execute_huge == ExecuteHuge::Allowed;
         let mut largest = match fault.logs_pages() || fault.own_view || !huge {
             true => F::size(0),
             false => fitting::<F>(largest, |bytes| spec.fits_in(kind, fault.gpa.0, bytes)),

@@ -7,7 +7,7 @@ use crate::config::ExecuteHuge;
 use crate::fault::{ATTEMPTS, Fault, PATH, Step};
 use crate::host::Host;
 use crate::invalidations::Invalidation;
-use crate::outcome::{Outcome, Retry, TableLimit};
+use crate::outcome::{Outcome, Refused, Retry, TableLimit};
 use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
 use crate::worker::Worker;
@@ -155,6 +155,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     replacing = Some((host, self.empty_elsewhere((&guest.tables, gpa), host)));
                     continue;
                 }
+                Step::SplitsPrivate => match self.split_private_page(gpa) {
+                    Ok(()) => continue,
+                    Err(Refused::TableLimit(limit)) => return Err(PrefaultStop::TableLimit(limit)),
+                    Err(Refused::OutOfFrames) => return Err(PrefaultStop::OutOfFrames),
+                    Err(_) => (page, |done| &mut done.refused),
+                },
                 Step::Dry => match self.top_up(1) {
                     Ok(()) => continue,
                     Err(NoPages::Limit(limit)) => return Err(PrefaultStop::TableLimit(limit)),

@@ -112,8 +112,9 @@ pub trait PrivateHooks {
     }
 
     /// A private block is about to be split, along the path to one page, so that the neighbouring
-    /// page can be converted or unmapped. It may be called again for the same block, if table pages
-    /// were short. (SNP: `PSMASH`; TDX: `TDH.MEM.PAGE.DEMOTE`; CCA: `RMI_RTT_CREATE`.)
+    /// page can be converted or unmapped, or because a fetch may not execute from a huge page. It
+    /// may be called again for the same block, if table pages were short. (SNP: `PSMASH`; TDX:
+    /// `TDH.MEM.PAGE.DEMOTE`; CCA: `RMI_RTT_CREATE`.)
     ///
     /// # Errors
     /// [`Denied`]: the block stays, and the operation that needed the split is refused.

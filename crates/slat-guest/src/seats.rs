@@ -9,11 +9,15 @@
 //!
 //! [`OwnSeats`] avoids all three.
 
+use crate::follow::DeviceTables;
 use crate::host::Host;
+use crate::private::PrivateHooks;
 use alloc::sync::Arc;
 use core::fmt;
 use core::ptr::NonNull;
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot};
+use slat::{
+    BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot, Vmid,
+};
 
 mod sealed {
     use super::{Arc, Host};
@@ -149,6 +153,18 @@ impl<M: sealed::Leads, const SEATS: usize> Host for OwnSeats<M, SEATS> {
 
     fn between_pieces(&self) {
         self.machine().between_pieces();
+    }
+
+    fn private_hooks(&self) -> &dyn PrivateHooks {
+        self.machine().private_hooks()
+    }
+
+    fn device_tables(&self) -> &dyn DeviceTables {
+        self.machine().device_tables()
+    }
+
+    fn wake(&self, vmid: Vmid, vcpu: u16) {
+        self.machine().wake(vmid, vcpu);
     }
 
     fn wait(&self) {

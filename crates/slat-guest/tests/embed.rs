@@ -6,6 +6,8 @@
 mod alone;
 #[path = "embed/events.rs"]
 mod events;
+#[path = "embed/forwards.rs"]
+mod forwards;
 #[path = "embed/machine.rs"]
 mod machine;
 #[path = "embed/pieces.rs"]

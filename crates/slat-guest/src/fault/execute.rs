@@ -5,6 +5,7 @@ use crate::backing::{Backing, MAY_EXECUTE};
 use crate::config::ExecuteHuge;
 use crate::host::Host;
 use crate::outcome::{Outcome, Refused};
+use crate::private::MemoryKind;
 use crate::worker::Inside;
 use slat::{ChangeError, Format, Halted, Translation};
 
@@ -21,6 +22,12 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         }
         let (page, fetch) = (F::size(0), fault.access);
         let block = leaf.size > page;
+        if block
+            && fault.kind == MemoryKind::Private
+            && fault.slots.execute_huge != ExecuteHuge::Allowed
+        {
+            return Step::SplitsPrivate;
+        }
         match fault.slots.execute_huge {
             ExecuteHuge::Allowed => return self.relax(fault, leaf.size, MAY_EXECUTE),
             #[cfg(feature = "baselines")]

@@ -33,6 +33,11 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
                     let tables = guest.space(self.view);
                     replacing = Some((host, self.worker.empty_elsewhere((tables, gpa), host)));
                 }
+                Step::SplitsPrivate => {
+                    if let Err(refused) = self.worker.split_private_page(gpa) {
+                        return Outcome::Refused(refused);
+                    }
+                }
                 Step::NotYet(slot, host) => {
                     let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
                     if let Ok(outcome) = self.wait_for(slot, page, host) {

@@ -128,6 +128,66 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
+    fn a_private_block_that_may_not_be_executed_is_split_with_the_machines_consent<C: Case>() {
+        with_guest!(C, config(), hidden(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        ram.populate_private(HIDDEN, 4 * M2, PageSize::SIZE_2M);
+        convert::<C>(&machine, vcpu.worker(), BASE, 4 * M2, MemoryKind::Private);
+        for block in 0..3 {
+            attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Execute).unwrap();
+        }
+        assert_eq!(vcpu.worker().set_execute_huge(ExecuteHuge::Split), Ok(3 * M2));
+        machine.private_calls();
+        machine.refuse_private(Some((PrivateCall::Split, 7)));
+        let refused = Outcome::Refused(Refused::Private(Denied(7)));
+        let fetch = |vcpu: &mut TheVcpu<'_, C>, gpa| {
+            attempt::<C>(&machine, vcpu, gpa, Access::Execute).map(drop)
+        };
+        assert_eq!(fetch(&mut vcpu, BASE), Err(refused));
+        assert!(machine.cpu(0).write(BASE).is_ok(), "the block stays");
+        machine.refuse_private(None);
+        machine.private_calls();
+        // The first, the last, and a page in the middle of a block.
+        let fetched = [BASE, BASE + 2 * M2 - K4, BASE + 2 * M2 + 5 * K4];
+        for (block, page) in fetched.into_iter().enumerate() {
+            fetch(&mut vcpu, page).unwrap();
+            let calls = machine.private_calls();
+            let calls: Vec<_> = calls.iter().map(|(call, at)| (*call, at.gpa, at.bytes)).collect();
+            let whole = Gpa(BASE + block as u64 * M2);
+            assert_eq!(calls, [(PrivateCall::Split, whole, M2)]);
+            assert!(machine.cpu(0).write(page ^ K4).is_ok(), "its neighbour is still mapped");
+        }
+        // New private memory is mapped in pages, by a fetch and by a write.
+        fetch(&mut vcpu, BASE + 3 * M2).unwrap();
+        attempt::<C>(&machine, &mut vcpu, BASE + 3 * M2 + K4, Access::Write).unwrap();
+        let size = |worker: &mut TheWorker<'_, C>, at| {
+            worker.translate(Gpa(at)).unwrap().unwrap().size
+        };
+        assert_eq!(size(vcpu.worker(), BASE + 3 * M2 + K4), PageSize::SIZE_4K);
+        // Shared memory asks nobody.
+        convert::<C>(&machine, vcpu.worker(), BASE + 3 * M2, M2, MemoryKind::Shared);
+        machine.private_calls();
+        attempt::<C>(&machine, &mut vcpu, BASE + 3 * M2, Access::Write).unwrap();
+        fetch(&mut vcpu, BASE + 3 * M2).unwrap();
+        assert!(machine.private_calls().is_empty());
+        assert_eq!(vcpu.worker().set_execute_huge(ExecuteHuge::Allowed), Ok(0));
+        assert!(machine.finish().is_empty());
+    }
+
+    fn pages_fetched_ahead_split_a_private_block_with_the_machines_consent<C: Case>() {
+        with_guest!(C, config(), hidden(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        ram.populate_private(HIDDEN, M2, PageSize::SIZE_2M);
+        convert::<C>(&machine, vcpu.worker(), BASE, M2, MemoryKind::Private);
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
+        vcpu.worker().set_execute_huge(ExecuteHuge::SplitPage).unwrap();
+        machine.private_calls();
+        let done = vcpu.worker().prefault(range(BASE, 2 * K4), Access::Execute, || false);
+        assert_eq!((done.mapped, done.refused), (2 * K4, 0));
+        let calls = machine.private_calls();
+        assert_eq!(calls.iter().map(|(call, _)| *call).collect::<Vec<_>>(), [PrivateCall::Split]);
+        assert!(machine.cpu(0).execute(BASE + K4).is_ok());
+        assert!(machine.finish().is_empty());
+    }
+
     fn private_memory_leaves_by_its_own_addresses<C: Case>() {
         with_guest!(C, config(), hidden(2 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.populate_private(HIDDEN, 2 * M2, PageSize::SIZE_2M);
