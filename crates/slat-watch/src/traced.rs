@@ -26,6 +26,11 @@ pub(crate) struct Traced {
     heard: Heard,
     /// The process whose memory lies at a place; `None` if several guests have memory there.
     owners: BTreeMap<Place, Option<i32>>,
+    /// The counts of a place when its owner ended: the kernel goes on counting from there, and the
+    /// place may have another owner by then.
+    settled: BTreeMap<Place, Notices>,
+    /// Unmaps among `settled` at places where several guests had memory.
+    settled_ambiguous: u64,
     /// Names of the processes on whose behalf notifications came.
     names: BTreeMap<i32, String>,
     /// Notifications of each guest, summed over places.
@@ -45,9 +50,17 @@ struct Noticed {
 
 impl Traced {
     pub fn new(events: Events) -> Self {
-        let (heard, owners, names, noticed) = Default::default();
-        let look_again = Instant::now();
-        Self { events, heard, owners, names, noticed, fires: false, look_again }
+        Self {
+            events,
+            heard: Heard::default(),
+            owners: BTreeMap::new(),
+            settled: BTreeMap::new(),
+            settled_ambiguous: 0,
+            names: BTreeMap::new(),
+            noticed: BTreeMap::new(),
+            fires: false,
+            look_again: Instant::now(),
+        }
     }
 
     pub fn events(&self) -> &Events {
@@ -58,8 +71,29 @@ impl Traced {
         self.events.follow(pid, tids);
     }
 
+    /// Ends the account of a process's guests. What is counted later at its places belongs to the
+    /// guest that has memory there then.
     pub fn forget(&mut self, pid: i32) {
         self.events.forget(pid);
+        self.settled_ambiguous = self.ambiguous();
+        let (settled, heard) = (&mut self.settled, &self.heard);
+        self.owners.retain(|place, owner| {
+            let stays = owner.is_some_and(|owner| owner != pid);
+            if !stays {
+                settled.insert(*place, heard.places.get(place).copied().unwrap_or_default());
+            }
+            stays
+        });
+    }
+
+    /// Returns what was counted at a place since its last owner ended.
+    fn since(&self, place: &Place, now: &Notices) -> Notices {
+        let before = self.settled.get(place).copied().unwrap_or_default();
+        Notices {
+            unmaps: now.unmaps - before.unmaps,
+            unmapped_bytes: now.unmapped_bytes - before.unmapped_bytes,
+            ages: now.ages - before.ages,
+        }
     }
 
     /// Returns the number of events that are not in the accounts.
@@ -69,8 +103,10 @@ impl Traced {
 
     /// Returns the number of unmaps at places where several guests have memory.
     pub fn ambiguous(&self) -> u64 {
-        let whose = |place: &Place| self.owners.get(place) == Some(&None);
-        self.heard.places.iter().filter(|(place, _)| whose(place)).map(|(_, it)| it.unmaps).sum()
+        let several = |place: &Place| self.owners.get(place) == Some(&None);
+        let places = self.heard.places.iter().filter(|(place, _)| several(place));
+        let since = places.map(|(place, now)| self.since(place, now).unmaps).sum::<u64>();
+        self.settled_ambiguous + since
     }
 
     /// Reads the accounts. `guests` are the processes that may own memory; `None` means all that
@@ -87,6 +123,7 @@ impl Traced {
         self.noticed.clear();
         for (place, notices) in &self.heard.places {
             let Some(Some(pid)) = self.owners.get(place) else { continue };
+            let notices = self.since(place, notices);
             let it = self.noticed.entry(*pid).or_default();
             it.all.unmaps += notices.unmaps;
             it.all.unmapped_bytes += notices.unmapped_bytes;
@@ -258,6 +295,39 @@ mod tests {
             traced.invalidated_by(11),
             [("vmm".to_owned(), 5), ("ksmd".to_owned(), 1)].into()
         );
+    }
+
+    #[test]
+    fn a_place_of_a_guest_that_ended_belongs_to_the_guest_that_has_memory_there_next() {
+        let host = Made::new();
+        let maps = |pid: i32| {
+            let range = format!("{HERE:x}-{:x} rw-p 0 00:00 0\n", HERE + (1 << 30));
+            host.write(&format!("proc/{pid}/maps"), &range);
+        };
+        host.process(10, "vmm", &["anon_inode:kvm-vm"]);
+        host.process(2, "ksmd", &[]);
+        maps(10);
+        let mut traced = Traced::new(Events::heard_in_a_test());
+        let hear = |traced: &mut Traced, pids: &[i32], unmaps| {
+            traced.heard = heard(&[(2, HERE, unmaps)]);
+            traced.look_again = Instant::now();
+            traced.own(&host.files(), Some(pids.to_vec()));
+            traced.sum();
+        };
+        hear(&mut traced, &[10], 7);
+        assert_eq!(of(&traced, 10)[0], 7);
+        traced.forget(10);
+        host.process(11, "vmm", &["anon_inode:kvm-vm"]);
+        maps(11);
+        hear(&mut traced, &[11], 9);
+        assert_eq!((of(&traced, 10)[0], of(&traced, 11)[0]), (0, 2));
+        // Several guests have memory there for a while: these unmaps stay ambiguous.
+        traced.forget(11);
+        hear(&mut traced, &[10, 11], 14);
+        assert_eq!((traced.ambiguous(), of(&traced, 11)[0]), (5, 0));
+        traced.forget(10);
+        hear(&mut traced, &[11], 15);
+        assert_eq!((traced.ambiguous(), of(&traced, 11)[0]), (5, 1));
     }
 
     #[test]
