@@ -49,6 +49,8 @@ pub struct Arena {
     map: NonNull<u8>,
     map_bytes: usize,
     start: NonNull<u8>,
+    /// What [`Hpa`] 0 would be: an address of a table is one addition, as in a direct map.
+    origin: *mut u8,
     bytes: usize,
     used: AtomicUsize,
     epoch: u64,
@@ -87,6 +89,7 @@ impl Arena {
             map,
             map_bytes,
             start,
+            origin: start.as_ptr().wrapping_sub(BASE as usize),
             bytes,
             used: AtomicUsize::new(0),
             epoch: EPOCH.fetch_add(1, Relaxed),
@@ -288,9 +291,9 @@ unsafe impl Platform for Arena {
 
     #[inline(always)]
     fn slots(&self, table: Hpa) -> NonNull<Slot> {
-        let offset = (table.0 - BASE) as usize;
-        // SAFETY: the engine passes frames that `allocate` returned: inside the mapping.
-        unsafe { self.start.add(offset).cast() }
+        let at = self.origin.wrapping_add(table.0 as usize);
+        // SAFETY: the engine passes frames that `allocate` returned, so `at` is inside the mapping.
+        unsafe { NonNull::new_unchecked(at.cast()) }
     }
 
     #[inline]

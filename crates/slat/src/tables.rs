@@ -234,7 +234,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     #[inline(always)]
-    fn lookup_marked(&self, gpa: u64) -> Found {
+    pub(crate) fn lookup_marked(&self, gpa: u64) -> Found {
         let (raw, place) = self.lookup_again(gpa);
         Found { raw, level: place as u8, writable: place >> 8 != 0 }
     }
@@ -262,12 +262,12 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.lookup_below(raw, gpa)
     }
 
-    /// [`Tables::lookup`] of any address. Returns `None` for one that is past the root's entries.
+    /// [`Tables::lookup`] of any address, which looks once, and returns marked entries, too. Returns
+    /// `None` for an address that is past the root's entries.
     #[inline(always)]
     pub(crate) fn lookup_any(&self, gpa: u64) -> Option<Found> {
         let slot = self.root_slots().get((gpa >> F::shift(self.geometry.root_level)) as usize)?;
-        let found = self.lookup_below(slot.load(), gpa);
-        Some(if found.raw & F::MARK == 0 { found } else { self.lookup_marked(gpa) })
+        Some(self.lookup_below(slot.load(), gpa))
     }
 
     /// Follows the root's entry for `gpa`, of value `raw`. The levels are one straight run of code,

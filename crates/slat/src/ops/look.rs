@@ -74,9 +74,18 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         let Some(found) = self.lookup_any(gpa.0) else { return Ok(None) };
         // Most are pages: compiled for them, whose size is a constant, and for others.
         match found.level {
-            0 => self.translation(Found { level: 0, ..found }, gpa),
-            _ => self.translation(found, gpa),
+            0 => self.translate_found(Found { level: 0, ..found }, gpa),
+            _ => self.translate_found(found, gpa),
         }
+    }
+
+    #[inline(always)]
+    fn translate_found(&self, found: Found, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+        if found.raw & F::MARK == 0 {
+            return self.translation(found, gpa);
+        }
+        // Compiled once more: a function that returned the result would return it in memory.
+        self.translation(self.lookup_marked(gpa.0), gpa)
     }
 
     #[inline(always)]
