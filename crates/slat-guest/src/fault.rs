@@ -1,4 +1,5 @@
-//! Faults: a vCPU's accesses that the MMU refused are resolved here, without a lock.
+//! Resolves vCPUs' faults: accesses that the MMU refused. It takes no lock, unless devices have
+//! tables that follow the guest's.
 
 mod execute;
 mod rare;
@@ -318,7 +319,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         self.split_by(fault, |guard, page, cache| guard.split(page, F::size(0), cache)).err()
     }
 
-    /// Notes for recovery a table that has executable pages, where a block could not be executed.
+    /// Records for recovery that the table around the page exists because its pages may be executed,
+    /// which a block may not.
     fn note_table(&self, fault: &Fault<'_>) {
         if let Some(splits) = &fault.slot.splits {
             splits.add::<F>(&fault.slot.spec, fault.gpa.0);
@@ -374,8 +376,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         self.map(fault, F::size(0))
     }
 
-    /// Returns whether the fault is about to ask the backing for a write while the page that this
-    /// replaces may be mapped elsewhere.
+    /// Returns whether the page must first be unmapped everywhere else: the access is a write to
+    /// shared memory, and an alias or another view may map the page that the write replaces.
     #[inline]
     fn must_be_alone(&self, fault: &Fault<'_>) -> bool {
         fault.access == Access::Write
@@ -474,6 +476,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 }
             };
             let asks = HvaRange { start, bytes };
+            // An invalidation that comes by after this reservation empties it, and the commit fails.
+            // One that came by before is seen here, or ended before the backing is asked.
             if invalidations.cover(&asks) {
                 return Outcome::Retry(Retry::Invalidated).into();
             }

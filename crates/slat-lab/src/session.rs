@@ -173,7 +173,8 @@ impl Session {
         self.out_of_time.load(Ordering::Relaxed)
     }
 
-    /// Prints which resources of the host the run uses. The host may also run other users' guests.
+    /// Warns if there are more vCPUs than CPUs. On a terminal it also prints how much memory and how
+    /// many CPUs the run may take: the host may run other users' guests.
     pub fn announce(&self, memory: u64, vcpus: usize, helpers: usize) {
         let (cpus, threads) = (trust::cpus(), vcpus + helpers);
         if let Some(reason) = trust::crowded(vcpus, cpus) {

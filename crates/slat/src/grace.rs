@@ -6,9 +6,9 @@
 //! unlinked tables, advances the clock. It frees the tables once every seat is outside, is in
 //! another guest's tables, or shows a reading at least as late as the reclaimer's.
 //!
-//! Both the entry and the reclaimer's look are read-modify-writes of the seat, so one of them comes
-//! first. If the entry does, the reclaimer sees the walker inside. If the look does, the entry
-//! reads what the look wrote and synchronises with it, so the walk finds the table unlinked. A
+//! A walker enters, and a reclaimer inspects, by a read-modify-write of the seat, so one of them
+//! comes first. If the walker does, the reclaimer sees it inside. If the reclaimer does, the walker
+//! reads the value that the reclaimer wrote, synchronises with it, and finds the table unlinked. A
 //! thread whose reading is as late as the reclaimer's acquired it from the clock after the clock
 //! was advanced, hence after the table was unlinked.
 //!
@@ -99,15 +99,15 @@ pub struct Grace<S: ?Sized = [Seat]> {
 
 impl Grace {
     /// Advances the clock and returns its reading. Threads that enter later find what was published
-    /// before. A user of the engine can so retire values that it reads inside a guard: once
-    /// [`Grace::is_past`] holds, no thread that read the old value is still inside.
+    /// before. To retire a value that threads read inside a guard, replace it, call this, and free
+    /// the old value once [`Grace::is_past`] returns true.
     pub fn moment(&self) -> Moment {
         Moment(self.advance())
     }
 
     /// Returns whether all threads that were inside any tables at `moment` have left, or
-    /// [refreshed](crate::Guard::refresh) their guards. A caller that is inside since before
-    /// counts, too.
+    /// [refreshed](crate::Guard::refresh) their guards. If the caller itself entered before
+    /// `moment`, this is false until it leaves or refreshes.
     pub fn is_past(&self, moment: Moment) -> bool {
         self.each(|reading, _| reading >= moment.0)
     }
@@ -201,8 +201,8 @@ impl Inside<'_> {
 }
 
 impl Inside<'_> {
-    /// Returns a number below 2^47 that no other seat of the platform gets, nor this one again
-    /// before 2^47 numbers were handed out.
+    /// Returns a number below 2^47. No two calls return the same number until the platform has
+    /// handed out blocks of 2^47 numbers in all.
     #[inline]
     pub fn token(&self, grace: &Grace) -> u64 {
         let Seat { token, .. } = self.seat;

@@ -23,8 +23,8 @@ impl Slot {
         Self(AtomicU64::new(raw))
     }
 
-    /// Returns the present value. Acquire: the caller sees the table that the value may link as it
-    /// was published.
+    /// Loads the slot. The load is an acquire: if the value links a table, the caller sees the
+    /// stores that preceded the link.
     #[inline(always)]
     pub fn load(&self) -> u64 {
         self.0.load(Ordering::Acquire)
@@ -165,9 +165,10 @@ impl Frame {
         platform: &impl Platform,
         level: u8,
     ) -> &mut [Slot] {
-        // SAFETY: a `Frame` is owned memory of at least one table of the format (the contract of
-        // `from_hpa`), and `&mut self` keeps other code from it while the slice lives. `Slot` is
-        // valid for any bytes.
+        // SAFETY: the platform allocated the frame with room for a table at `level` (the callers
+        // ask for `F::TABLE_BYTES`, which suffice by point 4 of `Format`'s contract), and
+        // `&mut self` keeps other code from it while the slice lives. `Slot` is valid for any
+        // bytes.
         unsafe {
             core::slice::from_raw_parts_mut(platform.slots(self.hpa()).as_ptr(), F::slots(level))
         }
@@ -240,7 +241,8 @@ pub(crate) fn slot<F: Format>(slots: &[Slot], gpa: u64, level: u8) -> &Slot {
 /// Returns the slots of a linked table at `hpa`.
 ///
 /// # Safety
-/// `hpa` holds a table of `len` slots, and stays allocated for `'t`.
+/// `hpa` is a table of `len` slots that `platform` allocated. It stays allocated while the returned
+/// slice is in use.
 #[inline(always)]
 pub(crate) unsafe fn slots(platform: &impl Platform, hpa: Hpa, len: usize) -> &[Slot] {
     // SAFETY: the table is allocated and of that length by this function's contract; shared access

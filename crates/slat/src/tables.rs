@@ -129,7 +129,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// Enters the tables, and returns a guard, whose methods are the operations.
     ///
     /// # Errors
-    /// [`Foreign`] if the member joined another platform's grace.
+    /// [`Foreign`] if the member registered with another platform's grace.
     #[inline]
     pub fn enter<'t>(
         &'t self,

@@ -9,11 +9,12 @@
 //! # Concurrency
 //! The walk holds no lock. It loads a slot once, and the visitor works on that value: the visitor
 //! changes the slot by [`Slot::exchange`] from that very value, and asks for the slot to be loaded
-//! again where the exchange failed. The walk does not show a slot that another thread has marked;
-//! it waits a bounded number of times. A table that was unlinked while the walk was in it stays
-//! allocated until the walk's guard lets it go, and all of its slots say that it was retired. The
-//! walk then begins anew at the first address that the table covered. Visitors are idempotent, so
-//! it does no harm to visit a slot twice.
+//! again where the exchange failed. A slot that another thread has marked goes to
+//! [`Visitor::held`], not to [`Visitor::visit`]; unless the visitor decides otherwise, the walk
+//! loads it again, a bounded number of times. A table that was unlinked while the walk was in it
+//! stays allocated until the walk's guard lets it go, and all of its slots say that it was retired.
+//! The walk then begins anew at the first address that the table covered. Visitors are idempotent,
+//! so it does no harm to visit a slot twice.
 //!
 //! Slots are loaded relaxed. A visitor that changes a slot acquires its value by the exchange.
 //! Other code that relies on a value comes after a fence, one for many slots: before the walk
@@ -131,6 +132,7 @@ impl Tally {
     }
 }
 
+/// The work of one operation at each entry that a walk shows.
 pub(crate) trait Visitor<'t, F: Format> {
     /// The levels whose slots the visitor is shown; no table that holds none of them is read.
     const LEVELS: Levels;
@@ -146,7 +148,8 @@ pub(crate) trait Visitor<'t, F: Format> {
     /// accessed.
     const TOUCHES: bool = false;
 
-    /// `level` is a constant wherever this is inlined. `kind` is neither a table nor a marker.
+    /// Handles one entry of a wanted level; returns the walk's next step. `kind` is neither a table
+    /// nor a marker. `level` is a constant wherever this is inlined.
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow;
 
     /// Does `visit` for a run of pages whose values are `raws`, without a marker. Returns how many
@@ -218,6 +221,9 @@ pub(crate) trait Visitor<'t, F: Format> {
 
 /// Walks `start..end` from the root, which has `slots` at `level`. Ends early after the table in
 /// which `budget` was spent; a walk of one page does not use the budget.
+///
+/// The caller stays inside these tables, by a guard or as the only user, while it uses a reference
+/// of `'t` that the visitor got.
 #[inline]
 pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
@@ -234,7 +240,7 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         let End { at, why } =
             tree::<F, P, V>(platform, slots, level, (start, from, end), visitor, budget);
         // The budget may have been spent in the last table.
-        if why == 0 || at == end {
+        if why == End::DONE.why || at == end {
             return Ok(());
         }
         if why == End::STOPPED {
@@ -495,9 +501,9 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
                 if !ALONE {
                     acquired();
                 }
-                // SAFETY: a table that a slot links is allocated by the walk's platform with the
-                // slots of its level. It was linked when the slot was read, so it is given back
-                // only after the walk's guard, which outlives `'t`, is dropped or refreshed.
+                // SAFETY: the walk's platform allocated the table that a slot links, with the slots
+                // of its level. It was linked when the slot was read, so it is not given back while
+                // the walk's caller is inside these tables (see `walk`).
                 let children =
                     unsafe { table::slots(platform, F::table_address(raw), F::slots(LEVEL - 1)) };
                 match visitor.enter(LEVEL, &entry, children) {
