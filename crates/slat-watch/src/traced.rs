@@ -154,12 +154,17 @@ impl Traced {
     /// Metrics of threads of a process: of these, or of all.
     pub fn vcpu(&self, pid: i32, tids: Option<&[i32]>, sink: &mut Sink) {
         let stalls = self.stalls(pid, tids);
+        let faults = faults(&stalls);
+        let transition = self.events.transition();
         for metric in Metric::of(Scope::Traced) {
             let Some(event) = metric.event() else { continue };
             let count = |why| stalls.get(&why).map_or(0, |times| times.count);
             let time = |why| stalls.get(&why).map_or(0, |times| times.total_ns);
             let value = match metric {
-                Metric::FaultNs => faults(&stalls).total_ns,
+                Metric::FaultNs => faults.total_ns,
+                Metric::FaultNsWithTransitions => {
+                    faults.total_ns + faults.count * transition.unwrap_or(0)
+                }
                 Metric::OtherExitNs => time(Why::Other),
                 Metric::IdleNs => time(Why::Idle),
                 Metric::FaultsRead => count(Why::FaultRead),
@@ -170,7 +175,11 @@ impl Traced {
                 _ => self.threads(pid, tids).filter_map(|thread| thread.counts.get(event)).sum(),
             };
             let silent = (event == EXIT && !self.fires).then_some(SILENT);
-            let why = self.events.why(event).or(silent);
+            let unmeasured = match metric {
+                Metric::FaultNsWithTransitions => transition.err(),
+                _ => None,
+            };
+            let why = self.events.why(event).or(silent).or(unmeasured);
             sink.put(metric, self.events.source(), why.map_or(Ok(value), Err));
         }
     }

@@ -79,6 +79,11 @@ pub struct WatchArgs {
     #[arg(long, value_name = "MEANS", requires = "working_set")]
     pub working_set_by: Option<Means>,
 
+    /// Do not run a guest of the watch's own for some milliseconds at the beginning, which measures
+    /// what an exit takes outside of KVM's tracepoints
+    #[arg(long)]
+    pub no_calibration: bool,
+
     /// Write the report as JSON to a file, or to stdout (`-`)
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,

@@ -36,7 +36,14 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     let which = args.pid.map_or(Which::All, Which::Pid);
     let session = Session::interactive()?;
     let files = Files::here();
-    let mut watch = Watch::begin(files, Debugfs::open(), Events::open, which)
+    let events = |vcpus| {
+        let mut events = Events::open(vcpus);
+        if !args.no_calibration {
+            events.calibrate();
+        }
+        events
+    };
+    let mut watch = Watch::begin(files, Debugfs::open(), events, which)
         .map_err(|error| refusal(error, args.pid.unwrap_or_default()))?;
     if watch.guests().is_empty() && !Path::new("/dev/kvm").exists() {
         return Err(slat_kvm::Error::NoKvm.into());
@@ -67,6 +74,7 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         hidden: watch.hidden(),
         debugfs,
         events: watch.events().how(),
+        transition_ns: watch.events().transition().ok(),
         lost_events: watch.lost(),
         ambiguous_ranges: watch.ambiguous(),
         dirty_rates: told.rates,
