@@ -9,6 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 use slat_lab::failure::bad_input;
 use slat_lab::run::output;
 use slat_lab::session::Session;
+use slat_lab::size::Size;
 use slat_procfs::Files;
 use slat_watch::{Debugfs, Events, NotFound, Watch, Which, WorkingSets};
 use std::io::{IsTerminal, Write};
@@ -63,8 +64,12 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         Err(why) => why.clone(),
     };
     let guests: Vec<_> = watch.guests().iter().map(|guest| guest.total()).collect();
-    let asked =
-        Asked { link: args.link, dirty_rate: args.dirty_rate, max_downtime: args.max_downtime };
+    let asked = Asked {
+        link: args.link,
+        dirty_rate: args.dirty_rate,
+        memory: args.memory.map(Size::bytes),
+        max_downtime: args.max_downtime,
+    };
     let told = migration::tell(&guests, monitor.as_ref(), &asked);
     let report = Report {
         began,
