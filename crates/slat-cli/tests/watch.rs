@@ -150,7 +150,7 @@ fn a_guest_is_told_as_lines_a_report_and_json() {
 #[test]
 fn a_process_that_ends_ends_the_watch_and_is_said_to() {
     let Some(mut guests) = Guests::start() else { return };
-    let words = ["watch", &guests.pid(), "--for", "1h", "--every", "1h", "--json", "-"];
+    let words = ["watch", &guests.pid(), "--for", "1h", "--every", "1h", "--json", "-", ALONE];
     let watch = Command::new(env!("CARGO_BIN_EXE_slat"))
         .args(words)
         .stdout(Stdio::piped())
@@ -170,6 +170,9 @@ fn a_process_that_ends_ends_the_watch_and_is_said_to() {
     assert!(!last["samples"].as_array().unwrap().is_empty());
 }
 
+/// Without a guest of its own, what a watch holds of KVM is a guest's that it watches.
+const ALONE: &str = "--no-calibration";
+
 /// Waits until a watch holds a guest's statistics.
 fn await_hold(watch: u32) {
     while kvms(watch).is_empty() {
@@ -182,7 +185,7 @@ fn ctrl_c_keeps_what_was_watched_and_says_whether_more_was_asked_for() {
     let Some(guests) = Guests::start() else { return };
     for (time, code) in [(None, 0), (Some("1h"), 130)] {
         let mut watch = Command::new(env!("CARGO_BIN_EXE_slat"));
-        watch.args(["watch", &guests.pid(), "--json", "-"]);
+        watch.args(["watch", &guests.pid(), ALONE, "--json", "-"]);
         if let Some(time) = time {
             watch.args(["--for", time]);
         }
@@ -210,7 +213,7 @@ fn a_watch_that_is_killed_leaves_nothing() {
     let Some(guests) = Guests::start() else { return };
     let before = traces();
     let mut watch = Command::new(env!("CARGO_BIN_EXE_slat"))
-        .args(["watch", &guests.pid()])
+        .args(["watch", &guests.pid(), ALONE])
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
@@ -230,4 +233,21 @@ fn a_watch_that_is_killed_leaves_nothing() {
     let words = ["watch", &guests.pid(), "--for", "300ms", "--json", "-"];
     let done = slat(&words).assert().success();
     assert!(exits(&done.get_output().stdout) > 0);
+}
+
+/// A watch that runs beside the second of two command lines, and what goes wrong with it.
+#[test]
+fn what_a_watch_costs_a_guest_is_measured_beside_the_second_of_two_command_lines() {
+    if !kvm_is_usable() {
+        return;
+    }
+    let measured = "bench populate --memory 4m --runs 1";
+    let both = ["ab", "--pairs", "1", "--first", measured, "--second", measured];
+    let beside = |words| slat(&[&both[..], &["--while-second", words]].concat()).assert();
+    beside("watch --all").success().stdout(contains("(beside: watch --all)"));
+    // That it was interrupted is what was asked for.
+    beside("watch --all --for 1h --json -").success();
+    beside("watch 2147483646").code(1).stderr(contains("ended before").and(contains("no process")));
+    beside("doctor").code(1).stderr(contains("ended before"));
+    refused(&[&both[..], &["--while-second", "watch '"]].concat(), &["a quote is not closed"]);
 }
