@@ -163,6 +163,12 @@ impl Events {
         Self::of(How::Nothing, BTreeMap::new())
     }
 
+    /// Events that are heard, with a transition that is known.
+    #[cfg(test)]
+    pub(crate) fn calibrated_in_a_test(transition: u64) -> Self {
+        Self { transition: Ok(transition), ..Self::heard_in_a_test() }
+    }
+
     fn of(how: How, why: BTreeMap<&'static str, String>) -> Self {
         Self { how, why, transition: Err(UNMEASURED.to_owned()) }
     }
@@ -248,7 +254,7 @@ impl Events {
 }
 
 /// Why there is no transition, where nobody asked for it.
-const UNMEASURED: &str = "the transition was not measured";
+const UNMEASURED: &str = "the transition was not measured: leave out --no-calibration";
 
 /// The same reason for all events.
 fn all(why: &str) -> BTreeMap<&'static str, String> {

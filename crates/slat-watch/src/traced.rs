@@ -218,6 +218,7 @@ impl Traced {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::times::Times;
     use crate::find::tests::Made;
 
     const HERE: u64 = 0x7f00_0000_0000;
@@ -265,6 +266,36 @@ mod tests {
             traced.invalidated_by(11),
             [("vmm".to_owned(), 5), ("ksmd".to_owned(), 1)].into()
         );
+    }
+
+    #[test]
+    fn time_in_faults_with_transitions_has_one_for_each_fault_or_a_reason() {
+        let times = |count, total_ns| {
+            let mut times = Times::default();
+            (times.count, times.total_ns) = (count, total_ns);
+            times
+        };
+        let stalls = [
+            (Why::FaultWrite, times(2, 1000)),
+            (Why::FaultRead, times(1, 300)),
+            (Why::Other, times(9, 9000)),
+        ];
+        let thread = Thread { stalls: Some(stalls.into()), ..Thread::default() };
+        let told = |events| {
+            let mut traced = Traced::new(events);
+            traced.heard.threads = [((10, 20), thread.clone())].into();
+            traced.sum();
+            let mut sink = Sink::default();
+            traced.vcpu(10, None, &mut sink);
+            sink
+        };
+        let known = told(Events::calibrated_in_a_test(400));
+        assert_eq!(known.values[&Metric::FaultNs], 1300);
+        assert_eq!(known.values[&Metric::FaultNsWithTransitions], 1300 + 3 * 400);
+        let unknown = told(Events::heard_in_a_test());
+        assert_eq!(unknown.values[&Metric::FaultNs], 1300);
+        let why = &unknown.unknown[&Metric::FaultNsWithTransitions];
+        assert!(why.contains("--no-calibration"), "{why}");
     }
 
     #[test]
