@@ -1,13 +1,14 @@
 //! Runs the command in emulated machines of other kinds, and checks its counts.
 
 use crate::stages::{Outcome, TESTED, cargo, ran};
-use crate::static_build::{self, Effort, Program};
+use crate::static_build::{self, Effort, Program, test_program};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use slat_vm::Architecture;
 use std::fs;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Memory of the guest inside the x86 machine, in MiB.
 const GUEST_MIB: u64 = 16;
@@ -50,7 +51,7 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     // Builds the whole workspace, as the other tests do, so that nothing is compiled again.
     let mut tests = cargo(&["test", "--test", "emulate"]);
     ran(tests.args(TESTED).env("SLAT_REQUIRE_QEMU", "1"))?;
-    watched()?;
+    watched(long)?;
     if !long {
         return match other() {
             Architecture::Aarch64 => x86_guests(long),
@@ -68,40 +69,59 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
 }
 
 /// Compares the events of guests with the guests' own counts, on machines where KVM traces each
-/// exit.
-fn watched() -> anyhow::Result<()> {
+/// exit, and times where clocks count instructions: with `long` also on the other architecture.
+fn watched(long: bool) -> anyhow::Result<()> {
+    let own = static_build::own()?;
     // On this kernel only tests that need other programs or other kernels may be skipped.
     for (test, passed) in [("events", 7), ("working_set", 3)] {
-        let said = in_a_machine(test, passed)?;
-        let figures =
-            said.lines().filter(|it| it.contains(" faults, ") || it.contains(" KiB used"));
-        figures.for_each(|line| println!("{line}"));
+        in_a_machine(own, &own_test(test)?, &[], &["--test-threads", "1"], passed)?;
+    }
+    exact_times(own, &own_test("events")?)?;
+    if long {
+        let program = static_build::test(other(), "slat-watch", "events")?;
+        exact_times(other(), &program)?;
     }
     Ok(())
 }
 
-/// Runs a test file of slat-watch in a machine, and returns its output; `passed` tests must pass.
-fn in_a_machine(test: &str, passed: u32) -> anyhow::Result<String> {
+/// The test of slat-watch whose times are exact where clocks count instructions.
+const EXACT: &str = "with_transitions_time_in_short_faults_is_what_the_guest_felt_within_a_tenth";
+
+/// Compares times with the guest's clock. Linux tests its ciphers after the boot, for which the
+/// guest would have to wait.
+fn exact_times(arch: Architecture, program: &Path) -> anyhow::Result<()> {
+    let machine = ["--count-instructions", "--append", "cryptomgr.notests"];
+    in_a_machine(arch, program, &machine, &["--ignored", "--exact", EXACT], 1)
+}
+
+/// Returns the program of a test of slat-watch for this architecture.
+fn own_test(test: &str) -> anyhow::Result<PathBuf> {
     let mut build = cargo(&["test", "--test", test, "--no-run", "--message-format", "json"]);
-    let built =
-        build.args(TESTED).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
-    ensure!(built.status.success(), "{build:?} failed: {}", built.status);
-    let lines = built.stdout.split(|byte| *byte == b'\n');
-    let of_watch = |line: &[u8]| {
-        let artifact: Value = serde_json::from_slice(line).ok()?;
-        let path = format!("slat-watch/tests/{test}");
-        let own = artifact["target"]["src_path"].as_str()?.contains(&path);
-        artifact["executable"].as_str().filter(|_| own).map(str::to_owned)
-    };
-    let program = lines.into_iter().find_map(of_watch).context("cargo named no such test")?;
+    test_program(build.args(TESTED), &format!("slat-watch/tests/{test}"))
+}
+
+/// Runs a program of tests in a machine, where `passed` tests must pass, and prints its figures.
+fn in_a_machine(
+    arch: Architecture,
+    program: &Path,
+    machine: &[&str],
+    words: &[&str],
+    passed: u32,
+) -> anyhow::Result<()> {
     let mut slat = Command::new(target().join("debug/slat"));
-    slat.args(["emulate", "--run", &program, "--", "--nocapture", "--test-threads", "1"]);
+    slat.args(["emulate", "--arch", arch.name()]);
+    if arch == other() {
+        slat.arg("--binary").arg(Program::Slat.path(arch));
+    }
+    slat.args(machine).arg("--run").arg(program).args(["--", "--nocapture"]).args(words);
     let done = slat.output().with_context(|| format!("cannot start {slat:?}"))?;
     let said = String::from_utf8_lossy(&done.stderr);
     ensure!(done.status.success(), "{slat:?} failed: {}\n{said}", done.status);
     // The beginning of the output is cut off.
     ensure!(said.contains(&format!("{passed} passed")), "{said}");
-    Ok(said.into_owned())
+    let figures = said.lines().filter(|it| it.contains(" faults, ") || it.contains(" KiB used"));
+    figures.for_each(|line| println!("{arch}: {line}"));
+    Ok(())
 }
 
 /// Runs guests on nested paging: the log on two kernels, and their differences.

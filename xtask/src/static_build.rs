@@ -5,9 +5,11 @@ use crate::stages::cargo;
 use crate::{setup, target};
 use anyhow::{Context, ensure};
 use clap::ValueEnum;
+use serde_json::Value;
 use slat_vm::Architecture;
 use std::fs;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 /// The target includes musl, and Rust's own linker supports every architecture: no cross compiler
 /// is needed.
@@ -126,6 +128,29 @@ pub fn work() -> anyhow::Result<PathBuf> {
     let status = build.status().with_context(|| format!("cannot start {build:?}"))?;
     ensure!(status.success(), "{build:?} failed: {status}");
     Ok(folder().join(name).join("debug/slat-work"))
+}
+
+/// Builds a test of a package for an architecture, quickly, and returns its path.
+pub fn test(arch: Architecture, package: &str, test: &str) -> anyhow::Result<PathBuf> {
+    let name = format!("{arch}-unknown-linux-musl");
+    setup::target(&name)?;
+    let mut build = cargo(&["test", "--no-run", "--message-format", "json"]);
+    build.args(["--package", package, "--test", test, "--target", &name]);
+    build.env("RUSTFLAGS", FLAGS).env("CARGO_TARGET_DIR", folder());
+    test_program(&mut build, &format!("{package}/tests/{test}"))
+}
+
+/// Builds tests, and returns the path of the program whose source has this in its path.
+pub fn test_program(build: &mut Command, source: &str) -> anyhow::Result<PathBuf> {
+    let built = build.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    ensure!(built.status.success(), "{build:?} failed: {}", built.status);
+    let program = |line: &[u8]| {
+        let artifact: Value = serde_json::from_slice(line).ok()?;
+        let own = artifact["target"]["src_path"].as_str()?.contains(source);
+        artifact["executable"].as_str().filter(|_| own).map(PathBuf::from)
+    };
+    let lines = built.stdout.split(|byte| *byte == b'\n');
+    lines.into_iter().find_map(program).context("cargo named no such test")
 }
 
 /// A separate folder: these flags would otherwise rebuild everything each time.

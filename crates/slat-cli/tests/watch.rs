@@ -6,6 +6,8 @@ use common::{kvm_is_usable, refused, send, slat};
 use predicates::prelude::*;
 use predicates::str::contains;
 use rustix::process::Signal;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 /// A process with guests that go on until it is ended.
@@ -74,8 +76,38 @@ fn a_process_without_guests_and_one_that_is_not_there_are_refused_with_what_woul
     refused(&["watch", "--for", "1s", "--html", "/tmp"], &["--html", "directory"]);
     refused(&["watch", "--for", "1s", "--qmp", "/tmp/q"], &["--qmp", "<PID>"]);
     refused(&["watch", "--for", "1s", "--dirty-rate", "1GiB/s"], &["--link"]);
+    refused(&["watch", "1", "--memory", "1G"], &["--link"]);
+    refused(&["watch", "--memory", "1G", "--link", "1Gbit/s"], &["<PID>"]);
     refused(&["watch", "--for", "1s", "--link", "fast"], &["10Gbit/s"]);
     slat(&["watch", "--help"]).assert().success().stdout(contains("Examples:"));
+}
+
+/// User and group that own nothing.
+const NOBODY: u32 = 65534;
+
+#[test]
+fn a_process_of_another_user_that_may_not_be_inspected_is_refused_with_exit_code_1() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can run the command as another user");
+    }
+    // The build's own folder may be closed to others.
+    let folder = tempfile::tempdir().unwrap();
+    let open = || std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), open()).unwrap();
+    let slat = folder.path().join("slat");
+    std::fs::copy(env!("CARGO_BIN_EXE_slat"), &slat).unwrap();
+    std::fs::set_permissions(&slat, open()).unwrap();
+    let own = std::process::id().to_string();
+    let mut watch = Command::new(&slat);
+    watch.args(["watch", &own]).current_dir("/").uid(NOBODY).gid(NOBODY);
+    let done = match watch.output() {
+        Ok(done) => done,
+        Err(error) => return eprintln!("skipped: cannot run as another user: {error}"),
+    };
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    assert!(said.contains(&format!("no permission to look at process {own}")), "{said}");
+    assert!(said.contains("run as root"), "{said}");
 }
 
 #[test]
@@ -85,7 +117,7 @@ fn a_guest_is_told_as_lines_a_report_and_json() {
     let file = folder.path().join("watch.json");
     let page = folder.path().join("watch.html");
     let link = ["--link", "10Gbit/s", "--dirty-rate", "4GiB/s", "--max-downtime", "1ms"];
-    let words = ["watch", &guests.pid(), "--for", "600ms", "--every", "200ms"];
+    let words = ["watch", &guests.pid(), "--memory", "8m", "--for", "600ms", "--every", "200ms"];
     let words = [&words[..], &link, &["--html", page.to_str().unwrap(), "--json"]].concat();
     let said = contains("faults").and(contains("Not known here")).and(contains("Read from"));
     let said = said.and(contains("not converge")).and(contains("auto-converge"));
@@ -98,6 +130,7 @@ fn a_guest_is_told_as_lines_a_report_and_json() {
     for report in [written, printed] {
         let it = &report["predictions"][0];
         assert_eq!((&it["converges"], it["pid"].to_string()), (&false.into(), guests.pid()));
+        assert_eq!(it["memory"], 8 << 20);
         assert_eq!((&report["schema"], &report["ended"]), (&1.into(), &"time".into()));
         for guest in report["guests"].as_array().unwrap() {
             assert_eq!(guest["pid"].to_string(), guests.pid());
@@ -117,7 +150,7 @@ fn a_guest_is_told_as_lines_a_report_and_json() {
 #[test]
 fn a_process_that_ends_ends_the_watch_and_is_said_to() {
     let Some(mut guests) = Guests::start() else { return };
-    let words = ["watch", &guests.pid(), "--for", "1h", "--every", "1h", "--json", "-"];
+    let words = ["watch", &guests.pid(), "--for", "1h", "--every", "1h", "--json", "-", ALONE];
     let watch = Command::new(env!("CARGO_BIN_EXE_slat"))
         .args(words)
         .stdout(Stdio::piped())
@@ -137,6 +170,9 @@ fn a_process_that_ends_ends_the_watch_and_is_said_to() {
     assert!(!last["samples"].as_array().unwrap().is_empty());
 }
 
+/// Without a guest of its own, what a watch holds of KVM is a guest's that it watches.
+const ALONE: &str = "--no-calibration";
+
 /// Waits until a watch holds a guest's statistics.
 fn await_hold(watch: u32) {
     while kvms(watch).is_empty() {
@@ -149,7 +185,7 @@ fn ctrl_c_keeps_what_was_watched_and_says_whether_more_was_asked_for() {
     let Some(guests) = Guests::start() else { return };
     for (time, code) in [(None, 0), (Some("1h"), 130)] {
         let mut watch = Command::new(env!("CARGO_BIN_EXE_slat"));
-        watch.args(["watch", &guests.pid(), "--json", "-"]);
+        watch.args(["watch", &guests.pid(), ALONE, "--json", "-"]);
         if let Some(time) = time {
             watch.args(["--for", time]);
         }
@@ -177,7 +213,7 @@ fn a_watch_that_is_killed_leaves_nothing() {
     let Some(guests) = Guests::start() else { return };
     let before = traces();
     let mut watch = Command::new(env!("CARGO_BIN_EXE_slat"))
-        .args(["watch", &guests.pid()])
+        .args(["watch", &guests.pid(), ALONE])
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
@@ -197,4 +233,21 @@ fn a_watch_that_is_killed_leaves_nothing() {
     let words = ["watch", &guests.pid(), "--for", "300ms", "--json", "-"];
     let done = slat(&words).assert().success();
     assert!(exits(&done.get_output().stdout) > 0);
+}
+
+/// A watch that runs beside the second of two command lines, and what goes wrong with it.
+#[test]
+fn what_a_watch_costs_a_guest_is_measured_beside_the_second_of_two_command_lines() {
+    if !kvm_is_usable() {
+        return;
+    }
+    let measured = "bench populate --memory 4m --runs 1";
+    let both = ["ab", "--pairs", "1", "--first", measured, "--second", measured];
+    let beside = |words| slat(&[&both[..], &["--while-second", words]].concat()).assert();
+    beside("watch --all").success().stdout(contains("(beside: watch --all)"));
+    // That it was interrupted is what was asked for.
+    beside("watch --all --for 1h --json -").success();
+    beside("watch 2147483646").code(1).stderr(contains("ended before").and(contains("no process")));
+    beside("doctor").code(1).stderr(contains("ended before"));
+    refused(&[&both[..], &["--while-second", "watch '"]].concat(), &["a quote is not closed"]);
 }

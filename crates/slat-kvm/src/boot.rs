@@ -136,6 +136,7 @@ pub(crate) fn touching(touch: Touch) -> u64 {
         Touch::Read => Piece::Read,
         Touch::Execute => Piece::Execute,
         Touch::Skip => Piece::Skip,
+        Touch::Ask => Piece::Ask,
         Touch::ToggleCaches => Piece::Toggle,
     })
 }
@@ -183,7 +184,8 @@ mod tests {
         let code = arch::code();
         assert!(!code.is_empty() && CODE_GPA + code.len() as u64 <= ROOT_GPA);
         use Piece::*;
-        let mut offsets = [Sequential, Random, Hot, Write, Read, Execute, Skip].map(arch::offset);
+        let mut offsets =
+            [Sequential, Random, Hot, Write, Read, Execute, Ask, Skip].map(arch::offset);
         assert!(offsets.iter().all(|&offset| offset > 0 && offset < code.len() as u64));
         offsets.sort_unstable();
         assert!(offsets.windows(2).all(|pair| pair[0] < pair[1]), "{offsets:?}");

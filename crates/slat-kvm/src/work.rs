@@ -21,6 +21,10 @@ pub enum Touch {
     Execute,
     /// Does nothing.
     Skip,
+    /// Asks what KVM answers by itself, and does not touch the page: `CPUID` on x86, the version of
+    /// the calling convention (`HVC`) on Arm. Where hardware runs the guest, that is an exit
+    /// without a fault.
+    Ask,
     /// Switches the vCPU's MMU and caches off and on again (Arm), and does not touch the page.
     /// Without FEAT_S2FWB, KVM cleans and invalidates all of the guest's memory at both switches.
     ToggleCaches,

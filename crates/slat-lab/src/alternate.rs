@@ -2,16 +2,21 @@
 //! machine's drift over minutes affects both alike, and differences between two processes of one
 //! command line show.
 
-use crate::child;
+use crate::child::{self, Beside};
 use crate::compare::Run;
 use crate::failure::Failure;
 use crate::scenario::Program;
 use crate::session::Session;
 use anyhow::{Context, bail};
 use std::path::Path;
+use std::time::Duration;
+
+/// Time that what runs beside the second has before it.
+const LEAD: Duration = Duration::from_secs(1);
 
 /// Runs both command lines, `pairs` times twice each, after one run of each to warm up. Each
-/// process is one sample of each of its results: the median.
+/// process is one sample of each of its results: the median. `beside` runs while the second runs,
+/// from a second before it on; the first has that second to itself.
 ///
 /// # Errors
 /// A process fails, or the user presses Ctrl-C.
@@ -19,6 +24,7 @@ pub fn alternate(
     program: &Program,
     first: &[String],
     second: &[String],
+    beside: Option<&[String]>,
     pairs: u32,
     session: &mut Session,
 ) -> anyhow::Result<(Run, Run)> {
@@ -26,26 +32,31 @@ pub fn alternate(
         child::check_words(program, words)?;
     }
     let folder = tempfile::tempdir().context("cannot make a folder for results")?;
-    let order = [first, second]
-        .into_iter()
-        .map(|words| (words, false))
-        .chain((0..pairs).flat_map(|_| [first, second, second, first].map(|words| (words, true))));
-    let order: Vec<_> = order.collect();
+    let turns =
+        (0..pairs).flat_map(|_| [true, false, false, true].map(|is_first| (is_first, true)));
+    let order: Vec<_> = [(true, false), (false, false)].into_iter().chain(turns).collect();
     session.start("processes", order.len() as u64);
     let (mut of_first, mut of_second) = (Vec::new(), Vec::new());
-    for (number, (words, counts)) in order.into_iter().enumerate() {
+    for (number, (is_first, counts)) in order.into_iter().enumerate() {
         session.check()?;
+        let words = if is_first { first } else { second };
         session.say(&words.join(" "));
+        let mut other = beside.filter(|_| !is_first).map(Beside::start).transpose()?;
+        if beside.is_some() {
+            std::thread::sleep(LEAD);
+        }
+        other.as_mut().map_or(Ok(()), Beside::check)?;
         let run = one(program, words, &folder.path().join(number.to_string()), session)?;
+        other.map_or(Ok(()), Beside::end)?;
         if counts {
-            // The position decides, because both command lines may be equal.
-            let is_first = matches!((number - 2) % 4, 0 | 3);
             if is_first { of_first.push(run) } else { of_second.push(run) }
         }
         session.step();
     }
     session.finish();
-    Ok((Run::of_processes(of_first, first), Run::of_processes(of_second, second)))
+    let mut of_both = second.to_vec();
+    of_both.extend(beside.map(|words| format!("(beside: {})", words.join(" "))));
+    Ok((Run::of_processes(of_first, first), Run::of_processes(of_second, &of_both)))
 }
 
 /// Runs one command line in pairs of processes, after one run to warm up. Each process is a run as

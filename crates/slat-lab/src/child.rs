@@ -7,7 +7,7 @@
 use crate::failure::bad_input;
 use crate::scenario::Program;
 use crate::session::{Running, Session};
-use anyhow::Context;
+use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -93,26 +93,114 @@ pub fn without_output(words: &[String]) -> Vec<String> {
     left
 }
 
+/// A child that was started, and whose output is gathered.
+#[derive(Debug)]
+struct Started {
+    child: Child,
+    began: Instant,
+    running: Running,
+    stdout: thread::JoinHandle<Vec<u8>>,
+    stderr: thread::JoinHandle<Vec<u8>>,
+}
+
+impl Started {
+    fn new(words: &[String]) -> anyhow::Result<Self> {
+        let this = std::env::current_exe().context("cannot find this program")?;
+        let mut command = Command::new(this);
+        command.args(words).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let began = Instant::now();
+        let mut child = command.spawn().context("cannot start this program again")?;
+        let running = Running::new(child.id());
+        let (stdout, stderr) = (gather(child.stdout.take()), gather(child.stderr.take()));
+        Ok(Self { child, began, running, stdout, stderr })
+    }
+
+    /// Takes the output of the child, which was waited for.
+    fn ended(self, waited: std::io::Result<(ExitStatus, bool)>) -> anyhow::Result<Ended> {
+        drop(self.running);
+        let (status, out_of_time) = waited.context("cannot wait for this program")?;
+        let stdout = self.stdout.join().unwrap_or_default();
+        let stderr = self.stderr.join().unwrap_or_default();
+        let stderr = String::from_utf8_lossy(&stderr).into_owned();
+        Ok(Ended { status, out_of_time, stdout, stderr, took: self.began.elapsed() })
+    }
+}
+
 /// Runs this program with these words until it ends or its time limit ends it. If the session is
 /// interrupted, the child gets SIGINT.
 ///
 /// # Errors
 /// The program cannot be started, or waited for.
 pub fn run(words: &[String], limit: Option<Duration>, session: &Session) -> anyhow::Result<Ended> {
-    let this = std::env::current_exe().context("cannot find this program")?;
-    let mut command = Command::new(this);
-    command.args(words).process_group(0);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let began = Instant::now();
-    let mut child = command.spawn().context("cannot start this program again")?;
-    let running = Running::new(child.id());
-    let (stdout, stderr) = (gather(child.stdout.take()), gather(child.stderr.take()));
-    let waited = wait(&mut child, began, limit, session);
-    drop(running);
-    let (status, out_of_time) = waited.context("cannot wait for this program")?;
-    let stdout = stdout.join().unwrap_or_default();
-    let stderr = String::from_utf8_lossy(&stderr.join().unwrap_or_default()).into_owned();
-    Ok(Ended { status, out_of_time, stdout, stderr, took: began.elapsed() })
+    let mut started = Started::new(words)?;
+    let waited = wait(&mut started.child, started.began, limit, session);
+    started.ended(waited)
+}
+
+/// This program with other words, which runs beside a measurement until it is told to end.
+#[derive(Debug)]
+pub struct Beside {
+    /// Nothing once it has ended.
+    started: Option<Started>,
+    words: String,
+}
+
+impl Beside {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The program cannot be started.
+    pub fn start(words: &[String]) -> anyhow::Result<Self> {
+        Ok(Self { started: Some(Started::new(words)?), words: words.join(" ") })
+    }
+
+    /// Checks that it still runs.
+    ///
+    /// # Errors
+    /// It has ended; the text has its output on stderr.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        let Some(started) = &mut self.started else { return Ok(()) };
+        let Some(status) = started.child.try_wait().context("cannot wait for this program")? else {
+            return Ok(());
+        };
+        let ended = self.started.take().map(|started| started.ended(Ok((status, false))));
+        let stderr = ended.transpose()?.map(|ended| ended.stderr).unwrap_or_default();
+        bail!(
+            "`{}` ended before what it was to run beside ({status}); it has to run until Ctrl-C: \
+             {}",
+            self.words,
+            stderr.trim()
+        );
+    }
+
+    /// Ends it as Ctrl-C does.
+    ///
+    /// # Errors
+    /// It ended before, or it failed; the text has its output on stderr.
+    pub fn end(mut self) -> anyhow::Result<()> {
+        self.check()?;
+        let Some(mut started) = self.started.take() else { return Ok(()) };
+        let interrupted = Session::quiet();
+        interrupted.stop();
+        let waited = wait(&mut started.child, Instant::now(), Some(GRACE), &interrupted);
+        let ended = started.ended(waited)?;
+        // What was asked for more says so by 130.
+        let done = ended.status.success() || ended.status.code() == Some(130);
+        match done && !ended.out_of_time {
+            true => Ok(()),
+            false => bail!("`{}` failed ({}): {}", self.words, ended.status, ended.stderr.trim()),
+        }
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        if let Some(started) = &mut self.started {
+            let _ = started.child.kill();
+            let _ = started.child.wait();
+        }
+    }
 }
 
 fn gather(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {

@@ -45,11 +45,13 @@ pub fn common(program: &'static Program, command: &Common) -> anyhow::Result<Exi
         Common::Compare(args) => compare(args),
         Common::Ab(args) => {
             let (first, second) = (words(&args.first)?, words(&args.second)?);
-            alternate(program, &first, &second, &args.how, args.fail_if_slower)
+            let beside = args.while_second.as_deref().map(words).transpose()?;
+            let beside = beside.as_deref();
+            alternate(program, &first, &second, beside, &args.how, args.fail_if_slower)
         }
         Common::Noise(args) => match args.check {
             Some(pairs) => validate(program, args, pairs),
-            None => alternate(program, &args.words, &args.words, &args.how, false),
+            None => alternate(program, &args.words, &args.words, None, &args.how, false),
         },
         Common::Plan(args) => plan_job::plan(program, args),
         Common::Merge(args) => plan_job::merge(program, args),
@@ -209,11 +211,13 @@ fn alternate(
     program: &Program,
     first: &[String],
     second: &[String],
+    beside: Option<&[String]>,
     how: &Repeat,
     fail_if_slower: bool,
 ) -> anyhow::Result<ExitCode> {
     let mut session = Session::interactive()?;
-    let (first, second) = alternate::alternate(program, first, second, how.pairs, &mut session)?;
+    let (first, second) =
+        alternate::alternate(program, first, second, beside, how.pairs, &mut session)?;
     let comparison = compare::compare(&first, &second, how.threshold / 100.0);
     show_comparison(&comparison, Rows::Dozen, how.print.format())?;
     if fail_if_slower && !comparison.judges() {
@@ -232,7 +236,8 @@ fn validate(program: &Program, args: &NoiseArgs, count: u32) -> anyhow::Result<E
     let words = &args.words;
     let taken: Vec<(Run, Run)> = match args.in_turns {
         true => {
-            let one = |_| alternate::alternate(program, words, words, args.how.pairs, &mut session);
+            let one =
+                |_| alternate::alternate(program, words, words, None, args.how.pairs, &mut session);
             (0..count).map(one).collect::<anyhow::Result<_>>()?
         }
         false => alternate::pairs(program, words, count, &mut session)?,

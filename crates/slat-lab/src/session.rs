@@ -266,30 +266,40 @@ fn line(part: &str, what: &str, elapsed: Duration, done: u64, all: u64) -> Strin
     format!("{part}: {what} ({done} of {all} steps, {} s{left})", elapsed.as_secs())
 }
 
-/// The process group of the running child; 0 if there is none.
-static CHILD: AtomicI32 = AtomicI32::new(0);
+/// The process groups of the running children; 0 where there is none. A measurement is one child,
+/// and what runs beside it another.
+static CHILDREN: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
 
 /// A running child, whose process group is killed if the user stops the program at once.
 #[derive(Debug)]
-pub struct Running(());
+pub struct Running(i32);
 
 impl Running {
     /// Registers the child with this process identifier, which is also that of its group.
     pub fn new(child: u32) -> Self {
-        CHILD.store(child.cast_signed(), Ordering::Relaxed);
-        Self(())
+        replace(0, child.cast_signed());
+        Self(child.cast_signed())
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        CHILD.store(0, Ordering::Relaxed);
+        replace(self.0, 0);
     }
 }
 
-/// Kills the running child and its process group.
+/// Replaces a child by another, or by none.
+fn replace(child: i32, by: i32) {
+    let free = |place: &&AtomicI32| {
+        place.compare_exchange(child, by, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    };
+    let _ = CHILDREN.iter().find(free);
+}
+
+/// Kills the running children and their process groups.
 fn abandon() {
-    if let Some(group) = Pid::from_raw(CHILD.load(Ordering::Relaxed)) {
+    let groups = CHILDREN.iter().filter_map(|child| Pid::from_raw(child.load(Ordering::Relaxed)));
+    for group in groups {
         let _ = kill_process_group(group, Signal::KILL);
     }
 }

@@ -7,6 +7,7 @@
 mod programs;
 pub(crate) mod times;
 pub(crate) mod tracepoint;
+mod transition;
 
 use crate::bpf::sys::{Event, Kind, Map, Program};
 use crate::metric::Source;
@@ -16,6 +17,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use times::{STRIDE, Stalls, Times, Why};
 use tracepoint::Tracefs;
+use transition::Outside;
 
 /// Least and most threads of vCPUs in the map of accounts. Each takes 5 KiB.
 const THREADS: [usize; 2] = [1024, 8192];
@@ -42,6 +44,8 @@ pub struct Events {
     how: How,
     /// Why an event is not received, by event.
     why: BTreeMap<&'static str, String>,
+    /// Nanoseconds of a transition, or why that is not known.
+    transition: Result<u64, String>,
 }
 
 #[derive(Debug)]
@@ -114,7 +118,7 @@ impl Events {
     /// Listens by the best means that the host allows, with room for about `vcpus` vCPUs.
     pub fn open(vcpus: usize) -> Self {
         match Programs::load(vcpus) {
-            Ok((programs, why)) => Self { how: How::Programs(Box::new(programs)), why },
+            Ok((programs, why)) => Self::of(How::Programs(Box::new(programs)), why),
             Err(refused) => Self::counting(&refused),
         }
     }
@@ -143,22 +147,51 @@ impl Events {
             Ok((numbers, why))
         };
         match counted() {
-            Ok((numbers, why)) => {
-                Self { how: How::Counts { numbers, threads: BTreeMap::new() }, why }
-            }
+            Ok((numbers, why)) => Self::of(How::Counts { numbers, threads: BTreeMap::new() }, why),
             Err(why) => Self::nothing(&why),
         }
     }
 
     /// Listens to nothing, for the reason `why`.
     pub fn nothing(why: &str) -> Self {
-        Self { how: How::Nothing, why: all(why) }
+        Self::of(How::Nothing, all(why))
     }
 
     /// Events that count as received: none has a reason why not.
     #[cfg(test)]
     pub(crate) fn heard_in_a_test() -> Self {
-        Self { how: How::Nothing, why: BTreeMap::new() }
+        Self::of(How::Nothing, BTreeMap::new())
+    }
+
+    /// Events that are heard, with a transition that is known.
+    #[cfg(test)]
+    pub(crate) fn calibrated_in_a_test(transition: u64) -> Self {
+        Self { transition: Ok(transition), ..Self::heard_in_a_test() }
+    }
+
+    fn of(how: How, why: BTreeMap<&'static str, String>) -> Self {
+        Self { how, why, transition: Err(UNMEASURED.to_owned()) }
+    }
+
+    /// Measures the transition: what an exit takes before `kvm_exit` and after `kvm_entry`. A guest
+    /// of this process's own runs for some milliseconds, and is gone when this returns.
+    pub fn calibrate(&mut self) {
+        let heard = [EXIT, ENTRY].into_iter().try_for_each(|event| match self.why(event) {
+            Some(why) => Err(why.to_owned()),
+            None => Ok(()),
+        });
+        self.transition = heard.and_then(|()| {
+            let How::Programs(programs) = &self.how else { return Err(UNMEASURED.to_owned()) };
+            transition::measure(|| programs.outside())
+        });
+    }
+
+    /// Nanoseconds of a transition: what an exit takes before `kvm_exit` and after `kvm_entry`.
+    ///
+    /// # Errors
+    /// Why that is not known, in words.
+    pub fn transition(&self) -> Result<u64, &str> {
+        self.transition.as_ref().copied().map_err(String::as_str)
     }
 
     /// Returns the means by which events are received, in words.
@@ -220,6 +253,9 @@ impl Events {
     }
 }
 
+/// Reason why there is no transition, if nobody asked for it.
+const UNMEASURED: &str = "the transition was not measured: leave out --no-calibration";
+
 /// Returns the same reason for all events.
 fn all(why: &str) -> BTreeMap<&'static str, String> {
     [EXIT, ENTRY, USER_EXIT, PUSH, UNMAP, AGE, TEST_AGE].map(|name| (name, why.to_owned())).into()
@@ -278,6 +314,15 @@ impl Programs {
             return Err(why.remove(UNMAP).unwrap_or_default());
         }
         Ok((Self { threads, ranges, lost, _empty: empty, programs, _events: events }, why))
+    }
+
+    /// What is known of this thread's exits, if it had any.
+    fn outside(&self) -> Option<Outside> {
+        let key =
+            u64::from(std::process::id()) << 32 | rustix::thread::gettid().as_raw_pid() as u64;
+        let stalls = thread(&self.threads.value(key).ok()?).stalls?;
+        let sum = |of: fn(&Times) -> u64| stalls.values().map(of).sum();
+        Some(Outside { exits: sum(|times| times.count), ns: sum(|times| times.total_ns) })
     }
 
     fn hear(&self) -> Heard {

@@ -82,6 +82,8 @@ pub enum Metric {
     FaultsExecuted,
     /// Time in faults: from the exit to the next entry.
     FaultNs,
+    /// That time and, for each fault, the transition: the way out of the guest and back into it.
+    FaultNsWithTransitions,
     /// Time in faults of writes to protected pages.
     ProtectedNs,
     /// Time out of the guest because the vCPU had no work.
@@ -123,7 +125,7 @@ use Metric as M;
 
 impl Metric {
     /// All metrics.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 45] = [
         M::Faults,
         M::FaultsFixed,
         M::FaultsFast,
@@ -159,6 +161,7 @@ impl Metric {
         M::FaultsProtected,
         M::FaultsExecuted,
         M::FaultNs,
+        M::FaultNsWithTransitions,
         M::ProtectedNs,
         M::IdleNs,
         M::OtherExitNs,
@@ -195,6 +198,7 @@ impl Metric {
             | M::FaultsProtected
             | M::FaultsExecuted
             | M::FaultNs
+            | M::FaultNsWithTransitions
             | M::ProtectedNs
             | M::IdleNs
             | M::OtherExitNs

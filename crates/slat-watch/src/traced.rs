@@ -193,12 +193,17 @@ impl Traced {
     /// Puts the metrics of a process's threads: of `tids`, or of all.
     pub fn vcpu(&self, pid: i32, tids: Option<&[i32]>, sink: &mut Sink) {
         let stalls = self.stalls(pid, tids);
+        let faults = faults(&stalls);
+        let transition = self.events.transition();
         for metric in Metric::of(Scope::Traced) {
             let Some(event) = metric.event() else { continue };
             let count = |why| stalls.get(&why).map_or(0, |times| times.count);
             let time = |why| stalls.get(&why).map_or(0, |times| times.total_ns);
             let value = match metric {
-                Metric::FaultNs => faults(&stalls).total_ns,
+                Metric::FaultNs => faults.total_ns,
+                Metric::FaultNsWithTransitions => {
+                    faults.total_ns + faults.count * transition.unwrap_or(0)
+                }
                 Metric::OtherExitNs => time(Why::Other),
                 Metric::IdleNs => time(Why::Idle),
                 Metric::FaultsRead => count(Why::FaultRead),
@@ -209,7 +214,11 @@ impl Traced {
                 _ => self.threads(pid, tids).filter_map(|thread| thread.counts.get(event)).sum(),
             };
             let silent = (event == EXIT && !self.fires).then_some(SILENT);
-            let why = self.events.why(event).or(silent);
+            let unmeasured = match metric {
+                Metric::FaultNsWithTransitions => transition.err(),
+                _ => None,
+            };
+            let why = self.events.why(event).or(silent).or(unmeasured);
             sink.put(metric, self.events.source(), why.map_or(Ok(value), Err));
         }
     }
@@ -248,6 +257,7 @@ impl Traced {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::times::Times;
     use crate::find::tests::Made;
 
     const HERE: u64 = 0x7f00_0000_0000;
@@ -328,6 +338,36 @@ mod tests {
         traced.forget(10);
         hear(&mut traced, &[11], 15);
         assert_eq!((traced.ambiguous(), of(&traced, 11)[0]), (5, 1));
+    }
+
+    #[test]
+    fn time_in_faults_with_transitions_has_one_for_each_fault_or_a_reason() {
+        let times = |count, total_ns| {
+            let mut times = Times::default();
+            (times.count, times.total_ns) = (count, total_ns);
+            times
+        };
+        let stalls = [
+            (Why::FaultWrite, times(2, 1000)),
+            (Why::FaultRead, times(1, 300)),
+            (Why::Other, times(9, 9000)),
+        ];
+        let thread = Thread { stalls: Some(stalls.into()), ..Thread::default() };
+        let told = |events| {
+            let mut traced = Traced::new(events);
+            traced.heard.threads = [((10, 20), thread.clone())].into();
+            traced.sum();
+            let mut sink = Sink::default();
+            traced.vcpu(10, None, &mut sink);
+            sink
+        };
+        let known = told(Events::calibrated_in_a_test(400));
+        assert_eq!(known.values[&Metric::FaultNs], 1300);
+        assert_eq!(known.values[&Metric::FaultNsWithTransitions], 1300 + 3 * 400);
+        let unknown = told(Events::heard_in_a_test());
+        assert_eq!(unknown.values[&Metric::FaultNs], 1300);
+        let why = &unknown.unknown[&Metric::FaultNsWithTransitions];
+        assert!(why.contains("--no-calibration"), "{why}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use clap::{Args, ValueEnum};
 use slat_lab::cli::time;
 use slat_lab::rate::Rate;
+use slat_lab::size::Size;
 use slat_watch::Source;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,8 +20,8 @@ Examples:
       how often it faulted in ten seconds
   slat watch 4711 --for 30s --qmp /run/qemu.sock --link 10Gbit/s
       how fast it dirties its memory, by QEMU's own samples, and what a migration would do to it
-  slat watch 4711 --for 1s --dirty-rate 400MiB/s --link 10Gbit/s --max-downtime 100ms
-      the same, for a rate that is known
+  slat watch 4711 --for 1s --dirty-rate 400MiB/s --memory 16G --link 10Gbit/s --max-downtime 100ms
+      the same, for a rate and a size that are known
   sudo slat watch --for 1m --working-set 20s
       how much of its memory each guest uses within 20 s; this changes something in the host
 
@@ -66,6 +67,11 @@ pub struct WatchArgs {
     #[arg(long, value_name = "RATE")]
     pub link: Option<Rate>,
 
+    /// The guest's memory, where that is known [default: what QEMU says (--qmp), or else all memory
+    /// of the process, the VMM's own included]
+    #[arg(long, value_name = "SIZE", requires_all = ["link", "pid"])]
+    pub memory: Option<Size>,
+
     /// How long a guest may stand still in it
     #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = time::some)]
     pub max_downtime: Duration,
@@ -78,6 +84,11 @@ pub struct WatchArgs {
     /// By which means [default: the best that the host has]
     #[arg(long, value_name = "MEANS", requires = "working_set")]
     pub working_set_by: Option<Means>,
+
+    /// Do not run a guest of the watch's own for some milliseconds at the beginning, which measures
+    /// what an exit takes outside of KVM's tracepoints
+    #[arg(long)]
+    pub no_calibration: bool,
 
     /// Write the report as JSON to a file, or to stdout (`-`)
     #[arg(long, value_name = "FILE|-")]

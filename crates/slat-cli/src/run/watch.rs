@@ -9,6 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 use slat_lab::failure::bad_input;
 use slat_lab::run::output;
 use slat_lab::session::Session;
+use slat_lab::size::Size;
 use slat_procfs::Files;
 use slat_watch::{Debugfs, Events, NotFound, Watch, Which, WorkingSets};
 use std::io::{IsTerminal, Write};
@@ -36,7 +37,14 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     let which = args.pid.map_or(Which::All, Which::Pid);
     let session = Session::interactive()?;
     let files = Files::here();
-    let mut watch = Watch::begin(files, Debugfs::open(), Events::open, which)
+    let events = |vcpus| {
+        let mut events = Events::open(vcpus);
+        if !args.no_calibration {
+            events.calibrate();
+        }
+        events
+    };
+    let mut watch = Watch::begin(files, Debugfs::open(), events, which)
         .map_err(|error| refusal(error, args.pid.unwrap_or_default()))?;
     if watch.guests().is_empty() && !Path::new("/dev/kvm").exists() {
         return Err(slat_kvm::Error::NoKvm.into());
@@ -56,8 +64,12 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         Err(why) => why.clone(),
     };
     let guests: Vec<_> = watch.guests().iter().map(|guest| guest.total()).collect();
-    let asked =
-        Asked { link: args.link, dirty_rate: args.dirty_rate, max_downtime: args.max_downtime };
+    let asked = Asked {
+        link: args.link,
+        dirty_rate: args.dirty_rate,
+        memory: args.memory.map(Size::bytes),
+        max_downtime: args.max_downtime,
+    };
     let told = migration::tell(&guests, monitor.as_ref(), &asked);
     let report = Report {
         began,
@@ -67,6 +79,7 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         hidden: watch.hidden(),
         debugfs,
         events: watch.events().how(),
+        transition_ns: watch.events().transition().ok(),
         lost_events: watch.lost(),
         ambiguous_ranges: watch.ambiguous(),
         dirty_rates: told.rates,

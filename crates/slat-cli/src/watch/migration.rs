@@ -65,6 +65,8 @@ pub struct Asked {
     pub link: Option<Rate>,
     /// A dirty rate that the user knows.
     pub dirty_rate: Option<Rate>,
+    /// The guest's memory in bytes, if the user knows it.
+    pub memory: Option<u64>,
     /// Longest downtime allowed.
     pub max_downtime: Duration,
 }
@@ -279,7 +281,7 @@ pub fn tell(guests: &[&GuestTotal], monitor: Option<&Monitor>, asked: &Asked) ->
     }
     for guest in guests {
         let all = rates(guest, monitor, asked);
-        let memory = monitor.and_then(|monitor| monitor.memory);
+        let memory = asked.memory.or_else(|| monitor.and_then(|monitor| monitor.memory));
         let memory = memory.or_else(|| guest.total.get(&Metric::RssBytes).copied());
         match (asked.link, all.first(), memory.filter(|memory| *memory > 0)) {
             (None, ..) => {}
@@ -348,6 +350,7 @@ mod tests {
         Asked {
             link: Some(Rate(10.0 * GBIT)),
             dirty_rate: dirty.map(Rate),
+            memory: None,
             max_downtime: Duration::from_millis(300),
         }
     }
@@ -389,6 +392,16 @@ mod tests {
         let mut unasked = asked(None);
         unasked.link = None;
         assert!(tell(&[&one], None, &unasked).predictions.is_empty());
+    }
+
+    #[test]
+    fn the_memory_that_is_given_counts_in_place_of_the_process_s() {
+        let one = of_gib(17);
+        let of_process = asked(Some(4.0 * GBIT));
+        let given = Asked { memory: Some(16 << 30), ..of_process };
+        let [whole, own] = [of_process, given].map(|it| tell(&[&one], None, &it).predictions);
+        assert_eq!([whole[0].memory, own[0].memory], [17 << 30, 16 << 30]);
+        assert!(own[0].seconds < whole[0].seconds, "{own:?} {whole:?}");
     }
 
     #[test]

@@ -105,7 +105,7 @@ pub fn render(report: &Report<'_>) -> String {
     if !rows.is_empty() {
         tables.push(live::table("On average".to_owned(), rows));
     }
-    tables.extend(stalls::table(&report.guests));
+    tables.extend(stalls::table(&report.guests, report.transition_ns));
     tables.extend(unknown(report));
     let charts: Vec<Chart> = report.guests.iter().flat_map(|guest| charts(guest)).collect();
     let lead = format!(

@@ -49,6 +49,9 @@ pub struct Report<'a> {
     pub debugfs: String,
     /// How KVM's tracepoints are received, or why they are not.
     pub events: String,
+    /// Time that an exit takes outside of `kvm_exit` to `kvm_entry`, in nanoseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transition_ns: Option<u64>,
     /// Number of events of tracepoints that are not in the accounts.
     pub lost_events: u64,
     /// Number of ranges that the host unmapped at addresses at which several guests have memory.
@@ -80,6 +83,7 @@ impl<'a> Report<'a> {
             hidden: 0,
             debugfs: String::new(),
             events: String::new(),
+            transition_ns: None,
             lost_events: 0,
             ambiguous_ranges: 0,
             dirty_rates: Vec::new(),
@@ -123,7 +127,7 @@ impl<'a> Report<'a> {
         if !rows.is_empty() {
             text::grid(&mut said, &table("On average".to_owned(), rows), width);
         }
-        if let Some(table) = stalls::table(&self.guests) {
+        if let Some(table) = stalls::table(&self.guests, self.transition_ns) {
             text::grid(&mut said, &table, width);
         }
         for guest in self.guests.iter().filter(|guest| !guest.invalidated_by.is_empty()) {
@@ -280,6 +284,7 @@ pub(super) mod tests {
             cpu_seconds: 0.01,
             hidden: 3,
             debugfs: "not mounted".to_owned(),
+            transition_ns: Some(812),
             ..Report::new(vec![guest], Ended::ProcessEnded)
         }
     }

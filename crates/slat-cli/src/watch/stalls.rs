@@ -17,25 +17,39 @@ pub fn reason(why: Why) -> &'static str {
     }
 }
 
-/// Makes a table of all guests whose exits were received; `None` if there are none.
-pub fn table(guests: &[&GuestTotal]) -> Option<Table> {
+/// Makes a table of all guests whose exits were received, with the transition of an exit in
+/// nanoseconds, if it is known; `None` if no exit was received.
+pub fn table(guests: &[&GuestTotal], transition: Option<u64>) -> Option<Table> {
     let mut rows = Vec::new();
     for guest in guests {
         for (why, times) in &guest.stalls {
             let mut row = vec![label(guest), reason(*why).to_owned()];
             row.extend(cells(times, guest.seconds));
+            row.extend(
+                transition.map(|ns| seconds((times.total_ns + times.count * ns) as f64 / 1e9)),
+            );
             rows.push(row);
         }
     }
     let columns =
         ["guest", "out of it for", "times", "in all", "of the time", "p50", "p99", "longest"];
+    let columns = columns.into_iter().chain(transition.map(|_| "in all with transitions"));
+    let mut notes =
+        vec!["p50 and p99 within an eighth; the longest since the watch began".to_owned()];
+    notes.extend(transition.map(|ns| {
+        format!(
+            "a transition, the way out of the guest and back into it, takes {} more for each exit, \
+             measured with a guest of the watch's own; only the last column has it",
+            seconds(ns as f64 / 1e9)
+        )
+    }));
     (!rows.is_empty()).then(|| Table {
         title: "Out of the guest, from exit to entry, all vCPUs together".to_owned(),
         common: String::new(),
-        columns: columns.map(str::to_owned).into(),
+        columns: columns.map(str::to_owned).collect(),
         labels: 2,
         rows,
-        notes: vec!["p50 and p99 within an eighth; the longest since the watch began".to_owned()],
+        notes,
     })
 }
 
@@ -61,11 +75,14 @@ mod tests {
     #[test]
     fn times_are_told_by_why_and_a_guest_without_any_has_no_row() {
         let mut one = guest("qemu");
-        assert!(table(&[&one]).is_none());
+        assert!(table(&[&one], Some(800)).is_none());
         let mut times = Times::default();
         (times.count, times.total_ns, times.longest_ns) = (2000, 500_000_000, 3_000_000);
         one.stalls.insert(Why::FaultWrite, times);
-        let table = table(&[&one, &guest("other")]).unwrap();
+        let with = table(&[&one], Some(800)).unwrap();
+        assert!(with.rows[0][8].starts_with("502") && with.columns.len() == 9, "{with:?}");
+        let table = table(&[&one, &guest("other")], None).unwrap();
+        assert_eq!(table.columns.len(), 8);
         assert_eq!(table.rows.len(), 1);
         let row = &table.rows[0];
         assert_eq!((&*row[1], &*row[2], &*row[4]), ("faults of writes", "2,000", "25.0 %"));

@@ -40,7 +40,8 @@ const DEVICE_GPA: u64 = (1 << 30) - (2 << 20);
 
 // Registers: x0 mailbox, x1 steps left, x2 base, x3 pages, x4 index, x5 random, x6 share, x7
 // accumulator, x8 position, x9 clock at the last access, x10 address of the page, x11 when the next
-// step is due, x17 CTR_EL0, x18 and x19 the generator's constants, x20 device.
+// step is due, x17 CTR_EL0, x18 and x19 the generator's constants, x20 device,
+// x21 to x24 what a question would take.
 guest_asm!(
     ".pushsection .rodata.slat_guest, \"a\", %progbits",
     // Without a barrier, the counter may be read before earlier instructions complete.
@@ -128,6 +129,19 @@ guest_asm!(
     "add x12, x10, #16",
     "blr x12",
     "b .Lslat_done",
+    // Ask KVM for SMCCC_VERSION; the answer takes x0 to x3.
+    "slat_guest_ask:",
+    "mov x21, x0",
+    "mov x22, x1",
+    "mov x23, x2",
+    "mov x24, x3",
+    "mov x0, #0x80000000",
+    "hvc #0",
+    "mov x0, x21",
+    "mov x1, x22",
+    "mov x2, x23",
+    "mov x3, x24",
+    "b slat_guest_skip",
     // Clear and set M and C. In between, the only memory accesses are instruction fetches.
     "slat_guest_toggle:",
     "mrs x12, sctlr_el1",

@@ -56,6 +56,7 @@ macro_rules! pieces {
             static slat_guest_write: u8;
             static slat_guest_read: u8;
             static slat_guest_execute: u8;
+            static slat_guest_ask: u8;
             static slat_guest_skip: u8;
             static slat_guest_toggle: u8;
             static slat_guest_end: u8;
@@ -79,6 +80,7 @@ macro_rules! pieces {
                 super::Piece::Write => &raw const slat_guest_write,
                 super::Piece::Read => &raw const slat_guest_read,
                 super::Piece::Execute => &raw const slat_guest_execute,
+                super::Piece::Ask => &raw const slat_guest_ask,
                 super::Piece::Skip => &raw const slat_guest_skip,
                 super::Piece::Toggle => &raw const slat_guest_toggle,
             };
@@ -114,6 +116,7 @@ pub(crate) enum Piece {
     Write,
     Read,
     Execute,
+    Ask,
     Skip,
     Toggle,
 }

@@ -119,6 +119,14 @@ guest_asm!(
     "cmp rax, rdi",
     "je .Lslat_done",
     "inc qword ptr [r11 + {wrong}]",
+    "jmp .Lslat_done",
+    // Ask KVM; rbx holds the base.
+    "slat_guest_ask:",
+    "mov rdi, rbx",
+    "xor eax, eax",
+    "cpuid",
+    "mov rbx, rdi",
+    "jmp slat_guest_skip",
     // Take the time since the previous access.
     ".Lslat_done:",
     "SLAT_CLOCK",

@@ -56,6 +56,9 @@ pub struct CompareArgs {
 const AB_EXAMPLES: &str = "\
 Examples:
   slat ab --first 'bench dirty-log --backing 4k' --second 'bench dirty-log --backing 2m'
+  sudo slat ab --first 'bench dirty-log -r 1' --second 'bench dirty-log -r 1' \
+      --while-second 'watch --all'
+      what a guest loses while it is watched
   slat-bench ab --first 'split --backing 2m' --second 'split --backing 1g' --pairs 5";
 
 /// Two command lines, in processes of their own, in turns.
@@ -69,6 +72,11 @@ pub struct AbArgs {
     /// The words of the second
     #[arg(long, value_name = "WORDS")]
     pub second: String,
+
+    /// The words of a command that runs beside the second from a second before it on, and not
+    /// beside the first; it gets Ctrl-C when the second ends
+    #[arg(long, value_name = "WORDS")]
+    pub while_second: Option<String>,
 
     /// Exit code 1 if anything of the second is slower
     #[arg(long)]

@@ -31,6 +31,8 @@ pub struct Other {
     child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
+    /// Numbers beyond the first two that it said last.
+    pub more: Vec<u64>,
 }
 
 impl Other {
@@ -48,7 +50,7 @@ impl Other {
             .spawn()
             .unwrap();
         let (to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let mut this = Self { child, to, from: BufReader::new(from) };
+        let mut this = Self { child, to, from: BufReader::new(from), more: Vec::new() };
         this.says();
         Some(this)
     }
@@ -64,10 +66,11 @@ impl Other {
             line.clear();
             assert!(self.from.read_line(&mut line).unwrap() > 0, "the other process ended");
             if let Some((_, said)) = line.split_once("SAYS ") {
-                // Further numbers are only for the reader of the output.
                 eprint!("{said}");
                 let mut numbers = said.split_whitespace().map(|number| number.parse().unwrap());
-                return [numbers.next().unwrap(), numbers.next().unwrap()];
+                let first = [numbers.next().unwrap(), numbers.next().unwrap()];
+                self.more = numbers.collect();
+                return first;
             }
         }
     }

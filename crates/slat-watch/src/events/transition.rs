@@ -1,0 +1,118 @@
+//! The transition: the part of an exit that lies outside of `kvm_exit` to `kvm_entry`.
+//!
+//! Between these two tracepoints KVM works for the guest. The processor's way out of the guest
+//! lies before them, and the way in after them, with what KVM does on both ways and half of the
+//! programs' own time. No tracepoint covers it, so that a guest of the watch's own finds out: its
+//! only vCPU leaves again and again for an answer that KVM has at once, without a fault. What its
+//! time has beside the time from exit to entry is the transition. A pass of the same steps without
+//! questions takes the guest's own instructions off.
+
+use slat_kvm::guest::{Guest, Shape, Vcpu};
+use slat_kvm::work::{Touch, Work};
+use slat_kvm::{Error, Mode};
+use std::time::{Duration, Instant};
+
+/// Questions of a batch.
+const QUESTIONS: u64 = 64;
+
+/// Batches, of which the median is taken.
+const BATCHES: usize = 15;
+
+/// No batch begins after this time, unless it is the first.
+const ENOUGH: Duration = Duration::from_millis(50);
+
+/// Why there is none, though the guest ran.
+const SILENT: &str = "kvm_exit has not fired for the watch's own guest: where KVM works without \
+                      hardware virtualisation (kvm_pvm) it never does";
+
+/// Exits of a thread, and nanoseconds of all of them from exit to entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Outside {
+    pub exits: u64,
+    pub ns: u64,
+}
+
+/// A moment after `KVM_RUN` came back.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    at: Instant,
+    known: Outside,
+}
+
+/// Measures the transition in nanoseconds, on this thread. `known` is what the programs know of it.
+///
+/// # Errors
+/// Why it cannot be measured, in words.
+pub(super) fn measure(known: impl Fn() -> Option<Outside>) -> Result<u64, String> {
+    let page = rustix::param::page_size() as u64;
+    let shape = Shape { memory: QUESTIONS * page, mode: Mode::Legacy, ..Shape::default() };
+    let (_guest, mut vcpus) = Guest::new(&shape).map_err(refused)?;
+    let mut pass = |touch| -> Result<Mark, String> {
+        run(&mut vcpus[0], touch).map_err(refused)?;
+        let at = Instant::now();
+        Ok(Mark { at, known: known().ok_or(SILENT)? })
+    };
+    // The first pass of each kind maps what the guest's code needs.
+    pass(Touch::Skip)?;
+    pass(Touch::Ask)?;
+    let mut last = pass(Touch::Skip)?;
+    let (began, mut each) = (last.at, Vec::new());
+    while each.len() < BATCHES && (each.is_empty() || began.elapsed() < ENOUGH) {
+        let asked = pass(Touch::Ask)?;
+        let skipped = pass(Touch::Skip)?;
+        each.push(transition(last, asked, skipped));
+        last = skipped;
+    }
+    each.sort_unstable_by(f64::total_cmp);
+    Ok(each[each.len() / 2].round() as u64)
+}
+
+fn run(vcpu: &mut Vcpu, touch: Touch) -> Result<(), Error> {
+    vcpu.load(&Work::each_page(touch))?;
+    vcpu.run().map(drop)
+}
+
+fn refused(error: Error) -> String {
+    format!("the watch's own guest cannot run: {error}")
+}
+
+/// The transition by two passes that follow each other. The way from the last exit of each to the
+/// host's clock is in both, and so is what the guest does beside its questions.
+fn transition(before: Mark, asked: Mark, skipped: Mark) -> f64 {
+    let inside = |from: Mark, to: Mark| {
+        (to.at - from.at).as_nanos() as f64 - (to.known.ns - from.known.ns) as f64
+    };
+    let exits = |from: Mark, to: Mark| (to.known.exits - from.known.exits) as f64;
+    let more = exits(before, asked) - exits(asked, skipped);
+    // A KVM that does not let the guest leave for a question has none.
+    let more_inside = inside(before, asked) - inside(asked, skipped);
+    if more > 0.0 { (more_inside / more).max(0.0) } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_both_passes_have_is_no_part_of_a_transition() {
+        let begin = Instant::now();
+        let mark = |at, exits, ns| {
+            let at = begin + Duration::from_nanos(at);
+            Mark { at, known: Outside { exits, ns } }
+        };
+        // Each exit takes 1000 ns from exit to entry, and 400 of transition. A pass has one exit at
+        // its end, 50 ns of its own, and any time in user space, which is between exit and entry.
+        let before = mark(0, 5, 9_000);
+        let asked = mark(7_000 + 257 * 1_400 + 50, 262, 9_000 + 7_000 + 257 * 1_000);
+        let skipped = mark(7_000 + 257 * 1_400 + 50 + 3_000 + 1_400 + 50, 263, 277_000);
+        assert_eq!(transition(before, asked, skipped), 400.0);
+        // Nothing left the guest.
+        assert_eq!(transition(before, before, before), 0.0);
+    }
+
+    #[test]
+    fn a_host_whose_programs_hear_nothing_has_a_reason() {
+        let why = measure(|| None).unwrap_err();
+        assert!(why.contains("kvm_exit") || why.contains("cannot run"), "{why}");
+    }
+}
