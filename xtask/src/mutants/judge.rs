@@ -5,6 +5,7 @@ use super::tree::Programs;
 use super::{FEWER, Fate, Library};
 use anyhow::{Context, bail};
 use std::io::{BufRead, BufReader};
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -86,11 +87,12 @@ impl<'a> Judge<'a> {
         Judge { programs, runs: self.runs.iter().map(of).collect() }
     }
 
-    /// Returns the results of mutants in their order, with as many at a time as there are CPUs;
-    /// calls `tell` with each result.
+    /// Returns the results of mutants in their order, with `jobs` of them at a time, or as many as
+    /// there are CPUs; calls `tell` with each result.
     pub fn fates(
         &self,
         mutants: &[u32],
+        jobs: Option<NonZeroUsize>,
         tell: impl Fn(u32, Fate) + Sync,
     ) -> anyhow::Result<Vec<(u32, Fate)>> {
         let next = AtomicUsize::new(0);
@@ -103,9 +105,9 @@ impl<'a> Judge<'a> {
             }
             anyhow::Ok(())
         };
-        let cpus = std::thread::available_parallelism()?.get();
+        let jobs = jobs.map_or_else(std::thread::available_parallelism, Ok)?.get();
         std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..cpus).map(|_| scope.spawn(work)).collect();
+            let threads: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
             threads.into_iter().try_for_each(|thread| match thread.join() {
                 Ok(done) => done,
                 Err(_) => bail!("a thread that runs tests panicked"),
