@@ -230,10 +230,11 @@ mod tests {
             owed
         };
         let mut both = owed();
-        both.merge(owed());
-        both.merge(owed());
-        assert_eq!(both.cleans(), 3);
-        assert!(both.unlinks() && both.is_taken());
+        for cleans in [2, 3] {
+            both.merge(owed());
+            assert_eq!(both.cleans(), cleans);
+            assert!(both.unlinks() && both.is_taken());
+        }
         let mut one = Owed::NOTHING;
         one.merge(both);
         assert_eq!(one, both);

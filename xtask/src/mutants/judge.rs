@@ -41,11 +41,14 @@ enum End {
 impl<'a> Judge<'a> {
     /// Runs all tests once: they have to pass without a mutant.
     pub fn new(library: &Library, programs: &'a Programs) -> anyhow::Result<Self> {
-        let skips = library.slow.iter().map(|filter| format!("--skip={filter}")).collect();
+        let skips = library.slow.iter().map(|filter| format!("--skip={filter}"));
+        let skips: Vec<String> = skips.collect();
         let slow: Vec<String> = library.slow.iter().map(|&filter| filter.to_owned()).collect();
-        let mut runs = vec![(&programs.larger, skips), (&programs.unit, Vec::new())];
+        // Slow tests are in both programs.
+        let both = [&programs.larger, &programs.unit];
+        let mut runs: Vec<_> = both.map(|program| (program, skips.clone())).into();
         if !slow.is_empty() {
-            runs.push((&programs.larger, slow));
+            runs.extend(both.map(|program| (program, slow.clone())));
         }
         let runs = runs.into_iter().map(|(program, mut arguments): (_, Vec<String>)| {
             arguments.push("--test-threads=1".to_owned());
@@ -67,10 +70,14 @@ impl<'a> Judge<'a> {
     pub fn fate(&self, mutant: Option<u32>) -> anyhow::Result<Fate> {
         let mut fate = Fate::Missed;
         for run in &self.runs {
-            match self.meet(run, mutant)? {
+            let mut end = self.meet(run, mutant)?;
+            // The cause may be a busy machine.
+            if let End::TooLate = end {
+                end = self.meet(run, mutant)?;
+            }
+            match end {
                 End::Passed => {}
                 End::Failed => return Ok(Fate::Caught),
-                // The cause may be a busy machine.
                 End::TooLate => fate = Fate::Timeout,
             }
         }

@@ -174,6 +174,19 @@ fn a_walk_may_cut_more_blocks_aside_than_it_has_patience() {
 }
 
 #[test]
+fn an_operation_on_one_page_takes_nothing_of_a_limit() {
+    let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
+    on_stage::<Arm<12>>((format, 40, 8), |_, guard, cache| {
+        let pages = range(0, 4 * M);
+        guard.map(pages, Hpa(0), RAM, PAGE, cache).unwrap();
+        // Enough for one of the two tables, and for one slot.
+        guard.limit(513);
+        assert_eq!(guard.harvest(range(0, 4 * K), &mut [0]), Ok(1));
+        assert_eq!(guard.write_protect(pages), Ok(4 * M));
+    });
+}
+
+#[test]
 fn one_page_is_never_paused_and_what_is_in_the_way_is_found_when_it_is_reached() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 16), |_, guard, cache| {
         let page = range(0, 4 * K);
