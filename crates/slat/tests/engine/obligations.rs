@@ -471,20 +471,49 @@ fn a_table_is_kept_until_nobody_can_be_in_it() {
     keeps::<Npt<true>>(npt::FORMAT);
 }
 
-/// Unlinks the table of the first page, and that of the pages behind the blocks: the first with an
-/// invalidation, the second with removals that are dropped.
-fn unlink_both<H: Hardware>(tables: &TablesOf<'_, H>, platform: &TestPlatform) {
+/// Unmaps what is in the first 2 MiB, and a page that is mapped there: its table is unlinked, and
+/// its invalidation completed.
+fn unlink<H: Hardware>(tables: &TablesOf<'_, H>, platform: &TestPlatform) {
     let mut member = platform.join();
     let mut guard = tables.enter(&mut member).unwrap();
     let mut storage = Vec::new();
     let mut frames = cache::<H>(platform, &mut storage, 1);
-    assert_eq!(unmap(&mut guard, range(0, 2 * M)).len(), 1);
+    unmap(&mut guard, range(0, 2 * M));
     let page = range(0, 4 * K);
     assert_eq!(guard.map(page, Hpa(0), RAM, PageSize::SIZE_4K, &mut frames), Ok(4 * K));
     assert_eq!(unmap(&mut guard, range(0, 2 * M)).len(), 1);
+}
+
+/// [`unlink`]; then the table of the pages is unlinked by removals that are dropped.
+fn unlink_both<H: Hardware>(tables: &TablesOf<'_, H>, platform: &TestPlatform) {
+    unlink::<H>(tables, platform);
+    let mut member = platform.join();
+    let mut guard = tables.enter(&mut member).unwrap();
     let mut places = [const { Place::EMPTY }; 2];
     let mut removals = guard.removals(&mut places);
     assert_eq!(guard.unmap(range(16 * M, 2 * M), &mut removals), Ok(32 * K));
+}
+
+#[test]
+fn one_thread_at_a_time_gives_tables_back() {
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let tables = guest::<Arm<12>>(&platform, arm(), VMID);
+    unlink_both::<Arm<12>>(&tables, &platform);
+    // As the first reclaim invalidates, another thread unlinks a table, and reclaims.
+    let (shared, mut first) = (std::ptr::from_ref(&tables).cast::<()>(), true);
+    platform.meanwhile(Some(Box::new(move |platform, _| {
+        if std::mem::take(&mut first) {
+            // SAFETY: this runs inside the reclaim below, which borrows the tables.
+            let tables = unsafe { &*shared.cast::<TablesOf<'_, Arm<12>>>() };
+            unlink::<Arm<12>>(tables, platform);
+            assert_eq!(tables.reclaim(), 0);
+        }
+    })));
+    assert_eq!(tables.reclaim(), 2);
+    platform.meanwhile(None);
+    assert_eq!(tables.reclaim(), 1);
+    destroy(tables);
+    assert_eq!(platform.live(), 0);
 }
 
 #[test]
@@ -519,6 +548,7 @@ fn a_prune_says_how_many_tables_it_gave_back() {
         }
         let live = platform.live();
         assert_eq!(guard.prune(range(0, 2 * G)), Ok(3));
+        assert_eq!(tables.reclaim(), 0, "the guard may be in them");
         guard.refresh();
         assert_eq!((tables.reclaim(), platform.live()), (3, live - 3));
         drop((guard, frames));
