@@ -445,19 +445,6 @@ fn a_large_block_that_changes_while_it_waits_is_split_after_all_and_its_tables_c
 }
 
 #[test]
-fn who_looks_for_tables_waits_for_no_page_where_the_root_is_a_table_of_pages() {
-    on_stage::<Ept<true>>((ept(), 20, 4), |tables, guard, cache| {
-        let page = range(12 * K, 4 * K);
-        assert_eq!(guard.map(page, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(4 * K));
-        let slot = Ept::<true>::of(tables).slot(guard.platform(), 12 * K).0;
-        let raw = slot.swap(Ept::<true>::MARK, SeqCst);
-        assert_eq!(guard.collapse(range(0, M), PageSize::SIZE_2M), Ok(0));
-        assert_eq!(guard.prune(range(0, M)), Ok(0));
-        slot.store(raw, SeqCst);
-    });
-}
-
-#[test]
 fn a_collapse_says_where_the_first_of_the_tables_is_that_it_left() {
     on_stage::<Arm<12>>((arm(), 40, 8), |tables, guard, cache| {
         let all = range(0, 6 * M);

@@ -3,7 +3,6 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
-use crate::common::hardware::power::Core;
 use crate::common::stage::{G, K, M, RAM, on_stage, range};
 use crate::common::world::GuardOf;
 use slat::{Access, Ageing, Ages, Gpa, GpaRange, Hpa, PageSize, Place, Skip};
@@ -134,20 +133,6 @@ fn tables_that_a_walk_steps_over_count_as_their_slots() {
     }
     costs::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
     costs::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
-}
-
-#[test]
-fn each_slot_of_the_tables_that_go_is_written_once_and_their_links_are() {
-    // The root has more slots than other tables.
-    let format = slat::format::power::Power { output_bits: 48 };
-    on_stage::<Core<12, true>>((format, 52, 8), |_, guard, cache| {
-        assert_eq!(guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache), Ok(4 * K));
-        let mut places = [const { Place::EMPTY }; 1];
-        let mut removals = guard.removals(&mut places);
-        let before = guard.counts().slots_written;
-        assert_eq!(guard.unmap(range(0, 512 * G), &mut removals), Ok(4 * K));
-        assert_eq!(guard.counts().slots_written - before, 1 + 3 * (512 + 1));
-    });
 }
 
 #[test]
