@@ -16,6 +16,7 @@ use excused::Excused;
 use judge::Judge;
 use list::Mutant;
 use std::io::IsTerminal;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use table::Row;
 use tree::Tree;
@@ -32,6 +33,9 @@ pub struct MutantsArgs {
     /// Write the results into the table of docs/mutations.md
     #[arg(long)]
     record: bool,
+    /// Test programs that run at once [default: as many as there are CPUs]
+    #[arg(long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
 }
 
 /// A library and its tests.
@@ -104,7 +108,7 @@ pub fn run(args: &MutantsArgs) -> anyhow::Result<()> {
         ensure!(known, "{file} is no file with mutants: name one like `{}`", STAGE[0]);
     }
     let chosen = |mutant: &Mutant| args.all || args.files.contains(&mutant.file);
-    let rows = mutate(&listed, chosen)?;
+    let rows = mutate(&listed, chosen, args.jobs)?;
     if args.record {
         table::record(&root().join("docs/mutations.md"), &rows)?;
     }
@@ -118,13 +122,17 @@ pub fn check() -> anyhow::Result<Outcome> {
         Err(error) if in_ci() => return Err(error),
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
     }
-    mutate(&list::all()?, |mutant| STAGE.contains(&mutant.file.as_str()))?;
+    mutate(&list::all()?, |mutant| STAGE.contains(&mutant.file.as_str()), None)?;
     Ok(Outcome::Ran(Vec::new()))
 }
 
 /// Tests the chosen mutants and prints one row for each file. Fails if a mutant passes all tests
 /// without an excuse, or if an excused mutant does not exist or is noticed.
-fn mutate(listed: &[Mutant], chosen: impl Fn(&Mutant) -> bool) -> anyhow::Result<Vec<Row>> {
+fn mutate(
+    listed: &[Mutant],
+    chosen: impl Fn(&Mutant) -> bool,
+    jobs: Option<NonZeroUsize>,
+) -> anyhow::Result<Vec<Row>> {
     let excused = Excused::read(&root().join("docs/mutants.txt"))?;
     let mut wrong = excused.without_mutant(listed);
     let mut tested: Vec<(&Mutant, Fate)> = Vec::new();
@@ -133,7 +141,7 @@ fn mutate(listed: &[Mutant], chosen: impl Fn(&Mutant) -> bool) -> anyhow::Result
         let of = |mutant: &Mutant| chosen(mutant) && mutant.file.starts_with(&folder);
         let of: Vec<(u32, &Mutant)> = (0..).zip(listed).filter(|(_, mutant)| of(mutant)).collect();
         if !of.is_empty() {
-            let fates = library.test(&of)?;
+            let fates = library.test(&of, jobs)?;
             tested.extend(fates.iter().map(|&(id, fate)| (&listed[id as usize], fate)));
         }
     }
@@ -149,7 +157,11 @@ fn mutate(listed: &[Mutant], chosen: impl Fn(&Mutant) -> bool) -> anyhow::Result
 impl Library {
     /// Returns the results of the chosen mutants of this library. Mutants that cannot share a
     /// program with others are built one at a time.
-    fn test(&self, mutants: &[(u32, &Mutant)]) -> anyhow::Result<Vec<(u32, Fate)>> {
+    fn test(
+        &self,
+        mutants: &[(u32, &Mutant)],
+        jobs: Option<NonZeroUsize>,
+    ) -> anyhow::Result<Vec<(u32, Fate)>> {
         let tree = root();
         let tree = Tree::new(tree, target().join("mutants").join(self.name), self)?;
         let (programs, woven) = tree.together(mutants)?;
@@ -168,7 +180,7 @@ impl Library {
             }
         };
         let ids: Vec<u32> = woven.iter().copied().collect();
-        let mut fates = judge.fates(&ids, tell)?;
+        let mut fates = judge.fates(&ids, jobs, tell)?;
         tree.restore(mutants)?;
         for &(id, mutant) in mutants.iter().filter(|(id, _)| !woven.contains(id)) {
             let fate = match tree.alone(mutant)? {

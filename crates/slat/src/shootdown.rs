@@ -221,6 +221,22 @@ mod tests {
     }
 
     #[test]
+    fn what_is_merged_with_leaves_of_any_size_names_none_and_with_nothing_its_own() {
+        let page = || {
+            let mut owed = Owed::NOTHING;
+            owed.leaves(0x1000, 0x2000, PageSize::SIZE_4K);
+            owed
+        };
+        let mut any = Owed::NOTHING;
+        any.any(0x1000, 0x2000);
+        any.merge(page());
+        assert_eq!(any.invalidation(Vmid(7), true).unwrap().leaf, None);
+        let mut none = Owed::NOTHING;
+        none.merge(page());
+        assert_eq!(none.invalidation(Vmid(7), true).unwrap().leaf, Some(PageSize::SIZE_4K));
+    }
+
+    #[test]
     fn what_both_owe_is_owed_once_and_the_cleans_of_both_are_counted() {
         let owed = || {
             let mut owed = Owed::NOTHING;
@@ -230,10 +246,11 @@ mod tests {
             owed
         };
         let mut both = owed();
-        both.merge(owed());
-        both.merge(owed());
-        assert_eq!(both.cleans(), 3);
-        assert!(both.unlinks() && both.is_taken());
+        for cleans in [2, 3] {
+            both.merge(owed());
+            assert_eq!(both.cleans(), cleans);
+            assert!(both.unlinks() && both.is_taken());
+        }
         let mut one = Owed::NOTHING;
         one.merge(both);
         assert_eq!(one, both);

@@ -116,4 +116,13 @@ mod tests {
         sizes.add(1, -2);
         assert!(sizes.is_none());
     }
+    #[test]
+    fn the_pages_of_a_split_are_as_many_as_their_tables_have_slots() {
+        use crate::format::power::PowerK64;
+        let mut sizes = Sizes::NONE;
+        sizes.split::<PowerK64>(2, 3);
+        assert_eq!([2, 1, 0].map(|level| sizes.leaves(level)), [-1, 512 - 2, 2 * 32]);
+        sizes.unsplit::<PowerK64>(2, 3);
+        assert!(sizes.is_none());
+    }
 }

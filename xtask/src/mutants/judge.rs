@@ -5,6 +5,7 @@ use super::tree::Programs;
 use super::{FEWER, Fate, Library};
 use anyhow::{Context, bail};
 use std::io::{BufRead, BufReader};
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,11 +41,14 @@ enum End {
 impl<'a> Judge<'a> {
     /// Runs all tests once: they have to pass without a mutant.
     pub fn new(library: &Library, programs: &'a Programs) -> anyhow::Result<Self> {
-        let skips = library.slow.iter().map(|filter| format!("--skip={filter}")).collect();
+        let skips = library.slow.iter().map(|filter| format!("--skip={filter}"));
+        let skips: Vec<String> = skips.collect();
         let slow: Vec<String> = library.slow.iter().map(|&filter| filter.to_owned()).collect();
-        let mut runs = vec![(&programs.larger, skips), (&programs.unit, Vec::new())];
+        // Slow tests are in both programs.
+        let both = [&programs.larger, &programs.unit];
+        let mut runs: Vec<_> = both.map(|program| (program, skips.clone())).into();
         if !slow.is_empty() {
-            runs.push((&programs.larger, slow));
+            runs.extend(both.map(|program| (program, slow.clone())));
         }
         let runs = runs.into_iter().map(|(program, mut arguments): (_, Vec<String>)| {
             arguments.push("--test-threads=1".to_owned());
@@ -66,10 +70,14 @@ impl<'a> Judge<'a> {
     pub fn fate(&self, mutant: Option<u32>) -> anyhow::Result<Fate> {
         let mut fate = Fate::Missed;
         for run in &self.runs {
-            match self.meet(run, mutant)? {
+            let mut end = self.meet(run, mutant)?;
+            // The cause may be a busy machine.
+            if let End::TooLate = end {
+                end = self.meet(run, mutant)?;
+            }
+            match end {
                 End::Passed => {}
                 End::Failed => return Ok(Fate::Caught),
-                // The cause may be a busy machine.
                 End::TooLate => fate = Fate::Timeout,
             }
         }
@@ -86,11 +94,12 @@ impl<'a> Judge<'a> {
         Judge { programs, runs: self.runs.iter().map(of).collect() }
     }
 
-    /// Returns the results of mutants in their order, with as many at a time as there are CPUs;
-    /// calls `tell` with each result.
+    /// Returns the results of mutants in their order, with `jobs` of them at a time, or as many as
+    /// there are CPUs; calls `tell` with each result.
     pub fn fates(
         &self,
         mutants: &[u32],
+        jobs: Option<NonZeroUsize>,
         tell: impl Fn(u32, Fate) + Sync,
     ) -> anyhow::Result<Vec<(u32, Fate)>> {
         let next = AtomicUsize::new(0);
@@ -103,9 +112,9 @@ impl<'a> Judge<'a> {
             }
             anyhow::Ok(())
         };
-        let cpus = std::thread::available_parallelism()?.get();
+        let jobs = jobs.map_or_else(std::thread::available_parallelism, Ok)?.get();
         std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..cpus).map(|_| scope.spawn(work)).collect();
+            let threads: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
             threads.into_iter().try_for_each(|thread| match thread.join() {
                 Ok(done) => done,
                 Err(_) => bail!("a thread that runs tests panicked"),

@@ -206,6 +206,10 @@ impl VisitMut for Weaver<'_> {
                 **guard = parse_quote!(if crate::slat_mutant(#id) { #value } else { #guard });
             }
         }
+        // Without its last arm no match compiles, and the compiler's complaint is about the match.
+        if arm.guard.is_none() && takes_all(&arm.pat) {
+            return;
+        }
         for (id, _) in self.at(Kind::Arm, start) {
             let stays: Expr = match &arm.guard {
                 Some((_, guard)) => parse_quote!(!crate::slat_mutant(#id) && (#guard)),
@@ -229,6 +233,17 @@ impl VisitMut for Weaver<'_> {
         if let Some(other) = other {
             *expression = other;
         }
+    }
+}
+
+/// Returns whether a pattern is `_` or a name; constants are in capitals.
+fn takes_all(pattern: &Pat) -> bool {
+    match pattern {
+        Pat::Wild(_) => true,
+        Pat::Ident(name) if name.subpat.is_none() => {
+            name.ident.to_string().starts_with(|first: char| !first.is_ascii_uppercase())
+        }
+        _ => false,
     }
 }
 
@@ -276,6 +291,19 @@ mod tests {
         assert!(text.contains("1if!crate::slat_mutant(7u32)&&(a>0)=>2"), "{text}");
         let text = woven(source, &mutant(Kind::Guard, 3, 14, "true")).unwrap();
         assert!(text.contains("1ififcrate::slat_mutant(7u32){true}else{a>0}=>2"), "{text}");
+    }
+
+    #[test]
+    fn an_arm_that_takes_all_the_rest_stays() {
+        let source = |last: &str| {
+            format!(
+                "fn f(a: u8) -> u8 {{\n    match a {{\n        _ if a > 1 => 2,\n        {last} => 3,\n    }}\n}}"
+            )
+        };
+        for last in ["_", "other"] {
+            assert_eq!(woven(&source(last), &mutant(Kind::Arm, 4, 9, "")), None);
+        }
+        assert!(woven(&source("MOST"), &mutant(Kind::Arm, 4, 9, "")).is_some());
     }
 
     #[test]

@@ -83,3 +83,29 @@ fn descend<'t, F: Format, P: Platform>(
 pub(crate) fn links<F: Format>(raw: u64, level: u8, table: u64) -> bool {
     F::kind(raw, level) == Kind::Table && F::table_address(raw) == F::table_address(table)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::Hpa;
+
+    type F = crate::format::ept::Ept<true>;
+
+    #[test]
+    fn a_slot_that_no_longer_links_the_table_that_was_walked_is_not_marked() {
+        let (table, level) = (Hpa(0x5000), 1);
+        let link = |hpa| F::table(hpa, level) & !F::TABLE_ACCESSED;
+        let touched = |raw| {
+            let slot = Slot::new(raw);
+            touch::<F>(&slot, level, link(table) | F::TABLE_ACCESSED);
+            slot.load()
+        };
+        let marked = link(table) | F::TABLE_ACCESSED;
+        assert_eq!([link(table), marked].map(touched), [marked; 2]);
+        // Another table, a block, nothing, and the same table as it is being retired.
+        let block = F::leaf(0, level, Hpa(0)) & !F::TABLE_ACCESSED;
+        for other in [link(Hpa(0x6000)), block, 0, F::retired(table)] {
+            assert_eq!(touched(other), other, "{other:#x}");
+        }
+    }
+}

@@ -101,3 +101,28 @@ pub(super) fn pass_run<'t, F: Format, V: Visitor<'t, F>, const LEVEL: u8>(
     tally.read += passed as u64;
     passed
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::Hpa;
+
+    type F = crate::format::ept::Ept<true>;
+
+    #[test]
+    fn a_run_tells_the_hull_of_the_pages_that_it_changed_and_where_it_ended() {
+        let page = |number: u64| F::leaf(F::WRITE, 0, Hpa(number << 12));
+        let raws: [u64; RUN] = core::array::from_fn(|number| page(number as u64));
+        let run = raws.map(Slot::new);
+        let chosen = [page(2), page(5)];
+        let change = |raw| chosen.contains(&raw).then(|| F::write_protected(raw));
+        let mut tally = Tally::NONE;
+        let done = change_run::<F>(&run, &raws, 0x10_0000, &mut tally, change);
+        assert_eq!(done, (RUN, 0b10_0100));
+        let Tally { changed, start, end, .. } = tally;
+        assert_eq!((changed, start, end), (2, 0x10_2000, 0x10_6000));
+        // Another thread has changed a page since the run was loaded.
+        let done = change_run::<F>(&run, &raws, 0x10_0000, &mut tally, change);
+        assert_eq!((done, tally.changed), ((2, 0), 2));
+    }
+}

@@ -7,10 +7,10 @@ use crate::common::hardware::npt::Npt;
 #[cfg(feature = "every-format")]
 use crate::common::hardware::power::Core;
 use crate::common::hardware::{Config, Hardware};
-use crate::common::stage::{BBM, RAM, range};
+use crate::common::stage::{BBM, G, RAM, on_stage, range};
 use crate::common::world::{Mapping, Rule, World, size};
 use crate::common::{Moment, TestPlatform};
-use slat::{Access, Attributes, BreakBeforeMake, Execute, Memory, Software};
+use slat::{Access, Attributes, BreakBeforeMake, Execute, Hpa, Memory, PageSize, Software};
 
 /// How one page of a table differs.
 #[derive(Clone, Copy, Debug)]
@@ -165,4 +165,18 @@ fn a_block_has_the_rights_and_the_state_of_its_pages_at_once() {
             has::<Ept<true>>(marks, protected, bbm);
         }
     }
+}
+
+#[test]
+fn all_that_a_slot_of_the_root_covers_becomes_one_block() {
+    fn becomes<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 39, 4), |_, guard, cache| {
+            let all = range(0, G);
+            assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_2M, cache), Ok(G));
+            assert_eq!(guard.collapse(all, PageSize::SIZE_1G), Ok(G));
+            assert_eq!(guard.leaves(all).unwrap().count(), 1);
+        });
+    }
+    becomes::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
+    becomes::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
 }

@@ -127,6 +127,47 @@ fn an_entry_that_is_held_is_noticed_among_those_that_need_no_change() {
 }
 
 #[test]
+fn an_entry_that_is_held_is_noticed_among_empty_ones() {
+    fn notices<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            // A page in the third run of its table; an entry is held in the first, then in the
+            // fourth.
+            let page = range(2 * M + 64 * K, 4 * K);
+            assert_eq!(guard.map(page, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(4 * K));
+            for held in [2 * M + 12 * K, 2 * M + 108 * K] {
+                let (slot, _) = H::of(tables).slot(guard.platform(), held);
+                assert_eq!(slot.swap(H::MARK, SeqCst), 0);
+                let why = ChangeError::Contended;
+                refused(guard.execute_protect(range(2 * M, 128 * K)), held, why);
+                refused(guard.write_protect(range(2 * M, 128 * K)), held, why);
+                assert_eq!(slot.swap(0, SeqCst), H::MARK);
+            }
+        });
+    }
+    notices::<Arm<12>>(arm());
+    notices::<Ept<true>>(ept());
+}
+
+#[test]
+fn a_table_that_stays_linked_while_it_is_retired_is_contended() {
+    fn stays<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            let pages = range(2 * M, PAGES);
+            assert_eq!(guard.map(pages, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(PAGES));
+            let (slot, _) = H::of(tables).slot(guard.platform(), HELD);
+            let raw = slot.swap(<H::Format as slat::Format>::retired(Hpa(0)), SeqCst);
+            // From the table's first page, and from a later one.
+            for start in [2 * M, 2 * M + 4 * K] {
+                refused(guard.write_protect(range(start, 32 * K)), start, ChangeError::Contended);
+            }
+            slot.store(raw, SeqCst);
+        });
+    }
+    stays::<Arm<12>>(arm());
+    stays::<Ept<true>>(ept());
+}
+
+#[test]
 fn ages_of_a_held_entry_are_unanswered_and_all_others_are_told() {
     fn ages<H: Hardware>(format: H::Format, sealed: bool) {
         with_held::<H>(format, sealed, |tables, guard, _| {

@@ -117,6 +117,25 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
 }
 
 #[test]
+fn tables_that_a_walk_steps_over_count_as_their_slots() {
+    fn costs<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 39, 24), |_, guard, cache| {
+            let up = u64::from(guard.geometry().root_level);
+            for table in 0..20 {
+                let page = range(table * 2 * M, 4 * K);
+                assert_eq!(guard.map(page, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
+            }
+            // The way to the table of tables, and its slots; there is nothing to split.
+            let all = range(0, 40 * M);
+            let split = cost::<H, _>(guard, |guard| guard.split(all, PAGE, cache));
+            assert_eq!(split, (up - 1 + 20, 0));
+        });
+    }
+    costs::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
+    costs::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+}
+
+#[test]
 fn an_invalidation_inside_is_counted_whatever_it_is_owed_for() {
     on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {
         assert_eq!(guard.map(range(0, 8 * K), Hpa(0), RAM, PAGE, cache), Ok(8 * K));

@@ -158,6 +158,19 @@ fn a_split_is_paused_behind_each_block_that_takes_long() {
 }
 
 #[test]
+fn a_collapse_that_is_paused_behind_a_block_has_made_it() {
+    const G: u64 = 1 << 30;
+    on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {
+        let all = range(0, 2 * G);
+        guard.map(all, Hpa(0), RAM, BLOCK, cache).unwrap();
+        guard.limit(1);
+        refused(guard.collapse(all, PageSize::SIZE_1G), G, SplitError::Paused);
+        let size = |at| guard.translate(Gpa(at)).unwrap().unwrap().size;
+        assert_eq!([0, G].map(size), [PageSize::SIZE_1G, BLOCK]);
+    });
+}
+
+#[test]
 fn a_walk_may_cut_more_blocks_aside_than_it_has_patience() {
     const BLOCKS: u64 = 4100;
     let platform = TestPlatform::new(BreakBeforeMake::Never);
@@ -171,6 +184,19 @@ fn a_walk_may_cut_more_blocks_aside_than_it_has_patience() {
     assert_eq!(inactive.map(all, Hpa(0), RAM, BLOCK, &mut cache), Ok(BLOCKS << 30));
     drop(cache);
     inactive.destroy();
+}
+
+#[test]
+fn an_operation_on_one_page_takes_nothing_of_a_limit() {
+    let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
+    on_stage::<Arm<12>>((format, 40, 8), |_, guard, cache| {
+        let pages = range(0, 4 * M);
+        guard.map(pages, Hpa(0), RAM, PAGE, cache).unwrap();
+        // Enough for one of the two tables, and for one slot.
+        guard.limit(513);
+        assert_eq!(guard.harvest(range(4 * M - 4 * K, 4 * K), &mut [0]), Ok(1));
+        assert_eq!(guard.write_protect(pages), Ok(4 * M));
+    });
 }
 
 #[test]

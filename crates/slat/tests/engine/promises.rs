@@ -113,6 +113,24 @@ fn a_moment_is_past_when_all_who_were_inside_have_left() {
 }
 
 #[test]
+fn a_clean_of_tables_that_no_cpu_has_is_not_under_way_once_they_are_active() {
+    let platform = always();
+    cache!(cache, &platform);
+    let mut inactive = Inactive::new(hardware_dirty(), VMID, 40, &platform).unwrap();
+    let page = range(0, 4 * K);
+    assert_eq!(inactive.map(page, Hpa(1 << 32), RAM, PAGE, &mut cache), Ok(4 * K));
+    assert_eq!(inactive.guard().clean(page), Ok(4 * K));
+    let tables = inactive.activate();
+    let mut member = platform.join();
+    let mut guard = tables.enter(&mut member).unwrap();
+    let removed = crate::common::unmap(&mut guard, page);
+    assert_eq!(removed.iter().map(|run| run.attributes.dirty).collect::<Vec<_>>(), [false]);
+    drop(guard);
+    drop((cache, member));
+    destroy(tables);
+}
+
+#[test]
 fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
     on_stage::<Arm<12>>((hardware_dirty(), 40, 8), |tables, log, cache| {
         let mut second = log.platform().join();

@@ -135,6 +135,40 @@ fn whatever_makes_a_leaf_accessed_marks_each_table_above_it() {
     marks::<Npt<true>>(npt::FORMAT);
 }
 
+#[test]
+fn tables_of_all_five_levels_are_marked() {
+    type Five = Ept<true, true>;
+    let format =
+        slat::format::ept::Ept { five_levels: true, output_bits: 52, ..Default::default() };
+    for pages in [4 * K, 8 * K] {
+        on_stage::<Five>((format, 52, 8), |tables, guard, cache| {
+            let pages = range(1 << 50, pages);
+            assert_eq!(guard.map(pages, Hpa(0), CLEAN, PAGE, cache), Ok(pages.size()));
+            let mark = <slat::format::ept::Ept<true> as Format>::TABLE_ACCESSED;
+            let links = links(Five::of(tables), guard.platform(), 1 << 50);
+            assert_eq!(links.len(), 4);
+            links.iter().for_each(|slot| _ = slot.fetch_and(!mark, SeqCst));
+            let granted = guard.relax(pages, Access::Read).map(slat::Granted::elsewhere);
+            assert_eq!(granted, Ok(pages.size()));
+            assert!(links.iter().all(|slot| slot.load(SeqCst) & mark == mark));
+        });
+    }
+}
+
+#[test]
+fn who_makes_no_leaf_accessed_marks_no_table() {
+    let format = slat::format::ept::Ept { output_bits: 48, ..Default::default() };
+    on_stage::<Ept<true>>((format, 40, 8), |tables, guard, cache| {
+        let pages = range(0, 8 * K);
+        assert_eq!(guard.map(pages, Hpa(0), CLEAN, PAGE, cache), Ok(8 * K));
+        let mark = <slat::format::ept::Ept<true> as Format>::TABLE_ACCESSED;
+        let links = links(Ept::<true>::of(tables), guard.platform(), 0);
+        links.iter().for_each(|slot| _ = slot.fetch_and(!mark, SeqCst));
+        assert_eq!(guard.write_protect(pages), Ok(8 * K));
+        assert!(links.iter().all(|slot| slot.load(SeqCst) & mark == 0));
+    });
+}
+
 /// A walk that stops early has made leaves before that address accessed.
 #[test]
 fn what_was_made_accessed_before_an_early_end_is_below_marked_tables() {
