@@ -29,20 +29,20 @@ impl Machine {
     ) -> Option<GpaRange> {
         use slat::format::Kind;
         let geometry = tables.geometry();
-        let (mut table, mut level, mut slots) =
-            (tables.root(), geometry.root_level, geometry.root_slots);
+        let (mut table, mut level, mut ptes) =
+            (tables.root(), geometry.root_level, geometry.root_entries);
         let mut path = Vec::new();
         let mut writes = true;
         loop {
-            let index = (gpa >> F::shift(level)) as usize & (slots - 1);
-            // SAFETY: the table is linked, and has that many slots.
-            let slot = unsafe { self.slots(table).add(index).as_ref() };
-            let raw = slot.load();
+            let index = (gpa >> F::shift(level)) as usize & (ptes - 1);
+            // SAFETY: the table is linked, and has that many entries.
+            let pte = unsafe { self.entries(table).add(index).as_ref() };
+            let raw = pte.load();
             match F::kind(raw, level) {
                 Kind::Table => {
-                    path.push(slot);
+                    path.push(pte);
                     writes &= raw & F::TABLE_WRITE == F::TABLE_WRITE;
-                    (table, level, slots) = (F::table_address(raw), level - 1, 1 << F::INDEX_BITS);
+                    (table, level, ptes) = (F::table_address(raw), level - 1, 1 << F::INDEX_BITS);
                 }
                 Kind::Leaf => {
                     let attributes = tables.format().decode(raw, level);
@@ -53,10 +53,10 @@ impl Machine {
                     if write {
                         used = tables.format().relaxed(raw, Access::Write);
                     }
-                    slot.exchange(raw, used).unwrap();
-                    for slot in path {
-                        let raw = slot.load();
-                        slot.exchange(raw, raw | F::TABLE_ACCESSED).unwrap();
+                    pte.exchange(raw, used).unwrap();
+                    for pte in path {
+                        let raw = pte.load();
+                        pte.exchange(raw, raw | F::TABLE_ACCESSED).unwrap();
                     }
                     let size = 1 << F::shift(level);
                     return Some(GpaRange::new(Gpa(gpa / size * size), size).unwrap());
@@ -90,8 +90,8 @@ unsafe impl Platform for Machine {
         unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
-        NonNull::new(table.0 as *mut Slot).unwrap()
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
+        NonNull::new(table.0 as *mut Pte).unwrap()
     }
 
     fn publish(&self) {}

@@ -61,7 +61,7 @@ fn check(report: &Value) -> anyhow::Result<()> {
         // The split alone, and in a call.
         ensure!(of("split", walk).count() == 2, "{walk}: {} splits", of("split", walk).count());
         for split in of("split", walk) {
-            ensure!(split["counts"]["slots_read"].is_u64(), "no count of slots in {split}");
+            ensure!(split["counts"]["entries_read"].is_u64(), "no count of slots in {split}");
         }
     }
     if report["host"]["kvm"]["device"] == "usable" {

@@ -290,10 +290,10 @@ fn splits(report: &Value) -> anyhow::Result<()> {
         let tables = count(report, walk, "tables_built")?;
         ensure!(tables == BLOCKS, "{walk}: {tables} tables for {BLOCKS} blocks");
         // The entries of a table, and two stores for the block: the break, then the table.
-        let written = count(report, walk, "slots_written")?;
+        let written = count(report, walk, "entries_written")?;
         ensure!(written == BLOCKS * (512 + 2), "{walk}: {written} slots written");
     }
-    let read = |walk| count(report, walk, "slots_read");
+    let read = |walk| count(report, walk, "entries_read");
     let (every, bounded, batched) = (read("every-entry")?, read("bounded")?, read("batched")?);
     ensure!(every > bounded && bounded > batched, "slots read: {every}, {bounded}, {batched}");
     Ok(())

@@ -240,24 +240,24 @@ mod tests {
         assert_eq!(count(&results, "2m", "split", "tables_built"), 512);
         assert_eq!(count(&results, "2m", "split-streaming", "invalidations"), 26);
         assert_eq!(count(&results, "1g", "split", "tables_built"), 513);
-        assert_eq!(count(&results, "writable", "protect", "slots_written"), pages);
+        assert_eq!(count(&results, "writable", "protect", "entries_written"), pages);
         assert_eq!(count(&results, "writable", "protect", "invalidations"), 1);
-        assert_eq!(count(&results, "protected already", "protect", "slots_written"), 0);
-        assert_eq!(count(&results, "young", "age", "slots_written"), pages);
-        assert_eq!(count(&results, "old", "age", "slots_read"), pages + 512 + 1);
+        assert_eq!(count(&results, "protected already", "protect", "entries_written"), 0);
+        assert_eq!(count(&results, "young", "age", "entries_written"), pages);
+        assert_eq!(count(&results, "old", "age", "entries_read"), pages + 512 + 1);
     }
 
     #[test]
     fn tables_spare_what_the_guest_did_not_touch() {
         let results = run_only(&[Part::AgeTables, Part::ProtectTables]);
         let (runs, writes) = ("1 % in runs of 32 MiB", "writes 1 % in runs of 32 MiB");
-        let exact = count(&results, runs, "exact", "slots_read");
-        let leaves = count(&results, runs, "leaves", "slots_read");
+        let exact = count(&results, runs, "exact", "entries_read");
+        let leaves = count(&results, runs, "leaves", "entries_read");
         // One run of 32 MiB is a thirty-second of this guest.
         assert!(exact * 20 < leaves, "{exact} of {leaves}");
         assert_eq!(count(&results, runs, "exact", "invalidations"), 1);
-        let subtrees = count(&results, writes, "subtrees", "slots_written");
-        let leaves = count(&results, writes, "leaves", "slots_written");
+        let subtrees = count(&results, writes, "subtrees", "entries_written");
+        let leaves = count(&results, writes, "leaves", "entries_written");
         assert!(subtrees * 10 < leaves, "{subtrees} of {leaves}");
         // One invalidation for the round; a fault owes other CPUs none.
         assert_eq!(count(&results, writes, "subtrees", "invalidations"), 1);

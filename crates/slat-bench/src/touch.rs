@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use slat::format::Kind;
-use slat::{Format, Gpa, Platform, Slot, Tables};
+use slat::{Format, Gpa, Platform, Pte, Tables};
 use slat_ideas::arena::Arena;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,12 +17,12 @@ pub fn touch<F: Format>(
 ) -> anyhow::Result<()> {
     let geometry = tables.geometry();
     let (mut level, mut table) = (geometry.root_level, tables.root());
-    let mut slots = geometry.root_slots;
+    let mut slots = geometry.root_entries;
     loop {
         let index = (gpa.0 >> F::shift(level)) as usize & (slots - 1);
         // SAFETY: a table in use has more than `index` slots, and it stays while the tables are
         // borrowed, because no thread retires one here.
-        let slot: &Slot = unsafe { arena.slots(table).add(index).as_ref() };
+        let slot: &Pte = unsafe { arena.entries(table).add(index).as_ref() };
         let raw = slot.load();
         let (bit, next) = match F::kind(raw, level) {
             Kind::Table => (F::TABLE_ACCESSED, Some(F::table_address(raw))),
@@ -30,11 +30,11 @@ pub fn touch<F: Format>(
             kind => bail!("{gpa} is {kind:?}"),
         };
         if raw & bit != bit {
-            // SAFETY: a `Slot` is one atomic word.
+            // SAFETY: a `Pte` is one atomic word.
             let word = unsafe { &*std::ptr::from_ref(slot).cast::<AtomicU64>() };
             word.fetch_or(bit, Ordering::AcqRel);
         }
         let Some(next) = next else { return Ok(()) };
-        (table, slots, level) = (next, F::slots(level - 1), level - 1);
+        (table, slots, level) = (next, F::entries(level - 1), level - 1);
     }
 }

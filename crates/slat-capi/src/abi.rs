@@ -361,7 +361,7 @@ pub struct slat_geometry {
     /// The host address of the root.
     pub root: u64,
     /// The number of entries of the root, of 8 bytes each.
-    pub root_slots: u64,
+    pub root_entries: u64,
     /// The level of the root's entries; pages are at level 0.
     pub root_level: u32,
     /// Bits of a guest physical address.

@@ -3,7 +3,7 @@
 use crate::abi::{slat_invalidation, slat_maintenance, slat_platform, slat_status};
 use core::ffi::c_void;
 use core::ptr::NonNull;
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot};
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte, Seat};
 
 /// The hypervisor's functions, none of which is missing except `maintain`.
 pub struct Machine {
@@ -46,7 +46,7 @@ impl Machine {
 // SAFETY: by the promises of `slat_platform`, which `Machine::new` requires:
 // 1. a frame is memory of that size that no other code uses (1); `allocate` here refuses one that
 //    is not aligned.
-// 2. `slots` points to it, the same at every call, until it is given back (2).
+// 2. `ptes` points to it, the same at every call, until it is given back (2).
 // 3. `invalidate` returns when no CPU can use what it names any more (3).
 // 4. `grace` is a field; `break_before_make` was read once, in `new`.
 // 5. `fill` is the engine's own.
@@ -61,7 +61,7 @@ unsafe impl Platform for Machine {
             unsafe { (self.free)(self.context, frame, bytes) };
             return None;
         }
-        // SAFETY: the frame is memory that `slots` reaches, that no other code uses, within the
+        // SAFETY: the frame is memory that `ptes` reaches, that no other code uses, within the
         // addresses that entries hold (promise 1 of `slat_platform`), and aligned, as was checked.
         unsafe { Frame::from_hpa(Hpa(frame)) }
     }
@@ -72,10 +72,10 @@ unsafe impl Platform for Machine {
         unsafe { (self.free)(self.context, frame.hpa().0, bytes) };
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
         // SAFETY: the hypervisor's function, called as it is declared.
-        let slots = unsafe { (self.phys_to_virt)(self.context, table.0) };
-        NonNull::new(slots.cast()).expect("phys_to_virt of a frame is not null")
+        let ptes = unsafe { (self.phys_to_virt)(self.context, table.0) };
+        NonNull::new(ptes.cast()).expect("phys_to_virt of a frame is not null")
     }
 
     fn publish(&self) {

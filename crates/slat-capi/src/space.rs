@@ -432,7 +432,7 @@ pub unsafe extern "C" fn slat_root(
     let (space, of) = (entered.space(), entered.space().geometry());
     let found = slat_geometry {
         root: space.root().0,
-        root_slots: of.root_slots as u64,
+        root_entries: of.root_entries as u64,
         root_level: of.root_level.into(),
         address_bits: of.address_bits,
     };

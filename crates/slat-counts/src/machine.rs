@@ -1,7 +1,7 @@
 //! A machine whose calls cost next to nothing: it takes table pages from one piece of memory, and
 //! does no invalidation and no barrier.
 
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slot};
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Pte, Seat};
 use slat_guest::{Backing, Host, Hva, NoPage, Page};
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ptr::NonNull;
@@ -50,15 +50,15 @@ unsafe impl Platform for Machine {
         let start = taken.ok()?.next_multiple_of(bytes);
         // SAFETY: inside the memory, by the check above.
         let address = unsafe { self.memory.add(start) };
-        // SAFETY: memory of that size and alignment without another owner, which `slots` reaches.
+        // SAFETY: memory of that size and alignment without another owner, which `ptes` reaches.
         unsafe { Frame::from_hpa(Hpa(address.as_ptr() as u64)) }
     }
 
     unsafe fn free(&self, _frame: Frame, _bytes: usize) {}
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
         // SAFETY: the engine passes only frames, and none is at address 0.
-        unsafe { NonNull::new_unchecked(table.0 as *mut Slot) }
+        unsafe { NonNull::new_unchecked(table.0 as *mut Pte) }
     }
 
     fn publish(&self) {}

@@ -30,8 +30,8 @@ unsafe impl Platform for Machine {
         // SAFETY: the frame came from `allocate` with this size.
         unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
     }
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
-        NonNull::new(table.0 as *mut Slot).expect("a frame is not at address 0")
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
+        NonNull::new(table.0 as *mut Pte).expect("a frame is not at address 0")
     }
     fn publish(&self) {}
     fn invalidate(&self, what: &slat::Invalidation) {

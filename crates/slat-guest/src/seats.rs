@@ -16,7 +16,7 @@ use alloc::sync::Arc;
 use core::fmt;
 use core::ptr::NonNull;
 use slat::{
-    BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot, Vmid,
+    BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte, Seat, Vmid,
 };
 
 mod sealed {
@@ -96,8 +96,8 @@ unsafe impl<M: sealed::Leads, const SEATS: usize> Platform for OwnSeats<M, SEATS
     }
 
     #[inline]
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
-        self.machine().slots(table)
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
+        self.machine().entries(table)
     }
 
     #[inline]
@@ -131,7 +131,7 @@ unsafe impl<M: sealed::Leads, const SEATS: usize> Platform for OwnSeats<M, SEATS
     }
 
     #[inline]
-    fn fill(&self, slots: &mut [Slot], first: u64, step: u64) {
+    fn fill(&self, slots: &mut [Pte], first: u64, step: u64) {
         self.machine().fill(slots, first, step);
     }
 }

@@ -194,9 +194,9 @@ macro_rules! totals {
 
 totals! {
     /// Page-table entries that were read.
-    slots_read,
+    entries_read,
     /// Page-table entries that were written.
-    slots_written,
+    entries_written,
     /// Table pages filled and linked.
     tables_built,
     /// TLB invalidations executed.
@@ -246,8 +246,8 @@ impl Counters {
     /// Adds the counts of a guard, and, if it broke any entry, the ticks that `ticks` returns.
     #[inline]
     pub fn engine(&self, counts: &Counts, ticks: impl FnOnce() -> u64) {
-        self.slots_read.add(counts.slots_read);
-        self.slots_written.add(counts.slots_written);
+        self.entries_read.add(counts.entries_read);
+        self.entries_written.add(counts.entries_written);
         // Most guards have none of these.
         if counts.tables_built | counts.invalidations | counts.broken != 0 {
             self.tables_built.add(counts.tables_built);

@@ -8,7 +8,7 @@ use crate::fill::Stores;
 use crate::lines;
 use anyhow::Context;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slot};
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Pte, Seat};
 use std::cell::Cell;
 use std::hint::black_box;
 use std::ptr::NonNull;
@@ -225,7 +225,7 @@ impl Arena {
     fn link(&self, frame: Hpa) -> &AtomicU64 {
         // SAFETY: the frame belongs to the arena, so it is inside its mapping, aligned and
         // initialised; the word is atomic, as the next user of the frame also sees it.
-        unsafe { self.slots(frame).cast().as_ref() }
+        unsafe { self.entries(frame).cast().as_ref() }
     }
 
     #[inline]
@@ -263,7 +263,7 @@ impl Drop for Arena {
 //    to its size (the start is aligned to 2 MiB, and no frame is larger), and reuses only frames
 //    that were given back. `reset` needs an exclusive borrow. It changes the epoch, which ends all
 //    portions and all frames that threads keep.
-// 2. `slots` adds the frame's offset to one base: the same pointer each time, inside the mapping.
+// 2. `ptes` adds the frame's offset to one base: the same pointer each time, inside the mapping.
 // 3. No CPU loads these tables, so none can use a translation.
 // 4. `grace` is a field.
 unsafe impl Platform for Arena {
@@ -290,7 +290,7 @@ unsafe impl Platform for Arena {
     }
 
     #[inline(always)]
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
         let at = self.origin.wrapping_add(table.0 as usize);
         // SAFETY: the engine passes frames that `allocate` returned, so `at` is inside the mapping.
         unsafe { NonNull::new_unchecked(at.cast()) }
@@ -317,8 +317,8 @@ unsafe impl Platform for Arena {
     }
 
     #[inline]
-    fn fill(&self, slots: &mut [Slot], first: u64, step: u64) {
-        self.stores.fill(Slot::words(slots), first, step);
+    fn fill(&self, ptes: &mut [Pte], first: u64, step: u64) {
+        self.stores.fill(Pte::words(ptes), first, step);
     }
 }
 

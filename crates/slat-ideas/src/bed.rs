@@ -140,20 +140,20 @@ impl<F: Format> Bed<F> {
     }
 
     /// Returns the entries of the last level.
-    pub fn slots<'t>(
+    pub fn entries<'t>(
         &self,
         tables: &'t Tables<'_, F, Arena>,
         arena: &'t Arena,
     ) -> Vec<&'t [AtomicU64]> {
         use slat::Platform;
         let pages = TablePages::of(tables, arena, self.range());
-        let slots = |&(hpa, len): &(Hpa, usize)| {
-            let table = arena.slots(hpa).cast::<AtomicU64>();
-            // SAFETY: a table in use has that many slots, each an atomic word, and stays while the
-            // tables are borrowed, because no thread retires one here.
+        let ptes = |&(hpa, len): &(Hpa, usize)| {
+            let table = arena.entries(hpa).cast::<AtomicU64>();
+            // SAFETY: a table in use has that many entries, each an atomic word, and stays while
+            // the tables are borrowed, because no thread retires one here.
             unsafe { std::slice::from_raw_parts(table.as_ptr().cast_const(), len) }
         };
-        pages.last().iter().map(slots).collect()
+        pages.last().iter().map(ptes).collect()
     }
 
     /// Checks pages all over `range`: their translations, sizes and attributes.
@@ -250,8 +250,8 @@ pub fn steps(range: GpaRange, step: u64) -> impl Iterator<Item = GpaRange> {
 /// Returns what a guard counted, and the number of invalidations.
 pub fn counted(counts: Counts, invalidations: u64) -> Vec<(&'static str, u64)> {
     vec![
-        ("slots_read", counts.slots_read),
-        ("slots_written", counts.slots_written),
+        ("entries_read", counts.entries_read),
+        ("entries_written", counts.entries_written),
         ("tables_built", counts.tables_built),
         ("invalidations", invalidations),
     ]

@@ -6,7 +6,7 @@
 use crate::fill::Stores;
 use crate::watch::Watch;
 use slat::format::Kind;
-use slat::{Format, GpaRange, Hpa, Platform, Slot, Tables};
+use slat::{Format, GpaRange, Hpa, Platform, Pte, Tables};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -70,11 +70,11 @@ impl TablePages {
         }
         self.upper.push((hpa, len));
         // SAFETY: a table in use has that many slots, and stays while the tables are borrowed.
-        let slots = unsafe { std::slice::from_raw_parts(platform.slots(hpa).as_ptr(), len) };
-        for raw in slots.iter().map(Slot::load) {
+        let slots = unsafe { std::slice::from_raw_parts(platform.entries(hpa).as_ptr(), len) };
+        for raw in slots.iter().map(Pte::load) {
             if F::kind(raw, level) == Kind::Table {
                 let child = F::table_address(raw);
-                self.table::<F, P>(platform, child, F::slots(level - 1), level - 1);
+                self.table::<F, P>(platform, child, F::entries(level - 1), level - 1);
             }
         }
     }
@@ -93,8 +93,8 @@ impl TablePages {
         let pages = if limit == Limit::ReadUpper { &self.upper } else { &self.last };
         let watch = Watch::start();
         for &(hpa, len) in pages {
-            let table = platform.slots(hpa).cast::<AtomicU64>();
-            // SAFETY: the caller's contract; a `Slot` is one atomic word.
+            let table = platform.entries(hpa).cast::<AtomicU64>();
+            // SAFETY: the caller's contract; a `Pte` is one atomic word.
             let words = unsafe { std::slice::from_raw_parts(table.as_ptr(), len) };
             black_box(if limit == Limit::Cas { exchange(words) } else { read(words) });
         }

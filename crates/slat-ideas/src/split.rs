@@ -2,7 +2,7 @@
 //!
 //! The tables are newly built before each sample, on the same warm memory; no guest memory is
 //! needed. The measured time covers what a VMM's call would do, including filling the cache of
-//! table pages: `--when enable` splits the slot GiB by GiB, `--when clear` 64 pages at a time.
+//! table pages: `--when enable` splits the entry GiB by GiB, `--when clear` 64 pages at a time.
 //! Variants and limits take turns, and a different one begins each round.
 
 mod limits;
@@ -60,7 +60,7 @@ pub struct SplitArgs {
     #[arg(long, value_name = "SIZE")]
     pub target_size: Option<Size>,
 
-    /// The whole slot at once, as logging is enabled, or 64 pages at a time, as the log is cleared
+    /// The whole entry at once, as logging is enabled, or 64 pages at a time, as the log is cleared
     #[arg(long, value_name = "WHEN,...", value_delimiter = ',', default_value = "enable,clear")]
     pub when: Vec<When>,
 
@@ -150,7 +150,7 @@ impl SplitArgs {
 /// The moment at which a guest's huge pages are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum When {
-    /// The whole slot at once, as logging is enabled
+    /// The whole entry at once, as logging is enabled
     Enable,
     /// 64 pages at a time, as the log is cleared
     Clear,
@@ -261,7 +261,7 @@ struct Sample {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cost {
     Split { counts: Counts, invalidations: u64 },
-    Limit { slots: u64 },
+    Limit { ptes: u64 },
 }
 
 fn measure<F: Format>(
@@ -418,14 +418,14 @@ fn measurement(
     }
     let counts = match cost {
         Cost::Split { counts, invalidations } => vec![
-            ("slots_read", counts.slots_read),
-            ("slots_written", counts.slots_written),
+            ("entries_read", counts.entries_read),
+            ("entries_written", counts.entries_written),
             ("tables_built", counts.tables_built),
             ("invalidations", invalidations),
         ],
-        Cost::Limit { slots } => {
-            params.insert("slots".to_owned(), json!(slots));
-            params.insert("bytes".to_owned(), json!(slots * 8));
+        Cost::Limit { ptes } => {
+            params.insert("slots".to_owned(), json!(ptes));
+            params.insert("bytes".to_owned(), json!(ptes * 8));
             Vec::new()
         }
     };
@@ -472,11 +472,11 @@ mod tests {
                 && m.params["when"] == "enable"
                 && m.params["what"] == "split"
         });
-        found.unwrap().counts["slots_read"]
+        found.unwrap().counts["entries_read"]
     }
 
     #[test]
-    fn each_walk_reads_as_many_slots_of_a_gib_as_its_way_says() {
+    fn each_walk_reads_as_many_entries_of_a_gib_as_its_way_says() {
         // Tables of three levels can map 4 GiB.
         let args = SplitArgs {
             memory: Size(4 << 30),

@@ -292,7 +292,7 @@ mod tests {
             unit: Unit::SECONDS,
             samples: samples.clone(),
             groups: Vec::new(),
-            counts: [("slots_read".to_owned(), samples.len() as u64)].into(),
+            counts: [("entries_read".to_owned(), samples.len() as u64)].into(),
         });
         let host = json!({
             "cpu": { "model": cpu }, "kernel": { "release": cpu.len() },
@@ -518,7 +518,7 @@ mod tests {
         let comparison = compare(&of("one", 12), &of("three", 10), 0.05);
         assert_eq!(comparison.machines_differ, [["cpu model", "one", "three"].map(str::to_owned)]);
         assert_eq!(comparison.pairs[0].verdict, Verdict::NotComparable);
-        assert_eq!(comparison.pairs[0].counts["slots_read"], [Some(12), Some(10)]);
+        assert_eq!(comparison.pairs[0].counts["entries_read"], [Some(12), Some(10)]);
         let names: Vec<&str> = comparison.variables.iter().map(|v| &*v[0]).collect();
         assert_eq!(names, ["kernel release", "command"]);
     }

@@ -308,8 +308,8 @@ fn splits() -> Vec<Measurement> {
                 (0..11).map(|n| base * factor * (1.0 + f64::from(n) / 100.0)).collect();
             let mut split = measurement("split", "engine", walk, params, &samples);
             split.counts = [
-                ("slots_read", slots),
-                ("slots_written", 0),
+                ("entries_read", slots),
+                ("entries_written", 0),
                 ("tables_built", 0),
                 ("invalidations", 1),
             ]

@@ -6,7 +6,7 @@ use crate::stats::{median, median_precision};
 use crate::trust::{Begin, Trust};
 use crate::unit::Unit;
 use crate::verdict::Verdict;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +32,22 @@ pub struct Measurement {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<usize>,
     /// Exact counts of one sample (the same in each, unless the scenario says otherwise).
+    #[serde(deserialize_with = "counts")]
     pub counts: BTreeMap<String, u64>,
+}
+
+/// Counts that had another name in older reports.
+const RENAMED: [(&str, &str); 2] =
+    [("slots_read", "entries_read"), ("slots_written", "entries_written")];
+
+fn counts<'de, D: Deserializer<'de>>(report: D) -> Result<BTreeMap<String, u64>, D::Error> {
+    let mut counts = BTreeMap::<String, u64>::deserialize(report)?;
+    for (before, now) in RENAMED {
+        if let Some(count) = counts.remove(before) {
+            counts.insert(now.to_owned(), count);
+        }
+    }
+    Ok(counts)
 }
 
 impl Measurement {
@@ -215,6 +230,16 @@ fn vcpus(results: &[Measurement]) -> usize {
 mod tests {
     use super::*;
     use crate::fake;
+
+    #[test]
+    fn counts_of_older_reports_are_read_by_their_present_names() {
+        let report = serde_json::json!({
+            "scenario": "split", "target": "engine", "variant": "batched", "params": {},
+            "unit": "s", "samples": [1.0], "counts": { "slots_read": 12, "faults": 3 },
+        });
+        let read: Measurement = serde_json::from_value(report).unwrap();
+        assert_eq!(read.counts, [("entries_read".to_owned(), 12), ("faults".to_owned(), 3)].into());
+    }
 
     #[test]
     fn an_answer_says_how_exact_it_is_and_whether_that_was_asked_for() {

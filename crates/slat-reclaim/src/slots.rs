@@ -99,7 +99,7 @@ struct State {
 /// A slot for a page, or why there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Taken {
-    Slot(u32),
+    Pte(u32),
     /// All free slots are being wiped: one will be free soon.
     Wait,
     Full,
@@ -175,7 +175,7 @@ impl Slots {
             }
         };
         state.used += 1;
-        Taken::Slot(slot)
+        Taken::Pte(slot)
     }
 
     /// Gives `slot` back; it becomes stale.
@@ -235,7 +235,7 @@ mod tests {
 
     fn take(slots: &Slots) -> Option<u32> {
         match slots.take() {
-            Taken::Slot(slot) => Some(slot),
+            Taken::Pte(slot) => Some(slot),
             _ => None,
         }
     }
@@ -250,7 +250,7 @@ mod tests {
             assert!(slots.is_full());
             slots.give(total / 2);
             assert_eq!((slots.stale(), slots.is_full()), (1, false));
-            assert_eq!(slots.take(), Taken::Slot(total / 2));
+            assert_eq!(slots.take(), Taken::Pte(total / 2));
             assert_eq!((slots.take(), slots.stale()), (Taken::Full, 0));
         }
         assert_eq!(Slots::new(0).take(), Taken::Full);
@@ -276,7 +276,7 @@ mod tests {
                 }
             }
             assert!(slots.scarce());
-            assert_eq!(slots.take(), Taken::Slot(free));
+            assert_eq!(slots.take(), Taken::Pte(free));
             assert_eq!(slots.take(), Taken::Full);
         }
     }
@@ -292,7 +292,7 @@ mod tests {
             match rng.u8(..8) {
                 // The lowest stale slot is handed out first.
                 0..3 => match slots.take() {
-                    Taken::Slot(slot) => {
+                    Taken::Pte(slot) => {
                         assert_eq!(stale.iter().min().is_some(), stale.contains(&slot));
                         assert!(stale.iter().all(|other| slot <= *other));
                         stale.remove(&slot);

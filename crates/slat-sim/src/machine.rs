@@ -228,7 +228,7 @@ impl<A: Arch> Machine<A> {
     ///
     /// # Panics
     /// If no CPU has the guest's tables loaded.
-    pub fn slot(&self, vmid: Vmid, gpa: Gpa) -> Place {
+    pub fn pte(&self, vmid: Vmid, gpa: Gpa) -> Place {
         let mut state = self.state();
         let root = state.roots.iter().find(|root| root.vmid == vmid).copied();
         let mut walk = state.start(root.expect("the guest is loaded"));
@@ -257,7 +257,7 @@ impl<A: Arch> Machine<A> {
         let (_, links) = state.explore(Eye::GOD, tables.clone());
         tables.extend(links);
         for walk in tables {
-            for index in 0..state.arch.slots(walk.level) {
+            for index in 0..state.arch.entries(walk.level) {
                 let Some(found) = state.read(None, &walk, index) else { break };
                 let link = state.arch.decode(found.now, walk.level);
                 if matches!(link, Descriptor::Table { table, .. } if table == place.table.0) {

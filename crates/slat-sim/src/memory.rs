@@ -1,7 +1,7 @@
 //! Memory of tables: frames that hold poison before they are filled and after they are freed, and
 //! older values that walkers may still read.
 
-use slat::Slot;
+use slat::Pte;
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -15,23 +15,23 @@ pub(crate) const TABLES: u64 = 0x80_0000_0000;
 
 /// One entry of a frame, valid as long as the machine lives.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cell(NonNull<Slot>);
+pub(crate) struct Cell(NonNull<Pte>);
 
 impl Cell {
-    fn slot(&self) -> &Slot {
+    fn pte(&self) -> &Pte {
         // SAFETY: frames are deallocated only when the machine is dropped, and cells do not leave
-        // it; slots are atomics, valid for any bytes. Frames that software owns exclusively are not
-        // linked, and the machine reads linked ones only (or those of a caller that broke the rules
-        // on a single thread).
+        // it; entries are atomics, valid for any bytes. Frames that software owns exclusively are
+        // not linked, and the machine reads linked ones only (or those of a caller that broke the
+        // rules on a single thread).
         unsafe { self.0.as_ref() }
     }
 
     pub fn load(&self) -> u64 {
-        self.slot().load()
+        self.pte().load()
     }
 
     pub fn exchange(&self, old: u64, new: u64) -> Result<(), u64> {
-        self.slot().exchange(old, new)
+        self.pte().exchange(old, new)
     }
 
     pub fn store(&self, new: u64) {
@@ -44,7 +44,7 @@ impl Cell {
 
 #[derive(Debug)]
 pub(crate) struct Table {
-    words: NonNull<Slot>,
+    words: NonNull<Pte>,
     layout: Layout,
     pub live: bool,
     /// The values at the last barrier; `None` before the first barrier that found the table linked.
@@ -63,21 +63,21 @@ impl Table {
         self.layout.size()
     }
 
-    pub fn words(&self) -> NonNull<Slot> {
+    pub fn words(&self) -> NonNull<Pte> {
         self.words
     }
 
     pub fn cell(&self, index: usize) -> Cell {
-        assert!(index < self.len(), "slot {index} of {}", self.len());
+        assert!(index < self.len(), "entry {index} of {}", self.len());
         // SAFETY: inside the allocation, by the assertion.
         Cell(unsafe { self.words.add(index) })
     }
 
-    /// Fills the frame with poison, past `Slot`, so that observers of stores do not record it.
+    /// Fills the frame with poison, past `Pte`, so that observers of stores do not record it.
     fn poison(&self) {
         for index in 0..self.len() {
             // SAFETY: inside the allocation, which lives as long as `self` and is shared only as
-            // atomics; a slot is a transparent wrapper of one.
+            // atomics; an entry is a transparent wrapper of one.
             let word = unsafe { self.words.cast::<AtomicU64>().add(index).as_ref() };
             word.store(POISON, Ordering::SeqCst);
         }
@@ -88,10 +88,10 @@ impl Table {
         Some(self.drained.as_ref()?[index]).filter(|&old| old != self.cell(index).load())
     }
 
-    /// Returns the numbers of the first `slots` entries that a walker may find non-zero.
-    pub fn filled(&self, slots: usize) -> Vec<usize> {
+    /// Returns the numbers of the first `ptes` entries that a walker may find non-zero.
+    pub fn filled(&self, ptes: usize) -> Vec<usize> {
         let may = |&index: &usize| self.cell(index).load() != 0 || self.late(index).is_some();
-        (0..slots).filter(may).collect()
+        (0..ptes).filter(may).collect()
     }
 
     /// Makes walkers see what the table holds now.
@@ -142,7 +142,7 @@ impl Memory {
         let layout = Layout::from_size_align(bytes, bytes).expect("a power of two");
         assert!(bytes >= 4096, "frames are pages at least");
         // SAFETY: the size is not zero. Zeroed, so that the words are initialised.
-        let words = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }.cast::<Slot>())?;
+        let words = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }.cast::<Pte>())?;
         let table = Table { words, layout, live: true, drained: None };
         table.poison();
         let hpa = self.next.next_multiple_of(bytes as u64);

@@ -6,7 +6,7 @@ use crate::machine::{Machine, Moment};
 use crate::record::Event;
 use crate::state::{Eye, State};
 use crate::violation::Kind;
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Slot};
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte};
 use slat_guest::{DeviceTables, Host, PrivateHooks};
 use std::ptr::NonNull;
 
@@ -40,7 +40,7 @@ impl<A: Arch> State<A> {
 // SAFETY:
 // 1. Frames are allocations of the size and alignment asked for. Their addresses, which are not
 //    those of the allocations, are aligned alike and are used once.
-// 2. `slots` looks the frame up: it returns the same allocation each time, which is kept until the
+// 2. `ptes` looks the frame up: it returns the same allocation each time, which is kept until the
 //    machine is dropped.
 // 3. `invalidate` is done by the firmware. A test may give it one that does less than it should: a
 //    CPU of this machine that uses what was invalidated reports that, and reaches no memory but
@@ -58,7 +58,7 @@ unsafe impl<A: Arch> Platform for Machine<A> {
             recorder.track(table.words().addr().get(), bytes, hpa);
             recorder.push(Event::Allocate { table: hpa, bytes });
         }
-        // SAFETY: `slots` reaches it, it is of that size and alignment, and no other code has it.
+        // SAFETY: `ptes` reaches it, it is of that size and alignment, and no other code has it.
         // It is below 2^40 until half a TiB was allocated, or where the test put it by
         // `frames_from`.
         unsafe { Frame::from_hpa(Hpa(hpa)) }
@@ -76,7 +76,7 @@ unsafe impl<A: Arch> Platform for Machine<A> {
         state.record(Event::Free { table: hpa, bytes });
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
         self.moment(Moment::Table);
         let mut state = self.state();
         if let Some((start, frame)) = state.memory.around(table.0) {
@@ -123,9 +123,9 @@ unsafe impl<A: Arch> Platform for Machine<A> {
         (self.firmware.maintain)(self, memory, bytes, what);
     }
 
-    fn fill(&self, slots: &mut [Slot], first: u64, step: u64) {
-        let words = slots.iter_mut().zip((0..).map(|n| first.wrapping_add(step.wrapping_mul(n))));
-        words.for_each(|(slot, raw)| slot.set(raw));
+    fn fill(&self, ptes: &mut [Pte], first: u64, step: u64) {
+        let words = ptes.iter_mut().zip((0..).map(|n| first.wrapping_add(step.wrapping_mul(n))));
+        words.for_each(|(pte, raw)| pte.set(raw));
         self.moment(Moment::Fill);
     }
 }

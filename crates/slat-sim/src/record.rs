@@ -55,14 +55,14 @@ type Events = Mutex<Vec<(ThreadId, Event)>>;
 /// The tables of all traced machines, by their address in this process.
 static TABLES: RwLock<BTreeMap<usize, Tracked>> = RwLock::new(BTreeMap::new());
 
-static OBSERVER: Observer = |slot, raw, order, store| {
+static OBSERVER: Observer = |pte, raw, order, store| {
     let tables = TABLES.read().unwrap_or_else(PoisonError::into_inner);
-    let found = tables.range(..=slot).next_back().filter(|(start, it)| slot - *start < it.bytes);
+    let found = tables.range(..=pte).next_back().filter(|(start, it)| pte - *start < it.bytes);
     let Some((start, tracked)) = found else {
         _ = store();
         return;
     };
-    let (address, events) = (tracked.hpa + (slot - start) as u64, Arc::clone(&tracked.events));
+    let (address, events) = (tracked.hpa + (pte - start) as u64, Arc::clone(&tracked.events));
     drop(tables);
     let mut events = events.lock().unwrap_or_else(PoisonError::into_inner);
     if store() {

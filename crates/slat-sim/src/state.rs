@@ -128,8 +128,8 @@ impl<A: Arch> State<A> {
     /// Reads an entry; reports what no walk of `cpu` should meet.
     pub fn read(&mut self, cpu: Option<usize>, walk: &Walk, index: usize) -> Option<Found> {
         let gpa = walk.start + ((index as u64) << self.arch.shift(walk.level));
-        let slots = self.arch.slots(walk.level);
-        let Some(table) = self.memory.get(walk.table).filter(|table| table.len() >= slots) else {
+        let ptes = self.arch.entries(walk.level);
+        let Some(table) = self.memory.get(walk.table).filter(|table| table.len() >= ptes) else {
             if cpu.is_some() {
                 let used = format!("a walk reads {:#x}, which is no table", walk.table);
                 self.log.report(Kind::Reserved, cpu, Some(gpa), used, "a link leads to a table");
@@ -146,7 +146,7 @@ impl<A: Arch> State<A> {
                 } else {
                     (Kind::FreedTable, "a table is freed when no walk can reach it")
                 };
-                let used = format!("a walk reads slot {index} of the table {:#x}", walk.table);
+                let used = format!("a walk reads entry {index} of the table {:#x}", walk.table);
                 self.log.report(kind, cpu, Some(gpa), used, expected);
             }
             return None;
@@ -186,8 +186,8 @@ impl<A: Arch> State<A> {
             if self.read(eye.cpu, &walk, 0).is_none() {
                 continue;
             }
-            let slots = self.arch.slots(walk.level);
-            let filled = self.memory.get(walk.table).map(|table| table.filled(slots));
+            let ptes = self.arch.entries(walk.level);
+            let filled = self.memory.get(walk.table).map(|table| table.filled(ptes));
             for index in filled.unwrap_or_default() {
                 let gpa = walk.start + ((index as u64) << shift);
                 let Some(found) = self.read(eye.cpu, &walk, index) else { break };

@@ -161,7 +161,7 @@ fn tables(arch: &Arm) -> Result<(), Untold> {
         && !lpa
         && address_bits <= 48
         && start_level as u32 == (48 - address_bits) / 9
-        && (17..=512).contains(&arch.slots(start_level));
+        && (17..=512).contains(&arch.entries(start_level));
     if known { Ok(()) } else { Err(Untold::Tables { granule, address_bits, lpa2: lpa2 || lpa }) }
 }
 

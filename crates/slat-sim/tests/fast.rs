@@ -156,7 +156,7 @@ fn intels_walks_mark_the_tables_on_their_way() {
     let mut guard = tables.enter(&mut member).unwrap();
     map(&mut guard, &machine, range(0, PAGE), hpa(&machine, 0), CLEAN);
     // SAFETY: the root stays allocated while the tables live.
-    let root = unsafe { machine.slots(tables.root()).as_ref() };
+    let root = unsafe { machine.entries(tables.root()).as_ref() };
     // The engine links tables with the bit set.
     let unused = root.load() & !(1 << 8);
     root.exchange(root.load(), unused).unwrap();

@@ -29,7 +29,7 @@ unsafe extern "Rust" {
     safe fn machine_panic() -> !;
 }
 
-// SAFETY: never run. A machine that is would map frames one to one, as `slots` says.
+// SAFETY: never run. A machine that is would map frames one to one, as `ptes` says.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         machine_allocate(bytes)
@@ -39,9 +39,9 @@ unsafe impl Platform for Machine {
         machine_free(frame, bytes);
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
         // SAFETY: the engine asks for frames only, and no frame is at address 0.
-        unsafe { NonNull::new_unchecked(table.0 as *mut Slot) }
+        unsafe { NonNull::new_unchecked(table.0 as *mut Pte) }
     }
 
     fn publish(&self) {

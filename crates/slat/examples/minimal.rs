@@ -26,8 +26,8 @@ unsafe impl Platform for Host {
         // SAFETY: the frame came from `allocate` with these bytes.
         unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
     }
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
-        NonNull::new(table.0 as *mut Slot).expect("a frame is not at address 0")
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
+        NonNull::new(table.0 as *mut Pte).expect("a frame is not at address 0")
     }
     fn publish(&self) {}
     fn invalidate(&self, what: &Invalidation) {

@@ -237,7 +237,7 @@ impl fmt::Display for LeafSizeError {
 
 impl core::error::Error for LeafSizeError {}
 
-/// A set of levels, known at compile time, which says which slots a walk reads.
+/// A set of levels, known at compile time, which says which entries a walk reads.
 ///
 /// Level 0 is the level of pages; levels count upwards to the root. (The manuals of Arm and x86
 /// count differently; a format prints its own names.)

@@ -6,7 +6,7 @@ use crate::counts::Counts;
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::sizes::Sizes;
-use crate::table::{self, Frame, Slot};
+use crate::table::{self, Frame, Pte};
 
 /// The translations of a subtree.
 #[derive(Clone, Copy)]
@@ -20,7 +20,7 @@ pub(crate) struct Plan {
     pub start: u64,
     pub end: u64,
     pub largest: u8,
-    /// The slots outside the range, and those from where the cache ran out.
+    /// The entries outside the range, and those from where the cache ran out.
     pub outside: Outside,
     /// Whether groups that the range covers whole are folded.
     pub contiguous: bool,
@@ -75,7 +75,7 @@ impl Plan {
 
     /// Adds the leaves of a subtree whose top is at `level` to `sizes`, from `start` to `reached`:
     /// `end`, or the address where the cache ran out. There are none outside the range. At each
-    /// level they are the slots that the range covers whole, except those below larger leaves.
+    /// level they are the entries that the range covers whole, except those below larger leaves.
     pub fn count<F: Format>(&self, level: u8, reached: u64, sizes: &mut Sizes) {
         let covered = |bytes: u64| {
             let (first, end) = (self.start.next_multiple_of(bytes), reached & !(bytes - 1));
@@ -104,8 +104,8 @@ impl Plan {
         }
     }
 
-    /// Returns the value of the slot `base..base + size` at `level`; `None` if it links a table.
-    pub fn slot<F: Format>(&self, level: u8, base: u64) -> Option<u64> {
+    /// Returns the value of the entry `base..base + size` at `level`; `None` if it links a table.
+    pub fn pte<F: Format>(&self, level: u8, base: u64) -> Option<u64> {
         let end = base + (1 << F::shift(level));
         if end <= self.start || base >= self.end {
             return Some(self.outside::<F>(level, base));
@@ -129,12 +129,12 @@ pub(crate) struct Builder<'b, 'c, F: Format, P: Platform> {
 }
 
 impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
-    /// Fills the table at `level` whose first slot covers `base`: runs of leaves at the speed of
+    /// Fills the table at `level` whose first entry covers `base`: runs of leaves at the speed of
     /// memory, without a read.
     #[inline]
     pub fn fill(&mut self, frame: &mut Frame, level: u8, base: u64, plan: &Plan) {
         self.counts.tables_built += 1;
-        self.counts.slots_written += F::slots(level) as u64;
+        self.counts.entries_written += F::entries(level) as u64;
         if level == 0 {
             self.fill_pages(frame, base, plan);
         } else {
@@ -145,18 +145,18 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
     /// [`Builder::fill`] of a table of pages.
     #[inline(never)]
     fn fill_pages(&self, frame: &mut Frame, base: u64, plan: &Plan) {
-        let slots = frame.slots_mut::<F>(self.platform, 0);
+        let ptes = frame.entries_mut::<F>(self.platform, 0);
         let shift = F::PAGE_SHIFT;
-        let all = slots.len();
+        let all = ptes.len();
         let index = |gpa: u64| (gpa.saturating_sub(base) >> shift).min(all as u64) as usize;
         let (first, last) = match plan.outside {
             Outside::Leaf => (0, all),
             Outside::Empty => (index(plan.start), index(plan.end)),
         };
-        self.platform.fill(&mut slots[..first], 0, 0);
-        self.platform.fill(&mut slots[last..], 0, 0);
+        self.platform.fill(&mut ptes[..first], 0, 0);
+        self.platform.fill(&mut ptes[last..], 0, 0);
         let start = base + ((first as u64) << shift);
-        let pages = &mut slots[first..last];
+        let pages = &mut ptes[first..last];
         let (head, tail) = plan.folded::<F>(start, pages.len());
         if F::CONTIGUOUS != 0 && head < tail {
             let (rest, after) = pages.split_at_mut(tail);
@@ -170,15 +170,15 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
         }
     }
 
-    /// [`Builder::fill`] of a table whose slots may link tables, which are filled as well.
+    /// [`Builder::fill`] of a table whose entries may link tables, which are filled as well.
     #[inline(never)]
     fn fill_tables(&mut self, frame: &mut Frame, level: u8, base: u64, plan: &Plan) {
-        let slots = frame.slots_mut::<F>(self.platform, level);
+        let ptes = frame.entries_mut::<F>(self.platform, level);
         let mut next = base;
-        for slot in slots {
+        for pte in ptes {
             let at = next;
             next += 1 << F::shift(level);
-            slot.set(match plan.slot::<F>(level, at) {
+            pte.set(match plan.pte::<F>(level, at) {
                 // Nothing is done behind the address where the cache ran out.
                 _ if self.dry.is_some() => plan.outside::<F>(level, at),
                 Some(raw) => raw,
@@ -189,7 +189,7 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
 
     /// Fills a run of pages from `start` on, and sets `bit` in each.
     #[inline(always)]
-    fn pages(&self, mut pages: &mut [Slot], mut start: u64, plan: &Plan, bit: u64) {
+    fn pages(&self, mut pages: &mut [Pte], mut start: u64, plan: &Plan, bit: u64) {
         let shift = F::PAGE_SHIFT;
         let step = F::leaf(0, 0, Hpa(1 << shift)) - F::leaf(0, 0, Hpa(0));
         if F::CARRY != 0 {
@@ -237,11 +237,11 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
     pub fn recycle(&mut self, mut frame: Frame, level: u8) -> u64 {
         let mut tables = 1;
         if level > 0 {
-            for slot in frame.slots_mut::<F>(self.platform, level) {
-                let raw = slot.get();
+            for pte in frame.entries_mut::<F>(self.platform, level) {
+                let raw = pte.get();
                 if F::kind(raw, level) == Kind::Table {
                     // SAFETY: the subtree was never linked, so it alone owns the frame that
-                    // `child`, or a baseline's visitor, linked in this slot.
+                    // `child`, or a baseline's visitor, linked in this entry.
                     if let Some(child) = unsafe { Frame::from_hpa(F::table_address(raw)) } {
                         tables += self.recycle(child, level - 1);
                     }
@@ -256,25 +256,25 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
 /// Passes every frame of a subtree that neither hardware nor software can reach any more to `free`.
 ///
 /// # Safety
-/// `slots` are those of a table at `level`. No walker, hardware or software, is in it or below, or
+/// `ptes` are those of a table at `level`. No walker, hardware or software, is in it or below, or
 /// can get there.
 pub(crate) unsafe fn dismantle<F: Format, P: Platform>(
     platform: &P,
-    slots: &[Slot],
+    ptes: &[Pte],
     level: u8,
     free: &mut impl FnMut(Frame),
 ) {
     if level == 0 {
         return;
     }
-    for slot in slots {
-        let raw = slot.load();
+    for pte in ptes {
+        let raw = pte.load();
         if F::kind(raw, level) == Kind::Table {
             let hpa = F::table_address(raw);
-            // SAFETY: a linked table is allocated with that many slots; the caller's contract
+            // SAFETY: a linked table is allocated with that many entries; the caller's contract
             // covers everything below.
             unsafe {
-                let children = table::slots(platform, hpa, F::slots(level - 1));
+                let children = table::entries(platform, hpa, F::entries(level - 1));
                 dismantle::<F, P>(platform, children, level - 1, free);
             }
             // SAFETY: the table was linked, so the tree owned it, and only this code has it from

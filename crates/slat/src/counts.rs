@@ -5,10 +5,10 @@ use core::ops::AddAssign;
 /// Counts of what operations did to the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
-    /// Slots that walks loaded, including tables under construction.
-    pub slots_read: u64,
-    /// Slots that were stored or exchanged, including tables under construction.
-    pub slots_written: u64,
+    /// Entries that walks loaded, including tables under construction.
+    pub entries_read: u64,
+    /// Entries that were stored or exchanged, including tables under construction.
+    pub entries_written: u64,
     /// Table pages that were filled and linked.
     pub tables_built: u64,
     /// Invalidations that operations executed inside (not those that they owe).
@@ -23,8 +23,8 @@ pub struct Counts {
 impl Counts {
     /// No cost.
     pub const NONE: Self = Self {
-        slots_read: 0,
-        slots_written: 0,
+        entries_read: 0,
+        entries_written: 0,
         tables_built: 0,
         invalidations: 0,
         broken: 0,
@@ -35,8 +35,8 @@ impl Counts {
 impl AddAssign for Counts {
     #[inline]
     fn add_assign(&mut self, other: Self) {
-        self.slots_read += other.slots_read;
-        self.slots_written += other.slots_written;
+        self.entries_read += other.entries_read;
+        self.entries_written += other.entries_written;
         self.tables_built += other.tables_built;
         self.invalidations += other.invalidations;
         self.broken += other.broken;

@@ -33,7 +33,7 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
     inside: Option<Inside<'t>>,
     /// Whether CPUs may have the tables loaded; if not, no invalidation is ever owed.
     live: bool,
-    /// The slots that operations may still read ([`Guard::limit`]).
+    /// The entries that operations may still read ([`Guard::limit`]).
     pub(crate) budget: Budget,
     pub(crate) sums: Sums,
 }
@@ -54,9 +54,9 @@ impl Sums {
     /// Adds what a walk did to the entries of one table. `stale` says that translations changed.
     #[inline]
     pub fn settle<F: Format>(&mut self, level: u8, tally: &Tally, stale: bool) {
-        self.counts.slots_read += tally.read;
+        self.counts.entries_read += tally.read;
         if tally.changed != 0 {
-            self.counts.slots_written += tally.changed;
+            self.counts.entries_written += tally.changed;
             self.counts.bytes_changed += tally.changed << F::shift(level);
             if stale {
                 self.owed.leaves(tally.start, tally.end, F::size(level));
@@ -121,7 +121,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
-    /// Bounds how many slots the operations of this guard read from now on.
+    /// Bounds how many entries the operations of this guard read from now on.
     ///
     /// An operation that reaches the limit ends as *paused*, with everything before an address
     /// done, and the caller goes on from there later. This is for a hypervisor that must not keep
@@ -137,8 +137,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// [`Guard::set_owner`] read all of the range first. With a limit they check only the part that
     /// they then change, and find an obstacle further on in a later call. A collapse to blocks of
     /// blocks that paused inside one of them has to be repeated for the whole range.
-    pub fn limit(&mut self, slots: u64) {
-        self.budget = Budget::of(slots);
+    pub fn limit(&mut self, ptes: u64) {
+        self.budget = Budget::of(ptes);
     }
 
     /// Keeps what a walk left of the budget. Returns whether the walk ended early because nothing

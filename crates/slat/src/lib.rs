@@ -78,17 +78,17 @@
 //! ```
 //! # use slat::*;
 //! fn fault<F: Format, P: Platform>(guard: &mut Guard<'_, '_, F, P>, cache: &mut TableCache<'_, F, P>) {
-//!     let slot = guard.reserve(Gpa(0), PageSize::SIZE_4K, cache).unwrap();
-//!     slot.commit(Hpa(0), Attributes::RAM).unwrap();
+//!     let entry = guard.reserve(Gpa(0), PageSize::SIZE_4K, cache).unwrap();
+//!     entry.commit(Hpa(0), Attributes::RAM).unwrap();
 //!     guard.refresh();
 //! }
 //! ```
 //! ```compile_fail,E0499
 //! # use slat::*;
 //! fn fault<F: Format, P: Platform>(guard: &mut Guard<'_, '_, F, P>, cache: &mut TableCache<'_, F, P>) {
-//!     let slot = guard.reserve(Gpa(0), PageSize::SIZE_4K, cache).unwrap();
+//!     let entry = guard.reserve(Gpa(0), PageSize::SIZE_4K, cache).unwrap();
 //!     guard.refresh();
-//!     slot.commit(Hpa(0), Attributes::RAM).unwrap();
+//!     entry.commit(Hpa(0), Attributes::RAM).unwrap();
 //! }
 //! ```
 //! Only the engine gives a table page back to the platform: a [`Frame`] cannot be copied, nor taken
@@ -174,5 +174,5 @@ pub use ran::{Announced, NoCpu, Ran};
 pub use shootdown::{Invalidation, Shootdown, Vmid};
 pub use sizes::Sizes;
 pub use space::{AddressSpace, SpaceError};
-pub use table::{Frame, Slot};
+pub use table::{Frame, Pte};
 pub use tables::{Contended, Halted, NewError, Tables, Translation};

@@ -1,7 +1,7 @@
-//! Shows each store to a slot to an observer where it happens, for tools that check what the engine
-//! writes, in which order, and on which thread.
+//! Shows each store to an entry to an observer where it happens, for tools that check what the
+//! engine writes, in which order, and on which thread.
 //!
-//! It also reports the address of each atomic that a thread changes, slot or not, for tests that
+//! It also reports the address of each atomic that a thread changes, entry or not, for tests that
 //! count which cache lines threads share.
 //!
 //! All of this exists only with the feature `observed`, which is for tests. Without it, a store is
@@ -19,19 +19,19 @@ pub enum Order {
     Release,
 }
 
-/// A function that is called in place of each store of `raw` to the slot at the address `slot`.
+/// A function that is called in place of each store of `raw` to the entry at the address `pte`.
 ///
-/// It must call `store` exactly once, which stores unless the slot was found changed, and returns
+/// It must call `store` exactly once, which stores unless the entry was found changed, and returns
 /// whether it stored. An observer that holds a lock meanwhile sees the stores of all threads in the
-/// order in which they happen. It must not store to slots itself.
+/// order in which they happen. It must not store to entries itself.
 #[cfg(feature = "observed")]
-pub type Observer = fn(slot: usize, raw: u64, order: Order, store: &mut dyn FnMut() -> bool);
+pub type Observer = fn(pte: usize, raw: u64, order: Order, store: &mut dyn FnMut() -> bool);
 
 #[cfg(feature = "observed")]
 static OBSERVER: AtomicPtr<Observer> = AtomicPtr::new(ptr::null_mut());
 
 /// Sends stores of all threads through `observer` from now on. It does not see stores of a platform
-/// that fills slots as words ([`Slot::words`](crate::Slot::words)).
+/// that fills entries as words ([`Pte::words`](crate::Pte::words)).
 #[cfg(feature = "observed")]
 pub fn observe(observer: &'static Observer) {
     OBSERVER.store(ptr::from_ref(observer).cast_mut(), super::sync::Ordering::Release);
@@ -40,7 +40,7 @@ pub fn observe(observer: &'static Observer) {
 /// Does `store`, through the observer if there is one.
 #[cfg(feature = "observed")]
 pub(crate) fn shown<T>(
-    slot: *const crate::Slot,
+    pte: *const crate::Pte,
     raw: u64,
     order: Order,
     store: impl FnOnce() -> Result<(), T>,
@@ -49,7 +49,7 @@ pub(crate) fn shown<T>(
     // SAFETY: null, or from the `&'static` of `observe`, which never changes.
     let Some(observer) = (unsafe { observer.as_ref() }) else { return store() };
     let (mut store, mut result) = (Some(store), Ok(()));
-    observer(slot.addr(), raw, order, &mut || {
+    observer(pte.addr(), raw, order, &mut || {
         let Some(store) = store.take() else { return false };
         result = store();
         result.is_ok()
@@ -62,7 +62,7 @@ pub(crate) fn shown<T>(
 #[cfg(not(feature = "observed"))]
 #[inline(always)]
 pub(crate) fn shown<T>(
-    _slot: *const crate::Slot,
+    _pte: *const crate::Pte,
     _raw: u64,
     _order: Order,
     store: impl FnOnce() -> Result<(), T>,

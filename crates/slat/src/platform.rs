@@ -3,7 +3,7 @@
 use crate::addr::Hpa;
 use crate::grace::Grace;
 use crate::shootdown::Invalidation;
-use crate::table::{Frame, Slot};
+use crate::table::{Frame, Pte};
 use core::ptr::NonNull;
 
 /// The machine under the tables: a hypervisor, a simulator, a benchmark.
@@ -12,8 +12,8 @@ use core::ptr::NonNull;
 /// Implementations promise:
 /// 1. [`Platform::allocate`] returns frames of the size asked for, aligned to it, that no other
 ///    code uses until they are given back.
-/// 2. [`Platform::slots`] of an address inside such a frame is a pointer to that memory, valid for
-///    reads and writes of the whole frame until it is given back, the same at every call.
+/// 2. [`Platform::entries`] of an address inside such a frame is a pointer to that memory, valid
+///    for reads and writes of the whole frame until it is given back, the same at every call.
 /// 3. [`Platform::invalidate`] returns only when no CPU can use a translation, or a walk-cache
 ///    entry, that the invalidation names.
 /// 4. [`Platform::grace`] and [`Platform::break_before_make`] are the same at every call.
@@ -31,8 +31,8 @@ pub unsafe trait Platform {
     /// software or hardware reaches it any more.
     unsafe fn free(&self, frame: Frame, bytes: usize);
 
-    /// Returns a pointer to the slots of the table at `table`.
-    fn slots(&self, table: Hpa) -> NonNull<Slot>;
+    /// Returns a pointer to the entries of the table at `table`.
+    fn entries(&self, table: Hpa) -> NonNull<Pte>;
 
     /// Makes all earlier stores to tables visible to the MMU's walkers (Arm: `dsb ishst`; RISC-V,
     /// where a hart may cache invalid entries: [`riscv`](crate::format::riscv)).
@@ -86,24 +86,24 @@ pub unsafe trait Platform {
     #[inline(always)]
     fn maintain(&self, _memory: Hpa, _bytes: u64, _what: Maintenance) {}
 
-    /// Fills exclusively owned slots with `first`, `first + step`, `first + 2 * step`, ...
+    /// Fills exclusively owned entries with `first`, `first + step`, `first + 2 * step`, ...
     ///
     /// An implementation may use vector or streaming stores. It orders them before the calling
     /// thread's next atomic read-modify-write with release, which links the table, and before what
     /// follows [`Platform::publish`] (x86: a locked instruction orders streaming stores as well, so
     /// no fence is needed here).
     #[inline]
-    fn fill(&self, slots: &mut [Slot], first: u64, step: u64) {
+    fn fill(&self, ptes: &mut [Pte], first: u64, step: u64) {
         #[cfg(not(any(loom, shuttle)))]
-        let slots = Slot::words(slots);
+        let ptes = Pte::words(ptes);
         let mut raw = first;
-        for slot in slots {
+        for pte in ptes {
             #[cfg(not(any(loom, shuttle)))]
             {
-                *slot = raw;
+                *pte = raw;
             }
             #[cfg(any(loom, shuttle))]
-            slot.set(raw);
+            pte.set(raw);
             raw = raw.wrapping_add(step);
         }
     }

@@ -1,6 +1,6 @@
 //! Tables that were unlinked, until neither hardware nor software can be in them.
 //!
-//! A list of tables is a chain of addresses: the first slot of each table holds a retired marker
+//! A list of tables is a chain of addresses: the first entry of each table holds a retired marker
 //! with the address of the next, and address 0 ends the list. A table is in one place: in the chain
 //! of the thread that unlinked it, in one of the two lists, or among those that wait for software
 //! walkers.
@@ -12,7 +12,7 @@ use crate::addr::Hpa;
 use crate::format::Format;
 use crate::platform::Platform;
 use crate::sync::{AtomicU64, Ordering, Turn};
-use crate::table::{self, Frame, Slot};
+use crate::table::{self, Frame, Pte};
 use core::marker::PhantomData;
 
 /// Tables that one thread has unlinked, and that no other thread knows.
@@ -37,8 +37,8 @@ impl<F: Format> Chain<F> {
         self.len
     }
 
-    /// Adds a table. `first` is its first slot; all its slots say that it is retired.
-    pub fn add(&mut self, table: Hpa, first: &Slot) {
+    /// Adds a table. `first` is its first entry; all its entries say that it is retired.
+    pub fn add(&mut self, table: Hpa, first: &Pte) {
         first.release(F::retired(Hpa(0)), F::retired(Hpa(self.head)));
         if self.is_empty() {
             self.tail = table.0;
@@ -69,7 +69,7 @@ impl List {
             return;
         }
         // SAFETY: the chain's tables are allocated, and this thread's own until the push succeeds.
-        let last = unsafe { &table::slots(platform, Hpa(chain.tail), 1)[0] };
+        let last = unsafe { &table::entries(platform, Hpa(chain.tail), 1)[0] };
         let mut marker = F::retired(Hpa(0));
         let mut head = self.0.load(Ordering::Relaxed);
         loop {
@@ -216,9 +216,9 @@ fn free_list<F: Format>(platform: &impl Platform, mut next: u64) -> usize {
     let mut freed = 0;
     while next != 0 {
         let hpa = Hpa(next);
-        // SAFETY: the table is on a list, so it is allocated. This reads its first slot only, and
+        // SAFETY: the table is on a list, so it is allocated. This reads its first entry only, and
         // the table is freed below, after that.
-        let first = unsafe { &table::slots(platform, hpa, 1)[0] };
+        let first = unsafe { &table::entries(platform, hpa, 1)[0] };
         next = F::table_address(first.load()).0;
         // SAFETY: the table came from a cache, which allocates `TABLE_BYTES`; it is unlinked; no
         // hardware (`reclaim`) and no software (`passed`) can be in it; and `Forgotten::free` has

@@ -72,8 +72,8 @@ impl Sizes {
         self.add(level, members as i64);
     }
 
-    /// Counts a block at `level` that became a table of leaves, except for its slots that link one
-    /// of the `tables - 1` tables of leaves of the level below.
+    /// Counts a block at `level` that became a table of leaves, except for its entries that link
+    /// one of the `tables - 1` tables of leaves of the level below.
     pub(crate) fn split<F: Format>(&mut self, level: u8, tables: u64) {
         self.splits::<F>(level, tables, 1);
     }
@@ -88,9 +88,9 @@ impl Sizes {
     fn splits<F: Format>(&mut self, level: u8, tables: u64, blocks: i64) {
         let below = tables as i64 - 1;
         self.add(level, -blocks);
-        self.add(level - 1, blocks * (F::slots(level - 1) as i64 - below));
+        self.add(level - 1, blocks * (F::entries(level - 1) as i64 - below));
         if level > 1 {
-            self.add(level - 2, blocks * below * F::slots(level - 2) as i64);
+            self.add(level - 2, blocks * below * F::entries(level - 2) as i64);
         }
     }
 }
@@ -117,7 +117,7 @@ mod tests {
         assert!(sizes.is_none());
     }
     #[test]
-    fn the_pages_of_a_split_are_as_many_as_their_tables_have_slots() {
+    fn the_pages_of_a_split_are_as_many_as_their_tables_have_entries() {
         use crate::format::power::PowerK64;
         let mut sizes = Sizes::NONE;
         sizes.split::<PowerK64>(2, 3);

@@ -187,8 +187,8 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         largest: PageSize,
     ) -> Result<(), Halted<SpaceError>> {
         let Self { tables, cursor } = self;
-        if let Some(slots) = cursor.slots::<F, P>(tables.platform, range.start())
-            && tables.map_in(slots, &range, hpa, attributes, largest)
+        if let Some(ptes) = cursor.entries::<F, P>(tables.platform, range.start())
+            && tables.map_in(ptes, &range, hpa, attributes, largest)
         {
             return Ok(());
         }

@@ -34,7 +34,7 @@ pub fn agreed() {
     fence(Ordering::SeqCst);
 }
 
-/// An acquire fence behind relaxed loads of slots: later code sees what other threads did before
+/// An acquire fence behind relaxed loads of entries: later code sees what other threads did before
 /// they stored those values.
 #[inline(always)]
 pub(crate) fn acquired() {
@@ -151,15 +151,15 @@ mod modelled {
         /// exchange by another thread after the store.
         #[track_caller]
         pub fn store(&self, value: u64, order: Ordering) {
-            self.change(|slot| {
-                slot.fetch_add(0, Ordering::Relaxed);
-                slot.store(value, order);
+            self.change(|pte| {
+                pte.fetch_add(0, Ordering::Relaxed);
+                pte.store(value, order);
             });
         }
 
         #[track_caller]
         pub fn swap(&self, value: u64, order: Ordering) -> u64 {
-            self.change(|slot| slot.swap(value, order))
+            self.change(|pte| pte.swap(value, order))
         }
 
         #[track_caller]
@@ -170,32 +170,32 @@ mod modelled {
             success: Ordering,
             failure: Ordering,
         ) -> Result<u64, u64> {
-            self.change(|slot| slot.compare_exchange(old, new, success, failure))
+            self.change(|pte| pte.compare_exchange(old, new, success, failure))
         }
 
         #[track_caller]
         pub fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
-            self.change(|slot| slot.fetch_add(value, order))
+            self.change(|pte| pte.fetch_add(value, order))
         }
 
         #[track_caller]
         pub fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
-            self.change(|slot| slot.fetch_sub(value, order))
+            self.change(|pte| pte.fetch_sub(value, order))
         }
 
         #[track_caller]
         pub fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
-            self.change(|slot| slot.fetch_max(value, order))
+            self.change(|pte| pte.fetch_max(value, order))
         }
 
         #[track_caller]
         pub fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
-            self.change(|slot| slot.fetch_or(value, order))
+            self.change(|pte| pte.fetch_or(value, order))
         }
 
         #[track_caller]
         pub fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
-            self.change(|slot| slot.fetch_and(value, order))
+            self.change(|pte| pte.fetch_and(value, order))
         }
 
         #[track_caller]

@@ -1,4 +1,4 @@
-//! A table page as atomic slots; only this file turns an [`Hpa`] into memory.
+//! A table page as atomic entries; only this file turns an [`Hpa`] into memory.
 
 use crate::addr::Hpa;
 use crate::format::Format;
@@ -15,23 +15,23 @@ use core::num::NonZeroU64;
 /// reaches (in a table that is not linked yet), and for entries that hold the caller's own marker.
 #[repr(transparent)]
 #[derive(Debug)]
-pub struct Slot(AtomicU64);
+pub struct Pte(AtomicU64);
 
-impl Slot {
-    /// A slot that holds `raw`.
+impl Pte {
+    /// An entry that holds `raw`.
     pub fn new(raw: u64) -> Self {
         Self(AtomicU64::new(raw))
     }
 
-    /// Loads the slot. The load is an acquire: if the value links a table, the caller sees the
+    /// Loads the entry. The load is an acquire: if the value links a table, the caller sees the
     /// stores that preceded the link.
     #[inline(always)]
     pub fn load(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Returns the present value by a relaxed load, for walks over many slots: on Power, RISC-V and
-    /// arm64 an acquire costs more than the load.
+    /// Returns the present value by a relaxed load, for walks over many entries: on Power, RISC-V
+    /// and arm64 an acquire costs more than the load.
     ///
     /// An exchange from the value acquires it. A caller that relies on the value without an
     /// exchange, to follow a link or to take a reservation, calls
@@ -43,8 +43,8 @@ impl Slot {
 
     /// Replaces `old` by `new`, or returns the value that it found instead.
     ///
-    /// Release: stores to a new table precede its link. Acquire: a thread that takes over a slot
-    /// sees what the slot's former holder did.
+    /// Release: stores to a new table precede its link. Acquire: a thread that takes over an entry
+    /// sees what the entry's former holder did.
     #[inline(always)]
     pub fn exchange(&self, old: u64, new: u64) -> Result<(), u64> {
         shown(self, new, Order::Release, || {
@@ -52,12 +52,12 @@ impl Slot {
         })
     }
 
-    /// Replaces the caller's own marker, or a vacant slot where the caller is the only thread:
-    /// hardware takes the slot for invalid, and no other software changes it. Release: what was
+    /// Replaces the caller's own marker, or a vacant entry where the caller is the only thread:
+    /// hardware takes the entry for invalid, and no other software changes it. Release: what was
     /// done under the marker precedes the new value.
     #[inline(always)]
     pub(crate) fn release(&self, marker: u64, new: u64) {
-        debug_assert_eq!(self.load(), marker, "a frozen slot was changed by somebody else");
+        debug_assert_eq!(self.load(), marker, "a frozen entry was changed by somebody else");
         self.always(new, Order::Release, || self.0.store(new, Ordering::Release));
     }
 
@@ -85,18 +85,18 @@ impl Slot {
         }
     }
 
-    /// Stores to a slot of a table that is not linked yet. The link, a release, publishes the
+    /// Stores to an entry of a table that is not linked yet. The link, a release, publishes the
     /// store.
     #[inline(always)]
     pub(crate) fn init(&self, raw: u64) {
         self.always(raw, Order::Plain, || self.0.store(raw, Ordering::Relaxed));
     }
 
-    /// Stores to a slot that no other code can reach.
+    /// Stores to an entry that no other code can reach.
     #[inline(always)]
     pub fn set(&mut self, raw: u64) {
-        let slot = core::ptr::from_ref(self);
-        let Ok(()) = shown::<Infallible>(slot, raw, Order::Plain, || {
+        let pte = core::ptr::from_ref(self);
+        let Ok(()) = shown::<Infallible>(pte, raw, Order::Plain, || {
             #[cfg(not(loom))]
             {
                 *self.0.get_mut() = raw;
@@ -107,7 +107,7 @@ impl Slot {
         });
     }
 
-    /// Loads from a slot that no other code can reach.
+    /// Loads from an entry that no other code can reach.
     #[inline(always)]
     pub(crate) fn get(&mut self) -> u64 {
         #[cfg(not(loom))]
@@ -116,14 +116,14 @@ impl Slot {
         self.0.with_mut(|word| *word)
     }
 
-    /// Returns exclusively owned slots as plain words, for a platform that fills them by vector
+    /// Returns exclusively owned entries as plain words, for a platform that fills them by vector
     /// stores. No observer sees those stores.
     #[cfg(not(any(loom, shuttle)))]
-    pub fn words(slots: &mut [Self]) -> &mut [u64] {
-        let len = slots.len();
-        // SAFETY: `Slot` is a transparent wrapper of `AtomicU64`, which has the size, alignment and
-        // validity of `u64`; the exclusive borrow of the slots becomes that of the words.
-        unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast(), len) }
+    pub fn words(ptes: &mut [Self]) -> &mut [u64] {
+        let len = ptes.len();
+        // SAFETY: `Pte` is a transparent wrapper of `AtomicU64`, which has the size, alignment and
+        // validity of `u64`; the exclusive borrow of the entries becomes that of the words.
+        unsafe { core::slice::from_raw_parts_mut(ptes.as_mut_ptr().cast(), len) }
     }
 }
 
@@ -138,9 +138,9 @@ impl Frame {
     /// "none".
     ///
     /// # Safety
-    /// The frame is memory that [`Platform::slots`] of the platform that it is used with can reach.
-    /// It has the size and alignment that were asked for, its address fits into an entry of the
-    /// format, and no other code uses it.
+    /// The frame is memory that [`Platform::entries`] of the platform that it is used with can
+    /// reach. It has the size and alignment that were asked for, its address fits into an entry of
+    /// the format, and no other code uses it.
     pub const unsafe fn from_hpa(hpa: Hpa) -> Option<Self> {
         match NonZeroU64::new(hpa.0) {
             Some(hpa) => Some(Self(hpa)),
@@ -158,31 +158,34 @@ impl Frame {
         self.hpa()
     }
 
-    /// Returns the slots of an unlinked table at `level`.
+    /// Returns the entries of an unlinked table at `level`.
     #[inline(always)]
-    pub(crate) fn slots_mut<F: Format>(
+    pub(crate) fn entries_mut<F: Format>(
         &mut self,
         platform: &impl Platform,
         level: u8,
-    ) -> &mut [Slot] {
+    ) -> &mut [Pte] {
         // SAFETY: the platform allocated the frame with room for a table at `level` (the callers
         // ask for `F::TABLE_BYTES`, which suffice by point 4 of `Format`'s contract), and
-        // `&mut self` keeps other code from it while the slice lives. `Slot` is valid for any
+        // `&mut self` keeps other code from it while the slice lives. `Pte` is valid for any
         // bytes.
         unsafe {
-            core::slice::from_raw_parts_mut(platform.slots(self.hpa()).as_ptr(), F::slots(level))
+            core::slice::from_raw_parts_mut(
+                platform.entries(self.hpa()).as_ptr(),
+                F::entries(level),
+            )
         }
     }
 }
 
-/// Loads each of a run of slots once, with their common bits, in one pass, so that the values stay
-/// in registers. [`Slot::peek`] says how the loads are ordered. The loop is by index, as
+/// Loads each of a run of entries once, with their common bits, in one pass, so that the values
+/// stay in registers. [`Pte::peek`] says how the loads are ordered. The loop is by index, as
 /// `array::map` and `zip` are calls where crates are not optimised as one.
 #[inline(always)]
-pub(crate) fn load_run<const N: usize>(run: &[Slot; N]) -> Run<N> {
+pub(crate) fn load_run<const N: usize>(run: &[Pte; N]) -> Run<N> {
     let mut loaded = Run { raws: [0; N], common: !0, any: 0 };
-    for (index, slot) in run.iter().enumerate() {
-        let raw = slot.peek();
+    for (index, pte) in run.iter().enumerate() {
+        let raw = pte.peek();
         loaded.raws[index] = raw;
         loaded.common &= raw;
         loaded.any |= raw;
@@ -190,17 +193,17 @@ pub(crate) fn load_run<const N: usize>(run: &[Slot; N]) -> Run<N> {
     loaded
 }
 
-/// Returns the bits that any of a run of slots has, loaded as by [`load_run`].
+/// Returns the bits that any of a run of entries has, loaded as by [`load_run`].
 #[inline(always)]
-pub(crate) fn any<const N: usize>(run: &[Slot; N]) -> u64 {
+pub(crate) fn any<const N: usize>(run: &[Pte; N]) -> u64 {
     let mut any = 0;
-    for slot in run {
-        any |= slot.peek();
+    for pte in run {
+        any |= pte.peek();
     }
     any
 }
 
-/// The values of a run of slots.
+/// The values of a run of entries.
 pub(crate) struct Run<const N: usize> {
     pub raws: [u64; N],
     /// The bits that all of them have.
@@ -209,43 +212,43 @@ pub(crate) struct Run<const N: usize> {
     pub any: u64,
 }
 
-/// Rewrites a run of slots as plain words, unless `change` refuses; returns whether it did.
+/// Rewrites a run of entries as plain words, unless `change` refuses; returns whether it did.
 ///
 /// # Safety
-/// No other software and no hardware reads or writes the slots meanwhile.
+/// No other software and no hardware reads or writes the entries meanwhile.
 #[cfg(not(any(loom, shuttle)))]
 #[inline(always)]
 pub(crate) unsafe fn rewrite_run<const N: usize>(
-    run: &[Slot; N],
+    run: &[Pte; N],
     change: impl FnOnce([u64; N]) -> Option<[u64; N]>,
 ) -> bool {
     let words = core::ptr::from_ref(run).cast::<[u64; N]>().cast_mut();
-    // SAFETY: `Slot` is a transparent wrapper of `AtomicU64`: it has the size and alignment of
+    // SAFETY: `Pte` is a transparent wrapper of `AtomicU64`: it has the size and alignment of
     // `u64`, and an `UnsafeCell`, so it may be written through a shared reference. By the caller's
     // contract no other code accesses it.
     unsafe {
         let Some(new) = change(words.read()) else { return false };
         words.write(new);
         #[cfg(feature = "observed")]
-        run.iter().zip(new).for_each(|(slot, raw)| slot.always(raw, Order::Plain, || ()));
+        run.iter().zip(new).for_each(|(pte, raw)| pte.always(raw, Order::Plain, || ()));
     }
     true
 }
 
-/// Returns the slot of `gpa` in a table at `level`, which has a power of two of them.
+/// Returns the entry of `gpa` in a table at `level`, which has a power of two of them.
 #[inline(always)]
-pub(crate) fn slot<F: Format>(slots: &[Slot], gpa: u64, level: u8) -> &Slot {
-    &slots[(gpa >> F::shift(level)) as usize & (slots.len() - 1)]
+pub(crate) fn pte<F: Format>(ptes: &[Pte], gpa: u64, level: u8) -> &Pte {
+    &ptes[(gpa >> F::shift(level)) as usize & (ptes.len() - 1)]
 }
 
-/// Returns the slots of a linked table at `hpa`.
+/// Returns the entries of a linked table at `hpa`.
 ///
 /// # Safety
-/// `hpa` is a table of `len` slots that `platform` allocated. It stays allocated while the returned
-/// slice is in use.
+/// `hpa` is a table of `len` entries that `platform` allocated. It stays allocated while the
+/// returned slice is in use.
 #[inline(always)]
-pub(crate) unsafe fn slots(platform: &impl Platform, hpa: Hpa, len: usize) -> &[Slot] {
+pub(crate) unsafe fn entries(platform: &impl Platform, hpa: Hpa, len: usize) -> &[Pte] {
     // SAFETY: the table is allocated and of that length by this function's contract; shared access
-    // is sound because slots are atomics.
-    unsafe { core::slice::from_raw_parts(platform.slots(hpa).as_ptr(), len) }
+    // is sound because entries are atomics.
+    unsafe { core::slice::from_raw_parts(platform.entries(hpa).as_ptr(), len) }
 }

@@ -13,7 +13,7 @@ use crate::platform::Platform;
 use crate::retired::Retired;
 use crate::shootdown::{Invalidation, Owed, Shootdown, Vmid};
 use crate::sync::{AtomicU64, Ordering, acquired, agreed};
-use crate::table::{self, Frame, Slot, slot};
+use crate::table::{self, Frame, Pte, pte};
 use crate::underway::Pending;
 use crate::walk::{Budget, Outcome, PATIENCE, Visitor, touch_each, walk};
 pub use ended::{Contended, Halted, NewError};
@@ -58,8 +58,8 @@ pub(crate) struct Found {
 /// An entry that links a table: the table that holds the entry, and the value that was read.
 #[derive(Clone, Copy)]
 pub(crate) struct Link<'t> {
-    pub table: &'t [Slot],
-    pub slot: &'t Slot,
+    pub table: &'t [Pte],
+    pub pte: &'t Pte,
     pub raw: u64,
 }
 
@@ -107,9 +107,10 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         let root = platform.allocate(bytes).ok_or(NewError::OutOfFrames { bytes })?.into_hpa();
         // Where the root has several parts, hardware may read all of the page that an address
         // selects.
-        let slots = geometry.root_slots.max(F::slots(geometry.root_level));
-        // SAFETY: the frame was allocated with at least that many slots, and no other code has it.
-        unsafe { table::slots(platform, root, slots) }.iter().for_each(|slot| slot.init(0));
+        let ptes = geometry.root_entries.max(F::entries(geometry.root_level));
+        // SAFETY: the frame was allocated with at least that many entries, and no other code has
+        // it.
+        unsafe { table::entries(platform, root, ptes) }.iter().for_each(|pte| pte.init(0));
         Ok(Self {
             format,
             platform,
@@ -258,16 +259,16 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// [`Tables::lookup`] that looks once, and returns marked entries, too.
     #[inline(always)]
     fn lookup_once(&self, gpa: u64) -> Found {
-        let raw = slot::<F>(self.root_slots(), gpa, self.geometry.root_level).load();
+        let raw = pte::<F>(self.root_entries(), gpa, self.geometry.root_level).load();
         self.lookup_below(raw, gpa)
     }
 
-    /// [`Tables::lookup`] of any address, which looks once, and returns marked entries, too. Returns
-    /// `None` for an address that is past the root's entries.
+    /// [`Tables::lookup`] of any address, which looks once, and returns marked entries, too.
+    /// Returns `None` for an address that is past the root's entries.
     #[inline(always)]
     pub(crate) fn lookup_any(&self, gpa: u64) -> Option<Found> {
-        let slot = self.root_slots().get((gpa >> F::shift(self.geometry.root_level)) as usize)?;
-        Some(self.lookup_below(slot.load(), gpa))
+        let pte = self.root_entries().get((gpa >> F::shift(self.geometry.root_level)) as usize)?;
+        Some(self.lookup_below(pte.load(), gpa))
     }
 
     /// Follows the root's entry for `gpa`, of value `raw`. The levels are one straight run of code,
@@ -288,11 +289,11 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
                         return Found { raw, level: $level, writable };
                     }
                     common &= raw;
-                    let (hpa, len) = (F::table_address(raw), F::slots($level - 1));
-                    // SAFETY: a linked table has that many slots, and stays allocated while this
+                    let (hpa, len) = (F::table_address(raw), F::entries($level - 1));
+                    // SAFETY: a linked table has that many entries, and stays allocated while this
                     // walk runs.
-                    let slots = unsafe { table::slots(platform, hpa, len) };
-                    raw = slot::<F>(slots, gpa, $level - 1).load();
+                    let ptes = unsafe { table::entries(platform, hpa, len) };
+                    raw = pte::<F>(ptes, gpa, $level - 1).load();
                 }
             )*};
         }
@@ -311,20 +312,21 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         gpa: u64,
         to: u8,
         mut each: impl FnMut(u8, Link<'t>),
-    ) -> (&'t [Slot], u8) {
+    ) -> (&'t [Pte], u8) {
         let mut level = self.geometry.root_level;
-        let mut table = self.root_slots();
+        let mut table = self.root_entries();
         while level > to {
-            let slot = slot::<F>(table, gpa, level);
-            let raw = slot.load();
+            let pte = pte::<F>(table, gpa, level);
+            let raw = pte.load();
             if F::kind(raw, level) != Kind::Table {
                 break;
             }
-            each(level, Link { table, slot, raw });
+            each(level, Link { table, pte, raw });
             level -= 1;
-            // SAFETY: a linked table has that many slots, and stays allocated: the caller is inside
-            // a guard, or knows that no thread reclaims.
-            table = unsafe { table::slots(self.platform, F::table_address(raw), F::slots(level)) };
+            // SAFETY: a linked table has that many entries, and stays allocated: the caller is
+            // inside a guard, or knows that no thread reclaims.
+            table =
+                unsafe { table::entries(self.platform, F::table_address(raw), F::entries(level)) };
         }
         (table, level)
     }
@@ -334,31 +336,31 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     ///
     /// The caller is inside a guard, or no thread reclaims.
     #[inline(always)]
-    pub(crate) fn slot_at(&self, gpa: u64, level: u8) -> Option<&Slot> {
+    pub(crate) fn entry_at(&self, gpa: u64, level: u8) -> Option<&Pte> {
         let (table, _) = self.table_at(gpa, level);
-        Some(slot::<F>(table?, gpa, level))
+        Some(pte::<F>(table?, gpa, level))
     }
 
     /// Returns the table at `level` (at most the root's) on the way to `gpa`, if there is one, and
     /// the bits that all entries on the way have.
     #[inline(always)]
-    pub(crate) fn table_at(&self, gpa: u64, level: u8) -> (Option<&[Slot]>, u64) {
+    pub(crate) fn table_at(&self, gpa: u64, level: u8) -> (Option<&[Pte]>, u64) {
         let root = self.geometry.root_level;
         debug_assert!(level <= root, "no table is above the root");
         let platform = self.platform;
-        let (mut table, mut common) = (self.root_slots(), !0);
+        let (mut table, mut common) = (self.root_entries(), !0);
         macro_rules! below {
             ($($above:literal)*) => {$(
                 if root >= $above && level < $above {
-                    let raw = slot::<F>(table, gpa, $above).load();
+                    let raw = pte::<F>(table, gpa, $above).load();
                     if F::kind(raw, $above) != Kind::Table {
                         return (None, common);
                     }
                     common &= raw;
-                    let (hpa, len) = (F::table_address(raw), F::slots($above - 1));
-                    // SAFETY: a linked table has that many slots, and stays allocated while this
+                    let (hpa, len) = (F::table_address(raw), F::entries($above - 1));
+                    // SAFETY: a linked table has that many entries, and stays allocated while this
                     // walk runs.
-                    table = unsafe { table::slots(platform, hpa, len) };
+                    table = unsafe { table::entries(platform, hpa, len) };
                 }
             )*};
         }
@@ -378,18 +380,18 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         let (_, common) = self.table_at(gpa, level);
         if common & F::TABLE_ACCESSED != F::TABLE_ACCESSED {
             let levels = (self.geometry().root_level, level);
-            touch_each::<F, P>(self.platform, self.root_slots(), levels, gpa);
+            touch_each::<F, P>(self.platform, self.root_entries(), levels, gpa);
         }
     }
 
     #[inline(always)]
-    pub(crate) fn root_slots(&self) -> &[Slot] {
-        let slots = self.geometry.root_slots;
-        // SAFETY: `root_slots` is a power of two (`Format`, 3), so it is not 0. With this hint, a
+    pub(crate) fn root_entries(&self) -> &[Pte] {
+        let ptes = self.geometry.root_entries;
+        // SAFETY: `root_entries` is a power of two (`Format`, 3), so it is not 0. With this hint, a
         // lookup has no index that could panic, and its guard stays in registers.
-        unsafe { core::hint::assert_unchecked(slots != 0) };
-        // SAFETY: the root was allocated with that many slots and lives as long as `self`.
-        unsafe { table::slots(self.platform, self.root, slots) }
+        unsafe { core::hint::assert_unchecked(ptes != 0) };
+        // SAFETY: the root was allocated with that many entries and lives as long as `self`.
+        unsafe { table::entries(self.platform, self.root, ptes) }
     }
 
     #[inline(always)]
@@ -411,7 +413,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         budget: &mut Budget,
     ) -> Outcome {
         let level = self.geometry.root_level;
-        walk::<F, P, V>(self.platform, self.root_slots(), level, (start, end), visitor, budget)
+        walk::<F, P, V>(self.platform, self.root_entries(), level, (start, end), visitor, budget)
     }
 
     #[inline(always)]
@@ -478,7 +480,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         }
         let stale = emptied && self.pending.removals.count() != 0;
         if stale {
-            self.invalidate_slots(base, base + (1 << F::shift(level)));
+            self.invalidate_entries(base, base + (1 << F::shift(level)));
         }
         stale
     }
@@ -491,7 +493,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     #[cold]
-    pub(crate) fn invalidate_slots(&self, start: u64, end: u64) {
+    pub(crate) fn invalidate_entries(&self, start: u64, end: u64) {
         let range = GpaRange::from_bounds(start, end);
         self.platform.invalidate(&Invalidation {
             vmid: self.current(),
@@ -561,7 +563,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         // ends here.
         unsafe {
             let level = self.geometry.root_level;
-            dismantle::<F, P>(platform, self.root_slots(), level, &mut |frame| {
+            dismantle::<F, P>(platform, self.root_entries(), level, &mut |frame| {
                 platform.free(frame, F::TABLE_BYTES);
             });
             if let Some(root) = Frame::from_hpa(self.root) {

@@ -4,9 +4,9 @@
 //! A thread counts itself before its first exchange, and is counted no more after its invalidation
 //! has completed.
 //!
-//! *Invariant*: a thread that finds a slot as such an exchange left it, and then finds the count 0,
-//! knows that the invalidation has completed. Dropped work stays counted until an invalidation of
-//! all of the guest, which began after the drop, has completed.
+//! *Invariant*: a thread that finds an entry as such an exchange left it, and then finds the count
+//! 0, knows that the invalidation has completed. Dropped work stays counted until an invalidation
+//! of all of the guest, which began after the drop, has completed.
 
 use crate::shootdown::Owed;
 use crate::sync::{AtomicU64, Ordering};

@@ -1,24 +1,24 @@
 //! The one walk of the tables: over a range, for levels that are known at compile time, with a
 //! visitor that is inlined.
 //!
-//! A table is read slot by slot in ascending order. The walk descends into a slot that links a
-//! table if any wanted level lies below; it shows every other slot of a wanted level to the
+//! A table is read entry by entry in ascending order. The walk descends into an entry that links a
+//! table if any wanted level lies below; it shows every other entry of a wanted level to the
 //! visitor, which may change it. The code of each level is compiled for that level, so tables of
 //! pages are not touched for a visitor that does not want them.
 //!
 //! # Concurrency
-//! The walk holds no lock. It loads a slot once, and the visitor works on that value: the visitor
-//! changes the slot by [`Slot::exchange`] from that very value, and asks for the slot to be loaded
-//! again where the exchange failed. A slot that another thread has marked goes to
+//! The walk holds no lock. It loads an entry once, and the visitor works on that value: the visitor
+//! changes the entry by [`Pte::exchange`] from that very value, and asks for the entry to be loaded
+//! again where the exchange failed. An entry that another thread has marked goes to
 //! [`Visitor::held`], not to [`Visitor::visit`]; unless the visitor decides otherwise, the walk
 //! loads it again, a bounded number of times. A table that was unlinked while the walk was in it
-//! stays allocated until the walk's guard lets it go, and all of its slots say that it was retired.
-//! The walk then begins anew at the first address that the table covered. Visitors are idempotent,
-//! so it does no harm to visit a slot twice.
+//! stays allocated until the walk's guard lets it go, and all of its entries say that it was
+//! retired. The walk then begins anew at the first address that the table covered. Visitors are
+//! idempotent, so it does no harm to visit an entry twice.
 //!
-//! Slots are loaded relaxed. A visitor that changes a slot acquires its value by the exchange.
-//! Other code that relies on a value comes after a fence, one for many slots: before the walk
-//! descends into a table, before a visitor takes a reservation for an emptied slot
+//! Entries are loaded relaxed. A visitor that changes an entry acquires its value by the exchange.
+//! Other code that relies on a value comes after a fence, one for many entries: before the walk
+//! descends into a table, before a visitor takes a reservation for an emptied entry
 //! (`Tables::break_before_fill`), and at the end of a walk, for its caller. The descent to one
 //! address, which follows every link, loads with acquire. An accessed mark in a table, or the right
 //! to write in one, needs more than acquire (`sync::agreed`); formats without either
@@ -33,7 +33,7 @@ use crate::addr::{Gpa, Levels};
 use crate::format::{Format, Kind, RUN};
 use crate::platform::Platform;
 use crate::sync::{acquired, relax};
-use crate::table::{self, Slot};
+use crate::table::{self, Pte};
 pub(crate) use budget::Budget;
 use budget::End;
 use climb::{Climb, left};
@@ -42,7 +42,7 @@ use marks::{touch, touch_path};
 use runs::pass_run;
 pub(crate) use runs::{change_run, visit_each};
 
-/// How often a walk waits for a marker, or loses a slot to another thread, before it gives up.
+/// How often a walk waits for a marker, or loses an entry to another thread, before it gives up.
 ///
 /// A thread holds a marker for one invalidation at most, and for cache maintenance where a memory
 /// type changes. A turn is a pause of the CPU (x86: 40 to 140 cycles; arm64: an `isb`, some tens),
@@ -56,12 +56,13 @@ pub(crate) const PATIENCE: u32 = 2;
 #[cfg(shuttle)]
 pub(crate) const PATIENCE: u32 = 8;
 
-/// A slot that the walk shows to a visitor, and the part of the walk's range that the slot covers.
+/// An entry that the walk shows to a visitor, and the part of the walk's range that the entry
+/// covers.
 pub(crate) struct Entry<'t> {
-    pub slot: &'t Slot,
+    pub pte: &'t Pte,
     /// The value that was loaded.
     pub raw: u64,
-    /// The part of the range that the slot covers.
+    /// The part of the range that the entry covers.
     pub start: u64,
     pub end: u64,
 }
@@ -72,16 +73,16 @@ impl Entry<'_> {
     /// wait for the stores.
     #[inline(always)]
     pub fn apart(&self) -> Self {
-        Self { slot: self.slot, raw: self.raw, start: self.start, end: self.end }
+        Self { pte: self.pte, raw: self.raw, start: self.start, end: self.end }
     }
 
-    /// Returns whether the range covers all that the slot covers.
+    /// Returns whether the range covers all that the entry covers.
     #[inline(always)]
     pub fn whole<F: Format>(&self, level: u8) -> bool {
         self.end - self.start == 1 << F::shift(level)
     }
 
-    /// The first address that the slot covers.
+    /// The first address that the entry covers.
     #[inline(always)]
     pub fn base<F: Format>(&self, level: u8) -> u64 {
         self.start & !((1 << F::shift(level)) - 1)
@@ -90,11 +91,11 @@ impl Entry<'_> {
 
 /// The next step of the walk after a visit.
 pub(crate) enum Flow {
-    /// Goes on after the slot.
+    /// Goes on after the entry.
     Next,
-    /// Loads the slot again: it changed, or now links a table that the walk is to enter.
+    /// Loads the entry again: it changed, or now links a table that the walk is to enter.
     Again,
-    /// Loads the slot again after a while: another thread holds it.
+    /// Loads the entry again after a while: another thread holds it.
     Wait,
     /// Ends here, for a reason that the visitor keeps.
     Stop,
@@ -107,13 +108,13 @@ pub(crate) enum Flow {
 /// the visitor stopped it, another thread held an entry for too long, or the budget was spent.
 pub(crate) type Outcome = Result<(), Gpa>;
 
-/// Counts of a walk's accesses to the slots of one table. It is apart from the visitor, so that it
-/// stays in registers across atomic exchanges.
+/// Counts of a walk's accesses to the entries of one table. It is apart from the visitor, so that
+/// it stays in registers across atomic exchanges.
 pub(crate) struct Tally {
     pub read: u64,
-    /// Slots exchanged or stored.
+    /// Entries exchanged or stored.
     pub changed: u64,
-    /// The range that covers the changed slots, if any.
+    /// The range that covers the changed entries, if any.
     pub start: u64,
     pub end: u64,
 }
@@ -134,12 +135,12 @@ impl Tally {
 
 /// The work of one operation at each entry that a walk shows.
 pub(crate) trait Visitor<'t, F: Format> {
-    /// The levels whose slots the visitor is shown; no table that holds none of them is read.
+    /// The levels whose entries the visitor is shown; no table that holds none of them is read.
     const LEVELS: Levels;
     /// Whether the walk calls `leave` also for tables below which no level is wanted.
     const TABLES: bool = false;
-    /// A run of pages in which no slot has any of these bits, or a marker, needs no visit. `None`
-    /// if every slot needs one.
+    /// A run of pages in which no entry has any of these bits, or a marker, needs no visit. `None`
+    /// if every entry needs one.
     const QUIET: Option<u64> = None;
     /// With `TABLES`, the walk skips a run of tables in which no link has any of these bits, if
     /// `quiet`.
@@ -153,11 +154,11 @@ pub(crate) trait Visitor<'t, F: Format> {
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow;
 
     /// Does `visit` for a run of pages whose values are `raws`, without a marker. Returns how many
-    /// slots, from the start of the run, are done.
+    /// entries, from the start of the run, are done.
     #[inline(always)]
     fn visit_run(
         &mut self,
-        run: &'t [Slot; RUN],
+        run: &'t [Pte; RUN],
         raws: &[u64; RUN],
         at: u64,
         tally: &mut Tally,
@@ -169,7 +170,7 @@ pub(crate) trait Visitor<'t, F: Format> {
     /// false.
     #[cfg(not(any(loom, shuttle)))]
     #[inline(always)]
-    fn rewrite_run(&mut self, _run: &'t [Slot; RUN], _tally: &mut Tally) -> bool {
+    fn rewrite_run(&mut self, _run: &'t [Pte; RUN], _tally: &mut Tally) -> bool {
         false
     }
 
@@ -183,7 +184,7 @@ pub(crate) trait Visitor<'t, F: Format> {
     #[inline(always)]
     fn again(&mut self) {}
 
-    /// Called for a slot that another thread has marked.
+    /// Called for an entry that another thread has marked.
     #[inline(always)]
     fn held(&mut self, _level: u8, _entry: &Entry<'t>) -> Flow {
         Flow::Wait
@@ -199,27 +200,27 @@ pub(crate) trait Visitor<'t, F: Format> {
     /// Called before the walk descends into a table. `None` descends, `Next` skips the table,
     /// `Again` and `Wait` are as for a visit.
     #[inline(always)]
-    fn enter(&mut self, _level: u8, _entry: &Entry<'t>, _children: &'t [Slot]) -> Option<Flow> {
+    fn enter(&mut self, _level: u8, _entry: &Entry<'t>, _children: &'t [Pte]) -> Option<Flow> {
         None
     }
 
-    /// Called after everything below a slot that links a table was visited.
+    /// Called after everything below an entry that links a table was visited.
     #[inline(always)]
-    fn leave(&mut self, _level: u8, _entry: Entry<'t>, _children: &'t [Slot]) {}
+    fn leave(&mut self, _level: u8, _entry: Entry<'t>, _children: &'t [Pte]) {}
 
-    /// Does the work that the visitor asked for by [`Flow::Aside`], at a slot at `level` of `gpa`;
-    /// returns what a visit does. The walk may skip `leave` and the accessed marks of tables around
-    /// a slot that this finishes.
+    /// Does the work that the visitor asked for by [`Flow::Aside`], at an entry at `level` of
+    /// `gpa`; returns what a visit does. The walk may skip `leave` and the accessed marks of tables
+    /// around an entry that this finishes.
     #[inline(always)]
     fn aside(&mut self, _level: u8, _gpa: u64) -> Flow {
         Flow::Stop
     }
 
-    /// Adds what the walk did to slots of one table at `level`.
+    /// Adds what the walk did to entries of one table at `level`.
     fn settle(&mut self, level: u8, tally: Tally);
 }
 
-/// Walks `start..end` from the root, which has `slots` at `level`. Ends early after the table in
+/// Walks `start..end` from the root, which has `ptes` at `level`. Ends early after the table in
 /// which `budget` was spent; a walk of one page does not use the budget.
 ///
 /// The caller stays inside these tables, by a guard or as the only user, while it uses a reference
@@ -227,7 +228,7 @@ pub(crate) trait Visitor<'t, F: Format> {
 #[inline]
 pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
-    slots: &'t [Slot],
+    ptes: &'t [Pte],
     level: u8,
     (start, end): (u64, u64),
     visitor: &mut V,
@@ -238,7 +239,7 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     budget.spent = false;
     while patience > 0 {
         let End { at, why } =
-            tree::<F, P, V>(platform, slots, level, (start, from, end), visitor, budget);
+            tree::<F, P, V>(platform, ptes, level, (start, from, end), visitor, budget);
         // The budget may have been spent in the last table.
         if why == End::DONE.why || at == end {
             return Ok(());
@@ -276,23 +277,23 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     Err(Gpa(from))
 }
 
-/// Walks from `from` on; what precedes it is done. A range that lies within one slot, and is
-/// smaller than what that slot covers, begins in the table below, so that short calls skip the
+/// Walks from `from` on; what precedes it is done. A range that lies within one entry, and is
+/// smaller than what that entry covers, begins in the table below, so that short calls skip the
 /// loops of the levels above.
 #[inline(always)]
 fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
-    root: &'t [Slot],
+    root: &'t [Pte],
     mut level: u8,
     (start, from, end): (u64, u64, u64),
     visitor: &mut V,
     budget: &mut Budget,
 ) -> End {
-    let (mut slots, top) = (root, level);
+    let (mut ptes, top) = (root, level);
     let mut read = 0;
     while V::LEVELS.any_below(level) && (from ^ (end - 1)) >> F::shift(level) == 0 {
-        let slot = table::slot::<F>(slots, from, level);
-        let raw = slot.load();
+        let pte = table::pte::<F>(ptes, from, level);
+        let raw = pte.load();
         if F::kind(raw, level) != Kind::Table
             || end - from == 1 << F::shift(level)
             || !visitor.passes(raw)
@@ -302,7 +303,7 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         read += 1;
         level -= 1;
         // SAFETY: as in `one` below.
-        slots = unsafe { table::slots(platform, F::table_address(raw), F::slots(level)) };
+        ptes = unsafe { table::entries(platform, F::table_address(raw), F::entries(level)) };
     }
     // The walk of one page calls `settle` once, for all that it read.
     let is_page = level == 0 && end - from == 1 << F::PAGE_SHIFT;
@@ -310,14 +311,14 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         visitor.settle(level, Tally { read, ..Tally::NONE });
     }
     let result = match level {
-        0 if is_page => page::<F, P, V>(platform, slots, from, visitor, read),
-        0 => pages::<F, P, V>(platform, slots, from, end, visitor, budget),
-        1 => parents::<F, P, V>(platform, slots, start, from, end, visitor, budget),
+        0 if is_page => page::<F, P, V>(platform, ptes, from, visitor, read),
+        0 => pages::<F, P, V>(platform, ptes, from, end, visitor, budget),
+        1 => parents::<F, P, V>(platform, ptes, start, from, end, visitor, budget),
         _ => {
             let mut climb = Climb { top: level, level, start, at: from, end, raws: [0; 3] };
             let mut below = End::DONE;
             loop {
-                let step = climb.on::<F, P, V>(platform, slots, below, visitor, budget);
+                let step = climb.on::<F, P, V>(platform, ptes, below, visitor, budget);
                 if step.why != End::BELOW {
                     break step;
                 }
@@ -334,20 +335,20 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     result
 }
 
-/// Walks one page of a table, after `read` slots were read above it. It is not inlined, as
+/// Walks one page of a table, after `read` entries were read above it. It is not inlined, as
 /// operations that faults call have their own code for a page whose table exists.
 #[inline(never)]
 fn page<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
-    slots: &'t [Slot],
+    ptes: &'t [Pte],
     start: u64,
     visitor: &mut V,
     read: u64,
 ) -> End {
     let mut tally = Tally { read, ..Tally::NONE };
-    let slot = table::slot::<F>(slots, start, 0);
+    let pte = table::pte::<F>(ptes, start, 0);
     let end = start + (1 << F::PAGE_SHIFT);
-    let met = one::<F, P, V, 0, true>(platform, slot, start, end, visitor, &mut tally);
+    let met = one::<F, P, V, 0, true>(platform, pte, start, end, visitor, &mut tally);
     visitor.settle(0, tally);
     met.done()
 }
@@ -356,55 +357,55 @@ fn page<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
 #[inline(never)]
 fn pages<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
-    slots: &'t [Slot],
+    ptes: &'t [Pte],
     start: u64,
     end: u64,
     visitor: &mut V,
     budget: &mut Budget,
 ) -> End {
     let shift = F::PAGE_SHIFT;
-    let mut slots = part_of::<F>(slots, 0, start, end);
+    let mut ptes = part_of::<F>(ptes, 0, start, end);
     let mut at = start;
     let mut tally = Tally::NONE;
     // In most tables where nothing needs a visit, the first runs already show it. This loop is
     // apart from the one below, which keeps the values of a run in registers.
     if let Some(wanted) = V::QUIET {
-        let all = slots.len();
-        while let Some((run, rest)) = slots.split_first_chunk::<RUN>()
+        let all = ptes.len();
+        while let Some((run, rest)) = ptes.split_first_chunk::<RUN>()
             && table::any(run) & (wanted | F::MARK) == 0
         {
-            slots = rest;
+            ptes = rest;
         }
-        tally.read = (all - slots.len()) as u64;
+        tally.read = (all - ptes.len()) as u64;
         at += tally.read << shift;
     }
     let result = loop {
-        if let Some(run) = slots.first_chunk::<RUN>() {
+        if let Some(run) = ptes.first_chunk::<RUN>() {
             let passed = pass_run::<F, V, 0>(run, at, visitor, &mut tally);
             at += (passed as u64) << shift;
-            slots = &slots[passed..];
+            ptes = &ptes[passed..];
             if passed == RUN {
                 continue;
             }
         }
-        let Some((slot, rest)) = slots.split_first() else { break End::DONE };
+        let Some((pte, rest)) = ptes.split_first() else { break End::DONE };
         let next = at + (1 << shift);
-        let met = one::<F, P, V, 0, false>(platform, slot, at, next, visitor, &mut tally).done();
+        let met = one::<F, P, V, 0, false>(platform, pte, at, next, visitor, &mut tally).done();
         if !met.is_done() {
             break met;
         }
-        (slots, at) = (rest, next);
+        (ptes, at) = (rest, next);
     };
     let result = budget.end(result, tally.read, end);
     visitor.settle(0, tally);
     result
 }
 
-/// Returns the slots of a table at `level` for a range within the table.
+/// Returns the entries of a table at `level` for a range within the table.
 #[inline(always)]
-fn part_of<F: Format>(slots: &[Slot], level: u8, start: u64, end: u64) -> &[Slot] {
-    let (shift, mask) = (F::shift(level), slots.len() - 1);
-    &slots[(start >> shift) as usize & mask..=((end - 1) >> shift) as usize & mask]
+fn part_of<F: Format>(ptes: &[Pte], level: u8, start: u64, end: u64) -> &[Pte] {
+    let (shift, mask) = (F::shift(level), ptes.len() - 1);
+    &ptes[(start >> shift) as usize & mask..=((end - 1) >> shift) as usize & mask]
 }
 
 /// Walks a range of a table at level 1, and the tables of pages below. What lies between `start`
@@ -413,7 +414,7 @@ fn part_of<F: Format>(slots: &[Slot], level: u8, start: u64, end: u64) -> &[Slot
 #[allow(clippy::too_many_arguments, reason = "as many as registers take")]
 fn parents<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
-    slots: &'t [Slot],
+    ptes: &'t [Pte],
     start: u64,
     from: u64,
     end: u64,
@@ -421,21 +422,21 @@ fn parents<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     budget: &mut Budget,
 ) -> End {
     let shift = F::shift(1);
-    let mut slots = part_of::<F>(slots, 1, from, end);
+    let mut ptes = part_of::<F>(ptes, 1, from, end);
     let mut at = from;
     let mut tally = Tally::NONE;
     let result = loop {
-        if let Some(run) = slots.first_chunk::<RUN>() {
+        if let Some(run) = ptes.first_chunk::<RUN>() {
             let passed = pass_run::<F, V, 1>(run, at, visitor, &mut tally);
             at = if passed == 0 { at } else { ((at >> shift) + passed as u64) << shift };
-            slots = &slots[passed..];
+            ptes = &ptes[passed..];
             if passed == RUN {
                 continue;
             }
         }
-        let Some((slot, rest)) = slots.split_first() else { break End::DONE };
+        let Some((pte, rest)) = ptes.split_first() else { break End::DONE };
         let next = (((at >> shift) + 1) << shift).min(end);
-        let result = match one::<F, P, V, 1, false>(platform, slot, at, next, visitor, &mut tally) {
+        let result = match one::<F, P, V, 1, false>(platform, pte, at, next, visitor, &mut tally) {
             Met::Done(result) => result,
             Met::Table { children, raw } => {
                 let below = if V::LEVELS.any_below(1) {
@@ -443,26 +444,26 @@ fn parents<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
                 } else {
                     End::DONE
                 };
-                let entry = Entry { slot, raw, start: at, end: next };
+                let entry = Entry { pte, raw, start: at, end: next };
                 left::<F, V>(1, start, entry, children, below, visitor, budget)
             }
         };
         if !result.is_done() {
             break result;
         }
-        (slots, at) = (rest, next);
+        (ptes, at) = (rest, next);
     };
     let result = budget.end(result, tally.read, end);
     visitor.settle(1, tally);
     result
 }
 
-/// The outcome for one slot.
+/// The outcome for one entry.
 enum Met<'t> {
     Done(End),
     /// The link of a table that is to be descended into.
     Table {
-        children: &'t [Slot],
+        children: &'t [Pte],
         raw: u64,
     },
 }
@@ -478,21 +479,21 @@ impl Met<'_> {
     }
 }
 
-/// Visits one slot until it is done, or links a table that the walk is to descend into. With
+/// Visits one entry until it is done, or links a table that the walk is to descend into. With
 /// `ALONE` no fence follows, so each load acquires.
 #[inline(always)]
 fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALONE: bool>(
     platform: &'t P,
-    slot: &'t Slot,
+    pte: &'t Pte,
     start: u64,
     end: u64,
     visitor: &mut V,
     tally: &mut Tally,
 ) -> Met<'t> {
     for _ in 0..PATIENCE {
-        let raw = if ALONE { slot.load() } else { slot.peek() };
+        let raw = if ALONE { pte.load() } else { pte.peek() };
         tally.read += 1;
-        let entry = Entry { slot, raw, start, end };
+        let entry = Entry { pte, raw, start, end };
         let flow = match F::kind(raw, LEVEL) {
             Kind::Table if LEVEL > 0 => {
                 if !V::LEVELS.any_below(LEVEL) && !V::TABLES {
@@ -501,11 +502,12 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
                 if !ALONE {
                     acquired();
                 }
-                // SAFETY: the walk's platform allocated the table that a slot links, with the slots
-                // of its level. It was linked when the slot was read, so it is not given back while
-                // the walk's caller is inside these tables (see `walk`).
-                let children =
-                    unsafe { table::slots(platform, F::table_address(raw), F::slots(LEVEL - 1)) };
+                // SAFETY: the walk's platform allocated the table that an entry links, with the
+                // entries of its level. It was linked when the entry was read, so it is not given
+                // back while the walk's caller is inside these tables (see `walk`).
+                let children = unsafe {
+                    table::entries(platform, F::table_address(raw), F::entries(LEVEL - 1))
+                };
                 match visitor.enter(LEVEL, &entry, children) {
                     Some(flow) => flow,
                     None => return Met::Table { children, raw },

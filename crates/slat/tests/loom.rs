@@ -11,7 +11,7 @@
 //! were joined: that keeps the number of orders small.
 //!
 //! Models are exhaustive unless they say `bounded` or `at most`. They do not reach `pass_run`
-//! (tables of two slots never fill a run), nor the ordering of a walker's loads by their address
+//! (tables of two entries never fill a run), nor the ordering of a walker's loads by their address
 //! dependency, which loom does not know; the hardware loads with acquire instead.
 #![cfg(loom)]
 

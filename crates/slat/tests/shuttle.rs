@@ -8,8 +8,8 @@
 //! # Random histories (`mix`)
 //! Three to five threads execute random operations. One or two CPUs walk the tables, set accessed
 //! and dirty bits, and keep entries in TLB and walk cache until they are invalidated. Tables have
-//! two slots and three levels. Half of the schedules are random, half by priorities (PCT). The test
-//! checks that:
+//! two entries and three levels. Half of the schedules are random, half by priorities (PCT). The
+//! test checks that:
 //! - Every use and every write that hardware marked is reported after it: by a scan of ages or a
 //!   harvest, by the leaves that an unmap hands out, or by the leaf at the end. A harvest or an
 //!   exact scan, while no other thread takes such state, finds all that was outstanding when it
@@ -45,7 +45,7 @@
 //!
 //! | stopped | others may be contended |
 //! |---|---|
-//! | unmap | while it retires the slots of a table |
+//! | unmap | while it retires the entries of a table |
 //! | collapse | from the first sealed child to the release of the block |
 //! | split | where the CPU demands a break: while blocks stand frozen |
 //! | relax for a write | where tables have rights: while it pushes protection down |

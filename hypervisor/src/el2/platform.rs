@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use slat::format::arm64::id::IdRegisters;
 use slat::format::arm64::tlbi::{Instruction, Tlbi};
 use slat::{
-    BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot, Vmid,
+    BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte, Seat, Vmid,
 };
 use slat_guest::{Host, NoHooks, PrivateHooks};
 use slat_hypervisor::options::{Fault, Options};
@@ -213,8 +213,8 @@ unsafe impl Platform for El2 {
         unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
-        NonNull::new(table.0 as *mut Slot).expect("no table is at address 0")
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
+        NonNull::new(table.0 as *mut Pte).expect("no table is at address 0")
     }
 
     fn publish(&self) {

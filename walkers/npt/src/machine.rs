@@ -6,7 +6,7 @@ use core::fmt::{self, Write};
 use core::panic::PanicInfo;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slot};
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Pte, Seat};
 
 global_asm!(include_str!("start.s"));
 
@@ -93,8 +93,8 @@ unsafe impl Platform for Machine {
 
     unsafe fn free(&self, _: Frame, _: usize) {}
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
-        NonNull::new(table.0 as *mut Slot).expect("a frame is not at address 0")
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
+        NonNull::new(table.0 as *mut Pte).expect("a frame is not at address 0")
     }
 
     /// Stores are seen in order.

@@ -63,13 +63,13 @@ fn map(guard: &mut In<'_, '_>, at: GpaRange, hpa: u64, a: Attributes, cache: &mu
 /// Flips the bit by which the engine seals a leaf, as a collapse does while vCPUs run.
 fn seal(tables: &Tables<'_, RiscV, Machine>, gpa: u64) {
     let geometry = tables.geometry();
-    let (mut table, mut slots) = (tables.root(), geometry.root_slots as u64);
+    let (mut table, mut ptes) = (tables.root(), geometry.root_entries as u64);
     for level in (0..=geometry.root_level).rev() {
-        let slot = table.0 + 8 * ((gpa >> RiscV::shift(level)) % slots);
-        if RiscV::kind(get(slot), level) != Kind::Table {
-            return put(slot, get(slot) ^ RiscV::MARK);
+        let pte = table.0 + 8 * ((gpa >> RiscV::shift(level)) % ptes);
+        if RiscV::kind(get(pte), level) != Kind::Table {
+            return put(pte, get(pte) ^ RiscV::MARK);
         }
-        (table, slots) = (RiscV::table_address(get(slot)), 1 << RiscV::INDEX_BITS);
+        (table, ptes) = (RiscV::table_address(get(pte)), 1 << RiscV::INDEX_BITS);
     }
 }
 

@@ -4,7 +4,7 @@ use core::arch::{asm, global_asm};
 use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slot};
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Pte, Seat};
 
 global_asm!(include_str!("boot.s"));
 
@@ -168,8 +168,8 @@ unsafe impl Platform for Machine {
         self.live.set(self.live.get() - (bytes as u64 >> 12));
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
-        NonNull::new(table.0 as *mut Slot).expect("no frame is at address 0")
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
+        NonNull::new(table.0 as *mut Pte).expect("no frame is at address 0")
     }
 
     /// This hart runs the guest: it drops cached invalid entries.

@@ -8,7 +8,7 @@ pub mod today;
 use ax_memory_addr::{PhysAddr, VirtAddr};
 use axaddrspace::AddrSpace;
 use slat::{
-    AddressSpace, BreakBeforeMake, Format, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slot,
+    AddressSpace, BreakBeforeMake, Format, Frame, Grace, Hpa, Invalidation, Platform, Pte, Seat,
     Vmid,
 };
 use slat_axvm::{GuestMemory, NestedPageTable};
@@ -110,7 +110,7 @@ unsafe impl Platform for Host {
         unsafe { dealloc(memory, layout(bytes)) }
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
         NonNull::new(std::ptr::with_exposed_provenance_mut(table.0 as usize)).unwrap()
     }
 

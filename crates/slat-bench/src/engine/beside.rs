@@ -34,7 +34,7 @@ const FAULTED: u64 = 1 << 30;
 enum Beside {
     /// There is no other thread.
     Nobody,
-    /// It reads the slots of other memory.
+    /// It reads the entries of other memory.
     Reads,
     /// It ages other memory.
     Ages,
@@ -83,7 +83,7 @@ struct Scene<'a, 'p> {
     bed: Bed<Arm64K4>,
     arena: &'p Arena,
     tables: &'a Tables<'p, Arm64K4, Arena>,
-    slots: &'a [&'a [AtomicU64]],
+    ptes: &'a [&'a [AtomicU64]],
     /// Memory that is mapped from the start; the faults map the memory after it.
     other: GpaRange,
     beside: Beside,
@@ -104,12 +104,12 @@ fn sample(
     let bed = Bed::new(Arm64K4::default(), memory + FAULTED);
     let mapped = bed.mapped(arena, memory, PageSize::SIZE_4K, Attributes::RAM)?;
     let tables = Inactive::activate(mapped);
-    let slots = Bed::new(Arm64K4::default(), memory).slots(&tables, arena);
+    let ptes = Bed::new(Arm64K4::default(), memory).entries(&tables, arena);
     let scene = Scene {
         bed,
         arena,
         tables: &tables,
-        slots: &slots,
+        ptes: &ptes,
         other: bed.part(0, memory),
         beside,
         lock: Lock::default(),
@@ -213,7 +213,7 @@ impl<'p> Scene<'_, 'p> {
     }
 
     fn read(&self) {
-        for table in self.slots.iter().cycle() {
+        for table in self.ptes.iter().cycle() {
             black_box(limit::read(table));
             self.looked.fetch_add(table.len() as u64, Ordering::Relaxed);
             if self.over() {

@@ -116,8 +116,8 @@ fn map_by(
         let guard = tables.enter(&mut member)?;
         bed.check(&guard, bed.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
     }
-    let written = counts.iter().map(|counts| counts.slots_written).sum();
-    Ok(Sample { seconds, counts: vec![("slots_written", written)] })
+    let written = counts.iter().map(|counts| counts.entries_written).sum();
+    Ok(Sample { seconds, counts: vec![("entries_written", written)] })
 }
 
 fn exchange_by(bed: &Bed<Arm64K4>, cpus: &[usize], arena: &mut Arena) -> anyhow::Result<Sample> {
@@ -125,12 +125,12 @@ fn exchange_by(bed: &Bed<Arm64K4>, cpus: &[usize], arena: &mut Arena) -> anyhow:
     arena.set_stores(Stores::Plain);
     let arena = &*arena;
     let tables = bed.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
-    let slots = bed.slots(&tables, arena);
-    let share = slots.len() / cpus.len();
+    let ptes = bed.entries(&tables, arena);
+    let share = ptes.len() / cpus.len();
     let exchange = |tables: &[&[AtomicU64]]| -> u64 {
         tables.iter().map(|table| black_box(limit::exchange(table))).sum()
     };
-    let works = slots
+    let works = ptes
         .chunks(share)
         .map(|tables| move |gate: &Gate| Ok(gate.pass(|| exchange(tables))))
         .collect();

@@ -57,9 +57,9 @@ fn modify(bed: &Bed<Arm64K4>, arena: &mut Arena) -> anyhow::Result<Sample> {
     arena.reset();
     arena.set_stores(Stores::Plain);
     let tables = bed.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
-    let slots = bed.slots(&tables, arena);
+    let ptes = bed.entries(&tables, arena);
     let watch = Watch::start();
-    for table in &slots {
+    for table in &ptes {
         black_box(modify_each(table));
     }
     Ok(Sample::time(watch.seconds()))

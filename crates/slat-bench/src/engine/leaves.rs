@@ -108,16 +108,16 @@ fn contest<'a>(memory: u64, op: Op, again: bool) -> Contest<'a> {
         .enter(limit, MACHINE, move |arena, _| {
             ready(arena);
             let tables = prepared(&bed, arena, op, again, &mut more)?;
-            let slots = bed.slots(&tables, arena);
+            let ptes = bed.entries(&tables, arena);
             more.clear();
             let watch = Watch::start();
-            for table in &slots {
+            for table in &ptes {
                 black_box(each(table));
             }
             let seconds = watch.seconds();
-            let slots: usize = slots.iter().map(|table| table.len()).sum();
-            ensure!(slots as u64 == bed.pages(), "{slots} slots of {} pages", bed.pages());
-            Ok(Sample { seconds, counts: vec![("slots", slots as u64)] })
+            let ptes: usize = ptes.iter().map(|table| table.len()).sum();
+            ensure!(ptes as u64 == bed.pages(), "{ptes} entries of {} pages", bed.pages());
+            Ok(Sample { seconds, counts: vec![("slots", ptes as u64)] })
         })
 }
 

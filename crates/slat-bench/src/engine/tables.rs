@@ -47,7 +47,7 @@ fn times(results: &[Measurement]) -> Option<Table> {
                 with_spread(&summary),
                 seconds(summary.min),
                 three_digits(summary.median / pages * 1e9),
-                count("slots_read"),
+                count("entries_read"),
                 count("invalidations"),
             ])
         })
@@ -63,7 +63,7 @@ fn times(results: &[Measurement]) -> Option<Table> {
             "time",
             "least",
             "ns a page",
-            "slots read",
+            "entries read",
             "TLBIs",
         ]
         .map(str::to_owned)

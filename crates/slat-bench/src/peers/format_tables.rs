@@ -56,7 +56,7 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
                 with_spread(&summary),
                 by_first,
                 by_limit,
-                count("slots_read"),
+                count("entries_read"),
                 count("invalidations"),
             ])
         })
@@ -72,7 +72,7 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
             "time of a page",
             "by the first's",
             "by the machine's",
-            "slots read",
+            "entries read",
             "TLBIs",
         ]
         .map(str::to_owned)
@@ -82,7 +82,7 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
         notes: vec![
             "A page is the format's own: of 16k and 64k there are fewer. Ratios are medians of \
              those of each round, in which all took turns, and where half of them lie. “the \
-             machine's”: a plain loop over the same slots, or the same bytes filled."
+             machine's”: a plain loop over the same entries, or the same bytes filled."
                 .to_owned(),
         ],
     })

@@ -308,8 +308,8 @@ mod tests {
                 found.unwrap_or_else(|| panic!("no {operation} of {format}"))
             };
             assert_eq!(of("map page by page").params["pieces"], pages, "{format}");
-            assert_eq!(of("write-protect").counts["slots_written"], pages, "{format}");
-            assert_eq!(of("age, all young").counts["slots_written"], pages, "{format}");
+            assert_eq!(of("write-protect").counts["entries_written"], pages, "{format}");
+            assert_eq!(of("age, all young").counts["entries_written"], pages, "{format}");
         }
         let large = results.iter().filter(|m| m.params["leaves"] == "larger blocks");
         assert!(

@@ -12,32 +12,32 @@ use slat_linux::{Leaf, Run};
 pub fn of<F: Format>(tables: &Tables<'_, F, Arena>, arena: &Arena, range: GpaRange) -> Vec<Run> {
     let geometry = tables.geometry();
     let mut found = Vec::new();
-    let root = (tables.root(), geometry.root_slots);
+    let root = (tables.root(), geometry.root_entries);
     table::<F>(arena, root, geometry.root_level, 0, range, &mut found);
     found
 }
 
 fn table<F: Format>(
     arena: &Arena,
-    (hpa, slots): (Hpa, usize),
+    (hpa, ptes): (Hpa, usize),
     level: u8,
     base: u64,
     range: GpaRange,
     found: &mut Vec<Run>,
 ) {
     let size = 1u64 << F::shift(level);
-    for index in 0..slots {
+    for index in 0..ptes {
         let gpa = base + index as u64 * size;
         if gpa + size <= range.start().0 || gpa >= range.end().0 {
             continue;
         }
-        // SAFETY: the index is below the table's number of slots, and the table stays while the
+        // SAFETY: the index is below the table's number of entries, and the table stays while the
         // caller, which has the only access, borrows its guest's tables.
-        let raw = unsafe { arena.slots(hpa).add(index).as_ref() }.load();
+        let raw = unsafe { arena.entries(hpa).add(index).as_ref() }.load();
         match F::kind(raw, level) {
             Kind::Leaf => push(found, Leaf { gpa, size, raw }),
             Kind::Table => {
-                let child = (F::table_address(raw), F::slots(level - 1));
+                let child = (F::table_address(raw), F::entries(level - 1));
                 table::<F>(arena, child, level - 1, gpa, range, found);
             }
             _ => {}

@@ -166,7 +166,7 @@ impl<F: Format> Turns<F> {
             if fills || limit == Limit::FillPlain {
                 temper(arena, built as u64, turns.setting.caches);
                 let watch = Watch::start();
-                limit::fill_by(arena.words(built), F::slots(0), Stores::Plain);
+                limit::fill_by(arena.words(built), F::entries(0), Stores::Plain);
                 return Ok(Sample::time(watch.seconds()));
             }
             let arena = &*arena;
@@ -174,8 +174,8 @@ impl<F: Format> Turns<F> {
             let pages = limit::TablePages::of(&tables, arena, turns.bed.range());
             temper(arena, turns.work.table_bytes(), turns.setting.caches);
             // SAFETY: the tables exist, and no other thread uses them.
-            let (seconds, slots) = unsafe { pages.sample(arena, limit) };
-            Ok(Sample { seconds, counts: vec![("slots", slots)] })
+            let (seconds, ptes) = unsafe { pages.sample(arena, limit) };
+            Ok(Sample { seconds, counts: vec![("slots", ptes)] })
         };
         Some((limit.name(), turn))
     }
@@ -307,7 +307,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
 
     fn map(&mut self, member: &mut Member<'p, Arena>) -> anyhow::Result<f64> {
         let work = &self.turns.work;
-        let (per, pages) = (F::slots(0) as u64, work.pieces());
+        let (per, pages) = (F::entries(0) as u64, work.pieces());
         let tables = pages.div_ceil(per) + pages.div_ceil(per * per) + 4;
         let mut storage = storage(tables as usize);
         let mut cache = TableCache::new(self.arena, &mut storage);

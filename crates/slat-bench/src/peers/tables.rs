@@ -139,7 +139,7 @@ fn ratios_of(results: &[Measurement]) -> Vec<Table> {
         all.iter().partition(|row| row.measurements.iter().any(|m| m.target == "crate"));
     let how = "slat: nanoseconds a page (or look-up), ± half the interquartile range. The others: \
                how many times as long they took, the median of the rounds’ ratios; above 1 the \
-               engine is faster. The machine: a plain loop over the same slots, or that stores the \
+               engine is faster. The machine: a plain loop over the same entries, or that stores the \
                same bytes.";
     let mut beside_linux = vec![how.to_owned()];
     if linux.iter().any(|row| row.measurements.iter().any(|m| m.target == "linux-source")) {
@@ -270,7 +270,7 @@ fn counts(results: &[Measurement]) -> Option<Table> {
                 of(m, "tlbis"),
                 of(m, "barriers"),
                 of(m, "pages"),
-                engine("slots_read"),
+                engine("entries_read"),
                 engine("invalidations"),
                 of(m, "leaves_compared"),
                 if differing == 0 { "0".to_owned() } else { thousands(differing as i64) },
@@ -285,7 +285,7 @@ fn counts(results: &[Measurement]) -> Option<Table> {
         "TLBIs",
         "barriers",
         "tables",
-        "slat: slots",
+        "slat: entries",
         "TLBIs",
         "leaves",
         "differ",
@@ -293,7 +293,7 @@ fn counts(results: &[Measurement]) -> Option<Table> {
     let mut notes = vec![
         "visits: entries that Linux’s walk looked at; callbacks: calls of its visitor on the way \
          down. TLBIs: requests of invalidation, whose own barriers are not counted. tables: pages \
-         allocated. Then the slots that the engine read, and its invalidations. leaves: compared \
+         allocated. Then the entries that the engine read, and its invalidations. leaves: compared \
          with the engine’s, descriptor by descriptor; differ: of those, the ones that differ as \
          they may."
             .to_owned(),

@@ -226,7 +226,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
     ) -> Result<(), Stopped> {
         // Groups are aligned like tables, not like memslots.
         let word_bytes = 64u64 << F::PAGE_SHIFT;
-        let group = (F::slots(0) / 64).max(1);
+        let group = (F::entries(0) / 64).max(1);
         let mut word = 0;
         while word < words.len() {
             let at = Gpa(start.0 + word as u64 * word_bytes);

@@ -5,7 +5,7 @@
 //! always has. A dirty line may be written back at any moment, a clean one may be dropped. The
 //! [`Mood`] decides when.
 
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot};
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte, Seat};
 use slat_guest::{Backing, Host, Hva, NoPage, Page};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::{BTreeMap, BTreeSet};
@@ -205,8 +205,8 @@ unsafe impl Platform for Machine {
         unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
-        NonNull::new(table.0 as *mut Slot).expect("a frame is not at address 0")
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
+        NonNull::new(table.0 as *mut Pte).expect("a frame is not at address 0")
     }
 
     fn publish(&self) {

@@ -1,7 +1,7 @@
 //! What a guest with seats of its own asks of its host reaches the machine.
 
 use slat::{
-    BreakBeforeMake, Frame, Gpa, GpaRange, Grace, Hpa, Invalidation, Maintenance, Platform, Slot,
+    BreakBeforeMake, Frame, Gpa, GpaRange, Grace, Hpa, Invalidation, Maintenance, Platform, Pte,
     Vmid,
 };
 use slat_guest::*;
@@ -31,7 +31,7 @@ unsafe impl Platform for Noted {
         self.note("free");
     }
 
-    fn slots(&self, _: Hpa) -> NonNull<Slot> {
+    fn entries(&self, _: Hpa) -> NonNull<Pte> {
         self.note("slots");
         NonNull::dangling()
     }
@@ -61,7 +61,7 @@ unsafe impl Platform for Noted {
         self.note("maintain");
     }
 
-    fn fill(&self, _: &mut [Slot], _: u64, _: u64) {
+    fn fill(&self, _: &mut [Pte], _: u64, _: u64) {
         self.note("fill");
     }
 }
@@ -130,7 +130,7 @@ fn a_host_with_seats_of_its_own_passes_each_call_on_to_its_machine() {
     // SAFETY: the machine does nothing with the frame.
     unsafe { host.free(Frame::from_hpa(Hpa(0x1000)).unwrap(), 4096) };
     passes("free");
-    host.slots(Hpa(0));
+    host.entries(Hpa(0));
     passes("slots");
     host.publish();
     passes("publish");

@@ -2,8 +2,8 @@
 
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Memory, PageSize, Platform,
-    Seat, Slot, Vmid,
+    Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Memory, PageSize, Platform, Pte,
+    Seat, Vmid,
 };
 use slat_guest::*;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -88,7 +88,7 @@ unsafe impl<E: Events> Platform for Counted<E> {
         unsafe { dealloc(memory, layout(bytes)) }
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
         NonNull::new(std::ptr::with_exposed_provenance_mut(table.0 as usize)).unwrap()
     }
 

@@ -6,8 +6,8 @@ use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use slat::format::tiny::{Tiny, TwoSlots};
 use slat::{
-    Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Memory, PageSize, Platform,
-    Seat, Slot, Translation, Vmid,
+    Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Memory, PageSize, Platform, Pte,
+    Seat, Translation, Vmid,
 };
 use slat_guest::*;
 
@@ -21,7 +21,7 @@ pub const HOST: u64 = 0x4000;
 /// Frames, which are not given back to the allocator within a model.
 pub struct World {
     grace: Grace<[Seat; 3]>,
-    pages: RefCell<Vec<Box<[Slot]>>>,
+    pages: RefCell<Vec<Box<[Pte]>>>,
     bbm: BreakBeforeMake,
     /// Private bytes that were reported as mapped, and not as removed.
     pub assigned: Cell<u64>,
@@ -45,7 +45,7 @@ impl World {
 unsafe impl Platform for World {
     fn allocate(&self, _bytes: usize) -> Option<Frame> {
         let mut pages = self.pages.borrow_mut();
-        pages.push(Box::new([Slot::new(0), Slot::new(0)]));
+        pages.push(Box::new([Pte::new(0), Pte::new(0)]));
         // SAFETY: a new page, of two entries: tables of these formats have no more.
         unsafe { Frame::from_hpa(Hpa(pages.len() as u64 * PAGE)) }
     }
@@ -54,7 +54,7 @@ unsafe impl Platform for World {
         self.given_back.set(self.given_back.get() + 1);
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
         NonNull::from(&self.pages.borrow()[(table.0 / PAGE) as usize - 1][0])
     }
 

@@ -5,7 +5,7 @@
 
 use crate::bed::*;
 use loom::thread::spawn;
-use slat::{Access, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Platform, Slot};
+use slat::{Access, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Platform, Pte};
 use slat_guest::*;
 
 const FIRST: u64 = 2 * BLOCK - PAGE;
@@ -93,7 +93,7 @@ fn hardware(world: &World, ram: &Ram, vcpu: &TheVcpu, gpa: u64, value: u64) -> b
         let (slot, raw) = loop {
             let index = (gpa >> (12 + level)) as usize & 1;
             // SAFETY: every table of the format has two entries, which stay until the model ends.
-            let slot: &Slot = unsafe { world.slots(table).add(index).as_ref() };
+            let slot: &Pte = unsafe { world.entries(table).add(index).as_ref() };
             let raw = slot.load();
             let address = raw & 0xffff_f000;
             if level == 0 || raw & 0b11 != 0b11 {

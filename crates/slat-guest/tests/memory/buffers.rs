@@ -85,9 +85,9 @@ where
             }
         }
         (0..2).for_each(|cpu| _ = take(&machine, vcpus[0].worker(), cpu));
-        let before = guest.stats().totals.slots_read;
+        let before = guest.stats().totals.entries_read;
         vcpus[0].worker().read_log(MemslotId(0), &mut bits).unwrap();
-        assert_eq!(guest.stats().totals.slots_read, before, "no walk");
+        assert_eq!(guest.stats().totals.entries_read, before, "no walk");
         let logged: BTreeSet<_> =
             (0..PAGES).filter(|page| bits[*page as usize / 64] >> (page % 64) & 1 == 1).collect();
         assert_eq!(logged, written, "round {round}, seed {seed}");

@@ -15,7 +15,7 @@ use serde_json::json;
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::{
     Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Maintenance, Memory, PageSize,
-    Platform, Slot, Vmid,
+    Platform, Pte, Vmid,
 };
 use slat_guest::{
     Backing, CachePolicy, Config, Guest, Host, Hva, MemslotId, MemslotSpec, NoPage, Outcome, Page,
@@ -64,8 +64,8 @@ unsafe impl Platform for Flushing {
         unsafe { self.machine.free(frame, bytes) };
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
-        self.machine.slots(table)
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
+        self.machine.entries(table)
     }
 
     fn publish(&self) {

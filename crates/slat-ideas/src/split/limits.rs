@@ -97,17 +97,17 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
             number(pool.bytes.map(|bytes| bytes / (1u64 << 20) as f64)),
             with_spread(&summary),
             number(pool.bytes.map(|bytes| bytes / summary.median / 1e9)),
-            number(pool.slots.map(|slots| summary.median / slots * 1e9)),
+            number(pool.ptes.map(|ptes| summary.median / ptes * 1e9)),
         ])
     });
     Some(Table {
         title: "What the machine allows".to_owned(),
         common: String::new(),
         rows: rows.collect(),
-        columns: ["what", "MiB", "time", "GB/s", "ns a slot"].map(str::to_owned).into(),
+        columns: ["what", "MiB", "time", "GB/s", "ns an entry"].map(str::to_owned).into(),
         labels: 1,
         notes: vec![
-            "The same bytes and slots, with nothing to decide about them, in turns with the \
+            "The same bytes and entries, with nothing to decide about them, in turns with the \
              splits. Each ratio above is to the limit that took turns with its own row."
                 .to_owned(),
         ],
@@ -118,7 +118,7 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
 struct Pool<'a> {
     variant: &'a str,
     bytes: Option<f64>,
-    slots: Option<f64>,
+    ptes: Option<f64>,
     samples: Vec<f64>,
 }
 
@@ -130,7 +130,7 @@ impl<'a> Pool<'a> {
         Self {
             variant: &measurement.variant,
             bytes: amount("bytes"),
-            slots: amount("slots"),
+            ptes: amount("slots"),
             samples: measurement.samples.clone(),
         }
     }
@@ -144,7 +144,7 @@ impl<'a> Pool<'a> {
         };
         self.variant == other.variant
             && close(self.bytes, other.bytes)
-            && close(self.slots, other.slots)
+            && close(self.ptes, other.ptes)
     }
 }
 
@@ -155,7 +155,7 @@ const VARIANTS: [(&str, &str); 5] = [
     ("fill-best", "fill-best: the same, the best store there is"),
     ("read", "read: read the tables of the last level"),
     ("read-upper", "read-upper: read those above"),
-    ("cas", "cas: a compare-and-swap on each slot of the last level"),
+    ("cas", "cas: a compare-and-swap on each entry of the last level"),
 ];
 
 fn name(variant: &str) -> &str {

@@ -21,7 +21,7 @@ pub const READER: Reader = Reader {
     reads: |m| m.scenario == "split" || m.scenario == "limit",
     verdict: |results| Verdict::says(WALKS[1..].iter().filter_map(|walk| said(results, walk))),
     tables: |results| {
-        let all = [times(results), slots(results), limits::table(results)];
+        let all = [times(results), entries(results), limits::table(results)];
         all.into_iter().flatten().collect()
     },
     charts,
@@ -148,11 +148,11 @@ fn against_limit(results: &[Measurement], row: &Row, time: f64) -> Option<String
 }
 
 /// Returns a table of entries read for each GiB of the guest: exact, and equal on every machine.
-fn slots(results: &[Measurement]) -> Option<Table> {
+fn entries(results: &[Measurement]) -> Option<Table> {
     let rows = rows(results, "split", &[]);
     let walks = walks(&rows);
     let read = |row: &Row, walk: &str| {
-        let read = *row.variant(walk)?.counts.get("slots_read")?;
+        let read = *row.variant(walk)?.counts.get("entries_read")?;
         let memory = row.params.get("memory")?.as_u64().filter(|memory| *memory > 0)?;
         Some((read, read as f64 / (memory as f64 / (1u64 << 30) as f64)))
     };
@@ -165,7 +165,7 @@ fn slots(results: &[Measurement]) -> Option<Table> {
     columns.extend(walks.iter().map(|walk| (*walk).to_owned()));
     let timed = walks.contains(&EVERY_ENTRY);
     if timed {
-        columns.push("every-entry, ns a slot".to_owned());
+        columns.push("every-entry, ns an entry".to_owned());
     }
     let cells = rows.iter().map(|row| {
         let mut cells = labels.cells(row);
@@ -175,14 +175,14 @@ fn slots(results: &[Measurement]) -> Option<Table> {
         }
         if timed {
             let time = row.variant(EVERY_ENTRY).and_then(|m| median(&m.samples));
-            let slots = read(row, EVERY_ENTRY).map(|(slots, _)| slots).filter(|slots| *slots > 0);
-            let cost = time.zip(slots).map(|(time, slots)| three_digits(time / slots as f64 * 1e9));
+            let ptes = read(row, EVERY_ENTRY).map(|(ptes, _)| ptes).filter(|ptes| *ptes > 0);
+            let cost = time.zip(ptes).map(|(time, ptes)| three_digits(time / ptes as f64 * 1e9));
             cells.push(cost.unwrap_or_else(|| NOTHING.to_owned()));
         }
         cells
     });
     Some(Table {
-        title: "Slots read for each GiB of the guest".to_owned(),
+        title: "Entries read for each GiB of the guest".to_owned(),
         common: labels.common.clone(),
         rows: cells.collect(),
         columns,

@@ -17,8 +17,8 @@ const GUEST_BASE: u64 = 1 << 30;
 /// Host address at which the guest's memory would be; none of it is touched.
 const HOST_BASE: u64 = 1 << 40;
 
-/// Bytes of a slot that are split at a time, and for which the cache of table pages is filled: the
-/// largest chunk of Linux's eager split.
+/// Bytes of an entry that are split at a time, and for which the cache of table pages is filled:
+/// the largest chunk of Linux's eager split.
 const CHUNK: u64 = 1 << 30;
 
 /// Number of pages that one word of a dirty log covers.
@@ -65,7 +65,7 @@ impl<F: Format> Work<F> {
         (1..=F::LARGEST_LEAF).map(|level| (CHUNK >> F::shift(level)) + 1).sum()
     }
 
-    fn slot(&self) -> anyhow::Result<GpaRange> {
+    fn pte(&self) -> anyhow::Result<GpaRange> {
         Ok(GpaRange::new(Gpa(GUEST_BASE), self.memory)?)
     }
 
@@ -78,7 +78,7 @@ impl<F: Format> Work<F> {
         let mut storage: Vec<Option<Frame>> = Vec::new();
         storage.resize_with(Self::chunk_tables() as usize + 4, || None);
         let mut cache = TableCache::new(arena, &mut storage);
-        for chunk in steps(self.slot()?, CHUNK) {
+        for chunk in steps(self.pte()?, CHUNK) {
             cache.fill(usize::MAX)?;
             let hpa = Hpa(chunk.start().0 - GUEST_BASE + HOST_BASE);
             tables.map(chunk, hpa, Attributes::RAM, leaves, &mut cache)?;
@@ -110,7 +110,7 @@ impl<F: Format> Work<F> {
         let mut member = Member::join(&*arena)?;
         let watch = Watch::start();
         let mut guard = tables.enter(&mut member)?;
-        run(&mut guard, self.slot()?, self.target, case, &mut cache)?;
+        run(&mut guard, self.pte()?, self.target, case, &mut cache)?;
         guard.complete();
         let seconds = watch.seconds();
         let invalidations = arena.invalidations() - before;
@@ -124,24 +124,24 @@ impl<F: Format> Work<F> {
 
     /// Measures a limit of the machine for the same bytes.
     pub fn limit(&self, arena: &mut Arena, case: &Case, limit: Limit) -> anyhow::Result<Sample> {
-        let table = F::slots(0);
+        let table = F::entries(0);
         if matches!(limit, Limit::FillPlain | Limit::FillBest) {
             let words = arena.words(self.built_bytes(case.backing) as usize);
-            let slots = words.len() as u64;
+            let ptes = words.len() as u64;
             return Ok(Sample {
                 seconds: limit::fill(words, table, limit),
-                cost: Cost::Limit { slots },
+                cost: Cost::Limit { ptes },
             });
         }
         arena.reset();
-        let pages = TablePages::of(&self.build(arena, F::size(0))?, arena, self.slot()?);
+        let pages = TablePages::of(&self.build(arena, F::size(0))?, arena, self.pte()?);
         // Builds the tables again at the same places, so that the caches are as cold as for the
         // engine.
         arena.reset();
         let _tables = self.build(arena, F::size(0))?;
         // SAFETY: tables built the same way in an arena just reset are at the same places.
-        let (seconds, slots) = unsafe { pages.sample(arena, limit) };
-        Ok(Sample { seconds, cost: Cost::Limit { slots } })
+        let (seconds, ptes) = unsafe { pages.sample(arena, limit) };
+        Ok(Sample { seconds, cost: Cost::Limit { ptes } })
     }
 
     /// Returns the bytes of the tables that splitting `backing` builds.
@@ -173,7 +173,7 @@ impl<F: Format> Work<F> {
 #[inline(never)]
 fn run<F: Format, W: SplitWalk>(
     guard: &mut Guard<'_, '_, F, Arena>,
-    slot: GpaRange,
+    pte: GpaRange,
     target: PageSize,
     case: &Case,
     cache: &mut Cache<'_, F>,
@@ -181,15 +181,15 @@ fn run<F: Format, W: SplitWalk>(
     match case.when {
         When::Enable => {
             if case.what == What::Call {
-                guard.write_protect(slot)?;
+                guard.write_protect(pte)?;
                 guard.complete();
             }
-            for chunk in steps(slot, CHUNK) {
+            for chunk in steps(pte, CHUNK) {
                 split_range::<F, W>(guard, chunk, target, cache)?;
             }
         }
         When::Clear => {
-            for word in steps(slot, WORD << F::PAGE_SHIFT) {
+            for word in steps(pte, WORD << F::PAGE_SHIFT) {
                 split_range::<F, W>(guard, word, target, cache)?;
                 // Protects after the split, so that only the pages asked for are protected.
                 if case.what == What::Call {

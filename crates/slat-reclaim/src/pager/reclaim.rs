@@ -334,7 +334,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         }
         loop {
             match pool.slots.take() {
-                Taken::Slot(slot) => return Ok(slot),
+                Taken::Pte(slot) => return Ok(slot),
                 // The thread that wipes them waits for no other thread, so this wait ends.
                 Taken::Wait => self.wait(),
                 Taken::Full => {

@@ -2,7 +2,7 @@
 //! operation, and what each page of the guest must hold.
 
 use crate::turns::Turns;
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Slot};
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte};
 use slat_guest::Host;
 use slat_reclaim::{Ram, Swap, SwapError};
 use slat_sim::{Arch, Machine};
@@ -193,9 +193,9 @@ unsafe impl<A: Arch> Platform for World<A> {
         unsafe { self.machine.free(frame, bytes) }
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
         self.turns.moment();
-        self.machine.slots(table)
+        self.machine.entries(table)
     }
 
     fn publish(&self) {
@@ -225,7 +225,7 @@ unsafe impl<A: Arch> Platform for World<A> {
         self.machine.maintain(memory, bytes, what);
     }
 
-    fn fill(&self, slots: &mut [Slot], first: u64, step: u64) {
+    fn fill(&self, slots: &mut [Pte], first: u64, step: u64) {
         self.machine.fill(slots, first, step);
     }
 }

@@ -133,7 +133,7 @@ impl Arch for Arm {
         self.granule + (self.granule - 3) * (3 - level) as u32
     }
 
-    fn slots(&self, level: i8) -> usize {
+    fn entries(&self, level: i8) -> usize {
         if level == self.start_level {
             1 << (self.address_bits - self.shift(level))
         } else {
@@ -267,7 +267,7 @@ mod tests {
     fn levels_and_sizes_are_the_manuals() {
         let start = |granule, bits| {
             let cpu = Arm::new(granule, bits);
-            (cpu.start_level, cpu.slots(cpu.start_level))
+            (cpu.start_level, cpu.entries(cpu.start_level))
         };
         assert_eq!(start(12, 34), (2, 16 << 9));
         assert_eq!(start(12, 40), (1, 2 << 9));
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn with_lpa2_bits_9_and_8_are_an_addresss_highest() {
         let cpu = Arm::new(12, 52).with_lpa2();
-        assert_eq!((cpu.start_level, cpu.slots(0)), (0, 16 << 9));
+        assert_eq!((cpu.start_level, cpu.entries(0)), (0, 16 << 9));
         let raw = 0b11 | 0b10 << 8 | 1 << 49 | 0x5000;
         let address = 1 << 51 | 1 << 49 | 0x5000;
         assert_eq!(cpu.decode(raw, 2), Descriptor::Table { table: address, rights: Rights::ALL });
@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn with_lpa_bits_15_to_12_are_an_addresss_highest() {
         let cpu = Arm::new(16, 52).with_lpa();
-        assert_eq!((cpu.start_level, cpu.slots(1)), (1, 1 << 10));
+        assert_eq!((cpu.start_level, cpu.entries(1)), (1, 1 << 10));
         let raw = 0b11 | 0b11 << 8 | 0xa << 12 | 0x5_0000;
         let address = 0xa << 48 | 0x5_0000;
         assert_eq!(cpu.decode(raw, 2), Descriptor::Table { table: address, rights: Rights::ALL });

@@ -68,7 +68,7 @@ impl Arch for Ept {
         12 + 9 * (level - 1) as u32
     }
 
-    fn slots(&self, _level: i8) -> usize {
+    fn entries(&self, _level: i8) -> usize {
         512
     }
 

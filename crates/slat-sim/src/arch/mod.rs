@@ -29,7 +29,7 @@ pub trait Arch: Copy + Debug + Send + Sync + 'static {
     /// Returns the base-2 logarithm of the bytes that an entry of `level` covers.
     fn shift(&self, level: i8) -> u32;
     /// Returns the number of entries of a table of `level`.
-    fn slots(&self, level: i8) -> usize;
+    fn entries(&self, level: i8) -> usize;
     /// Decodes the entry `raw` of `level`.
     fn decode(&self, raw: u64, level: i8) -> Descriptor;
     /// Returns the base-2 logarithm of the number of adjacent leaves, of `2^shift` bytes each, that

@@ -46,7 +46,7 @@ impl Arch for Npt {
         12 + 9 * (level - 1) as u32
     }
 
-    fn slots(&self, _level: i8) -> usize {
+    fn entries(&self, _level: i8) -> usize {
         512
     }
 

@@ -109,7 +109,7 @@ impl Arch for Power {
         self.page + (level + 1..=4).map(|below| self.index_bits(below)).sum::<u32>()
     }
 
-    fn slots(&self, level: i8) -> usize {
+    fn entries(&self, level: i8) -> usize {
         1 << self.index_bits(level)
     }
 
@@ -262,7 +262,7 @@ mod tests {
         let (small, large) = (Power::new(12), Power::new(16));
         assert_eq!([1, 2, 3, 4].map(|level| small.shift(level)), [39, 30, 21, 12]);
         assert_eq!([1, 2, 3, 4].map(|level| large.shift(level)), [39, 30, 21, 16]);
-        assert_eq!([1, 2, 3, 4].map(|level| large.slots(level)), [8192, 512, 512, 32]);
+        assert_eq!([1, 2, 3, 4].map(|level| large.entries(level)), [8192, 512, 512, 32]);
     }
 
     #[test]

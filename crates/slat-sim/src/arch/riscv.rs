@@ -67,7 +67,7 @@ impl Arch for RiscV {
         12 + 9 * level as u32
     }
 
-    fn slots(&self, level: i8) -> usize {
+    fn entries(&self, level: i8) -> usize {
         if level == self.root_level() { 512 << ROOT_EXTRA_BITS } else { 512 }
     }
 
@@ -197,7 +197,12 @@ mod tests {
     fn the_root_is_four_times_a_table() {
         let of = |levels| {
             let hart = RiscV { levels, ..RiscV::default() };
-            (hart.address_bits(), hart.root_level(), hart.slots(hart.root_level()), hart.slots(0))
+            (
+                hart.address_bits(),
+                hart.root_level(),
+                hart.entries(hart.root_level()),
+                hart.entries(0),
+            )
         };
         assert_eq!(of(3), (41, 2, 2048, 512));
         assert_eq!(of(4), (50, 3, 2048, 512));

@@ -161,16 +161,16 @@ impl<'m, A: Arch> FastCpu<'m, A> {
         let (mut level, mut table, mut above) = (arch.root_level(), root.0, Rights::ALL);
         loop {
             let shift = arch.shift(level);
-            let index = (gpa >> shift) as usize & (arch.slots(level) - 1);
-            let slot = space.slot(table, index).ok_or(Why::NoMemory { hpa: table })?;
-            let raw = slot.load();
+            let index = (gpa >> shift) as usize & (arch.entries(level) - 1);
+            let pte = space.pte(table, index).ok_or(Why::NoMemory { hpa: table })?;
+            let raw = pte.load();
             let (marked, found) = match arch.decode(raw, level) {
                 Descriptor::Invalid => return Err(Fault::Translation.into()),
                 Descriptor::Reserved(_) => return Err(Fault::Reserved.into()),
                 Descriptor::Table { table: next, rights } => {
                     let marked = arch.mark(raw, level, write)?;
                     // If the entry changed before the mark was set, it is read again.
-                    if marked == raw || slot.exchange(raw, marked).is_ok() {
+                    if marked == raw || pte.exchange(raw, marked).is_ok() {
                         above = above.and(rights);
                         (level, table) = (arch.below(level), next);
                     }
@@ -193,7 +193,7 @@ impl<'m, A: Arch> FastCpu<'m, A> {
             if !space.memory().contains(&found.hpa) {
                 return Err(Why::NoMemory { hpa: found.hpa });
             }
-            if marked == raw || slot.exchange(raw, marked).is_ok() {
+            if marked == raw || pte.exchange(raw, marked).is_ok() {
                 return Ok(found);
             }
         }

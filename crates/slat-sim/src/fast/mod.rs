@@ -82,7 +82,7 @@ pub use error::{AccessError, CpuError, Why};
 use crate::arch::Arch;
 use frames::Frames;
 use log::Log;
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot};
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte, Seat};
 use space::Space;
 use std::io;
 use std::ptr::NonNull;
@@ -210,7 +210,7 @@ impl<A: Arch> FastMachine<A> {
 // SAFETY:
 // 1. `Frames` hands out disjoint, aligned parts of the table region, and a part again only after it
 //    was given back. Guest memory is another region.
-// 2. `slots` adds the address to the base of one mapping, which lives as long as the machine.
+// 2. `ptes` adds the address to the base of one mapping, which lives as long as the machine.
 // 3. By the protocol in the module's documentation, after `invalidate` has returned, no CPU uses
 //    what it cached before the generation changed, nor is it in a walk that began before. CPUs
 //    cache nothing else.
@@ -221,7 +221,7 @@ impl<A: Arch> FastMachine<A> {
 unsafe impl<A: Arch> Platform for FastMachine<A> {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let hpa = self.frames.take(bytes as u64)?;
-        // SAFETY: the frame is inside the table region, which `slots` reaches. It is of that size
+        // SAFETY: the frame is inside the table region, which `ptes` reaches. It is of that size
         // and alignment, no other code uses it, and it is below 2^46, which all formats can hold.
         unsafe { Frame::from_hpa(Hpa(hpa)) }
     }
@@ -231,7 +231,7 @@ unsafe impl<A: Arch> Platform for FastMachine<A> {
     }
 
     #[inline(always)]
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
         // SAFETY: the engine passes addresses inside frames that `allocate` returned, which are
         // inside the mapping.
         unsafe { self.space.base().add(table.0 as usize).cast() }

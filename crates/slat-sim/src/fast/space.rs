@@ -10,7 +10,7 @@
 //! for a huge page of the host.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use slat::Slot;
+use slat::Pte;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -75,15 +75,15 @@ impl Space {
     }
 
     /// Returns an entry of a table, for a walker; `None` if it is not in the memory for tables.
-    pub fn slot(&self, table: u64, index: usize) -> Option<&Slot> {
+    pub fn pte(&self, table: u64, index: usize) -> Option<&Pte> {
         let at = table.checked_add(index as u64 * 8)?;
         if at < FIRST_FRAME || at >= self.tables_end || at % 8 != 0 {
             return None;
         }
         // SAFETY: an aligned word inside the table region, which is mapped as long as `self` lives
-        // and is initialised (the kernel gave zeros). Slots are atomics. What a walker reaches is
+        // and is initialised (the kernel gave zeros). Entries are atomics. What a walker reaches is
         // linked, so no thread owns it exclusively.
-        Some(unsafe { self.base.add(at as usize).cast::<Slot>().as_ref() })
+        Some(unsafe { self.base.add(at as usize).cast::<Pte>().as_ref() })
     }
 
     /// Returns a word of guest memory.

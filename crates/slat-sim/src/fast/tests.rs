@@ -23,8 +23,8 @@ fn machine() -> (Arc<FastMachine<Ept>>, Hpa) {
 }
 
 fn set(machine: &FastMachine<Ept>, table: Hpa, raw: u64) {
-    let slot = machine.space.slot(table.0, 0).unwrap();
-    while slot.exchange(slot.load(), raw).is_err() {}
+    let pte = machine.space.pte(table.0, 0).unwrap();
+    while pte.exchange(pte.load(), raw).is_err() {}
 }
 
 /// Starts a thread that clears the entry in `root`, invalidates, and sets `done`. Returns after the

@@ -200,7 +200,7 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
     }
 
     pub fn place(&self, gpa: u64) -> Place {
-        self.machine.slot(VMID, Gpa(gpa))
+        self.machine.pte(VMID, Gpa(gpa))
     }
 
     /// Changes the entry where `gpa` ends, without the engine.

@@ -129,7 +129,7 @@ fn a_software_walk_into_a_freed_table_is_noticed() {
     guest.flush();
     // SAFETY: unlinked and invalidated. That software still walks it is the purpose of the test.
     unsafe { machine.free(Frame::from_hpa(leaf.table).unwrap(), 4096) };
-    machine.slots(leaf.table);
+    machine.entries(leaf.table);
     caught(&machine, Kind::FreedTable);
 }
 
@@ -196,7 +196,7 @@ fn descriptors_written_into_what_a_leaf_maps_are_guest_memory() {
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 2 << 20, M2);
     let leaf = guest.place(BASE);
-    machine.slots(Arm64::<12>::table_address(leaf.raw));
+    machine.entries(Arm64::<12>::table_address(leaf.raw));
     caught(&machine, Kind::Reserved);
 }
 

@@ -124,9 +124,9 @@ fn the_stores_of_a_trace_in_order_make_the_tables() {
     assert!(tables.contains(&guest.tables.root().0) && tables.len() >= 4, "{tables:#x?}");
     for table in tables {
         for index in 0..512 {
-            let slot = machine.peek(Hpa(table), index);
+            let pte = machine.peek(Hpa(table), index);
             let stored = replayed.get(&(table + 8 * index as u64));
-            assert_eq!(stored, Some(&slot), "slot {index} of {table:#x}");
+            assert_eq!(stored, Some(&pte), "entry {index} of {table:#x}");
         }
     }
 }
@@ -160,8 +160,8 @@ fn stores_of_threads_are_in_the_order_in_which_they_happened_and_under_their_thr
         for own in 1..4 {
             let (machine, table) = (&machine, frame.hpa());
             scope.spawn(move || {
-                // SAFETY: the frame has 512 slots, and lives as long as the machine.
-                let shared = unsafe { machine.slots(table).as_ref() };
+                // SAFETY: the frame has 512 entries, and lives as long as the machine.
+                let shared = unsafe { machine.entries(table).as_ref() };
                 for round in 0..ROUNDS {
                     let mut old = shared.load();
                     while let Err(found) = shared.exchange(old, old + 1) {
@@ -181,7 +181,7 @@ fn stores_of_threads_are_in_the_order_in_which_they_happened_and_under_their_thr
         let values: Vec<_> = at(own).map(|store| store.2).collect();
         assert_eq!(values, (0..ROUNDS).map(|round| round << 1).collect::<Vec<_>>());
         let threads: std::collections::BTreeSet<_> = at(own).map(|store| store.0).collect();
-        assert_eq!(threads.len(), 1, "one thread's own slot");
+        assert_eq!(threads.len(), 1, "one thread's own entry");
     }
     let shared: Vec<_> = at(0).map(|store| store.2).collect();
     assert_eq!(shared, (0..=3 * ROUNDS).collect::<Vec<_>>());

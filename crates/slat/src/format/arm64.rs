@@ -202,17 +202,17 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> Arm64<PAGE_SHIFT, WIDE> {
 //    58, 2 and 1 tell apart; a token or word lies at bits 55:8, from where `owner` takes it. `kind`
 //    reads no bit of `STATUS`, `SOFTWARE` or an address, nor `MARK` of a table, and an address has
 //    none of these bits; the other bits named of tables are 0. Methods that make a leaf from a leaf
-//    change only AF, `S2AP`, DBM, XN and `SW_DIRTY`. `all_tables` requires 0b11 in all slots.
+//    change only AF, `S2AP`, DBM, XN and `SW_DIRTY`. `all_tables` requires 0b11 in all entries.
 // 2. Frames are aligned to the granule and lie below 2^48, or 2^52 if `WIDE`: `ADDRESS`, or `LOW`
 //    and `HIGH`, hold all of their bits, and no other bit of a marker or of a table.
-// 3. The root has `2^bits` slots for the bits above its level's. It is at level 3 at most, where 16
-//    concatenated tables of any granule cover at least 52 bits, the largest width.
-// 4. A granule of `2^PAGE_SHIFT` bytes holds `2^(PAGE_SHIFT - 3)` slots, at any level.
+// 3. The root has `2^bits` entries for the bits above its level's. It is at level 3 at most, where
+//    16 concatenated tables of any granule cover at least 52 bits, the largest width.
+// 4. A granule of `2^PAGE_SHIFT` bytes holds `2^(PAGE_SHIFT - 3)` entries, at any level.
 // 5. Attributes use no bit of an address. If `WIDE`, the bits of an address below `HIGH_FROM` are
 //    in their own place, and those above it change only at multiples of `CARRY`, 2^48 or 2^50. If
 //    not, a leaf has the address unchanged, and `CARRY` is 0.
-// 6. A group is 1, 16, 32 or 128, and a table has at least 512 slots. `kind` does not read bit 52,
-//    and neither an address nor `INHERITED` has it.
+// 6. A group is 1, 16, 32 or 128, and a table has at least 512 entries. `kind` does not read bit
+//    52, and neither an address nor `INHERITED` has it.
 unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE> {
     const NAME: &'static str = match (PAGE_SHIFT, WIDE) {
         (12, false) => "arm64 stage 2, 4K granule",
@@ -257,7 +257,7 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
             root_level += 1;
         }
         let bits = address_bits.saturating_sub(Self::shift(root_level));
-        Ok(Geometry { address_bits, root_level, root_slots: 1 << bits })
+        Ok(Geometry { address_bits, root_level, root_entries: 1 << bits })
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Start of walks, and the number of table pages that operations on a range take.
 
-use super::{Format, slot_shift};
+use super::{Format, entry_shift};
 use crate::addr::{GpaRange, Hpa, PageSize};
 use core::fmt;
 
@@ -9,17 +9,17 @@ use core::fmt;
 pub struct Geometry {
     /// Number of bits of a guest physical address.
     pub address_bits: u32,
-    /// The level of the root's slots.
+    /// The level of the root's entries.
     pub root_level: u8,
-    /// Number of slots of the root, a power of two. It is larger than that of a table where tables
-    /// are concatenated.
-    pub root_slots: usize,
+    /// Number of entries of the root, a power of two. It is larger than that of a table where
+    /// tables are concatenated.
+    pub root_entries: usize,
 }
 
 impl Geometry {
     /// Returns the size of the root in bytes, which is also its alignment: at least one page.
     pub const fn root_bytes(&self, page_shift: u32) -> usize {
-        let bytes = self.root_slots * 8;
+        let bytes = self.root_entries * 8;
         if bytes < 1 << page_shift { 1 << page_shift } else { bytes }
     }
 
@@ -41,7 +41,7 @@ impl Geometry {
         let delta = hpa.0.wrapping_sub(start);
         let (mut level, mut tables) = (1, 0);
         while level <= self.root_level {
-            let shift = slot_shift::<F>(level);
+            let shift = entry_shift::<F>(level);
             let covered = 1u64 << shift;
             let (first, last) = (start >> shift, (end - 1) >> shift);
             let leaf =
@@ -66,7 +66,7 @@ impl Geometry {
     pub const fn tables_to_split<F: Format>(&self, range: GpaRange, to: PageSize) -> u64 {
         let (mut level, mut tables) = (1, 0);
         while level <= F::LARGEST_LEAF && level <= self.root_level {
-            let shift = slot_shift::<F>(level);
+            let shift = entry_shift::<F>(level);
             if shift > to.shift() {
                 tables += ((range.end().0 - 1) >> shift) - (range.start().0 >> shift) + 1;
             }
@@ -84,8 +84,8 @@ impl Geometry {
         let mut level = F::LARGEST_LEAF;
         // A leaf does not reach beyond the end of a guest that is smaller.
         while level > 0
-            && (slot_shift::<F>(level) > largest.shift()
-                || slot_shift::<F>(level) > self.address_bits
+            && (entry_shift::<F>(level) > largest.shift()
+                || entry_shift::<F>(level) > self.address_bits
                 || level > self.root_level)
         {
             level -= 1;

@@ -21,7 +21,7 @@ pub use software::Software;
 use crate::addr::{Hpa, LeafSizeError, PageSize};
 use core::fmt;
 
-/// The bits of one architecture's second-stage page-table entries (*slots*).
+/// The bits of one architecture's second-stage page-table entries (*entries*).
 ///
 /// A value carries what its user configured (see [`arm64::Arm64`]). Everything that a walk depends
 /// on is a constant, so that the compiler specialises the loops.
@@ -29,10 +29,10 @@ use core::fmt;
 /// Levels count upwards from 0, the level of pages. Leaves stand at the levels `0..=LARGEST_LEAF`,
 /// without gaps.
 ///
-/// [`Format::MARK`] in a slot keeps other threads from changing it, for a bounded time. A valid
+/// [`Format::MARK`] in an entry keeps other threads from changing it, for a bounded time. A valid
 /// leaf with the mark is *sealed*. In a table with the mark, a thread is pushing the write
-/// protection down. A slot that is invalid to hardware and has the mark is *frozen*, or *retired*
-/// together with its table. So a run of slots without that bit holds no marker.
+/// protection down. An entry that is invalid to hardware and has the mark is *frozen*, or *retired*
+/// together with its table. So a run of entries without that bit holds no marker.
 ///
 /// # Safety
 /// The walk dereferences what a format calls a table. Implementations promise:
@@ -40,7 +40,7 @@ use core::fmt;
 ///    [`Kind::Table`]; of [`Format::leaf`] up to `LARGEST_LEAF` [`Kind::Leaf`], or with `MARK`
 ///    [`Kind::Sealed`]; of [`Format::frozen`] [`Kind::Frozen`]; of [`Format::retired`]
 ///    [`Kind::Retired`]; of [`Format::reserved`] [`Kind::Reserved`]; of [`Format::owned`]
-///    [`Kind::Owned`]. No slot at level 0 is a table. Kind and address of a leaf do not depend on
+///    [`Kind::Owned`]. No entry at level 0 is a table. Kind and address of a leaf do not depend on
 ///    its bits of `STATUS` and `SOFTWARE`; those of a table do not depend on its bits of
 ///    `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING`, `RENEWED` and `MARK`. Methods that make a leaf
 ///    from a leaf keep kind and address. [`Format::all_tables`] agrees with `kind`. Different
@@ -48,24 +48,24 @@ use core::fmt;
 ///    [`Format::owned`] was given.
 /// 2. [`Format::table_address`] returns the address that [`Format::table`], [`Format::frozen`] or
 ///    [`Format::retired`] was given.
-/// 3. [`Format::geometry`] returns a root with a power of two of slots, at level 4 at most, which
+/// 3. [`Format::geometry`] returns a root with a power of two of entries, at level 4 at most, which
 ///    covers at least `address_bits`.
-/// 4. [`Format::TABLE_BYTES`], a power of two, holds the slots of a table below the root at any
-///    level; a page holds the slots of a table at the root's level.
+/// 4. [`Format::TABLE_BYTES`], a power of two, holds the entries of a table below the root at any
+///    level; a page holds the entries of a table at the root's level.
 /// 5. When a host address grows by a page, and not to a multiple of `CARRY`, the value of
 ///    [`Format::leaf`] at level 0 grows by as much as it does from address 0 to the first page.
 ///    `CARRY` is 0, or a power of two that is larger than a page.
-/// 6. [`Format::group`] is a power of two, and no larger than the number of slots of a table. Kind
-///    and address of a leaf do not depend on `CONTIGUOUS`, and [`Format::attribute_bits`] leaves it
-///    out.
+/// 6. [`Format::group`] is a power of two, and no larger than the number of entries of a table.
+///    Kind and address of a leaf do not depend on `CONTIGUOUS`, and [`Format::attribute_bits`]
+///    leaves it out.
 pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// Name of the format, as its manual has it.
     const NAME: &'static str;
     /// Base-2 logarithm of the page size in bytes.
     const PAGE_SHIFT: u32;
-    /// Base-2 logarithm of the number of slots of a table below the root.
+    /// Base-2 logarithm of the number of entries of a table below the root.
     const INDEX_BITS: u32;
-    /// Base-2 logarithm of the number of slots of a table of pages, where that is smaller.
+    /// Base-2 logarithm of the number of entries of a table of pages, where that is smaller.
     const LAST_INDEX_BITS: u32 = Self::INDEX_BITS;
     /// Size and alignment, in bytes, of a table below the root. They are the same at all levels, so
     /// that one cache serves all.
@@ -79,7 +79,7 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     const SOFTWARE_BITS: u8 = software::count(Self::SOFTWARE);
     /// Bits that hardware may set in a valid leaf (accessed, dirty), or that remember them.
     const STATUS: u64;
-    /// Bit that keeps other threads from changing the slot that has it.
+    /// Bit that keeps other threads from changing the entry that has it.
     const MARK: u64;
     /// Bit that stands in a table together with [`Format::MARK`]: another thread write-protected
     /// the subtree again during the push-down.
@@ -94,7 +94,7 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     const TABLE_ACCESSED: u64;
     /// Bit of a table whose leaves an ageing thread still has to age.
     const AGEING: u64;
-    /// Whether a slot that was emptied may be filled again only after an invalidation, because a
+    /// Whether an entry that was emptied may be filled again only after an invalidation, because a
     /// CPU must not hold two translations of one address (Arm: break-before-make, at every level of
     /// FEAT_BBM; Power).
     const REFILL_BREAKS: bool;
@@ -129,13 +129,13 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// Decodes `raw`, an entry of a table at `level`.
     fn kind(raw: u64, level: u8) -> Kind;
 
-    /// Returns whether all slots of a run at `level` link tables, so that a walk that wants nothing
-    /// below steps over the run. `common` has the bits that all slots have, `any` those that at
-    /// least one has.
+    /// Returns whether all entries of a run at `level` link tables, so that a walk that wants
+    /// nothing below steps over the run. `common` has the bits that all entries have, `any` those
+    /// that at least one has.
     fn all_tables(common: u64, any: u64, level: u8) -> bool;
 
-    /// Returns whether all slots of a run at level 0, without a marker, are pages. `common` has the
-    /// bits that all slots have.
+    /// Returns whether all entries of a run at level 0, without a marker, are pages. `common` has
+    /// the bits that all entries have.
     fn all_pages(common: u64) -> bool;
 
     /// Encodes attributes: returns the bits of a leaf, without address and level.
@@ -185,20 +185,20 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// Returns a frozen marker that carries the table address `hpa`, or 0 for none.
     fn frozen(hpa: Hpa) -> u64;
 
-    /// Returns a marker for a slot of a table that was unlinked; it carries the table address
+    /// Returns a marker for an entry of a table that was unlinked; it carries the table address
     /// `hpa`, or 0 for none.
     fn retired(hpa: Hpa) -> u64;
 
-    /// Returns an empty slot that carries `token`, of [`TOKEN_BITS`] bits, which names the
+    /// Returns an empty entry that carries `token`, of [`TOKEN_BITS`] bits, which names the
     /// operation that emptied or reserved it. It is invalid to hardware, and any thread may change
     /// it.
     fn reserved(token: u64) -> u64;
 
-    /// Returns an empty slot that carries `word`, of [`TOKEN_BITS`] bits, for its owner. It is
+    /// Returns an empty entry that carries `word`, of [`TOKEN_BITS`] bits, for its owner. It is
     /// invalid to hardware.
     fn owned(word: u64) -> u64;
 
-    /// Returns the word of an owned slot.
+    /// Returns the word of an owned entry.
     fn owner(raw: u64) -> u64;
 
     /// Returns the leaf without the right to write; bits of it remember the dirty state. Returns
@@ -251,15 +251,15 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
         1
     }
 
-    /// Returns the base-2 logarithm of the number of bytes that a slot at `level` covers.
+    /// Returns the base-2 logarithm of the number of bytes that an entry at `level` covers.
     #[inline(always)]
     fn shift(level: u8) -> u32 {
-        slot_shift::<Self>(level)
+        entry_shift::<Self>(level)
     }
 
-    /// Returns the number of slots of a table at `level`, below the root.
+    /// Returns the number of entries of a table at `level`, below the root.
     #[inline(always)]
-    fn slots(level: u8) -> usize {
+    fn entries(level: u8) -> usize {
         1 << if level == 0 { Self::LAST_INDEX_BITS } else { Self::INDEX_BITS }
     }
 
@@ -290,13 +290,13 @@ pub(crate) const fn software_bits<F: Format>() -> u64 {
 }
 
 /// [`Format::shift`], for functions that are `const`.
-pub(crate) const fn slot_shift<F: Format>(level: u8) -> u32 {
+pub(crate) const fn entry_shift<F: Format>(level: u8) -> u32 {
     let even = F::PAGE_SHIFT + F::INDEX_BITS * level as u32;
-    // Below a slot at a higher level there is a table of pages, which may have fewer slots.
+    // Below an entry at a higher level there is a table of pages, which may have fewer entries.
     if level == 0 { even } else { even - (F::INDEX_BITS - F::LAST_INDEX_BITS) }
 }
 
-/// [`Format::all_tables`] of the slots of a run.
+/// [`Format::all_tables`] of the entries of a run.
 #[cfg(test)]
 fn links_tables<F: Format>(run: &[u64; RUN], level: u8) -> bool {
     let common = run.iter().fold(!0, |common, raw| common & raw);
@@ -304,10 +304,10 @@ fn links_tables<F: Format>(run: &[u64; RUN], level: u8) -> bool {
     F::all_tables(common, any, level)
 }
 
-/// Number of slots that a walk reads together.
+/// Number of entries that a walk reads together.
 pub const RUN: usize = 8;
 
-/// Number of bits of a token, or of an owner's word, in an empty slot.
+/// Number of bits of a token, or of an owner's word, in an empty entry.
 pub const TOKEN_BITS: u32 = 48;
 
 /// The access of a guest that faulted, which [`Guard::relax`](crate::Guard::relax) handles.
@@ -335,18 +335,18 @@ impl Access {
     }
 }
 
-/// Content of an entry of a table (a slot).
+/// Content of an entry of a table (an entry).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Nothing.
     Empty,
-    /// Nothing. A fault has reserved the slot, or an unmap has emptied it.
+    /// Nothing. A fault has reserved the entry, or an unmap has emptied it.
     Reserved,
-    /// Nothing, and nothing may be mapped here; the slot carries the word of its owner.
+    /// Nothing, and nothing may be mapped here; the entry carries the word of its owner.
     Owned,
-    /// A marker: a thread is changing the slot, and hardware finds it invalid.
+    /// A marker: a thread is changing the entry, and hardware finds it invalid.
     Frozen,
-    /// A marker: the table that has this slot was unlinked.
+    /// A marker: the table that has this entry was unlinked.
     Retired,
     /// A page or block.
     Leaf,
@@ -357,7 +357,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Returns whether a leaf or a table may be written to the slot.
+    /// Returns whether a leaf or a table may be written to the entry.
     #[inline(always)]
     pub const fn is_vacant(self) -> bool {
         matches!(self, Self::Empty | Self::Reserved)

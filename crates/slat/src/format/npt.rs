@@ -161,12 +161,12 @@ impl core::error::Error for MissingFeatures {}
 //    is in reservations, and owners have bits 3 and 4. `kind` reads no bit of `STATUS`, `SOFTWARE`,
 //    `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING` and `RENEWED`, nor `MARK` of a table, and none of
 //    these is a bit of an address. Methods that make a leaf from a leaf change only W, NX, A and D.
-//    `all_tables` requires bit 0 of all slots, and bit 7 of none.
+//    `all_tables` requires bit 0 of all entries, and bit 7 of none.
 // 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits, and no
 //    other bit of a marker or of a table.
 // 3. The root stands at level 3 or 4, with `2^(address_bits - 39)` or `2^(address_bits - 48)`
-//    slots, or one.
-// 4. A page of 4 KiB holds 512 slots, at any level.
+//    entries, or one.
+// 4. A page of 4 KiB holds 512 entries, at any level.
 // 5. A leaf has the address unchanged, in bits that no attribute uses; `CARRY` is 0.
 // 6. There are no groups: `group` is 1, and `CONTIGUOUS` is 0, which is no bit.
 unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
@@ -188,7 +188,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     const TABLE_WRITE: u64 = W;
 
     /// Walks begin at the PML4, or with five levels at the PML5. Narrow guests use only the first
-    /// slot of it. No guest address is wider than the CPU's physical addresses.
+    /// entry of it. No guest address is wider than the CPU's physical addresses.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
         let (root_level, widest) = if self.five_levels {
             (4, Self::FIVE_LEVELS_BITS)
@@ -200,7 +200,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
             return Err(GeometryError { address_bits, min, max, format: Self::NAME });
         }
         let bits = address_bits.saturating_sub(Self::shift(root_level));
-        Ok(Geometry { address_bits, root_level, root_slots: 1 << bits })
+        Ok(Geometry { address_bits, root_level, root_entries: 1 << bits })
     }
 
     #[inline(always)]

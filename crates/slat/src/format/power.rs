@@ -172,13 +172,13 @@ impl core::error::Error for RootError {}
 //    the two kinds of marker apart; bit 5 is in reservations, and owners have bits 4 and 5. `kind`
 //    reads no bit of `STATUS` and `SOFTWARE`, nor `MARK` of a table, and none of these is a bit of
 //    an address; the other bits named of tables are 0. Methods that make a leaf from a leaf change
-//    only bits of EAA, R and C. `all_tables` requires V in all slots, and L in none. All of this
+//    only bits of EAA, R and C. `all_tables` requires V in all entries, and L in none. All of this
 //    holds in either byte order, because constants, addresses and tokens are swapped alike.
 // 2. Frames are aligned to 4 KiB and lie below 2^57: `NLB` holds all of their bits, and no other
 //    bit of a marker or of a table.
-// 3. The root has 2^13 slots at level 3, which covers 39 + 13 bits.
-// 4. Tables have 2^9 slots, or 2^5: at most 4 KiB, which is `TABLE_BYTES`. A page has at least 4
-//    KiB, for the 2^9 slots of a table at the root's level.
+// 3. The root has 2^13 entries at level 3, which covers 39 + 13 bits.
+// 4. Tables have 2^9 entries, or 2^5: at most 4 KiB, which is `TABLE_BYTES`. A page has at least 4
+//    KiB, for the 2^9 entries of a table at the root's level.
 // 5. Attributes use no bit of an address. On a big-endian host a leaf has the address unchanged,
 //    and `CARRY` is 0. On a little-endian host its bytes are swapped, so it grows by a constant
 //    only within one byte: for 4k pages the byte that ends at bit 16, for 64k pages the byte that
@@ -214,13 +214,13 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
         _ => 1 << 24,
     };
 
-    /// All widths have one root: a narrower guest leaves slots of it empty.
+    /// All widths have one root: a narrower guest leaves entries of it empty.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
         let (min, max) = (PAGE_SHIFT, MAX_BITS);
         if !(min..=max).contains(&address_bits) {
             return Err(GeometryError { address_bits, min, max, format: Self::NAME });
         }
-        Ok(Geometry { address_bits, root_level: ROOT_LEVEL, root_slots: 1 << ROOT_BITS })
+        Ok(Geometry { address_bits, root_level: ROOT_LEVEL, root_entries: 1 << ROOT_BITS })
     }
 
     #[inline(always)]

@@ -115,7 +115,7 @@ const NC: u64 = 1;
 const IO: u64 = 2;
 
 const MAX_OUTPUT_BITS: u32 = 56;
-/// Base-2 logarithm of how many times more slots the root has than a table. It is aligned to its
+/// Base-2 logarithm of how many times more entries the root has than a table. It is aligned to its
 /// size.
 const ROOT_EXTRA_BITS: u32 = 2;
 const VMID_BITS: u32 = 14;
@@ -164,7 +164,7 @@ const ROOT_BYTES: u64 = 8 << (RiscV::INDEX_BITS + ROOT_EXTRA_BITS);
 pub enum HgatpError {
     /// No mode has its root at that level.
     Level {
-        /// The level of the root's slots.
+        /// The level of the root's entries.
         level: u8,
     },
     /// The root's address is not one that the register can hold.
@@ -207,11 +207,11 @@ impl core::error::Error for HgatpError {}
 //    in reservations, and owners have bits 1 and 3. `kind` reads no bit of `STATUS` and `SOFTWARE`,
 //    nor `MARK` of a table, and none of these is a bit of an address; the other bits named of
 //    tables are 0. Methods that make a leaf from a leaf change only R, W, X, U, A and D.
-//    `all_tables` requires V in all slots, and R, W and X in none.
+//    `all_tables` requires V in all entries, and R, W and X in none.
 // 2. Frames are aligned to 4 KiB and lie below 2^56: shifted, `PPN` holds all of their bits, and no
 //    other bit of a marker or of a table.
-// 3. The root has 2^11 slots at level 2, 3 or 4, for 41, 50 or 59 bits.
-// 4. A page of 4 KiB holds 512 slots, at any level.
+// 3. The root has 2^11 entries at level 2, 3 or 4, for 41, 50 or 59 bits.
+// 4. A page of 4 KiB holds 512 entries, at any level.
 // 5. A leaf has the whole address shifted, in bits that no attribute uses; `CARRY` is 0.
 // 6. There are no groups: `group` is 1, and `CONTIGUOUS` is 0, which is no bit.
 unsafe impl Format for RiscV {
@@ -234,8 +234,8 @@ unsafe impl Format for RiscV {
     const KEEPS_FAULTING: bool = true;
     const TABLE_WRITE: u64 = 0;
 
-    /// Chooses the narrowest mode. A narrower guest leaves slots of the root empty. Guest addresses
-    /// may be wider than the CPU's physical addresses.
+    /// Chooses the narrowest mode. A narrower guest leaves entries of the root empty. Guest
+    /// addresses may be wider than the CPU's physical addresses.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
         let (min, max) = (Self::PAGE_SHIFT, self.widest.address_bits());
         let fits = |mode: &Mode| (min..=mode.address_bits()).contains(&address_bits);
@@ -243,7 +243,7 @@ unsafe impl Format for RiscV {
             Some(mode) => Ok(Geometry {
                 address_bits,
                 root_level: mode.root_level(),
-                root_slots: 1 << (Self::INDEX_BITS + ROOT_EXTRA_BITS),
+                root_entries: 1 << (Self::INDEX_BITS + ROOT_EXTRA_BITS),
             }),
             None => Err(GeometryError { address_bits, min, max, format: Self::NAME }),
         }

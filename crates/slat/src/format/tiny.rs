@@ -1,4 +1,4 @@
-//! Tables of two slots with the bits of another format, for model checking: the smallest trees on
+//! Tables of two entries with the bits of another format, for model checking: the smallest trees on
 //! which an algorithm can go wrong.
 
 #[cfg(feature = "arm64")]
@@ -12,17 +12,17 @@ use super::{
 };
 use crate::addr::Hpa;
 
-/// Bits of Arm: a slot that was emptied is filled only after an invalidation.
+/// Bits of Arm: an entry that was emptied is filled only after an invalidation.
 #[cfg(feature = "arm64")]
 pub type Tiny = TwoSlots<Arm64K4>;
 /// Bits of Intel: tables have rights and accessed bits of their own.
 #[cfg(feature = "ept")]
 pub type TinyEpt = TwoSlots<Ept1G>;
-/// Bits of RISC-V: tables have neither rights nor accessed bits, and slots are filled at once.
+/// Bits of RISC-V: tables have neither rights nor accessed bits, and entries are filled at once.
 #[cfg(feature = "riscv")]
 pub type TinyRiscV = TwoSlots<RiscV>;
 
-/// Tables of two slots: 4k pages, blocks of 8k and 16k, three levels.
+/// Tables of two entries: 4k pages, blocks of 8k and 16k, three levels.
 #[derive(Clone, Copy, Debug)]
 pub struct TwoSlots<F>(pub F);
 
@@ -62,13 +62,13 @@ impl Bits for RiscV {}
 //    bits named are those of `F`. Blocks are smaller than those of `F`: the bits of their addresses
 //    begin where those of a page do, and `leaf_address` reads them as a page's.
 // 2. By `F`.
-// 3. The root has two slots at level 0, 1 or 2, which cover 13, 14 or 15 bits.
-// 4. Tables have two slots at any level; a page holds more.
+// 3. The root has two entries at level 0, 1 or 2, which cover 13, 14 or 15 bits.
+// 4. Tables have two entries at any level; a page holds more.
 // 5. Pages are those of `F`, whose `CARRY` is 0 as `Bits` says.
-// 6. A group is one slot, or both of a table. `CONTIGUOUS`, and the methods that read a leaf with
+// 6. A group is one entry, or both of a table. `CONTIGUOUS`, and the methods that read a leaf with
 //    it, are those of `F`.
 unsafe impl<F: Bits> Format for TwoSlots<F> {
-    const NAME: &'static str = "two-slot tables";
+    const NAME: &'static str = "two-entry tables";
     const PAGE_SHIFT: u32 = 12;
     const INDEX_BITS: u32 = 1;
     const LARGEST_LEAF: u8 = 2;
@@ -86,11 +86,11 @@ unsafe impl<F: Bits> Format for TwoSlots<F> {
     const TABLE_WRITE: u64 = F::TABLE_WRITE;
     const CONTIGUOUS: u64 = F::CONTIGUOUS;
 
-    /// 13 to 15 bits: a root of two slots at level 0, 1 or 2.
+    /// 13 to 15 bits: a root of two entries at level 0, 1 or 2.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
         match address_bits {
             13..=15 => {
-                Ok(Geometry { address_bits, root_level: address_bits as u8 - 13, root_slots: 2 })
+                Ok(Geometry { address_bits, root_level: address_bits as u8 - 13, root_entries: 2 })
             }
             _ => Err(GeometryError { address_bits, min: 13, max: 15, format: Self::NAME }),
         }

@@ -30,7 +30,7 @@ use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
 use crate::sync::{AtomicU64, Ordering, Turn, agreed};
-use crate::table::{Slot, slot};
+use crate::table::{Pte, pte};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, change_run, links};
 
@@ -156,22 +156,22 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     #[inline(always)]
     fn age_page(&mut self, gpa: u64, clear: bool) -> Option<bool> {
         let tables = self.tables;
-        let (slots, level) = tables.descend(gpa, 0, |_, _| ());
+        let (ptes, level) = tables.descend(gpa, 0, |_, _| ());
         if level > 0 {
             return None;
         }
-        let slot = slot::<F>(slots, gpa, 0);
-        let raw = slot.load();
+        let pte = pte::<F>(ptes, gpa, 0);
+        let raw = pte.load();
         if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
             return None;
         }
         let young = raw & F::ACCESSED != 0;
         if young && clear {
-            slot.exchange(raw, raw & !F::ACCESSED).ok()?;
-            self.sums.counts.slots_written += 1;
+            pte.exchange(raw, raw & !F::ACCESSED).ok()?;
+            self.sums.counts.entries_written += 1;
             self.sums.counts.bytes_changed += 1 << F::PAGE_SHIFT;
         }
-        self.sums.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
+        self.sums.counts.entries_read += u64::from(tables.geometry().root_level) + 1;
         Some(young)
     }
 
@@ -289,10 +289,10 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
         }
         if entry.raw & F::ACCESSED != 0 {
             if self.clear {
-                if entry.slot.exchange(entry.raw, entry.raw & !F::ACCESSED).is_err() {
+                if entry.pte.exchange(entry.raw, entry.raw & !F::ACCESSED).is_err() {
                     return Flow::Again;
                 }
-                self.sums.counts.slots_written += 1;
+                self.sums.counts.entries_written += 1;
                 self.sums.counts.bytes_changed += F::size(level).bytes();
             }
             self.young = true;
@@ -310,7 +310,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
 
     #[inline]
     fn settle(&mut self, _level: u8, tally: Tally) {
-        self.sums.counts.slots_read += tally.read;
+        self.sums.counts.entries_read += tally.read;
     }
 }
 
@@ -323,9 +323,9 @@ fn age_group<F: Format>(
     sums: &mut Sums,
 ) -> (bool, bool) {
     let (mut used, mut cleared) = (false, 0);
-    let whole = group.slots.iter().all(|slot| {
+    let whole = group.ptes.iter().all(|pte| {
         let member = |raw| F::kind(raw, level) == Kind::Leaf && folded::<F>(raw);
-        let old = slot.update(|raw| {
+        let old = pte.update(|raw| {
             (clear && member(raw) && raw & F::ACCESSED != 0).then_some(raw & !F::ACCESSED)
         });
         cleared += u64::from(old.is_ok());
@@ -333,8 +333,8 @@ fn age_group<F: Format>(
         used |= member(raw) && raw & F::ACCESSED != 0;
         member(raw)
     });
-    sums.counts.slots_read += group.slots.len() as u64;
-    sums.counts.slots_written += cleared;
+    sums.counts.entries_read += group.ptes.len() as u64;
+    sums.counts.entries_written += cleared;
     sums.counts.bytes_changed += cleared << F::shift(level);
     (used, whole)
 }
@@ -436,7 +436,7 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
             return Flow::Next;
         }
         if CLEAR && entry.whole::<F>(level) {
-            if entry.slot.exchange(entry.raw, entry.raw & !F::ACCESSED).is_err() {
+            if entry.pte.exchange(entry.raw, entry.raw & !F::ACCESSED).is_err() {
                 return Flow::Again;
             }
             tally.change(&entry);
@@ -449,7 +449,7 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
     #[inline(always)]
     fn visit_run(
         &mut self,
-        run: &'t [Slot; RUN],
+        run: &'t [Pte; RUN],
         raws: &[u64; RUN],
         at: u64,
         tally: &mut Tally,
@@ -473,13 +473,13 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
     }
 
     #[inline(always)]
-    fn enter(&mut self, level: u8, entry: &Entry<'t>, _: &'t [Slot]) -> Option<Flow> {
+    fn enter(&mut self, level: u8, entry: &Entry<'t>, _: &'t [Pte]) -> Option<Flow> {
         let raw = entry.raw;
         match TABLES {
             MARKED if raw & (F::TABLE_ACCESSED | F::AGEING) == 0 => Some(Flow::Next),
             HINT if raw & F::TABLE_ACCESSED == 0 => Some(Flow::Next),
             HINT if entry.whole::<F>(level) => {
-                let cleared = entry.slot.exchange(raw, raw & !F::TABLE_ACCESSED);
+                let cleared = entry.pte.exchange(raw, raw & !F::TABLE_ACCESSED);
                 cleared.err().map(|_| Flow::Again)
             }
             NOTED if !entry.whole::<F>(level) => None,
@@ -491,9 +491,9 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
     /// The note is removed once all leaves below have an answer; until then other scans do not
     /// trust the table's mark.
     #[inline(always)]
-    fn leave(&mut self, level: u8, entry: Entry<'t>, _: &'t [Slot]) {
+    fn leave(&mut self, level: u8, entry: Entry<'t>, _: &'t [Pte]) {
         if TABLES == NOTED && entry.whole::<F>(level) {
-            let _ = entry.slot.update(|raw| {
+            let _ = entry.pte.update(|raw| {
                 let noted = links::<F>(raw, level, entry.raw) && raw & F::AGEING != 0;
                 noted.then_some(raw & !F::AGEING)
             });
@@ -560,7 +560,7 @@ impl<'t, F: Format> Visitor<'t, F> for Note<'_> {
     }
 
     #[inline(always)]
-    fn enter(&mut self, level: u8, entry: &Entry<'t>, _: &'t [Slot]) -> Option<Flow> {
+    fn enter(&mut self, level: u8, entry: &Entry<'t>, _: &'t [Pte]) -> Option<Flow> {
         let raw = entry.raw;
         if !entry.whole::<F>(level) {
             return None;
@@ -570,10 +570,10 @@ impl<'t, F: Format> Visitor<'t, F> for Note<'_> {
         }
         let noted = raw & !F::TABLE_ACCESSED | F::AGEING;
         if noted != raw {
-            if entry.slot.exchange(raw, noted).is_err() {
+            if entry.pte.exchange(raw, noted).is_err() {
                 return Some(Flow::Again);
             }
-            self.sums.counts.slots_written += 1;
+            self.sums.counts.entries_written += 1;
         }
         self.noted = true;
         None
@@ -581,6 +581,6 @@ impl<'t, F: Format> Visitor<'t, F> for Note<'_> {
 
     #[inline]
     fn settle(&mut self, _level: u8, tally: Tally) {
-        self.sums.counts.slots_read += tally.read;
+        self.sums.counts.entries_read += tally.read;
     }
 }

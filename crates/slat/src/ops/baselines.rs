@@ -64,12 +64,12 @@ impl<const LAST_LEVEL: bool, const INTO_NEW: bool, const FLAG: bool> Way
         let hpa = frame.hpa();
         let platform = builder.platform;
         // SAFETY: `frame` is a whole table, and is borrowed exclusively while the walk goes on.
-        let slots = unsafe { table::slots(platform, hpa, F::slots(level)) };
+        let ptes = unsafe { table::entries(platform, hpa, F::entries(level)) };
         let mut visitor = EachEntry { builder, plan };
-        // No other thread can hold a slot, and the visitor never stops.
+        // No other thread can hold an entry, and the visitor never stops.
         let _ = walk::<F, P, _>(
             platform,
-            slots,
+            ptes,
             level,
             (base, end),
             &mut visitor,
@@ -83,9 +83,9 @@ fn clear<F: Format, P: Platform>(
     frame: &mut Frame,
     level: u8,
 ) {
-    let slots = frame.slots_mut::<F>(builder.platform, level);
+    let ptes = frame.entries_mut::<F>(builder.platform, level);
     builder.counts.tables_built += 1;
-    builder.platform.fill(slots, 0, 0);
+    builder.platform.fill(ptes, 0, 0);
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
@@ -117,7 +117,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for EachEntry<'_, '_, '_, F, P> 
     #[inline(always)]
     fn visit(&mut self, level: u8, _: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         let base = entry.base::<F>(level);
-        let (raw, flow) = match self.plan.slot::<F>(level, base) {
+        let (raw, flow) = match self.plan.pte::<F>(level, base) {
             Some(raw) => (raw, Flow::Next),
             None => match self.builder.table(base, self.plan) {
                 Some(mut frame) => {
@@ -127,14 +127,14 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for EachEntry<'_, '_, '_, F, P> 
                 None => (self.plan.outside::<F>(level, base), Flow::Next),
             },
         };
-        entry.slot.init(raw);
+        entry.pte.init(raw);
         tally.change(&entry);
         flow
     }
 
     #[inline]
     fn settle(&mut self, _level: u8, tally: Tally) {
-        self.builder.counts.slots_read += tally.read;
-        self.builder.counts.slots_written += tally.changed;
+        self.builder.counts.entries_read += tally.read;
+        self.builder.counts.entries_written += tally.changed;
     }
 }

@@ -5,7 +5,7 @@
 //!    and dirty, other software waits. Agreement is decided on the sealed values, and for the first
 //!    child also by comparison with the value that the caller has accepted: so a child that was
 //!    unmapped or protected meanwhile is found, and all seals are taken back.
-//! 2. The parent's slot changes from the link to the block, sealed as well; or, where the CPU
+//! 2. The parent's entry changes from the link to the block, sealed as well; or, where the CPU
 //!    demands a break, to a frozen marker.
 //! 3. The invalidation of the leaves and of walk caches completes. Until then a vCPU may be in the
 //!    table, and set bits there.
@@ -14,7 +14,7 @@
 //! 5. The table is retired; it is given back once no walker can be in it.
 //!
 //! Between the first seal and the last release, nothing is allocated, and nothing is called except
-//! the invalidation; a table's slots and one more are held.
+//! the invalidation; a table's entries and one more are held.
 
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Attributes, Format, Kind};
@@ -23,7 +23,7 @@ use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::shootdown::Owed;
 use crate::sync::relax;
-use crate::table::Slot;
+use crate::table::Pte;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, links};
 use core::marker::PhantomData;
@@ -125,7 +125,7 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
     }
 
     #[inline(always)]
-    fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Slot]) {
+    fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Pte]) {
         if level > self.to || level > F::LARGEST_LEAF || !entry.whole::<F>(level) {
             return;
         }
@@ -137,15 +137,15 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
 
     #[inline]
     fn settle(&mut self, _level: u8, tally: Tally) {
-        self.sums.counts.slots_read += tally.read;
+        self.sums.counts.entries_read += tally.read;
     }
 }
 
 impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, W> {
-    fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Slot]) -> Result<(), Unfit> {
+    fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Pte]) -> Result<(), Unfit> {
         // Reads before it seals: most tables that do not fit show it at once.
         let (first, state) = (children[0].load(), self.tables.state());
-        self.sums.counts.slots_read += 1;
+        self.sums.counts.entries_read += 1;
         if F::kind(first, level - 1) != Kind::Leaf || !continues::<F>(first, first, state, level, 0)
         {
             return Err(Unfit::Differs);
@@ -163,11 +163,11 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
                     Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Retired | Kind::Table
                 )
             {
-                self.sums.counts.slots_read += index as u64;
+                self.sums.counts.entries_read += index as u64;
                 return Err(Unfit::Differs);
             }
         }
-        self.sums.counts.slots_read += children.len() as u64 - 1;
+        self.sums.counts.entries_read += children.len() as u64 - 1;
         let mut attributes = self.tables.format.decode(first, level - 1);
         attributes.software = attributes.software.without(self.tables.consumers());
         if !(self.fits)(&attributes) {
@@ -190,7 +190,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
         &mut self,
         level: u8,
         entry: &Entry<'_>,
-        children: &[Slot],
+        children: &[Pte],
         mut first: u64,
     ) -> Result<(), (usize, Unfit)> {
         let (mut status, state) = (0, self.tables.state());
@@ -213,14 +213,14 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
             status |= raw & state;
             members += i64::from(folded::<F>(raw));
         }
-        self.sums.counts.slots_written += 2 * children.len() as u64 + 2;
+        self.sums.counts.entries_written += 2 * children.len() as u64 + 2;
         let table = F::table_address(entry.raw);
         let breaks = self.tables.platform.break_before_make().breaks_size_change();
         let block = |status: u64| {
             let bits = F::attribute_bits(first, level - 1) | status;
             F::leaf(bits, level, F::leaf_address(first, level - 1))
         };
-        // The value of the parent's slot while hardware may be in the table.
+        // The value of the parent's entry while hardware may be in the table.
         let interim = |raw: u64| {
             if breaks {
                 return F::frozen(table);
@@ -229,7 +229,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
             let writable = raw & F::TABLE_WRITE == F::TABLE_WRITE;
             F::MARK | if writable { block } else { F::write_protected(block) }
         };
-        let link = entry.slot.update(|raw| {
+        let link = entry.pte.update(|raw| {
             let free = links::<F>(raw, level, entry.raw) && raw & F::MARK == 0;
             free.then(|| interim(raw))
         });
@@ -251,14 +251,14 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
             let writable = link & F::TABLE_WRITE == F::TABLE_WRITE;
             let block = block(status);
             let block = if writable { block } else { F::write_protected(block) };
-            entry.slot.release(F::frozen(table), block);
+            entry.pte.release(F::frozen(table), block);
         } else {
             let merged = if link & F::TABLE_WRITE == F::TABLE_WRITE {
                 status
             } else {
                 F::write_protected(block(status)) & state
             };
-            let _ = entry.slot.update(|raw| Some((raw | merged) & !F::MARK));
+            let _ = entry.pte.update(|raw| Some((raw | merged) & !F::MARK));
         }
         self.tables.platform.publish();
         let mut chain = Chain::<F>::EMPTY;
@@ -307,12 +307,12 @@ impl<F: Format> Plain<F> {
 /// Seals a leaf, and returns it as it was.
 #[cold]
 #[inline(never)]
-fn seal<F: Format>(slot: &Slot, level: u8) -> Result<u64, Unfit> {
+fn seal<F: Format>(pte: &Pte, level: u8) -> Result<u64, Unfit> {
     for _ in 0..PATIENCE {
-        let raw = slot.load();
+        let raw = pte.load();
         match F::kind(raw, level) {
             Kind::Leaf => {
-                if slot.exchange(raw, raw | F::MARK).is_ok() {
+                if pte.exchange(raw, raw | F::MARK).is_ok() {
                     return Ok(raw);
                 }
             }

@@ -13,7 +13,7 @@ use crate::addr::{GpaRange, Levels};
 use crate::format::{Format, Kind, RUN, software_bits};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
-use crate::table::Slot;
+use crate::table::Pte;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, change_run};
 
@@ -203,7 +203,7 @@ impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
         }
         let taken = self.take.taken(entry.raw);
         if taken != entry.raw {
-            if entry.slot.exchange(entry.raw, taken).is_err() {
+            if entry.pte.exchange(entry.raw, taken).is_err() {
                 return Flow::Again;
             }
             tally.change(&entry);
@@ -218,7 +218,7 @@ impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
     #[inline(always)]
     fn visit_run(
         &mut self,
-        run: &'t [Slot; RUN],
+        run: &'t [Pte; RUN],
         raws: &[u64; RUN],
         at: u64,
         tally: &mut Tally,

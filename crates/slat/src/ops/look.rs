@@ -6,7 +6,7 @@ use crate::format::{Attributes, Execute, Format, Kind, Memory, RUN, Software};
 use crate::guard::Guard;
 use crate::platform::{Maintenance, Platform};
 use crate::sync::acquired;
-use crate::table::Slot;
+use crate::table::Pte;
 use crate::tables::{Contended, Found, Halted, Tables, Translation};
 use crate::walk::{Entry, Flow, Tally, Visitor, visit_each};
 use core::{fmt, slice};
@@ -23,7 +23,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 
     /// Returns the descriptor at which a walk for `gpa` ends, and the size of the part of the
-    /// address space that its slot covers. For comparison with other implementations.
+    /// address space that its entry covers. For comparison with other implementations.
     pub fn descriptor(&self, gpa: Gpa) -> Option<(u64, PageSize)> {
         if gpa.0 >> self.tables.geometry().address_bits != 0 {
             return None;
@@ -189,7 +189,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Flush<'_, F, P> {
     #[inline(always)]
     fn visit_run(
         &mut self,
-        run: &'t [Slot; RUN],
+        run: &'t [Pte; RUN],
         raws: &[u64; RUN],
         at: u64,
         tally: &mut Tally,
@@ -241,18 +241,18 @@ pub struct Leaf {
 
 /// The leaves of a range: see [`Guard::leaves`].
 ///
-/// Within a table of pages it steps from slot to slot. The table stays allocated while the guard is
-/// borrowed; if it was retired meanwhile, its slots say so, and the tables are walked anew. The
-/// rights that the tables above withhold are read for each leaf.
+/// Within a table of pages it steps from entry to entry. The table stays allocated while the guard
+/// is borrowed; if it was retired meanwhile, its entries say so, and the tables are walked anew.
+/// The rights that the tables above withhold are read for each leaf.
 #[derive(Debug)]
 pub struct Leaves<'g, F: Format, P: Platform> {
     tables: &'g Tables<'g, F, P>,
     at: u64,
     end: u64,
-    /// The slots from `at` on of the current table of pages; none if there is no such table yet.
-    ahead: slice::Iter<'g, Slot>,
-    /// The slots that link the tables on the way there, if tables may withhold rights.
-    above: [Option<&'g Slot>; 4],
+    /// The entries from `at` on of the current table of pages; none if there is no such table yet.
+    ahead: slice::Iter<'g, Pte>,
+    /// The entries that link the tables on the way there, if tables may withhold rights.
+    above: [Option<&'g Pte>; 4],
 }
 
 impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
@@ -264,8 +264,8 @@ impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
     #[inline(always)]
     fn writable(&self) -> bool {
         F::TABLE_WRITE == 0
-            || self.above.iter().flatten().all(|slot| {
-                let raw = slot.load();
+            || self.above.iter().flatten().all(|pte| {
+                let raw = pte.load();
                 raw & F::TABLE_WRITE == F::TABLE_WRITE
             })
     }
@@ -297,17 +297,17 @@ impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
     /// Goes on in the table of pages around `gpa`, if there is more of it.
     fn stay(&mut self, gpa: u64) {
         let mut above = [None; 4];
-        let (slots, level) = self.tables.descend(gpa, 0, |level, link| {
-            above[level as usize - 1] = Some(link.slot);
+        let (ptes, level) = self.tables.descend(gpa, 0, |level, link| {
+            above[level as usize - 1] = Some(link.pte);
         });
         let table_end = ((gpa >> F::shift(1)) + 1) << F::shift(1);
         let end = self.end.min(table_end);
         if level != 0 || self.at >= end {
             return;
         }
-        let first = (self.at >> F::PAGE_SHIFT) as usize & (slots.len() - 1);
+        let first = (self.at >> F::PAGE_SHIFT) as usize & (ptes.len() - 1);
         let pages = ((end - self.at) >> F::PAGE_SHIFT) as usize;
-        self.ahead = slots.get(first..first + pages).unwrap_or(&[]).iter();
+        self.ahead = ptes.get(first..first + pages).unwrap_or(&[]).iter();
         self.above = above;
     }
 }
@@ -318,9 +318,9 @@ impl<F: Format, P: Platform> Iterator for Leaves<'_, F, P> {
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            while let Some(slot) = self.ahead.next() {
+            while let Some(pte) = self.ahead.next() {
                 let writable = self.writable();
-                let raw = slot.load();
+                let raw = pte.load();
                 let at = self.at;
                 match F::kind(raw, 0) {
                     Kind::Leaf if !folded::<F>(raw) => {

@@ -11,7 +11,7 @@ use crate::format::{AttributeError, Attributes, Execute, Format, Kind, Memory};
 use crate::guard::{Guard, Sums};
 use crate::platform::{Maintenance, Platform};
 use crate::sync::agreed;
-use crate::table::{Slot, slot};
+use crate::table::{Pte, pte};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::fmt;
@@ -55,7 +55,7 @@ pub enum MapError {
     CacheEmpty,
     /// Another thread held an entry for too long.
     Contended,
-    /// As many slots were read as [`Guard::limit`] allows.
+    /// As many entries were read as [`Guard::limit`] allows.
     Paused,
 }
 
@@ -105,8 +105,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// No invalidation is owed, because CPUs cache no invalid entry (but see
     /// [`Platform::publish`]).
     ///
-    /// If an earlier unmap of the slot has not completed its invalidation yet, and the CPU must not
-    /// hold the old and the new translation at once, the slot is invalidated first.
+    /// If an earlier unmap of the entry has not completed its invalidation yet, and the CPU must
+    /// not hold the old and the new translation at once, the entry is invalidated first.
     ///
     /// # Errors
     /// Nothing is done on [`MapError::Range`], [`MapError::HostAddress`], [`MapError::LeafSize`],
@@ -224,10 +224,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let tables = self.tables;
         let mut check = Check { plan, state: tables.state(), read: 0, why: MapError::Contended };
         let result = tables.walk_within(plan.start, plan.end, &mut check, budget);
-        self.sums.counts.slots_read += check.read;
+        self.sums.counts.entries_read += check.read;
         match result {
             Ok(()) => Ok(plan.end),
-            // The slots that were checked are mapped now.
+            // The entries that were checked are mapped now.
             Err(at) if budget.spent => Ok(at.0),
             // Nothing is mapped yet: the caller has to begin at the start again.
             Err(_) if check.why == MapError::Contended => Self::halted(Gpa(plan.start), check.why),
@@ -247,7 +247,7 @@ pub(super) fn maintenance(attributes: &Attributes) -> Option<Maintenance> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// The fault path: fills the empty slot of a page whose table is there. Leaves all other cases
+    /// The fault path: fills the empty entry of a page whose table is there. Leaves all other cases
     /// to the walk.
     #[inline(always)]
     fn map_page<C: Change>(
@@ -257,70 +257,70 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         counts: &mut Counts,
     ) -> bool {
         let gpa = plan.start;
-        let mut above = [&self.root_slots()[0]; 4];
-        let (slots, level) = self.descend(gpa, 0, |level, link| {
+        let mut above = [&self.root_entries()[0]; 4];
+        let (ptes, level) = self.descend(gpa, 0, |level, link| {
             if F::TABLE_ACCESSED != 0 {
-                above[level as usize - 1] = link.slot;
+                above[level as usize - 1] = link.pte;
             }
         });
         if level > 0 {
             return false;
         }
         let hpa = Hpa(gpa.wrapping_add(plan.delta));
-        if !self.fill_page::<C>(slots, gpa, hpa, plan.bits, attributes) {
+        if !self.fill_page::<C>(ptes, gpa, hpa, plan.bits, attributes) {
             return false;
         }
         self.touched(gpa, &above);
         self.platform.publish();
-        counts.slots_read += u64::from(self.geometry().root_level) + 1;
-        counts.slots_written += 1;
+        counts.entries_read += u64::from(self.geometry().root_level) + 1;
+        counts.entries_written += 1;
         true
     }
 
-    /// Marks the tables `above` a page whose leaf became accessed; the index of a slot in `above`
+    /// Marks the tables `above` a page whose leaf became accessed; the index of an entry in `above`
     /// is its level less one.
     #[inline(always)]
-    pub(super) fn touched(&self, gpa: u64, above: &[&Slot; 4]) {
+    pub(super) fn touched(&self, gpa: u64, above: &[&Pte; 4]) {
         if F::TABLE_ACCESSED == 0 {
             return;
         }
         // The leaf before the tables' marks, as in `walk::touch`.
         agreed();
-        let accessed = |slot: &&Slot| slot.load() & F::TABLE_ACCESSED == F::TABLE_ACCESSED;
+        let accessed = |pte: &&Pte| pte.load() & F::TABLE_ACCESSED == F::TABLE_ACCESSED;
         if !above[..self.geometry().root_level as usize].iter().all(accessed) {
             self.touch_above(gpa, 0);
         }
     }
 
-    /// Fills the slot of a page, in the `slots` of its table, if it is empty; returns whether it
+    /// Fills the entry of a page, in the `ptes` of its table, if it is empty; returns whether it
     /// was.
     #[inline(always)]
     fn fill_page<C: Change>(
         &self,
-        slots: &[Slot],
+        ptes: &[Pte],
         gpa: u64,
         hpa: Hpa,
         bits: u64,
         attributes: &Attributes,
     ) -> bool {
-        let slot = slot::<F>(slots, gpa, 0);
-        let raw = slot.load();
+        let pte = pte::<F>(ptes, gpa, 0);
+        let raw = pte.load();
         if raw != 0 {
             return false;
         }
         if let Some(what) = maintenance(attributes) {
             self.platform.maintain(hpa, 1 << F::PAGE_SHIFT, what);
         }
-        C::exchange(slot, raw, F::leaf(bits, 0, hpa)).is_ok()
+        C::exchange(pte, raw, F::leaf(bits, 0, hpa)).is_ok()
     }
 
-    /// Maps a page in the table that has these `slots`, if its slot is empty; otherwise does
+    /// Maps a page in the table that has these `ptes`, if its entry is empty; otherwise does
     /// nothing, and the walk finds the reason. For one owner; the tables above must be accessed
     /// already.
     #[inline(always)]
     pub(crate) fn map_in(
         &self,
-        slots: &[Slot],
+        ptes: &[Pte],
         range: &GpaRange,
         hpa: Hpa,
         attributes: Attributes,
@@ -333,7 +333,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             && gpa & (page - 1) == 0
             && self.check_host(hpa, page).is_ok()
             && F::level_of(largest).is_ok()
-            && self.fill_page::<Vacantly>(slots, gpa, hpa, bits, &attributes);
+            && self.fill_page::<Vacantly>(ptes, gpa, hpa, bits, &attributes);
         if filled {
             self.platform.publish();
         }
@@ -482,7 +482,7 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
             self.break_before_fill(level, &entry);
             let hpa = Hpa(entry.start.wrapping_add(self.plan.delta));
             let leaf = F::leaf(self.plan.bits, level, hpa);
-            if C::exchange(entry.slot, entry.raw, leaf).is_err() {
+            if C::exchange(entry.pte, entry.raw, leaf).is_err() {
                 return Flow::Again;
             }
             tally.change(&entry);
@@ -491,21 +491,21 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
         if level == 1 { self.subtree::<true>(1, &entry.apart()) } else { Flow::Aside }
     }
 
-    /// Builds tables of tables for a slot at `level`, outside the walk, whose stack would be too
+    /// Builds tables of tables for an entry at `level`, outside the walk, whose stack would be too
     /// deep.
     #[inline(always)]
     fn aside(&mut self, level: u8, start: u64) -> Flow {
         let mut read = 1;
-        let (slots, at) = self.tables.descend(start, level, |_, _| read += 1);
-        let slot = slot::<F>(slots, start, level);
-        let raw = slot.load();
-        self.sums.counts.slots_read += read;
+        let (ptes, at) = self.tables.descend(start, level, |_, _| read += 1);
+        let pte = pte::<F>(ptes, start, level);
+        let raw = pte.load();
+        self.sums.counts.entries_read += read;
         let kind = F::kind(raw, level);
         if at != level || !kind.is_vacant() {
             return Flow::Again;
         }
         let end = self.plan.end.min(((start >> F::shift(level)) + 1) << F::shift(level));
-        let flow = self.subtree::<false>(level, &Entry { slot, raw, start, end });
+        let flow = self.subtree::<false>(level, &Entry { pte, raw, start, end });
         self.tables.touch_above(start, level);
         flow
     }
@@ -538,7 +538,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         self.sums.counts.invalidations += u64::from(broke);
     }
 
-    /// Fills a group of empty slots, of which `entry` is the first; `None` if they are not all
+    /// Fills a group of empty entries, of which `entry` is the first; `None` if they are not all
     /// empty.
     #[cold]
     fn group(&mut self, level: u8, entry: &Entry<'_>, end: u64) -> Option<Flow> {
@@ -556,7 +556,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         }
     }
 
-    /// Builds the tables under an empty slot aside, and links them. `SMALL`: it is one table, of
+    /// Builds the tables under an empty entry aside, and links them. `SMALL`: it is one table, of
     /// the last level. So the compiler keeps only the calls that each variant needs.
     #[inline(never)]
     fn subtree<const SMALL: bool>(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
@@ -567,7 +567,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         let counts = &mut self.sums.counts;
         let mut builder =
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None };
-        // The part of the range that the slot covers and that is still to be done: the walk may
+        // The part of the range that the entry covers and that is still to be done: the walk may
         // have begun anew.
         let plan = Plan { start: entry.start, end: entry.end, ..*self.plan };
         builder.fill(&mut frame, level - 1, entry.base::<F>(level), &plan);
@@ -577,14 +577,14 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
             self.maintain(entry.start, end);
         }
         self.break_before_fill(level, entry);
-        if C::exchange(entry.slot, entry.raw, F::table(hpa, level)).is_err() {
+        if C::exchange(entry.pte, entry.raw, F::table(hpa, level)).is_err() {
             let counts = &mut self.sums.counts;
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None }
                 .recycle(frame, level - 1);
             return Flow::Again;
         }
         frame.into_hpa();
-        self.sums.counts.slots_written += 1;
+        self.sums.counts.entries_written += 1;
         self.sums.counts.bytes_changed += end - entry.start;
         plan.count::<F>(level - 1, end, &mut self.sums.sizes);
         match dry {

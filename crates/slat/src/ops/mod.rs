@@ -46,7 +46,7 @@ pub use unmap::UnmapError;
 use crate::addr::{GpaRange, PageSize, RangeError};
 use crate::format::{AttributeError, Format, Kind, Software};
 use crate::platform::Platform;
-use crate::table::Slot;
+use crate::table::Pte;
 use crate::tables::{Found, Tables};
 use core::fmt;
 
@@ -84,7 +84,7 @@ pub enum ChangeError {
     NotRecorded,
     /// Another thread held an entry for too long.
     Contended,
-    /// As many slots were read as [`Guard::limit`](crate::Guard::limit) allows.
+    /// As many entries were read as [`Guard::limit`](crate::Guard::limit) allows.
     Paused,
 }
 
@@ -150,28 +150,28 @@ impl From<Refusal> for ChangeError {
     }
 }
 
-/// The way in which a slot is changed from the value that was read.
+/// The way in which an entry is changed from the value that was read.
 pub(crate) trait Change {
-    /// No other thread, and no hardware, reaches the slots.
+    /// No other thread, and no hardware, reaches the entries.
     const ALONE: bool;
 
-    fn exchange(slot: &Slot, old: u64, new: u64) -> Result<(), u64>;
+    fn exchange(pte: &Pte, old: u64, new: u64) -> Result<(), u64>;
 }
 
-/// For slots in tables that hardware or other threads may use.
+/// For entries in tables that hardware or other threads may use.
 pub(crate) struct Atomically;
-/// For vacant slots, in tables that hardware may use, but no other thread: hardware changes no
+/// For vacant entries, in tables that hardware may use, but no other thread: hardware changes no
 /// invalid entry.
 pub(crate) struct Vacantly;
-/// For slots in tables that no other thread, and no hardware, can reach.
+/// For entries in tables that no other thread, and no hardware, can reach.
 pub(crate) struct Plainly;
 
 impl Change for Atomically {
     const ALONE: bool = false;
 
     #[inline(always)]
-    fn exchange(slot: &Slot, old: u64, new: u64) -> Result<(), u64> {
-        slot.exchange(old, new)
+    fn exchange(pte: &Pte, old: u64, new: u64) -> Result<(), u64> {
+        pte.exchange(old, new)
     }
 }
 
@@ -179,8 +179,8 @@ impl Change for Vacantly {
     const ALONE: bool = false;
 
     #[inline(always)]
-    fn exchange(slot: &Slot, old: u64, new: u64) -> Result<(), u64> {
-        slot.release(old, new);
+    fn exchange(pte: &Pte, old: u64, new: u64) -> Result<(), u64> {
+        pte.release(old, new);
         Ok(())
     }
 }
@@ -189,8 +189,8 @@ impl Change for Plainly {
     const ALONE: bool = true;
 
     #[inline(always)]
-    fn exchange(slot: &Slot, _old: u64, new: u64) -> Result<(), u64> {
-        slot.init(new);
+    fn exchange(pte: &Pte, _old: u64, new: u64) -> Result<(), u64> {
+        pte.init(new);
         Ok(())
     }
 }

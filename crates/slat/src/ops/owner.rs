@@ -42,7 +42,7 @@ impl Owner {
         self.0
     }
 
-    /// Returns the owner in a slot of [`Kind::Owned`].
+    /// Returns the owner in an entry of [`Kind::Owned`].
     #[inline(always)]
     pub(super) fn of<F: Format>(raw: u64) -> Self {
         Self(F::owner(raw))
@@ -73,7 +73,7 @@ pub enum OwnerError {
     CacheEmpty,
     /// Another thread held an entry for too long.
     Contended,
-    /// As many slots were read as [`Guard::limit`] allows.
+    /// As many entries were read as [`Guard::limit`] allows.
     Paused,
 }
 
@@ -118,7 +118,7 @@ impl Owners {
     }
 }
 
-/// Returns the owner in a slot that translates nothing.
+/// Returns the owner in an entry that translates nothing.
 #[inline(always)]
 pub(super) fn owner<F: Format>(kind: Kind, raw: u64) -> Option<Owner> {
     (kind == Kind::Owned).then(|| Owner::of::<F>(raw))
@@ -160,10 +160,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let mut check = Check { hand, read: 0, why: OwnerError::Contended };
         let mut budget = self.budget;
         let result = tables.walk_within(start, end, &mut check, &mut budget);
-        self.sums.counts.slots_read += check.read;
+        self.sums.counts.entries_read += check.read;
         let looked = match result {
             Ok(()) => end,
-            // The slots that were checked get their owner now.
+            // The entries that were checked get their owner now.
             Err(at) if budget.spent => at.0,
             // Nothing is done yet: the caller has to begin at the start again.
             Err(_) if check.why == OwnerError::Contended => {
@@ -213,7 +213,7 @@ struct Hand {
 }
 
 impl Hand {
-    /// Returns whether a slot is to change; an error if it may not.
+    /// Returns whether an entry is to change; an error if it may not.
     #[inline(always)]
     fn takes<F: Format>(self, level: u8, kind: Kind, raw: u64) -> Result<bool, OwnerError> {
         if kind == Kind::Leaf {
@@ -289,7 +289,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for SetOwner<'_, '_, '_, F, P> {
             None if self.tables.refill_breaks() => self.tables.tokens.next::<F>(),
             None => 0,
         };
-        if entry.slot.exchange(entry.raw, new).is_err() {
+        if entry.pte.exchange(entry.raw, new).is_err() {
             return Flow::Again;
         }
         tally.change(&entry);
@@ -303,7 +303,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for SetOwner<'_, '_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform> SetOwner<'_, '_, '_, F, P> {
-    /// Replaces a slot that the range cuts by a table whose slots all have the state of that slot.
+    /// Replaces an entry that the range cuts by a table whose entries all have the state of that
+    /// entry.
     #[cold]
     fn table(&mut self, level: u8, kind: Kind, entry: &Entry<'_>) -> Flow {
         let (tables, counts) = (self.tables, &mut self.sums.counts);
@@ -311,16 +312,16 @@ impl<F: Format, P: Platform> SetOwner<'_, '_, '_, F, P> {
             self.why = OwnerError::CacheEmpty;
             return Flow::Stop;
         };
-        let slots = frame.slots_mut::<F>(tables.platform, level - 1);
-        let all = slots.len() as u64;
-        tables.platform.fill(slots, if kind == Kind::Owned { entry.raw } else { 0 }, 0);
-        // The new table's slots are 0, without the token of an unmap that may not have completed.
+        let ptes = frame.entries_mut::<F>(tables.platform, level - 1);
+        let all = ptes.len() as u64;
+        tables.platform.fill(ptes, if kind == Kind::Owned { entry.raw } else { 0 }, 0);
+        // The new table's entries are 0, without the token of an unmap that may not have completed.
         let broke = tables.break_before_fill(entry.raw, level, entry.base::<F>(level));
         counts.invalidations += u64::from(broke);
-        if entry.slot.exchange(entry.raw, F::table(frame.hpa(), level)).is_ok() {
+        if entry.pte.exchange(entry.raw, F::table(frame.hpa(), level)).is_ok() {
             frame.into_hpa();
             counts.tables_built += 1;
-            counts.slots_written += all + 1;
+            counts.entries_written += all + 1;
         } else {
             self.cache.put(frame);
         }

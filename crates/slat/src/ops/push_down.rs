@@ -25,7 +25,7 @@ use crate::format::{Format, Kind};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::sync::{agreed, relax};
-use crate::table::Slot;
+use crate::table::Pte;
 use crate::tables::Halted;
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, links};
 
@@ -84,7 +84,7 @@ impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
             self.why = ChangeError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
         }
-        if entry.slot.exchange(entry.raw, F::write_protected(entry.raw)).is_err() {
+        if entry.pte.exchange(entry.raw, F::write_protected(entry.raw)).is_err() {
             return Flow::Again;
         }
         tally.change(&entry);
@@ -92,13 +92,13 @@ impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
     }
 
     #[inline(always)]
-    fn enter(&mut self, level: u8, entry: &Entry<'t>, _children: &'t [Slot]) -> Option<Flow> {
+    fn enter(&mut self, level: u8, entry: &Entry<'t>, _children: &'t [Pte]) -> Option<Flow> {
         if !entry.whole::<F>(level) {
             return None;
         }
-        match protect_table::<F>(entry.slot, level, entry.raw) {
+        match protect_table::<F>(entry.pte, level, entry.raw) {
             Ok(old) => {
-                self.sums.counts.slots_written += 1;
+                self.sums.counts.entries_written += 1;
                 // A protection that a push-down has found stays.
                 if old & F::TABLE_WRITE != 0 {
                     self.sums.counts.bytes_changed += entry.end - entry.start;
@@ -121,8 +121,8 @@ impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
 /// Takes the right to write from the table that `table` links, also where a push-down is about to
 /// give it back. Returns the old value, or, as an error, the value that needed no change.
 #[inline]
-fn protect_table<F: Format>(slot: &Slot, level: u8, table: u64) -> Result<u64, u64> {
-    slot.update(|raw| {
+fn protect_table<F: Format>(pte: &Pte, level: u8, table: u64) -> Result<u64, u64> {
+    pte.update(|raw| {
         if !links::<F>(raw, level, table) {
             None
         } else if raw & F::TABLE_WRITE != 0 {
@@ -140,22 +140,22 @@ fn protect_table<F: Format>(slot: &Slot, level: u8, table: u64) -> Result<u64, u
 pub(super) fn push_down<F: Format>(
     level: u8,
     entry: &Entry<'_>,
-    children: &[Slot],
+    children: &[Pte],
     counts: &mut Counts,
 ) -> Flow {
     let table = entry.raw;
     if table & F::MARK != 0 {
         return Flow::Wait;
     }
-    if entry.slot.exchange(table, table | F::MARK).is_err() {
+    if entry.pte.exchange(table, table | F::MARK).is_err() {
         return Flow::Again;
     }
-    counts.slots_written += 2;
+    counts.entries_written += 2;
     // Orders the store of the mark before the reads of the children.
     agreed();
     let pushed = children.iter().all(|child| protect_child::<F>(child, level - 1, counts));
     let unmarked = |raw: u64| raw & !(F::MARK | F::RENEWED);
-    let _ = entry.slot.update(|raw| {
+    let _ = entry.pte.update(|raw| {
         let mine = links::<F>(raw, level, table) && raw & F::MARK != 0;
         let whole = pushed && raw & F::RENEWED == 0;
         mine.then(|| unmarked(raw) | if whole { F::TABLE_WRITE } else { 0 })
@@ -164,16 +164,16 @@ pub(super) fn push_down<F: Format>(
 }
 
 /// Returns whether the child, a leaf or a table, has no right to write any more.
-fn protect_child<F: Format>(slot: &Slot, level: u8, counts: &mut Counts) -> bool {
+fn protect_child<F: Format>(pte: &Pte, level: u8, counts: &mut Counts) -> bool {
     for _ in 0..PATIENCE {
-        let raw = slot.load();
-        counts.slots_read += 1;
+        let raw = pte.load();
+        counts.entries_read += 1;
         let protected = match F::kind(raw, level) {
             Kind::Leaf => F::write_protected(raw),
-            Kind::Table => match protect_table::<F>(slot, level, raw) {
+            Kind::Table => match protect_table::<F>(pte, level, raw) {
                 Err(found) if !links::<F>(found, level, raw) => continue,
                 changed => {
-                    counts.slots_written += u64::from(changed.is_ok());
+                    counts.entries_written += u64::from(changed.is_ok());
                     return true;
                 }
             },
@@ -188,8 +188,8 @@ fn protect_child<F: Format>(slot: &Slot, level: u8, counts: &mut Counts) -> bool
         if protected == raw {
             return true;
         }
-        if slot.exchange(raw, protected).is_ok() {
-            counts.slots_written += 1;
+        if pte.exchange(raw, protected).is_ok() {
+            counts.entries_written += 1;
             return true;
         }
     }

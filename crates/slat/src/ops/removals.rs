@@ -50,7 +50,7 @@ impl Place {
 ///
 /// If this is dropped, the tables take over the invalidation that it owes, and the memory is
 /// leaked. If it is forgotten, it stays under way for ever: each later removal invalidates all of
-/// the guest, and, if the CPU demands a break, each map of an emptied slot invalidates that slot.
+/// the guest, and, if the CPU demands a break, each map of an emptied entry invalidates that entry.
 #[derive(Debug)]
 #[must_use = "the memory behind what was unmapped is in it"]
 pub struct Removals<'s, 't, F: Format, P: Platform> {
@@ -91,8 +91,8 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
     #[inline]
     pub fn complete(&mut self) -> impl Iterator<Item = Removed> {
         let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
-        // Slots found empty here may have been emptied by other threads, which have not invalidated
-        // yet.
+        // Entries found empty here may have been emptied by other threads, which have not
+        // invalidated yet.
         if self.tables.pending.removals.count() > u64::from(self.counted) {
             self.tables.complete_all();
         } else {

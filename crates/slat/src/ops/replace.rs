@@ -29,7 +29,7 @@ use crate::format::{AttributeError, Attributes, Format, Kind, Memory, RUN};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
-use crate::table::{Slot, slot};
+use crate::table::{Pte, pte};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::fmt;
@@ -73,7 +73,7 @@ pub enum ReplaceError {
     Writable,
     /// Another thread held an entry for too long.
     Contended,
-    /// As many slots were read as [`Guard::limit`] allows.
+    /// As many entries were read as [`Guard::limit`] allows.
     Paused,
 }
 
@@ -167,8 +167,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         tables.check_host(to, page).ok()?;
         let (table, common) = tables.table_at(gpa, 0);
         let withheld = attributes.write && common & F::TABLE_WRITE != F::TABLE_WRITE;
-        let slot = slot::<F>(table.filter(|_| !withheld)?, gpa, 0);
-        let raw = slot.load();
+        let pte = pte::<F>(table.filter(|_| !withheld)?, gpa, 0);
+        let raw = pte.load();
         if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
             return None;
         }
@@ -180,13 +180,13 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if !new.retyped {
             replace.maintain(gpa, page, false);
         }
-        let slots = core::slice::from_ref(slot);
-        if replace.broken::<true>(0, slots, (&[raw], &[new.raw]), new.retyped.into(), gpa) != 1 {
+        let ptes = core::slice::from_ref(pte);
+        if replace.broken::<true>(0, ptes, (&[raw], &[new.raw]), new.retyped.into(), gpa) != 1 {
             return None;
         }
         tables.touch_above(gpa, 0);
         tables.platform.publish();
-        self.sums.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
+        self.sums.counts.entries_read += u64::from(tables.geometry().root_level) + 1;
         Some(page)
     }
 
@@ -339,17 +339,17 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
     fn broken<const APART: bool>(
         &mut self,
         level: u8,
-        slots: &[Slot],
+        ptes: &[Pte],
         (raws, news): (&[u64], &[u64]),
         retyped: u64,
         gpa: u64,
     ) -> usize {
         let size = F::size(level);
         let frozen = F::frozen(Hpa(0));
-        let most = slots.len().min(raws.len()).min(news.len());
+        let most = ptes.len().min(raws.len()).min(news.len());
         // By index, because `zip` is a call if crates are not optimised together.
         let mut held = 0;
-        while held < most && slots[held].exchange(raws[held], frozen).is_ok() {
+        while held < most && ptes[held].exchange(raws[held], frozen).is_ok() {
             held += 1;
         }
         let bytes = held as u64 * size.bytes();
@@ -365,10 +365,10 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
             if retyped >> index & 1 == 1 {
                 self.maintain(gpa + index as u64 * size.bytes(), size.bytes(), true);
             }
-            slots[index].release(frozen, news[index]);
+            ptes[index].release(frozen, news[index]);
         }
         self.sums.counts.broken += held as u64;
-        self.sums.counts.slots_written += 2 * held as u64;
+        self.sums.counts.entries_written += 2 * held as u64;
         self.sums.counts.bytes_changed += bytes;
         held
     }
@@ -379,11 +379,11 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
     fn leaf(
         &mut self,
         level: u8,
-        slot: &Slot,
+        pte: &Pte,
         raw: u64,
         (start, end): (u64, u64),
     ) -> Result<bool, Flow> {
-        let entry = Entry { slot, raw, start, end };
+        let entry = Entry { pte, raw, start, end };
         if !entry.whole::<F>(level) {
             return Err(self.stop(ReplaceError::CutsBlock { size: F::size(level) }));
         }
@@ -399,10 +399,10 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
             self.maintain(start, end - start, false);
         }
         let replaced = if new.breaks {
-            let (slots, retyped) = (core::slice::from_ref(slot), new.retyped.into());
-            self.broken::<false>(level, slots, (&[raw], &[new.raw]), retyped, start) == 1
+            let (ptes, retyped) = (core::slice::from_ref(pte), new.retyped.into());
+            self.broken::<false>(level, ptes, (&[raw], &[new.raw]), retyped, start) == 1
         } else {
-            slot.exchange(raw, new.raw).is_ok()
+            pte.exchange(raw, new.raw).is_ok()
         };
         if replaced { Ok(!new.breaks) } else { Err(Flow::Again) }
     }
@@ -410,7 +410,7 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
     /// Replaces the first pages of a run, those that need a break; returns how many. All others,
     /// and pages that are refused, are visited one by one.
     #[inline(never)]
-    fn run(&mut self, run: &[Slot; RUN], raws: &[u64; RUN], at: u64) -> usize {
+    fn run(&mut self, run: &[Pte; RUN], raws: &[u64; RUN], at: u64) -> usize {
         let page = F::size(0).bytes();
         let (mut news, mut retyped) = ([0; RUN], 0);
         let mut count = 0;
@@ -451,7 +451,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, '_, F, P> {
         if kind != Kind::Leaf {
             return Flow::Next;
         }
-        match self.leaf(level, entry.slot, entry.raw, (entry.start, entry.end)) {
+        match self.leaf(level, entry.pte, entry.raw, (entry.start, entry.end)) {
             Ok(in_place) => {
                 if in_place {
                     tally.change(&entry);
@@ -466,7 +466,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, '_, F, P> {
     #[inline]
     fn visit_run(
         &mut self,
-        run: &'t [Slot; RUN],
+        run: &'t [Pte; RUN],
         raws: &[u64; RUN],
         at: u64,
         _: &mut Tally,
@@ -481,7 +481,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, '_, F, P> {
 
     /// Pushes down the rights that tables withhold, if the right to write is given.
     #[inline(always)]
-    fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Slot]) -> Option<Flow> {
+    fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Pte]) -> Option<Flow> {
         if self.passes(entry.raw) {
             return None;
         }

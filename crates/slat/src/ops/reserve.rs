@@ -1,7 +1,7 @@
 //! Reserve and commit: the two halves of a fault, which asks the host for a page in between.
 //!
 //! # Protocol
-//! A fault reserves the slot by a token, or finds it reserved, asks its backing for the page, and
+//! A fault reserves the entry by a token, or finds it reserved, asks its backing for the page, and
 //! maps it by a compare-and-swap from that very token. [`Guard::unmap`] empties leaves and
 //! reservations alike. So a page that the host took away after the fault had asked for it is not
 //! mapped: either the unmap found the reservation, and the commit fails, or it found the leaf. A
@@ -11,7 +11,8 @@
 //!
 //! If another party has to be notified before the leaf is there, [`Reservation::commit_told`]
 //! exchanges the token for a marker first, which excludes all other threads. *Invariant*: of faults
-//! that share a slot, one is notified, and its leaf is there before another thread can take it out.
+//! that share an entry, one is notified, and its leaf is there before another thread can take it
+//! out.
 //!
 //! Tokens of threads that have a seat are the seat's ([`crate::grace`]), so that faults share no
 //! counter; others are counted by the guest. Neither come back within 2^47 faults and unmaps.
@@ -25,7 +26,7 @@ use crate::format::{Attributes, Format, Kind, TOKEN_BITS};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::sync::{AtomicU64, Ordering, relax};
-use crate::table::{self, Slot};
+use crate::table::{self, Pte};
 use crate::tables::{Halted, Tables};
 use crate::walk::PATIENCE;
 
@@ -51,23 +52,23 @@ impl Tokens {
     }
 }
 
-/// An empty slot that a fault has reserved.
+/// An empty entry that a fault has reserved.
 ///
-/// It borrows the guard, which keeps the slot's table allocated.
+/// It borrows the guard, which keeps the entry's table allocated.
 #[derive(Debug)]
 #[must_use = "a reservation that is not committed maps nothing"]
 pub struct Reservation<'g, F: Format, P: Platform> {
     tables: &'g Tables<'g, F, P>,
     sums: &'g mut Sums,
-    /// One slot, or all slots of the group around it, with the same token.
-    slots: &'g [Slot],
+    /// One entry, or all entries of the group around it, with the same token.
+    ptes: &'g [Pte],
     raw: u64,
     level: u8,
     base: u64,
 }
 
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
-    /// Reserves the slot in which a leaf of `largest`, or the largest size below it that the guest
+    /// Reserves the entry in which a leaf of `largest`, or the largest size below it that the guest
     /// has room for and that is not split into a table, would translate `gpa`. Tables above it are
     /// built.
     ///
@@ -90,19 +91,19 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                 Err(why) => return Self::halted(gpa, why),
             },
         };
-        let (slot, raw, level) = found;
-        let (slots, base) = (core::slice::from_ref(slot), gpa.0 & !((1 << F::shift(level)) - 1));
+        let (pte, raw, level) = found;
+        let (ptes, base) = (core::slice::from_ref(pte), gpa.0 & !((1 << F::shift(level)) - 1));
         let Self { tables, sums, .. } = self;
-        Ok(Reservation { tables, sums, slots, raw, level, base })
+        Ok(Reservation { tables, sums, ptes, raw, level, base })
     }
 
-    /// As [`Guard::reserve`], but reserves the whole group around the slot, to be folded
+    /// As [`Guard::reserve`], but reserves the whole group around the entry, to be folded
     /// ([`Guard::map_contiguous`]), if all of it is empty. On formats without groups it is
     /// [`Guard::reserve`].
     ///
-    /// Earlier reservations of single slots of the group become void. A fault whose reservation was
-    /// void must begin anew by [`Guard::reserve`]: otherwise two faults could void each other's for
-    /// ever.
+    /// Earlier reservations of single entries of the group become void. A fault whose reservation
+    /// was void must begin anew by [`Guard::reserve`]: otherwise two faults could void each other's
+    /// for ever.
     ///
     /// # Errors
     /// Those of [`Guard::reserve`].
@@ -115,12 +116,12 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let mut reserved = self.reserve(gpa, largest, cache)?;
         let Reservation { tables, sums, level, base, .. } = &mut reserved;
         if let Some((group, token)) = tables.reserve_group(*base, *level, &mut sums.counts) {
-            (reserved.raw, reserved.base, reserved.slots) = (token, group.start, group.slots);
+            (reserved.raw, reserved.base, reserved.ptes) = (token, group.start, group.ptes);
         }
         Ok(reserved)
     }
 
-    /// Reserves the slot if its table is there, and the slot is empty or reserved, as in most
+    /// Reserves the entry if its table is there, and the entry is empty or reserved, as in most
     /// faults. `None` in all other cases: [`Guard::reserve_or_refuse`] then begins anew.
     #[inline(always)]
     fn reserve_at_once(
@@ -128,7 +129,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         gpa: u64,
         largest: PageSize,
         cache: &TableCache<'_, F, P>,
-    ) -> Option<(&'t Slot, u64, u8)> {
+    ) -> Option<(&'t Pte, u64, u8)> {
         let tables = self.tables;
         let geometry = tables.geometry();
         if gpa >> geometry.address_bits != 0 || !cache.serves(tables.platform) {
@@ -139,13 +140,13 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         if F::shift(level) > geometry.address_bits || level > geometry.root_level {
             return None;
         }
-        let slot = tables.slot_at(gpa, level)?;
-        let raw = slot.load();
+        let pte = tables.entry_at(gpa, level)?;
+        let raw = pte.load();
         let counts = &mut self.sums.counts;
         let reserved = if raw == 0 {
-            counts.slots_written += 1;
+            counts.entries_written += 1;
             let token = self.token();
-            slot.exchange(raw, token).ok()?;
+            pte.exchange(raw, token).ok()?;
             token
         } else if F::kind(raw, level) == Kind::Reserved {
             let base = gpa & !((1 << F::shift(level)) - 1);
@@ -154,8 +155,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         } else {
             return None;
         };
-        self.sums.counts.slots_read += u64::from(geometry.root_level - level) + 1;
-        Some((slot, reserved, level))
+        self.sums.counts.entries_read += u64::from(geometry.root_level - level) + 1;
+        Some((pte, reserved, level))
     }
 
     #[cold]
@@ -165,7 +166,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         gpa: u64,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<(&'t Slot, u64, u8), MapError> {
+    ) -> Result<(&'t Pte, u64, u8), MapError> {
         let page = gpa & !((1 << F::PAGE_SHIFT) - 1);
         GpaRange::new(Gpa(page), 1 << F::PAGE_SHIFT)
             .and_then(|range| self.tables.check(&range))
@@ -178,31 +179,31 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         while F::shift(largest) > self.tables.geometry().address_bits {
             largest -= 1;
         }
-        self.reserve_slot(page, largest, cache)
+        self.reserve_entry(page, largest, cache)
     }
 
-    fn reserve_slot(
+    fn reserve_entry(
         &mut self,
         gpa: u64,
         largest: u8,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<(&'t Slot, u64, u8), MapError> {
+    ) -> Result<(&'t Pte, u64, u8), MapError> {
         let tables = self.tables;
-        let root = (tables.root_slots(), tables.geometry().root_level);
-        let (mut slots, mut level) = root;
+        let root = (tables.root_entries(), tables.geometry().root_level);
+        let (mut ptes, mut level) = root;
         let mut patience = PATIENCE;
         loop {
-            let slot = table::slot::<F>(slots, gpa, level);
-            let raw = slot.load();
-            self.sums.counts.slots_read += 1;
+            let pte = table::pte::<F>(ptes, gpa, level);
+            let raw = pte.load();
+            self.sums.counts.entries_read += 1;
             match F::kind(raw, level) {
                 Kind::Table => {
                     level -= 1;
-                    // SAFETY: a linked table has that many slots, and stays allocated while the
+                    // SAFETY: a linked table has that many entries, and stays allocated while the
                     // guard, which the reservation borrows, keeps it.
-                    slots = unsafe {
+                    ptes = unsafe {
                         let hpa = F::table_address(raw);
-                        table::slots(tables.platform, hpa, F::slots(level))
+                        table::entries(tables.platform, hpa, F::entries(level))
                     };
                     continue;
                 }
@@ -218,29 +219,29 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                     let base = gpa & !((1 << F::shift(level)) - 1);
                     let broke = tables.break_before_fill(raw, level, base);
                     self.sums.counts.invalidations += u64::from(broke);
-                    return Ok((slot, raw, level));
+                    return Ok((pte, raw, level));
                 }
                 Kind::Empty | Kind::Reserved => {
-                    self.sums.counts.slots_written += 1;
+                    self.sums.counts.entries_written += 1;
                     if level <= largest {
                         let reserved = self.token();
-                        if slot.exchange(raw, reserved).is_ok() {
+                        if pte.exchange(raw, reserved).is_ok() {
                             let base = gpa & !((1 << F::shift(level)) - 1);
                             let broke = tables.break_before_fill(raw, level, base);
                             self.sums.counts.invalidations += u64::from(broke);
-                            return Ok((slot, reserved, level));
+                            return Ok((pte, reserved, level));
                         }
                     } else {
                         let mut frame = cache.take().ok_or(MapError::CacheEmpty)?;
                         tables.platform.fill(
-                            frame.slots_mut::<F>(tables.platform, level - 1),
+                            frame.entries_mut::<F>(tables.platform, level - 1),
                             0,
                             0,
                         );
                         let base = gpa & !((1 << F::shift(level)) - 1);
                         let broke = tables.break_before_fill(raw, level, base);
                         self.sums.counts.invalidations += u64::from(broke);
-                        if slot.exchange(raw, F::table(frame.hpa(), level)).is_ok() {
+                        if pte.exchange(raw, F::table(frame.hpa(), level)).is_ok() {
                             frame.into_hpa();
                             self.sums.counts.tables_built += 1;
                         } else {
@@ -249,7 +250,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                     }
                 }
                 Kind::Frozen => relax(),
-                Kind::Retired => (slots, level) = root,
+                Kind::Retired => (ptes, level) = root,
             }
             patience -= 1;
             if patience == 0 {
@@ -268,12 +269,12 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
 
     #[inline(always)]
     fn bytes(&self) -> u64 {
-        (self.slots.len() as u64) << F::shift(self.level)
+        (self.ptes.len() as u64) << F::shift(self.level)
     }
 
     #[inline(always)]
     fn group(&self) -> Option<Group<'g, F>> {
-        (self.slots.len() > 1).then(|| Group::of(self.slots, self.level, self.base))
+        (self.ptes.len() > 1).then(|| Group::of(self.ptes, self.level, self.base))
     }
 
     /// Maps [`Reservation::range`] to the memory at `hpa`, and returns the bytes that it mapped.
@@ -297,8 +298,8 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
             }
         } else {
             let Sums { counts, sizes, .. } = self.sums;
-            counts.slots_written += 1;
-            if self.slots[0].exchange(self.raw, leaf).is_err() {
+            counts.entries_written += 1;
+            if self.ptes[0].exchange(self.raw, leaf).is_err() {
                 return Ok(None);
             }
             sizes.add(self.level, 1);
@@ -319,7 +320,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         let Sums { counts, sizes, .. } = sums;
         let mapped = tables.fill_group(group, Some(raw), leaf, counts).is_ok();
         if mapped {
-            sizes.add_members(group.level(), group.slots.len() as i64);
+            sizes.add_members(group.level(), group.ptes.len() as i64);
         }
         mapped
     }
@@ -327,10 +328,10 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     /// As [`Reservation::commit`], for memory that another party has to know of before it is
     /// mapped, and may refuse (SNP's RMP, TDX's secure EPT). Calls `tell` if the reservation is not
     /// void; the leaf is then there when this returns, unless `tell` refuses. While `tell` runs,
-    /// the slot is frozen: no other thread maps, reserves or unmaps there; one that tries has to
+    /// the entry is frozen: no other thread maps, reserves or unmaps there; one that tries has to
     /// try again ([`MapError::Contended`], [`UnmapError::Contended`]).
     ///
-    /// A slot that an unmap has emptied can be reserved before its [`Removals`](crate::Removals)
+    /// An entry that an unmap has emptied can be reserved before its [`Removals`](crate::Removals)
     /// are completed. A caller that notifies another party of both, in order, keeps faults from
     /// committing until it has notified that party of the removal.
     ///
@@ -350,19 +351,19 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     ) -> Result<Result<Option<u64>, MapError>, E> {
         // Destructured, because a pointer to it would keep every reservation of the caller in
         // memory.
-        let Self { tables, sums, slots, raw, level, base } = self;
-        Self::commit_parts((tables, sums), (slots, raw), (level, base), (hpa, attributes), tell)
+        let Self { tables, sums, ptes, raw, level, base } = self;
+        Self::commit_parts((tables, sums), (ptes, raw), (level, base), (hpa, attributes), tell)
     }
 
     #[inline(never)]
     fn commit_parts<E>(
         (tables, sums): (&'g Tables<'g, F, P>, &'g mut Sums),
-        (slots, raw): (&'g [Slot], u64),
+        (ptes, raw): (&'g [Pte], u64),
         (level, base): (u8, u64),
         (hpa, attributes): (Hpa, Attributes),
         tell: impl FnOnce() -> Result<(), E>,
     ) -> Result<Result<Option<u64>, MapError>, E> {
-        let reserved = Self { tables, sums, slots, raw, level, base };
+        let reserved = Self { tables, sums, ptes, raw, level, base };
         let leaf = match reserved.leaf(hpa, attributes) {
             Ok(leaf) => leaf,
             Err(why) => return Ok(Err(why)),
@@ -372,24 +373,24 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         let frozen = F::frozen(Hpa(0));
         let held = match &group {
             Some(group) => tables.freeze_group(group, Some(raw)).is_ok(),
-            None => slots[0].exchange(raw, frozen).is_ok(),
+            None => ptes[0].exchange(raw, frozen).is_ok(),
         };
         if !held {
             return Ok(Ok(None));
         }
-        let held = Held { slots, raw, frozen };
+        let held = Held { ptes, raw, frozen };
         tell()?;
         core::mem::forget(held);
         let bytes = match &group {
             Some(group) => {
                 tables.fill_frozen_group(group, leaf, counts);
-                sizes.add_members(level, group.slots.len() as i64);
+                sizes.add_members(level, group.ptes.len() as i64);
                 group.bytes()
             }
             None => {
-                slots[0].release(frozen, leaf);
+                ptes[0].release(frozen, leaf);
                 sizes.add(level, 1);
-                counts.slots_written += 2;
+                counts.entries_written += 2;
                 1 << F::shift(level)
             }
         };
@@ -398,7 +399,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         Ok(Ok(Some(bytes)))
     }
 
-    /// Returns the leaf for the slot. Maintains the memory, as its type demands.
+    /// Returns the leaf for the entry. Maintains the memory, as its type demands.
     #[inline(always)]
     fn leaf(&self, hpa: Hpa, attributes: Attributes) -> Result<u64, MapError> {
         let tables = self.tables;
@@ -416,15 +417,15 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     }
 }
 
-/// Slots that are frozen while `tell` runs: reserved again when this is dropped.
+/// Entries that are frozen while `tell` runs: reserved again when this is dropped.
 struct Held<'g> {
-    slots: &'g [Slot],
+    ptes: &'g [Pte],
     raw: u64,
     frozen: u64,
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.slots.iter().for_each(|slot| slot.release(self.frozen, self.raw));
+        self.ptes.iter().for_each(|pte| pte.release(self.frozen, self.raw));
     }
 }

@@ -20,7 +20,7 @@ use crate::granted::Granted;
 use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::sync::acquired;
-use crate::table::{Slot, slot};
+use crate::table::{Pte, pte};
 use crate::tables::{Found, Halted, Tables};
 use crate::walk::{Entry, Tally};
 use core::marker::PhantomData;
@@ -310,19 +310,19 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     #[inline(always)]
     fn rewrite_page<C: Change, R: Rule<F>>(&mut self, gpa: u64, rule: &R) -> Option<u64> {
         let tables = self.tables;
-        let mut above = [&tables.root_slots()[0]; 4];
+        let mut above = [&tables.root_entries()[0]; 4];
         let mut common = !0;
-        let (slots, level) = tables.descend(gpa, 0, |level, link| {
+        let (ptes, level) = tables.descend(gpa, 0, |level, link| {
             if R::TOUCHES && F::TABLE_ACCESSED != 0 {
-                above[level as usize - 1] = link.slot;
+                above[level as usize - 1] = link.pte;
             }
             common &= link.raw;
         });
         if level > 0 || R::WRITES && common & F::TABLE_WRITE != F::TABLE_WRITE {
             return None;
         }
-        let slot = slot::<F>(slots, gpa, 0);
-        let raw = slot.load();
+        let pte = pte::<F>(ptes, gpa, 0);
+        let raw = pte.load();
         if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
             return None;
         }
@@ -331,17 +331,17 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             if R::EXECUTES {
                 tables.make_coherent(0, raw, changed);
             }
-            C::exchange(slot, raw, changed).ok()?;
+            C::exchange(pte, raw, changed).ok()?;
         }
         if R::TOUCHES {
             tables.touched(gpa, &above);
         }
-        self.sums.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
+        self.sums.counts.entries_read += u64::from(tables.geometry().root_level) + 1;
         if changed == raw {
             return Some(0);
         }
         let page = 1 << F::PAGE_SHIFT;
-        self.sums.counts.slots_written += 1;
+        self.sums.counts.entries_written += 1;
         self.sums.counts.bytes_changed += page;
         if R::STALE {
             self.sums.owed.leaves(gpa, gpa + page, F::size(0));
@@ -354,7 +354,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// [`Guard::rewrite`] of each run of the pages that a bitmap names. Runs inside one table of
-    /// pages are rewritten there, slot by slot; all others run by run.
+    /// pages are rewritten there, entry by entry; all others run by run.
     #[inline]
     pub(super) fn rewrite_pages<R: Rule<F> + Copy>(
         &mut self,
@@ -364,11 +364,11 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         const { assert!(!R::TOUCHES && !R::WRITES && !R::EXECUTES, "as protection, and cleans") };
         // Where the guard has a limit, the walk checks it after each table.
         let alone = self.budget.is_bounded() || pages.start.0 & ((1 << F::PAGE_SHIFT) - 1) != 0;
-        let mut table = PageTable { slots: &[], start: 0, end: 0 };
+        let mut table = PageTable { ptes: &[], start: 0, end: 0 };
         let mut tally = Tally::NONE;
         let result = pages.each::<F>(|range| {
             let changed = tally.changed;
-            // A long run is left to the walk, which reads many slots at once.
+            // A long run is left to the walk, which reads many entries at once.
             if range.size() <= LONG << F::PAGE_SHIFT && !alone {
                 if !table.covers(&range) {
                     let tally = core::mem::replace(&mut tally, Tally::NONE);
@@ -483,7 +483,7 @@ const LONG: u64 = 32;
 
 /// A table of pages and its addresses; both are empty if there is no table.
 struct PageTable<'t> {
-    slots: &'t [Slot],
+    ptes: &'t [Pte],
     start: u64,
     end: u64,
 }
@@ -495,7 +495,7 @@ impl PageTable<'_> {
     }
 
     /// Rewrites the pages of a range, which the table covers. Returns whether it met only leaves
-    /// and vacant slots; if not, the pages are to be visited once more.
+    /// and vacant entries; if not, the pages are to be visited once more.
     #[inline(always)]
     fn rewrite<F: Format, R: Rule<F>>(
         &self,
@@ -505,18 +505,18 @@ impl PageTable<'_> {
     ) -> bool {
         let (mut start, range_end) = (range.start().0, range.end().0);
         while start < range_end {
-            let slot = slot::<F>(self.slots, start, 0);
-            let raw = slot.peek();
+            let pte = pte::<F>(self.ptes, start, 0);
+            let raw = pte.peek();
             let end = start + (1 << F::PAGE_SHIFT);
             tally.read += 1;
             let kind = F::kind(raw, 0);
             if kind == Kind::Leaf && !folded::<F>(raw) {
                 let changed = rule.change(raw);
                 if changed != raw {
-                    if slot.exchange(raw, changed).is_err() {
+                    if pte.exchange(raw, changed).is_err() {
                         return false;
                     }
-                    tally.change(&Entry { slot, raw, start, end });
+                    tally.change(&Entry { pte, raw, start, end });
                 }
             } else if !kind.is_vacant() {
                 return false;
@@ -530,14 +530,14 @@ impl PageTable<'_> {
 impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Returns the table of pages around an address. The caller is inside a guard, as for a walk.
     fn page_table(&self, gpa: Gpa) -> PageTable<'_> {
-        let none = PageTable { slots: &[], start: 0, end: 0 };
+        let none = PageTable { ptes: &[], start: 0, end: 0 };
         let limit = 1 << self.geometry().address_bits;
         if gpa.0 >= limit {
             return none;
         }
-        let (slots, level) = self.descend(gpa.0, 0, |_, _| ());
+        let (ptes, level) = self.descend(gpa.0, 0, |_, _| ());
         let start = gpa.0 >> F::shift(1) << F::shift(1);
         let end = limit.min(start + (1 << F::shift(1)));
-        if level == 0 { PageTable { slots, start, end } } else { none }
+        if level == 0 { PageTable { ptes, start, end } } else { none }
     }
 }

@@ -25,7 +25,7 @@ use crate::granted::Granted;
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
-use crate::table::{Frame, Slot, slot};
+use crate::table::{Frame, Pte, pte};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
 use core::marker::PhantomData;
@@ -91,7 +91,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             && let Ok(target) = F::level_of(to)
             && let Some(read) = tables.reads_if_split(&range, target)
         {
-            self.sums.counts.slots_read += read;
+            self.sums.counts.entries_read += read;
             return Ok(0);
         }
         self.split_walk::<W>(range, to, cache, together, None)
@@ -202,8 +202,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Returns how many slots were read to find that all of `range` lies in one table at `target`,
-    /// so that there is nothing to split. `None` if a walk is needed.
+    /// Returns how many entries were read to find that all of `range` lies in one table at
+    /// `target`, so that there is nothing to split. `None` if a walk is needed.
     #[inline(always)]
     fn reads_if_split(&self, range: &GpaRange, target: u8) -> Option<u64> {
         let (start, last) = (range.start().0, range.end().0 - 1);
@@ -223,8 +223,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 /// that its table was built from ([`block_of`]): a hypervisor's stack has a few KiB. A block's
 /// place is its distance from the first, in blocks.
 struct Waiting<'t> {
-    /// The slot of the first block.
-    first: &'t Slot,
+    /// The entry of the first block.
+    first: &'t Pte,
     /// The first address of that block.
     start: u64,
     /// A bit for each place in use: they came in their order.
@@ -261,13 +261,13 @@ impl Waiting<'_> {
 /// attributes.
 fn block_of<F: Format>(platform: &impl Platform, table: &mut Frame, level: u8) -> u64 {
     let mut below = level - 1;
-    let mut raw = table.slots_mut::<F>(platform, below)[0].get();
+    let mut raw = table.entries_mut::<F>(platform, below)[0].get();
     while F::kind(raw, below) == Kind::Table {
         below -= 1;
-        // SAFETY: a table that was built is linked from one, with the slots of its level, and
+        // SAFETY: a table that was built is linked from one, with the entries of its level, and
         // both stay while the frame is borrowed.
         raw = unsafe {
-            crate::table::slots(platform, F::table_address(raw), F::slots(below))[0].load()
+            crate::table::entries(platform, F::table_address(raw), F::entries(below))[0].load()
         };
     }
     // Leaves of the same memory and attributes differ only in the bits of their level.
@@ -325,10 +325,10 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
     fn aside(&mut self, level: u8, start: u64) -> Flow {
         let tables = self.tables;
         let mut read = 1;
-        let (slots, at) = tables.descend(start, level, |_, _| read += 1);
-        let slot = slot::<F>(slots, start, level);
-        let raw = slot.load();
-        self.sums.counts.slots_read += read;
+        let (ptes, at) = tables.descend(start, level, |_, _| read += 1);
+        let pte = pte::<F>(ptes, start, level);
+        let raw = pte.load();
+        self.sums.counts.entries_read += read;
         if at != level || F::kind(raw, level) != Kind::Leaf {
             return Flow::Again;
         }
@@ -336,12 +336,12 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
             return tables.unfold(start, level, self.sums);
         }
         let end = self.end.min(((start >> F::shift(level)) + 1) << F::shift(level));
-        self.replaced::<false>(level, &Entry { slot, raw, start, end })
+        self.replaced::<false>(level, &Entry { pte, raw, start, end })
     }
 
     #[inline]
     fn settle(&mut self, _level: u8, tally: Tally) {
-        self.sums.counts.slots_read += tally.read;
+        self.sums.counts.entries_read += tally.read;
     }
 }
 
@@ -398,21 +398,21 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         let built = builder.counts.tables_built - built;
         let range = GpaRange::from_bounds(base, base + F::size(level).bytes());
         if !self.tables.platform.break_before_make().breaks_size_change() {
-            if entry.slot.exchange(entry.raw, F::table(frame.hpa(), level)).is_err() {
+            if entry.pte.exchange(entry.raw, F::table(frame.hpa(), level)).is_err() {
                 builder.recycle(frame, level - 1);
                 return Flow::Again;
             }
             frame.into_hpa();
-            self.sums.counts.slots_written += 1;
+            self.sums.counts.entries_written += 1;
             self.sums.counts.bytes_changed += range.size();
             self.sums.owed.leaves(range.start().0, range.end().0, F::size(level));
         } else {
-            let (slot, raw) = (entry.slot, entry.raw);
+            let (pte, raw) = (entry.pte, entry.raw);
             // A marker that waits is identified by its table.
             if plan.page_bits == bits {
-                self.wait(slot, raw, frame, level, base);
+                self.wait(pte, raw, frame, level, base);
             } else {
-                self.link_alone(slot, raw, frame, level, base);
+                self.link_alone(pte, raw, frame, level, base);
             }
         }
         self.sums.sizes.split::<F>(level, built);
@@ -445,13 +445,13 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     }
 
     /// Adds a replacement to those that wait. The block's value can be read from its table.
-    fn wait(&mut self, slot: &'t Slot, raw: u64, mut table: Frame, level: u8, base: u64) {
+    fn wait(&mut self, pte: &'t Pte, raw: u64, mut table: Frame, level: u8, base: u64) {
         debug_assert_eq!(
             block_of::<F>(self.tables.platform, &mut table, level),
             raw,
             "not its own"
         );
-        let first = Waiting { first: slot, start: base, places: 0, count: 0, level };
+        let first = Waiting { first: pte, start: base, places: 0, count: 0, level };
         let waiting = self.waiting.get_or_insert(first);
         self.cache.keep(waiting.count.into(), table);
         waiting.count += 1;
@@ -469,10 +469,10 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     /// As [`link`], for one block whose pages get more rights than it has.
     #[cold]
     #[inline(never)]
-    fn link_alone(&mut self, slot: &Slot, raw: u64, table: Frame, level: u8, base: u64) {
+    fn link_alone(&mut self, pte: &Pte, raw: u64, table: Frame, level: u8, base: u64) {
         let (tables, size) = (self.tables, F::size(level));
         let frozen = F::frozen(table.hpa());
-        if slot.exchange(raw, frozen).is_err() {
+        if pte.exchange(raw, frozen).is_err() {
             self.lost = base.min(self.lost);
             return give_back(tables, self.cache, self.sums, table, level);
         }
@@ -483,7 +483,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             self.sums.counts.invalidations += 1;
             tables.platform.invalidate(&what);
         }
-        slot.release(frozen, F::table(table.into_hpa(), level));
+        pte.release(frozen, F::table(table.into_hpa(), level));
         tables.platform.publish();
     }
 }
@@ -493,7 +493,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
 fn count_broken(sums: &mut Sums, size: PageSize) {
     sums.counts.broken += 1;
     sums.counts.bytes_changed += size.bytes();
-    sums.counts.slots_written += 2;
+    sums.counts.entries_written += 2;
 }
 
 /// Gives back the table of a block that was not split, and is counted as whole.
@@ -525,13 +525,13 @@ fn link<F: Format, P: Platform>(
 ) {
     let Waiting { first, start, places, count, level } = *waiting;
     let count = usize::from(count);
-    let slots = if count == 1 {
+    let ptes = if count == 1 {
         core::slice::from_ref(first)
     } else {
-        // The slots of a table that replaced theirs meanwhile serve as well; if there is no table,
-        // no block is as it was.
-        let (slots, at) = tables.descend(start, level, |_, _| {});
-        if at == level { slots } else { &[] }
+        // The entries of a table that replaced theirs meanwhile serve as well; if there is no
+        // table, no block is as it was.
+        let (ptes, at) = tables.descend(start, level, |_, _| {});
+        if at == level { ptes } else { &[] }
     };
     let mut broken = Owed::NOTHING;
     // A bit for each place.
@@ -542,7 +542,7 @@ fn link<F: Format, P: Platform>(
         let (Some(table), base) = (table, base(place)) else { continue };
         let raw = block_of::<F>(tables.platform, table, level);
         let frozen_to = F::frozen(table.hpa());
-        if !slots.is_empty() && slot::<F>(slots, base, level).exchange(raw, frozen_to).is_ok() {
+        if !ptes.is_empty() && pte::<F>(ptes, base, level).exchange(raw, frozen_to).is_ok() {
             frozen |= 1 << place;
             broken.leaves(base, base + size.bytes(), size);
             count_broken(sums, size);
@@ -556,8 +556,8 @@ fn link<F: Format, P: Platform>(
         for (place, table) in ones(places).zip(cache.kept(count)) {
             if let Some(table) = table.take_if(|_| frozen >> place & 1 == 1) {
                 let hpa = table.into_hpa();
-                let slot = slot::<F>(slots, base(place), level);
-                slot.release(F::frozen(hpa), F::table(hpa, level));
+                let pte = pte::<F>(ptes, base(place), level);
+                pte.release(F::frozen(hpa), F::table(hpa, level));
             }
         }
         tables.platform.publish();

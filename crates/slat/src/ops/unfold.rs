@@ -14,14 +14,14 @@
 //! 3. Each member becomes a leaf of its own, with what hardware had set in any of them until then.
 //!
 //! An unmap of a whole group freezes it as well, and empties it without an invalidation of its own:
-//! a slot that was emptied next to valid members could be filled again while a CPU takes the old
-//! group from one of those. For the same reason a group is filled from frozen slots: slots that
+//! an entry that was emptied next to valid members could be filled again while a CPU takes the old
+//! group from one of those. For the same reason a group is filled from frozen entries: entries that
 //! were found empty are the group's until the last member stands.
 //!
-//! At most one group is broken at a time, with all its slots, until one invalidation has completed,
-//! as with one block. Between the first marker and the last release nothing is allocated, and
-//! nothing is called except that invalidation and, for a reservation, the closure of its caller
-//! ([`Reservation::commit_told`](super::Reservation::commit_told)).
+//! At most one group is broken at a time, with all its entries, until one invalidation has
+//! completed, as with one block. Between the first marker and the last release nothing is
+//! allocated, and nothing is called except that invalidation and, for a reservation, the closure of
+//! its caller ([`Reservation::commit_told`](super::Reservation::commit_told)).
 
 use super::ChangeError;
 use crate::addr::{GpaRange, Hpa, Levels};
@@ -30,7 +30,7 @@ use crate::format::{Format, Kind};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
-use crate::table::Slot;
+use crate::table::Pte;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
@@ -41,10 +41,10 @@ pub(crate) const fn folded<F: Format>(raw: u64) -> bool {
     F::CONTIGUOUS != 0 && raw & F::CONTIGUOUS != 0
 }
 
-/// The slots of a group.
+/// The entries of a group.
 #[derive(Debug)]
 pub(crate) struct Group<'t, F> {
-    pub slots: &'t [Slot],
+    pub ptes: &'t [Pte],
     level: u8,
     /// The addresses that it covers.
     pub start: u64,
@@ -54,21 +54,21 @@ pub(crate) struct Group<'t, F> {
 
 impl<'t, F: Format> Group<'t, F> {
     /// Returns the group around `gpa` in a table at `level`; `None` if the table is too small.
-    pub fn within(slots: &'t [Slot], level: u8, gpa: u64) -> Option<Self> {
+    pub fn within(ptes: &'t [Pte], level: u8, gpa: u64) -> Option<Self> {
         let (count, shift) = (F::group(level), F::shift(level));
         let bytes = (count as u64) << shift;
         let start = gpa & !(bytes - 1);
-        let first = (start >> shift) as usize & (slots.len() - 1);
-        let slots = slots.get(first..first + count)?;
-        Some(Self::of(slots, level, start))
+        let first = (start >> shift) as usize & (ptes.len() - 1);
+        let ptes = ptes.get(first..first + count)?;
+        Some(Self::of(ptes, level, start))
     }
 
-    /// Makes the group of these slots of a table at `level`, which covers addresses from `start`
+    /// Makes the group of these entries of a table at `level`, which covers addresses from `start`
     /// on.
     #[inline]
-    pub fn of(slots: &'t [Slot], level: u8, start: u64) -> Self {
-        let end = start + ((slots.len() as u64) << F::shift(level));
-        Self { slots, level, start, end, format: PhantomData }
+    pub fn of(ptes: &'t [Pte], level: u8, start: u64) -> Self {
+        let end = start + ((ptes.len() as u64) << F::shift(level));
+        Self { ptes, level, start, end, format: PhantomData }
     }
 
     pub const fn level(&self) -> u8 {
@@ -91,9 +91,9 @@ impl<'t, F: Format> Group<'t, F> {
     /// Returns the first member, with the state of all; `None` if another thread is changing the
     /// group, or has changed it.
     pub fn state(&self) -> Option<u64> {
-        let mut all = self.slots[0].load();
-        for slot in self.slots {
-            let raw = slot.load();
+        let mut all = self.ptes[0].load();
+        for pte in self.ptes {
+            let raw = pte.load();
             let leaf = matches!(F::kind(raw, self.level), Kind::Leaf | Kind::Sealed);
             if !leaf || !folded::<F>(raw) {
                 return None;
@@ -106,13 +106,13 @@ impl<'t, F: Format> Group<'t, F> {
     /// Holds the group: replaces each member by the result of `interim`; returns the first member,
     /// with the state of all, or, as an error, what the walk is to do.
     fn hold(&self, interim: impl Fn(u64) -> u64) -> Result<u64, Flow> {
-        let held = |slot: &Slot| slot.update(|raw| self.member(raw).then(|| interim(raw)));
-        let mut all = held(&self.slots[0]).map_err(|raw| match F::kind(raw, self.level) {
+        let held = |pte: &Pte| pte.update(|raw| self.member(raw).then(|| interim(raw)));
+        let mut all = held(&self.ptes[0]).map_err(|raw| match F::kind(raw, self.level) {
             Kind::Frozen | Kind::Sealed => Flow::Wait,
             _ => Flow::Again,
         })?;
-        for slot in &self.slots[1..] {
-            let raw = held(slot);
+        for pte in &self.ptes[1..] {
+            let raw = held(pte);
             debug_assert!(raw.is_ok(), "a member was changed beside who holds the first");
             all |= raw.unwrap_or(0) & F::STATUS;
         }
@@ -125,20 +125,20 @@ impl<'t, F: Format> Group<'t, F> {
         F::leaf(F::attribute_bits(first, self.level), self.level, Hpa(hpa))
     }
 
-    /// Takes a group out: freezes it, then leaves `empty` in its slots. Returns the first member,
+    /// Takes a group out: freezes it, then leaves `empty` in its entries. Returns the first member,
     /// with the state of all.
     pub fn take(&self, empty: u64) -> Result<u64, Flow> {
         let frozen = F::frozen(Hpa(0));
         let first = self.hold(|_| frozen)?;
-        self.slots.iter().for_each(|slot| slot.release(frozen, empty));
+        self.ptes.iter().for_each(|pte| pte.release(frozen, empty));
         Ok(first)
     }
 
     /// Unfolds a group that no other thread, and no hardware, can reach.
     pub fn unfold_alone(&self) {
         if let Some(first) = self.state() {
-            for (number, slot) in self.slots.iter().enumerate() {
-                slot.init(self.alone(first, number));
+            for (number, pte) in self.ptes.iter().enumerate() {
+                pte.init(self.alone(first, number));
             }
         }
     }
@@ -147,9 +147,9 @@ impl<'t, F: Format> Group<'t, F> {
         F::kind(raw, self.level).is_vacant()
     }
 
-    /// Returns whether all of its slots are empty.
+    /// Returns whether all of its entries are empty.
     pub fn is_vacant(&self) -> bool {
-        self.slots.iter().all(|slot| self.vacant(slot.load()))
+        self.ptes.iter().all(|pte| self.vacant(pte.load()))
     }
 }
 
@@ -157,15 +157,15 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Returns the group around `gpa` at `level`; `None` if a table on the way is gone.
     #[cold]
     pub(crate) fn group(&self, gpa: u64, level: u8) -> Option<Group<'_, F>> {
-        let (slots, at) = self.descend(gpa, level, |_, _| {});
+        let (ptes, at) = self.descend(gpa, level, |_, _| {});
         if at != level {
             return None;
         }
-        Group::within(slots, level, gpa)
+        Group::within(ptes, level, gpa)
     }
 
     /// Unfolds the group of the leaf at `gpa`, if it still is one. Returns what the walk is to do
-    /// with the slot.
+    /// with the entry.
     #[cold]
     #[inline(never)]
     pub(super) fn unfold(&self, gpa: u64, level: u8, sums: &mut Sums) -> Flow {
@@ -188,27 +188,27 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             self.platform.invalidate(&what);
         }
         if breaks {
-            for (number, slot) in group.slots.iter().enumerate() {
-                slot.release(frozen, group.alone(first, number));
+            for (number, pte) in group.ptes.iter().enumerate() {
+                pte.release(frozen, group.alone(first, number));
             }
-            sums.counts.broken += group.slots.len() as u64;
+            sums.counts.broken += group.ptes.len() as u64;
         } else {
             // Until the invalidation had completed, hardware could mark any member for all.
-            let status = group.slots.iter().fold(first, |all, slot| all | slot.load()) & F::STATUS;
-            for slot in group.slots {
-                let _ = slot.update(|raw| Some((raw | status) & !F::MARK));
+            let status = group.ptes.iter().fold(first, |all, pte| all | pte.load()) & F::STATUS;
+            for pte in group.ptes {
+                let _ = pte.update(|raw| Some((raw | status) & !F::MARK));
             }
         }
         self.platform.publish();
-        sums.counts.slots_written += 2 * group.slots.len() as u64;
+        sums.counts.entries_written += 2 * group.ptes.len() as u64;
         sums.counts.invalidations += 1;
-        sums.sizes.unfold(level, group.slots.len());
+        sums.sizes.unfold(level, group.ptes.len());
         Ok(group.bytes())
     }
 
-    /// Fills a group of empty slots with `first`, given without the bit, and the leaves that
+    /// Fills a group of empty entries with `first`, given without the bit, and the leaves that
     /// continue it. Does nothing, and returns `Again`, if they are not all empty any more, or, for
-    /// reserved slots, if one of them has changed.
+    /// reserved entries, if one of them has changed.
     pub(super) fn fill_group(
         &self,
         group: &Group<'_, F>,
@@ -224,9 +224,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         Ok(())
     }
 
-    /// Freezes a group of empty slots, or of those that have the token; returns whether one of them
-    /// had been emptied before. If one of them is something else, returns `Again`, and no slot is
-    /// frozen.
+    /// Freezes a group of empty entries, or of those that have the token; returns whether one of
+    /// them had been emptied before. If one of them is something else, returns `Again`, and no
+    /// entry is frozen.
     pub(super) fn freeze_group(
         &self,
         group: &Group<'_, F>,
@@ -235,14 +235,14 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         let frozen = F::frozen(Hpa(0));
         let fits = |raw| token.map_or(group.vacant(raw), |token| raw == token);
         let mut emptied = false;
-        for (number, slot) in group.slots.iter().enumerate() {
-            match slot.update(|raw| fits(raw).then_some(frozen)) {
+        for (number, pte) in group.ptes.iter().enumerate() {
+            match pte.update(|raw| fits(raw).then_some(frozen)) {
                 Ok(raw) => emptied |= raw != 0,
                 Err(_) => {
-                    // A reserved slot gets its token back. An empty slot gets a new token, so that
-                    // changes by other threads are not hidden.
+                    // A reserved entry gets its token back. An empty entry gets a new token, so
+                    // that changes by other threads are not hidden.
                     let empty = token.unwrap_or_else(|| self.tokens.next::<F>());
-                    group.slots[..number].iter().for_each(|slot| slot.release(frozen, empty));
+                    group.ptes[..number].iter().for_each(|pte| pte.release(frozen, empty));
                     return Err(Flow::Again);
                 }
             }
@@ -254,22 +254,22 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     pub(super) fn fill_frozen_group(&self, group: &Group<'_, F>, first: u64, counts: &mut Counts) {
         let frozen = F::frozen(Hpa(0));
         // The first member last: a thread that finds it may hold the group.
-        for (number, slot) in group.slots.iter().enumerate().rev() {
-            slot.release(frozen, group.alone(first, number) | F::CONTIGUOUS);
+        for (number, pte) in group.ptes.iter().enumerate().rev() {
+            pte.release(frozen, group.alone(first, number) | F::CONTIGUOUS);
         }
-        counts.slots_written += 2 * group.slots.len() as u64;
+        counts.entries_written += 2 * group.ptes.len() as u64;
     }
 
-    /// As [`Tables::break_before_fill`], for all slots at once, some of which other threads have
-    /// emptied: their removals were counted before this thread got the slots.
+    /// As [`Tables::break_before_fill`], for all entries at once, some of which other threads have
+    /// emptied: their removals were counted before this thread got the entries.
     fn break_before_fill_group(&self, group: &Group<'_, F>, counts: &mut Counts) {
         if self.refill_breaks() && self.pending.removals.count() != 0 {
-            self.invalidate_slots(group.start, group.end);
+            self.invalidate_entries(group.start, group.end);
             counts.invalidations += 1;
         }
     }
 
-    /// Reserves the slots of the group around `gpa` by one new token, if all of them are empty.
+    /// Reserves the entries of the group around `gpa` by one new token, if all of them are empty.
     #[cold]
     pub(super) fn reserve_group(
         &self,
@@ -283,9 +283,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         let group = self.group(gpa, level).filter(Group::is_vacant)?;
         let token = self.tokens.next::<F>();
         let mut emptied = false;
-        for slot in group.slots {
-            counts.slots_written += 1;
-            emptied |= slot.update(|raw| group.vacant(raw).then_some(token)).ok()? != 0;
+        for pte in group.ptes {
+            counts.entries_written += 1;
+            emptied |= pte.update(|raw| group.vacant(raw).then_some(token)).ok()? != 0;
         }
         if emptied {
             self.break_before_fill_group(&group, counts);
@@ -352,6 +352,6 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unfold<'_, '_, F, P> {
 
     #[inline]
     fn settle(&mut self, _level: u8, tally: Tally) {
-        self.sums.counts.slots_read += tally.read;
+        self.sums.counts.entries_read += tally.read;
     }
 }

@@ -2,17 +2,18 @@
 //!
 //! # Protocol
 //! A leaf is taken out by one compare-and-swap whose old value is kept for the caller. Where the
-//! CPU must not hold two translations of an address, the slot keeps the unmap's token, and a fill
+//! CPU must not hold two translations of an address, the entry keeps the unmap's token, and a fill
 //! of it before the unmap's invalidation has completed invalidates first
 //! (`Tables::break_before_fill`). A table whose whole range was unmapped is then retired in this
-//! order: every one of its slots goes from empty to retired, which keeps other software out and
-//! fails if anything was mapped there meanwhile; its parent's slot is emptied; the table waits in
+//! order: every one of its entries goes from empty to retired, which keeps other software out and
+//! fails if anything was mapped there meanwhile; its parent's entry is emptied; the table waits in
 //! the removals for their invalidation. Between the first marker and the last nothing is allocated
 //! or called. A table around an end of the range that is found empty afterwards goes in the same
 //! order, and so do those above it.
 //!
-//! A slot of a retired table stays so until the table is given back; so the thread that retired all
-//! of them owns the link in the parent's slot: others may change bits of it, but not the address.
+//! An entry of a retired table stays so until the table is given back; so the thread that retired
+//! all of them owns the link in the parent's entry: others may change bits of it, but not the
+//! address.
 
 use super::removals::{Removals, Removed};
 use super::unfold::folded;
@@ -21,7 +22,7 @@ use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::format::{Format, Kind};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
-use crate::table::{Slot, slot};
+use crate::table::{Pte, pte};
 use crate::tables::{Halted, Link, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, links};
 use core::fmt;
@@ -43,7 +44,7 @@ pub enum UnmapError {
     ForeignRemovals,
     /// Another thread held an entry for too long.
     Contended,
-    /// As many slots were read as [`Guard::limit`] allows.
+    /// As many entries were read as [`Guard::limit`] allows.
     Paused,
 }
 
@@ -119,12 +120,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ) -> Option<u64> {
         let tables = self.tables;
         let (start, end) = (range.start().0, range.end().0);
-        let (slots, level) = tables.descend(start, 0, |_, _| ());
+        let (ptes, level) = tables.descend(start, 0, |_, _| ());
         if level > 0 {
             return None;
         }
-        let slot = slot::<F>(slots, start, 0);
-        let raw = slot.load();
+        let pte = pte::<F>(ptes, start, 0);
+        let raw = pte.load();
         if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
             return None;
         }
@@ -140,7 +141,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             return None;
         }
         let empty = if tables.refill_breaks() { self.token() } else { 0 };
-        slot.exchange(raw, empty).ok()?;
+        pte.exchange(raw, empty).ok()?;
         let doubtful = tables.may_be_dirty(raw);
         match (continues, doubtful) {
             (false, false) => removals.put(removed),
@@ -149,17 +150,17 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
                 removals.push(removed);
             }
             (true, _) => {
-                removals.extend(&Entry { slot, raw, start, end }, F::size(0));
+                removals.extend(&Entry { pte, raw, start, end }, F::size(0));
                 if doubtful {
                     removals.dirty_last();
                 }
             }
         }
         self.sums.sizes.add(0, -1);
-        self.sums.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
-        self.sums.counts.slots_written += 1;
+        self.sums.counts.entries_read += u64::from(tables.geometry().root_level) + 1;
+        self.sums.counts.entries_written += 1;
         self.sums.counts.bytes_changed += end - start;
-        if ends_are_vacant::<F>(slots, 0) {
+        if ends_are_vacant::<F>(ptes, 0) {
             self.retire_around(range, removals);
         }
         Some(end - start)
@@ -245,7 +246,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, F, P> {
     }
 
     #[inline(always)]
-    fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Slot]) {
+    fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Pte]) {
         if entry.whole::<F>(level) && vacant::<F>(children, level - 1) {
             self.0.leave(level, entry, children);
         }
@@ -258,15 +259,15 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, F, P> {
 }
 
 /// Returns whether a table at `level` is empty. Most that are not show it at one end.
-fn vacant<F: Format>(slots: &[Slot], level: u8) -> bool {
-    let vacant = |slot: &Slot| F::kind(slot.load(), level).is_vacant();
-    ends_are_vacant::<F>(slots, level) && slots.iter().all(vacant)
+fn vacant<F: Format>(ptes: &[Pte], level: u8) -> bool {
+    let vacant = |pte: &Pte| F::kind(pte.load(), level).is_vacant();
+    ends_are_vacant::<F>(ptes, level) && ptes.iter().all(vacant)
 }
 
 #[inline(always)]
-fn ends_are_vacant<F: Format>(slots: &[Slot], level: u8) -> bool {
-    let vacant = |slot: &Slot| F::kind(slot.load(), level).is_vacant();
-    vacant(&slots[0]) && vacant(&slots[slots.len() - 1])
+fn ends_are_vacant<F: Format>(ptes: &[Pte], level: u8) -> bool {
+    let vacant = |pte: &Pte| F::kind(pte.load(), level).is_vacant();
+    vacant(&ptes[0]) && vacant(&ptes[ptes.len() - 1])
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
@@ -286,7 +287,7 @@ struct Unmap<'r, 's, 't, F: Format, P: Platform> {
     end: u64,
     /// The end of the last group that was taken out; leaves below it were mapped later.
     taken: u64,
-    /// The value left in a slot that was emptied.
+    /// The value left in an entry that was emptied.
     empty: u64,
     /// The descriptor, address and level of the leaf that would continue the last one; 0 is none.
     next: (u64, u64, u8),
@@ -304,7 +305,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
         }
         if kind != Kind::Leaf {
             // A reservation that the range covers only in part is void as well.
-            let void = kind != Kind::Reserved || entry.slot.exchange(entry.raw, self.empty).is_ok();
+            let void = kind != Kind::Reserved || entry.pte.exchange(entry.raw, self.empty).is_ok();
             return if void { Flow::Next } else { Flow::Again };
         }
         if level > 0 && !entry.whole::<F>(level) {
@@ -319,7 +320,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
         if (entry.raw, entry.start, level) == self.next
             && self.removals.follows(F::leaf_address(entry.raw, level))
         {
-            if entry.slot.exchange(entry.raw, self.empty).is_err() {
+            if entry.pte.exchange(entry.raw, self.empty).is_err() {
                 return Flow::Again;
             }
             tally.change(&entry);
@@ -342,7 +343,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
             self.why = UnmapError::Full;
             return Flow::Stop;
         }
-        if entry.slot.exchange(entry.raw, self.empty).is_err() {
+        if entry.pte.exchange(entry.raw, self.empty).is_err() {
             return Flow::Again;
         }
         tally.change(&entry);
@@ -358,17 +359,17 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
         Flow::Next
     }
 
-    /// Slots that were emptied before may have been filled since: a new token, so that they do not
-    /// look the same once emptied again.
+    /// Entries that were emptied before may have been filled since: a new token, so that they do
+    /// not look the same once emptied again.
     #[inline(always)]
     fn again(&mut self) {
         self.empty = self.token();
     }
 
     #[inline(always)]
-    fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Slot]) {
+    fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Pte]) {
         if entry.whole::<F>(level) && self.retire(level - 1, children) {
-            self.unlink(entry.slot, entry.raw, level, entry.start, children);
+            self.unlink(entry.pte, entry.raw, level, entry.start, children);
         }
     }
 
@@ -414,9 +415,9 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
             Ok(first) => first,
             Err(flow) => return flow,
         };
-        self.sums.counts.slots_written += 2 * group.slots.len() as u64;
+        self.sums.counts.entries_written += 2 * group.ptes.len() as u64;
         self.sums.counts.bytes_changed += group.bytes();
-        self.sums.sizes.add_members(level, -(group.slots.len() as i64));
+        self.sums.sizes.add_members(level, -(group.ptes.len() as i64));
         self.taken = group.end;
         let mut attributes = tables.format.decode(first, level);
         attributes.dirty |= tables.may_be_dirty(first);
@@ -430,17 +431,17 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         Flow::Next
     }
 
-    /// Returns the value for slots that are emptied now.
+    /// Returns the value for entries that are emptied now.
     fn token(&self) -> u64 {
         if self.tables.refill_breaks() { self.tables.tokens.next::<F>() } else { 0 }
     }
 
-    /// Empties the slot at `level` that links `table`, whose slots are retired; it covers `start`
-    /// on.
-    fn unlink(&mut self, slot: &Slot, table: u64, level: u8, start: u64, children: &[Slot]) {
-        self.sums.counts.slots_written += children.len() as u64 + 1;
+    /// Empties the entry at `level` that links `table`, whose entries are retired; it covers
+    /// `start` on.
+    fn unlink(&mut self, pte: &Pte, table: u64, level: u8, start: u64, children: &[Pte]) {
+        self.sums.counts.entries_written += children.len() as u64 + 1;
         let empty = self.token();
-        let unlinked = slot.update(|raw| links::<F>(raw, level, table).then_some(empty));
+        let unlinked = pte.update(|raw| links::<F>(raw, level, table).then_some(empty));
         debug_assert!(unlinked.is_ok(), "a retired table was unlinked by somebody else");
         self.removals.unlinked.add(F::table_address(table), &children[0]);
         self.removals.owed.table(start, start + (1 << F::shift(level)));
@@ -461,8 +462,8 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
     /// As [`Unmap::retire_from`], if the lowest table may be empty, which is rare.
     #[inline(always)]
     fn retire_around(&mut self, gpa: u64) {
-        let (slots, level) = self.tables.descend(gpa, 0, |_, _| ());
-        if ends_are_vacant::<F>(slots, level) {
+        let (ptes, level) = self.tables.descend(gpa, 0, |_, _| ());
+        if ends_are_vacant::<F>(ptes, level) {
             self.retire_from(gpa);
         }
     }
@@ -475,28 +476,28 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         let tables = self.tables;
         // Indexed by the level of the linked tables.
         let mut above = [None; 4];
-        let (mut slots, mut level) =
+        let (mut ptes, mut level) =
             tables.descend(gpa, 0, |level, link| above[level as usize - 1] = Some(link));
-        while let Some(Some(Link { table, slot, raw })) = above.get(level as usize).copied() {
-            if !(vacant::<F>(slots, level) && self.retire(level, slots)) {
+        while let Some(Some(Link { table, pte, raw })) = above.get(level as usize).copied() {
+            if !(vacant::<F>(ptes, level) && self.retire(level, ptes)) {
                 return;
             }
             let start = gpa & !((1 << F::shift(level + 1)) - 1);
-            self.unlink(slot, raw, level + 1, start, slots);
-            (slots, level) = (table, level + 1);
+            self.unlink(pte, raw, level + 1, start, ptes);
+            (ptes, level) = (table, level + 1);
         }
     }
 
-    /// Retires the slots of a table if all are empty. Otherwise, slots that were empty stay empty,
-    /// with a new token, so that changes of other threads are not hidden.
-    fn retire(&self, level: u8, slots: &[Slot]) -> bool {
+    /// Retires the entries of a table if all are empty. Otherwise, entries that were empty stay
+    /// empty, with a new token, so that changes of other threads are not hidden.
+    fn retire(&self, level: u8, ptes: &[Pte]) -> bool {
         let retired = F::retired(Hpa(0));
-        let full = slots.iter().position(|slot| {
-            slot.update(|raw| F::kind(raw, level).is_vacant().then_some(retired)).is_err()
+        let full = ptes.iter().position(|pte| {
+            pte.update(|raw| F::kind(raw, level).is_vacant().then_some(retired)).is_err()
         });
         if let Some(full) = full.filter(|&full| full != 0) {
             let empty = self.token();
-            slots[..full].iter().for_each(|slot| slot.release(retired, empty));
+            ptes[..full].iter().for_each(|pte| pte.release(retired, empty));
         }
         full.is_none()
     }

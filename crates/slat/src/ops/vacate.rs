@@ -7,9 +7,9 @@
 //! the range. The second step empties what was handed out and gives back the tables that it covers
 //! whole. It calls only the platform, which does not unwind. It also runs where the closure panics.
 //!
-//! *Invariant*: no table is freed while a slot that can be reached links it, and exactly the leaves
-//! that the closure was given are unmapped. [`Inactive::discard`], which hands out no leaf, has
-//! only the second step, and unfolds before it only the groups that an end of the range cuts.
+//! *Invariant*: no table is freed while an entry that can be reached links it, and exactly the
+//! leaves that the closure was given are unmapped. [`Inactive::discard`], which hands out no leaf,
+//! has only the second step, and unfolds before it only the groups that an end of the range cuts.
 
 use super::unfold::{Group, folded};
 use super::{ChangeError, Removed};
@@ -18,7 +18,7 @@ use crate::build::dismantle;
 use crate::format::{Format, Kind};
 use crate::inactive::Inactive;
 use crate::platform::Platform;
-use crate::table::{self, Frame, Slot};
+use crate::table::{self, Frame, Pte};
 use crate::tables::{Found, Halted, Tables};
 
 impl<F: Format, P: Platform> Inactive<'_, F, P> {
@@ -44,7 +44,7 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
         let (start, end) = (range.start().0, range.end().0);
         let told = Told { tables, start, end: start, owners: false };
         let mut list = List { told, run: None, bytes: 0, removed: &mut removed };
-        list.table(tables.root_slots(), tables.geometry().root_level, start, end);
+        list.table(tables.root_entries(), tables.geometry().root_level, start, end);
         list.finish();
         list.told.end = end;
         Ok(list.bytes)
@@ -94,7 +94,7 @@ struct Told<'t, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     start: u64,
     end: u64,
-    /// Some of the slots have owners, and keep them.
+    /// Some of the entries have owners, and keep them.
     owners: bool,
 }
 
@@ -102,61 +102,61 @@ impl<F: Format, P: Platform> Drop for Told<'_, F, P> {
     fn drop(&mut self) {
         if self.start < self.end {
             let level = self.tables.geometry().root_level;
-            self.empty(self.tables.root_slots(), level, self.start, self.end);
+            self.empty(self.tables.root_entries(), level, self.start, self.end);
         }
     }
 }
 
 impl<F: Format, P: Platform> Told<'_, F, P> {
     /// Empties the part of a table from `start` to `end`, which cuts no leaf.
-    fn empty(&self, slots: &[Slot], level: u8, start: u64, end: u64) {
+    fn empty(&self, ptes: &[Pte], level: u8, start: u64, end: u64) {
         let shift = F::shift(level);
         let (first, last) = (start >> shift, (end - 1) >> shift);
-        let mask = slots.len() as u64 - 1;
+        let mask = ptes.len() as u64 - 1;
         for number in first..=last {
-            let slot = &slots[(number & mask) as usize];
+            let pte = &ptes[(number & mask) as usize];
             if level == 0 && !self.owners {
-                slot.init(0);
+                pte.init(0);
                 continue;
             }
-            let raw = slot.load();
+            let raw = pte.load();
             let (from, to) = (start.max(number << shift), end.min((number + 1) << shift));
             let whole = to - from == 1 << shift;
             let kind = F::kind(raw, level);
             if kind == Kind::Table {
                 let hpa = F::table_address(raw);
                 if whole && !self.owners {
-                    slot.init(0);
+                    pte.init(0);
                     self.free(hpa, level - 1);
                 } else {
-                    // SAFETY: a linked table has that many slots, and stays: only tables that are
+                    // SAFETY: a linked table has that many entries, and stays: only tables that are
                     // covered whole are freed.
                     let children =
-                        unsafe { table::slots(self.tables.platform, hpa, F::slots(level - 1)) };
+                        unsafe { table::entries(self.tables.platform, hpa, F::entries(level - 1)) };
                     self.empty(children, level - 1, from, to);
-                    let vacant = |slot: &Slot| F::kind(slot.load(), level - 1).is_vacant();
+                    let vacant = |pte: &Pte| F::kind(pte.load(), level - 1).is_vacant();
                     if children.iter().all(vacant) {
-                        slot.init(0);
+                        pte.init(0);
                         self.free(hpa, level - 1);
                     }
                 }
             } else if kind != Kind::Owned {
-                slot.init(0);
+                pte.init(0);
             }
         }
     }
 
-    /// Gives back a table that no slot links any more, and all below it.
+    /// Gives back a table that no entry links any more, and all below it.
     fn free(&self, hpa: Hpa, level: u8) {
         let platform = self.tables.platform;
         // SAFETY: no other thread is in the tables, and no CPU has them: `Inactive` was borrowed
-        // mutably. The slot that linked the table was emptied just before, so it, and all below it,
-        // is this function's alone. All tables below the root came from caches, which allocate
+        // mutably. The entry that linked the table was emptied just before, so it, and all below
+        // it, is this function's alone. All tables below the root came from caches, which allocate
         // `TABLE_BYTES`.
         unsafe {
-            let slots = table::slots(platform, hpa, F::slots(level));
+            let ptes = table::entries(platform, hpa, F::entries(level));
             let free = &mut |frame| platform.free(frame, F::TABLE_BYTES);
-            dismantle::<F, P>(platform, slots, level, free);
+            dismantle::<F, P>(platform, ptes, level, free);
             if let Some(frame) = Frame::from_hpa(hpa) {
                 free(frame);
             }
@@ -182,38 +182,38 @@ struct List<'t, 'r, F: Format, P: Platform> {
 
 impl<F: Format, P: Platform> List<'_, '_, F, P> {
     /// Lists the part of a table from `start` to `end`.
-    fn table(&mut self, slots: &[Slot], level: u8, start: u64, end: u64) {
+    fn table(&mut self, ptes: &[Pte], level: u8, start: u64, end: u64) {
         let platform = self.told.tables.platform;
         let shift = F::shift(level);
         let (first, last) = (start >> shift, (end - 1) >> shift);
-        let mask = slots.len() as u64 - 1;
+        let mask = ptes.len() as u64 - 1;
         let mut number = first;
         while number <= last {
             if level == 0 {
-                let rest = &slots[(number & mask) as usize..=(last & mask) as usize];
+                let rest = &ptes[(number & mask) as usize..=(last & mask) as usize];
                 number += self.more(rest, number << shift);
                 if number > last {
                     break;
                 }
             }
-            let slot = &slots[(number & mask) as usize];
-            let mut raw = slot.load();
+            let pte = &ptes[(number & mask) as usize];
+            let mut raw = pte.load();
             if F::kind(raw, level) == Kind::Leaf
                 && folded::<F>(raw)
-                && let Some(group) = Group::<F>::within(slots, level, number << shift)
+                && let Some(group) = Group::<F>::within(ptes, level, number << shift)
             {
                 group.unfold_alone();
-                raw = slot.load();
+                raw = pte.load();
             }
             let (from, to) = (start.max(number << shift), end.min((number + 1) << shift));
             number += 1;
             match F::kind(raw, level) {
                 Kind::Leaf => self.leaf(raw, level, from),
                 Kind::Table if level > 0 => {
-                    // SAFETY: a linked table has that many slots, and stays: what is listed here is
-                    // freed when all of it was.
+                    // SAFETY: a linked table has that many entries, and stays: what is listed here
+                    // is freed when all of it was.
                     let children = unsafe {
-                        table::slots(platform, F::table_address(raw), F::slots(level - 1))
+                        table::entries(platform, F::table_address(raw), F::entries(level - 1))
                     };
                     self.table(children, level - 1, from, to);
                 }
@@ -226,14 +226,14 @@ impl<F: Format, P: Platform> List<'_, '_, F, P> {
     }
 
     /// Returns how many pages, from the first on, continue the run, at the speed of loads.
-    fn more(&mut self, pages: &[Slot], gpa: u64) -> u64 {
+    fn more(&mut self, pages: &[Pte], gpa: u64) -> u64 {
         let Some(run) = &mut self.run else { return 0 };
         if (run.gpa, run.level) != (gpa, 0) {
             return 0;
         }
         let page = 1 << F::PAGE_SHIFT;
         let raw = |number: u64| F::further(run.raw, number * page);
-        let same = pages.iter().zip(0..).take_while(|(slot, number)| slot.load() == raw(*number));
+        let same = pages.iter().zip(0..).take_while(|(pte, number)| pte.load() == raw(*number));
         let count = same.count() as u64;
         let Some(before) = count.checked_sub(1) else { return 0 };
         // Descriptors increase as their addresses do, unless a field overflows.

@@ -10,7 +10,7 @@ use crate::addr::{Gpa, Hpa};
 use crate::format::Format;
 use crate::platform::Platform;
 use crate::sync::{AtomicU64, Ordering};
-use crate::table::{self, Slot};
+use crate::table::{self, Pte};
 use crate::tables::Tables;
 
 /// A table of pages, or no table.
@@ -58,18 +58,18 @@ impl Cursor {
         }
     }
 
-    /// Returns the slots of the table that `gpa` lies in, if the cursor names it.
+    /// Returns the entries of the table that `gpa` lies in, if the cursor names it.
     #[inline(always)]
-    pub fn slots<'c, F: Format, P: Platform>(
+    pub fn entries<'c, F: Format, P: Platform>(
         &'c mut self,
         platform: &'c P,
         gpa: Gpa,
-    ) -> Option<&'c [Slot]> {
+    ) -> Option<&'c [Pte]> {
         if self.block.load(Ordering::Relaxed) != gpa.0 >> F::shift(1) {
             return None;
         }
-        // SAFETY: the table is linked (the invariant above), so it is allocated, with the slots of
-        // its level. It stays so while the owner, which alone gives tables back, is borrowed.
-        Some(unsafe { table::slots(platform, self.table, F::slots(0)) })
+        // SAFETY: the table is linked (the invariant above), so it is allocated, with the entries
+        // of its level. It stays so while the owner, which alone gives tables back, is borrowed.
+        Some(unsafe { table::entries(platform, self.table, F::entries(0)) })
     }
 }

@@ -1,6 +1,6 @@
 //! The limit of a walk, and how a walk ended.
 
-/// The number of slots that walks may still read before they end early.
+/// The number of entries that walks may still read before they end early.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     left: u64,
@@ -13,38 +13,38 @@ impl Budget {
         Self::of(u64::MAX)
     }
 
-    pub const fn of(slots: u64) -> Self {
-        Self { left: slots, spent: false }
+    pub const fn of(ptes: u64) -> Self {
+        Self { left: ptes, spent: false }
     }
 
-    /// Returns whether a caller set it: no walk reads as many slots as an unbounded budget has.
+    /// Returns whether a caller set it: no walk reads as many entries as an unbounded budget has.
     #[inline(always)]
     pub const fn is_bounded(&self) -> bool {
         self.left < u64::MAX / 2
     }
 
-    /// Counts `slots` read in a table that is not finished.
+    /// Counts `ptes` read in a table that is not finished.
     #[inline(always)]
-    pub(super) fn count(&mut self, slots: u64) {
-        self.left = self.left.saturating_sub(slots);
+    pub(super) fn count(&mut self, ptes: u64) {
+        self.left = self.left.saturating_sub(ptes);
     }
 
-    /// Counts the slots that were read in a part of a table, after it; returns its `end` if the
+    /// Counts the entries that were read in a part of a table, after it; returns its `end` if the
     /// budget is spent there.
     #[inline(always)]
-    pub(super) fn end(&mut self, result: End, slots: u64, end: u64) -> End {
+    pub(super) fn end(&mut self, result: End, ptes: u64, end: u64) -> End {
         if !result.is_done() {
-            self.count(slots);
-        } else if self.spend(slots) {
+            self.count(ptes);
+        } else if self.spend(ptes) {
             return End::stopped(end);
         }
         result
     }
 
-    /// Counts `slots` read; returns whether nothing is left.
+    /// Counts `ptes` read; returns whether nothing is left.
     #[inline(always)]
-    pub(super) fn spend(&mut self, slots: u64) -> bool {
-        self.count(slots);
+    pub(super) fn spend(&mut self, ptes: u64) -> bool {
+        self.count(ptes);
         self.spent = self.left == 0;
         self.spent
     }
@@ -61,14 +61,15 @@ pub(crate) struct End {
 impl End {
     /// The whole range is done.
     pub(super) const DONE: Self = Self { at: 0, why: 0 };
-    /// The visitor stopped the walk, another thread held a slot for too long, or the budget is
+    /// The visitor stopped the walk, another thread held an entry for too long, or the budget is
     /// spent.
     pub(super) const STOPPED: u8 = 1;
     /// The table was retired; `at` is the first address that it covered.
     pub(super) const RETIRED: u8 = 2;
     /// The climb goes on in the table below, up to `at`.
     pub(super) const BELOW: u8 = 3;
-    /// The visitor has asked for a call of `aside` at `at`. The level of the slot is added to this.
+    /// The visitor has asked for a call of `aside` at `at`. The level of the entry is added to
+    /// this.
     pub(super) const ASIDE: u8 = 4;
 
     #[inline(always)]

@@ -4,7 +4,7 @@ use super::{Budget, End, Entry, Met, Tally, Visitor, one, touch};
 use crate::format::Format;
 use crate::platform::Platform;
 use crate::sync::agreed;
-use crate::table::{self, Slot};
+use crate::table::{self, Pte};
 
 /// The position of a walk in the tables at level 2 and above, one table at a time. Each of them
 /// covers at least a GiB. The state of these levels is here, so that none of it is on the stack
@@ -19,7 +19,7 @@ pub(super) struct Climb {
     pub(super) start: u64,
     pub(super) at: u64,
     pub(super) end: u64,
-    /// The values of the slots that link the tables on the way, by their level less two; 0 for
+    /// The values of the entries that link the tables on the way, by their level less two; 0 for
     /// levels below which the walk is not.
     pub(super) raws: [u64; 3],
 }
@@ -31,27 +31,26 @@ impl Climb {
         &self,
         platform: &'t P,
         level: u8,
-    ) -> &'t [Slot] {
+    ) -> &'t [Pte] {
         let table = F::table_address(self.raws[level as usize - 1]);
         // SAFETY: as in `one`.
-        unsafe { table::slots(platform, table, F::slots(level)) }
+        unsafe { table::entries(platform, table, F::entries(level)) }
     }
 
-    /// Goes on to the next table at level 1, or to the end of the walk. `slots` are those of the
+    /// Goes on to the next table at level 1, or to the end of the walk. `ptes` are those of the
     /// top table, and `below` is the outcome of the last table at level 1.
     #[inline(never)]
     pub(super) fn on<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         &mut self,
         platform: &'t P,
-        slots: &'t [Slot],
+        ptes: &'t [Pte],
         mut below: End,
         visitor: &mut V,
         budget: &mut Budget,
     ) -> End {
         loop {
             let level = self.level;
-            let table =
-                if level == self.top { slots } else { self.linked::<F, P>(platform, level) };
+            let table = if level == self.top { ptes } else { self.linked::<F, P>(platform, level) };
             let bytes = (table.len() as u64) << F::shift(level);
             let end = self.end.min((self.at & !(bytes - 1)) + bytes);
             let result = match level {
@@ -74,12 +73,12 @@ impl Climb {
     }
 
     /// Goes on in a table, up to `end` or to a table that the walk descends into. `below` is the
-    /// outcome of the table that the current slot links, if the walk comes back up from there.
+    /// outcome of the table that the current entry links, if the walk comes back up from there.
     #[inline(always)]
     fn part<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
         &mut self,
         platform: &'t P,
-        table: &'t [Slot],
+        table: &'t [Pte],
         end: u64,
         below: End,
         visitor: &mut V,
@@ -90,12 +89,12 @@ impl Climb {
         let mut result = End::DONE;
         let mut at = self.at;
         while at < end {
-            let slot = table::slot::<F>(table, at, LEVEL);
+            let pte = table::pte::<F>(table, at, LEVEL);
             let next = (((at >> shift) + 1) << shift).min(end);
             let mut raw = core::mem::take(&mut self.raws[LEVEL as usize - 2]);
             let mut came = Some(below).filter(|_| raw != 0);
             if came.is_none() {
-                match one::<F, P, V, LEVEL, false>(platform, slot, at, next, visitor, &mut tally) {
+                match one::<F, P, V, LEVEL, false>(platform, pte, at, next, visitor, &mut tally) {
                     Met::Done(done) => result = done,
                     Met::Table { raw: link, .. } => {
                         raw = link;
@@ -112,9 +111,10 @@ impl Climb {
             }
             if let Some(below) = came {
                 // SAFETY: as in `one`.
-                let children =
-                    unsafe { table::slots(platform, F::table_address(raw), F::slots(LEVEL - 1)) };
-                let entry = Entry { slot, raw, start: at, end: next };
+                let children = unsafe {
+                    table::entries(platform, F::table_address(raw), F::entries(LEVEL - 1))
+                };
+                let entry = Entry { pte, raw, start: at, end: next };
                 result = left::<F, V>(LEVEL, self.start, entry, children, below, visitor, budget);
             }
             if !result.is_done() {
@@ -128,13 +128,13 @@ impl Climb {
     }
 }
 
-/// Finishes a table that has the slots `children`, after all below it; `result` is its outcome.
+/// Finishes a table that has the entries `children`, after all below it; `result` is its outcome.
 #[inline(always)]
 pub(super) fn left<'t, F: Format, V: Visitor<'t, F>>(
     level: u8,
     start: u64,
     entry: Entry<'t>,
-    children: &'t [Slot],
+    children: &'t [Pte],
     mut result: End,
     visitor: &mut V,
     budget: &mut Budget,
@@ -142,7 +142,7 @@ pub(super) fn left<'t, F: Format, V: Visitor<'t, F>>(
     let next = entry.end;
     if V::TOUCHES && F::TABLE_ACCESSED != 0 {
         agreed();
-        touch::<F>(entry.slot, level, entry.raw);
+        touch::<F>(entry.pte, level, entry.raw);
     }
     // The budget may have been spent in the last table below.
     if result.is_done() || result.at == next {

@@ -3,7 +3,7 @@
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::sync::agreed;
-use crate::table::{self, Slot};
+use crate::table::{self, Pte};
 
 /// Marks a table accessed below which a leaf may have become accessed, the lowest table first.
 ///
@@ -12,8 +12,8 @@ use crate::table::{self, Slot};
 /// later, it finds the leaf itself. The caller fences (`agreed`) between the leaf and the marks of
 /// all tables above it.
 #[inline(always)]
-pub(super) fn touch<F: Format>(slot: &Slot, level: u8, table: u64) {
-    let _ = slot.update(|raw| {
+pub(super) fn touch<F: Format>(pte: &Pte, level: u8, table: u64) {
+    let _ = pte.update(|raw| {
         (links::<F>(raw, level, table) && raw & F::TABLE_ACCESSED == 0)
             .then_some(raw | F::TABLE_ACCESSED)
     });
@@ -24,7 +24,7 @@ pub(super) fn touch<F: Format>(slot: &Slot, level: u8, table: u64) {
 #[inline(always)]
 pub(super) fn touch_path<F: Format, P: Platform>(
     platform: &P,
-    root: &[Slot],
+    root: &[Pte],
     (top, level): (u8, u8),
     gpa: u64,
 ) {
@@ -41,40 +41,40 @@ pub(super) fn touch_path<F: Format, P: Platform>(
 #[inline(never)]
 pub(crate) fn touch_each<F: Format, P: Platform>(
     platform: &P,
-    root: &[Slot],
+    root: &[Pte],
     levels: (u8, u8),
     gpa: u64,
 ) {
     let mut above = [const { None }; 4];
-    descend::<F, P>(platform, root, levels, gpa, |at, slot, raw| {
-        above[at as usize - 1] = Some((slot, raw));
+    descend::<F, P>(platform, root, levels, gpa, |at, pte, raw| {
+        above[at as usize - 1] = Some((pte, raw));
     });
     for (below, table) in above.iter().enumerate() {
-        table.inspect(|&(slot, raw)| touch::<F>(slot, below as u8 + 1, raw));
+        table.inspect(|&(pte, raw)| touch::<F>(pte, below as u8 + 1, raw));
     }
 }
 
-/// Calls `link` with the level, the slot and the value of each link on the way to `gpa` from
+/// Calls `link` with the level, the entry and the value of each link on the way to `gpa` from
 /// `root`, from one level down to another.
 #[inline(always)]
 fn descend<'t, F: Format, P: Platform>(
     platform: &'t P,
-    root: &'t [Slot],
+    root: &'t [Pte],
     (mut level, down): (u8, u8),
     gpa: u64,
-    mut link: impl FnMut(u8, &'t Slot, u64),
+    mut link: impl FnMut(u8, &'t Pte, u64),
 ) {
-    let mut slots = root;
+    let mut ptes = root;
     while level > down {
-        let slot = table::slot::<F>(slots, gpa, level);
-        let raw = slot.load();
+        let pte = table::pte::<F>(ptes, gpa, level);
+        let raw = pte.load();
         if F::kind(raw, level) != Kind::Table {
             break;
         }
-        link(level, slot, raw);
+        link(level, pte, raw);
         level -= 1;
         // SAFETY: as in `one` of the walk.
-        slots = unsafe { table::slots(platform, F::table_address(raw), F::slots(level)) };
+        ptes = unsafe { table::entries(platform, F::table_address(raw), F::entries(level)) };
     }
 }
 
@@ -92,13 +92,13 @@ mod tests {
     type F = crate::format::ept::Ept<true>;
 
     #[test]
-    fn a_slot_that_no_longer_links_the_table_that_was_walked_is_not_marked() {
+    fn an_entry_that_no_longer_links_the_table_that_was_walked_is_not_marked() {
         let (table, level) = (Hpa(0x5000), 1);
         let link = |hpa| F::table(hpa, level) & !F::TABLE_ACCESSED;
         let touched = |raw| {
-            let slot = Slot::new(raw);
-            touch::<F>(&slot, level, link(table) | F::TABLE_ACCESSED);
-            slot.load()
+            let pte = Pte::new(raw);
+            touch::<F>(&pte, level, link(table) | F::TABLE_ACCESSED);
+            pte.load()
         };
         let marked = link(table) | F::TABLE_ACCESSED;
         assert_eq!([link(table), marked].map(touched), [marked; 2]);

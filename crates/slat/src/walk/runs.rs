@@ -3,14 +3,14 @@
 use super::{Entry, Flow, Tally, Visitor};
 use crate::format::{Format, Kind, RUN};
 use crate::ops::folded;
-use crate::table::{self, Run, Slot};
+use crate::table::{self, Pte, Run};
 
 /// Changes the pages of a run for which `change` returns a value, by an exchange where that
-/// differs. Returns how many slots, from the start of the run, are done, and for which of them
+/// differs. Returns how many entries, from the start of the run, are done, and for which of them
 /// `change` returned a value, as a bitmap.
 #[inline(always)]
 pub(crate) fn change_run<F: Format>(
-    run: &[Slot; RUN],
+    run: &[Pte; RUN],
     raws: &[u64; RUN],
     at: u64,
     tally: &mut Tally,
@@ -18,7 +18,7 @@ pub(crate) fn change_run<F: Format>(
 ) -> (usize, u64) {
     let mut named = 0;
     for index in 0..RUN {
-        let (slot, raw) = (&run[index], raws[index]);
+        let (pte, raw) = (&run[index], raws[index]);
         if F::kind(raw, 0) != Kind::Leaf {
             continue;
         }
@@ -28,29 +28,29 @@ pub(crate) fn change_run<F: Format>(
         }
         let Some(changed) = change(raw) else { continue };
         if changed != raw {
-            if slot.exchange(raw, changed).is_err() {
+            if pte.exchange(raw, changed).is_err() {
                 return (index, named);
             }
             let start = at + ((index as u64) << F::PAGE_SHIFT);
-            tally.change(&Entry { slot, raw, start, end: start + (1 << F::PAGE_SHIFT) });
+            tally.change(&Entry { pte, raw, start, end: start + (1 << F::PAGE_SHIFT) });
         }
         named |= 1 << index;
     }
     (RUN, named)
 }
 
-/// Visits each page of a run; returns how many slots, from its start, are done.
+/// Visits each page of a run; returns how many entries, from its start, are done.
 #[inline(always)]
 pub(crate) fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
     visitor: &mut V,
-    run: &'t [Slot; RUN],
+    run: &'t [Pte; RUN],
     raws: &[u64; RUN],
     mut at: u64,
     tally: &mut Tally,
 ) -> usize {
     for index in 0..RUN {
-        let (slot, raw) = (&run[index], raws[index]);
-        let entry = Entry { slot, raw, start: at, end: at + (1 << F::PAGE_SHIFT) };
+        let (pte, raw) = (&run[index], raws[index]);
+        let entry = Entry { pte, raw, start: at, end: at + (1 << F::PAGE_SHIFT) };
         at = entry.end;
         if !matches!(visitor.visit(0, F::kind(raw, 0), entry, tally), Flow::Next) {
             return index;
@@ -59,7 +59,7 @@ pub(crate) fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
     RUN
 }
 
-/// Passes as many slots of a run, from its start, as need no second look; returns how many.
+/// Passes as many entries of a run, from its start, as need no second look; returns how many.
 ///
 /// Tables that the visitor does not enter are skipped at the speed of loads. Pages are loaded a run
 /// ahead: a visitor that exchanges each of them waits for the exchanges alone, and an exchange
@@ -67,7 +67,7 @@ pub(crate) fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
 /// whole.
 #[inline(always)]
 pub(super) fn pass_run<'t, F: Format, V: Visitor<'t, F>, const LEVEL: u8>(
-    run: &'t [Slot; RUN],
+    run: &'t [Pte; RUN],
     at: u64,
     visitor: &mut V,
     tally: &mut Tally,
@@ -113,7 +113,7 @@ mod tests {
     fn a_run_tells_the_hull_of_the_pages_that_it_changed_and_where_it_ended() {
         let page = |number: u64| F::leaf(F::WRITE, 0, Hpa(number << 12));
         let raws: [u64; RUN] = core::array::from_fn(|number| page(number as u64));
-        let run = raws.map(Slot::new);
+        let run = raws.map(Pte::new);
         let chosen = [page(2), page(5)];
         let change = |raw| chosen.contains(&raw).then(|| F::write_protected(raw));
         let mut tally = Tally::NONE;

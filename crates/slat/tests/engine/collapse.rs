@@ -40,8 +40,8 @@ const ODD: [(Odd, bool); 11] = [
 fn agrees<H: Hardware>(marks: bool) {
     let config = Config { forced_write_back: false, hardware_marks: marks, split_execute: false };
     let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::LAST_STRIDE));
-    let slots = 1 << H::LAST_STRIDE;
-    for (which, (odd, fits)) in [0, 1, slots - 1].into_iter().flat_map(|at| ODD.map(|o| (at, o))) {
+    let ptes = 1 << H::LAST_STRIDE;
+    for (which, (odd, fits)) in [0, 1, ptes - 1].into_iter().flat_map(|at| ODD.map(|o| (at, o))) {
         let bbm = BBM[which as usize % 3];
         let platform = TestPlatform::new(bbm);
         let mut world = World::<H>::new(&platform, bbm, H::format(&config), 40);
@@ -168,7 +168,7 @@ fn a_block_has_the_rights_and_the_state_of_its_pages_at_once() {
 }
 
 #[test]
-fn all_that_a_slot_of_the_root_covers_becomes_one_block() {
+fn all_that_an_entry_of_the_root_covers_becomes_one_block() {
     fn becomes<H: Hardware>(format: H::Format) {
         on_stage::<H>((format, 39, 4), |_, guard, cache| {
             let all = range(0, G);

@@ -34,13 +34,13 @@ fn with_held<H: Hardware>(
         let pages = range(2 * M, 64 * K);
         assert_eq!(guard.map(pages, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(64 * K));
         let hardware = H::of(tables);
-        let (slot, height) = hardware.slot(guard.platform(), 2 * M + 12 * K);
+        let (pte, height) = hardware.pte(guard.platform(), 2 * M + 12 * K);
         assert_eq!(height, 0);
-        let raw = slot.load(SeqCst);
+        let raw = pte.load(SeqCst);
         let held = if sealed { raw | H::MARK } else { H::MARK };
-        slot.store(held, SeqCst);
+        pte.store(held, SeqCst);
         body(tables, guard, cache);
-        assert_eq!(slot.swap(raw, SeqCst), held, "somebody else's entry was changed");
+        assert_eq!(pte.swap(raw, SeqCst), held, "somebody else's entry was changed");
     });
 }
 
@@ -50,7 +50,7 @@ const HELD: u64 = 2 * M + 12 * K;
 fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
     with_held::<H>(format, sealed, |_, guard, cache| {
         let pages = range(2 * M, PAGES);
-        let before = guard.counts().slots_written;
+        let before = guard.counts().entries_written;
         let mut storage = [const { Place::EMPTY }; 16];
         let mut removals = guard.removals(&mut storage);
         let result = guard.unmap(range(HELD, 8 * K), &mut removals);
@@ -65,7 +65,7 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
         refused(guard.map(range(HELD, 4 * K), Hpa(0), RAM, page, cache), HELD, MapError::Contended);
         let result = guard.split_by::<slat::EveryEntry>(pages, page, cache, 1);
         assert_eq!(result, Ok(0), "there is nothing to split");
-        assert_eq!(guard.counts().slots_written, before);
+        assert_eq!(guard.counts().entries_written, before);
         // Everything before the held entry is done.
         let why = ChangeError::Contended;
         refused(guard.write_protect(pages), HELD, why);
@@ -74,7 +74,7 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
         refused(guard.relax(pages, Access::Execute).map(slat::Granted::elsewhere), HELD, why);
         refused(guard.clean(pages), HELD, why);
         refused(guard.relax(pages, Access::Write).map(slat::Granted::elsewhere), HELD, why);
-        assert_eq!(guard.counts().slots_written, before + 6 * 3);
+        assert_eq!(guard.counts().entries_written, before + 6 * 3);
         let mut bits = [0];
         refused(guard.harvest(pages, &mut bits), HELD, why);
         assert_eq!(bits, [0b111], "what was harvested is in the bitmap");
@@ -107,8 +107,8 @@ fn an_entry_that_is_held_is_noticed_among_those_that_need_no_change() {
             let pages = range(2 * M, PAGES);
             let quiet = Attributes { write: false, ..CLEAN };
             assert_eq!(guard.map(pages, Hpa(0), quiet, PageSize::SIZE_4K, cache), Ok(PAGES));
-            let (slot, _) = H::of(tables).slot(guard.platform(), HELD);
-            let raw = slot.swap(H::MARK, SeqCst);
+            let (pte, _) = H::of(tables).pte(guard.platform(), HELD);
+            let raw = pte.swap(H::MARK, SeqCst);
             let why = ChangeError::Contended;
             refused(guard.write_protect(pages), HELD, why);
             refused(guard.write_protect_subtrees(pages), HELD, why);
@@ -119,7 +119,7 @@ fn an_entry_that_is_held_is_noticed_among_those_that_need_no_change() {
             let aged = guard.age(pages, &mut ages, Ageing::LEAVES);
             assert_eq!(aged, Ok(Aged { young: 0, unanswered: 1 }));
             assert_eq!((young, unanswered), ([0], [0b1000]));
-            assert_eq!(slot.swap(raw, SeqCst), H::MARK);
+            assert_eq!(pte.swap(raw, SeqCst), H::MARK);
         });
     }
     notices::<Arm<12>>(arm());
@@ -135,12 +135,12 @@ fn an_entry_that_is_held_is_noticed_among_empty_ones() {
             let page = range(2 * M + 64 * K, 4 * K);
             assert_eq!(guard.map(page, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(4 * K));
             for held in [2 * M + 12 * K, 2 * M + 108 * K] {
-                let (slot, _) = H::of(tables).slot(guard.platform(), held);
-                assert_eq!(slot.swap(H::MARK, SeqCst), 0);
+                let (pte, _) = H::of(tables).pte(guard.platform(), held);
+                assert_eq!(pte.swap(H::MARK, SeqCst), 0);
                 let why = ChangeError::Contended;
                 refused(guard.execute_protect(range(2 * M, 128 * K)), held, why);
                 refused(guard.write_protect(range(2 * M, 128 * K)), held, why);
-                assert_eq!(slot.swap(0, SeqCst), H::MARK);
+                assert_eq!(pte.swap(0, SeqCst), H::MARK);
             }
         });
     }
@@ -154,13 +154,13 @@ fn a_table_that_stays_linked_while_it_is_retired_is_contended() {
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
             let pages = range(2 * M, PAGES);
             assert_eq!(guard.map(pages, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(PAGES));
-            let (slot, _) = H::of(tables).slot(guard.platform(), HELD);
-            let raw = slot.swap(<H::Format as slat::Format>::retired(Hpa(0)), SeqCst);
+            let (pte, _) = H::of(tables).pte(guard.platform(), HELD);
+            let raw = pte.swap(<H::Format as slat::Format>::retired(Hpa(0)), SeqCst);
             // From the table's first page, and from a later one.
             for start in [2 * M, 2 * M + 4 * K] {
                 refused(guard.write_protect(range(start, 32 * K)), start, ChangeError::Contended);
             }
-            slot.store(raw, SeqCst);
+            pte.store(raw, SeqCst);
         });
     }
     stays::<Arm<12>>(arm());
@@ -251,9 +251,9 @@ fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are() {
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
             let all = range(0, 6 * M);
             assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(6 * M));
-            let (slot, _) = H::of(tables).slot(guard.platform(), HELD);
-            let raw = slot.load(SeqCst);
-            slot.store(if sealed { raw | H::MARK } else { H::MARK }, SeqCst);
+            let (pte, _) = H::of(tables).pte(guard.platform(), HELD);
+            let raw = pte.load(SeqCst);
+            pte.store(if sealed { raw | H::MARK } else { H::MARK }, SeqCst);
             let result = guard.collapse(all, PageSize::SIZE_2M);
             let text = refused(result, 2 * M, SplitError::Contended);
             says(&text, &["0x200000", "changed by somebody else"]);
@@ -262,7 +262,7 @@ fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are() {
             let sizes = [0, 2 * M, 4 * M].map(|at| size(guard, at));
             let (page, block) = (PageSize::SIZE_4K, PageSize::SIZE_2M);
             assert_eq!(sizes, [block, page, block]);
-            slot.store(raw, SeqCst);
+            pte.store(raw, SeqCst);
             // The seals were taken back: every leaf can be changed.
             assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
             guard.relax(range(2 * M, 2 * M), Access::Write).map(slat::Granted::elsewhere).unwrap();
@@ -286,10 +286,10 @@ fn a_push_down_of_somebody_else_is_waited_for_and_a_new_round_does_not_wait() {
         assert_eq!(guard.write_protect_subtrees(block), Ok(2 * M));
         let tree = Ept::<true>::of(tables).tree(guard.platform());
         let (upper, _) = tree.table(0, 2).unwrap();
-        let slot = &guard.platform().table(upper, 512)[1];
-        let protected = slot.load(SeqCst);
+        let pte = &guard.platform().table(upper, 512)[1];
+        let protected = pte.load(SeqCst);
         assert_eq!(protected & 2, 0, "the table has no right to write");
-        slot.store(protected | 1 << 62, SeqCst);
+        pte.store(protected | 1 << 62, SeqCst);
         let page = range(2 * M, 4 * K);
         refused(
             guard.relax(page, Access::Write).map(slat::Granted::elsewhere),
@@ -298,18 +298,18 @@ fn a_push_down_of_somebody_else_is_waited_for_and_a_new_round_does_not_wait() {
         );
         // A round that begins meanwhile makes the thread that pushes down begin anew.
         assert_eq!(guard.write_protect_subtrees(block), Ok(0));
-        assert_eq!(slot.load(SeqCst), protected | 1 << 62 | 1 << 53);
+        assert_eq!(pte.load(SeqCst), protected | 1 << 62 | 1 << 53);
         // A table in which pages are being protected becomes no block, and its leaves are released.
         let why = SplitError::Contended;
         refused(guard.collapse(block, PageSize::SIZE_2M), 2 * M, why);
-        assert_eq!(slot.load(SeqCst), protected | 1 << 62 | 1 << 53);
+        assert_eq!(pte.load(SeqCst), protected | 1 << 62 | 1 << 53);
         let marks = Ept::<true>::of(tables).tree(guard.platform()).marks;
         assert_eq!(marks, 1, "that of the table alone");
         // Other operations pass it.
         let found = guard.translate(Gpa(2 * M)).unwrap().unwrap();
         assert!(!found.attributes.write);
         assert_eq!(guard.relax(page, Access::Read).map(slat::Granted::elsewhere), Ok(0));
-        slot.store(protected, SeqCst);
+        pte.store(protected, SeqCst);
         assert_eq!(guard.relax(page, Access::Write).map(slat::Granted::elsewhere), Ok(4 * K));
         let writable = |at| guard.translate(Gpa(at)).unwrap().unwrap().attributes.write;
         let all = [2 * M, 2 * M + 4 * K, 4 * M - 4 * K].map(writable);
@@ -327,11 +327,11 @@ fn a_table_whose_child_is_held_does_not_get_the_right_to_write() {
         let (upper, _) = tree.table(0, 2).unwrap();
         let link = &guard.platform().table(upper, 512)[1];
         let protected = link.load(SeqCst);
-        let (slot, _) = Ept::<true>::of(tables).slot(guard.platform(), HELD);
+        let (pte, _) = Ept::<true>::of(tables).pte(guard.platform(), HELD);
         for sealed in [false, true] {
-            let raw = slot.load(SeqCst);
+            let raw = pte.load(SeqCst);
             let held = if sealed { raw | Ept::<true>::MARK } else { Ept::<true>::MARK };
-            slot.store(held, SeqCst);
+            pte.store(held, SeqCst);
             let page = range(4 * M - 4 * K, 4 * K);
             refused(
                 guard.relax(page, Access::Write).map(slat::Granted::elsewhere),
@@ -339,7 +339,7 @@ fn a_table_whose_child_is_held_does_not_get_the_right_to_write() {
                 ChangeError::Contended,
             );
             assert_eq!(link.load(SeqCst), protected, "nor is it left marked");
-            slot.store(raw, SeqCst);
+            pte.store(raw, SeqCst);
         }
         assert_eq!(
             guard.relax(range(2 * M, 4 * K), Access::Write).map(slat::Granted::elsewhere),
@@ -369,7 +369,7 @@ fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block() {
         // the cache empty; the walk goes back to the first, and waits.
         platform.meanwhile(Some(Box::new(move |platform, moment| {
             if moment == Moment::Fill {
-                hardware.slot(platform, 0).0.store(H::MARK, SeqCst);
+                hardware.pte(platform, 0).0.store(H::MARK, SeqCst);
             }
         })));
         let result = guard.split(all, PageSize::SIZE_4K, &mut cache);
@@ -377,7 +377,7 @@ fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block() {
         let text = refused(result, 0, SplitError::Contended);
         says(&text, &["0x0", "changed by somebody else"]);
         assert_eq!(cache.len(), 1, "the table went back to the cache");
-        hardware.slot(&platform, 0).0.store(0, SeqCst);
+        hardware.pte(&platform, 0).0.store(0, SeqCst);
         drop((cache, guard));
         destroy(tables);
         assert_eq!(platform.live(), 0);
@@ -449,13 +449,13 @@ fn a_collapse_says_where_the_first_of_the_tables_is_that_it_left() {
     on_stage::<Arm<12>>((arm(), 40, 8), |tables, guard, cache| {
         let all = range(0, 6 * M);
         assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(6 * M));
-        let slots =
-            [HELD, 4 * M + 12 * K].map(|at| Arm::<12>::of(tables).slot(guard.platform(), at).0);
-        let raws = slots.map(|slot| slot.swap(Arm::<12>::MARK, SeqCst));
+        let ptes =
+            [HELD, 4 * M + 12 * K].map(|at| Arm::<12>::of(tables).pte(guard.platform(), at).0);
+        let raws = ptes.map(|pte| pte.swap(Arm::<12>::MARK, SeqCst));
         let why = SplitError::Contended;
         refused(guard.collapse(all, PageSize::SIZE_2M), 2 * M, why);
-        for (slot, raw) in slots.iter().zip(raws) {
-            slot.store(raw, SeqCst);
+        for (pte, raw) in ptes.iter().zip(raws) {
+            pte.store(raw, SeqCst);
         }
         assert_eq!(guard.collapse(all, PageSize::SIZE_2M), Ok(4 * M));
     });

@@ -1,4 +1,4 @@
-//! Exact costs: each slot that is read or written counts, wherever a walk finds it.
+//! Exact costs: each entry that is read or written counts, wherever a walk finds it.
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
@@ -10,7 +10,7 @@ use slat::{Access, Ageing, Ages, Gpa, GpaRange, Hpa, PageSize, Place, Skip};
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 
-/// Returns how many slots an operation in a guard has read and written.
+/// Returns how many entries an operation in a guard has read and written.
 fn cost<H: Hardware, R>(
     guard: &mut GuardOf<'_, '_, H>,
     operation: impl FnOnce(&mut GuardOf<'_, '_, H>) -> R,
@@ -18,11 +18,11 @@ fn cost<H: Hardware, R>(
     let before = guard.counts();
     operation(guard);
     let after = guard.counts();
-    (after.slots_read - before.slots_read, after.slots_written - before.slots_written)
+    (after.entries_read - before.entries_read, after.entries_written - before.entries_written)
 }
 
 #[test]
-fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
+fn each_entry_on_the_way_and_each_in_the_range_is_read_once() {
     fn costs<H: Hardware>(format: H::Format) {
         on_stage::<H>((format, 39, 8), |_, guard, cache| {
             // Levels above the pages.
@@ -33,11 +33,11 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
                     guard.map(at, Hpa(at.start().0), RAM, size, cache).unwrap()
                 }
             };
-            // The empty slot of the root is checked first, met by the walk, and filled outside the
+            // The empty entry of the root is checked first, met by the walk, and filled outside the
             // walk, as the table has tables below it. Tables are built, not read.
             let first = cost::<H, _>(guard, |guard| map(range(0, 8 * K), PAGE)(guard, cache));
             assert_eq!(first, (3, 1 + 512 * up));
-            // A page whose table exists: one slot for each level.
+            // A page whose table exists: one entry for each level.
             let fault = cost::<H, _>(guard, |guard| map(page(2), PAGE)(guard, cache));
             assert_eq!(fault, (up + 1, 1));
             // The same again: the page is mapped, and the fault path does not count what it leaves
@@ -55,7 +55,7 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
             let pages = range(4 * K, 80 * K);
             assert_eq!(cost::<H, _>(guard, |guard| guard.write_protect(pages)), (up + 20, 19));
             assert_eq!(cost::<H, _>(guard, |guard| guard.write_protect(pages)), (up + 20, 0));
-            // The way, both slots, and all slots of the table.
+            // The way, both entries, and all entries of the table.
             let all = range(0, 4 * M);
             let relaxed = cost::<H, _>(guard, |guard| {
                 guard.relax(all, Access::Write).map(slat::Granted::elsewhere)
@@ -70,7 +70,7 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
             let aged = cost::<H, _>(guard, |guard| guard.age(all, &mut ages, how));
             assert_eq!(aged, (up + 1 + 512, 30));
             // To find that all is split takes one load for each level. A block costs its table and
-            // its slot, which is broken and then linked.
+            // its entry, which is broken and then linked.
             let split = cost::<H, _>(guard, |guard| guard.split(page(5), PAGE, cache));
             assert_eq!(split, (up, 0));
             let split = cost::<H, _>(guard, |guard| guard.split(all, PAGE, cache));
@@ -80,14 +80,14 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
             };
             let block = range(6 * M, 2 * M);
             guard.map(block, Hpa(6 * M), RAM, BLOCK, cache).unwrap();
-            // The way, the block, and the slots of its new table; then the walk reads it again, and
-            // enters it.
+            // The way, the block, and the entries of its new table; then the walk reads it again,
+            // and enters it.
             let split = cost::<H, _>(guard, |guard| by_entry(guard, cache));
             assert_eq!(split, (up + 512 + 1 + 512, 512 + 2));
             // The way and the table's link; its children are checked, then sealed and retired.
             let collapse = cost::<H, _>(guard, |guard| guard.collapse(block, BLOCK));
             assert_eq!(collapse, (up + 512, 2 * 512 + 2));
-            // A fault reads one slot for each level, and writes the slot that it reserves and
+            // A fault reads one entry for each level, and writes the entry that it reserves and
             // commits.
             let fault = cost::<H, _>(guard, |guard| {
                 let reserved = guard.reserve(Gpa(116 * K), PAGE, cache).unwrap();
@@ -105,9 +105,9 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
             let before = guard.counts();
             assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(120 * K));
             let after = guard.counts();
-            let written = after.slots_written - before.slots_written;
-            let taken = (after.slots_read - before.slots_read, written);
-            // All slots of the table: 30 leaves, which are then retired, and its link.
+            let written = after.entries_written - before.entries_written;
+            let taken = (after.entries_read - before.entries_read, written);
+            // All entries of the table: 30 leaves, which are then retired, and its link.
             assert_eq!(taken, (up + 512, 30 + 512 + 1));
             assert_eq!(removals.complete().map(|run| run.bytes).sum::<u64>(), 120 * K);
         });
@@ -117,7 +117,7 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
 }
 
 #[test]
-fn tables_that_a_walk_steps_over_count_as_their_slots() {
+fn tables_that_a_walk_steps_over_count_as_their_entries() {
     fn costs<H: Hardware>(format: H::Format) {
         on_stage::<H>((format, 39, 24), |_, guard, cache| {
             let up = u64::from(guard.geometry().root_level);
@@ -125,7 +125,7 @@ fn tables_that_a_walk_steps_over_count_as_their_slots() {
                 let page = range(table * 2 * M, 4 * K);
                 assert_eq!(guard.map(page, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
             }
-            // The way to the table of tables, and its slots; there is nothing to split.
+            // The way to the table of tables, and its entries; there is nothing to split.
             let all = range(0, 40 * M);
             let split = cost::<H, _>(guard, |guard| guard.split(all, PAGE, cache));
             assert_eq!(split, (up - 1 + 20, 0));

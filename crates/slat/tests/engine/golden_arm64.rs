@@ -31,7 +31,7 @@ pub fn one_leaf<const G: u32, const WIDE: bool>(
     bytes: u64,
     attributes: Attributes,
 ) -> u64 {
-    // Wide enough for slots of 64 GiB.
+    // Wide enough for entries of 64 GiB.
     let bits = if WIDE { 48 } else { 40 };
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut tables = Tables::new(format, Vmid(1), bits, &platform).unwrap();
@@ -45,7 +45,7 @@ pub fn one_leaf<const G: u32, const WIDE: bool>(
     let descriptor = guard.descriptor(Gpa(gpa));
     drop(guard);
     let regime = Arm::<G, WIDE>::of(&tables);
-    let raw = regime.slot(&platform, gpa).0.load(Ordering::SeqCst);
+    let raw = regime.pte(&platform, gpa).0.load(Ordering::SeqCst);
     assert_eq!(descriptor, Some((raw, size(bytes))));
     drop(cache);
     destroy(tables);
@@ -217,14 +217,14 @@ pub fn leaves_are_the_manuals<const G: u32, const WIDE: bool>() {
                 continue;
             }
             assert_eq!(result, Ok(bytes));
-            let (slot, height) = regime.slot(&platform, at.start().0);
+            let (pte, height) = regime.pte(&platform, at.start().0);
             let expected = Leaf { oa: hpa, ..manual(attributes, fwb, hd, sh) };
-            let raw = slot.load(Ordering::SeqCst);
+            let raw = pte.load(Ordering::SeqCst);
             let found = Arm::<G, WIDE>::fields(raw, 3 - height);
             assert_eq!(found, Descriptor::Leaf(expected), "{raw:#x}");
             assert_eq!(Arm::<G, WIDE>::size(height), bytes);
             assert_eq!(guard.translate(at.start()).unwrap().unwrap().attributes, attributes);
-            slot.store(0, Ordering::SeqCst);
+            pte.store(0, Ordering::SeqCst);
             // The table above a block must go, too, before a larger block can be mapped.
             assert_eq!(unmap(&mut guard, at), []);
             guard.refresh();
@@ -290,7 +290,7 @@ fn roots_of_every_width_are_walked_by_hardware_as_by_the_engine() {
 
 #[test]
 fn start_levels_are_those_of_vtcr_sl0_with_concatenated_roots() {
-    let of = |geometry: slat::format::Geometry| (3 - geometry.root_level, geometry.root_slots);
+    let of = |geometry: slat::format::Geometry| (3 - geometry.root_level, geometry.root_entries);
     let k4 = |bits| of(Arm64K4::default().geometry(bits).unwrap());
     assert_eq!((k4(34), k4(35), k4(40)), ((2, 8192), (1, 32), (1, 1024)));
     assert_eq!((k4(43), k4(44), k4(48)), ((1, 8192), (0, 32), (0, 512)));
@@ -306,8 +306,8 @@ fn fields<const G: u32, const WIDE: bool>(
     platform: &TestPlatform,
     gpa: u64,
 ) -> Leaf {
-    let (slot, height) = regime.slot(platform, gpa);
-    match Arm::<G, WIDE>::fields(slot.load(Ordering::SeqCst), 3 - height) {
+    let (pte, height) = regime.pte(platform, gpa);
+    match Arm::<G, WIDE>::fields(pte.load(Ordering::SeqCst), 3 - height) {
         Descriptor::Leaf(leaf) => leaf,
         other => panic!("{other:?} at {gpa:#x}"),
     }

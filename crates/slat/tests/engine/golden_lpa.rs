@@ -1,5 +1,5 @@
-//! FEAT_LPA's 52-bit addresses on the 64K granule, against values from the manual (DDI 0487, D8.3.1)
-//! and Linux's names (`PTE_ADDR_HIGH`, bits 15:12, from `PTE_ADDR_HIGH_SHIFT`, 36, up).
+//! FEAT_LPA's 52-bit addresses on the 64K granule, against values from the manual (DDI 0487,
+//! D8.3.1) and Linux's names (`PTE_ADDR_HIGH`, bits 15:12, from `PTE_ADDR_HIGH_SHIFT`, 36, up).
 
 use crate::common::TestPlatform;
 use crate::common::hardware::arm::{Arm, Descriptor};
@@ -91,7 +91,7 @@ fn hardware_marks_a_leaf_and_a_protection_forgets_nothing_of_its_address() {
     let page = range(gpa, 0x1_0000);
     let mut guard = tables.exclusive();
     assert_eq!(guard.map(page, Hpa(hpa), CLEAN, PAGE, &mut cache), Ok(0x1_0000));
-    let now = || regime.slot(&platform, gpa).0.load(Ordering::SeqCst);
+    let now = || regime.pte(&platform, gpa).0.load(Ordering::SeqCst);
     // AF=0, S2AP=01, DBM=1, inner shareable, normal write-back; bits 51:48 of the address are 0xc.
     assert_eq!(now(), 0x0008_0000_7c20_c37f);
     assert!(matches!(regime.access(&platform, regime.root(), gpa, true), Access::Done { .. }));

@@ -95,7 +95,7 @@ fn hardware_marks_a_leaf_and_a_protection_forgets_nothing_of_its_address() {
     let page = range(gpa, 0x1000);
     let mut guard = tables.exclusive();
     assert_eq!(guard.map(page, Hpa(hpa), CLEAN, PageSize::SIZE_4K, &mut cache), Ok(0x1000));
-    let now = || regime.slot(&platform, gpa).0.load(Ordering::SeqCst);
+    let now = || regime.pte(&platform, gpa).0.load(Ordering::SeqCst);
     // AF=0, S2AP=01, DBM=1, normal write-back; bits 51:50 of the address are 11.
     assert_eq!(now(), 0x0008_0000_7c20_637f);
     assert!(matches!(regime.access(&platform, regime.root(), gpa, false), Access::Done { .. }));

@@ -11,7 +11,7 @@ use crate::common::{TestPlatform, destroy};
 use slat::format::power::{Power, PowerK4, PowerK64};
 use slat::format::{Access, AttributeError, Format, Kind};
 use slat::{
-    Attributes, BreakBeforeMake, Execute, Gpa, Hpa, Inactive, Memory, PageSize, Slot, Software,
+    Attributes, BreakBeforeMake, Execute, Gpa, Hpa, Inactive, Memory, PageSize, Pte, Software,
     TableCache, Tables, Vmid,
 };
 use std::collections::BTreeSet;
@@ -21,9 +21,9 @@ const FORMAT: Power<16> = Power { output_bits: 48 };
 
 /// Returns what a walker reads where `raw` was stored.
 fn bytes(raw: u64) -> [u8; 8] {
-    let slot = Slot::new(raw);
-    // SAFETY: a slot is eight bytes, and no other code changes it.
-    unsafe { std::ptr::from_ref(&slot).cast::<[u8; 8]>().read() }
+    let pte = Pte::new(raw);
+    // SAFETY: an entry is eight bytes, and no other code changes it.
+    unsafe { std::ptr::from_ref(&pte).cast::<[u8; 8]>().read() }
 }
 
 fn word(raw: u64) -> u64 {
@@ -287,14 +287,14 @@ fn tables_without_a_cpu_hand_out_a_run_across_each_byte_as_one() {
 #[test]
 fn a_table_of_64k_pages_has_32_entries_in_a_frame_of_4_kib() {
     on_stage::<Core<16, true>>((FORMAT, 52, 4), |tables, guard, cache| {
-        let before = guard.counts().slots_written;
+        let before = guard.counts().entries_written;
         let page = range(5 << 39, 64 * K);
         assert_eq!(guard.map(page, Hpa(0), RAM, size(64 * K), cache), Ok(64 * K));
         // 32, 512 and 512 entries, and the root's.
-        assert_eq!(guard.counts().slots_written - before, 32 + 512 + 512 + 1);
+        assert_eq!(guard.counts().entries_written - before, 32 + 512 + 512 + 1);
         assert_eq!((cache.len(), tables.platform().live()), (1, 5));
         let core = Core::<16, true>::of(tables);
-        assert_eq!((core.root().slots, core.root().table % (64 * K)), (8192, 0));
+        assert_eq!((core.root().ptes, core.root().table % (64 * K)), (8192, 0));
         let tree = core.tree(tables.platform());
         assert_eq!(tree.tables.len(), 3);
         let (last, _) = tree.table(5 << 39, 1).unwrap();

@@ -122,21 +122,21 @@ fn sv57x4_reaches_its_last_page_and_its_last_block() {
         let size = PageSize::from_bytes(bytes).unwrap();
         assert_eq!(guard.map(range(at, bytes), Hpa(hpa), RAM, size, &mut cache), Ok(bytes));
     }
-    // The address ends in VPN[4], of 11 bits, all ones: the last of 2,048 slots.
-    let slot = |table: u64, slots: usize, index: usize| {
-        platform.table(table, slots)[index].load(Ordering::SeqCst)
+    // The address ends in VPN[4], of 11 bits, all ones: the last of 2,048 entries.
+    let pte = |table: u64, ptes: usize, index: usize| {
+        platform.table(table, ptes)[index].load(Ordering::SeqCst)
     };
     let next = |pte: u64| {
         assert_eq!(pte & 0x3ff, 1, "V alone");
         (pte >> 10) << 12
     };
-    let level3 = next(slot(root, 2048, 2047));
-    let level2 = next(slot(level3, 512, 511));
+    let level3 = next(pte(root, 2048, 2047));
+    let level2 = next(pte(level3, 512, 511));
     // PPN 0xc_0000 and 0x8_0000, D A U X W R V: 0xdf.
-    assert_eq!(slot(level2, 512, 510), 0x3000_00df);
-    let level1 = next(slot(level2, 512, 511));
-    let level0 = next(slot(level1, 512, 511));
-    assert_eq!(slot(level0, 512, 511), 0x2000_00df);
+    assert_eq!(pte(level2, 512, 510), 0x3000_00df);
+    let level1 = next(pte(level2, 512, 511));
+    let level0 = next(pte(level1, 512, 511));
+    assert_eq!(pte(level0, 512, 511), 0x2000_00df);
     let found = guard.translate(Gpa(top - 1)).unwrap().unwrap();
     assert_eq!(found.hpa, Hpa(0x8000_0fff));
     let split = range(top - 2 * G, 4 * K);

@@ -440,7 +440,7 @@ fn every_invalidation_names_the_vmid_that_cpus_know_the_guest_by() {
         assert_eq!(guard.owed().unwrap().vmid, Vmid(9), "also of what was changed before");
         guard.complete();
         assert_eq!(told(), [Vmid(9)]);
-        // The invalidation of a fill of an emptied slot, before the unmap has completed; then that
+        // The invalidation of a fill of an emptied entry, before the unmap has completed; then that
         // of the whole guest.
         let mut storage = [const { slat::Place::EMPTY }; 1];
         let mut removals = guard.removals(&mut storage);

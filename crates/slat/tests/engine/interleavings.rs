@@ -69,9 +69,9 @@ unsafe impl Platform for Hooked {
         unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
         self.call(Call::Slots);
-        NonNull::new(table.0 as *mut Slot).unwrap()
+        NonNull::new(table.0 as *mut Pte).unwrap()
     }
 
     fn publish(&self) {}
@@ -268,7 +268,7 @@ fn who_completes_does_not_rely_on_an_invalidation_that_another_has_only_begun() 
 }
 
 #[test]
-fn a_slot_that_a_failed_retirement_empties_does_not_look_as_it_did() {
+fn an_entry_that_a_failed_retirement_empties_does_not_look_as_it_did() {
     let platform = Hooked::new(BreakBeforeMake::Always);
     let guest = guest(platform);
     map(guest, 0, MIB2, BLOCK, MEMORY);
@@ -293,7 +293,7 @@ fn a_slot_that_a_failed_retirement_empties_does_not_look_as_it_did() {
             std::mem::forget(removals);
         });
         wait(emptied);
-        // This thread is to fill the slot. It invalidates first, and then is slow to go on.
+        // This thread is to fill the entry. It invalidates first, and then is slow to go on.
         platform.at_each_call(once(
             |call| call == Call::Invalidate,
             move || {
@@ -303,7 +303,7 @@ fn a_slot_that_a_failed_retirement_empties_does_not_look_as_it_did() {
         ));
         let second = scope.spawn(move || map(guest, 0, MIB2, BLOCK, 2 * MEMORY));
         wait(stale);
-        // Meanwhile the slot is filled and emptied again; a neighbour keeps the table.
+        // Meanwhile the entry is filled and emptied again; a neighbour keeps the table.
         map(guest, 0, MIB2, BLOCK, 3 * MEMORY);
         let mut member = Member::join(platform).unwrap();
         let mut places = [const { Place::EMPTY }; 16];
@@ -320,13 +320,13 @@ fn a_slot_that_a_failed_retirement_empties_does_not_look_as_it_did() {
     });
 }
 
-/// Returns the value of the block's slot, without a call of the platform, which would call the
+/// Returns the value of the block's entry, without a call of the platform, which would call the
 /// hook.
 fn hpa_of_block(guest: &Guest) -> Option<u64> {
-    let root = guest.root().0 as *const Slot;
-    // SAFETY: the root, the first table and its first slot exist for as long as the guest.
+    let root = guest.root().0 as *const Pte;
+    // SAFETY: the root, the first table and its first entry exist for as long as the guest.
     unsafe {
-        let table = Arm64K4::table_address((*root).load()).0 as *const Slot;
+        let table = Arm64K4::table_address((*root).load()).0 as *const Pte;
         let raw = (*table).load();
         (raw & 1 == 1).then_some(raw)
     }

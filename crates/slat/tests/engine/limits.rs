@@ -1,4 +1,4 @@
-//! Operations that end early and go on: a limit on the slots that they read.
+//! Operations that end early and go on: a limit on the entries that they read.
 
 use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
@@ -28,12 +28,12 @@ fn until_done<H: Hardware, R, E: Debug + PartialEq>(
     let (mut left, end, mut pauses) = (range(START, BYTES), START + BYTES, 0);
     loop {
         guard.limit(700);
-        let before = guard.counts().slots_read;
+        let before = guard.counts().entries_read;
         let result = op(guard, left);
-        let read = guard.counts().slots_read - before;
+        let read = guard.counts().entries_read - before;
         // It reads at most one table more, and those on the way to it; some operations read all of
         // it twice.
-        assert!(read < 2 * (700 + 512 + 64), "{read} slots");
+        assert!(read < 2 * (700 + 512 + 64), "{read} entries");
         let Err(Halted { at, why }) = result else { return pauses };
         assert_eq!(&why, paused);
         assert!(left.start() < at && at.0 < end, "no progress at {at}");
@@ -54,7 +54,7 @@ fn each_operation<H: Hardware>(format: H::Format) {
         let map = |guard: &mut GuardOf<'_, '_, H>, of, cache: &mut CacheOf<'_, H>| {
             guard.map(of, host(of), RAM, BLOCK, cache)
         };
-        // Blocks take few slots, so there is no need to pause.
+        // Blocks take few entries, so there is no need to pause.
         assert_eq!(until_done::<H, _, _>(guard, &MapError::Paused, |g, of| map(g, of, cache)), 0);
         assert_eq!(mapped(guard).len(), 10);
         guard.limit(u64::MAX);
@@ -192,7 +192,7 @@ fn an_operation_on_one_page_takes_nothing_of_a_limit() {
     on_stage::<Arm<12>>((format, 40, 8), |_, guard, cache| {
         let pages = range(0, 4 * M);
         guard.map(pages, Hpa(0), RAM, PAGE, cache).unwrap();
-        // Enough for one of the two tables, and for one slot.
+        // Enough for one of the two tables, and for one entry.
         guard.limit(513);
         assert_eq!(guard.harvest(range(4 * M - 4 * K, 4 * K), &mut [0]), Ok(1));
         assert_eq!(guard.write_protect(pages), Ok(4 * M));

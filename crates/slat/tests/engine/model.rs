@@ -27,7 +27,7 @@ proptest! {
 
     #[test]
     fn any_history_on_the_4k_granule_agrees_with_the_flat_model(history in history()) {
-        // Roots of 2m slots, of 1g slots (31 bits need sixteen tables of 2m), of 512g slots.
+        // Roots of 2m entries, of 1g entries (31 bits need sixteen tables of 2m), of 512g entries.
         let bits = [25, 31, 36, 44][history.bits];
         Space::<Arm<12>>::new(bits, 600).play(&history);
     }
@@ -49,7 +49,7 @@ proptest! {
     #[cfg(feature = "every-format")]
     #[test]
     fn any_history_with_lpa2_agrees_with_the_flat_model(history in history()) {
-        // The last has sixteen tables of 512g slots.
+        // The last has sixteen tables of 512g entries.
         let bits = [26, 36, 48, 52][history.bits];
         Space::<Arm<12, true>>::new(bits, 40).play(&history);
     }
@@ -87,7 +87,7 @@ proptest! {
 
     #[test]
     fn any_history_on_ept_agrees_with_the_flat_model(history in history()) {
-        // A root of one slot, of two slots, of all.
+        // A root of one entry, of two entries, of all.
         let bits = [24, 31, 40, 48][history.bits];
         Space::<Ept<true>>::new(bits, 600).play(&history);
     }
@@ -124,7 +124,7 @@ proptest! {
     #[cfg(feature = "every-format")]
     #[test]
     fn any_history_on_radix_with_4k_pages_agrees_with_the_flat_model(history in history()) {
-        // The root is the same for all: of 512g slots.
+        // The root is the same for all: of 512g entries.
         let bits = [24, 32, 41, 52][history.bits];
         Space::<Core<12, false>>::new(bits, 600).play(&history);
     }

@@ -75,7 +75,7 @@ fn what_a_guard_owes_is_the_hull_of_all_that_it_did() {
             assert_eq!(events.iter().filter(maintained).count(), 1, "{events:?}");
             let others = events.iter().filter(|event| **event != Event::Publish);
             assert_eq!(others.count(), 2, "{events:?}");
-            assert_eq!(guard.counts().slots_written, counts.slots_written + 1);
+            assert_eq!(guard.counts().entries_written, counts.entries_written + 1);
             guard.complete();
             drop(guard);
             assert_eq!((tables.reclaim(), platform.take_events()), (0, vec![]));
@@ -228,10 +228,10 @@ fn removals_of_several_calls_share_a_place_where_they_continue_each_other() {
     shares::<Ept<true>>(ept());
 }
 
-/// Where a CPU must not hold two translations, an emptied slot is filled again only after an
+/// Where a CPU must not hold two translations, an emptied entry is filled again only after an
 /// invalidation, as long as the unmap's own has not completed.
 #[test]
-fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
+fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again() {
     fn refills<H: Hardware>(format: H::Format, bbm: BreakBeforeMake, breaks: bool) {
         let platform = TestPlatform::new(bbm);
         let tables = guest::<H>(&platform, format, VMID);
@@ -264,7 +264,7 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
         let second = if breaks { vec![refill(2 * M)] } else { vec![] };
         assert_eq!(executed(), second);
         assert_eq!(guard.counts().invalidations, if breaks { 2 } else { 0 });
-        // A slot that was never filled was not emptied.
+        // An entry that was never filled was not emptied.
         assert_eq!(guard.map(range(32 * M, 2 * M), Hpa(0), RAM, block, &mut cache), Ok(2 * M));
         let reservation = guard.reserve(Gpa(34 * M), block, &mut cache).unwrap();
         assert_eq!(reservation.commit(Hpa(66 * M), RAM), Ok(Some(2 * M)));
@@ -356,7 +356,7 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more() {
         let mut guard = tables.enter(&mut member).unwrap();
         guard.complete();
         assert_eq!(platform.take_events(), [], "it was covered");
-        // Slots that were emptied before are filled without an invalidation.
+        // Entries that were emptied before are filled without an invalidation.
         let mut frames = Vec::new();
         let mut frames = cache::<H>(&platform, &mut frames, 4);
         let block = PageSize::SIZE_2M;
@@ -566,9 +566,9 @@ fn a_round_by_subtrees_costs_a_store_a_table_and_each_push_down_its_children() {
     let mut member = platform.join();
     let mut guard = tables.enter(&mut member).unwrap();
     let all = range(0, 1 << 40);
-    // Both slots of the root; the second links no table.
+    // Both entries of the root; the second links no table.
     assert_eq!(guard.write_protect_subtrees(all), Ok(1 << 39));
-    assert_eq!(guard.counts().slots_written, 1);
+    assert_eq!(guard.counts().entries_written, 1);
     let owed = guard.owed().unwrap();
     assert!(owed.tables && owed.range == Some(range(0, 1 << 39)));
     assert_eq!(guard.write_protect_subtrees(all), Ok(0));
@@ -585,14 +585,14 @@ fn a_round_by_subtrees_costs_a_store_a_table_and_each_push_down_its_children() {
     );
     // Three tables are marked and made writable; below them 1 table, 8 blocks and 1 table, 8 pages;
     // the leaf.
-    assert!(guard.counts().slots_read >= 3 * 512, "all of their children");
-    assert_eq!(guard.counts().slots_written, 1 + 3 * 2 + 1 + 9 + 8 + 1);
+    assert!(guard.counts().entries_read >= 3 * 512, "all of their children");
+    assert_eq!(guard.counts().entries_written, 1 + 3 * 2 + 1 + 9 + 8 + 1);
     let found = [0, 14 * M, 16 * M, 16 * M + 4 * K, 16 * M + 8 * K, 16 * M + 12 * K].map(writable);
     assert_eq!(found, [false, false, false, false, true, false]);
     // The next round finds one leaf below writable tables.
-    let before = guard.counts().slots_written;
+    let before = guard.counts().entries_written;
     assert_eq!(guard.write_protect_subtrees(range(16 * M, 2 * M)), Ok(2 * M));
-    assert_eq!(guard.counts().slots_written, before + 1);
+    assert_eq!(guard.counts().entries_written, before + 1);
     assert!(!writable(16 * M + 8 * K));
     // Cleaning by bitmap changes exactly the pages that it names.
     let bits = [0b101];

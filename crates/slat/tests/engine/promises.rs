@@ -8,7 +8,7 @@ use crate::common::{Event, TestPlatform, destroy};
 use slat::format::arm64::Arm64K4;
 use slat::{
     Attributes, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Inactive, Invalidation, Member, PageSize,
-    Place, Platform, Seat, Slot, TableCache, Tables, Vmid,
+    Place, Platform, Pte, Seat, TableCache, Tables, Vmid,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -314,8 +314,8 @@ unsafe impl Platform for Unit {
 
     unsafe fn free(&self, _: Frame, _: usize) {}
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
-        NonNull::new(table.0 as *mut Slot).unwrap()
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
+        NonNull::new(table.0 as *mut Pte).unwrap()
     }
 
     fn publish(&self) {}

@@ -98,7 +98,7 @@ fn rights_that_a_format_cannot_express_are_refused_and_nothing_is_done() {
         refused(guard.protect(range(2 * M, 4 * K), Rights::READ), 2 * M, cuts);
         let counts = guard.counts();
         refused(guard.protect(range(2 * M, M), Rights::ALL), 2 * M, cuts);
-        assert_eq!(guard.counts().slots_written, counts.slots_written);
+        assert_eq!(guard.counts().entries_written, counts.entries_written);
         assert_eq!(attributes::<Ept<true>>(guard, 2 * M), RAM);
     });
 }

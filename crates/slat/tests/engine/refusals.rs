@@ -446,7 +446,7 @@ fn a_bitmap_that_is_too_short_is_refused_with_what_is_needed() {
                 refused(guard.age(all, &mut ages, Ageing::LEAVES), 0, why);
             }
             assert_eq!((one, two), ([0], [0; 2]));
-            assert_eq!(guard.counts().slots_written, before.slots_written);
+            assert_eq!(guard.counts().entries_written, before.entries_written);
             let none = ChangeError::Bitmap { needed: 1, given: 0 };
             refused(guard.harvest(range(0, 4 * K), &mut []), 0, none);
             // Just large enough: the word's other bits stay as they are.

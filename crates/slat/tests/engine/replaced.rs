@@ -64,10 +64,10 @@ fn neighbours_that_are_moved_share_an_invalidation() {
         let all = range(0, 64 * PAGE_4K);
         let read = Attributes { write: false, ..RAM };
         guard.map(all, Hpa(0), read, PAGE, cache).unwrap();
-        let written = guard.counts().slots_written;
+        let written = guard.counts().entries_written;
         assert_eq!(guard.replace(all, Hpa(0), Hpa(1 << 30), read), Ok(64 * PAGE_4K));
         assert_eq!((guard.counts().broken, guard.counts().invalidations), (64, 8));
-        assert_eq!(guard.counts().slots_written - written, 128, "broken, then filled");
+        assert_eq!(guard.counts().entries_written - written, 128, "broken, then filled");
     });
 }
 
@@ -178,9 +178,9 @@ fn a_right_to_write_that_tables_withhold_is_given_to_the_pages_that_are_replaced
                 guard.translate(Gpa(2 * M + n * PAGE_4K)).unwrap().unwrap().attributes.write
             })
         };
-        let pushed = guard.counts().slots_written;
+        let pushed = guard.counts().entries_written;
         guard.replace(range(2 * M, PAGE_4K), Hpa(0), Hpa(0), read).unwrap();
-        assert_eq!(guard.counts().slots_written - pushed, 1, "the page alone");
+        assert_eq!(guard.counts().entries_written - pushed, 1, "the page alone");
         assert_eq!(writable(guard), [false; 3]);
         guard.replace(range(2 * M, PAGE_4K), Hpa(0), Hpa(0), write).unwrap();
         assert_eq!(writable(guard), [true, false, false]);

@@ -1,4 +1,4 @@
-//! Reservations: void for good once another thread has changed the slot, and never mistaken for
+//! Reservations: void for good once another thread has changed the entry, and never mistaken for
 //! leaves.
 
 use crate::common::TestPlatform;
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::SeqCst;
 const PAGE: PageSize = PageSize::SIZE_4K;
 
 #[test]
-fn a_void_reservation_stays_void_however_often_its_slot_is_reserved_and_emptied() {
+fn a_void_reservation_stays_void_however_often_its_entry_is_reserved_and_emptied() {
     fn voids<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let platform = TestPlatform::new(bbm);
         let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
@@ -26,16 +26,16 @@ fn a_void_reservation_stays_void_however_often_its_slot_is_reserved_and_emptied(
         let early = guard.reserve(Gpa(0), PAGE, &mut frames).unwrap();
         let mut other = tables.enter(&mut second).unwrap();
         let mut places = [const { Place::EMPTY }; 1];
-        let slot = H::of(&tables).slot(&platform, 0).0;
-        let token = slot.load(SeqCst);
+        let pte = H::of(&tables).pte(&platform, 0).0;
+        let token = pte.load(SeqCst);
         for _ in 0..300 {
             let mut removals = other.removals(&mut places);
             assert_eq!(other.unmap(range(0, 4 * K), &mut removals), Ok(0));
             assert_eq!(removals.complete().count(), 0);
             drop(removals);
-            assert_ne!(slot.load(SeqCst), token);
+            assert_ne!(pte.load(SeqCst), token);
             let _ = other.reserve(Gpa(0), PAGE, &mut frames).unwrap();
-            assert_ne!(slot.load(SeqCst), token);
+            assert_ne!(pte.load(SeqCst), token);
         }
         assert_eq!(early.commit(Hpa(0), RAM), Ok(None));
         drop((guard, other, frames));
@@ -55,9 +55,9 @@ fn a_thread_numbers_its_reservations_one_after_the_other() {
             for number in 0..5 {
                 let at = number * 4 * K;
                 let _ = guard.reserve(Gpa(at), PAGE, cache).unwrap();
-                let slot = H::of(tables).slot(guard.platform(), at).0;
+                let pte = H::of(tables).pte(guard.platform(), at).0;
                 let token = <H::Format as slat::Format>::reserved(number);
-                assert_eq!(slot.load(SeqCst), token, "{number}");
+                assert_eq!(pte.load(SeqCst), token, "{number}");
             }
         });
     }
@@ -72,7 +72,7 @@ fn a_reservation_is_never_taken_for_a_leaf() {
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
             let pages = range(2 * M, 64 * K);
             let platform = guard.platform();
-            let slot = |gpa| H::of(tables).slot(platform, gpa).0;
+            let pte = |gpa| H::of(tables).pte(platform, gpa).0;
             // This page keeps the table while other pages are unmapped.
             guard.map(range(3 * M, 4 * K), Hpa(M), RAM, PAGE, cache).unwrap();
             for number in 0..64 {
@@ -87,7 +87,7 @@ fn a_reservation_is_never_taken_for_a_leaf() {
                 let after = range(at + 4 * K, 60 * K - first);
                 let hpa = Hpa(first + 4 * K);
                 assert_eq!(guard.map(after, hpa, RAM, PAGE, cache), Ok(60 * K - first));
-                let reserved = slot(at).load(SeqCst);
+                let reserved = pte(at).load(SeqCst);
                 assert_ne!(reserved, 0);
                 let named = 0xffff & !(1 << (number % 8));
                 let (mut young, mut unanswered) = ([0], [0]);
@@ -105,7 +105,7 @@ fn a_reservation_is_never_taken_for_a_leaf() {
                     Ok(60 * K)
                 );
                 assert_eq!(guard.execute_protect(pages), Ok(60 * K));
-                assert_eq!(slot(at).load(SeqCst), reserved);
+                assert_eq!(pte(at).load(SeqCst), reserved);
                 assert_eq!(guard.leaves(pages).unwrap().count(), 15);
                 let removed = crate::common::unmap(guard, pages);
                 assert_eq!(removed.iter().map(|run| run.bytes).sum::<u64>(), 60 * K);
@@ -124,12 +124,12 @@ fn a_table_that_came_too_late_for_a_fault_goes_back_to_the_cache() {
             assert_eq!(guard.map(there, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
             let (hardware, platform) = (H::of(tables), guard.platform());
             let left = cache.len();
-            // While the table is filled, another thread reserves the slot that is to link it.
+            // While the table is filled, another thread reserves the entry that is to link it.
             let mut first = true;
             platform.meanwhile(Some(Box::new(move |platform, _| {
                 if std::mem::take(&mut first) {
-                    let (slot, _) = hardware.slot(platform, 4 * M);
-                    slot.store(<H::Format as slat::Format>::reserved(77), SeqCst);
+                    let (pte, _) = hardware.pte(platform, 4 * M);
+                    pte.store(<H::Format as slat::Format>::reserved(77), SeqCst);
                 }
             })));
             assert_eq!(guard.reserve(Gpa(4 * M), PAGE, cache).unwrap().range().size(), 4 * K);

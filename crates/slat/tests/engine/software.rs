@@ -189,7 +189,7 @@ fn in_place<H: Hardware>(format: H::Format) {
             refused(guard.set_software(part, last, Software::NONE), part.start().0, why);
             assert_eq!(guard.set_software(part, Software::NONE, last), Ok(0), "as it is already");
         }
-        assert_eq!(guard.counts().slots_written, counts.slots_written);
+        assert_eq!(guard.counts().entries_written, counts.entries_written);
         assert_eq!(guard.set_software(block, last, Software::NONE), Ok(large));
         assert_eq!(of::<H>(guard, large), last);
     });

@@ -225,7 +225,7 @@ fn an_unmap_that_fills_its_room_at_any_step_goes_on_to_the_same_end() {
             let mut removals = guard.removals(&mut []);
             assert_eq!(guard.unmap(all, &mut removals), Ok(0), "nothing needs no room");
             assert_eq!(removals.complete().next(), None);
-            assert_eq!(guard.counts().slots_written, before.slots_written);
+            assert_eq!(guard.counts().entries_written, before.entries_written);
         });
         on_stage::<H>((format, 40, 0), |_, guard, _| idle::<H>(guard));
     }

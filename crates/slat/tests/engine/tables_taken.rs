@@ -30,7 +30,7 @@ struct Case {
 
 fn case() -> impl Strategy<Value = Case> {
     let pages = || prop_oneof![3 => Just(0u64), 2 => 0..4u64, 1 => 0..64u64];
-    // Also around the first slots of the next level.
+    // Also around the first entries of the next level.
     let blocks = || prop_oneof![0..4u64, 510..514u64, 8190..8194u64];
     let length = (0..5u64, pages());
     let delta =
@@ -167,7 +167,7 @@ fn with_one_table_page_less_than_the_bound_an_operation_runs_dry() {
         let at = range((1 << 30) - 0x1000, 0x2000);
         let page = PageSize::SIZE_4K;
         let most = tables.geometry().tables_to_map::<slat::format::ept::Ept1G>(at, Hpa(0), page);
-        // A table of 1g slots, and on either side of 1 GiB one of 2m slots and one of pages.
+        // A table of 1g entries, and on either side of 1 GiB one of 2m entries and one of pages.
         assert_eq!(most, 5);
         assert_eq!(cache.len() as u64, most - 1);
         let halted = guard.map(at, Hpa(0), RAM, page, cache).unwrap_err();

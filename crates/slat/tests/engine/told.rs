@@ -65,10 +65,10 @@ fn while_somebody_is_told_of_a_mapping_nobody_else_maps_or_unmaps_there() {
     impl Test for Alone {
         fn run<H: Hardware>(two: Two<'_, '_, '_, '_, H>, group: bool) {
             let Two { guard, other, caches: [cache, others] } = two;
-            let slot = reserve!(guard, cache, group);
-            let (all, at) = (slot.range(), slot.range().start());
+            let pte = reserve!(guard, cache, group);
+            let (all, at) = (pte.range(), pte.range().start());
             let mut told = false;
-            let done = slot.commit_told(Hpa(0), RAM, || {
+            let done = pte.commit_told(Hpa(0), RAM, || {
                 told = true;
                 let mut places = [const { Place::EMPTY }; 1];
                 let mut removals = other.removals(&mut places);
@@ -78,7 +78,7 @@ fn while_somebody_is_told_of_a_mapping_nobody_else_maps_or_unmaps_there() {
                 assert!(other.translate(at).is_err(), "somebody changes it");
                 let why = MapError::Contended;
                 let reserved = other.reserve(at, PAGE, others);
-                assert_eq!(reserved.map(|slot| slot.range()), Err(Halted { at, why }));
+                assert_eq!(reserved.map(|pte| pte.range()), Err(Halted { at, why }));
                 let mapped = other.map(range(at.0, 4 * K), Hpa(M), RAM, PAGE, others);
                 assert_eq!(mapped, Err(Halted { at, why }));
                 Ok::<(), ()>(())
@@ -99,15 +99,15 @@ fn of_a_reservation_that_is_void_nobody_is_told() {
         fn run<H: Hardware>(two: Two<'_, '_, '_, '_, H>, group: bool) {
             let Two { guard, other, caches: [cache, others] } = two;
             for unmapped in [false, true] {
-                let slot = reserve!(guard, cache, group);
-                let all = slot.range();
+                let pte = reserve!(guard, cache, group);
+                let all = pte.range();
                 match unmapped {
                     true => assert!(crate::common::unmap(other, all).is_empty()),
                     false => {
                         other.map(range(0, 4 * K), Hpa(M), RAM, PAGE, others).unwrap();
                     }
                 }
-                let done = slot.commit_told(Hpa(0), RAM, || -> Result<(), ()> {
+                let done = pte.commit_told(Hpa(0), RAM, || -> Result<(), ()> {
                     panic!("the reservation is void");
                 });
                 assert_eq!(done, Ok(Ok(None)));
@@ -125,8 +125,8 @@ fn nor_of_a_page_that_cannot_be_mapped() {
     impl Test for Wrong {
         fn run<H: Hardware>(two: Two<'_, '_, '_, '_, H>, group: bool) {
             let Two { guard, caches: [cache, _], .. } = two;
-            let slot = reserve!(guard, cache, group);
-            let done = slot.commit_told(Hpa(1), RAM, || -> Result<(), ()> {
+            let pte = reserve!(guard, cache, group);
+            let done = pte.commit_told(Hpa(1), RAM, || -> Result<(), ()> {
                 panic!("no address of a page");
             });
             assert!(matches!(done, Ok(Err(MapError::HostAddress { .. }))), "{done:?}");
@@ -142,9 +142,9 @@ fn what_is_refused_or_panics_leaves_the_reservation_as_it_was() {
         fn run<H: Hardware>(two: Two<'_, '_, '_, '_, H>, group: bool) {
             let Two { guard, other, caches: [cache, others] } = two;
             // The reservation is shared with another fault, which can still use it.
-            let slot = reserve!(guard, cache, group);
+            let pte = reserve!(guard, cache, group);
             let shared = other.reserve(Gpa(0), PAGE, others).unwrap();
-            assert_eq!(slot.commit_told(Hpa(0), RAM, || Err("no")), Err("no"));
+            assert_eq!(pte.commit_told(Hpa(0), RAM, || Err("no")), Err("no"));
             let again = reserve!(guard, cache, false);
             let panics = || again.commit_told(Hpa(0), RAM, || -> Result<(), ()> { panic!("told") });
             assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());

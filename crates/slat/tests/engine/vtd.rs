@@ -19,7 +19,7 @@ fn shared(snoop: bool) -> Ept1G {
 
 /// Returns the number of leaves below the table at `hpa`, and checks each entry as VT-d reads it.
 fn walk(platform: &TestPlatform, snoop: bool, hpa: u64, level: u8) -> usize {
-    let entries = platform.table(hpa, 512).iter().map(|slot| slot.load(SeqCst));
+    let entries = platform.table(hpa, 512).iter().map(|pte| pte.load(SeqCst));
     entries
         .filter(|raw| raw & PRESENT != 0)
         .map(|raw| {
@@ -53,9 +53,9 @@ fn what_an_iommu_walks_has_snp_in_leaves_and_no_mark() {
         assert_eq!(leaves(), 513);
         // It protects leaf by leaf: no table loses the right, so none is ever marked to push it
         // down.
-        let before = guard.counts().slots_written;
+        let before = guard.counts().entries_written;
         assert_eq!(guard.write_protect_subtrees(all), Ok(4 * M));
-        assert_eq!(guard.counts().slots_written - before, 513);
+        assert_eq!(guard.counts().entries_written - before, 513);
         guard.complete();
         guard.relax(all, Access::Write).unwrap().flush_local();
         leaves();

@@ -13,20 +13,19 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 
-/// Returns the slots that link the tables on the way to `gpa`, the highest first.
+/// Returns the entries that link the tables on the way to `gpa`, the highest first.
 fn links<H: Hardware>(hardware: H, memory: &TestPlatform, gpa: u64) -> Vec<&AtomicU64> {
     let mut links = Vec::new();
     let mut from = hardware.root();
     loop {
-        let index = (gpa >> H::shift(from.height)) as usize % from.slots;
-        let slot = &memory.table(from.table, from.slots)[index];
-        let Descriptor::Table { table, .. } = hardware.decode(slot.load(SeqCst), from.height)
-        else {
+        let index = (gpa >> H::shift(from.height)) as usize % from.ptes;
+        let pte = &memory.table(from.table, from.ptes)[index];
+        let Descriptor::Table { table, .. } = hardware.decode(pte.load(SeqCst), from.height) else {
             return links;
         };
-        links.push(slot);
+        links.push(pte);
         (from.table, from.height) = (table, from.height - 1);
-        from.slots = H::slots(from.height);
+        from.ptes = H::entries(from.height);
     }
 }
 
@@ -111,10 +110,10 @@ fn whatever_makes_a_leaf_accessed_marks_each_table_above_it() {
                     }
                     let (hardware, platform) = (H::of(tables), guard.platform());
                     for &at in at {
-                        for (number, slot) in links(hardware, platform, at).iter().enumerate() {
-                            slot.fetch_or(mark, SeqCst);
+                        for (number, pte) in links(hardware, platform, at).iter().enumerate() {
+                            pte.fetch_or(mark, SeqCst);
                             let clear = if lost >> number & 1 == 1 { mark } else { 0 };
-                            slot.fetch_and(!clear, SeqCst);
+                            pte.fetch_and(!clear, SeqCst);
                         }
                     }
                     step(guard, cache);
@@ -122,7 +121,7 @@ fn whatever_makes_a_leaf_accessed_marks_each_table_above_it() {
                         assert!(guard.translate(Gpa(at)).unwrap().unwrap().attributes.accessed);
                         let links = links(hardware, platform, at);
                         assert!(links.len() >= 2);
-                        let marked = links.iter().map(|slot| slot.load(SeqCst) & mark == mark);
+                        let marked = links.iter().map(|pte| pte.load(SeqCst) & mark == mark);
                         let marked: Vec<_> = marked.collect();
                         assert!(!marked.contains(&false), "{name}, {lost:#b}: {marked:?}");
                     }
@@ -147,10 +146,10 @@ fn tables_of_all_five_levels_are_marked() {
             let mark = <slat::format::ept::Ept<true> as Format>::TABLE_ACCESSED;
             let links = links(Five::of(tables), guard.platform(), 1 << 50);
             assert_eq!(links.len(), 4);
-            links.iter().for_each(|slot| _ = slot.fetch_and(!mark, SeqCst));
+            links.iter().for_each(|pte| _ = pte.fetch_and(!mark, SeqCst));
             let granted = guard.relax(pages, Access::Read).map(slat::Granted::elsewhere);
             assert_eq!(granted, Ok(pages.size()));
-            assert!(links.iter().all(|slot| slot.load(SeqCst) & mark == mark));
+            assert!(links.iter().all(|pte| pte.load(SeqCst) & mark == mark));
         });
     }
 }
@@ -163,9 +162,9 @@ fn who_makes_no_leaf_accessed_marks_no_table() {
         assert_eq!(guard.map(pages, Hpa(0), CLEAN, PAGE, cache), Ok(8 * K));
         let mark = <slat::format::ept::Ept<true> as Format>::TABLE_ACCESSED;
         let links = links(Ept::<true>::of(tables), guard.platform(), 0);
-        links.iter().for_each(|slot| _ = slot.fetch_and(!mark, SeqCst));
+        links.iter().for_each(|pte| _ = pte.fetch_and(!mark, SeqCst));
         assert_eq!(guard.write_protect(pages), Ok(8 * K));
-        assert!(links.iter().all(|slot| slot.load(SeqCst) & mark == 0));
+        assert!(links.iter().all(|pte| pte.load(SeqCst) & mark == 0));
     });
 }
 
@@ -178,18 +177,18 @@ fn what_was_made_accessed_before_an_early_end_is_below_marked_tables() {
             let pages = range(0, 64 * K);
             assert_eq!(guard.map(pages, Hpa(0), CLEAN, PAGE, cache), Ok(64 * K));
             let (hardware, platform) = (H::of(tables), guard.platform());
-            for slot in links(hardware, platform, 0) {
-                slot.fetch_and(!mark, SeqCst);
+            for pte in links(hardware, platform, 0) {
+                pte.fetch_and(!mark, SeqCst);
             }
-            let (slot, _) = hardware.slot(platform, 12 * K);
-            let raw = slot.swap(H::MARK, SeqCst);
+            let (pte, _) = hardware.pte(platform, 12 * K);
+            let raw = pte.swap(H::MARK, SeqCst);
             let halted = guard
                 .relax(range(0, bytes), Access::Read)
                 .map(slat::Granted::elsewhere)
                 .unwrap_err();
             assert_eq!(halted.at, Gpa(12 * K));
-            slot.store(raw, SeqCst);
-            let marked = |slot: &&AtomicU64| slot.load(SeqCst) & mark == mark;
+            pte.store(raw, SeqCst);
+            let marked = |pte: &&AtomicU64| pte.load(SeqCst) & mark == mark;
             assert!(links(hardware, platform, 0).iter().all(marked), "{bytes:#x}");
         });
     }
@@ -216,8 +215,8 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters()
                 let how = Ageing { clear: true, skip, fresh: false };
                 let aged = guard.age(range(0, 64 * M), &mut Ages { young, unanswered }, how);
                 let after = guard.counts();
-                let written = after.slots_written - before.slots_written;
-                (aged.unwrap().young, after.slots_read - before.slots_read, written)
+                let written = after.entries_written - before.entries_written;
+                (aged.unwrap().young, after.entries_read - before.entries_read, written)
             };
             guard.platform().take_events();
             // Leaves are cleared. An exact scan clears tables before them, and walks twice for
@@ -225,8 +224,8 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters()
             let (young, read, written) = scan(guard);
             let walks = if skip == Skip::Exact { 2 } else { 1 };
             assert_eq!(young, TABLES);
-            assert!(written >= walks * TABLES, "{written} slots were written");
-            assert!(read >= walks * 32 + TABLES * 512, "{read} slots were read");
+            assert!(written >= walks * TABLES, "{written} entries were written");
+            assert!(read >= walks * 32 + TABLES * 512, "{read} entries were read");
             let last = guard.platform().take_events();
             let all = Invalidation { vmid: guard.vmid(), range: Some(range(0, 64 * M)), ..ALL };
             let exact = skip == Skip::Exact;
@@ -236,7 +235,7 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters()
             assert_eq!(marked.filter(|table| table.accessed).count(), 0);
             // Now the scan enters no table.
             let (young, read, _) = scan(guard);
-            assert!(young == 0 && read < 512, "{read} slots were read");
+            assert!(young == 0 && read < 512, "{read} entries were read");
             // One table is marked, between others that are not.
             let page = range(10 * M, 4 * K);
             assert_eq!(guard.relax(page, Access::Read).map(slat::Granted::elsewhere), Ok(4 * K));
@@ -244,7 +243,7 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters()
             assert_eq!(scan(guard).0, 0);
             if !exact {
                 // A leaf is marked through a walk cache, without a mark on the way.
-                let leaf = H::of(tables).slot(guard.platform(), 12 * M).0;
+                let leaf = H::of(tables).pte(guard.platform(), 12 * M).0;
                 leaf.fetch_or(<H::Format as Format>::ACCESSED, SeqCst);
                 let how = Ageing { clear: true, skip: Skip::Exact, fresh: false };
                 let [young, unanswered] = &mut bits;
@@ -286,9 +285,9 @@ fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan() {
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
             assert_eq!(guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache), Ok(4 * K));
             let (hardware, platform) = (H::of(tables), guard.platform());
-            let (slot, _) = hardware.slot(platform, 0);
-            let raw = slot.load(SeqCst);
-            slot.store(if sealed { raw | H::MARK } else { H::MARK }, SeqCst);
+            let (pte, _) = hardware.pte(platform, 0);
+            let raw = pte.load(SeqCst);
+            pte.store(if sealed { raw | H::MARK } else { H::MARK }, SeqCst);
             let mut scan = || {
                 let (mut young, mut unanswered) = ([0; 16], [0; 16]);
                 let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
@@ -297,7 +296,7 @@ fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan() {
                 (aged.young, aged.unanswered)
             };
             assert_eq!(scan(), (0, 1));
-            slot.store(raw, SeqCst);
+            pte.store(raw, SeqCst);
             assert_eq!(scan(), (1, 0));
         });
     }
@@ -316,9 +315,9 @@ fn who_tests_beside_an_exact_scan_looks_below_the_tables_that_it_has_noted() {
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
             let page = range(0, 4 * K);
             assert_eq!(guard.map(page, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
-            for slot in links(H::of(tables), guard.platform(), 0) {
-                slot.fetch_and(!<H::Format as Format>::TABLE_ACCESSED, SeqCst);
-                slot.fetch_or(<H::Format as Format>::AGEING, SeqCst);
+            for pte in links(H::of(tables), guard.platform(), 0) {
+                pte.fetch_and(!<H::Format as Format>::TABLE_ACCESSED, SeqCst);
+                pte.fetch_or(<H::Format as Format>::AGEING, SeqCst);
             }
             for skip in [Skip::Exact, Skip::Hint] {
                 let (mut young, mut unanswered) = ([0; 8], [0; 8]);
@@ -347,14 +346,14 @@ fn after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest()
             let mut scan = |guard: &mut GuardOf<'_, '_, H>, at: u64, end: u64, clear, skip| {
                 let [young, unanswered] = &mut bits;
                 young.fill(0);
-                let before = guard.counts().slots_read;
+                let before = guard.counts().entries_read;
                 let how = Ageing { clear, skip, fresh: false };
                 let aged = guard.age(range(at, end - at), &mut Ages { young, unanswered }, how);
-                (aged.unwrap().young, guard.counts().slots_read - before)
+                (aged.unwrap().young, guard.counts().entries_read - before)
             };
             let (hardware, platform) = (H::of(tables), guard.platform());
             let used = |at| {
-                let leaf = hardware.slot(platform, at).0;
+                let leaf = hardware.pte(platform, at).0;
                 leaf.fetch_or(<H::Format as Format>::ACCESSED, SeqCst);
             };
             let (exact, end) = (Skip::Exact, 1 << 40);
@@ -377,7 +376,7 @@ fn after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest()
             // All of the guest was covered: from here on the scan relies on marks.
             for clear in [false, true] {
                 let (young, read) = scan(guard, 0, end, clear, exact);
-                assert!(young == 0 && read < 512, "{read} slots were read");
+                assert!(young == 0 && read < 512, "{read} entries were read");
             }
         });
     }

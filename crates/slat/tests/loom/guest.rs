@@ -182,8 +182,8 @@ impl<F: Walked> On<F> {
     pub fn linked(&self) -> usize {
         fn below<F: Walked>(world: &World, table: Hpa, level: u8) -> usize {
             let tables = (0..2).filter_map(|index| {
-                // SAFETY: a linked table of two slots.
-                let raw = unsafe { world.slots(table).add(index).as_ref() }.load();
+                // SAFETY: a linked table of two entries.
+                let raw = unsafe { world.entries(table).add(index).as_ref() }.load();
                 (F::kind(raw, level) == Kind::Table && level > 0)
                     .then(|| 1 + below::<F>(world, F::table_address(raw), level - 1))
             });

@@ -5,7 +5,7 @@ use crate::guest::On;
 use crate::machine::{PAGE, World};
 use core::ops::Range;
 use slat::format::tiny::{Tiny, TinyEpt, TinyRiscV};
-use slat::{BreakBeforeMake, Format, Hpa, Invalidation, Platform, Slot, Vmid};
+use slat::{BreakBeforeMake, Format, Hpa, Invalidation, Platform, Pte, Vmid};
 use std::vec::Vec;
 
 /// How a CPU reads the bits of a format, written apart from the engine's own code.
@@ -206,11 +206,11 @@ impl<F: Walked> On<F> {
 
     fn through_tables(&self, gpa: u64, write: bool, held: Use) -> Option<u64> {
         let world: &World = self.world;
-        let slot = |table: Hpa, level: u8| -> &'static Slot {
+        let pte = |table: Hpa, level: u8| -> &'static Pte {
             let index = (gpa >> F::shift(level)) as usize & 1;
-            // SAFETY: every table of the format has two slots. They may be poisoned by now,
+            // SAFETY: every table of the format has two entries. They may be poisoned by now,
             // but stay allocated until the model ends.
-            unsafe { world.slots(table).add(index).as_ref() }
+            unsafe { world.entries(table).add(index).as_ref() }
         };
         'walk: loop {
             let vmid = world.loaded.get();
@@ -230,14 +230,14 @@ impl<F: Walked> On<F> {
             };
             let Walk { mut level, mut table, mut writes, .. } =
                 cached.filter(|_| held == Use::Always).unwrap_or(root);
-            let (slot, raw) = loop {
-                let slot = slot(table, level);
-                let raw = slot.load();
+            let (pte, raw) = loop {
+                let pte = pte(table, level);
+                let raw = pte.load();
                 if !F::links(raw, level) {
-                    break (slot, raw);
+                    break (pte, raw);
                 }
                 let passed = F::passed(raw);
-                if passed != raw && slot.exchange(raw, passed).is_err() {
+                if passed != raw && pte.exchange(raw, passed).is_err() {
                     continue 'walk;
                 }
                 writes &= F::lets_write(raw);
@@ -248,7 +248,7 @@ impl<F: Walked> On<F> {
             };
             let new = F::used(raw, write).filter(|_| writes || !write)?;
             // A descriptor that changed since it was read is not updated: the CPU walks again.
-            if new != raw && slot.exchange(raw, new).is_err() {
+            if new != raw && pte.exchange(raw, new).is_err() {
                 continue;
             }
             let (size, reach) = (1 << F::shift(level), F::reach(raw, level));

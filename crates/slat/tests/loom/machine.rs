@@ -31,7 +31,7 @@ pub const PROTECTED: Attributes = Attributes { write: false, dirty: false, acces
 const POISON: u64 = 0xdead_0000_0000 | 0b11;
 
 struct Page {
-    slots: Box<[Slot]>,
+    ptes: Box<[Pte]>,
     live: bool,
 }
 
@@ -169,10 +169,10 @@ impl World {
 unsafe impl Platform for World {
     fn allocate(&self, _bytes: usize) -> Option<Frame> {
         self.budget.set(self.budget.get().checked_sub(1)?);
-        let slots = Box::new([Slot::new(POISON), Slot::new(POISON)]);
+        let ptes = Box::new([Pte::new(POISON), Pte::new(POISON)]);
         let mut pages = self.pages.borrow_mut();
-        pages.push(Page { slots, live: true });
-        // SAFETY: a new page, of two slots, which is all that a table of these formats has.
+        pages.push(Page { ptes, live: true });
+        // SAFETY: a new page, of two entries, which is all that a table of these formats has.
         unsafe { Frame::from_hpa(Hpa(pages.len() as u64 * PAGE)) }
     }
 
@@ -182,14 +182,14 @@ unsafe impl Platform for World {
         let page = &mut self.pages.borrow_mut()[Self::index(hpa)];
         assert!(page.live, "{hpa} was given back twice");
         page.live = false;
-        // Loom fails the model if any access to these slots is not ordered before this one.
-        page.slots.iter_mut().for_each(|slot| slot.set(POISON));
+        // Loom fails the model if any access to these entries is not ordered before this one.
+        page.ptes.iter_mut().for_each(|pte| pte.set(POISON));
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
         let pages = self.pages.borrow();
         let page = pages.get(Self::index(table)).filter(|page| page.live);
-        NonNull::from(&page.expect("a table that was given back").slots[0])
+        NonNull::from(&page.expect("a table that was given back").ptes[0])
     }
 
     fn publish(&self) {}

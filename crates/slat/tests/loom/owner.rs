@@ -69,7 +69,7 @@ fn beside_a_map<F: Walked>(name: &str) {
         let owns = spawn(move || own(guest, PAGE, None, ONE));
         let mut inside = guest.inside();
         let mapped = match inside.guard.reserve(Gpa(PAGE), F::size(0), cache.pages()) {
-            Ok(slot) => slot.commit(Hpa(MEMORY + PAGE), RAM).unwrap().is_some(),
+            Ok(pte) => pte.commit(Hpa(MEMORY + PAGE), RAM).unwrap().is_some(),
             Err(Halted { why, .. }) => {
                 assert!(matches!(why, MapError::Owned { .. } | MapError::Contended), "{why}");
                 false
@@ -176,7 +176,7 @@ fn prunes<F: Walked>(name: &str) {
         let mut inside = guest.inside();
         let page = PageSize::from_bytes(PAGE).unwrap();
         let mapped = match inside.guard.reserve(Gpa(0), page, cache.pages()) {
-            Ok(slot) => slot.commit(Hpa(MEMORY), RAM).unwrap().is_some(),
+            Ok(pte) => pte.commit(Hpa(MEMORY), RAM).unwrap().is_some(),
             Err(_) => false,
         };
         prune.join().unwrap();

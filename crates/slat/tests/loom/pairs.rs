@@ -92,7 +92,7 @@ fn perform<F: Walked>(
         Fault => {
             let mut cache = cache.unwrap();
             let fits = match inside.guard.reserve(Gpa(PAGE), F::size(0), cache.pages()) {
-                Ok(slot) => slot.commit(Hpa(MEMORY + PAGE), RAM).expect("a good address"),
+                Ok(pte) => pte.commit(Hpa(MEMORY + PAGE), RAM).expect("a good address"),
                 Err(Halted { why: MapError::Occupied { .. }, .. }) => Some(0),
                 Err(_) => None,
             };

@@ -44,7 +44,7 @@ fn after_its_shootdown_no_cpu_writes_to_protected_memory() {
 
 #[test]
 fn two_write_protects_leave_nothing_writable_and_forget_no_write() {
-    // Three threads on one slot: all orders would take minutes.
+    // Three threads on one entry: all orders would take minutes.
     bounded("write_protect || write_protect || hardware", 4, || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, CLEAN, PAGE);
         let range = range(&(0..PAGE));

@@ -1,7 +1,7 @@
 //! CPUs that enter and leave a guest during invalidations: no CPU uses an entry after the
 //! invalidation returned.
 //!
-//! A CPU is a thread with one TLB entry, which it loads from a table of one slot. The slot holds
+//! A CPU is a thread with one TLB entry, which it loads from a table of one entry. The entry holds
 //! the number of the translation; no CPU may use a number below `invalid` any more. Models are
 //! exhaustive.
 

@@ -25,10 +25,10 @@ fn fault<F: Walked>(
 ) -> bool {
     let mut inside = guest.inside();
     let size = PageSize::from_bytes(size).unwrap();
-    let Ok(slot) = inside.guard.reserve(Gpa(gpa), size, cache.pages()) else { return false };
-    let start = slot.range().start().0;
+    let Ok(pte) = inside.guard.reserve(Gpa(gpa), size, cache.pages()) else { return false };
+    let start = pte.range().start().0;
     let memory = *host.lock().unwrap();
-    slot.commit(Hpa(memory + start), RAM).expect("a good address").is_some()
+    pte.commit(Hpa(memory + start), RAM).expect("a good address").is_some()
 }
 
 /// Takes the old memory away, for good.
@@ -119,7 +119,7 @@ fn two_faults<F: Walked>(host_acts: bool) {
         let large = fault(guest, 0, BLOCK, &mut block, &asks);
         let (small, page) = small.join().unwrap();
         // Both may have lost: a table was linked between the block's reservation and its commit,
-        // and another thread's slot was in the way of the page.
+        // and another thread's entry was in the way of the page.
         let found = guest.at(PAGE).map(|leaf| leaf.size.bytes());
         assert_eq!(found.is_some(), small || large);
         drop((page, block));
@@ -162,12 +162,12 @@ fn a_reservation_is_void_once_somebody_has_linked_a_table_or_mapped_there() {
 fn told<F: Walked>(guest: On<F>, size: u64, cache: &mut Cache<F>, count: &Mutex<u64>) {
     let mut inside = guest.inside();
     let size = PageSize::from_bytes(size).unwrap();
-    let Ok(slot) = inside.guard.reserve(Gpa(0), size, cache.pages()) else { return };
+    let Ok(pte) = inside.guard.reserve(Gpa(0), size, cache.pages()) else { return };
     let tell = || {
         *count.lock().unwrap() += 1;
         Ok::<(), ()>(())
     };
-    let done = slot.commit_told(Hpa(OLD), RAM, tell);
+    let done = pte.commit_told(Hpa(OLD), RAM, tell);
     let _ = done.expect("nobody refuses").expect("a good address");
 }
 

@@ -172,7 +172,7 @@ fn after_its_shootdown_nobody_reaches_unmapped_memory_nor_a_retired_table() {
         let (_, second) = vcpu.join().unwrap();
         assert!(removed[0].attributes.dirty);
         assert_eq!(removed[1].attributes.dirty, second);
-        // A stale walk-cache entry would lead to the frozen slots, and fault.
+        // A stale walk-cache entry would lead to the frozen entries, and fault.
         guest.world.taken.borrow_mut().clear();
         let guest = guest.mapped(0..PAGE, RAM, PAGE);
         assert!(guest.access(0, true, Use::Always).is_some());

@@ -428,8 +428,8 @@ impl<'w, F: Walked> Guest<'w, F> {
     /// Checks a table and all below it, and reports the state of leaves.
     fn whole(&self, table: Hpa, level: u8, base: u64) {
         for index in 0..2 {
-            // SAFETY: the table is linked, and has two slots.
-            let raw = unsafe { self.world.slots(table).add(index).as_ref() }.load();
+            // SAFETY: the table is linked, and has two entries.
+            let raw = unsafe { self.world.entries(table).add(index).as_ref() }.load();
             let at = base + ((index as u64) << F::shift(level));
             let kind = F::kind(raw, level);
             let marked = raw & (F::MARK | F::RENEWED) != 0;

@@ -5,7 +5,7 @@ use crate::guest::Guest;
 use crate::machine::World;
 use core::ops::Range;
 use slat::format::tiny::{Tiny, TinyEpt};
-use slat::{BreakBeforeMake, Format, Hpa, Invalidation, Platform, Slot};
+use slat::{BreakBeforeMake, Format, Hpa, Invalidation, Platform, Pte};
 
 /// How a CPU reads the bits of a format, written apart from the engine's own code.
 pub trait Walked: Format + Default {
@@ -153,11 +153,11 @@ impl<F: Walked> Guest<'_, F> {
 
     fn through_tables(&self, gpa: u64, write: bool, held: bool) -> Option<u64> {
         let world: &World = self.world;
-        let slot = |table: Hpa, level: u8| -> &Slot {
+        let pte = |table: Hpa, level: u8| -> &Pte {
             let index = (gpa >> F::shift(level)) as usize & 1;
-            // SAFETY: every table of these formats has two slots, which stay allocated for as
+            // SAFETY: every table of these formats has two entries, which stay allocated for as
             // long as the world does.
-            unsafe { world.slots(table).add(index).as_ref() }
+            unsafe { world.entries(table).add(index).as_ref() }
         };
         'walk: loop {
             let root = Walk {
@@ -174,14 +174,14 @@ impl<F: Walked> Guest<'_, F> {
             };
             let Walk { mut level, mut table, mut writes, .. } =
                 cached.filter(|_| held).unwrap_or(root);
-            let (slot, raw) = loop {
-                let slot = slot(table, level);
-                let raw = slot.load();
+            let (pte, raw) = loop {
+                let pte = pte(table, level);
+                let raw = pte.load();
                 if !F::links(raw, level) {
-                    break (slot, raw);
+                    break (pte, raw);
                 }
                 let passed = F::passed(raw);
-                if passed != raw && slot.exchange(raw, passed).is_err() {
+                if passed != raw && pte.exchange(raw, passed).is_err() {
                     continue 'walk;
                 }
                 writes &= F::lets_write(raw);
@@ -196,7 +196,7 @@ impl<F: Walked> Guest<'_, F> {
             };
             let new = F::used(raw, write).filter(|_| writes || !write)?;
             // A descriptor that changed since it was read is not updated: the CPU walks again.
-            if new != raw && slot.exchange(raw, new).is_err() {
+            if new != raw && pte.exchange(raw, new).is_err() {
                 continue;
             }
             let start = gpa & !((1 << F::shift(level)) - 1);

@@ -11,7 +11,7 @@ use slat::*;
 pub const PAGE: u64 = 0x1000;
 pub const BLOCK: u64 = 0x2000;
 pub const BIG: u64 = 0x4000;
-/// All guest addresses: three levels of two slots.
+/// All guest addresses: three levels of two entries.
 pub const ALL: u64 = 0x8000;
 pub const BITS: u32 = 15;
 
@@ -19,7 +19,7 @@ pub const BITS: u32 = 15;
 const POISON: u64 = 0xdead_0000_0000 | 0b11;
 
 struct Page {
-    slots: Box<[Slot; 2]>,
+    ptes: Box<[Pte; 2]>,
     live: bool,
 }
 
@@ -70,18 +70,18 @@ impl World {
     }
 }
 
-// SAFETY: slots are boxed, never moved, and not given back to the allocator before the world ends;
-// a frame is handed out again only after it was given back; the grace is a field.
+// SAFETY: entries are boxed, never moved, and not given back to the allocator before the world
+// ends; a frame is handed out again only after it was given back; the grace is a field.
 unsafe impl Platform for World {
     fn allocate(&self, _bytes: usize) -> Option<Frame> {
         let mut pages = self.pages.borrow_mut();
         let hpa = self.free.borrow_mut().pop().unwrap_or_else(|| {
-            let slots = Box::new([Slot::new(POISON), Slot::new(POISON)]);
-            pages.push(Page { slots, live: false });
+            let ptes = Box::new([Pte::new(POISON), Pte::new(POISON)]);
+            pages.push(Page { ptes, live: false });
             pages.len() as u64 * PAGE
         });
         pages[Self::index(Hpa(hpa))].live = true;
-        // SAFETY: a frame that no other code uses, of two slots, as all tables of these formats
+        // SAFETY: a frame that no other code uses, of two entries, as all tables of these formats
         // have.
         unsafe { Frame::from_hpa(Hpa(hpa)) }
     }
@@ -92,18 +92,18 @@ unsafe impl Platform for World {
         let page = &mut self.pages.borrow_mut()[Self::index(hpa)];
         assert!(page.live, "{hpa} was given back twice");
         page.live = false;
-        page.slots.iter_mut().for_each(|slot| slot.set(POISON));
+        page.ptes.iter_mut().for_each(|pte| pte.set(POISON));
         if self.reuse {
             self.free.borrow_mut().push(hpa.0);
         }
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
         let pages = self.pages.borrow();
         assert!((PAGE..=pages.len() as u64 * PAGE).contains(&table.0), "{table} is no table");
         let page = &pages[Self::index(table)];
         assert!(page.live, "{table} is used after it was given back");
-        NonNull::from(&page.slots[0])
+        NonNull::from(&page.ptes[0])
     }
 
     fn publish(&self) {}

@@ -141,7 +141,7 @@ fn operations() -> Vec<(&'static str, Op)> {
 /// The operations that never hold others up, wherever they are stopped.
 fn hampers<F: Walked>(name: &str, bbm: BreakBeforeMake) -> bool {
     match name {
-        // Slots of a table that is being retired.
+        // Entries of a table that is being retired.
         "unmap" => true,
         // Sealed leaves and, with a break, frozen blocks.
         "collapse" => true,

@@ -116,7 +116,7 @@ const VTCR_DS: u64 = 1 << 32;
 const VTTBR_VMID_SHIFT: u32 = 48;
 /// Bits 51:48 of a root go here, below its alignment, where tables have 52-bit addresses.
 const VTTBR_HIGH_SHIFT: u32 = 2;
-/// Minimum alignment, also of a root of fewer than eight slots.
+/// Minimum alignment, also of a root of fewer than eight entries.
 const ROOT_ALIGNMENT: u64 = 64;
 
 impl IdRegisters {
@@ -308,7 +308,7 @@ impl IdRegisters {
     /// Returns SL0 and SL2, in place. For 4K, SL0 counts from the manual's level 2, for 16K and 64K
     /// from level 3; the value 2 is reserved on a CPU whose addresses are too narrow to need it.
     /// The next level, with DS and addresses of 52 bits, is SL2 for 4K. A root has at least two
-    /// slots and at most 16 tables.
+    /// entries and at most 16 tables.
     fn start_level<const PAGE_SHIFT: u32, const WIDE: bool>(
         &self,
         geometry: &Geometry,
@@ -318,12 +318,13 @@ impl IdRegisters {
             Granule::K16 => (0, 42, 3 << VTCR_SL0_SHIFT),
             Granule::K64 => (0, 44, 0),
         };
-        let Geometry { address_bits, root_level, root_slots } = *geometry;
-        let most_slots =
+        let Geometry { address_bits, root_level, root_entries } = *geometry;
+        let most_entries =
             1 << (Arm64::<PAGE_SHIFT, WIDE>::INDEX_BITS + Arm64::<PAGE_SHIFT, WIDE>::CONCATENATED);
         let widths = Arm64::<PAGE_SHIFT, WIDE>::MIN_BITS..=Arm64::<PAGE_SHIFT, WIDE>::MAX_BITS;
         let steps = root_level.checked_sub(lowest).filter(|&steps| {
-            let slots_bits = address_bits.checked_sub(Arm64::<PAGE_SHIFT, WIDE>::shift(root_level));
+            let entries_bits =
+                address_bits.checked_sub(Arm64::<PAGE_SHIFT, WIDE>::shift(root_level));
             let needs = match steps {
                 0 | 1 => Some(0),
                 2 => Some(third_needs),
@@ -331,8 +332,8 @@ impl IdRegisters {
                 _ => None,
             };
             widths.contains(&address_bits)
-                && slots_bits.is_some_and(|bits| 1usize.checked_shl(bits) == Some(root_slots))
-                && (2..=most_slots).contains(&root_slots)
+                && entries_bits.is_some_and(|bits| 1usize.checked_shl(bits) == Some(root_entries))
+                && (2..=most_entries).contains(&root_entries)
                 && needs.is_some_and(|needs| self.address_bits() >= needs)
         });
         match steps {
@@ -453,13 +454,13 @@ impl fmt::Display for Unsupported {
                 write!(f, "{wanted}-bit addresses are wider than this CPU's {most} bits")
             }
             Self::StartLevel {
-                geometry: Geometry { address_bits, root_level, root_slots },
+                geometry: Geometry { address_bits, root_level, root_entries },
                 most,
             } => {
                 write!(
                     f,
                     "a CPU with {most}-bit addresses starts no walk of {address_bits} bits at a \
-                     root of {root_slots} slots, {root_level} levels above pages"
+                     root of {root_entries} entries, {root_level} levels above pages"
                 )
             }
             Self::Vmid { vmid, bits } => write!(f, "VMID {} has more than {bits} bits", vmid.0),

@@ -4,20 +4,20 @@ use super::*;
 fn start_level_is_the_lowest_that_sixteen_tables_reach() {
     let of = |bits| {
         let g = Arm64K4::default().geometry(bits).unwrap();
-        (Arm64K4::level_name(g.root_level), g.root_slots / 512)
+        (Arm64K4::level_name(g.root_level), g.root_entries / 512)
     };
     // DDI 0487, D8.2.8, "Concatenated translation tables", 4 KiB granule.
     assert_eq!(of(34), (2, 16));
-    assert_eq!(of(35), (1, 0), "32 slots of 1 GiB");
+    assert_eq!(of(35), (1, 0), "32 entries of 1 GiB");
     assert_eq!(of(39), (1, 1));
     assert_eq!(of(40), (1, 2));
     assert_eq!(of(43), (1, 16));
-    assert_eq!(of(44), (0, 0), "32 slots of 512 GiB");
+    assert_eq!(of(44), (0, 0), "32 entries of 512 GiB");
     assert_eq!(of(48), (0, 1));
     let g = Arm64K64::default().geometry(40).unwrap();
-    assert_eq!((Arm64K64::level_name(g.root_level), g.root_slots), (2, 2048));
+    assert_eq!((Arm64K64::level_name(g.root_level), g.root_entries), (2, 2048));
     let g = Arm64K16::default().geometry(40).unwrap();
-    assert_eq!((Arm64K16::level_name(g.root_level), g.root_slots), (2, 16 * 2048));
+    assert_eq!((Arm64K16::level_name(g.root_level), g.root_entries), (2, 16 * 2048));
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn a_cpu_with_fewer_physical_address_bits_takes_no_wider_guest() {
 fn with_lpa2_sixteen_tables_at_level_0_reach_52_bits() {
     let of = |bits| {
         let g = Arm64Lpa2K4::default().geometry(bits).unwrap();
-        (Arm64Lpa2K4::level_name(g.root_level), g.root_slots)
+        (Arm64Lpa2K4::level_name(g.root_level), g.root_entries)
     };
     // DDI 0487, AArch64.S2InconsistentSL: level -1, which takes no concatenation, is never the
     // lowest.
@@ -47,7 +47,7 @@ fn with_lpa2_sixteen_tables_at_level_0_reach_52_bits() {
     assert_eq!((of(49), of(52)), ((0, 1024), (0, 8192)));
     let of = |bits| {
         let g = Arm64Lpa2K16::default().geometry(bits).unwrap();
-        (Arm64Lpa2K16::level_name(g.root_level), g.root_slots)
+        (Arm64Lpa2K16::level_name(g.root_level), g.root_entries)
     };
     assert_eq!((of(48), of(51), of(52)), ((1, 2 * 2048), (1, 16 * 2048), (0, 32)));
 }
@@ -56,7 +56,7 @@ fn with_lpa2_sixteen_tables_at_level_0_reach_52_bits() {
 fn with_lpa_sixteen_tables_and_less_reach_52_bits_from_level_1() {
     let of = |bits| {
         let g = Arm64LpaK64::default().geometry(bits).unwrap();
-        (Arm64LpaK64::level_name(g.root_level), g.root_slots)
+        (Arm64LpaK64::level_name(g.root_level), g.root_entries)
     };
     assert_eq!((of(46), of(47)), ((2, 16 * 8192), (1, 32)));
     assert_eq!((of(48), of(52)), ((1, 64), (1, 1024)));

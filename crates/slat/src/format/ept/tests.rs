@@ -49,10 +49,10 @@ fn not_present() -> Vec<(u64, Kind)> {
 }
 
 #[test]
-fn the_root_is_the_pml4_of_which_the_width_selects_slots() {
-    let of = |bits| Ept1G::default().geometry(bits).map(|g| (g.root_level, g.root_slots));
-    for (bits, slots) in [(12, 1), (32, 1), (39, 1), (40, 2), (46, 128), (48, 512)] {
-        assert_eq!(of(bits), Ok((3, slots)), "{bits} bits");
+fn the_root_is_the_pml4_of_which_the_width_selects_entries() {
+    let of = |bits| Ept1G::default().geometry(bits).map(|g| (g.root_level, g.root_entries));
+    for (bits, ptes) in [(12, 1), (32, 1), (39, 1), (40, 2), (46, 128), (48, 512)] {
+        assert_eq!(of(bits), Ok((3, ptes)), "{bits} bits");
     }
     for bits in [0, 11, 49, 57, 64] {
         let error = of(bits).unwrap_err();
@@ -63,7 +63,7 @@ fn the_root_is_the_pml4_of_which_the_width_selects_slots() {
 #[test]
 fn the_root_is_the_pml5_where_four_levels_do_not_suffice() {
     let five = Ept1G { five_levels: true, ..Default::default() };
-    let of = |bits| five.geometry(bits).map(|g| (g.root_level, g.root_slots));
+    let of = |bits| five.geometry(bits).map(|g| (g.root_level, g.root_entries));
     for (bits, root) in [(12, (3, 1)), (48, (3, 512)), (49, (4, 2)), (52, (4, 16))] {
         assert_eq!(of(bits), Ok(root), "{bits} bits");
     }
@@ -211,7 +211,7 @@ fn no_marker_is_present_to_hardware_with_or_without_mode_based_execution() {
 }
 
 #[test]
-fn different_tokens_are_different_slots_and_none_is_empty() {
+fn different_tokens_are_different_entries_and_none_is_empty() {
     let raws = TOKENS.map(Ept1G::reserved);
     for (i, &raw) in raws.iter().enumerate() {
         assert_eq!((raw >> TOKEN_SHIFT, raw & MARK), (TOKENS[i], 0));
@@ -220,7 +220,7 @@ fn different_tokens_are_different_slots_and_none_is_empty() {
 }
 
 #[test]
-fn a_run_is_all_tables_only_if_each_slot_is() {
+fn a_run_is_all_tables_only_if_each_entry_is() {
     let tables = [Ept1G::table(Hpa(0x1000), 1); RUN];
     assert!(!links_tables::<Ept1G>(&tables, 0), "level 0 has none");
     let mut others = not_present();

@@ -38,18 +38,18 @@ fn not_present() -> Vec<(u64, Kind)> {
 }
 
 #[test]
-fn the_root_is_the_pml4_of_which_the_width_selects_slots() {
-    let of = |bits| FORMAT.geometry(bits).map(|g| (g.root_level, g.root_slots));
-    for (bits, slots) in [(12, 1), (32, 1), (39, 1), (40, 2), (46, 128), (48, 512)] {
-        assert_eq!(of(bits), Ok((3, slots)), "{bits} bits");
+fn the_root_is_the_pml4_of_which_the_width_selects_entries() {
+    let of = |bits| FORMAT.geometry(bits).map(|g| (g.root_level, g.root_entries));
+    for (bits, ptes) in [(12, 1), (32, 1), (39, 1), (40, 2), (46, 128), (48, 512)] {
+        assert_eq!(of(bits), Ok((3, ptes)), "{bits} bits");
     }
 }
 
 #[test]
 fn with_five_levels_the_root_is_the_pml5_for_every_width() {
-    let of = |bits| FIVE.geometry(bits).map(|g| (g.root_level, g.root_slots));
-    for (bits, slots) in [(12, 1), (40, 1), (48, 1), (49, 2), (52, 16)] {
-        assert_eq!(of(bits), Ok((4, slots)), "{bits} bits");
+    let of = |bits| FIVE.geometry(bits).map(|g| (g.root_level, g.root_entries));
+    for (bits, ptes) in [(12, 1), (40, 1), (48, 1), (49, 2), (52, 16)] {
+        assert_eq!(of(bits), Ok((4, ptes)), "{bits} bits");
     }
     assert_eq!(FIVE.geometry(53).unwrap_err().max, 52, "physical addresses have no more");
     let small = Npt1G { output_bits: 48, ..FIVE };
@@ -194,7 +194,7 @@ fn no_marker_is_present_to_hardware() {
 }
 
 #[test]
-fn different_tokens_are_different_slots_and_none_is_empty() {
+fn different_tokens_are_different_entries_and_none_is_empty() {
     let raws = TOKENS.map(Npt1G::reserved);
     for (i, &raw) in raws.iter().enumerate() {
         assert_eq!((raw >> TOKEN_SHIFT, raw & MARK), (TOKENS[i], 0));
@@ -203,7 +203,7 @@ fn different_tokens_are_different_slots_and_none_is_empty() {
 }
 
 #[test]
-fn a_run_is_all_tables_only_if_each_slot_is() {
+fn a_run_is_all_tables_only_if_each_entry_is() {
     let tables = [Npt1G::table(Hpa(0x1000), 1); RUN];
     assert!(!links_tables::<Npt1G>(&tables, 0), "level 0 has none");
     let mut others = not_present();

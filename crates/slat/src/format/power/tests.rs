@@ -50,11 +50,11 @@ fn invalid<const P: u32>() -> Vec<(u64, Kind)> {
 #[test]
 fn tables_are_as_large_as_the_processors_walk_them() {
     let geometry = PowerK4::default().geometry(40).unwrap();
-    assert_eq!((geometry.root_level, geometry.root_slots), (3, 8192));
+    assert_eq!((geometry.root_level, geometry.root_entries), (3, 8192));
     assert_eq!(geometry.root_bytes(12), 64 << 10);
     assert_eq!(PowerK64::default().geometry(40).unwrap().root_bytes(16), 64 << 10);
-    assert_eq!([0, 1, 2].map(PowerK4::slots), [512, 512, 512]);
-    assert_eq!([0, 1, 2].map(PowerK64::slots), [32, 512, 512]);
+    assert_eq!([0, 1, 2].map(PowerK4::entries), [512, 512, 512]);
+    assert_eq!([0, 1, 2].map(PowerK64::entries), [32, 512, 512]);
     assert_eq!([0, 1, 2, 3, 4].map(PowerK4::shift), [12, 21, 30, 39, 48]);
     assert_eq!([0, 1, 2, 3, 4].map(PowerK64::shift), [16, 21, 30, 39, 48]);
     assert_eq!((PowerK4::TABLE_BYTES, PowerK64::TABLE_BYTES), (4096, 4096));
@@ -239,7 +239,7 @@ fn markers_are_invalid_to_hardware_and_carry_an_address() {
 }
 
 #[test]
-fn different_tokens_are_different_slots_and_none_is_empty() {
+fn different_tokens_are_different_entries_and_none_is_empty() {
     let raws = TOKENS.map(PowerK4::reserved);
     for (i, &raw) in raws.iter().enumerate() {
         assert!(raw != 0 && !raws[..i].contains(&raw));
@@ -247,7 +247,7 @@ fn different_tokens_are_different_slots_and_none_is_empty() {
 }
 
 #[test]
-fn a_run_is_all_tables_only_if_each_slot_is_and_all_pages_only_of_leaves() {
+fn a_run_is_all_tables_only_if_each_entry_is_and_all_pages_only_of_leaves() {
     let tables = [PowerK64::table(Hpa(0x1000), 1); RUN];
     assert!(!links_tables::<PowerK64>(&tables, 0), "level 0 has none");
     assert!(!PowerK64::all_pages(tables[0]) && PowerK64::all_pages(PowerK64::leaf(0, 0, Hpa(0))));

@@ -46,11 +46,11 @@ fn invalid() -> Vec<(u64, Kind)> {
 }
 
 #[test]
-fn tables_take_the_narrowest_mode_and_a_root_of_2048_slots() {
+fn tables_take_the_narrowest_mode_and_a_root_of_2048_entries() {
     let format = RiscV { widest: Mode::Sv57x4, ..Default::default() };
     for (bits, level) in [(12, 2), (32, 2), (41, 2), (42, 3), (50, 3), (51, 4), (59, 4)] {
         let geometry = format.geometry(bits).unwrap();
-        assert_eq!((geometry.root_level, geometry.root_slots), (level, 2048), "{bits} bits");
+        assert_eq!((geometry.root_level, geometry.root_entries), (level, 2048), "{bits} bits");
         assert_eq!(geometry.root_bytes(RiscV::PAGE_SHIFT), 16 << 10);
     }
 }
@@ -199,7 +199,7 @@ fn markers_are_invalid_to_hardware_and_carry_an_address() {
 }
 
 #[test]
-fn different_tokens_are_different_slots_and_none_is_empty() {
+fn different_tokens_are_different_entries_and_none_is_empty() {
     let raws = TOKENS.map(RiscV::reserved);
     for (i, &raw) in raws.iter().enumerate() {
         assert_eq!(raw >> TOKEN_SHIFT, TOKENS[i]);
@@ -208,7 +208,7 @@ fn different_tokens_are_different_slots_and_none_is_empty() {
 }
 
 #[test]
-fn a_run_is_all_tables_only_if_each_slot_is() {
+fn a_run_is_all_tables_only_if_each_entry_is() {
     let tables = [RiscV::table(Hpa(0x1000), 1); RUN];
     assert!(!links_tables::<RiscV>(&tables, 0), "level 0 has none");
     let mut others = invalid();

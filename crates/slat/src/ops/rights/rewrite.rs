@@ -9,7 +9,7 @@ use crate::ops::push_down::push_down;
 use crate::ops::rules::Rule;
 use crate::ops::{Change, ChangeError, folded};
 use crate::platform::Platform;
-use crate::table::Slot;
+use crate::table::Pte;
 use crate::tables::{Found, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
@@ -104,7 +104,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
         if R::EXECUTES {
             self.tables.make_coherent(level, entry.raw, changed);
         }
-        if C::exchange(entry.slot, entry.raw, changed).is_err() {
+        if C::exchange(entry.pte, entry.raw, changed).is_err() {
             return Flow::Again;
         }
         tally.change(&entry);
@@ -113,11 +113,11 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
 
     #[cfg(not(any(loom, shuttle)))]
     #[inline(always)]
-    fn rewrite_run(&mut self, run: &'t [Slot; RUN], tally: &mut Tally) -> bool {
+    fn rewrite_run(&mut self, run: &'t [Pte; RUN], tally: &mut Tally) -> bool {
         if !(C::ALONE && R::SURE) {
             return false;
         }
-        // SAFETY: `C` says that no other thread, and no hardware, reaches the slots.
+        // SAFETY: `C` says that no other thread, and no hardware, reaches the entries.
         let done = unsafe {
             crate::table::rewrite_run(run, |raws| {
                 let common = raws.iter().fold(!0, |common, raw| common & raw);
@@ -142,7 +142,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
     }
 
     #[inline(always)]
-    fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Slot]) -> Option<Flow> {
+    fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Pte]) -> Option<Flow> {
         if R::WRITES && entry.raw & F::TABLE_WRITE != F::TABLE_WRITE {
             if let Some(flow) = self.refuse() {
                 return Some(flow);

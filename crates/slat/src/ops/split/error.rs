@@ -18,7 +18,7 @@ pub enum SplitError {
     CacheEmpty,
     /// Another thread held an entry for too long.
     Contended,
-    /// As many slots were read as [`Guard::limit`](crate::Guard::limit) allows.
+    /// As many entries were read as [`Guard::limit`](crate::Guard::limit) allows.
     Paused,
     /// A device walks the tables, and takes the engine's mark for another bit: leaves cannot be
     /// held while they are put together ([`Format::marks_valid`](crate::Format::marks_valid)).

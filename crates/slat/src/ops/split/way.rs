@@ -30,7 +30,7 @@ pub(crate) mod sealed {
     /// The part of a way of walking that only the engine uses.
     #[allow(private_interfaces, reason = "nobody else can name it")]
     pub trait Way {
-        /// Returns whether a slot at `level` is wanted, of those that the walk shows.
+        /// Returns whether an entry at `level` is wanted, of those that the walk shows.
         #[inline(always)]
         fn wants(_level: u8) -> bool {
             true

@@ -18,7 +18,7 @@ pub enum Extent {
     To(Place),
     Pages(u64),
     Blocks(u64, i64),
-    /// The range of a slot two levels above pages.
+    /// The range of an entry two levels above pages.
     Upper(u64),
     /// All addresses that the tables translate.
     All,

@@ -12,7 +12,7 @@ type Look = Box<dyn Fn(&TestPlatform, (u64, u64)) -> Tree>;
 pub struct Machine {
     vmid: Vmid,
     look: Look,
-    slot_size: fn(u64) -> u64,
+    entry_size: fn(u64) -> u64,
     /// Whether the root is loaded: only then does it cache new translations.
     loaded: bool,
     tlb: Vec<Run>,
@@ -47,7 +47,7 @@ impl Machine {
     pub fn new<H: Hardware>(hardware: H, vmid: Vmid) -> Self {
         let look: Look = Box::new(move |memory, (start, end)| hardware.part(memory, start, end));
         let (tlb, walks) = (Vec::new(), BTreeMap::new());
-        Self { vmid, look, slot_size: H::slot_size, loaded: true, tlb, walks }
+        Self { vmid, look, entry_size: H::entry_size, loaded: true, tlb, walks }
     }
 
     /// No CPU has the root loaded any more; cached entries stay.
@@ -77,8 +77,8 @@ impl Machine {
         let held = self.walks.iter().filter(|(_, table)| table.reached);
         let held = held.filter(|(_, table)| table.start <= gpa && gpa < table.end);
         let (&hpa, table) = held.min_by_key(|(_, table)| table.height)?;
-        let (slots, height) = (H::slots(table.height - 1), table.height - 1);
-        Some(Root { table: hpa, slots, height, write: table.above })
+        let (ptes, height) = (H::entries(table.height - 1), table.height - 1);
+        Some(Root { table: hpa, ptes, height, write: table.above })
     }
 
     pub fn forget(&mut self, what: &Invalidation) {
@@ -87,8 +87,8 @@ impl Machine {
         }
         let (start, end) = what.range.map_or((0, u64::MAX), |r| (r.start().0, r.end().0));
         // A hint names the level of descriptors.
-        let slot_size = self.slot_size;
-        let named = |size| what.leaf.is_none_or(|hint| hint.bytes() == slot_size(size));
+        let entry_size = self.entry_size;
+        let named = |size| what.leaf.is_none_or(|hint| hint.bytes() == entry_size(size));
         let (hit, kept): (Vec<_>, _) = self.tlb.drain(..).partition(|run| named(run.size));
         self.tlb = kept;
         for run in hit {

@@ -15,7 +15,7 @@ pub mod world;
 use machine::Machine;
 use slat::{
     BreakBeforeMake, Format, Frame, GpaRange, Grace, Guard, Hpa, Invalidation, Maintenance, Member,
-    Place, Platform, Removed, Seat, Slot, Tables,
+    Place, Platform, Pte, Removed, Seat, Tables,
 };
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
@@ -151,14 +151,14 @@ impl TestPlatform {
     }
 
     /// Returns memory as a table walk reads it.
-    pub fn table(&self, hpa: u64, slots: usize) -> &[AtomicU64] {
+    pub fn table(&self, hpa: u64, ptes: usize) -> &[AtomicU64] {
         let memory = self.memory.borrow();
         let frame = memory.get(&hpa).unwrap_or_else(|| panic!("no table at {hpa:#x}"));
         assert!(frame.live, "the table at {hpa:#x} was freed");
-        let words = &frame.words()[..slots];
+        let words = &frame.words()[..ptes];
         // SAFETY: the frame has its own heap memory, kept until the platform is dropped; `self` is
         // borrowed for as long as the slice.
-        unsafe { std::slice::from_raw_parts(words.as_ptr(), slots) }
+        unsafe { std::slice::from_raw_parts(words.as_ptr(), ptes) }
     }
 }
 
@@ -195,7 +195,7 @@ unsafe impl Platform for TestPlatform {
         self.live.set(self.live.get() - 1);
     }
 
-    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
         let memory = self.memory.borrow();
         let frame = memory.get(&table.0).unwrap_or_else(|| panic!("no frame at {table}"));
         assert!(frame.live, "the frame at {table} is used after it was freed");
@@ -231,9 +231,9 @@ unsafe impl Platform for TestPlatform {
         self.events.borrow_mut().push(Event::Maintain { hpa: memory.0, bytes, what });
     }
 
-    fn fill(&self, slots: &mut [Slot], first: u64, step: u64) {
-        let words = slots.iter_mut().zip((0..).map(|n| first.wrapping_add(step.wrapping_mul(n))));
-        words.for_each(|(slot, raw)| slot.set(raw));
+    fn fill(&self, ptes: &mut [Pte], first: u64, step: u64) {
+        let words = ptes.iter_mut().zip((0..).map(|n| first.wrapping_add(step.wrapping_mul(n))));
+        words.for_each(|(pte, raw)| pte.set(raw));
         self.pass(Moment::Fill);
     }
 }

@@ -55,8 +55,8 @@ pub fn refused<R, E: Debug + PartialEq + Display>(
 /// Checks that the guard's operations have changed nothing.
 #[track_caller]
 pub fn idle<H: Hardware>(guard: &GuardOf<'_, '_, H>) {
-    let slots_read = guard.counts().slots_read;
-    assert_eq!(guard.counts(), Counts { slots_read, ..Counts::NONE });
+    let entries_read = guard.counts().entries_read;
+    assert_eq!(guard.counts(), Counts { entries_read, ..Counts::NONE });
     assert_eq!(guard.owed(), None);
 }
 

@@ -125,7 +125,7 @@ impl<'p, const G: u32> Bed<'p, G> {
         self.events = self.platform.take_events();
         self.retired += before.tables.keys().filter(|hpa| !after.tables.contains_key(hpa)).count();
         check_unfolded::<G>(&before, &after, &invalidations(&self.events), self.bbm);
-        assert_eq!(after.marks, 0, "a slot left marked, or a group in part");
+        assert_eq!(after.marks, 0, "an entry left marked, or a group in part");
         let machine = || self.platform.machine.borrow_mut();
         machine().as_mut().unwrap().check_conflicts(&after, self.bbm);
         self.pending |= self.drops;
@@ -174,7 +174,7 @@ impl<'p, const G: u32> Bed<'p, G> {
         let cut = |edge: u64| {
             before
                 .at(edge)
-                .is_some_and(|run| !edge.is_multiple_of(Grouped::<G>::slot_size(run.size)))
+                .is_some_and(|run| !edge.is_multiple_of(Grouped::<G>::entry_size(run.size)))
         };
         cut(range.start().0) || cut(range.end().0)
     }
@@ -241,30 +241,30 @@ impl<'p, const G: u32> Bed<'p, G> {
         assert_eq!(self.counts.invalidations, self.executed().len() as u64);
         if range.size() > 1 << G {
             assert_eq!(self.counts.bytes_changed, bytes);
-            // In a table that existed before, each slot of a group is frozen, then filled.
-            let (slots, links) = filled::<Grouped<G>>(&before, &after);
+            // In a table that existed before, each entry of a group is frozen, then filled.
+            let (ptes, links) = filled::<Grouped<G>>(&before, &after);
             let stores = |(from, to)| {
                 let runs = after.within(from, to);
                 let each = |run: Run| {
                     let times = if Grouped::<G>::is_group(run.size) { 2 } else { 1 };
-                    times * run.bytes() / Grouped::<G>::slot_size(run.size)
+                    times * run.bytes() / Grouped::<G>::entry_size(run.size)
                 };
                 runs.map(each).sum::<u64>()
             };
             let all: u64 = new.iter().copied().map(stores).sum();
             let built: u64 = links.iter().flat_map(|&link| clipped(&new, link)).map(stores).sum();
-            let expected = slots + links.len() as u64 + all - built;
-            assert_eq!(self.counts.slots_written, expected, "a store a slot, two in groups");
+            let expected = ptes + links.len() as u64 + all - built;
+            assert_eq!(self.counts.entries_written, expected, "a store an entry, two in groups");
         }
         // Everything that can be folded is folded.
-        for slot in [1 << G, Grouped::<G>::size(1)] {
-            let bytes = Grouped::<G>::group(slot);
+        for pte in [1 << G, Grouped::<G>::size(1)] {
+            let bytes = Grouped::<G>::group(pte);
             let first = start.next_multiple_of(bytes);
             for base in (first..floor(end, bytes)).step_by(bytes as usize) {
                 let empty = before.within(base, base + bytes).next().is_none();
                 let aligned = hpa.wrapping_add(base - start) % bytes == 0;
                 let size = after.at(base).unwrap().size;
-                let new = empty && aligned && slot <= largest.bytes() && size == slot;
+                let new = empty && aligned && pte <= largest.bytes() && size == pte;
                 assert!(!(fold && new), "{base:#x} is not folded");
                 assert!(fold || !empty || size != bytes, "{base:#x} is folded");
             }
@@ -374,7 +374,7 @@ impl<'p, const G: u32> Bed<'p, G> {
         self.settle(&after);
         if range.start().0 < end {
             for run in after.within(range.start().0, end) {
-                assert!(Grouped::<G>::slot_size(run.size) <= to.bytes(), "{run:x?} is not split");
+                assert!(Grouped::<G>::entry_size(run.size) <= to.bytes(), "{run:x?} is not split");
             }
         }
     }
@@ -386,8 +386,8 @@ impl<'p, const G: u32> Bed<'p, G> {
         let mut flat = self.flat.borrow_mut();
         for run in after.runs.iter().filter(|run| !Grouped::<G>::is_group(run.size)) {
             for at in (run.start..run.end).step_by(run.size as usize) {
-                let slot = before.at(at).map(|old| Grouped::<G>::slot_size(old.size));
-                if slot == Some(run.size) {
+                let pte = before.at(at).map(|old| Grouped::<G>::entry_size(old.size));
+                if pte == Some(run.size) {
                     continue;
                 }
                 made += run.size;
@@ -502,13 +502,13 @@ impl<'p, const G: u32> Bed<'p, G> {
         let groups: Vec<_> = groups.map(|group| (group.start().0, group.size())).collect();
         assert_eq!(groups, expected, "one invalidation a group");
         let bytes = expected.iter().map(|(_, size)| size).sum();
-        let slots = expected.iter().map(|(_, size)| size / Grouped::<G>::slot_size(*size)).sum();
+        let ptes = expected.iter().map(|(_, size)| size / Grouped::<G>::entry_size(*size)).sum();
         assert_eq!((result, self.counts.bytes_changed), (Ok(bytes), bytes));
         let breaks = self.bbm == BreakBeforeMake::Always;
         let invalidations = expected.len() as u64;
-        let (slots_written, broken) = (2 * slots, if breaks { slots } else { 0 });
-        assert!(self.counts.slots_read >= invalidations);
-        let costs = Counts { slots_written, broken, invalidations, ..self.counts };
+        let (entries_written, broken) = (2 * ptes, if breaks { ptes } else { 0 });
+        assert!(self.counts.entries_read >= invalidations);
+        let costs = Counts { entries_written, broken, invalidations, ..self.counts };
         assert_eq!(self.counts, costs);
         assert!(groups.is_empty() || self.events.last() == Some(&Event::Publish), "unseen");
         assert_eq!(after.within(range.start().0, range.end().0).find(grouped), None);
@@ -564,7 +564,7 @@ fn check_unfolded<const G: u32>(
     bbm: BreakBeforeMake,
 ) {
     for run in before.runs.iter().filter(|run| Grouped::<G>::is_group(run.size)) {
-        let slot = size(Grouped::<G>::slot_size(run.size));
+        let pte = size(Grouped::<G>::entry_size(run.size));
         for at in (run.start..run.end).step_by(run.size as usize) {
             let there = |gpa| after.at(gpa).is_some_and(|now| now.size < run.size);
             if !there(at) && !there(at + run.size - 1) {
@@ -572,11 +572,11 @@ fn check_unfolded<const G: u32>(
             }
             let covers = |what: &&Invalidation| {
                 what.range.is_none_or(|r| r.start().0 <= at && at + run.size <= r.end().0)
-                    && what.leaf.is_none_or(|hint| hint == slot)
+                    && what.leaf.is_none_or(|hint| hint == pte)
             };
             let found = executed.iter().find(covers);
             let found = found.unwrap_or_else(|| panic!("{at:#x} unfolded: {executed:?}"));
-            let hint = (bbm == BreakBeforeMake::Always && !found.tables).then_some(slot);
+            let hint = (bbm == BreakBeforeMake::Always && !found.tables).then_some(pte);
             assert_eq!(found.leaf, found.range.and(hint));
         }
     }

@@ -19,23 +19,23 @@ fn size(bytes: u64) -> PageSize {
     PageSize::from_bytes(bytes).unwrap()
 }
 
-/// Maps `slots` slots of `slot` bytes around groups with folding; returns bit 52 of each slot.
-fn folded<const GRANULE: u32>(slot: u64, group: u64, from: u64, slots: u64, hpa: u64) -> Vec<bool>
+/// Maps `ptes` entries of `pte` bytes around groups with folding; returns bit 52 of each entry.
+fn folded<const GRANULE: u32>(pte: u64, group: u64, from: u64, ptes: u64, hpa: u64) -> Vec<bool>
 where
     Grouped<GRANULE>: Hardware<Format = Arm64<GRANULE>>,
 {
     let mut bits = Vec::new();
     let format = Arm64::<GRANULE>::default();
     on_stage::<Grouped<GRANULE>>((format, 40, 8), |_, guard, cache| {
-        let start = 4 * group + from * slot;
-        let all = range(start, slots * slot);
-        guard.map_contiguous(all, Hpa(hpa + start), RAM, size(slot), cache).unwrap();
-        bits.extend((0..slots).map(|n| {
-            let (raw, found) = guard.descriptor(Gpa(start + n * slot)).unwrap();
-            assert_eq!(found.bytes(), slot);
+        let start = 4 * group + from * pte;
+        let all = range(start, ptes * pte);
+        guard.map_contiguous(all, Hpa(hpa + start), RAM, size(pte), cache).unwrap();
+        bits.extend((0..ptes).map(|n| {
+            let (raw, found) = guard.descriptor(Gpa(start + n * pte)).unwrap();
+            assert_eq!(found.bytes(), pte);
             let plain = format.encode(RAM).unwrap();
-            let level = if slot == 1 << GRANULE { 0 } else { 1 };
-            let leaf = Arm64::<GRANULE>::leaf(plain, level, Hpa(hpa + start + n * slot));
+            let level = if pte == 1 << GRANULE { 0 } else { 1 };
+            let leaf = Arm64::<GRANULE>::leaf(plain, level, Hpa(hpa + start + n * pte));
             assert_eq!(raw & !(1 << 52), leaf);
             raw >> 52 & 1 == 1
         }));
@@ -49,7 +49,8 @@ fn runs(lengths: &[(usize, bool)]) -> Vec<bool> {
 
 #[test]
 fn whole_aligned_groups_of_the_manuals_sizes_are_folded_and_nothing_else() {
-    // Three slots before, two groups, two slots after them; memory with the alignment of the group.
+    // Three entries before, two groups, two entries after them; memory with the alignment of the
+    // group.
     let around = |count: usize| runs(&[(3, false), (2 * count, true), (2, false)]);
     assert_eq!(folded::<12>(4 * K, 64 * K, 13, 37, 1 << 39), around(16));
     assert_eq!(folded::<12>(2 * M, 32 * M, 13, 37, 1 << 39), around(16));
@@ -112,7 +113,7 @@ fn a_group_is_filled_again_only_behind_the_invalidation_of_what_stood_there() {
 
 /// By a map that folds, and by a fault that reserves.
 #[test]
-fn a_group_of_which_one_slot_was_emptied_is_filled_behind_one_invalidation_of_all() {
+fn a_group_of_which_one_entry_was_emptied_is_filled_behind_one_invalidation_of_all() {
     let page = size(4 * K);
     let group = range(2 * M, 64 * K);
     for (member, reserves) in [0, 7, 15].into_iter().flat_map(|at| [(at, false), (at, true)]) {
@@ -158,14 +159,14 @@ fn a_group_of_which_one_slot_was_emptied_is_filled_behind_one_invalidation_of_al
                 let counted = after.invalidations - before.invalidations;
                 assert_eq!(counted, all.len() as u64);
                 let whole = (Some(group), None, true);
-                // The slot of the fault itself was reserved before the others.
+                // The entry of the fault itself was reserved before the others.
                 assert_eq!(all.last(), pending.then_some(&whole), "{member}, {reserves}");
                 assert!(pending || all.is_empty());
                 if reserves {
-                    // Each slot is reserved, then frozen, then filled; the fault's own may have
+                    // Each entry is reserved, then frozen, then filled; the fault's own may have
                     // been reserved before.
                     let alone = u64::from(member != 0);
-                    let written = after.slots_written - before.slots_written;
+                    let written = after.entries_written - before.entries_written;
                     assert!((48..=48 + alone).contains(&written), "{written}");
                 }
                 removals.complete().for_each(drop);
@@ -194,7 +195,7 @@ fn a_page_is_as_dirty_as_its_group_whichever_member_hardware_marked() {
 }
 
 #[test]
-fn a_group_that_needs_no_change_is_not_touched_and_one_that_is_aged_is_counted_slot_by_slot() {
+fn a_group_that_needs_no_change_is_not_touched_and_one_that_is_aged_is_counted_entry_by_slot() {
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     let quiet = Attributes { write: false, dirty: false, accessed: false, ..RAM };
     let platform = TestPlatform::new(BBM[0]);
@@ -207,20 +208,20 @@ fn a_group_that_needs_no_change_is_not_touched_and_one_that_is_aged_is_counted_s
     bed.access(2 * M + 20 * K, false);
     for rule in [Rule::WriteProtect, Rule::Clean] {
         bed.rewrite(group, rule);
-        assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (0, 0), "{rule:?}");
+        assert_eq!((bed.counts.entries_written, bed.counts.bytes_changed), (0, 0), "{rule:?}");
     }
     // For a part of a group nothing is cleared, and the whole group is read.
     bed.age(range(2 * M, 32 * K), true);
-    assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (0, 0));
+    assert_eq!((bed.counts.entries_written, bed.counts.bytes_changed), (0, 0));
     bed.age(group, true);
-    assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (1, 4 * K));
-    // The walk reads each slot, and the group is read once as a whole.
-    assert!((32..64).contains(&bed.counts.slots_read), "{:?}", bed.counts);
+    assert_eq!((bed.counts.entries_written, bed.counts.bytes_changed), (1, 4 * K));
+    // The walk reads each entry, and the group is read once as a whole.
+    assert!((32..64).contains(&bed.counts.entries_read), "{:?}", bed.counts);
     bed.rewrite(group, Rule::Relax(Access::Read));
-    assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (16, 64 * K));
-    // Each slot is frozen, then emptied.
+    assert_eq!((bed.counts.entries_written, bed.counts.bytes_changed), (16, 64 * K));
+    // Each entry is frozen, then emptied.
     bed.unmap(group);
-    assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (32, 64 * K));
+    assert_eq!((bed.counts.entries_written, bed.counts.bytes_changed), (32, 64 * K));
     bed.destroy();
 }
 

@@ -79,7 +79,7 @@ fn a_missing_granule_is_refused_with_those_that_are_there() {
     assert_eq!(CORTEX_A53.vtcr(&Arm64K16::default(), &GEOMETRY), Err(error));
 }
 
-const GEOMETRY: Geometry = Geometry { address_bits: 40, root_level: 2, root_slots: 1024 };
+const GEOMETRY: Geometry = Geometry { address_bits: 40, root_level: 2, root_entries: 1024 };
 
 #[test]
 fn a_break_is_spared_where_the_cpu_and_the_platform_allow_it() {
@@ -134,7 +134,7 @@ fn vtcr_with_lpa2_has_ds_and_where_the_walk_begins() {
     assert_eq!(vtcr_of::<14, true>(MAX, 52), 0x1_806e_b5cc);
     let format = MAX.format::<12, true>().unwrap();
     // Level -1: SL2, SL0 0.
-    let five = Geometry { address_bits: 52, root_level: 4, root_slots: 16 };
+    let five = Geometry { address_bits: 52, root_level: 4, root_entries: 16 };
     assert_eq!(MAX.vtcr(&format, &five), Ok(0x3_806e_350c));
     // SH0 is the shareability of memory, too.
     let outer = Arm64 { shareability: Shareability::Outer, ..format };
@@ -157,7 +157,7 @@ fn with_lpa_the_64k_granule_has_52_bits_and_no_ds() {
     assert_eq!(NEOVERSE_N2.vtcr(&Arm64LpaK64::default(), &GEOMETRY), Err(error));
 }
 
-/// Returns start level and slots of the root that a walk takes from VTCR_EL2, after the manual's
+/// Returns start level and entries of the root that a walk takes from VTCR_EL2, after the manual's
 /// AArch64.S2InvalidSL, AArch64.S2InconsistentSL and AArch64.S2MinTxSZ (without FEAT_TTST).
 fn walk_start(vtcr: u64, address_bits: u32) -> Option<(i8, usize)> {
     let (t0sz, sl0, tg0) = ((vtcr & 63) as u32, vtcr >> 6 & 3, vtcr >> 14 & 3);
@@ -191,7 +191,7 @@ fn check_all_widths<const PAGE_SHIFT: u32, const WIDE: bool>(id: IdRegisters) {
         assert_eq!(vtcr >> 32, u64::from(WIDE && PAGE_SHIFT < 16), "no level -1 is needed");
         let start = walk_start(vtcr, id.address_bits());
         let wanted =
-            (Arm64::<PAGE_SHIFT, WIDE>::level_name(geometry.root_level), geometry.root_slots);
+            (Arm64::<PAGE_SHIFT, WIDE>::level_name(geometry.root_level), geometry.root_entries);
         assert_eq!(start, Some(wanted), "{PAGE_SHIFT}: {bits} of {}", id.address_bits());
     }
 }
@@ -213,13 +213,13 @@ fn every_width_on_every_cpu_starts_a_walk_at_the_root_of_its_tables() {
 #[test]
 fn a_root_that_no_walk_starts_at_is_refused() {
     let format = NEOVERSE_N2.format::<12, false>().unwrap();
-    let of = |address_bits, root_level, root_slots| {
-        let geometry = Geometry { address_bits, root_level, root_slots };
+    let of = |address_bits, root_level, root_entries| {
+        let geometry = Geometry { address_bits, root_level, root_entries };
         NEOVERSE_N2.vtcr(&format, &geometry).is_ok()
     };
-    assert!(of(40, 2, 1024) && of(40, 3, 2), "two tables, or two slots above them");
+    assert!(of(40, 2, 1024) && of(40, 3, 2), "two tables, or two entries above them");
     assert!(!of(40, 1, 1 << 19), "more than sixteen tables");
-    assert!(!of(39, 3, 1) && !of(40, 2, 512), "one slot, or slots for half of it");
+    assert!(!of(39, 3, 1) && !of(40, 2, 512), "one entry, or entries for half of it");
     assert!(!of(24, 1, 8), "T0SZ above 39");
     assert!(!of(0, 0, 1) && !of(48, 4, 1) && !of(40, u8::MAX >> 3, 1024), "no level at all");
 }
@@ -227,12 +227,12 @@ fn a_root_that_no_walk_starts_at_is_refused() {
 #[test]
 fn level_minus_1_and_widths_beyond_48_bits_need_ds_and_52_bit_addresses() {
     let format = MAX.format::<12, false>().unwrap();
-    let wide = Geometry { address_bits: 52, root_level: 3, root_slots: 8192 };
+    let wide = Geometry { address_bits: 52, root_level: 3, root_entries: 8192 };
     assert!(MAX.vtcr(&format, &wide).is_err(), "T0SZ below 16, without DS");
     let format = MAX.format::<12, true>().unwrap();
     assert!(MAX.vtcr(&format, &wide).is_ok());
-    let of = |id: IdRegisters, address_bits, root_slots| {
-        let geometry = Geometry { address_bits, root_level: 4, root_slots };
+    let of = |id: IdRegisters, address_bits, root_entries| {
+        let geometry = Geometry { address_bits, root_level: 4, root_entries };
         let format = Arm64 { output_bits: id.address_bits(), ..format };
         id.vtcr(&format, &geometry).map(|vtcr| walk_start(vtcr, id.address_bits()))
     };
@@ -248,7 +248,7 @@ fn a_cpu_with_40_bit_addresses_starts_no_walk_at_level_0() {
     let format = CORTEX_A55.format::<12, false>().unwrap();
     assert_eq!((format.output_bits, format.geometry(41).unwrap_err().max), (40, 40));
     assert_eq!(format.geometry(40).unwrap().root_level, 2, "the manual's level 1");
-    let forced = Geometry { root_level: 3, root_slots: 2, ..GEOMETRY };
+    let forced = Geometry { root_level: 3, root_entries: 2, ..GEOMETRY };
     let error = CORTEX_A55.vtcr(&format, &forced).unwrap_err();
     assert_eq!(error, Unsupported::StartLevel { geometry: forced, most: 40 });
     let wide = Arm64K4 { output_bits: 48, ..format };

@@ -61,15 +61,15 @@ impl<const G: u32, const WIDE: bool> Arm<G, WIDE> {
     const DS: bool = WIDE && G < 16;
     const LPA: bool = WIDE && G == 16;
 
-    /// Returns the bits that a slot of `level` covers.
+    /// Returns the bits that an entry of `level` covers.
     pub fn level_shift(level: u32) -> u32 {
         G + (G - 3) * (3 - level)
     }
 
-    /// Returns the slots of the concatenated root. `AArch64.S2InconsistentSL` of the manual's
+    /// Returns the entries of the concatenated root. `AArch64.S2InconsistentSL` of the manual's
     /// pseudocode: the root resolves at least one bit, and at most one stride and four bits of
     /// concatenation. `AArch64.S2MinTxSZ`: T0SZ is at least 16, with DS or FEAT_LPA 12.
-    pub fn root_slots(&self) -> usize {
+    pub fn root_entries(&self) -> usize {
         assert!(self.address_bits <= Self::OUTPUT, "T0SZ is too small: always faults");
         let (stride, below) = (G - 3, Self::level_shift(self.start_level));
         assert!(self.address_bits > below, "T0SZ leaves nothing to the start level: always faults");
@@ -196,8 +196,8 @@ impl<const G: u32, const WIDE: bool> Hardware for Arm<G, WIDE> {
             split_execute: format.split_execute,
             sh0: format.shareability as u64,
         };
-        assert_eq!(regime.root_slots(), geometry.root_slots, "what software says of the root");
-        assert_eq!(regime.root % (8 * regime.root_slots() as u64).max(64), 0, "VTTBR_EL2.BADDR");
+        assert_eq!(regime.root_entries(), geometry.root_entries, "what software says of the root");
+        assert_eq!(regime.root % (8 * regime.root_entries() as u64).max(64), 0, "VTTBR_EL2.BADDR");
         regime
     }
 
@@ -217,7 +217,7 @@ impl<const G: u32, const WIDE: bool> Hardware for Arm<G, WIDE> {
 
     fn root(&self) -> Root {
         let height = 3 - self.start_level;
-        Root { table: self.root, slots: self.root_slots(), height, write: true }
+        Root { table: self.root, ptes: self.root_entries(), height, write: true }
     }
 
     fn decode(&self, raw: u64, height: u32) -> super::Descriptor {

@@ -170,7 +170,7 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Ept<HUGE_1G, FIVE> {
     }
 
     fn root(&self) -> Root {
-        Root { table: self.root, slots: 512, height: self.levels - 1, write: true }
+        Root { table: self.root, ptes: 512, height: self.levels - 1, write: true }
     }
 
     fn decode(&self, raw: u64, height: u32) -> Descriptor {

@@ -13,11 +13,11 @@ use std::sync::atomic::Ordering;
 #[derive(Clone, Copy, Debug)]
 pub struct Grouped<const G: u32>(pub Arm<G>);
 
-/// A flag of leaves that were collected slot by slot: the leaf has the Contiguous bit.
+/// A flag of leaves that were collected entry by entry: the leaf has the Contiguous bit.
 const CONTIGUOUS: u64 = 1 << 63;
 
 impl<const G: u32> Grouped<G> {
-    /// Returns the slots of a group of leaves: table "Contiguous bit" of D8.7, by granule and
+    /// Returns the entries of a group of leaves: table "Contiguous bit" of D8.7, by granule and
     /// level.
     const fn count(level: u32) -> u64 {
         match (G, level) {
@@ -28,17 +28,17 @@ impl<const G: u32> Grouped<G> {
         }
     }
 
-    /// Returns the bytes of a group of slots of `slot` bytes.
-    pub fn group(slot: u64) -> u64 {
-        slot * Self::count(3 - Self::height(slot))
+    /// Returns the bytes of a group of entries of `pte` bytes.
+    pub fn group(pte: u64) -> u64 {
+        pte * Self::count(3 - Self::height(pte))
     }
 
     /// Returns whether a leaf of `size` bytes is a group.
     pub fn is_group(size: u64) -> bool {
-        Self::slot_size(size) != size
+        Self::entry_size(size) != size
     }
 
-    /// Joins groups in a tree that was collected slot by slot. A group that is being broken or
+    /// Joins groups in a tree that was collected entry by entry. A group that is being broken or
     /// built counts as a mark; hardware may have all of it cached.
     fn fold(tree: Tree, breaks: bool) -> Tree {
         let mut groups: BTreeMap<u64, (Run, u64)> = BTreeMap::new();
@@ -69,7 +69,7 @@ impl<const G: u32> Grouped<G> {
         }
         let mut marks = tree.marks;
         for (group, members) in groups.values() {
-            marks += usize::from(*members != group.size / Self::slot_size(group.size));
+            marks += usize::from(*members != group.size / Self::entry_size(group.size));
             let beside = singles.iter().find_map(|run| run.clip(group.start, group.end));
             assert!(beside.is_none() || !breaks, "{beside:x?} is valid in {group:x?}");
             marks += usize::from(beside.is_some());
@@ -139,9 +139,9 @@ impl<const G: u32> Hardware for Grouped<G> {
         self.0.refuses(attributes)
     }
 
-    fn slot_size(size: u64) -> u64 {
-        let slots = (0..Self::SIZES).map(Self::size);
-        slots.rev().find(|&slot| Self::group(slot) == size).unwrap_or(size)
+    fn entry_size(size: u64) -> u64 {
+        let ptes = (0..Self::SIZES).map(Self::size);
+        ptes.rev().find(|&pte| Self::group(pte) == size).unwrap_or(size)
     }
 
     fn part(&self, memory: &TestPlatform, start: u64, end: u64) -> Tree {
@@ -156,22 +156,22 @@ impl<const G: u32> Hardware for Grouped<G> {
     /// valid.
     fn access(&self, memory: &TestPlatform, _: Root, gpa: u64, write: bool) -> Access {
         loop {
-            let (slot, height) = self.slot(memory, gpa);
-            let mut raw = slot.load(Ordering::SeqCst);
+            let (pte, height) = self.pte(memory, gpa);
+            let mut raw = pte.load(Ordering::SeqCst);
             let super::Descriptor::Leaf(leaf) = self.decode(raw, height) else {
                 return Access::Fault;
             };
             if !(if write { leaf.own.write } else { leaf.own.read }) {
                 return Access::Fault;
             }
-            let (mut bytes, mut marked) = (Self::size(height), slot);
+            let (mut bytes, mut marked) = (Self::size(height), pte);
             if leaf.memory & CONTIGUOUS != 0 {
                 bytes = Self::group(bytes);
                 let other = (gpa & !(bytes - 1)) | (gpa.rotate_left(5) ^ gpa >> 7) & (bytes - 1);
-                let (slot, found) = self.slot(memory, other);
-                let there = slot.load(Ordering::SeqCst);
+                let (pte, found) = self.pte(memory, other);
+                let there = pte.load(Ordering::SeqCst);
                 if found == height && there & 1 == 1 {
-                    (marked, raw) = (slot, there);
+                    (marked, raw) = (pte, there);
                 }
             }
             let new = self.used(raw, write);

@@ -101,17 +101,17 @@ pub fn append(runs: &mut Vec<Run>, run: Run) {
     }
 }
 
-/// A table below the root, by the slot that links it.
+/// A table below the root, by the entry that links it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Table {
     pub start: u64,
     pub end: u64,
-    /// The height of the slot.
+    /// The height of the entry.
     pub height: u32,
-    /// The mark and the right of this slot alone.
+    /// The mark and the right of this entry alone.
     pub accessed: bool,
     pub write: bool,
-    /// The right, and the mark, of this slot and all tables above.
+    /// The right, and the mark, of this entry and all tables above.
     pub above: bool,
     pub reached: bool,
 }
@@ -134,7 +134,7 @@ pub struct Tree {
     pub tables: BTreeMap<u64, Table>,
     /// The tables by first guest address and height.
     links: BTreeMap<(u64, u32), u64>,
-    /// Slots with a mark that only an operation in progress may have set.
+    /// Entries with a mark that only an operation in progress may have set.
     pub marks: usize,
 }
 
@@ -150,7 +150,7 @@ impl Tree {
         runs.filter_map(move |run| run.clip(start, end))
     }
 
-    /// Returns the table whose slot covers `size` bytes from `start`.
+    /// Returns the table whose entry covers `size` bytes from `start`.
     pub fn table(&self, start: u64, height: u32) -> Option<(u64, Table)> {
         let hpa = *self.links.get(&(start, height))?;
         Some((hpa, self.tables[&hpa]))
@@ -188,8 +188,8 @@ pub enum Access {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Root {
     pub table: u64,
-    pub slots: usize,
-    /// The height of its slots.
+    pub ptes: usize,
+    /// The height of its entries.
     pub height: u32,
     /// The result of the walk so far.
     pub write: bool,
@@ -213,10 +213,10 @@ pub struct Config {
 /// A kind of MMU, configured for one guest's tables.
 pub trait Hardware: Copy + Debug + 'static {
     type Format: Format;
-    /// Base-2 logarithms of the bytes of a page, and of the slots of a table below the root.
+    /// Base-2 logarithms of the bytes of a page, and of the entries of a table below the root.
     const PAGE: u32;
     const STRIDE: u32;
-    /// As above, for the slots of a table of pages, where that is smaller.
+    /// As above, for the entries of a table of pages, where that is smaller.
     const LAST_STRIDE: u32 = Self::STRIDE;
     /// Bits of a host address that fit into a leaf.
     const OUTPUT: u32 = 48;
@@ -246,7 +246,7 @@ pub trait Hardware: Copy + Debug + 'static {
 
     fn decode(&self, raw: u64, height: u32) -> Descriptor;
 
-    /// Returns whether the slot holds a mark of the engine that must not stay.
+    /// Returns whether the entry holds a mark of the engine that must not stay.
     fn marked(raw: u64, height: u32) -> bool;
 
     /// Returns the leaf after an access that it allows.
@@ -273,14 +273,14 @@ pub trait Hardware: Copy + Debug + 'static {
         lacks.then_some(AttributeError::SoftwareBits { given: software, bits })
     }
 
-    /// Returns the base-2 logarithm of the bytes that a slot covers.
+    /// Returns the base-2 logarithm of the bytes that an entry covers.
     fn shift(height: u32) -> u32 {
         let pages = if height == 0 { 0 } else { Self::LAST_STRIDE };
         Self::PAGE + pages + Self::STRIDE * height.saturating_sub(1)
     }
 
-    /// Returns the number of slots of a table below the root.
-    fn slots(height: u32) -> usize {
+    /// Returns the number of entries of a table below the root.
+    fn entries(height: u32) -> usize {
         1 << if height == 0 { Self::LAST_STRIDE } else { Self::STRIDE }
     }
 
@@ -288,8 +288,8 @@ pub trait Hardware: Copy + Debug + 'static {
         1 << Self::shift(height)
     }
 
-    /// Returns the size of the slots of a leaf of `size`: a group of slots can be one leaf.
-    fn slot_size(size: u64) -> u64 {
+    /// Returns the size of the entries of a leaf of `size`: a group of entries can be one leaf.
+    fn entry_size(size: u64) -> u64 {
         size
     }
 
@@ -302,17 +302,17 @@ pub trait Hardware: Copy + Debug + 'static {
         (0..Self::SIZES).rev().map(Self::size).collect()
     }
 
-    /// Returns the slot where the walk for `gpa` ends, and its height.
-    fn slot<'p>(&self, memory: &'p TestPlatform, gpa: u64) -> (&'p AtomicU64, u32) {
+    /// Returns the entry where the walk for `gpa` ends, and its height.
+    fn pte<'p>(&self, memory: &'p TestPlatform, gpa: u64) -> (&'p AtomicU64, u32) {
         let mut from = self.root();
         loop {
-            let index = (gpa >> Self::shift(from.height)) as usize % from.slots;
-            let slot = &memory.table(from.table, from.slots)[index];
-            match self.decode(slot.load(Ordering::SeqCst), from.height) {
+            let index = (gpa >> Self::shift(from.height)) as usize % from.ptes;
+            let pte = &memory.table(from.table, from.ptes)[index];
+            match self.decode(pte.load(Ordering::SeqCst), from.height) {
                 Descriptor::Table { table, .. } => {
-                    (from.table, from.slots) = (table, Self::slots(from.height - 1));
+                    (from.table, from.ptes) = (table, Self::entries(from.height - 1));
                 }
-                _ => return (slot, from.height),
+                _ => return (pte, from.height),
             }
             from.height -= 1;
         }
@@ -333,9 +333,9 @@ pub trait Hardware: Copy + Debug + 'static {
         let mut from = from;
         loop {
             let shift = Self::shift(from.height);
-            let index = (gpa >> shift) as usize % from.slots;
-            let slot = &memory.table(from.table, from.slots)[index];
-            let raw = slot.load(Ordering::SeqCst);
+            let index = (gpa >> shift) as usize % from.ptes;
+            let pte = &memory.table(from.table, from.ptes)[index];
+            let raw = pte.load(Ordering::SeqCst);
             let new = match self.decode(raw, from.height) {
                 Descriptor::Invalid => return Access::Fault,
                 Descriptor::Table { .. } => self.passed(raw),
@@ -347,14 +347,14 @@ pub trait Hardware: Copy + Debug + 'static {
                     self.used(raw, write)
                 }
             };
-            if slot.compare_exchange(raw, new, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            if pte.compare_exchange(raw, new, Ordering::SeqCst, Ordering::SeqCst).is_err() {
                 continue;
             }
             match self.decode(new, from.height) {
                 Descriptor::Table { table, write, .. } => {
                     from = Root {
                         table,
-                        slots: Self::slots(from.height - 1),
+                        ptes: Self::entries(from.height - 1),
                         height: from.height - 1,
                         write: from.write && write,
                     };
@@ -368,7 +368,7 @@ pub trait Hardware: Copy + Debug + 'static {
     }
 }
 
-/// Collects every slot that overlaps `start..end`, each on its own.
+/// Collects every entry that overlaps `start..end`, each on its own.
 fn collected<H: Hardware>(hardware: &H, memory: &TestPlatform, start: u64, end: u64) -> Tree {
     let mut tree = Tree::default();
     let whole = Part { base: 0, start, end, reached: true };
@@ -393,13 +393,13 @@ fn collect<H: Hardware>(
 ) {
     let size = H::size(from.height);
     let first = (part.start.saturating_sub(part.base) / size) as usize;
-    let slots = memory.table(from.table, from.slots).iter().enumerate().skip(first);
-    for (index, slot) in slots {
+    let ptes = memory.table(from.table, from.ptes).iter().enumerate().skip(first);
+    for (index, pte) in ptes {
         let start = part.base + index as u64 * size;
         if start >= part.end {
             break;
         }
-        let raw = slot.load(Ordering::SeqCst);
+        let raw = pte.load(Ordering::SeqCst);
         if raw == 0 {
             continue;
         }
@@ -417,8 +417,8 @@ fn collect<H: Hardware>(
                 let twice = tree.tables.insert(table, link);
                 assert_eq!(twice, None, "the table at {table:#x} is linked twice");
                 tree.links.insert((start, height), table);
-                let (slots, height) = (H::slots(height - 1), height - 1);
-                let below = Root { table, slots, height, write: above };
+                let (ptes, height) = (H::entries(height - 1), height - 1);
+                let below = Root { table, ptes, height, write: above };
                 collect(hardware, memory, below, Part { base: start, reached, ..part }, tree);
             }
         }

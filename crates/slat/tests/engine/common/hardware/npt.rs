@@ -139,7 +139,7 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Npt<HUGE_1G, FIVE> {
     }
 
     fn root(&self) -> Root {
-        Root { table: self.root, slots: 512, height: if FIVE { 4 } else { 3 }, write: true }
+        Root { table: self.root, ptes: 512, height: if FIVE { 4 } else { 3 }, write: true }
     }
 
     fn decode(&self, raw: u64, height: u32) -> Descriptor {

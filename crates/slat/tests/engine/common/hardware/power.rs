@@ -156,7 +156,7 @@ impl<const PAGE: u32, const SETS: bool> Hardware for Core<PAGE, SETS> {
     fn root(&self) -> Root {
         let (table, size) = (self.entry.field(4, 55) << 8, self.entry.field(59, 63));
         assert_eq!((size, table % (8 << size)), (13, 0), "RPDS, RPDB");
-        Root { table, slots: 1 << size, height: 3, write: true }
+        Root { table, ptes: 1 << size, height: 3, write: true }
     }
 
     fn decode(&self, raw: u64, height: u32) -> Descriptor {

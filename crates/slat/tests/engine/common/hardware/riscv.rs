@@ -146,7 +146,7 @@ impl<const SVADU: bool> Hardware for Hart<SVADU> {
 
     fn root(&self) -> Root {
         let table = (self.hgatp & ((1 << 44) - 1)) << 12;
-        Root { table, slots: 2048, height: self.levels() - 1, write: true }
+        Root { table, ptes: 2048, height: self.levels() - 1, write: true }
     }
 
     fn decode(&self, raw: u64, height: u32) -> Descriptor {

@@ -95,7 +95,7 @@ impl<H: Hardware> World<'_, H> {
             let old = before.within(from, to.max(from)).filter(|run| run.leaf.own.accessed);
             let old: Vec<_> = old.filter(|_| how.clear).collect();
             let leaves = old.iter().map(Run::leaves).sum::<u64>();
-            assert_eq!(out.counts.slots_written, leaves, "a store a leaf");
+            assert_eq!(out.counts.entries_written, leaves, "a store a leaf");
             assert_eq!(out.counts.bytes_changed, old.iter().map(Run::bytes).sum::<u64>());
         }
         self.settle(&out.tree);

@@ -57,7 +57,7 @@ impl<H: Hardware> World<'_, H> {
             flat.within(run.start, run.end).for_each(|(_, piece)| piece.attributes.dirty = false);
         }
         drop(flat);
-        assert_eq!(out.counts.slots_written, cleaned.iter().map(Run::leaves).sum::<u64>());
+        assert_eq!(out.counts.entries_written, cleaned.iter().map(Run::leaves).sum::<u64>());
         assert_eq!(out.counts.bytes_changed, cleaned.iter().map(Run::bytes).sum::<u64>());
         let owed = owes(cleaned, &[], self.bbm);
         assert_eq!(out.counts.invalidations, u64::from(owed.is_some()));

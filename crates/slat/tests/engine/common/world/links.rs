@@ -30,17 +30,17 @@ pub fn retire_around(
     }
 }
 
-/// Returns the number of slots of new tables, and the ranges of those new tables that are linked
-/// in slots that existed before.
+/// Returns the number of entries of new tables, and the ranges of those new tables that are linked
+/// in entries that existed before.
 pub fn filled<H: Hardware>(before: &Tree, after: &Tree) -> (u64, Vec<(u64, u64)>) {
     let new = after.tables.iter().filter(|(hpa, _)| !before.tables.contains_key(hpa));
     let new: Vec<_> = new.map(|(_, table)| *table).collect();
-    let slots = new.iter().map(|table| H::slots(table.height - 1) as u64).sum();
+    let ptes = new.iter().map(|table| H::entries(table.height - 1) as u64).sum();
     let inner = |table: &&Table| {
         new.iter().any(|t| t.height > table.height && table.within(t.start, t.end))
     };
     let highest = new.iter().filter(|table| !inner(table));
-    (slots, highest.map(|table| (table.start, table.end)).collect())
+    (ptes, highest.map(|table| (table.start, table.end)).collect())
 }
 
 /// Returns the parts of some ranges that lie in another.

@@ -17,8 +17,8 @@ impl<H: Hardware> World<'_, H> {
         let inside = gpa >> self.hardware.address_bits() == 0;
         assert_eq!(descriptor.is_some(), inside);
         if let Some((raw, covered)) = descriptor {
-            let (slot, height) = self.hardware.slot(self.platform, gpa);
-            let there = slot.load(std::sync::atomic::Ordering::SeqCst);
+            let (pte, height) = self.hardware.pte(self.platform, gpa);
+            let there = pte.load(std::sync::atomic::Ordering::SeqCst);
             assert_eq!((raw, covered), (there, size(H::size(height))));
         }
         self.settle(&out.tree);

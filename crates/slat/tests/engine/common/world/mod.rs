@@ -103,15 +103,15 @@ pub fn cache<'a, H: Hardware>(
 
 /// Checks that the leaves that guards have counted are the leaves that are mapped.
 pub fn check_sizes<H: Hardware>(tree: &Tree, sizes: Sizes) {
-    for (level, slot) in H::sizes().into_iter().rev().enumerate() {
-        let slots = |groups: bool| -> u64 {
-            let of_slots = |run: &&Run| H::slot_size(run.size) == slot;
+    for (level, pte) in H::sizes().into_iter().rev().enumerate() {
+        let ptes = |groups: bool| -> u64 {
+            let of_slots = |run: &&Run| H::entry_size(run.size) == pte;
             let runs = tree.runs.iter().filter(of_slots);
-            let runs = runs.filter(|run| (run.size != slot) == groups);
-            runs.map(|run| (run.end - run.start) / slot).sum()
+            let runs = runs.filter(|run| (run.size != pte) == groups);
+            runs.map(|run| (run.end - run.start) / pte).sum()
         };
         let counted = (sizes.leaves(level as u8), sizes.members(level as u8));
-        assert_eq!(counted, (slots(false) as i64, slots(true) as i64), "leaves of {slot:#x}");
+        assert_eq!(counted, (ptes(false) as i64, ptes(true) as i64), "leaves of {pte:#x}");
     }
 }
 
@@ -280,9 +280,9 @@ impl<'p, H: Hardware> World<'p, H> {
         };
         assert!(legal.contains(&halted.why), "{:?} is not of {legal:?}", halted.why);
         assert_eq!(halted.at, Gpa(at));
-        // A refusal may have read slots.
-        let slots_read = outcome.counts.slots_read;
-        assert_eq!(outcome.counts, Counts { slots_read, ..Counts::NONE });
+        // A refusal may have read entries.
+        let entries_read = outcome.counts.entries_read;
+        assert_eq!(outcome.counts, Counts { entries_read, ..Counts::NONE });
         assert_eq!(outcome.owed, None);
         // A lookup in a table may mark it accessed.
         assert_eq!(outcome.tree.plain(), before.plain());
@@ -305,7 +305,7 @@ impl<'p, H: Hardware> World<'p, H> {
         out
     }
 
-    /// Returns whether an emptied slot is filled only after an invalidation.
+    /// Returns whether an emptied entry is filled only after an invalidation.
     pub fn refill_breaks(&self) -> bool {
         H::REFILL_BREAKS || self.bbm == BreakBeforeMake::Always
     }
@@ -326,10 +326,10 @@ impl<'p, H: Hardware> World<'p, H> {
         self.sizes += *guard.sizes();
         let events = platform.take_events();
         let tree = self.hardware.tree(platform);
-        assert_eq!(tree.marks, 0, "a slot was left marked");
+        assert_eq!(tree.marks, 0, "an entry was left marked");
         let executed = invalidations(&events);
         let machine = || platform.machine.borrow_mut();
-        // Where an emptied slot may be filled at any time, anything may still be cached.
+        // Where an emptied entry may be filled at any time, anything may still be cached.
         if refill_breaks || !self.pending {
             machine().as_mut().unwrap().check_conflicts(&tree, self.bbm);
         }

@@ -67,7 +67,7 @@ impl<H: Hardware> World<'_, H> {
                     let mut none = Vec::new();
                     let mut none = cache::<H>(platform, &mut none, 0);
                     let second = their.reserve(Gpa(gpa), largest, &mut none).unwrap();
-                    assert_eq!(second.range(), range, "the same slot");
+                    assert_eq!(second.range(), range, "the same entry");
                 }
             }
             theirs_came.set(*their.sizes());

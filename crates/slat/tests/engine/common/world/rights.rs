@@ -147,8 +147,8 @@ impl<H: Hardware> World<'_, H> {
             bytes += leaves.iter().map(Run::bytes).sum::<u64>();
             assert_eq!(out.result, Ok(bytes), "bytes of leaves and tables");
             assert_eq!(out.counts.bytes_changed, bytes);
-            let slots = written + leaves.iter().map(Run::leaves).sum::<u64>();
-            assert_eq!(out.counts.slots_written, slots, "a store a table");
+            let ptes = written + leaves.iter().map(Run::leaves).sum::<u64>();
+            assert_eq!(out.counts.entries_written, ptes, "a store a table");
             assert_eq!(out.owed, owes(leaves, &tables, self.bbm));
         } else {
             // For a single page nothing is pushed down unless the page is mapped.
@@ -167,8 +167,8 @@ impl<H: Hardware> World<'_, H> {
             assert_eq!(maintained, fetched::<H>(&changed, rule), "memory made coherent");
             let seen = bytes == 0 || out.events.last() == Some(&Event::Publish);
             assert!(seen || !matches!(rule, Rule::Relax(_)), "rights unseen");
-            let slots = changed.iter().map(Run::leaves).sum::<u64>();
-            assert_eq!(out.counts.slots_written, pushed + slots, "a store a leaf");
+            let ptes = changed.iter().map(Run::leaves).sum::<u64>();
+            assert_eq!(out.counts.entries_written, pushed + ptes, "a store a leaf");
             let published = out.events.contains(&Event::Publish);
             assert!(!(published && matches!(rule, Rule::Mark { .. })), "hardware ignores it");
             let owed = if rule.stale() { owes(changed, &[], self.bbm) } else { None };
@@ -216,8 +216,8 @@ impl<H: Hardware> World<'_, H> {
             }
             (found, expected) => panic!("{found:?}, not {expected:?}"),
         }
-        let slots = all.iter().map(Run::leaves).sum::<u64>();
-        assert_eq!(out.counts.slots_written, slots, "a store a leaf");
+        let ptes = all.iter().map(Run::leaves).sum::<u64>();
+        assert_eq!(out.counts.entries_written, ptes, "a store a leaf");
         assert_eq!(out.counts.bytes_changed, all.iter().map(Run::bytes).sum::<u64>());
         assert_eq!(out.owed, owes(all, &[], self.bbm));
         self.settle(&out.tree);

@@ -94,25 +94,25 @@ impl<H: Hardware> World<'_, H> {
         let refills = self.refill_breaks() && removing;
         assert!(refills || out.counts.invalidations == 0, "{:?}", out.events);
         for what in invalidations(&out.events) {
-            let slot = what.range.unwrap();
-            let all = Invalidation { vmid: VMID, range: Some(slot), leaf: None, tables: true };
-            assert_eq!(what, all, "a slot, whatever was there");
-            let size = (0..=self.hardware.root().height).find(|&h| H::size(h) == slot.size());
-            assert!(size.is_some() && slot.start().0.is_multiple_of(slot.size()), "{slot:?}");
-            // The slot got leaves, or a table for which there were no more table pages.
+            let pte = what.range.unwrap();
+            let all = Invalidation { vmid: VMID, range: Some(pte), leaf: None, tables: true };
+            assert_eq!(what, all, "an entry, whatever was there");
+            let size = (0..=self.hardware.root().height).find(|&h| H::size(h) == pte.size());
+            assert!(size.is_some() && pte.start().0.is_multiple_of(pte.size()), "{pte:?}");
+            // The entry got leaves, or a table for which there were no more table pages.
             let (_, linked) = filled::<H>(&before, &out.tree);
-            let there = |&(from, to): &(u64, u64)| from < slot.end().0 && slot.start().0 < to;
-            assert!(new.iter().chain(&linked).any(there), "{slot:?} stays as it was");
+            let there = |&(from, to): &(u64, u64)| from < pte.end().0 && pte.start().0 < to;
+            assert!(new.iter().chain(&linked).any(there), "{pte:?} stays as it was");
         }
         let built = out.counts.tables_built as usize;
         assert_eq!(out.tree.tables.len() - before.tables.len(), built);
         assert_eq!(built + left, frames);
-        let (slots, links) = filled::<H>(&before, &out.tree);
+        let (ptes, links) = filled::<H>(&before, &out.tree);
         let leaves = |(from, to)| out.tree.within(from, to).map(|run| run.leaves()).sum::<u64>();
         let all: u64 = new.iter().copied().map(leaves).sum();
         let built: u64 = links.iter().flat_map(|link| clipped(&new, *link)).map(leaves).sum();
-        let stores = slots + links.len() as u64 + all - built;
-        assert_eq!(out.counts.slots_written, stores, "a store a slot");
+        let stores = ptes + links.len() as u64 + all - built;
+        assert_eq!(out.counts.entries_written, stores, "a store an entry");
         self.check_largest(&before, &out.tree, (start, end), what, stopped);
         self.settle(&out.tree);
         stopped
@@ -220,7 +220,7 @@ impl<H: Hardware> World<'_, H> {
         // A block that hardware uses meanwhile is built again.
         if !self.beside.get() {
             assert_eq!(out.counts.tables_built as usize, tree.tables.len() - before.tables.len());
-            let (slots, links) = filled::<H>(&before, tree);
+            let (ptes, links) = filled::<H>(&before, tree);
             // Each invalidation covers some of the blocks, and no more than those.
             let mut left = split.clone();
             for what in invalidations(&out.events) {
@@ -232,7 +232,7 @@ impl<H: Hardware> World<'_, H> {
             }
             assert!(left.is_empty() || !breaks, "{left:x?}");
             let stores = links.len() as u64 * if breaks { 2 } else { 1 };
-            assert_eq!(out.counts.slots_written, slots + stores, "a store a slot");
+            assert_eq!(out.counts.entries_written, ptes + stores, "a store an entry");
         }
         if breaks {
             assert_eq!(out.owed, None, "completed inside");
@@ -329,9 +329,9 @@ impl<H: Hardware> World<'_, H> {
         self.retired += retired.len();
         self.unlinked += if drops { retired.len() } else { 0 };
         assert_eq!(out.owed, None, "what is owed is in the removals");
-        let slots: u64 = retired.iter().map(|(start, end)| emptied::<H>(end - start)).sum();
+        let ptes: u64 = retired.iter().map(|(start, end)| emptied::<H>(end - start)).sum();
         let leaves = gone.iter().map(Run::leaves).sum::<u64>();
-        assert_eq!(out.counts.slots_written, leaves + slots);
+        assert_eq!(out.counts.entries_written, leaves + ptes);
         assert_eq!(out.tree.tables.len(), before.tables.len() - retired.len(), "tables left");
         if drops {
             assert_eq!(executed, []);
@@ -369,11 +369,11 @@ impl<H: Hardware> World<'_, H> {
         let root = self.hardware.root();
         let top = H::size(root.height);
         let most = H::height(to.bytes());
-        for slot in (floor(start, top)..end).step_by(top as usize) {
+        for pte in (floor(start, top)..end).step_by(top as usize) {
             let (gone, blocks) = (&mut gone, &mut blocks);
             let hardware = PhantomData::<H>;
             let mut search = Search { tree: &before, start, end, most, gone, blocks, hardware };
-            search.block(slot, root.height);
+            search.block(pte, root.height);
         }
         let bytes: u64 = gone.iter().map(|(_, size)| size).sum();
         assert_eq!(out.result, Ok(bytes), "bytes collapsed");
@@ -388,9 +388,9 @@ impl<H: Hardware> World<'_, H> {
         found.sort_by_key(|what| what.range.map(|range| (range.start(), range.size())));
         let whole = |&(at, size)| owes([], &[(at, at + size)], self.bbm);
         assert_eq!(found, gone.iter().filter_map(whole).collect::<Vec<_>>(), "a table each");
-        // Each slot of the table is sealed and retired; the slot above is frozen and released.
+        // Each entry of the table is sealed and retired; the entry above is frozen and released.
         let written: u64 = gone.iter().map(|&(_, size)| 2 * emptied::<H>(size)).sum();
-        assert_eq!(out.counts.slots_written, written);
+        assert_eq!(out.counts.entries_written, written);
         let mut shape = before.shape();
         let hpas = gone.iter().map(|&(at, size)| before.table(at, H::height(size)).unwrap().0);
         hpas.for_each(|hpa| _ = shape.remove(&hpa).unwrap());
@@ -453,9 +453,9 @@ fn unmap_error(error: ChangeError) -> UnmapError {
     }
 }
 
-/// Returns the number of slots of a table whose own slot covers `size` bytes, with that slot.
+/// Returns the number of entries of a table whose own entry covers `size` bytes, with that entry.
 fn emptied<H: Hardware>(size: u64) -> u64 {
-    H::slots(H::height(size) - 1) as u64 + 1
+    H::entries(H::height(size) - 1) as u64 + 1
 }
 
 /// Predicts the result of a collapse.
@@ -471,7 +471,7 @@ struct Search<'a, H> {
 }
 
 impl<H: Hardware> Search<'_, H> {
-    /// Returns the leaf at that slot in the end, if there is one.
+    /// Returns the leaf at that entry in the end, if there is one.
     fn block(&mut self, at: u64, height: u32) -> Option<Leaf> {
         let size = H::size(height);
         let Some((_, table)) = self.tree.table(at, height) else {
@@ -487,7 +487,7 @@ impl<H: Hardware> Search<'_, H> {
             return None;
         }
         let below = H::size(height - 1);
-        let children: Vec<_> = (0..H::slots(height - 1) as u64)
+        let children: Vec<_> = (0..H::entries(height - 1) as u64)
             .map(|index| self.block(at + index * below, height - 1))
             .collect();
         let first = children[0]?;
