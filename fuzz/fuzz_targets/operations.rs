@@ -85,13 +85,13 @@ fn history<F: Format>(bytes: &mut Unstructured<'_>, format: F) -> Result<()> {
     let tables = Tables::new(format, Vmid(1), BITS, &machine).unwrap();
     let mut input = Input::<F> { bytes, format: core::marker::PhantomData };
     let mut model = Model::default();
-    let mut member = Member::join(&machine).unwrap();
+    let mut participant = Participant::register(&machine).unwrap();
     let mut ended = Ok(());
     for step in 1.. {
         if step > 64 || ended.is_err() {
             break;
         }
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut guard = tables.enter(&mut participant).unwrap();
         ended = one(&mut input, &machine, &tables, &mut guard, &mut model);
         if step % 8 == 0 || ended.is_err() {
             model.compare(&guard, BITS);
@@ -100,7 +100,7 @@ fn history<F: Format>(bytes: &mut Unstructured<'_>, format: F) -> Result<()> {
         drop(guard);
         tables.reclaim();
     }
-    drop(member);
+    drop(participant);
     // SAFETY: the only CPU is `Machine::access`, which has returned.
     unsafe { tables.deactivate() }.destroy();
     assert_eq!(machine.live(), 0, "frames that were not given back");

@@ -7,7 +7,7 @@
 //! contest asks for. The thread that enters the tables has joined once. For each call it enters,
 //! does the operation, reads the counts and completes the owed invalidations.
 
-mod beside;
+mod contention;
 mod faults;
 mod inactive;
 mod leaves;
@@ -22,9 +22,9 @@ use crate::settings::peers::TablesTarget;
 use slat::BreakBeforeMake;
 use slat::format::ept::Ept1G;
 use slat_ideas::arena::Arena;
-use slat_ideas::bed::{STEP, whole_blocks};
-use slat_ideas::crew::{Pin, cpus};
+use slat_ideas::fixture::{STEP, whole_blocks};
 use slat_ideas::format::{Granule, TableFormat};
+use slat_ideas::threads::{Pin, cpus};
 use slat_lab::failure::bad_input;
 use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
@@ -181,7 +181,7 @@ fn contests<'a>(
         contests.push(faults::threads(sizes.small, cpus)?);
     }
     if wants(Part::Beside) {
-        contests.push(beside::contest(sizes.small, cpus)?);
+        contests.push(contention::contest(sizes.small, cpus)?);
     }
     Ok(contests)
 }

@@ -26,12 +26,12 @@ use ours::Turns;
 use slat::format::arm64::Arm64;
 use slat::{BreakBeforeMake, Format, PageSize};
 use slat_ideas::arena::Arena;
-use slat_ideas::bed::Bed;
-use slat_ideas::bed::{STEP, whole_blocks};
-use slat_ideas::crew::{Pin, cpus};
 use slat_ideas::fill::Stores;
+use slat_ideas::fixture::Fixture;
+use slat_ideas::fixture::{STEP, whole_blocks};
 use slat_ideas::format::Granule;
 use slat_ideas::split::{SplitArgs, What, When};
+use slat_ideas::threads::{Pin, cpus};
 use slat_lab::failure::bad_input;
 use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
@@ -285,9 +285,12 @@ impl Run<'_> {
         for &work in works {
             let mut format = format;
             format.forced_write_back = work.fwb(&setting);
-            let bed = Bed::new(format, work.memory);
+            let fixture = Fixture::new(format, work.memory);
             contests.push(
-                self.contest(&Turns { bed, work, setting, left: Rc::default() }, trees.as_ref()),
+                self.contest(
+                    &Turns { fixture, work, setting, left: Rc::default() },
+                    trees.as_ref(),
+                ),
             );
         }
         #[cfg(feature = "peers")]

@@ -7,26 +7,26 @@ use crate::scatter::{clustered, scattered};
 use crate::settings::engine::Part;
 use crate::touch::touch;
 use anyhow::ensure;
-use slat::{Access, Ageing, Ages, Attributes, Counts, Format, Member, PageSize, Skip, Tables};
+use slat::{Access, Ageing, Ages, Attributes, Counts, Format, PageSize, Participant, Skip, Tables};
 use slat_ideas::arena::Arena;
-use slat_ideas::bed::{Bed, breaks_of, counted};
 use slat_ideas::fill::Stores;
+use slat_ideas::fixture::{Fixture, breaks_of, counted};
 use slat_ideas::format::TableFormat;
-use slat_ideas::watch::Watch;
+use slat_ideas::stopwatch::Stopwatch;
 use std::rc::Rc;
 use std::time::Instant;
 
 /// Returns contests of exact ageing of the whole guest, after it touched a hundredth of its pages.
 pub fn age<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Contest<'a>> {
-    let bed = Bed::new(format, memory);
+    let fixture = Fixture::new(format, memory);
     let contest = |of, touched: Vec<u64>| {
         let touched: Rc<[u64]> = touched.into();
         let entrant = |skip| {
             let touched = touched.clone();
-            let (mut young, mut unanswered) = (bed.bitmap(), bed.bitmap());
+            let (mut young, mut unanswered) = (fixture.bitmap(), fixture.bitmap());
             move |arena: &mut Arena, check: bool| {
                 let ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                age_once(&bed, &touched, skip, ages, arena, check)
+                age_once(&fixture, &touched, skip, ages, arena, check)
             }
         };
         pose(Part::AgeTables, name, memory, of)
@@ -34,7 +34,7 @@ pub fn age<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Cont
             .enter("leaves", ENGINE, entrant(Skip::Nothing))
             .ratio(format!("{}, age by tables, {of}", shown(name)), &["exact"], &["leaves"])
     };
-    let pages = bed.pages();
+    let pages = fixture.pages();
     vec![
         contest("1 % in runs of 32 MiB", clustered(pages)),
         contest("1 % scattered", scattered(pages)),
@@ -48,21 +48,21 @@ fn shown(format: TableFormat) -> String {
 
 /// Returns tables in which only the pages of `pages`, and the tables above them, are accessed.
 fn aged<'a, F: Format>(
-    bed: &Bed<F>,
+    fixture: &Fixture<F>,
     pages: &[u64],
     ages: &mut Ages<'_>,
     arena: &'a Arena,
 ) -> anyhow::Result<Tables<'a, F, Arena>> {
     let old = Attributes { accessed: false, ..Attributes::RAM };
-    let tables = bed.live(arena, PageSize::SIZE_4K, old)?;
-    let mut member = Member::join(arena)?;
-    let mut guard = tables.enter(&mut member)?;
+    let tables = fixture.live(arena, PageSize::SIZE_4K, old)?;
+    let mut participant = Participant::register(arena)?;
+    let mut guard = tables.enter(&mut participant)?;
     let how = Ageing { clear: true, skip: Skip::Exact, fresh: false };
-    let aged = guard.age(bed.range(), ages, how)?;
+    let aged = guard.age(fixture.range(), ages, how)?;
     ensure!(aged.young == 0, "{} pages are young before the guest ran", aged.young);
     drop(guard);
     for &page in pages {
-        touch(&tables, arena, bed.page(page).start())?;
+        touch(&tables, arena, fixture.page(page).start())?;
     }
     Ok(tables)
 }
@@ -73,7 +73,7 @@ fn emptied<F: Format>(arena: &mut Arena) -> &Arena {
 }
 
 fn age_once<F: Format>(
-    bed: &Bed<F>,
+    fixture: &Fixture<F>,
     touched: &[u64],
     skip: Skip,
     mut ages: Ages<'_>,
@@ -81,14 +81,14 @@ fn age_once<F: Format>(
     check: bool,
 ) -> anyhow::Result<Sample> {
     let arena = emptied::<F>(arena);
-    let tables = aged(bed, touched, &mut ages, arena)?;
+    let tables = aged(fixture, touched, &mut ages, arena)?;
     ages.young.fill(0);
     ages.unanswered.fill(0);
-    let mut member = Member::join(arena)?;
+    let mut participant = Participant::register(arena)?;
     let before = arena.invalidations();
-    let watch = Watch::start();
-    let mut guard = tables.enter(&mut member)?;
-    let aged = guard.age(bed.range(), &mut ages, Ageing { clear: true, skip, fresh: false })?;
+    let watch = Stopwatch::start();
+    let mut guard = tables.enter(&mut participant)?;
+    let aged = guard.age(fixture.range(), &mut ages, Ageing { clear: true, skip, fresh: false })?;
     let counts = guard.counts();
     guard.complete();
     drop(guard);
@@ -102,9 +102,9 @@ fn age_once<F: Format>(
     if check {
         let named = |page: &u64| ages.young[(page / 64) as usize] >> (page % 64) & 1 == 1;
         ensure!(touched.iter().all(named), "a page that was touched is not young");
-        let mut guard = tables.enter(&mut member)?;
+        let mut guard = tables.enter(&mut participant)?;
         let how = Ageing { clear: false, skip: Skip::Nothing, fresh: false };
-        let left = guard.age(bed.range(), &mut ages, how)?;
+        let left = guard.age(fixture.range(), &mut ages, how)?;
         ensure!(left.young == 0, "pages are young after they were aged");
     }
     Ok(Sample { seconds, counts: counted(counts, invalidations) })
@@ -112,7 +112,7 @@ fn age_once<F: Format>(
 
 /// Returns contests of a round of dirty logging: the whole guest is protected, then it writes.
 pub fn protect<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Contest<'a>> {
-    let bed = Bed::new(format, memory);
+    let fixture = Fixture::new(format, memory);
     let contest = |of, written: Vec<u64>, rounds| {
         let written: Rc<[u64]> = written.into();
         let entrant = |subtrees, each: bool| {
@@ -121,7 +121,7 @@ pub fn protect<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<
             let mut least = vec![u32::MAX; if each { written.len() } else { 0 }];
             move |arena: &mut Arena, check: bool| {
                 let least = each.then_some(&mut least[..]);
-                round(&bed, &written, subtrees, least, arena, check)
+                round(&fixture, &written, subtrees, least, arena, check)
             }
         };
         pose(Part::ProtectTables, name, memory, of)
@@ -132,7 +132,7 @@ pub fn protect<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<
             .at_most(rounds)
             .ratio(format!("{}, protect by tables, {of}", shown(name)), &["subtrees"], &["leaves"])
     };
-    let pages = bed.pages();
+    let pages = fixture.pages();
     vec![
         contest("writes 1 % in runs of 32 MiB", clustered(pages), 9),
         contest("writes 1 % scattered", scattered(pages), 9),
@@ -141,7 +141,7 @@ pub fn protect<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<
 }
 
 fn round<F: Format>(
-    bed: &Bed<F>,
+    fixture: &Fixture<F>,
     written: &[u64],
     subtrees: bool,
     least: Option<&mut [u32]>,
@@ -149,16 +149,16 @@ fn round<F: Format>(
     check: bool,
 ) -> anyhow::Result<Sample> {
     let arena = emptied::<F>(arena);
-    let tables = bed.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
-    let mut member = Member::join(arena)?;
+    let tables = fixture.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
+    let mut participant = Participant::register(arena)?;
     let before = arena.invalidations();
-    let watch = Watch::start();
+    let watch = Stopwatch::start();
     let mut counts = Counts::NONE;
-    let mut guard = tables.enter(&mut member)?;
+    let mut guard = tables.enter(&mut participant)?;
     if subtrees {
-        guard.write_protect_subtrees(bed.range())?;
+        guard.write_protect_subtrees(fixture.range())?;
     } else {
-        guard.write_protect(bed.range())?;
+        guard.write_protect(fixture.range())?;
     }
     counts += guard.counts();
     guard.complete();
@@ -166,13 +166,13 @@ fn round<F: Format>(
     let mut changed = 0;
     let seconds = match least {
         None => {
-            changed += faults(bed, &tables, &mut member, written, &mut counts)?;
+            changed += faults(fixture, &tables, &mut participant, written, &mut counts)?;
             watch.seconds()
         }
         Some(least) => {
             for (page, least) in written.chunks(1).zip(&mut *least) {
                 let begin = Instant::now();
-                changed += faults(bed, &tables, &mut member, page, &mut counts)?;
+                changed += faults(fixture, &tables, &mut participant, page, &mut counts)?;
                 *least = (*least).min(begin.elapsed().as_nanos() as u32);
             }
             f64::from(least.iter().copied().max().unwrap_or(0)) / 1e9
@@ -181,23 +181,23 @@ fn round<F: Format>(
     let invalidations = arena.invalidations() - before;
     ensure!(changed == (written.len() as u64) << 12, "faults changed {changed} bytes");
     if check {
-        verify(bed, &tables, &mut member, written)?;
+        verify(fixture, &tables, &mut participant, written)?;
     }
     Ok(Sample { seconds, counts: counted(counts, invalidations) })
 }
 
 /// Handles a write fault on each page; returns the number of bytes that changed.
 fn faults<'p, F: Format>(
-    bed: &Bed<F>,
+    fixture: &Fixture<F>,
     tables: &Tables<'p, F, Arena>,
-    member: &mut Member<'p, Arena>,
+    participant: &mut Participant<'p, Arena>,
     pages: &[u64],
     counts: &mut Counts,
 ) -> anyhow::Result<u64> {
     let mut changed = 0;
     for &page in pages {
-        let mut guard = tables.enter(member)?;
-        changed += guard.relax(bed.page(page), Access::Write).map(slat::Granted::elsewhere)?;
+        let mut guard = tables.enter(participant)?;
+        changed += guard.relax(fixture.page(page), Access::Write).map(slat::Granted::elsewhere)?;
         *counts += guard.counts();
         guard.complete();
     }
@@ -206,19 +206,19 @@ fn faults<'p, F: Format>(
 
 /// Checks that the pages written are writable, and no other.
 fn verify<'p, F: Format>(
-    bed: &Bed<F>,
+    fixture: &Fixture<F>,
     tables: &Tables<'p, F, Arena>,
-    member: &mut Member<'p, Arena>,
+    participant: &mut Participant<'p, Arena>,
     written: &[u64],
 ) -> anyhow::Result<()> {
-    let guard = tables.enter(member)?;
+    let guard = tables.enter(participant)?;
     let mut writable = 0;
-    for leaf in guard.leaves(bed.range())? {
+    for leaf in guard.leaves(fixture.range())? {
         writable += u64::from(leaf?.attributes.write);
     }
     ensure!(writable == written.len() as u64, "{writable} pages are writable");
     for &page in written {
-        let found = guard.translate(bed.page(page).start())?;
+        let found = guard.translate(fixture.page(page).start())?;
         ensure!(found.is_some_and(|f| f.attributes.write), "page {page} was written");
     }
     Ok(())
@@ -252,32 +252,32 @@ mod tests {
 
     #[test]
     fn hardware_and_a_fault_leave_the_same_marks() {
-        let bed = Bed::new(Ept1G::default(), 1 << 30);
+        let fixture = Fixture::new(Ept1G::default(), 1 << 30);
         let mut arena = Arena::new(16 << 20, 4096, BreakBeforeMake::Never).unwrap();
         let pages = [0, 511, 512, 70_000];
         let mut after = Vec::new();
         for by_hardware in [true, false] {
             arena.reset();
-            let (mut young, mut unanswered) = (bed.bitmap(), bed.bitmap());
+            let (mut young, mut unanswered) = (fixture.bitmap(), fixture.bitmap());
             let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            let tables = aged(&bed, &[], &mut ages, &arena).unwrap();
-            let mut member = Member::join(&arena).unwrap();
-            let clean = path(&tables, &arena, bed.page(0));
+            let tables = aged(&fixture, &[], &mut ages, &arena).unwrap();
+            let mut participant = Participant::register(&arena).unwrap();
+            let clean = path(&tables, &arena, fixture.page(0));
             // The root's entry covers more than the guest; below it, no table is accessed.
             assert!(clean[1..].iter().all(|raw| raw & (1 << 8) == 0), "{clean:x?}");
             for page in pages {
                 if by_hardware {
-                    touch(&tables, &arena, bed.page(page).start()).unwrap();
+                    touch(&tables, &arena, fixture.page(page).start()).unwrap();
                 } else {
-                    let mut guard = tables.enter(&mut member).unwrap();
+                    let mut guard = tables.enter(&mut participant).unwrap();
                     guard
-                        .relax(bed.page(page), Access::Read)
+                        .relax(fixture.page(page), Access::Read)
                         .map(slat::Granted::elsewhere)
                         .unwrap();
                 }
             }
-            let other = pages.map(|page| bed.page(page + 1));
-            let all = pages.map(|page| bed.page(page)).into_iter().chain(other);
+            let other = pages.map(|page| fixture.page(page + 1));
+            let all = pages.map(|page| fixture.page(page)).into_iter().chain(other);
             let paths: Vec<_> = all.map(|page| path(&tables, &arena, page)).collect();
             assert!(paths[..4].iter().flatten().all(|raw| raw & (1 << 8) != 0), "{paths:x?}");
             after.push(paths);

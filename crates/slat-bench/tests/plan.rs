@@ -13,13 +13,13 @@ fn bench() -> Command {
 }
 
 /// A folder with a plan in it.
-struct Bed(tempfile::TempDir);
+struct Fixture(tempfile::TempDir);
 
-impl Bed {
+impl Fixture {
     fn new(plan: &str) -> Self {
-        let bed = Self(tempfile::tempdir().unwrap());
-        std::fs::write(bed.at("plan.toml"), plan).unwrap();
-        bed
+        let fixture = Self(tempfile::tempdir().unwrap());
+        std::fs::write(fixture.at("plan.toml"), plan).unwrap();
+        fixture
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -56,52 +56,56 @@ backing = ['2m', '1g']
 
 #[test]
 fn a_list_has_each_cell_and_runs_nothing() {
-    let bed = Bed::new(QUICK);
+    let fixture = Fixture::new(QUICK);
     let line = "slat-bench split --memory 1g --when enable --what split --samples 10 --walk batched --backing";
     let all = format!("1  {line} 2m\n2  {line} 1g\n3  {line} 2m\n4  {line} 1g\n");
-    bed.plan(&["--list"]).assert().success().stdout(all).stderr("");
-    bed.plan(&["--list", "--cell", "2/2"])
+    fixture.plan(&["--list"]).assert().success().stdout(all).stderr("");
+    fixture
+        .plan(&["--list", "--cell", "2/2"])
         .assert()
         .success()
         .stdout(format!("2  {line} 1g\n4  {line} 1g\n"));
-    let output = bed.plan(&["--list", "--report", "json"]).output().unwrap().stdout;
+    let output = fixture.plan(&["--list", "--report", "json"]).output().unwrap().stdout;
     let list: Value = serde_json::from_slice(&output).unwrap();
     assert_eq!((&list[2]["cell"], &list[2]["repeat"]), (&3.into(), &2.into()));
-    assert_eq!(bed.names("."), ["plan.toml"]);
+    assert_eq!(fixture.names("."), ["plan.toml"]);
 }
 
 #[test]
 fn shares_of_two_jobs_are_all_cells_and_what_is_there_is_not_measured_again() {
-    let bed = Bed::new(QUICK);
-    bed.plan(&["--cell", "1/2", "-o", "out"])
+    let fixture = Fixture::new(QUICK);
+    fixture
+        .plan(&["--cell", "1/2", "-o", "out"])
         .assert()
         .success()
         .stdout("2 cells: 2 measured; reports in out\n")
         .stderr("");
-    bed.plan(&["--cell", "2/2", "-o", "out"]).assert().success();
+    fixture.plan(&["--cell", "2/2", "-o", "out"]).assert().success();
     let cells = ["cell-001.json", "cell-002.json", "cell-003.json", "cell-004.json"];
-    assert_eq!(bed.names("out"), cells);
-    let report = json(&bed.at("out/cell-002.json"));
+    assert_eq!(fixture.names("out"), cells);
+    let report = json(&fixture.at("out/cell-002.json"));
     assert_eq!(report["schema"], 1);
     assert_eq!(report["results"][0]["params"]["backing"], "1g");
-    let before = std::fs::read(bed.at("out/cell-003.json")).unwrap();
-    bed.plan(&["-o", "out"])
+    let before = std::fs::read(fixture.at("out/cell-003.json")).unwrap();
+    fixture
+        .plan(&["-o", "out"])
         .assert()
         .success()
         .stdout("4 cells: 0 measured, 4 already there; reports in out\n");
-    assert_eq!(std::fs::read(bed.at("out/cell-003.json")).unwrap(), before);
-    bed.plan(&["-o", "out", "--cell", "3", "--again"])
+    assert_eq!(std::fs::read(fixture.at("out/cell-003.json")).unwrap(), before);
+    fixture
+        .plan(&["-o", "out", "--cell", "3", "--again"])
         .assert()
         .success()
         .stdout("1 cell: 1 measured; reports in out\n");
-    assert_ne!(std::fs::read(bed.at("out/cell-003.json")).unwrap(), before);
+    assert_ne!(std::fs::read(fixture.at("out/cell-003.json")).unwrap(), before);
 
     // Reports of another plan are refused.
-    std::fs::write(bed.at("plan.toml"), QUICK.replace("['2m', '1g']", "['1g', '2m']")).unwrap();
-    let assert = bed.plan(&["-o", "out"]).assert().code(2).stdout("");
+    std::fs::write(fixture.at("plan.toml"), QUICK.replace("['2m', '1g']", "['1g', '2m']")).unwrap();
+    let assert = fixture.plan(&["-o", "out"]).assert().code(2).stdout("");
     assert.stderr(contains("cell-001.json").and(contains("plan has changed")));
-    std::fs::write(bed.at("out/cell-001.json"), "{\"schema\"").unwrap();
-    let assert = bed.plan(&["-o", "out"]).assert().code(2);
+    std::fs::write(fixture.at("out/cell-001.json"), "{\"schema\"").unwrap();
+    let assert = fixture.plan(&["-o", "out"]).assert().code(2);
     assert.stderr(contains("cell-001.json").and(contains("--again")));
 }
 
@@ -110,19 +114,19 @@ fn a_cell_that_fails_is_recorded_and_the_others_go_on() {
     // No tables are large enough for the memory of the second cell.
     let plan = "version = 1\nscenarios = ['split --when enable --what split --walk batched']\n\
                 [settings]\nmemory = ['1g', '1048576t', '2g']\nsamples = [10]\n";
-    let bed = Bed::new(plan);
-    let assert = bed.plan(&["-o", "out"]).assert().code(1);
+    let fixture = Fixture::new(plan);
+    let assert = fixture.plan(&["-o", "out"]).assert().code(1);
     assert
         .stdout(contains("3 cells: 2 measured, 1 failed").and(contains("1048576t")))
         .stderr(contains("cell 2").and(contains("at most")));
-    assert_eq!(bed.names("out"), ["cell-001.json", "cell-002.failed.json", "cell-003.json"]);
-    let failed = json(&bed.at("out/cell-002.failed.json"));
+    assert_eq!(fixture.names("out"), ["cell-001.json", "cell-002.failed.json", "cell-003.json"]);
+    let failed = json(&fixture.at("out/cell-002.failed.json"));
     assert_eq!(failed["exit_code"], 2);
     assert!(failed["reason"].as_str().unwrap().contains("at most"), "{failed}");
     // The cell is measured again, and its record is deleted once it succeeds.
-    std::fs::write(bed.at("plan.toml"), plan.replace("1048576t", "3g")).unwrap();
-    bed.plan(&["-o", "out"]).assert().success().stdout(contains("1 measured, 2 already there"));
-    assert_eq!(bed.names("out"), ["cell-001.json", "cell-002.json", "cell-003.json"]);
+    std::fs::write(fixture.at("plan.toml"), plan.replace("1048576t", "3g")).unwrap();
+    fixture.plan(&["-o", "out"]).assert().success().stdout(contains("1 measured, 2 already there"));
+    assert_eq!(fixture.names("out"), ["cell-001.json", "cell-002.json", "cell-003.json"]);
 }
 
 /// A command line that takes far longer than any test.
@@ -134,15 +138,15 @@ fn a_time_limit_ends_its_cell_and_no_other() {
         "version = 1\ntime-limit = '2s'\nscenarios = ['{LONG}', \
          'split --memory 1g --when enable --what split --samples 10 --walk batched --backing 2m']"
     );
-    let bed = Bed::new(&plan);
+    let fixture = Fixture::new(&plan);
     let began = Instant::now();
-    let assert = bed.plan(&["-o", "out", "--report", "json"]).assert().code(1);
+    let assert = fixture.plan(&["-o", "out", "--report", "json"]).assert().code(1);
     assert!(began.elapsed() < Duration::from_secs(60));
     let outcomes: Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
     assert_eq!(outcomes["cells"][0]["state"], "failed");
     assert!(outcomes["cells"][0]["reason"].as_str().unwrap().contains("within 2s"), "{outcomes}");
     assert_eq!(outcomes["cells"][1]["state"], "measured");
-    assert_eq!(bed.names("out"), ["cell-001.failed.json", "cell-002.json"]);
+    assert_eq!(fixture.names("out"), ["cell-001.failed.json", "cell-002.json"]);
 }
 
 /// Returns the number of processes with these words in their command line.
@@ -162,9 +166,9 @@ fn ctrl_c_ends_the_child_too_and_keeps_what_is_done() {
         "version = 1\nscenarios = ['split --memory 1g --when enable --what split --samples 10', '{long}']"
     );
     for signals in [1, 2] {
-        let bed = Bed::new(&plan);
+        let fixture = Fixture::new(&plan);
         let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_slat-bench"))
-            .current_dir(bed.0.path())
+            .current_dir(fixture.0.path())
             .args(["plan", "plan.toml", "-o", "out"])
             .stdout(std::process::Stdio::null())
             .stderr(std::process::Stdio::null())
@@ -184,28 +188,28 @@ fn ctrl_c_ends_the_child_too_and_keeps_what_is_done() {
             assert!(began.elapsed() < Duration::from_secs(20), "a child outlives its parent");
             std::thread::sleep(Duration::from_millis(50));
         }
-        assert_eq!(bed.names("out"), ["cell-001.json"], "{signals} signals");
+        assert_eq!(fixture.names("out"), ["cell-001.json"], "{signals} signals");
     }
 }
 
 #[test]
 fn a_plan_that_cannot_be_is_refused_before_anything_runs() {
-    let bed = Bed::new(&QUICK.replace("backing", "bcking"));
+    let fixture = Fixture::new(&QUICK.replace("backing", "bcking"));
     let refused = |options: &[&str], words: &[&str]| {
-        let mut assert = bed.plan(options).assert().code(2).stdout("");
+        let mut assert = fixture.plan(options).assert().code(2).stdout("");
         for word in words {
             assert = assert.stderr(contains(*word));
         }
     };
     refused(&["-o", "out"], &["plan.toml", "--bcking", "slat-bench split"]);
-    assert_eq!(bed.names("."), ["plan.toml"]);
-    std::fs::write(bed.at("plan.toml"), QUICK).unwrap();
+    assert_eq!(fixture.names("."), ["plan.toml"]);
+    std::fs::write(fixture.at("plan.toml"), QUICK).unwrap();
     refused(&["--cell", "5"], &["--cell 5", "4 cells"]);
     refused(&["--cell", "0/2"], &["from 1"]);
     refused(&["--cell", "3/2"], &["2/2"]);
-    std::fs::write(bed.at("file"), "").unwrap();
+    std::fs::write(fixture.at("file"), "").unwrap();
     refused(&["-o", "file"], &["cannot write there"]);
-    std::fs::write(bed.at("plan.toml"), "version = 1\nscenario = []").unwrap();
+    std::fs::write(fixture.at("plan.toml"), "version = 1\nscenario = []").unwrap();
     refused(&["--list"], &["line 2", "scenario", "scenarios"]);
     bench().args(["plan", "none.toml"]).assert().code(2).stderr(contains("none.toml"));
 }
@@ -227,12 +231,12 @@ fn on_another_host(from: &Path, to: &Path) {
 
 #[test]
 fn reports_of_two_hosts_are_merged_into_two_and_one_table() {
-    let bed = Bed::new(QUICK);
-    bed.plan(&["-o", "results/this"]).assert().success();
-    on_another_host(&bed.at("results/this"), &bed.at("results/that"));
+    let fixture = Fixture::new(QUICK);
+    fixture.plan(&["-o", "results/this"]).assert().success();
+    on_another_host(&fixture.at("results/this"), &fixture.at("results/that"));
     let merge = |options: &[&str]| {
         let mut command = bench();
-        command.current_dir(bed.0.path()).args(["merge", "results"]).args(options);
+        command.current_dir(fixture.0.path()).args(["merge", "results"]).args(options);
         command
     };
     // The second merge skips the files that the first one wrote below the directory.
@@ -240,7 +244,7 @@ fn reports_of_two_hosts_are_merged_into_two_and_one_table() {
         let assert = merge(&["-o", "results/merged"]).assert().success().stderr("");
         assert.stdout(contains("Hosts").and(contains("other")).and(contains("split (engine)")));
     }
-    let table = json(&bed.at("results/merged/table.json"));
+    let table = json(&fixture.at("results/merged/table.json"));
     assert_eq!(table["hosts"].as_array().unwrap().len(), 2);
     let of = |host: &str| -> Vec<&Value> {
         let rows = table["rows"].as_array().unwrap().iter();
@@ -258,19 +262,19 @@ fn reports_of_two_hosts_are_merged_into_two_and_one_table() {
         assert!((ratio - 3.0).abs() < 1e-9, "{ratio}");
     }
     // A merged report can be read like any other.
-    let report = json(&bed.at("results/merged/other/results.json"));
+    let report = json(&fixture.at("results/merged/other/results.json"));
     assert_eq!((&report["schema"], &report["host"]["name"]), (&1.into(), &"other".into()));
     let mut compare = bench();
-    compare.current_dir(bed.at("results/merged")).args(["compare", name.unwrap(), "other"]);
+    compare.current_dir(fixture.at("results/merged")).args(["compare", name.unwrap(), "other"]);
     compare.assert().success().stdout(contains("slower"));
 
     // A truncated file.
-    let cell = bed.at("results/that/cell-002.json");
+    let cell = fixture.at("results/that/cell-002.json");
     let text = std::fs::read(&cell).unwrap();
     std::fs::write(&cell, &text[..text.len() / 2]).unwrap();
     let assert = merge(&["-o", "out"]).assert().code(2).stdout("");
     assert.stderr(contains("that/cell-002.json").and(contains("--skip-bad")));
-    assert!(!bed.at("out").exists());
+    assert!(!fixture.at("out").exists());
     let assert = merge(&["-o", "out", "--skip-bad", "--report", "json"]).assert().success();
     let table: Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
     assert!(table["bad"][0]["file"].as_str().unwrap().ends_with("cell-002.json"), "{table}");
@@ -279,15 +283,15 @@ fn reports_of_two_hosts_are_merged_into_two_and_one_table() {
 #[test]
 fn the_array_job_measures_its_share() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/slurm");
-    let bed = Bed::new(QUICK);
+    let fixture = Fixture::new(QUICK);
     let job = |share: &[(&str, &str)]| {
         let mut command = Command::new("sh");
-        command.current_dir(bed.0.path()).arg(examples.join("job.sh"));
+        command.current_dir(fixture.0.path()).arg(examples.join("job.sh"));
         command.env("SLAT", env!("CARGO_BIN_EXE_slat-bench")).envs(share.iter().copied());
         command.assert().success();
     };
     job(&[("SLURM_ARRAY_TASK_ID", "2"), ("SLURM_ARRAY_TASK_COUNT", "2")]);
-    assert_eq!(bed.names("results"), ["cell-002.json", "cell-004.json"]);
+    assert_eq!(fixture.names("results"), ["cell-002.json", "cell-004.json"]);
     job(&[]);
-    assert_eq!(bed.names("results").len(), 4);
+    assert_eq!(fixture.names("results").len(), 4);
 }

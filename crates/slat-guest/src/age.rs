@@ -124,7 +124,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
         }
         let parts = self.look(|view| {
-            let parts = view.backed_by(host).filter(|(slot, _)| !slot.going);
+            let parts = view.backed_by(host).filter(|(slot, _)| !slot.deleting);
             parts.map(|(slot, range)| (slot.spec, range)).collect::<Vec<_>>()
         });
         let mut aged = Aged::default();
@@ -134,7 +134,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             let mut found = vec![0; pages.div_ceil(64) as usize];
             let part = selected.map(|selected| cut(selected, first, pages));
             let there = |view: &View| {
-                view.named(spec.id).is_some_and(|slot| !slot.going && slot.spec.is_where(&spec))
+                view.named(spec.id).is_some_and(|slot| !slot.deleting && slot.spec.is_where(&spec))
             };
             let one = self.age_if(range, part.as_deref(), &mut found, how, there)?;
             aged.unanswered += one.unanswered;

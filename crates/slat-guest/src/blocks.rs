@@ -56,7 +56,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 let huge = view.execute_huge == ExecuteHuge::Allowed;
                 let fits = |leaf: &Attributes| leaf.execute == Execute::None || huge;
                 for (slot, part) in view.parts(&piece) {
-                    if slot.going || slot.log.is_some() || !wanted(slot) {
+                    if slot.deleting || slot.log.is_some() || !wanted(slot) {
                         continue;
                     }
                     let to = fitting::<F>(to, |bytes| slot.spec.is_aligned(bytes));

@@ -101,7 +101,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             parts.collect::<Vec<_>>()
         });
         let mut covered = range.start();
-        for (.., part) in parts.iter().filter(|(slot, ..)| !slot.going) {
+        for (.., part) in parts.iter().filter(|(slot, ..)| !slot.deleting) {
             if part.start() != covered {
                 break;
             }

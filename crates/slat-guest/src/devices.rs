@@ -66,7 +66,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let (covered, private) = self.look(|view| {
             let mut covered = range.start();
             for (slot, part) in view.parts(&range) {
-                if slot.going || part.start() != covered {
+                if slot.deleting || part.start() != covered {
                     break;
                 }
                 covered = part.end();

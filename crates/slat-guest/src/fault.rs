@@ -120,7 +120,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         let (id, own_view, tables) = (self.id, self.view.is_some(), guest.space(self.view));
         self.worker.with_slots(tables, |view, inside| {
             let Some(slot) = view.at(gpa) else { return Outcome::Mmio.into() };
-            if slot.going {
+            if slot.deleting {
                 return Outcome::Retry(Retry::MemslotGoing).into();
             }
             if access == Access::Write && slot.spec.read_only {
@@ -319,8 +319,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         self.split_by(fault, |guard, page, cache| guard.split(page, F::size(0), cache)).err()
     }
 
-    /// Records for recovery that the table around the page exists because its pages may be executed,
-    /// which a block may not.
+    /// Records for recovery that the table around the page exists because its pages may be
+    /// executed, which a block may not.
     fn note_table(&self, fault: &Fault<'_>) {
         if let Some(splits) = &fault.slot.splits {
             splits.add::<F>(&fault.slot.spec, fault.gpa.0);
@@ -476,8 +476,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 }
             };
             let asks = HvaRange { start, bytes };
-            // An invalidation that comes by after this reservation empties it, and the commit fails.
-            // One that came by before is seen here, or ended before the backing is asked.
+            // An invalidation that comes by after this reservation empties it, and the commit
+            // fails. One that came by before is seen here, or ended before the backing is asked.
             if invalidations.cover(&asks) {
                 return Outcome::Retry(Retry::Invalidated).into();
             }

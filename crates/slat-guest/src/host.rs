@@ -13,7 +13,7 @@ pub trait Host: Platform {
 
     /// Makes all CPUs discard the instructions that they have cached, for a vCPU that is reset (Arm
     /// without CTR_EL0.DIC: `ic ialluis`, `dsb ish`, `isb`; x86: nothing).
-    fn forget_instructions(&self) {}
+    fn invalidate_instructions(&self) {}
 
     /// Returns the receiver of the guests' events; by default there is none.
     ///

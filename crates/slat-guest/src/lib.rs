@@ -18,7 +18,7 @@
 //! # use slat_guest::*;
 //! fn end<'g, F: Format, H: Host, B: Backing>(
 //!     guest: Guest<'_, F, H, B>,
-//!     room: &'g mut TableRoom,
+//!     room: &'g mut TableStorage,
 //! ) {
 //!     let mut vcpu = Vcpu::new(&guest, 0, room).unwrap();
 //!     // SAFETY: no CPU has the tables loaded.
@@ -115,4 +115,4 @@ pub use stalls::Stalls;
 pub use stats::{FaultKind, Spent, Stats, Totals, VcpuStats};
 pub use vcpu::{Vcpu, VcpuError};
 pub use waits::Arrival;
-pub use worker::{TableRoom, Worker};
+pub use worker::{TableStorage, Worker};

@@ -32,7 +32,7 @@ use tree::{Entry, Tree};
 pub(crate) struct Memslot {
     pub spec: MemslotSpec,
     /// It is being deleted or moved: faults are retried, invalidations still find it.
-    pub going: bool,
+    pub deleting: bool,
     pub log: Option<Arc<Bits>>,
     /// How far the beginning of the log has come, if the log began after the memslot was made.
     pub begins: Option<Arc<Progress>>,
@@ -108,7 +108,7 @@ impl View {
 
     /// Returns whether the memslot is where `spec` says, and logs into `log`.
     pub fn logs_into(&self, spec: &MemslotSpec, log: &Bits) -> bool {
-        let slot = self.named(spec.id).filter(|slot| !slot.going && slot.spec == *spec);
+        let slot = self.named(spec.id).filter(|slot| !slot.deleting && slot.spec == *spec);
         let theirs = slot.and_then(|slot| slot.log.as_deref());
         theirs.is_some_and(|theirs| core::ptr::eq(theirs, log))
     }

@@ -105,7 +105,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     return Found::Upto(next, |done| &mut done.no_memory);
                 };
                 let behind = slot.spec.range().end().0;
-                if slot.going {
+                if slot.deleting {
                     return Found::Upto(behind, |done| &mut done.held);
                 }
                 if access == Access::Write && slot.spec.read_only {
@@ -194,7 +194,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         let (id, own_view, tables) = (self.id, self.view.is_some(), guest.space(self.view));
         let start = gpa.0 & !(most - 1);
         let mapped = self.worker.with_slots(tables, |view, inside| {
-            let Some(slot) = view.at(gpa).filter(|slot| !slot.going) else { return 0 };
+            let Some(slot) = view.at(gpa).filter(|slot| !slot.deleting) else { return 0 };
             let all = GpaRange::new(Gpa(start), most).ok().and_then(|all| slot.spec.common(&all));
             let Some(all) = all else { return 0 };
             let pages = (all.start().0..all.end().0).step_by(page as usize).map(Gpa);

@@ -34,7 +34,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let _turn = guest.recovering.lock();
         let mut recovered = Recovered::default();
         let slots = self.look(|view| {
-            let kept = view.iter().filter(|slot| !slot.going);
+            let kept = view.iter().filter(|slot| !slot.deleting);
             kept.filter_map(|slot| Some((slot.spec, slot.log.is_some(), slot.splits.clone()?)))
                 .collect::<Vec<_>>()
         });
@@ -108,7 +108,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     fn even_out(&mut self, spec: &MemslotSpec, range: GpaRange, theirs: impl Fn(&Memslot) -> bool) {
         let guest = self.guest;
         self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
-            let slot = view.named(spec.id).filter(|slot| !slot.going && slot.log.is_none());
+            let slot = view.named(spec.id).filter(|slot| !slot.deleting && slot.log.is_none());
             if !slot.is_some_and(theirs) {
                 return;
             }

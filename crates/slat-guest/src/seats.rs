@@ -147,8 +147,8 @@ impl<M: sealed::Leads, const SEATS: usize> Host for OwnSeats<M, SEATS> {
         self.machine().events()
     }
 
-    fn forget_instructions(&self) {
-        self.machine().forget_instructions();
+    fn invalidate_instructions(&self) {
+        self.machine().invalidate_instructions();
     }
 
     fn between_pieces(&self) {

@@ -60,7 +60,7 @@
 //! fn replace<F: Format, H: Host + 'static, B: Backing + 'static>(
 //!     worker: &mut SharedWorker<F, H, B>,
 //!     guest: &SharedGuest<F, H, B>,
-//!     room: &mut TableRoom,
+//!     room: &mut TableStorage,
 //! ) {
 //!     worker.with(|worker| *worker = Worker::new(guest.get(), room).unwrap());
 //! }
@@ -92,7 +92,7 @@ use crate::config::Config;
 use crate::guest::{Guest, GuestError};
 use crate::host::Host;
 use crate::vcpu::{Vcpu, VcpuError};
-use crate::worker::{TableRoom, Worker};
+use crate::worker::{TableStorage, Worker};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt;
@@ -192,10 +192,10 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
 
 /// Room for a thread's table pages, on the heap: it does not move, and only the part that borrows
 /// it accesses it. (Moving a `Box` would assert that no other reference to its content exists.)
-struct Room(NonNull<TableRoom>);
+struct Room(NonNull<TableStorage>);
 
-// SAFETY: it owns what it points to, as a `Box` does, and a `TableRoom` may be sent.
-unsafe impl Send for Room where TableRoom: Send {}
+// SAFETY: it owns what it points to, as a `Box` does, and a `TableStorage` may be sent.
+unsafe impl Send for Room where TableStorage: Send {}
 // SAFETY: a shared reference gives no safe access to the content.
 unsafe impl Sync for Room {}
 

@@ -61,7 +61,7 @@ impl<F: Format, H: Host, B: Backing> Drop for Vcpu<'_, F, H, B> {
 
 impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// Makes the thread's handle for vCPU `id`. One thread at a time has it. `room` is where it
-    /// keeps table pages ([`TableRoom`](crate::TableRoom)).
+    /// keeps table pages ([`TableStorage`](crate::TableStorage)).
     ///
     /// # Errors
     /// [`VcpuError`].

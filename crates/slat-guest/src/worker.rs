@@ -9,15 +9,15 @@ use crate::ranges::{pieces, widened};
 use crate::stats::Counters;
 use alloc::vec::Vec;
 use slat::{
-    ChangeError, Contended, Format, Frame, Gpa, GpaRange, Guard, Halted, Member, NoSeat, PageSize,
-    TableCache, Tables, Translation,
+    ChangeError, Contended, Format, Frame, Gpa, GpaRange, Guard, Halted, NoSeat, PageSize,
+    Participant, TableCache, Tables, Translation,
 };
 
 /// How often a call tries an entry that another thread holds before it reports contention.
 pub(crate) const PATIENCE: u32 = 1000;
 
 /// The place where a worker keeps its table pages.
-pub type TableRoom = [Option<Frame>; TABLE_PAGES];
+pub type TableStorage = [Option<Frame>; TABLE_PAGES];
 
 /// A worker inside tables of its guest.
 pub(crate) struct Inside<'t, 'w, F: Format, H: Host, B: Backing> {
@@ -44,7 +44,7 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
 #[derive(Debug)]
 pub struct Worker<'w, F: Format, H: Host, B: Backing> {
     pub(crate) guest: &'w Guest<'w, F, H, B>,
-    pub(crate) member: Member<'w, H>,
+    pub(crate) member: Participant<'w, H>,
     pub(crate) cache: TableCache<'w, F, H>,
     /// The vCPU's counters, or counters that workers without a vCPU share.
     pub(crate) counters: &'w Counters,
@@ -55,7 +55,7 @@ type Changed = Result<u64, Halted<ChangeError>>;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Makes the thread's handle for the guest: takes a seat among the threads that walk the host's
-    /// tables. `room` is where it keeps table pages ([`TableRoom`]).
+    /// tables. `room` is where it keeps table pages ([`TableStorage`]).
     ///
     /// # Errors
     /// [`NoSeat`] if all are taken.
@@ -64,7 +64,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         room: &'w mut [Option<Frame>],
     ) -> Result<Self, NoSeat> {
         let platform = guest.tables.platform();
-        let member = Member::join(platform)?;
+        let member = Participant::register(platform)?;
         let cache = TableCache::new(platform, room);
         Ok(Self { guest, member, cache, counters: guest.counters.take() })
     }
@@ -117,7 +117,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// some of it.
     pub fn guest_ranges(&mut self, host: HvaRange) -> Vec<GpaRange> {
         self.look(|view| {
-            let parts = view.backed_by(host).filter(|(slot, _)| !slot.going);
+            let parts = view.backed_by(host).filter(|(slot, _)| !slot.deleting);
             parts.map(|(_, range)| range).collect()
         })
     }

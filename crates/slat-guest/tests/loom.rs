@@ -7,10 +7,10 @@
 //! it, or faults. Models that bound the number of preemptions say so.
 #![cfg(loom)]
 
-#[path = "loom/bed.rs"]
-mod bed;
 #[path = "loom/convert.rs"]
 mod convert;
+#[path = "loom/fixture.rs"]
+mod fixture;
 #[path = "loom/frames.rs"]
 mod frames;
 #[path = "loom/hold.rs"]

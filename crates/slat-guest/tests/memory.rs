@@ -5,8 +5,6 @@
 
 #[path = "memory/age.rs"]
 mod age;
-#[path = "memory/bed.rs"]
-mod bed;
 #[path = "memory/budget.rs"]
 mod budget;
 #[path = "memory/buffers.rs"]
@@ -21,6 +19,8 @@ mod devices;
 mod epochs;
 #[path = "memory/faults.rs"]
 mod faults;
+#[path = "memory/fixture.rs"]
+mod fixture;
 #[path = "memory/fork.rs"]
 mod fork;
 #[path = "memory/histories.rs"]

@@ -69,7 +69,7 @@ struct Run<'r, F: Format, A: Arch> {
     epochs: Mutex<Epochs>,
 }
 
-fn room() -> TableRoom {
+fn room() -> TableStorage {
     [const { None }; TABLE_PAGES]
 }
 

@@ -5,9 +5,9 @@
 //! round warms up.
 
 pub mod age;
-pub mod bed;
 pub mod cache_toggle;
 pub mod execute;
+pub mod fixture;
 pub mod lock;
 pub mod runner;
 pub mod tables;

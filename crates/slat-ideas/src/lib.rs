@@ -6,14 +6,14 @@
 //! threads.
 
 pub mod arena;
-pub mod bed;
-pub mod crew;
 pub mod fill;
+pub mod fixture;
 pub mod format;
 pub mod guest;
 pub mod limit;
 pub mod lines;
 pub mod published;
 pub mod split;
+pub mod stopwatch;
+pub mod threads;
 pub mod thresholds;
-pub mod watch;

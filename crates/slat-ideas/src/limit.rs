@@ -4,7 +4,7 @@
 //! memory.
 
 use crate::fill::Stores;
-use crate::watch::Watch;
+use crate::stopwatch::Stopwatch;
 use slat::format::Kind;
 use slat::{Format, GpaRange, Hpa, Platform, Pte, Tables};
 use std::hint::black_box;
@@ -91,7 +91,7 @@ impl TablePages {
     /// The tables that `of` found, or others at the same places, are still in `platform`.
     pub unsafe fn sample<P: Platform>(&self, platform: &P, limit: Limit) -> (f64, u64) {
         let pages = if limit == Limit::ReadUpper { &self.upper } else { &self.last };
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         for &(hpa, len) in pages {
             let table = platform.entries(hpa).cast::<AtomicU64>();
             // SAFETY: the caller's contract; a `Pte` is one atomic word.
@@ -136,7 +136,7 @@ pub fn fill(words: &mut [u64], table_slots: usize, limit: Limit) -> f64 {
 /// As [`fill`], with one kind of stores.
 #[inline]
 pub fn fill_by(words: &mut [u64], table_slots: usize, stores: Stores) -> f64 {
-    let watch = Watch::start();
+    let watch = Stopwatch::start();
     for (index, table) in words.chunks_exact_mut(table_slots).enumerate() {
         stores.fill(table, (index as u64) << 21 | 0x7ff, 1 << 12);
     }

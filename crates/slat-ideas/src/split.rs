@@ -12,7 +12,7 @@ mod work;
 pub use tables::READER;
 
 use crate::arena::Arena;
-use crate::bed::breaks_of;
+use crate::fixture::breaks_of;
 use crate::format::{Granule, TableFormat, TablesArgs};
 use crate::limit::Limit;
 use crate::on_format;

@@ -20,7 +20,6 @@ mod arch;
 pub mod bitmap;
 mod boot;
 pub mod cgroup;
-mod crew;
 mod error;
 mod gate;
 pub mod guest;
@@ -43,6 +42,7 @@ pub mod stall;
 pub mod stats;
 mod trace;
 mod vcpu;
+mod vcpu_threads;
 pub mod work;
 
 pub use error::{Advice, Error};

@@ -1,12 +1,12 @@
 //! Readings before and after a phase: the kernel's counters, and the vCPUs' clocks.
 
 use crate::Error;
-use crate::crew::Done;
 use crate::guest::Guest;
 use crate::phase::MappedPages;
 use crate::probes::{self, Counted};
 use crate::stall::{Histogram, Known, Stalls, stolen};
 use crate::stats::{Changes, Reading};
+use crate::vcpu_threads::Done;
 
 /// The name of KVM's counter of page faults (x86).
 const FAULTS: &str = "pf_taken";

@@ -4,11 +4,11 @@
 //! Counters are read before and after a phase, and nothing is printed during one.
 
 use crate::Error;
-use crate::crew::{Board, Crew, Done};
 use crate::guest::{Guest, Shape};
 use crate::meter::Meter;
 use crate::phase::{Phase, PhaseRun, VcpuRun};
 use crate::probe::probe;
+use crate::vcpu_threads::{Board, Done, VcpuThreads};
 use crate::work::{Touch, Work};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -67,7 +67,7 @@ impl Calls {
 /// A guest and the threads of its vCPUs.
 pub(crate) struct Stage<'a> {
     pub guest: &'a Guest,
-    crew: Crew<'a>,
+    threads: VcpuThreads<'a>,
     stop: &'a AtomicBool,
     on_event: &'a mut dyn FnMut(Event<'_>),
     meter: Meter<'a>,
@@ -87,10 +87,10 @@ pub(crate) fn perform<T>(
     let (guest, mut vcpus) = Guest::new(shape)?;
     let board = Board::new(vcpus.len(), setting.pin);
     std::thread::scope(|scope| {
-        let crew = Crew::start(scope, &board, &guest, &mut vcpus, setting.stop)?;
+        let threads = VcpuThreads::start(scope, &board, &guest, &mut vcpus, setting.stop)?;
         let mut stage = Stage {
             guest: &guest,
-            crew,
+            threads,
             stop: setting.stop,
             on_event: setting.on_event,
             meter: Meter::new(&guest),
@@ -123,16 +123,16 @@ impl<'a> Stage<'a> {
         mut beside: impl FnMut(&Guest, &mut Calls) -> Result<bool, Error>,
     ) -> Result<(), Error> {
         self.begin(phase, round)?;
-        self.crew.load(work)?;
+        self.threads.load(work)?;
         self.meter.before()?;
-        self.crew.go();
+        self.threads.go();
         let mut calls = Calls::default();
-        while !self.crew.has_finished() && beside(self.guest, &mut calls)? {
+        while !self.threads.has_finished() && beside(self.guest, &mut calls)? {
             if self.stop.load(Ordering::Relaxed) {
                 break;
             }
         }
-        let done = self.crew.wait()?;
+        let done = self.threads.wait()?;
         self.meter.after()?;
         let (total, vcpus) = self.vcpu_runs(&done);
         self.end(phase, round, total, calls, vcpus);
@@ -180,17 +180,17 @@ impl<'a> Stage<'a> {
         stopped: impl FnOnce(&'a Guest, T) -> Result<U, Error>,
     ) -> Result<U, Error> {
         self.begin(phase, None)?;
-        self.crew.load(work)?;
+        self.threads.load(work)?;
         self.meter.before()?;
-        self.crew.go();
+        self.threads.go();
         let mut result = beside(self.guest)?;
         (0..self.guest.parts().len()).for_each(|vcpu| self.guest.ask_to_stop(vcpu));
-        while !self.crew.has_finished() && stopping(self.guest, &mut result)? {
+        while !self.threads.has_finished() && stopping(self.guest, &mut result)? {
             if self.stop.load(Ordering::Relaxed) {
                 break;
             }
         }
-        let done = self.crew.wait()?;
+        let done = self.threads.wait()?;
         let result = stopped(self.guest, result)?;
         self.meter.after()?;
         let (total, vcpus) = self.vcpu_runs(&done);

@@ -3,10 +3,10 @@
 #![cfg(all(target_os = "linux", not(loom)))]
 
 #[allow(dead_code, unused_imports, unused_macros, reason = "a part of it is for other tests")]
-#[path = "overcommit/bed.rs"]
-mod bed;
+#[path = "overcommit/fixture.rs"]
+mod fixture;
 
-use bed::*;
+use fixture::*;
 use slat::Access;
 use slat_guest::Worker;
 use slat_reclaim::*;

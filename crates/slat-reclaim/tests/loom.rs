@@ -9,14 +9,14 @@
 #![cfg(loom)]
 
 #[allow(dead_code, reason = "a part of it is for other models")]
-#[path = "../../slat-guest/tests/loom/bed.rs"]
-mod bed;
+#[path = "../../slat-guest/tests/loom/fixture.rs"]
+mod fixture;
 
 extern crate alloc;
 #[path = "../src/arrivals.rs"]
 mod arrivals;
 
-use bed::{BITS, BLOCK, HOST, PAGE, Sent, World, bounded, slot};
+use fixture::{BITS, BLOCK, HOST, PAGE, Sent, World, bounded, slot};
 use loom::sync::Mutex;
 use loom::thread::spawn;
 use slat::format::tiny::{Tiny, TwoSlots};

@@ -56,8 +56,8 @@ impl<A: Arch> Machine<A> {
     }
 
     /// Invalidates the instruction cache (Arm: `ic`).
-    pub fn forget_instructions(&self, memory: Hpa, bytes: u64) {
-        self.state().host.forget_instructions(memory.0, bytes);
+    pub fn invalidate_instructions(&self, memory: Hpa, bytes: u64) {
+        self.state().host.invalidate_instructions(memory.0, bytes);
     }
 
     /// Claims that no CPU writes to these pages from now on, until [`Machine::unprotect`].

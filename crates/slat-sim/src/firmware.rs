@@ -142,7 +142,7 @@ fn maintain_arm(machine: &Machine<Arm>, memory: Hpa, bytes: u64, what: Maintenan
         machine.clean(memory, bytes);
     }
     if what == Maintenance::Instructions && !arch.coherent_instructions {
-        machine.forget_instructions(memory, bytes);
+        machine.invalidate_instructions(memory, bytes);
     }
 }
 
@@ -168,7 +168,7 @@ fn invalidate_power(machine: &Machine<Power>, what: &Invalidation) {
 fn maintain_power(machine: &Machine<Power>, memory: Hpa, bytes: u64, what: Maintenance) {
     machine.clean(memory, bytes);
     if what == Maintenance::Instructions {
-        machine.forget_instructions(memory, bytes);
+        machine.invalidate_instructions(memory, bytes);
     }
 }
 
@@ -205,6 +205,6 @@ fn resume_riscv(machine: &Machine<RiscV>, hart: usize, gpa: Gpa) {
 
 fn maintain_riscv(machine: &Machine<RiscV>, memory: Hpa, bytes: u64, what: Maintenance) {
     if what == Maintenance::Instructions {
-        machine.forget_instructions(memory, bytes);
+        machine.invalidate_instructions(memory, bytes);
     }
 }

@@ -128,7 +128,7 @@ impl Host {
     }
 
     /// Invalidates the instruction cache.
-    pub fn forget_instructions(&mut self, hpa: u64, bytes: u64) {
+    pub fn invalidate_instructions(&mut self, hpa: u64, bytes: u64) {
         for page in hpa >> PAGE..(hpa + bytes).div_ceil(1 << PAGE) {
             let page = self.page(page << PAGE);
             page.fetched = page.latest;

@@ -78,7 +78,7 @@
 //! # Example
 //!
 //! ```
-//! use slat::{Attributes, Gpa, GpaRange, Hpa, Member, PageSize, Removals, TableCache, Tables, Vmid};
+//! use slat::{Attributes, Gpa, GpaRange, Hpa, Participant, PageSize, Removals, TableCache, Tables, Vmid};
 //! use slat_sim::{Arm, Machine};
 //!
 //! let machine = Machine::new(Arm::new(12, 39), 2);
@@ -89,8 +89,8 @@
 //! let mut storage = [const { None }; 4];
 //! let mut cache = TableCache::new(&machine, &mut storage);
 //! cache.fill(4)?;
-//! let mut member = Member::join(&machine)?;
-//! let mut guard = tables.enter(&mut member)?;
+//! let mut participant = Participant::register(&machine)?;
+//! let mut guard = tables.enter(&mut participant)?;
 //! let page = GpaRange::new(Gpa(0x8000_0000), 0x1000)?;
 //! guard.map(page, Hpa(0x4000_0000), Attributes::RAM, PageSize::SIZE_4K, &mut cache)?;
 //! assert_eq!(machine.cpu(1).write(0x8000_0123), Ok(Hpa(0x4000_0123)));

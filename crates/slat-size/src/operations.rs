@@ -84,9 +84,9 @@ operations! {
         -> Result<Tables<'static, F, Machine>, NewError> {
         Tables::new(format, Vmid(1), bits, machine)
     }
-    op_enter(tables: &'static Tables<'static, F, Machine>, member: &'static mut Member<'static, Machine>)
+    op_enter(tables: &'static Tables<'static, F, Machine>, participant: &'static mut Participant<'static, Machine>)
         -> Result<On<'static>, Foreign> {
-        tables.enter(member)
+        tables.enter(participant)
     }
     op_map(guard: &mut On<'_>, at: GpaRange, hpa: Hpa, how: Attributes, size: PageSize, cache: &mut Cache<'static>)
         -> Result<u64, Halted<MapError>> {

@@ -47,8 +47,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut cache = TableCache::new(&host, &mut storage);
     cache.fill(8)?;
     let tables = Tables::new(Arm64K4::default(), Vmid(1), 40, &host)?;
-    let mut member = Member::join(&host)?;
-    let mut guest = tables.enter(&mut member)?;
+    let mut participant = Participant::register(&host)?;
+    let mut guest = tables.enter(&mut participant)?;
 
     println!("map 32 MiB of guest memory by the largest leaves that fit");
     let ram = GpaRange::new(Gpa(1 << 30), 32 << 20)?;

@@ -64,8 +64,8 @@ macro_rules! constructors {
         }
 
         impl<const SEATS: usize> Grace<[Seat; SEATS]> {
-            /// Makes a grace with these seats, one for each thread that is a member at the same
-            /// time.
+            /// Makes a grace with these seats, one for each thread that is a participant at the
+            /// same time.
             pub $($const)? fn new(seats: [Seat; SEATS]) -> Self {
                 Self { clock: AtomicU64::new(START), tokens: Line(AtomicU64::new(0)), seats }
             }
@@ -137,17 +137,17 @@ impl Grace {
 
 /// A thread's right to walk the tables of a platform's guests: a seat, taken once and kept.
 #[derive(Debug)]
-pub struct Member<'p, P: Platform> {
+pub struct Participant<'p, P: Platform> {
     platform: &'p P,
     seat: &'p Seat,
 }
 
-impl<'p, P: Platform> Member<'p, P> {
+impl<'p, P: Platform> Participant<'p, P> {
     /// Takes a seat.
     ///
     /// # Errors
     /// [`NoSeat`] if all are taken.
-    pub fn join(platform: &'p P) -> Result<Self, NoSeat> {
+    pub fn register(platform: &'p P) -> Result<Self, NoSeat> {
         let seats = &platform.grace().seats;
         let free = |seat: &&Seat| {
             let taken =
@@ -174,7 +174,7 @@ impl<'p, P: Platform> Member<'p, P> {
     }
 }
 
-impl<P: Platform> Drop for Member<'_, P> {
+impl<P: Platform> Drop for Participant<'_, P> {
     /// Frees the seat by a read-modify-write, so that the next thread that takes it synchronises
     /// with the reclaimers that looked at it before.
     fn drop(&mut self) {
@@ -232,7 +232,11 @@ pub struct NoSeat {
 
 impl fmt::Display for NoSeat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "all {} seats are taken; drop a member, or give the platform more", self.seats)
+        write!(
+            f,
+            "all {} seats are taken; drop a participant, or give the platform more",
+            self.seats
+        )
     }
 }
 

@@ -9,9 +9,9 @@
 //!
 //! - [`Tables`] are the tables of one guest, and a [`Format`] has the bits of one architecture
 //!   (each is a cargo feature).
-//! - A thread takes a seat once ([`Member::join`]), and enters the tables by [`Tables::enter`].
-//!   This gives it a [`Guard`], whose methods are the operations. Tables that the thread may meet
-//!   stay allocated until it drops the guard.
+//! - A thread takes a seat once ([`Participant::register`]), and enters the tables by
+//!   [`Tables::enter`]. This gives it a [`Guard`], whose methods are the operations. Tables that
+//!   the thread may meet stay allocated until it drops the guard.
 //! - A caller fills a [`TableCache`] before an operation, which takes its table pages from there.
 //!   If they run out, the operation returns the address where it stopped.
 //! - The guard gathers the TLB invalidation that its operations owe. The thread
@@ -66,8 +66,8 @@
 //! A caller cannot free tables while any thread is inside them:
 //! ```compile_fail,E0505
 //! # use slat::*;
-//! fn end<F: Format, P: Platform>(tables: Tables<'_, F, P>, member: &mut Member<'_, P>) {
-//!     let walker = tables.enter(member).unwrap();
+//! fn end<F: Format, P: Platform>(tables: Tables<'_, F, P>, participant: &mut Participant<'_, P>) {
+//!     let walker = tables.enter(participant).unwrap();
 //!     // SAFETY: no CPU has the root loaded.
 //!     unsafe { tables.deactivate() }.destroy();
 //!     walker.dump();
@@ -155,7 +155,7 @@ pub use any::AnyAddressSpace;
 pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
 pub use format::{Access, Attributes, Execute, Format, Memory, Rights, Software};
-pub use grace::{Grace, Member, Moment, NoSeat, Seat};
+pub use grace::{Grace, Moment, NoSeat, Participant, Seat};
 pub use granted::Granted;
 pub use guard::{Foreign, Guard};
 pub use inactive::Inactive;

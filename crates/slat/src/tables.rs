@@ -5,7 +5,7 @@ mod ended;
 use crate::addr::{GpaRange, Hpa, PageSize, RangeError};
 use crate::build::dismantle;
 use crate::format::{Attributes, Format, Geometry, Kind};
-use crate::grace::{Member, Moment};
+use crate::grace::{Moment, Participant};
 use crate::guard::{Foreign, Guard};
 use crate::inactive::Inactive;
 use crate::ops::{Owners, Scans, Tokens};
@@ -134,7 +134,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     #[inline]
     pub fn enter<'t>(
         &'t self,
-        member: &'t mut Member<'p, P>,
+        member: &'t mut Participant<'p, P>,
     ) -> Result<Guard<'t, 'p, F, P>, Foreign> {
         if !member.serves(self.platform) {
             return Err(Foreign);

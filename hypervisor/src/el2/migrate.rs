@@ -93,7 +93,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         thread.worker().invalidate(HvaRange { start: GUEST, bytes: options.memory }, |_| {});
     let left = thread.worker().read_log(RAM_SLOT, &mut bitmap).map_err(|e| e.to_string())?;
     runs(&bitmap, copy);
-    hypervisor.machine.forget_instructions();
+    hypervisor.machine.invalidate_instructions();
     hypervisor.memory.backing().inner().move_to(away);
     let downtime = cpu::now() - stop;
     let whole = Run { first: 0, pages };

@@ -258,7 +258,7 @@ unsafe impl Platform for El2 {
             self.clean(memory, bytes, fetched);
         }
         if fetched {
-            self.forget_instructions();
+            self.invalidate_instructions();
         }
     }
 }
@@ -268,7 +268,7 @@ impl Host for El2 {
         cpu::now()
     }
 
-    fn forget_instructions(&self) {
+    fn invalidate_instructions(&self) {
         if cpu::read!("ctr_el0") & CTR_DIC == 0 {
             // SAFETY: it only makes CPUs fetch instructions again. An invalidation by address would
             // not reach aliases in a cache that is indexed by virtual addresses.

@@ -43,7 +43,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     whole.copy(home, away);
     whole.fill(home, GONE);
     hypervisor.machine.clean(Hpa(home), bytes, true);
-    hypervisor.machine.forget_instructions();
+    hypervisor.machine.invalidate_instructions();
     late.lose(all, &taken);
     drop(taken);
     hypervisor.stopped.store(false, Ordering::Release);

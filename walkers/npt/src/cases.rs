@@ -6,7 +6,7 @@ use core::arch::x86_64::__cpuid;
 use core::fmt::Write;
 use slat::format::npt::{Npt, Npt1G};
 use slat::{
-    Access, Ageing, Ages, Attributes, Gpa, GpaRange, Guard, Hpa, Member, PageSize, Skip,
+    Access, Ageing, Ages, Attributes, Gpa, GpaRange, Guard, Hpa, PageSize, Participant, Skip,
     TableCache, Tables, Vmid,
 };
 
@@ -38,13 +38,13 @@ const GUEST_WALK: u64 = 1 << 33;
 type GuardOf<'t, 'p> = Guard<'t, 'p, Npt1G, Machine>;
 
 /// A guest, the root of its tables, and whether all cases were right so far.
-struct Bed<'p> {
+struct Fixture<'p> {
     machine: &'p Machine,
     ncr3: u64,
     right: bool,
 }
 
-impl Bed<'_> {
+impl Fixture<'_> {
     fn says(&mut self, what: &str, right: bool) {
         self.right &= right;
         let _ = writeln!(Serial, "{}: {what}", if right { "right" } else { "wrong" });
@@ -94,24 +94,24 @@ fn page(at: u64) -> GpaRange {
     range(at, 4 * K)
 }
 
-fn marks(bed: &mut Bed<'_>, guest: &mut GuardOf<'_, '_>) {
+fn marks(fixture: &mut Fixture<'_>, guest: &mut GuardOf<'_, '_>) {
     MEMORY.write(READ + 0x18, 0x1234_5678_9abc_def0);
-    bed.says("no leaf is marked before", bed.state(READ, 4) == Some(0));
-    let read = bed.done("a read is allowed", Does::Read(READ + 0x18));
-    bed.says("it finds what is there", read == 0x1234_5678_9abc_def0);
-    bed.says("its leaf is accessed and not dirty", bed.state(READ, 4) == Some(ACCESSED));
-    bed.says("and so is the code's", bed.state(0x4000, 4) == Some(ACCESSED));
-    let walked = [0, 0x1000, 0x2000].map(|n| bed.state(GUEST_TABLES + n, 4));
-    bed.says("the guest's own tables are dirty", walked == [Some(ACCESSED | DIRTY); 3]);
+    fixture.says("no leaf is marked before", fixture.state(READ, 4) == Some(0));
+    let read = fixture.done("a read is allowed", Does::Read(READ + 0x18));
+    fixture.says("it finds what is there", read == 0x1234_5678_9abc_def0);
+    fixture.says("its leaf is accessed and not dirty", fixture.state(READ, 4) == Some(ACCESSED));
+    fixture.says("and so is the code's", fixture.state(0x4000, 4) == Some(ACCESSED));
+    let walked = [0, 0x1000, 0x2000].map(|n| fixture.state(GUEST_TABLES + n, 4));
+    fixture.says("the guest's own tables are dirty", walked == [Some(ACCESSED | DIRTY); 3]);
 
-    bed.done("a write is allowed", Does::Write(WRITTEN + 8, 77));
-    bed.says("it arrives", MEMORY.read(WRITTEN + 8) == 77);
-    bed.says("its leaf is dirty", bed.state(WRITTEN, 4) == Some(ACCESSED | DIRTY));
+    fixture.done("a write is allowed", Does::Write(WRITTEN + 8, 77));
+    fixture.says("it arrives", MEMORY.read(WRITTEN + 8) == 77);
+    fixture.says("its leaf is dirty", fixture.state(WRITTEN, 4) == Some(ACCESSED | DIRTY));
     guest.clean(page(WRITTEN)).expect("mapped");
     guest.complete();
-    bed.says("a cleaned leaf is not", bed.state(WRITTEN, 4) == Some(ACCESSED));
-    bed.done("the next write is allowed", Does::Write(WRITTEN + 8, 78));
-    bed.says("and marks it again", bed.state(WRITTEN, 4) == Some(ACCESSED | DIRTY));
+    fixture.says("a cleaned leaf is not", fixture.state(WRITTEN, 4) == Some(ACCESSED));
+    fixture.done("the next write is allowed", Does::Write(WRITTEN + 8, 78));
+    fixture.says("and marks it again", fixture.state(WRITTEN, 4) == Some(ACCESSED | DIRTY));
 
     let how = Ageing { clear: true, skip: Skip::Exact, fresh: false };
     // All that the lowest table covers.
@@ -122,65 +122,65 @@ fn marks(bed: &mut Bed<'_>, guest: &mut GuardOf<'_, '_>) {
         guest.complete();
     };
     age(&mut [0; 8]);
-    bed.says("an aged table is not accessed", bed.tables_accessed(READ) == 2);
-    bed.done("a read below it is allowed", Does::Read(READ));
-    bed.says("it is accessed again", bed.tables_accessed(READ) == 3);
+    fixture.says("an aged table is not accessed", fixture.tables_accessed(READ) == 2);
+    fixture.done("a read below it is allowed", Does::Read(READ));
+    fixture.says("it is accessed again", fixture.tables_accessed(READ) == 3);
     let mut young = [0; 8];
     age(&mut young);
     // The guest's three tables, its code, and the page.
-    bed.says("and leads to what was used", young == [0b1_0001_1110, 0, 0, 0, 0, 0, 0, 0]);
+    fixture.says("and leads to what was used", young == [0b1_0001_1110, 0, 0, 0, 0, 0, 0, 0]);
 }
 
-fn faults(bed: &mut Bed<'_>, guest: &mut GuardOf<'_, '_>) {
+fn faults(fixture: &mut Fixture<'_>, guest: &mut GuardOf<'_, '_>) {
     let error = FINAL | USER;
-    bed.faults("a read of nothing faults", Does::Read(8 * M + 0x128), error, 8 * M + 0x128);
+    fixture.faults("a read of nothing faults", Does::Read(8 * M + 0x128), error, 8 * M + 0x128);
     let error = FINAL | USER | WRITE;
-    bed.faults("a write to nothing faults", Does::Write(1 << 29, 0), error, 1 << 29);
+    fixture.faults("a write to nothing faults", Does::Write(1 << 29, 0), error, 1 << 29);
 
     guest.write_protect(page(PROTECTED)).expect("mapped");
     guest.complete();
     let write = Does::Write(PROTECTED + 0x40, 5);
     let error = FINAL | USER | WRITE | PRESENT;
-    bed.faults("a write without the right faults", write, error, PROTECTED + 0x40);
-    bed.says("it does not arrive", MEMORY.read(PROTECTED + 0x40) == 0);
-    bed.done("a read is still allowed", Does::Read(PROTECTED));
+    fixture.faults("a write without the right faults", write, error, PROTECTED + 0x40);
+    fixture.says("it does not arrive", MEMORY.read(PROTECTED + 0x40) == 0);
+    fixture.done("a read is still allowed", Does::Read(PROTECTED));
     guest.relax(page(PROTECTED), Access::Write).expect("mapped").flush_local();
-    bed.done("a relaxed leaf allows it", write);
-    bed.says("then it arrives", MEMORY.read(PROTECTED + 0x40) == 5);
+    fixture.done("a relaxed leaf allows it", write);
+    fixture.says("then it arrives", MEMORY.read(PROTECTED + 0x40) == 5);
 
     MEMORY.write(EXECUTED, VMMCALL);
-    bed.done("code is executed", Does::Execute(EXECUTED));
+    fixture.done("code is executed", Does::Execute(EXECUTED));
     guest.execute_protect(page(EXECUTED)).expect("mapped");
     guest.complete();
     let error = FINAL | USER | FETCH | PRESENT;
-    bed.faults("a fetch without the right faults", Does::Execute(EXECUTED), error, EXECUTED);
-    bed.done("a read is still allowed", Does::Read(EXECUTED));
+    fixture.faults("a fetch without the right faults", Does::Execute(EXECUTED), error, EXECUTED);
+    fixture.done("a read is still allowed", Does::Read(EXECUTED));
     guest.relax(page(EXECUTED), Access::Execute).expect("mapped").flush_local();
-    bed.done("a relaxed leaf executes", Does::Execute(EXECUTED));
+    fixture.done("a relaxed leaf executes", Does::Execute(EXECUTED));
 }
 
-fn subtrees(bed: &mut Bed<'_>, guest: &mut GuardOf<'_, '_>) {
+fn subtrees(fixture: &mut Fixture<'_>, guest: &mut GuardOf<'_, '_>) {
     guest.write_protect_subtrees(range(0, 1 << 30)).expect("mapped");
     guest.complete();
     let error = GUEST_WALK | USER | WRITE | PRESENT;
     let read = Does::Read(PUSHED);
-    bed.faults("a guest's walk needs the right to write", read, error, GUEST_TABLES);
+    fixture.faults("a guest's walk needs the right to write", read, error, GUEST_TABLES);
     guest.relax(range(GUEST_TABLES, 0x3000), Access::Write).expect("mapped").flush_local();
-    bed.done("with it, a read is allowed", read);
+    fixture.done("with it, a read is allowed", read);
     let error = FINAL | USER | WRITE | PRESENT;
     let write = Does::Write(PUSHED, 6);
-    bed.faults("other pages below the table are still protected", write, error, PUSHED);
+    fixture.faults("other pages below the table are still protected", write, error, PUSHED);
     let block = Does::Write(BLOCK, 6);
-    bed.faults("and a block", block, error, BLOCK);
+    fixture.faults("and a block", block, error, BLOCK);
     guest.relax(page(PUSHED), Access::Write).expect("mapped").flush_local();
     guest.relax(range(BLOCK, 2 * M), Access::Write).expect("mapped").flush_local();
-    bed.done("a relaxed page is written", write);
-    bed.done("and a relaxed block", block);
-    bed.says("both arrive", [PUSHED, BLOCK].map(|at| MEMORY.read(at)) == [6, 6]);
+    fixture.done("a relaxed page is written", write);
+    fixture.done("and a relaxed block", block);
+    fixture.says("both arrive", [PUSHED, BLOCK].map(|at| MEMORY.read(at)) == [6, 6]);
 }
 
 fn blocks(
-    bed: &mut Bed<'_>,
+    fixture: &mut Fixture<'_>,
     guest: &mut GuardOf<'_, '_>,
     cache: &mut TableCache<'_, Npt1G, Machine>,
 ) {
@@ -188,33 +188,33 @@ fn blocks(
     for n in 0..512 {
         MEMORY.write(BLOCK + n * 4 * K + 0xff8, n);
     }
-    let all = |bed: &mut Bed<'_>, what| {
+    let all = |fixture: &mut Fixture<'_>, what| {
         let at = |n| Does::Read(BLOCK + n * 4 * K + 0xff8);
         let right = (0..512).all(|n| {
-            let exit = bed.run(at(n));
+            let exit = fixture.run(at(n));
             (exit.code, exit.rax) == (EXIT_VMMCALL, n)
         });
-        bed.says(what, right);
+        fixture.says(what, right);
     };
-    all(bed, "a block of 2m is read, all of it");
-    bed.says("one leaf stands for it", bed.state(BLOCK, 3) == Some(ACCESSED | DIRTY));
+    all(fixture, "a block of 2m is read, all of it");
+    fixture.says("one leaf stands for it", fixture.state(BLOCK, 3) == Some(ACCESSED | DIRTY));
     guest.clean(block).expect("mapped");
     guest.complete();
     guest.split(block, PageSize::SIZE_4K, cache).expect("frames");
     guest.complete();
-    let leaf = bed.state(BLOCK + M, 4);
-    bed.says("split, a page has the block's state", leaf == Some(ACCESSED));
-    all(bed, "each of 512 pages is where it was");
+    let leaf = fixture.state(BLOCK + M, 4);
+    fixture.says("split, a page has the block's state", leaf == Some(ACCESSED));
+    all(fixture, "each of 512 pages is where it was");
     for n in [0, 64, 65, 511] {
-        bed.done("a page is written", Does::Write(BLOCK + n * 4 * K, n));
+        fixture.done("a page is written", Does::Write(BLOCK + n * 4 * K, n));
     }
     let mut bits = [0; 8];
     guest.harvest(block, &mut bits).expect("mapped");
-    bed.says("a harvest finds those four", bits == [1, 3, 0, 0, 0, 0, 0, 1 << 63]);
+    fixture.says("a harvest finds those four", bits == [1, 3, 0, 0, 0, 0, 0, 1 << 63]);
     guest.collapse(block, PageSize::SIZE_2M).expect("uniform");
     guest.complete();
-    bed.says("collapsed, one leaf stands for them", bed.state(BLOCK, 3).is_some());
-    all(bed, "and all of it is read");
+    fixture.says("collapsed, one leaf stands for them", fixture.state(BLOCK, 3).is_some());
+    all(fixture, "and all of it is read");
 }
 
 #[unsafe(no_mangle)]
@@ -232,8 +232,8 @@ extern "C" fn main() -> ! {
     let mut storage = [const { None }; 16];
     let mut cache = TableCache::new(&machine, &mut storage);
     cache.fill(16).expect("frames");
-    let mut member = Member::join(&machine).expect("a seat");
-    let mut guest = tables.enter(&mut member).expect("the same platform");
+    let mut participant = Participant::register(&machine).expect("a seat");
+    let mut guest = tables.enter(&mut participant).expect("the same platform");
 
     let unused = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
     let hpa = Hpa(MEMORY.hpa());
@@ -243,11 +243,11 @@ extern "C" fn main() -> ! {
     svm::prepare(&MEMORY);
     let ncr3 = tables.format().ncr3(tables.root());
     svm::create(ncr3);
-    let mut bed = Bed { machine: &machine, ncr3, right: true };
-    marks(&mut bed, &mut guest);
-    faults(&mut bed, &mut guest);
-    subtrees(&mut bed, &mut guest);
-    blocks(&mut bed, &mut guest, &mut cache);
-    let _ = writeln!(Serial, "{}", if bed.right { "all right" } else { "something is wrong" });
-    end(bed.right)
+    let mut fixture = Fixture { machine: &machine, ncr3, right: true };
+    marks(&mut fixture, &mut guest);
+    faults(&mut fixture, &mut guest);
+    subtrees(&mut fixture, &mut guest);
+    blocks(&mut fixture, &mut guest, &mut cache);
+    let _ = writeln!(Serial, "{}", if fixture.right { "all right" } else { "something is wrong" });
+    end(fixture.right)
 }

@@ -7,7 +7,7 @@ use crate::machine::{
 use slat::format::Kind;
 use slat::format::riscv::{Mode, RiscV};
 use slat::{
-    Access, Attributes, Execute, Format, Gpa, GpaRange, Guard, Hpa, Member, PageSize, Place,
+    Access, Attributes, Execute, Format, Gpa, GpaRange, Guard, Hpa, PageSize, Participant, Place,
     TableCache, Tables, Vmid,
 };
 
@@ -95,9 +95,9 @@ impl Checks {
         self.is("hgatp holds what it is given", load_root(hgatp), hgatp);
         let mut storage = [const { None }; 16];
         let mut cache = TableCache::new(machine, &mut storage);
-        let mut member = Member::join(machine).expect("the only one");
+        let mut participant = Participant::register(machine).expect("the only one");
         {
-            let mut guard = tables.enter(&mut member).expect("the machine's own tables");
+            let mut guard = tables.enter(&mut participant).expect("the machine's own tables");
             let guest = Guest { code: (1 << (bits - 1)) - M2 };
             cache.fill(16).expect("memory for tables");
             write_code(CODE);
@@ -114,7 +114,7 @@ impl Checks {
             cache.fill(16).expect("memory for tables");
             self.sizes(&guest, &mut guard, &mut cache);
         }
-        drop((cache, member));
+        drop((cache, participant));
         load_root(0);
         // SAFETY: the only hart has just unloaded the root.
         unsafe { tables.deactivate() }.destroy();

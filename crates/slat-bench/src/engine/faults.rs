@@ -4,14 +4,14 @@ use crate::contest::{Contest, ENGINE, MACHINE, Sample};
 use crate::settings::engine::Part;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
-use slat::{Attributes, BreakBeforeMake, Counts, Member, PageSize, TableCache, Tables};
+use slat::{Attributes, BreakBeforeMake, Counts, PageSize, Participant, TableCache, Tables};
 use slat_ideas::arena::Arena;
-use slat_ideas::bed::{Bed, counted, storage};
-use slat_ideas::crew::{Gate, together};
 use slat_ideas::fill::Stores;
+use slat_ideas::fixture::{Fixture, counted, storage};
 use slat_ideas::format::TableFormat;
 use slat_ideas::limit;
-use slat_ideas::watch::Watch;
+use slat_ideas::stopwatch::Stopwatch;
+use slat_ideas::threads::{Gate, together};
 use std::hint::black_box;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -24,18 +24,18 @@ pub fn tables_of(pages: u64) -> usize {
 /// Handles a fault on each page of `pages`; returns the number of bytes mapped.
 #[inline]
 pub fn map_each<'p>(
-    bed: &Bed<Arm64K4>,
+    fixture: &Fixture<Arm64K4>,
     tables: &Tables<'p, Arm64K4, Arena>,
-    member: &mut Member<'p, Arena>,
+    participant: &mut Participant<'p, Arena>,
     cache: &mut TableCache<'_, Arm64K4, Arena>,
     pages: Range<u64>,
     counts: &mut Counts,
 ) -> anyhow::Result<u64> {
     let mut mapped = 0;
     for page in pages {
-        let page = bed.page(page);
-        let hpa = Bed::<Arm64K4>::host(&page);
-        let mut guard = tables.enter(member)?;
+        let page = fixture.page(page);
+        let hpa = Fixture::<Arm64K4>::host(&page);
+        let mut guard = tables.enter(participant)?;
         mapped += guard.map(page, hpa, Attributes::RAM, PageSize::SIZE_4K, cache)?;
         *counts += guard.counts();
         guard.complete();
@@ -45,39 +45,41 @@ pub fn map_each<'p>(
 
 /// Returns the contest of one thread that maps all pages in ascending order.
 pub fn map<'a>(memory: u64) -> anyhow::Result<Contest<'a>> {
-    let bed = Bed::new(Arm64K4::default(), memory);
+    let fixture = Fixture::new(Arm64K4::default(), memory);
     Ok(crate::contest::pose(Part::Map, TableFormat::Arm64K4, memory, "4k, one by one")
         .enter("map", ENGINE, move |arena, check| {
             let arena = arena.begin(BreakBeforeMake::Always, Stores::Plain);
-            let tables = bed.empty(arena)?.activate();
-            let mut storage = storage(tables_of(bed.pages()));
+            let tables = fixture.empty(arena)?.activate();
+            let mut storage = storage(tables_of(fixture.pages()));
             let mut cache = TableCache::new(arena, &mut storage);
             cache.fill(usize::MAX)?;
-            let mut member = Member::join(arena)?;
+            let mut participant = Participant::register(arena)?;
             let mut counts = Counts::NONE;
-            let pages = 0..bed.pages();
-            let watch = Watch::start();
-            let mapped = map_each(&bed, &tables, &mut member, &mut cache, pages, &mut counts)?;
+            let pages = 0..fixture.pages();
+            let watch = Stopwatch::start();
+            let mapped =
+                map_each(&fixture, &tables, &mut participant, &mut cache, pages, &mut counts)?;
             let seconds = watch.seconds();
-            ensure!(mapped == bed.range().size(), "{mapped} bytes were mapped");
+            ensure!(mapped == fixture.range().size(), "{mapped} bytes were mapped");
             if check {
-                let guard = tables.enter(&mut member)?;
-                bed.check(&guard, bed.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
+                let guard = tables.enter(&mut participant)?;
+                fixture
+                    .check(&guard, fixture.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
             }
             Ok(Sample { seconds, counts: counted(counts, arena.invalidations()) })
         })
-        .each("map one page", &["map"], bed.pages()))
+        .each("map one page", &["map"], fixture.pages()))
 }
 
 /// Returns the contest of one thread and of two that map disjoint ranges, with compare-and-swaps of
 /// the same entries as limit.
 pub fn threads(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
-    let bed = Bed::new(Arm64K4::default(), memory);
+    let fixture = Fixture::new(Arm64K4::default(), memory);
     let map = move |threads: usize| {
-        move |arena: &mut Arena, check: bool| map_by(&bed, &cpus[..threads], arena, check)
+        move |arena: &mut Arena, check: bool| map_by(&fixture, &cpus[..threads], arena, check)
     };
     let cas = move |threads: usize| {
-        move |arena: &mut Arena, _: bool| exchange_by(&bed, &cpus[..threads], arena)
+        move |arena: &mut Arena, _: bool| exchange_by(&fixture, &cpus[..threads], arena)
     };
     Ok(crate::contest::pose(Part::MapThreads, TableFormat::Arm64K4, memory, "4k, one by one")
         .enter("map-1", ENGINE, map(1))
@@ -88,44 +90,49 @@ pub fn threads(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
 }
 
 fn map_by(
-    bed: &Bed<Arm64K4>,
+    fixture: &Fixture<Arm64K4>,
     cpus: &[usize],
     arena: &mut Arena,
     check: bool,
 ) -> anyhow::Result<Sample> {
     let arena = arena.begin(BreakBeforeMake::Always, Stores::Plain);
-    let tables = &bed.empty(arena)?.activate();
-    let share = bed.pages() / cpus.len() as u64;
+    let tables = &fixture.empty(arena)?.activate();
+    let share = fixture.pages() / cpus.len() as u64;
     let work = |thread: u64| {
         move |gate: &Gate| {
             let mut storage = storage(tables_of(share));
             let mut cache = TableCache::new(arena, &mut storage);
             cache.fill(usize::MAX)?;
-            let mut member = Member::join(arena)?;
+            let mut participant = Participant::register(arena)?;
             let mut counts = Counts::NONE;
             let pages = thread * share..(thread + 1) * share;
-            let (seconds, mapped) =
-                gate.pass(|| map_each(bed, tables, &mut member, &mut cache, pages, &mut counts));
+            let (seconds, mapped) = gate.pass(|| {
+                map_each(fixture, tables, &mut participant, &mut cache, pages, &mut counts)
+            });
             ensure!(mapped? == share << 12, "not all was mapped");
             Ok((seconds, counts))
         }
     };
     let (seconds, counts) = together(cpus, (0..cpus.len() as u64).map(work).collect())?;
     if check {
-        let mut member = Member::join(arena)?;
-        let guard = tables.enter(&mut member)?;
-        bed.check(&guard, bed.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
+        let mut participant = Participant::register(arena)?;
+        let guard = tables.enter(&mut participant)?;
+        fixture.check(&guard, fixture.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
     }
     let written = counts.iter().map(|counts| counts.entries_written).sum();
     Ok(Sample { seconds, counts: vec![("entries_written", written)] })
 }
 
-fn exchange_by(bed: &Bed<Arm64K4>, cpus: &[usize], arena: &mut Arena) -> anyhow::Result<Sample> {
+fn exchange_by(
+    fixture: &Fixture<Arm64K4>,
+    cpus: &[usize],
+    arena: &mut Arena,
+) -> anyhow::Result<Sample> {
     arena.reset();
     arena.set_stores(Stores::Plain);
     let arena = &*arena;
-    let tables = bed.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
-    let ptes = bed.entries(&tables, arena);
+    let tables = fixture.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
+    let ptes = fixture.entries(&tables, arena);
     let share = ptes.len() / cpus.len();
     let exchange = |tables: &[&[AtomicU64]]| -> u64 {
         tables.iter().map(|table| black_box(limit::exchange(table))).sum()

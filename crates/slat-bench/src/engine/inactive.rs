@@ -7,29 +7,29 @@ use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
 use slat::{Attributes, PageSize, TableCache};
 use slat_ideas::arena::Arena;
-use slat_ideas::bed::{Bed, CHUNK, chunk_storage, steps};
 use slat_ideas::fill::Stores;
+use slat_ideas::fixture::{CHUNK, Fixture, chunk_storage, steps};
 use slat_ideas::format::TableFormat;
 use slat_ideas::limit;
-use slat_ideas::watch::Watch;
+use slat_ideas::stopwatch::Stopwatch;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Returns the contests: map a range, and write-protect one.
 pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
-    let bed = Bed::new(Arm64K4::default(), memory);
+    let fixture = Fixture::new(Arm64K4::default(), memory);
     let bytes = (memory >> 9) as usize;
     let protect =
         crate::contest::pose(Part::Inactive, TableFormat::Arm64K4, memory, "write-protect")
-            .enter("protect", ENGINE, move |arena, check| protect(&bed, arena, check))
-            .enter("modify", MACHINE, move |arena, _| modify(&bed, arena))
+            .enter("protect", ENGINE, move |arena, check| protect(&fixture, arena, check))
+            .enter("modify", MACHINE, move |arena, _| modify(&fixture, arena))
             .ratio("inactive: write-protect", &["protect"], &["modify"]);
     let map = crate::contest::pose(Part::Inactive, TableFormat::Arm64K4, memory, "map")
-        .enter("map", ENGINE, move |arena, check| map(&bed, bytes, arena, check))
+        .enter("map", ENGINE, move |arena, check| map(&fixture, bytes, arena, check))
         .enter("fill-plain", MACHINE, move |arena, _| {
             arena.reset();
             arena.warm(bytes);
-            let watch = Watch::start();
+            let watch = Stopwatch::start();
             limit::fill_by(arena.words(bytes), 512, Stores::Plain);
             Ok(Sample::time(watch.seconds()))
         })
@@ -37,28 +37,29 @@ pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     Ok(vec![protect, map])
 }
 
-fn protect(bed: &Bed<Arm64K4>, arena: &mut Arena, check: bool) -> anyhow::Result<Sample> {
+fn protect(fixture: &Fixture<Arm64K4>, arena: &mut Arena, check: bool) -> anyhow::Result<Sample> {
     arena.reset();
     arena.set_stores(Stores::Plain);
-    let mut tables = bed.mapped(arena, bed.range().size(), PageSize::SIZE_4K, Attributes::RAM)?;
-    let watch = Watch::start();
-    let bytes = tables.write_protect(bed.range())?;
+    let mut tables =
+        fixture.mapped(arena, fixture.range().size(), PageSize::SIZE_4K, Attributes::RAM)?;
+    let watch = Stopwatch::start();
+    let bytes = tables.write_protect(fixture.range())?;
     let seconds = watch.seconds();
-    ensure!(bytes == bed.range().size(), "{bytes} bytes changed");
+    ensure!(bytes == fixture.range().size(), "{bytes} bytes changed");
     if check {
         let expected = Attributes { write: false, ..Attributes::RAM };
-        bed.check(&tables.guard(), bed.range(), PageSize::SIZE_4K, |a| a == expected)?;
+        fixture.check(&tables.guard(), fixture.range(), PageSize::SIZE_4K, |a| a == expected)?;
     }
     Ok(Sample::time(seconds))
 }
 
 /// Loads and stores each entry in a plain loop.
-fn modify(bed: &Bed<Arm64K4>, arena: &mut Arena) -> anyhow::Result<Sample> {
+fn modify(fixture: &Fixture<Arm64K4>, arena: &mut Arena) -> anyhow::Result<Sample> {
     arena.reset();
     arena.set_stores(Stores::Plain);
-    let tables = bed.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
-    let ptes = bed.entries(&tables, arena);
-    let watch = Watch::start();
+    let tables = fixture.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
+    let ptes = fixture.entries(&tables, arena);
+    let watch = Stopwatch::start();
     for table in &ptes {
         black_box(modify_each(table));
     }
@@ -76,25 +77,31 @@ fn modify_each(words: &[AtomicU64]) -> u64 {
 }
 
 /// Maps all memory in chunks. The time includes filling the cache.
-fn map(bed: &Bed<Arm64K4>, bytes: usize, arena: &mut Arena, check: bool) -> anyhow::Result<Sample> {
+fn map(
+    fixture: &Fixture<Arm64K4>,
+    bytes: usize,
+    arena: &mut Arena,
+    check: bool,
+) -> anyhow::Result<Sample> {
     arena.reset();
     arena.set_stores(Stores::Plain);
     let arena = &*arena;
-    let mut tables = bed.empty(arena)?;
+    let mut tables = fixture.empty(arena)?;
     arena.warm(bytes);
     let mut storage = chunk_storage();
     let mut cache = TableCache::new(arena, &mut storage);
     let mut mapped = 0;
-    let watch = Watch::start();
-    for chunk in steps(bed.range(), CHUNK) {
+    let watch = Stopwatch::start();
+    for chunk in steps(fixture.range(), CHUNK) {
         cache.fill(usize::MAX)?;
-        let hpa = Bed::<Arm64K4>::host(&chunk);
+        let hpa = Fixture::<Arm64K4>::host(&chunk);
         mapped += tables.map(chunk, hpa, Attributes::RAM, PageSize::SIZE_4K, &mut cache)?;
     }
     let seconds = watch.seconds();
-    ensure!(mapped == bed.range().size(), "{mapped} bytes were mapped");
+    ensure!(mapped == fixture.range().size(), "{mapped} bytes were mapped");
     if check {
-        bed.check(&tables.guard(), bed.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
+        fixture
+            .check(&tables.guard(), fixture.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
     }
     Ok(Sample::time(seconds))
 }

@@ -5,13 +5,15 @@ use crate::contest::{Contest, ENGINE, MACHINE, Sample};
 use crate::settings::engine::Part;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
-use slat::{Ageing, Ages, Attributes, BreakBeforeMake, Format, Member, PageSize, Platform, Tables};
+use slat::{
+    Ageing, Ages, Attributes, BreakBeforeMake, Format, PageSize, Participant, Platform, Tables,
+};
 use slat_ideas::arena::Arena;
-use slat_ideas::bed::{Bed, counted};
 use slat_ideas::fill::Stores;
+use slat_ideas::fixture::{Fixture, counted};
 use slat_ideas::format::TableFormat;
 use slat_ideas::limit;
-use slat_ideas::watch::Watch;
+use slat_ideas::stopwatch::Stopwatch;
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
 
@@ -29,8 +31,8 @@ struct Bits {
 }
 
 impl Bits {
-    fn of<F: Format>(bed: &Bed<F>) -> Self {
-        Self { young: bed.bitmap(), unanswered: bed.bitmap() }
+    fn of<F: Format>(fixture: &Fixture<F>) -> Self {
+        Self { young: fixture.bitmap(), unanswered: fixture.bitmap() }
     }
 
     fn clear(&mut self) {
@@ -64,7 +66,7 @@ pub fn age<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
 }
 
 fn contest<'a>(memory: u64, op: Op, again: bool) -> Contest<'a> {
-    let bed = Bed::new(Arm64K4::default(), memory);
+    let fixture = Fixture::new(Arm64K4::default(), memory);
     let (part, name, of) = match (op, again) {
         (Op::Protect, false) => (Part::Protect, "protect", "writable"),
         (Op::Protect, true) => (Part::Protect, "protect", "protected already"),
@@ -73,32 +75,32 @@ fn contest<'a>(memory: u64, op: Op, again: bool) -> Contest<'a> {
     };
     let (limit, each): (_, fn(&[AtomicU64]) -> u64) =
         if again { ("read", limit::read) } else { ("cas", limit::exchange) };
-    let mut bits = Bits::of(&bed);
-    let mut more = Bits::of(&bed);
+    let mut bits = Bits::of(&fixture);
+    let mut more = Bits::of(&fixture);
     crate::contest::pose(part, TableFormat::Arm64K4, memory, of)
         .enter(name, ENGINE, move |arena, check| {
             ready(arena);
             let arena = &*arena;
-            let tables = prepared(&bed, arena, op, again, &mut bits)?;
-            let mut member = Member::join(arena)?;
+            let tables = prepared(&fixture, arena, op, again, &mut bits)?;
+            let mut participant = Participant::register(arena)?;
             let before = arena.invalidations();
             bits.clear();
-            let watch = Watch::start();
-            let mut guard = tables.enter(&mut member)?;
-            let pages = done(&bed, &mut guard, op, &mut bits)?;
+            let watch = Stopwatch::start();
+            let mut guard = tables.enter(&mut participant)?;
+            let pages = done(&fixture, &mut guard, op, &mut bits)?;
             let counts = guard.counts();
             guard.complete();
             drop(guard);
             let seconds = watch.seconds();
-            let expected = if again { 0 } else { bed.pages() };
+            let expected = if again { 0 } else { fixture.pages() };
             ensure!(pages == expected, "{pages} pages changed, not {expected}");
             let invalidations = arena.invalidations() - before;
             if op == Op::Age {
                 ensure!(bits.young() == expected, "{} bits, not {expected}", bits.young());
             }
             if check {
-                let guard = tables.enter(&mut member)?;
-                bed.check(&guard, bed.range(), PageSize::SIZE_4K, |a| match op {
+                let guard = tables.enter(&mut participant)?;
+                fixture.check(&guard, fixture.range(), PageSize::SIZE_4K, |a| match op {
                     Op::Protect => a == Attributes { write: false, ..Attributes::RAM },
                     Op::Age => a == Attributes { accessed: false, ..Attributes::RAM },
                 })?;
@@ -107,16 +109,16 @@ fn contest<'a>(memory: u64, op: Op, again: bool) -> Contest<'a> {
         })
         .enter(limit, MACHINE, move |arena, _| {
             ready(arena);
-            let tables = prepared(&bed, arena, op, again, &mut more)?;
-            let ptes = bed.entries(&tables, arena);
+            let tables = prepared(&fixture, arena, op, again, &mut more)?;
+            let ptes = fixture.entries(&tables, arena);
             more.clear();
-            let watch = Watch::start();
+            let watch = Stopwatch::start();
             for table in &ptes {
                 black_box(each(table));
             }
             let seconds = watch.seconds();
             let ptes: usize = ptes.iter().map(|table| table.len()).sum();
-            ensure!(ptes as u64 == bed.pages(), "{ptes} entries of {} pages", bed.pages());
+            ensure!(ptes as u64 == fixture.pages(), "{ptes} entries of {} pages", fixture.pages());
             Ok(Sample { seconds, counts: vec![("slots", ptes as u64)] })
         })
 }
@@ -128,17 +130,17 @@ fn ready(arena: &mut Arena) {
 /// Builds tables; with `again`, it also does the operation once. The last pass over all entries
 /// decides what is in the caches.
 fn prepared<'a, F: Format>(
-    bed: &Bed<F>,
+    fixture: &Fixture<F>,
     arena: &'a Arena,
     op: Op,
     again: bool,
     bits: &mut Bits,
 ) -> anyhow::Result<Tables<'a, F, Arena>> {
-    let tables = bed.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
+    let tables = fixture.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
     if again {
-        let mut member = Member::join(arena)?;
-        let mut guard = tables.enter(&mut member)?;
-        done(bed, &mut guard, op, bits)?;
+        let mut participant = Participant::register(arena)?;
+        let mut guard = tables.enter(&mut participant)?;
+        done(fixture, &mut guard, op, bits)?;
         guard.complete();
     }
     Ok(tables)
@@ -146,16 +148,16 @@ fn prepared<'a, F: Format>(
 
 /// Does the operation on all of the memory; returns the number of pages that changed.
 fn done<F: Format, P: Platform>(
-    bed: &Bed<F>,
+    fixture: &Fixture<F>,
     guard: &mut slat::Guard<'_, '_, F, P>,
     op: Op,
     bits: &mut Bits,
 ) -> anyhow::Result<u64> {
     Ok(match op {
-        Op::Protect => guard.write_protect(bed.range())? >> F::PAGE_SHIFT,
+        Op::Protect => guard.write_protect(fixture.range())? >> F::PAGE_SHIFT,
         Op::Age => {
             let mut ages = Ages { young: &mut bits.young, unanswered: &mut bits.unanswered };
-            let aged = guard.age(bed.range(), &mut ages, Ageing::LEAVES)?;
+            let aged = guard.age(fixture.range(), &mut ages, Ageing::LEAVES)?;
             ensure!(aged.unanswered == 0, "{} pages without an answer", aged.unanswered);
             aged.young
         }

@@ -4,14 +4,16 @@ use crate::contest::{Contest, ENGINE, MACHINE, Sample};
 use crate::settings::engine::Part;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
-use slat::{Attributes, BreakBeforeMake, Counts, GpaRange, Member, PageSize, TableCache, Tables};
+use slat::{
+    Attributes, BreakBeforeMake, Counts, GpaRange, PageSize, Participant, TableCache, Tables,
+};
 use slat_ideas::arena::Arena;
-use slat_ideas::bed::{Bed, CHUNK, chunk_storage, counted, steps};
-use slat_ideas::crew::{Gate, together};
 use slat_ideas::fill::Stores;
+use slat_ideas::fixture::{CHUNK, Fixture, chunk_storage, counted, steps};
 use slat_ideas::format::TableFormat;
 use slat_ideas::limit;
-use slat_ideas::watch::Watch;
+use slat_ideas::stopwatch::Stopwatch;
+use slat_ideas::threads::{Gate, together};
 
 type K4 = Arm64K4;
 
@@ -21,13 +23,13 @@ const TABLE: usize = 512;
 /// Returns the contests for blocks of 2m and of 1g, with a plain fill for each kind of stores.
 pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     let contest = |(of, size): (&'static str, PageSize)| {
-        let bed = Bed::new(K4::default(), memory);
+        let fixture = Fixture::new(K4::default(), memory);
         let bytes = built_bytes(memory, size);
         let by = move |bbm, stores| {
             move |arena: &mut Arena, check: bool| {
                 arena.set_break_before_make(bbm);
                 arena.set_stores(stores);
-                split(&bed, size, bytes, arena, check)
+                split(&fixture, size, bytes, arena, check)
             }
         };
         let split = move |stores| by(BreakBeforeMake::Always, stores);
@@ -35,7 +37,7 @@ pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
             move |arena: &mut Arena, _: bool| {
                 arena.reset();
                 arena.warm(bytes);
-                let watch = Watch::start();
+                let watch = Stopwatch::start();
                 limit::fill_by(arena.words(bytes), TABLE, stores);
                 Ok(Sample::time(watch.seconds()))
             }
@@ -72,7 +74,7 @@ fn built_bytes(memory: u64, size: PageSize) -> usize {
 
 /// Splits all memory in chunks with one thread. The time includes filling its cache.
 fn split(
-    bed: &Bed<K4>,
+    fixture: &Fixture<K4>,
     size: PageSize,
     bytes: usize,
     arena: &mut Arena,
@@ -80,14 +82,14 @@ fn split(
 ) -> anyhow::Result<Sample> {
     arena.reset();
     let arena = &*arena;
-    let tables = bed.live(arena, size, Attributes::RAM)?;
+    let tables = fixture.live(arena, size, Attributes::RAM)?;
     arena.warm(bytes);
     let mut storage = chunk_storage();
     let mut cache = TableCache::new(arena, &mut storage);
-    let mut member = Member::join(arena)?;
+    let mut participant = Participant::register(arena)?;
     let before = arena.invalidations();
-    let watch = Watch::start();
-    let counts = split_range(&tables, &mut member, bed.range(), &mut cache)?;
+    let watch = Stopwatch::start();
+    let counts = split_range(&tables, &mut participant, fixture.range(), &mut cache)?;
     let seconds = watch.seconds();
     let invalidations = arena.invalidations() - before;
     ensure!(
@@ -97,22 +99,22 @@ fn split(
         bytes / 4096
     );
     if check {
-        let guard = tables.enter(&mut member)?;
-        bed.check(&guard, bed.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
+        let guard = tables.enter(&mut participant)?;
+        fixture.check(&guard, fixture.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
     }
     Ok(Sample { seconds, counts: counted(counts, invalidations) })
 }
 
 fn split_range<'p>(
     tables: &Tables<'p, K4, Arena>,
-    member: &mut Member<'p, Arena>,
+    participant: &mut Participant<'p, Arena>,
     range: GpaRange,
     cache: &mut TableCache<'_, K4, Arena>,
 ) -> anyhow::Result<Counts> {
     let mut counts = Counts::NONE;
     for chunk in steps(range, CHUNK) {
         cache.fill(usize::MAX)?;
-        let mut guard = tables.enter(member)?;
+        let mut guard = tables.enter(participant)?;
         guard.split(chunk, PageSize::SIZE_4K, cache)?;
         counts += guard.counts();
         guard.complete();
@@ -122,10 +124,12 @@ fn split_range<'p>(
 
 /// Returns the contest of two threads with their own table caches, on disjoint halves, against one.
 pub fn threads(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
-    let bed = Bed::new(K4::default(), memory);
+    let fixture = Fixture::new(K4::default(), memory);
     let bytes = built_bytes(memory, PageSize::SIZE_2M);
     let split = move |threads: usize| {
-        move |arena: &mut Arena, check: bool| split_by(&bed, bytes, &cpus[..threads], arena, check)
+        move |arena: &mut Arena, check: bool| {
+            split_by(&fixture, bytes, &cpus[..threads], arena, check)
+        }
     };
     let fill = move |threads: usize| {
         move |arena: &mut Arena, _: bool| fill_by(bytes, &cpus[..threads], arena)
@@ -139,24 +143,24 @@ pub fn threads(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
 }
 
 fn split_by(
-    bed: &Bed<K4>,
+    fixture: &Fixture<K4>,
     bytes: usize,
     cpus: &[usize],
     arena: &mut Arena,
     check: bool,
 ) -> anyhow::Result<Sample> {
     let arena = arena.begin(BreakBeforeMake::Always, Stores::Plain);
-    let tables = &bed.live(arena, PageSize::SIZE_2M, Attributes::RAM)?;
+    let tables = &fixture.live(arena, PageSize::SIZE_2M, Attributes::RAM)?;
     arena.warm(bytes);
-    let share = bed.range().size() / cpus.len() as u64;
+    let share = fixture.range().size() / cpus.len() as u64;
     let work = |thread: u64| {
         move |gate: &Gate| {
             let mut storage = chunk_storage();
             let mut cache = TableCache::new(arena, &mut storage);
-            let mut member = Member::join(arena)?;
-            let range = bed.part(thread * share, share);
+            let mut participant = Participant::register(arena)?;
+            let range = fixture.part(thread * share, share);
             let (seconds, counts) =
-                gate.pass(|| split_range(tables, &mut member, range, &mut cache));
+                gate.pass(|| split_range(tables, &mut participant, range, &mut cache));
             Ok((seconds, counts?))
         }
     };
@@ -164,9 +168,9 @@ fn split_by(
     let built: u64 = counts.iter().map(|counts| counts.tables_built).sum();
     ensure!(built as usize * 4096 == bytes, "{built} tables were built, not {}", bytes / 4096);
     if check {
-        let mut member = Member::join(arena)?;
-        let guard = tables.enter(&mut member)?;
-        bed.check(&guard, bed.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
+        let mut participant = Participant::register(arena)?;
+        let guard = tables.enter(&mut participant)?;
+        fixture.check(&guard, fixture.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
     }
     Ok(Sample { seconds, counts: vec![("tables_built", built)] })
 }

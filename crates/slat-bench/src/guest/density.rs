@@ -6,7 +6,7 @@
 use anyhow::ensure;
 use slat::Format;
 use slat_guest::FaultKind;
-use slat_ideas::guest::bed::{Bed, SLOT, room};
+use slat_ideas::guest::fixture::{Fixture, SLOT, room};
 use slat_ideas::guest::runner::{Locks, Runner};
 use slat_ideas::guest::tables::Figures;
 use slat_ideas::guest::turns::{Recorder, counts, ratios, take_turns};
@@ -39,7 +39,7 @@ struct Sample {
 /// # Errors
 /// A clear that did not protect the pages that it should have.
 pub fn measure<F: Format, A: Arch>(
-    bed: &Bed<F, A>,
+    fixture: &Fixture<F, A>,
     rounds: u32,
     session: &mut Session,
 ) -> anyhow::Result<Vec<Measurement>> {
@@ -47,12 +47,12 @@ pub fn measure<F: Format, A: Arch>(
     let samples = take_turns(session, rounds, 2 * DENSITIES.len(), |place, _| {
         let (bits, hull) = (DENSITIES[place / 2], place % 2 == 1);
         session.say(&format!("{bits} of 64 pages"));
-        sample(bed, bits, hull)
+        sample(fixture, bits, hull)
     })?;
     session.finish();
     let mut results = Vec::new();
     for (place, samples) in samples.iter().enumerate().filter(|(_, samples)| !samples.is_empty()) {
-        let mut params = bed.params();
+        let mut params = fixture.params();
         params.insert("bits".to_owned(), DENSITIES[place / 2].into());
         let recorder = Recorder { scenario: "guest-log-density", params };
         let (variant, target) = [("exact", "engine"), ("hull", "baseline")][place % 2];
@@ -68,7 +68,7 @@ pub fn measure<F: Format, A: Arch>(
         if samples[2 * number].is_empty() {
             continue;
         }
-        let recorder = Recorder { scenario: "guest-log-density", params: bed.params() };
+        let recorder = Recorder { scenario: "guest-log-density", params: fixture.params() };
         let faults = |sample: &Sample| sample.faults as f64;
         results.push(recorder.ratio(
             format!("write faults after clearing {bits} of 64"),
@@ -102,29 +102,33 @@ const fn hull(word: u64) -> u64 {
     }
 }
 
-fn sample<F: Format, A: Arch>(bed: &Bed<F, A>, bits: u32, hulls: bool) -> anyhow::Result<Sample> {
-    let words = bed.pages() / 64;
+fn sample<F: Format, A: Arch>(
+    fixture: &Fixture<F, A>,
+    bits: u32,
+    hulls: bool,
+) -> anyhow::Result<Sample> {
+    let words = fixture.pages() / 64;
     let bitmap: Vec<u64> = (0..words)
         .map(|number| word(number, bits))
         .map(|word| if hulls { hull(word) } else { word })
         .collect();
     let named = bitmap.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
-    bed.with_guest(bed.config(), |guest| {
+    fixture.with_guest(fixture.config(), |guest| {
         let mut room = room();
-        let mut vcpu = Runner::new(guest, bed.machine(), 0, &mut room, Locks::Free)?;
+        let mut vcpu = Runner::new(guest, fixture.machine(), 0, &mut room, Locks::Free)?;
         let write_all = |vcpu: &mut Runner<'_, '_, F, A>| -> anyhow::Result<u64> {
-            let written = |guest: &slat_ideas::guest::bed::TheGuest<'_, F, A>| {
+            let written = |guest: &slat_ideas::guest::fixture::TheGuest<'_, F, A>| {
                 guest.stats().faults(FaultKind::MadeWritable).count
             };
             let before = written(guest);
-            (0..bed.pages()).try_for_each(|page| vcpu.write(bed.gpa(page), page))?;
+            (0..fixture.pages()).try_for_each(|page| vcpu.write(fixture.gpa(page), page))?;
             Ok(written(guest) - before)
         };
         write_all(&mut vcpu)?;
-        vcpu.worker().set_memslot(bed.slot(true))?;
+        vcpu.worker().set_memslot(fixture.slot(true))?;
         write_all(&mut vcpu)?;
         let begin = Instant::now();
-        let cleared = vcpu.worker().clear_log(SLOT, 0, bed.pages(), &bitmap)?;
+        let cleared = vcpu.worker().clear_log(SLOT, 0, fixture.pages(), &bitmap)?;
         let seconds = begin.elapsed().as_secs_f64();
         let faults = write_all(&mut vcpu)?;
         ensure!(

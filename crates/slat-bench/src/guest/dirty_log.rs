@@ -10,7 +10,7 @@ use super::{density, parallel};
 use anyhow::Context;
 use slat::Format;
 use slat_guest::{Config, Logging, Worker};
-use slat_ideas::guest::bed::{Bed, Shape, room};
+use slat_ideas::guest::fixture::{Fixture, Shape, room};
 use slat_ideas::guest::lock::FairLock;
 use slat_ideas::guest::runner::{Locks, Runner};
 use slat_ideas::guest::tables::{Figures, MEANING};
@@ -93,11 +93,11 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
     let shape = Shape::new(memory, format, backing, args.vcpus)?;
     let ways = LogWay::all_or(&args.way);
     let mut results = on_machine!(&args.tables, |format, arch| {
-        let bed = Bed::new(format, arch, &args.tables, shape, session)?;
+        let fixture = Fixture::new(format, arch, &args.tables, shape, session)?;
         let plan = Plan { ways: &ways, rounds, runs, percent: args.write_percent.into() };
-        let mut results = measure(&bed, &plan, session)?;
+        let mut results = measure(&fixture, &plan, session)?;
         let rounds = if args.quick { 1 } else { runs.max(5) };
-        results.extend(density::measure(&bed, rounds, session)?);
+        results.extend(density::measure(&fixture, rounds, session)?);
         results
     });
     results.extend(parallel::run(args, memory, session)?);
@@ -124,7 +124,7 @@ struct Sample {
 }
 
 fn measure<F: Format, A: Arch>(
-    bed: &Bed<F, A>,
+    fixture: &Fixture<F, A>,
     plan: &Plan<'_>,
     session: &mut Session,
 ) -> anyhow::Result<Vec<Measurement>> {
@@ -132,14 +132,14 @@ fn measure<F: Format, A: Arch>(
     let samples = take_turns(session, plan.runs, plan.ways.len(), |way, _| {
         let way = plan.ways[way];
         session.say(&way.to_string());
-        sample(bed, way, plan, session).with_context(|| format!("dirty-log, {way}"))
+        sample(fixture, way, plan, session).with_context(|| format!("dirty-log, {way}"))
     })?;
     session.finish();
-    let mut params = bed.params();
+    let mut params = fixture.params();
     params.insert("iterations".to_owned(), plan.rounds.into());
     params.insert("write_percent".to_owned(), plan.percent.into());
     let recorder = Recorder { scenario: "guest-log", params };
-    let vcpus = f64::from(bed.shape.vcpus);
+    let vcpus = f64::from(fixture.shape.vcpus);
     let stall = |sample: &Sample| sample.times.sum as f64 / 1e6 / sample.seconds / vcpus;
     let mut results = Vec::new();
     for (way, samples) in plan.ways.iter().zip(&samples) {
@@ -183,8 +183,8 @@ fn measure<F: Format, A: Arch>(
     Ok(results)
 }
 
-fn config<F: Format, A: Arch>(bed: &Bed<F, A>, way: LogWay) -> Config {
-    let config = bed.config();
+fn config<F: Format, A: Arch>(fixture: &Fixture<F, A>, way: LogWay) -> Config {
+    let config = fixture.config();
     match way {
         LogWay::Legacy | LogWay::Manual | LogWay::Locked => config,
         LogWay::InitiallySet => Config { initially_set: true, ..config },
@@ -194,41 +194,42 @@ fn config<F: Format, A: Arch>(bed: &Bed<F, A>, way: LogWay) -> Config {
 }
 
 fn sample<F: Format, A: Arch>(
-    bed: &Bed<F, A>,
+    fixture: &Fixture<F, A>,
     way: LogWay,
     plan: &Plan<'_>,
     session: &Session,
 ) -> anyhow::Result<Sample> {
     let lock = FairLock::default();
     let locks = if way == LogWay::Locked { Locks::Shared(&lock) } else { Locks::Free };
-    let vcpus = bed.shape.vcpus;
-    bed.with_guest(config(bed, way), |guest| {
+    let vcpus = fixture.shape.vcpus;
+    fixture.with_guest(config(fixture, way), |guest| {
         let (over, barrier) = (&AtomicBool::new(false), &Barrier::new(usize::from(vcpus) + 1));
         let writer = |id: u16| {
             move || -> anyhow::Result<(Times, u64)> {
                 let mut room = room();
-                let runner = Runner::new(guest, bed.machine(), id, &mut room, locks);
+                let runner = Runner::new(guest, fixture.machine(), id, &mut room, locks);
                 let mut runner = runner.inspect_err(|_| over.store(true, Ordering::Relaxed));
                 let populated = match &mut runner {
-                    Ok(runner) => write(bed, runner, id, plan.percent, None),
+                    Ok(runner) => write(fixture, runner, id, plan.percent, None),
                     Err(_) => Ok(0),
                 };
                 barrier.wait();
                 barrier.wait();
                 let mut runner = runner?;
                 runner.times = Times::default();
-                let written = write(bed, &mut runner, id, plan.percent, Some((over, populated?)))?;
+                let written =
+                    write(fixture, &mut runner, id, plan.percent, Some((over, populated?)))?;
                 Ok((runner.times, written))
             }
         };
         let mut room = room();
         let mut migration = Migration {
-            bed,
+            fixture,
             worker: Worker::new(guest, &mut room)?,
             lock: &lock,
             way,
-            bitmap: vec![0; bed.pages().div_ceil(64) as usize],
-            copy: vec![0; bed.pages() as usize],
+            bitmap: vec![0; fixture.pages().div_ceil(64) as usize],
+            copy: vec![0; fixture.pages() as usize],
             reads: Vec::new(),
             clears: Vec::new(),
             dirty: 0,
@@ -236,7 +237,7 @@ fn sample<F: Format, A: Arch>(
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..vcpus).map(|id| scope.spawn(writer(id))).collect();
             barrier.wait();
-            let before = (guest.stats(), bed.machine().service().invalidations);
+            let before = (guest.stats(), fixture.machine().service().invalidations);
             barrier.wait();
             let begin = Instant::now();
             let rounds = migration.rounds(plan.rounds, session);
@@ -258,14 +259,14 @@ fn sample<F: Format, A: Arch>(
             }
             let seconds = begin.elapsed().as_secs_f64();
             let enable = rounds?;
-            let after = (guest.stats(), bed.machine().service().invalidations);
+            let after = (guest.stats(), fixture.machine().service().invalidations);
             let faults = faults_between(&before.0, &after.0);
             let count = |figure: fn(&(slat_guest::FaultKind, u64, u64)) -> u64| {
                 faults.iter().map(figure).sum::<u64>()
             };
             migration.finish()?;
             let disable = Instant::now();
-            migration.worker.set_memslot(bed.slot(false))?;
+            migration.worker.set_memslot(fixture.slot(false))?;
             let disable = disable.elapsed().as_secs_f64();
             let counts = counts([
                 ("faults", count(|f| f.1)),
@@ -274,7 +275,7 @@ fn sample<F: Format, A: Arch>(
                 ("waits_for_ring", times.waited_for_room),
                 ("pages_in_log", migration.dirty),
                 ("pages_written", written),
-                ("pages_compared", bed.pages()),
+                ("pages_compared", fixture.pages()),
                 ("invalidations", after.1 - before.1),
             ]);
             let Migration { reads, clears, .. } = migration;
@@ -286,14 +287,14 @@ fn sample<F: Format, A: Arch>(
 /// Writes as a vCPU to its share, once to every page, or repeatedly to `percent` of them, until the
 /// run is over. Each write is a unique stamp; returns the number of writes.
 fn write<F: Format, A: Arch>(
-    bed: &Bed<F, A>,
+    fixture: &Fixture<F, A>,
     runner: &mut Runner<'_, '_, F, A>,
     id: u16,
     percent: u64,
     on: Option<(&AtomicBool, u64)>,
 ) -> anyhow::Result<u64> {
     let mut stamp = on.map_or(0, |(_, written)| written);
-    let share = bed.share(id.into(), bed.shape.vcpus.into());
+    let share = fixture.share(id.into(), fixture.shape.vcpus.into());
     loop {
         for page in share.clone() {
             if let Some((over, _)) = on {
@@ -305,7 +306,7 @@ fn write<F: Format, A: Arch>(
                 }
             }
             stamp += 1;
-            runner.write(bed.gpa(page), u64::from(id) << 48 | stamp)?;
+            runner.write(fixture.gpa(page), u64::from(id) << 48 | stamp)?;
         }
         if on.is_none() {
             return Ok(stamp);

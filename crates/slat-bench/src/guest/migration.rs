@@ -4,7 +4,7 @@ use super::log_options::LogWay;
 use anyhow::ensure;
 use slat::Format;
 use slat_guest::{DirtyPage, LogError, MemslotId};
-use slat_ideas::guest::bed::{Bed, SLOT, TheWorker};
+use slat_ideas::guest::fixture::{Fixture, SLOT, TheWorker};
 use slat_ideas::guest::lock::FairLock;
 use slat_lab::session::Session;
 use slat_sim::arch::Arch;
@@ -19,7 +19,7 @@ pub const RING: u32 = 4096;
 
 /// Reads the log, and copies the pages that it names.
 pub struct Migration<'m, 'w, 'p, F: Format, A: Arch> {
-    pub bed: &'p Bed<F, A>,
+    pub fixture: &'p Fixture<F, A>,
     pub worker: TheWorker<'w, F, A>,
     pub lock: &'m FairLock,
     pub way: LogWay,
@@ -36,14 +36,14 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
     /// took.
     pub fn rounds(&mut self, rounds: u32, session: &Session) -> anyhow::Result<f64> {
         let begin = Instant::now();
-        let slot = self.bed.slot(true);
+        let slot = self.fixture.slot(true);
         match self.way {
             LogWay::Locked => self.lock.exclusive(|| self.worker.set_memslot(slot))?,
             _ => self.worker.set_memslot(slot)?,
         };
         let enable = begin.elapsed().as_secs_f64();
-        for page in 0..self.bed.pages() {
-            self.copy[page as usize] = self.bed.first_word(page);
+        for page in 0..self.fixture.pages() {
+            self.copy[page as usize] = self.fixture.first_word(page);
         }
         for _ in 0..rounds {
             if session.interrupted() {
@@ -71,7 +71,7 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
         if self.way != LogWay::Ring {
             self.reads.push(read);
         }
-        let pages = self.bed.pages();
+        let pages = self.fixture.pages();
         let begin = Instant::now();
         match self.way {
             LogWay::Legacy | LogWay::Ring => {}
@@ -89,7 +89,7 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
             let mut bits = word;
             while bits != 0 {
                 let page = index as u64 * 64 + u64::from(bits.trailing_zeros());
-                self.copy[page as usize] = self.bed.first_word(page);
+                self.copy[page as usize] = self.fixture.first_word(page);
                 bits &= bits - 1;
             }
         }
@@ -120,9 +120,9 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
     pub fn harvest(&mut self) -> (f64, f64, usize) {
         const NONE: DirtyPage = DirtyPage { slot: MemslotId(u16::MAX), page: u64::MAX };
         let begin = Instant::now();
-        let mut pages = vec![NONE; RING as usize * usize::from(self.bed.shape.vcpus)];
+        let mut pages = vec![NONE; RING as usize * usize::from(self.fixture.shape.vcpus)];
         let mut found = 0;
-        for vcpu in 0..self.bed.shape.vcpus {
+        for vcpu in 0..self.fixture.shape.vcpus {
             found += self.worker.harvest_ring(vcpu, &mut pages[found..]);
         }
         let harvest = begin.elapsed().as_secs_f64();
@@ -136,7 +136,7 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
         }
         let reset = begin.elapsed().as_secs_f64();
         for page in &pages[..found] {
-            self.copy[page.page as usize] = self.bed.first_word(page.page);
+            self.copy[page.page as usize] = self.fixture.first_word(page.page);
         }
         self.dirty += found as u64;
         (harvest, reset, found)
@@ -149,20 +149,20 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
         self.round()?;
         self.reads.truncate(reads);
         self.clears.truncate(clears);
-        compare(self.bed, &self.copy)
+        compare(self.fixture, &self.copy)
     }
 }
 
 /// Checks that every page equals its last copy.
-fn compare<F: Format, A: Arch>(bed: &Bed<F, A>, copy: &[u64]) -> anyhow::Result<()> {
-    let differs = |&page: &u64| copy[page as usize] != bed.first_word(page);
-    let lost: Vec<u64> = (0..bed.pages()).filter(differs).collect();
+fn compare<F: Format, A: Arch>(fixture: &Fixture<F, A>, copy: &[u64]) -> anyhow::Result<()> {
+    let differs = |&page: &u64| copy[page as usize] != fixture.first_word(page);
+    let lost: Vec<u64> = (0..fixture.pages()).filter(differs).collect();
     ensure!(
         lost.is_empty(),
         "the log lost {} of {} pages, the first at {:#x}: they were written and not named",
         lost.len(),
-        bed.pages(),
-        bed.gpa(lost[0])
+        fixture.pages(),
+        fixture.gpa(lost[0])
     );
     Ok(())
 }
@@ -171,7 +171,7 @@ fn compare<F: Format, A: Arch>(bed: &Bed<F, A>, copy: &[u64]) -> anyhow::Result<
 mod tests {
     use super::*;
     use slat_ideas::format::{TableFormat, TablesArgs};
-    use slat_ideas::guest::bed::Shape;
+    use slat_ideas::guest::fixture::Shape;
     use slat_lab::size::Size;
 
     #[test]
@@ -181,11 +181,11 @@ mod tests {
         let (format, arch) = (slat::format::ept::Ept1G::default(), slat_sim::Ept::default());
         let session = Session::quiet();
         let tables = TablesArgs::of(TableFormat::Ept);
-        let bed = Bed::new(format, arch, &tables, shape, &session).unwrap();
+        let fixture = Fixture::new(format, arch, &tables, shape, &session).unwrap();
         let copy = vec![0; 512];
-        compare(&bed, &copy).unwrap();
-        bed.machine().write_host(slat::Hpa(bed.machine().memory_base().0 + 3 * 4096), 1);
-        let error = compare(&bed, &copy).unwrap_err().to_string();
+        compare(&fixture, &copy).unwrap();
+        fixture.machine().write_host(slat::Hpa(fixture.machine().memory_base().0 + 3 * 4096), 1);
+        let error = compare(&fixture, &copy).unwrap_err().to_string();
         assert!(error.contains("lost 1 of 512") && error.contains("0x100003000"), "{error}");
     }
 }

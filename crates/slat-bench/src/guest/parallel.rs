@@ -5,13 +5,13 @@ use super::log_options::DirtyLogArgs;
 use anyhow::ensure;
 use slat::Format;
 use slat_guest::Worker;
-use slat_ideas::crew::{Gate, cpus, together};
-use slat_ideas::guest::bed::{Bed, SLOT, Shape, room};
+use slat_ideas::guest::fixture::{Fixture, SLOT, Shape, room};
 use slat_ideas::guest::runner::{Locks, Runner};
 use slat_ideas::guest::tables::Figures;
 use slat_ideas::guest::turns::{Counts, Recorder, counts, take_turns};
 use slat_ideas::limit;
 use slat_ideas::on_machine;
+use slat_ideas::threads::{Gate, cpus, together};
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -62,29 +62,29 @@ pub fn run(
     };
     let rounds = if args.quick { 1 } else { args.runs.max(LEAST_ROUNDS) };
     on_machine!(&args.tables, |format, arch| {
-        let bed = Bed::new(format, arch, &args.tables, shape, session)?;
-        measure(&bed, rounds, &cpus, session)
+        let fixture = Fixture::new(format, arch, &args.tables, shape, session)?;
+        measure(&fixture, rounds, &cpus, session)
     })
 }
 
 fn measure<F: Format, A: Arch>(
-    bed: &Bed<F, A>,
+    fixture: &Fixture<F, A>,
     rounds: u32,
     cpus: &[usize],
     session: &mut Session,
 ) -> anyhow::Result<Vec<Measurement>> {
     session.start("parallel clears", u64::from(rounds) + 1);
-    let slots: Vec<AtomicU64> = (0..bed.pages()).map(AtomicU64::new).collect();
+    let slots: Vec<AtomicU64> = (0..fixture.pages()).map(AtomicU64::new).collect();
     let samples = take_turns(session, rounds, VARIANTS.len(), |place, _| {
         session.say(VARIANTS[place]);
         let cpus = &cpus[..place % 2 + 1];
-        if place < 2 { clear(bed, cpus) } else { exchange(&slots, cpus) }
+        if place < 2 { clear(fixture, cpus) } else { exchange(&slots, cpus) }
     })?;
     session.finish();
     if samples[0].is_empty() {
         return Ok(Vec::new());
     }
-    let recorder = Recorder { scenario: "guest-log-parallel", params: bed.params() };
+    let recorder = Recorder { scenario: "guest-log-parallel", params: fixture.params() };
     let mut results = Vec::new();
     for (place, samples) in samples.iter().enumerate() {
         let target = if place < 2 { "engine" } else { "machine" };
@@ -104,13 +104,16 @@ fn measure<F: Format, A: Arch>(
 }
 
 /// Runs a guest whose pages are all dirty and writable; each thread clears its share.
-fn clear<F: Format, A: Arch>(bed: &Bed<F, A>, cpus: &[usize]) -> anyhow::Result<(f64, Counts)> {
-    bed.with_guest(bed.config(), |guest| {
+fn clear<F: Format, A: Arch>(
+    fixture: &Fixture<F, A>,
+    cpus: &[usize],
+) -> anyhow::Result<(f64, Counts)> {
+    fixture.with_guest(fixture.config(), |guest| {
         let mut room_of_vcpu = room();
-        let mut vcpu = Runner::new(guest, bed.machine(), 0, &mut room_of_vcpu, Locks::Free)?;
-        vcpu.worker().set_memslot(bed.slot(true))?;
-        (0..bed.pages()).try_for_each(|page| vcpu.write(bed.gpa(page), page))?;
-        let share = bed.pages() / cpus.len() as u64;
+        let mut vcpu = Runner::new(guest, fixture.machine(), 0, &mut room_of_vcpu, Locks::Free)?;
+        vcpu.worker().set_memslot(fixture.slot(true))?;
+        (0..fixture.pages()).try_for_each(|page| vcpu.write(fixture.gpa(page), page))?;
+        let share = fixture.pages() / cpus.len() as u64;
         let bitmap = &vec![u64::MAX; share.div_ceil(64) as usize];
         let work = |thread: u64| {
             move |gate: &Gate| {
@@ -123,7 +126,7 @@ fn clear<F: Format, A: Arch>(bed: &Bed<F, A>, cpus: &[usize]) -> anyhow::Result<
         };
         let (seconds, pages) = together(cpus, (0..cpus.len() as u64).map(work).collect())?;
         let cleared = pages.iter().sum::<u64>();
-        ensure!(cleared == bed.pages(), "{cleared} of {} pages were cleared", bed.pages());
+        ensure!(cleared == fixture.pages(), "{cleared} of {} pages were cleared", fixture.pages());
         Ok((seconds, counts([("pages", cleared)])))
     })
 }

@@ -7,7 +7,7 @@ use anyhow::ensure;
 use clap::Args;
 use slat::{Format, PageSize};
 use slat_ideas::format::TablesArgs;
-use slat_ideas::guest::bed::{Bed, GUEST_BASE, Shape};
+use slat_ideas::guest::fixture::{Fixture, GUEST_BASE, Shape};
 use slat_ideas::guest::lock::FairLock;
 use slat_ideas::guest::runner::Locks;
 use slat_ideas::guest::tables::{Figures, MEANING};
@@ -154,8 +154,8 @@ pub fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
         let resident = block == page;
         let shape = Shape { memory: bytes, host: bytes, block, page, vcpus, resident };
         on_machine!(&args.tables, |format, arch| {
-            let bed = Bed::new(format, arch, &args.tables, shape, session)?;
-            results.extend(measure(&bed, blocks, args.overlap, rounds, session)?);
+            let fixture = Fixture::new(format, arch, &args.tables, shape, session)?;
+            results.extend(measure(&fixture, blocks, args.overlap, rounds, session)?);
         });
         if session.interrupted() {
             break;
@@ -166,18 +166,18 @@ pub fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
 }
 
 fn measure<F: Format, A: Arch>(
-    bed: &Bed<F, A>,
+    fixture: &Fixture<F, A>,
     blocks: u64,
     overlap: bool,
     rounds: u32,
     session: &Session,
 ) -> anyhow::Result<Vec<Measurement>> {
     let samples =
-        take_turns(session, rounds, WAYS.len(), |way, _| sample(bed, blocks, overlap, way))?;
+        take_turns(session, rounds, WAYS.len(), |way, _| sample(fixture, blocks, overlap, way))?;
     if samples[0].is_empty() {
         return Ok(Vec::new());
     }
-    let mut params = bed.params();
+    let mut params = fixture.params();
     params.insert("overlap".to_owned(), overlap.into());
     let recorder = Recorder { scenario: "guest-populate", params };
     let mut results = Vec::new();
@@ -197,25 +197,25 @@ fn measure<F: Format, A: Arch>(
     let time = |way: usize| samples[way].iter().map(|run| run.seconds);
     let what = format!(
         "populate, {}, {} vCPU{}",
-        Size(bed.shape.block.bytes()),
-        bed.shape.vcpus,
-        if bed.shape.vcpus == 1 { "" } else { "s" }
+        Size(fixture.shape.block.bytes()),
+        fixture.shape.vcpus,
+        if fixture.shape.vcpus == 1 { "" } else { "s" }
     );
     results.push(recorder.ratio(what, WAYS[0], WAYS[1], ratios(time(0), time(1))));
     Ok(results)
 }
 
 fn sample<F: Format, A: Arch>(
-    bed: &Bed<F, A>,
+    fixture: &Fixture<F, A>,
     blocks: u64,
     overlap: bool,
     way: usize,
 ) -> anyhow::Result<PhaseRun> {
     let lock = FairLock::default();
     let locks = [Locks::Free, Locks::Shared(&lock), Locks::Exclusive(&lock)][way];
-    let (vcpus, block) = (u64::from(bed.shape.vcpus), bed.shape.block.bytes());
-    bed.with_guest(bed.config(), |guest| {
-        let mut phases = run_phases(bed, guest, locks, 1, |runner, id, _| {
+    let (vcpus, block) = (u64::from(fixture.shape.vcpus), fixture.shape.block.bytes());
+    fixture.with_guest(fixture.config(), |guest| {
+        let mut phases = run_phases(fixture, guest, locks, 1, |runner, id, _| {
             let id = u64::from(id);
             let mut share = blocks * id / vcpus..blocks * (id + 1) / vcpus;
             if overlap {

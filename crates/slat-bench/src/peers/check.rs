@@ -17,11 +17,11 @@ use fastrand::Rng;
 use serde_json::json;
 use slat::format::arm64::Arm64;
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, Member,
-    PageSize, Pages, Place, Removals, TableCache, Tables,
+    Access, Ageing, Ages, Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, PageSize,
+    Pages, Participant, Place, Removals, TableCache, Tables,
 };
 use slat_ideas::arena::Arena;
-use slat_ideas::bed::Bed;
+use slat_ideas::fixture::Fixture;
 use slat_ideas::format::Granule;
 use slat_lab::failure::Failure;
 use slat_lab::reader::Reader;
@@ -142,7 +142,7 @@ where
     let mut trees = checked_trees(&args.trees, &builds, TABLES as u64, session)?;
     let mut arena = Arena::new(TABLES, 1 << SHIFT, BreakBeforeMake::Always)?;
     let format = Arm64 { forced_write_back: fwb, ..format };
-    let bed = Bed::new(format, MEMORY);
+    let fixture = Fixture::new(format, MEMORY);
     let all = trees.len() * builds.len() * args.histories as usize;
     session.start("histories", all as u64);
     let mut results = Vec::new();
@@ -158,7 +158,7 @@ where
                 let seed = args.seed.wrapping_add(u64::from(history));
                 let helper = trees.helper(tree, *how)?;
                 let mut steps = Vec::new();
-                let went = one(&bed, &mut arena, helper, seed, args, &mut steps, &mut tally);
+                let went = one(&fixture, &mut arena, helper, seed, args, &mut steps, &mut tally);
                 went.map_err(|error| match error.is::<Failure>() {
                     true => error,
                     false => anyhow!("{error:#}\n{}", told(args, &name, *kind, seed, &steps)),
@@ -225,7 +225,7 @@ fn measurement(
 }
 
 fn one<F: Format>(
-    bed: &Bed<F>,
+    fixture: &Fixture<F>,
     arena: &mut Arena,
     helper: &mut Helper,
     seed: u64,
@@ -235,12 +235,12 @@ fn one<F: Format>(
 ) -> anyhow::Result<()> {
     arena.reset();
     let arena = &*arena;
-    let tables = bed.empty(arena)?.activate();
+    let tables = fixture.empty(arena)?.activate();
     helper.call(Call::Reset).map_err(interrupted)?;
     let sizes = &leaf_sizes(args.granule);
     let mut rng = Rng::with_seed(seed);
     let mut both = Both {
-        bed,
+        fixture,
         arena,
         tables: &tables,
         helper,
@@ -248,7 +248,7 @@ fn one<F: Format>(
         loose: BTreeSet::new(),
         rejuvenated: Vec::new(),
     };
-    let mut member = Member::join(arena)?;
+    let mut member = Participant::register(arena)?;
     // Not every step that is drawn can be done.
     for _ in 0..args.length * 16 {
         if steps.len() == args.length as usize {
@@ -265,7 +265,7 @@ fn one<F: Format>(
 
 /// The tables of both sides.
 struct Both<'b, 'p, F: Format> {
-    bed: &'b Bed<F>,
+    fixture: &'b Fixture<F>,
     arena: &'p Arena,
     tables: &'b Tables<'p, F, Arena>,
     helper: &'b mut Helper,
@@ -286,9 +286,9 @@ impl<'p, F: Format> Both<'_, 'p, F> {
     fn choose(
         &self,
         rng: &mut Rng,
-        member: &mut Member<'p, Arena>,
+        member: &mut Participant<'p, Arena>,
     ) -> anyhow::Result<Option<Step>> {
-        let (page, all) = (self.page(), self.bed.range());
+        let (page, all) = (self.page(), self.fixture.range());
         let mut one_of = |sizes: &[PageSize]| sizes[rng.usize(..sizes.len())].bytes();
         let (block, chunk) = (one_of(self.sizes), one_of(&self.sizes[1..]));
         // Addresses lie near the start of a few blocks, on either side, so that operations meet,
@@ -348,7 +348,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
 
     /// Unmaps what is left: Linux's reference counts must free all tables.
     fn end(&mut self) -> anyhow::Result<()> {
-        let all = self.bed.range();
+        let all = self.fixture.range();
         let left = self.call(Call::Unmap { start: all.start().0, size: all.size() })?;
         let empty = self.call(Call::Reset)?;
         let tables = |answer: &slat_linux::Answer| {
@@ -377,7 +377,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         self.helper.call(what).map_err(interrupted)
     }
 
-    fn step(&mut self, step: Step, member: &mut Member<'p, Arena>) -> anyhow::Result<()> {
+    fn step(&mut self, step: Step, member: &mut Participant<'p, Arena>) -> anyhow::Result<()> {
         if let Step::Split { start, size, .. } = step {
             let blocks = self.found(start, start + size).into_iter().flat_map(|run| each(&run));
             let page = self.page();
@@ -385,7 +385,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
             self.rejuvenated.extend(old.map(|leaf| (leaf.gpa, leaf.gpa + leaf.size)));
         }
         let ours = self.ours(step, member)?;
-        let host = Bed::<F>::host(&self.bed.range()).0 - self.bed.range().start().0;
+        let host = Fixture::<F>::host(&self.fixture.range()).0 - self.fixture.range().start().0;
         let (largest, page) = (self.sizes[self.sizes.len() - 1].bytes(), self.page());
         match step {
             Step::Map { start, size, leaf, write, fault } => {
@@ -449,10 +449,10 @@ impl<'p, F: Format> Both<'_, 'p, F> {
     }
 
     /// Does the step in the engine; for ageing, returns the number of young pages.
-    fn ours(&mut self, step: Step, member: &mut Member<'p, Arena>) -> anyhow::Result<u64> {
+    fn ours(&mut self, step: Step, member: &mut Participant<'p, Arena>) -> anyhow::Result<u64> {
         let mut places = [Place::EMPTY; 4096];
         let mut removals = Removals::new(self.tables, &mut places);
-        let mut storage = slat_ideas::bed::chunk_storage();
+        let mut storage = slat_ideas::fixture::chunk_storage();
         let mut cache = TableCache::new(self.arena, &mut storage);
         let mut guard = self.tables.enter(member)?;
         let range = |start, size| GpaRange::new(Gpa(start), size);
@@ -463,7 +463,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
                 let leaf = PageSize::from_bytes(leaf).context("a size of the granule")?;
                 let attributes = Attributes { write, ..Attributes::RAM };
                 cache.fill(usize::MAX)?;
-                guard.map(range, Bed::<F>::host(&range), attributes, leaf, &mut cache)?;
+                guard.map(range, Fixture::<F>::host(&range), attributes, leaf, &mut cache)?;
             }
             Step::Unmap { start, size } => {
                 guard.unmap(range(start, size)?, &mut removals)?;
@@ -506,7 +506,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
 
     /// Compares all leaves; returns how many there are.
     fn compare(&mut self) -> anyhow::Result<u64> {
-        let all = self.bed.range();
+        let all = self.fixture.range();
         let ours = self.found(all.start().0, all.end().0);
         let theirs = self.helper.leaves(all.start().0, all.size()).map_err(interrupted)?;
         let (mut ours, mut theirs) = (ours.into_iter(), theirs.into_iter());

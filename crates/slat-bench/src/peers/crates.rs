@@ -15,9 +15,9 @@ use slat::{
     Vmid,
 };
 use slat_ideas::arena::Arena;
-use slat_ideas::bed::{Bed, CHUNK, chunk_storage, look_up, steps, storage, value};
 use slat_ideas::fill::Stores;
-use slat_ideas::watch::Watch;
+use slat_ideas::fixture::{CHUNK, Fixture, chunk_storage, look_up, steps, storage, value};
+use slat_ideas::stopwatch::Stopwatch;
 use slat_lab::size::Size;
 use slat_peers::{Leaf, Memory, PEERS, Peer, Tables, Way};
 use std::hint::black_box;
@@ -52,8 +52,8 @@ const OPS: [(Op, &str); 7] = [
 pub fn contests<'a>(memory: u64, caches: Caches) -> Vec<Contest<'a>> {
     let mut contests = Vec::new();
     for (op, name) in OPS {
-        contests.extend(contest(Bed::new(Arm64K4::default(), memory), 40, 3, op, name, caches));
-        contests.extend(contest(Bed::new(Ept1G::default(), memory), 48, 4, op, name, caches));
+        contests.extend(contest(Fixture::new(Arm64K4::default(), memory), 40, 3, op, name, caches));
+        contests.extend(contest(Fixture::new(Ept1G::default(), memory), 48, 4, op, name, caches));
     }
     contests
 }
@@ -76,7 +76,7 @@ fn each(peer: &Peer, op: Op) -> bool {
 }
 
 fn contest<'a, F: Format + 'a>(
-    bed: Bed<F>,
+    fixture: Fixture<F>,
     address_bits: u32,
     levels: u32,
     op: Op,
@@ -88,14 +88,14 @@ fn contest<'a, F: Format + 'a>(
     if peers.is_empty() {
         return None;
     }
-    let memory = bed.range().size();
+    let memory = fixture.range().size();
     let operation = format!("inactive, {levels} levels: {name}");
     let lacking: Vec<&str> = PEERS
         .iter()
         .filter(|peer| peer.levels == levels && !has(peer, op))
         .map(|peer| peer.name)
         .collect();
-    let pieces = if op == Op::Lookup { LOOKUPS as u64 } else { bed.pages() };
+    let pieces = if op == Op::Lookup { LOOKUPS as u64 } else { fixture.pages() };
     let leaf = if op == Op::Split { PageSize::SIZE_2M } else { PageSize::SIZE_4K };
     let params = [
         ("operation", json!(operation)),
@@ -107,13 +107,13 @@ fn contest<'a, F: Format + 'a>(
         ("lack", json!(lacking.join(","))),
     ];
     let params = params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
-    let addresses: Rc<[u64]> = bed.addresses(LOOKUPS).into();
+    let addresses: Rc<[u64]> = fixture.addresses(LOOKUPS).into();
     let ours = Ours {
-        bed,
+        fixture,
         address_bits,
         op,
         caches,
-        sum: bed.sum(&addresses),
+        sum: fixture.sum(&addresses),
         addresses: addresses.clone(),
     };
     let title = format!("{operation}, {}", Size(memory));
@@ -132,9 +132,9 @@ fn contest<'a, F: Format + 'a>(
     }
     for peer in peers {
         let variant = peer.name;
-        let (addresses, sum) = (addresses.clone(), bed.sum(&addresses));
+        let (addresses, sum) = (addresses.clone(), fixture.sum(&addresses));
         contest = contest.enter(variant, CRATE, move |arena: &mut Arena, check| {
-            theirs(peer, &bed, op, (&addresses, sum), caches, arena, check)
+            theirs(peer, &fixture, op, (&addresses, sum), caches, arena, check)
         });
         contest = contest.ratio(&*operation, &[SLAT], &[variant]);
         if has_owned {
@@ -151,7 +151,7 @@ fn contest<'a, F: Format + 'a>(
 /// The engine's side.
 #[derive(Clone)]
 struct Ours<F> {
-    bed: Bed<F>,
+    fixture: Fixture<F>,
     address_bits: u32,
     op: Op,
     caches: Caches,
@@ -161,39 +161,40 @@ struct Ours<F> {
 
 impl<F: Format> Ours<F> {
     fn turn(&self, arena: &mut Arena, check: bool) -> anyhow::Result<Sample> {
-        let Self { bed, op, .. } = self;
+        let Self { fixture, op, .. } = self;
         let arena = arena.begin(BreakBeforeMake::Never, Stores::Plain);
-        let all = bed.range();
-        let mut tables = Inactive::new(*bed.format(), Vmid(1), self.address_bits, arena)?;
-        let mut storage = storage((bed.pages() / 512 + bed.pages() / (512 * 512)) as usize + 8);
+        let all = fixture.range();
+        let mut tables = Inactive::new(*fixture.format(), Vmid(1), self.address_bits, arena)?;
+        let mut storage =
+            storage((fixture.pages() / 512 + fixture.pages() / (512 * 512)) as usize + 8);
         let mut each_cache = TableCache::new(arena, &mut storage);
         let mut storage = chunk_storage();
         let mut cache = TableCache::new(arena, &mut storage);
         if *op == Op::MapEach {
             each_cache.fill(usize::MAX)?;
         }
-        temper(arena, bed.pages() * 8 + (4 << 20), self.caches);
+        temper(arena, fixture.pages() * 8 + (4 << 20), self.caches);
         let leaf = if *op == Op::Split { PageSize::SIZE_2M } else { PageSize::SIZE_4K };
         let mut seconds = 0.0;
         if *op == Op::MapEach {
-            let watch = Watch::start();
-            for page in 0..bed.pages() {
-                let page = bed.page(page);
-                let hpa = Bed::<F>::host(&page);
+            let watch = Stopwatch::start();
+            for page in 0..fixture.pages() {
+                let page = fixture.page(page);
+                let hpa = Fixture::<F>::host(&page);
                 tables.map(page, hpa, Attributes::RAM, leaf, &mut each_cache)?;
             }
             seconds = watch.seconds();
         } else {
-            let watch = Watch::start();
+            let watch = Stopwatch::start();
             for chunk in steps(all, CHUNK) {
                 cache.fill(usize::MAX)?;
-                tables.map(chunk, Bed::<F>::host(&chunk), Attributes::RAM, leaf, &mut cache)?;
+                tables.map(chunk, Fixture::<F>::host(&chunk), Attributes::RAM, leaf, &mut cache)?;
             }
             if *op == Op::MapRange {
                 seconds = watch.seconds();
             }
         }
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         let done = match op {
             Op::MapRange | Op::MapEach => all.size(),
             Op::Protect => tables.write_protect(all)?,
@@ -231,7 +232,7 @@ impl<F: Format> Ours<F> {
         } else if check {
             let write = *op != Op::Protect;
             let right = |a: Attributes| a.write == write;
-            bed.check(&tables.guard(), all, PageSize::SIZE_4K, right)?;
+            fixture.check(&tables.guard(), all, PageSize::SIZE_4K, right)?;
         }
         Ok(Sample::time(seconds))
     }
@@ -240,23 +241,23 @@ impl<F: Format> Ours<F> {
 impl<F: Format> Ours<F> {
     /// Takes a turn with an [`AddressSpace`]: one call for a range or a page, as with the crates.
     fn turn_owned(&self, arena: &mut Arena, check: bool) -> anyhow::Result<Sample> {
-        let Self { bed, op, .. } = self;
+        let Self { fixture, op, .. } = self;
         let arena = arena.begin(BreakBeforeMake::Never, Stores::Plain);
-        let all = bed.range();
-        let mut space = AddressSpace::new(*bed.format(), Vmid(1), self.address_bits, arena)?;
-        temper(arena, bed.pages() * 8 + (4 << 20), self.caches);
-        let (hpa, leaf) = (Bed::<F>::host(&all), PageSize::SIZE_4K);
-        let watch = Watch::start();
+        let all = fixture.range();
+        let mut space = AddressSpace::new(*fixture.format(), Vmid(1), self.address_bits, arena)?;
+        temper(arena, fixture.pages() * 8 + (4 << 20), self.caches);
+        let (hpa, leaf) = (Fixture::<F>::host(&all), PageSize::SIZE_4K);
+        let watch = Stopwatch::start();
         if *op == Op::MapEach {
-            for page in 0..bed.pages() {
-                let page = bed.page(page);
-                space.map(page, Bed::<F>::host(&page), Attributes::RAM, leaf)?;
+            for page in 0..fixture.pages() {
+                let page = fixture.page(page);
+                space.map(page, Fixture::<F>::host(&page), Attributes::RAM, leaf)?;
             }
         } else {
             space.map(all, hpa, Attributes::RAM, leaf)?;
         }
         let mut seconds = watch.seconds();
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         let done = match op {
             Op::MapRange | Op::MapEach | Op::Split => all.size(),
             Op::Protect => space.protect(all, Rights { write: false, ..Rights::ALL })?,
@@ -287,7 +288,7 @@ impl<F: Format> Ours<F> {
         } else if check {
             let write = *op != Op::Protect;
             let right = |a: Attributes| a.write == write;
-            bed.check(&space.guard(), all, leaf, right)?;
+            fixture.check(&space.guard(), all, leaf, right)?;
         }
         Ok(Sample::time(seconds))
     }
@@ -307,7 +308,7 @@ pub fn tables<'a>(peer: &Peer, arena: &'a mut Arena) -> anyhow::Result<Box<dyn T
 
 fn theirs<F: Format>(
     peer: &Peer,
-    bed: &Bed<F>,
+    fixture: &Fixture<F>,
     op: Op,
     (addresses, expected): (&[u64], u64),
     caches: Caches,
@@ -315,19 +316,19 @@ fn theirs<F: Format>(
     check: bool,
 ) -> anyhow::Result<Sample> {
     let why = |error: String| anyhow!("{}: {error}", peer.name);
-    temper(arena, bed.pages() * 8 + (4 << 20), caches);
+    temper(arena, fixture.pages() * 8 + (4 << 20), caches);
     let mut tables = tables(peer, arena)?;
-    let (gpa, bytes) = (bed.range().start().0, bed.range().size());
-    let hpa = Bed::<F>::host(&bed.range()).0;
+    let (gpa, bytes) = (fixture.range().start().0, fixture.range().size());
+    let hpa = Fixture::<F>::host(&fixture.range()).0;
     let leaf = if op == Op::Split { Leaf::Block2M } else { Leaf::Page4K };
-    let watch = Watch::start();
+    let watch = Stopwatch::start();
     let mapped = match (op, peer.map_range) {
         (Op::MapEach, _) | (_, false) => tables.map_each(gpa, hpa, bytes, leaf),
         _ => tables.map_range(gpa, hpa, bytes, leaf),
     };
     mapped.map_err(why)?;
     let mut seconds = watch.seconds();
-    let watch = Watch::start();
+    let watch = Stopwatch::start();
     match op {
         Op::MapRange | Op::MapEach => {}
         Op::Protect => tables.protect_range(gpa, bytes).map_err(why)?,

@@ -16,12 +16,12 @@ use clap::ValueEnum;
 use serde_json::{Map, json};
 use slat::{BreakBeforeMake, Format};
 use slat_ideas::arena::Arena;
-use slat_ideas::bed::whole_blocks;
-use slat_ideas::bed::{Bed, CHUNK};
-use slat_ideas::crew::{Pin, cpus};
 use slat_ideas::fill::Stores;
+use slat_ideas::fixture::whole_blocks;
+use slat_ideas::fixture::{CHUNK, Fixture};
 use slat_ideas::format::TableFormat;
 use slat_ideas::on_format;
+use slat_ideas::threads::{Pin, cpus};
 use slat_lab::failure::bad_input;
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
@@ -175,7 +175,8 @@ fn enter<'a, F: Format>(
 ) -> Contest<'a> {
     let setting = Setting { chunk: CHUNK, fwb: false, caches: Caches::Warm };
     let left = Left::default();
-    let turns = Turns { bed: Bed::new(format, work.memory), work, setting, left: left.clone() };
+    let turns =
+        Turns { fixture: Fixture::new(format, work.memory), work, setting, left: left.clone() };
     let limit = turns.limit();
     let (mut turn, own) = (turns.turn(Stores::Plain), arena.clone());
     let contest = contest.enter(name.to_string(), ENGINE, move |_, check| {

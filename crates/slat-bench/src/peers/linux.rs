@@ -9,7 +9,7 @@ use crate::settings::peers::{Caches, TreesArgs, WalkKind};
 use anyhow::{Context, ensure};
 use slat::{Format, GpaRange};
 use slat_ideas::arena::Arena;
-use slat_ideas::bed::Bed;
+use slat_ideas::fixture::Fixture;
 use slat_lab::failure::Failure;
 use slat_lab::session::Session;
 use slat_linux::{Answer, Build, Edits, Error, Helper, Op as Call, Prot, Tree, Workshop};
@@ -19,7 +19,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Number of bits of guest addresses, as in the engine's beds.
+/// Number of bits of guest addresses, as in the engine's fixtures.
 const ADDRESS_BITS: u32 = 40;
 
 /// Names that results use for others.
@@ -201,7 +201,7 @@ impl LinuxTurns {
         tree: usize,
         kind: WalkKind,
     ) -> Self {
-        let range = turns.bed.range();
+        let range = turns.fixture.range();
         let addresses = turns.addresses();
         Self {
             trees: trees.clone(),
@@ -210,9 +210,9 @@ impl LinuxTurns {
             work: turns.work,
             setting: turns.setting,
             range,
-            host: Bed::<F>::host(&range).0,
+            host: Fixture::<F>::host(&range).0,
             left: turns.left.clone(),
-            sum: turns.bed.sum(&addresses),
+            sum: turns.fixture.sum(&addresses),
             addresses,
         }
     }

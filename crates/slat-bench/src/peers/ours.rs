@@ -6,16 +6,16 @@ use crate::contest::Sample;
 use crate::settings::peers::Caches;
 use anyhow::ensure;
 use slat::{
-    Access, Ageing, Ages, Attributes, Batched, Counts, Format, GpaRange, Guard, Member, Pages,
+    Access, Ageing, Ages, Attributes, Batched, Counts, Format, GpaRange, Guard, Pages, Participant,
     Place, Removals, TableCache, Tables,
 };
 use slat_ideas::arena::Arena;
-use slat_ideas::bed::{
-    Bed, CHUNK, breaks_of, chunk_storage, counted, look_up, split_range, steps, storage,
-};
 use slat_ideas::fill::Stores;
+use slat_ideas::fixture::{
+    CHUNK, Fixture, breaks_of, chunk_storage, counted, look_up, split_range, steps, storage,
+};
 use slat_ideas::limit::{self, Limit};
-use slat_ideas::watch::Watch;
+use slat_ideas::stopwatch::Stopwatch;
 use slat_linux::Run;
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -27,7 +27,7 @@ pub type Left = Rc<RefCell<Vec<Run>>>;
 /// The engine's turns at one work.
 #[derive(Clone)]
 pub struct Turns<F> {
-    pub bed: Bed<F>,
+    pub fixture: Fixture<F>,
     pub work: Work,
     pub setting: Setting,
     pub left: Left,
@@ -44,16 +44,16 @@ struct Bitmaps {
 impl<F: Format> Turns<F> {
     /// Returns the addresses that all entrants look up, if that is the operation.
     pub fn addresses(&self) -> Vec<u64> {
-        if self.work.op == Op::Lookup { self.bed.addresses(LOOKUPS) } else { Vec::new() }
+        if self.work.op == Op::Lookup { self.fixture.addresses(LOOKUPS) } else { Vec::new() }
     }
 
     /// Returns a turn that fills tables with this kind of stores.
     pub fn turn(self, stores: Stores) -> impl FnMut(&mut Arena, bool) -> anyhow::Result<Sample> {
         let word = if let Op::Clear(word) = self.work.op { word } else { u64::MAX };
-        let mut named = self.bed.bitmap();
+        let mut named = self.fixture.bitmap();
         named.fill(word);
         let mut bitmaps =
-            Bitmaps { young: self.bed.bitmap(), unanswered: self.bed.bitmap(), named };
+            Bitmaps { young: self.fixture.bitmap(), unanswered: self.fixture.bitmap(), named };
         let addresses = self.addresses();
         move |arena, check| self.once(stores, &mut bitmaps, &addresses, arena, check)
     }
@@ -74,21 +74,21 @@ impl<F: Format> Turns<F> {
             _ => {}
         }
         let tables = match self.work.op {
-            Op::Map => self.bed.empty(arena)?.activate(),
-            _ => self.bed.live(arena, self.work.leaf, Attributes::RAM)?,
+            Op::Map => self.fixture.empty(arena)?.activate(),
+            _ => self.fixture.live(arena, self.work.leaf, Attributes::RAM)?,
         };
-        let mut member = Member::join(arena)?;
-        self.prepare(&tables, &mut member, bitmaps)?;
+        let mut participant = Participant::register(arena)?;
+        self.prepare(&tables, &mut participant, bitmaps)?;
         let caches = self.setting.caches;
         bitmaps.young.fill(0);
         bitmaps.unanswered.fill(0);
         temper(arena, self.work.table_bytes(), caches);
         let before = arena.invalidations();
         let mut doer = Doer { turns: self, arena, tables: &tables, counts: Counts::NONE };
-        let seconds = doer.timed(&mut member, bitmaps, addresses)?;
+        let seconds = doer.timed(&mut participant, bitmaps, addresses)?;
         let counts = counted(doer.counts, arena.invalidations() - before);
         if check {
-            *self.left.borrow_mut() = leaves::of(&tables, arena, self.bed.range());
+            *self.left.borrow_mut() = leaves::of(&tables, arena, self.fixture.range());
         }
         Ok(Sample { seconds, counts })
     }
@@ -97,16 +97,16 @@ impl<F: Format> Turns<F> {
     fn prepare<'p>(
         &self,
         tables: &Tables<'p, F, Arena>,
-        member: &mut Member<'p, Arena>,
+        participant: &mut Participant<'p, Arena>,
         bitmaps: &mut Bitmaps,
     ) -> anyhow::Result<()> {
-        let mut guard = tables.enter(member)?;
+        let mut guard = tables.enter(participant)?;
         match self.work.op {
             Op::ProtectAgain | Op::Relax => {
-                guard.write_protect(self.bed.range())?;
+                guard.write_protect(self.fixture.range())?;
             }
             Op::AgeOld => {
-                age(&mut guard, self.bed.range(), bitmaps)?;
+                age(&mut guard, self.fixture.range(), bitmaps)?;
             }
             _ => {}
         }
@@ -116,31 +116,31 @@ impl<F: Format> Turns<F> {
 
     /// Takes a turn with inactive tables, which no CPU walks.
     fn inactive(&self, arena: &Arena, check: bool) -> anyhow::Result<Sample> {
-        let mut tables = self.bed.empty(arena)?;
+        let mut tables = self.fixture.empty(arena)?;
         let mut storage = chunk_storage();
         let mut cache = TableCache::new(arena, &mut storage);
         let build = self.work.op == Op::BuildInactive;
         if build {
             temper(arena, self.work.table_bytes(), self.setting.caches);
         }
-        let watch = Watch::start();
-        for chunk in steps(self.bed.range(), CHUNK) {
+        let watch = Stopwatch::start();
+        for chunk in steps(self.fixture.range(), CHUNK) {
             cache.fill(usize::MAX)?;
-            let hpa = Bed::<F>::host(&chunk);
+            let hpa = Fixture::<F>::host(&chunk);
             tables.map(chunk, hpa, Attributes::RAM, self.work.leaf, &mut cache)?;
         }
         let mut seconds = watch.seconds();
         if !build {
             temper(arena, self.work.table_bytes(), self.setting.caches);
-            let watch = Watch::start();
-            let bytes = tables.write_protect(self.bed.range())?;
+            let watch = Stopwatch::start();
+            let bytes = tables.write_protect(self.fixture.range())?;
             seconds = watch.seconds();
             ensure!(bytes == self.work.memory, "{bytes} bytes changed");
         }
         let counts = counted(tables.guard().counts(), 0);
         if check {
             let tables = tables.activate();
-            *self.left.borrow_mut() = leaves::of(&tables, arena, self.bed.range());
+            *self.left.borrow_mut() = leaves::of(&tables, arena, self.fixture.range());
         }
         Ok(Sample { seconds, counts })
     }
@@ -165,13 +165,13 @@ impl<F: Format> Turns<F> {
             ready::<F>(arena);
             if fills || limit == Limit::FillPlain {
                 temper(arena, built as u64, turns.setting.caches);
-                let watch = Watch::start();
+                let watch = Stopwatch::start();
                 limit::fill_by(arena.words(built), F::entries(0), Stores::Plain);
                 return Ok(Sample::time(watch.seconds()));
             }
             let arena = &*arena;
-            let tables = turns.bed.live(arena, turns.work.page, Attributes::RAM)?;
-            let pages = limit::TablePages::of(&tables, arena, turns.bed.range());
+            let tables = turns.fixture.live(arena, turns.work.page, Attributes::RAM)?;
+            let pages = limit::TablePages::of(&tables, arena, turns.fixture.range());
             temper(arena, turns.work.table_bytes(), turns.setting.caches);
             // SAFETY: the tables exist, and no other thread uses them.
             let (seconds, ptes) = unsafe { pages.sample(arena, limit) };
@@ -223,43 +223,45 @@ struct Doer<'d, 'p, F: Format> {
 impl<'p, F: Format> Doer<'_, 'p, F> {
     fn timed(
         &mut self,
-        member: &mut Member<'p, Arena>,
+        participant: &mut Participant<'p, Arena>,
         bitmaps: &mut Bitmaps,
         addresses: &[u64],
     ) -> anyhow::Result<f64> {
-        let Turns { bed, work, .. } = self.turns;
+        let Turns { fixture, work, .. } = self.turns;
         let pages = work.memory / work.page.bytes();
-        let range = bed.range();
+        let range = fixture.range();
         match work.op {
-            Op::Map => self.map(member),
-            Op::Unmap => self.unmap(member),
-            Op::Split => self.split(member, false),
-            Op::Enable => self.split(member, true),
-            Op::ClearSplit => self.clear_split(member, bitmaps),
-            Op::Protect => self.whole(member, work.memory, |guard| Ok(guard.write_protect(range)?)),
-            Op::ProtectAgain => self.whole(member, 0, |guard| Ok(guard.write_protect(range)?)),
+            Op::Map => self.map(participant),
+            Op::Unmap => self.unmap(participant),
+            Op::Split => self.split(participant, false),
+            Op::Enable => self.split(participant, true),
+            Op::ClearSplit => self.clear_split(participant, bitmaps),
+            Op::Protect => {
+                self.whole(participant, work.memory, |guard| Ok(guard.write_protect(range)?))
+            }
+            Op::ProtectAgain => self.whole(participant, 0, |guard| Ok(guard.write_protect(range)?)),
             Op::Clear(word) => {
                 let named = Pages { start: range.start(), bits: &bitmaps.named };
                 let bytes = pages / 64 * u64::from(word.count_ones()) * work.page.bytes();
-                self.whole(member, bytes, |guard| Ok(guard.write_protect_pages(&named)?))
+                self.whole(participant, bytes, |guard| Ok(guard.write_protect_pages(&named)?))
             }
-            Op::AgeYoung => self.whole(member, pages, |guard| age(guard, range, bitmaps)),
-            Op::AgeOld => self.whole(member, 0, |guard| age(guard, range, bitmaps)),
-            Op::AgeEach => self.each(member, pages, |guard, page| {
+            Op::AgeYoung => self.whole(participant, pages, |guard| age(guard, range, bitmaps)),
+            Op::AgeOld => self.whole(participant, 0, |guard| age(guard, range, bitmaps)),
+            Op::AgeEach => self.each(participant, pages, |guard, page| {
                 let (mut young, mut unanswered) = ([0], [0]);
                 let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
                 Ok(guard.age(page, &mut ages, Ageing::LEAVES)?.young)
             }),
-            Op::Relax => self.each(member, work.memory, |guard, page| {
+            Op::Relax => self.each(participant, work.memory, |guard, page| {
                 Ok(guard.relax(page, Access::Write).map(slat::Granted::elsewhere)?)
             }),
-            Op::Flush => self.whole(member, work.memory, |guard| Ok(guard.flush(range)?)),
+            Op::Flush => self.whole(participant, work.memory, |guard| Ok(guard.flush(range)?)),
             Op::Lookup => {
-                let watch = Watch::start();
-                let guard = self.tables.enter(member)?;
+                let watch = Stopwatch::start();
+                let guard = self.tables.enter(participant)?;
                 let sum = black_box(look_up(&guard, addresses)?);
                 let seconds = watch.seconds();
-                ensure!(sum == bed.sum(addresses), "other addresses were found");
+                ensure!(sum == fixture.sum(addresses), "other addresses were found");
                 Ok(seconds)
             }
             Op::BuildInactive | Op::ProtectInactive => unreachable!("these have no live tables"),
@@ -269,12 +271,12 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
     /// Does it with one call for all memory, and checks the answer.
     fn whole(
         &mut self,
-        member: &mut Member<'p, Arena>,
+        participant: &mut Participant<'p, Arena>,
         expected: u64,
         mut call: impl FnMut(&mut Guard<'_, 'p, F, Arena>) -> anyhow::Result<u64>,
     ) -> anyhow::Result<f64> {
-        let watch = Watch::start();
-        let mut guard = self.tables.enter(member)?;
+        let watch = Stopwatch::start();
+        let mut guard = self.tables.enter(participant)?;
         let done = call(&mut guard)?;
         self.counts += guard.counts();
         guard.complete();
@@ -287,16 +289,16 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
     /// Does it with a call for each page.
     fn each(
         &mut self,
-        member: &mut Member<'p, Arena>,
+        participant: &mut Participant<'p, Arena>,
         expected: u64,
         mut call: impl FnMut(&mut Guard<'_, 'p, F, Arena>, GpaRange) -> anyhow::Result<u64>,
     ) -> anyhow::Result<f64> {
-        let Turns { bed, work, .. } = self.turns;
-        let watch = Watch::start();
+        let Turns { fixture, work, .. } = self.turns;
+        let watch = Stopwatch::start();
         let mut done = 0;
         for page in 0..work.pieces() {
-            let mut guard = self.tables.enter(member)?;
-            done += call(&mut guard, bed.page(page))?;
+            let mut guard = self.tables.enter(participant)?;
+            done += call(&mut guard, fixture.page(page))?;
             self.counts += guard.counts();
             guard.complete();
         }
@@ -305,25 +307,25 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         Ok(seconds)
     }
 
-    fn map(&mut self, member: &mut Member<'p, Arena>) -> anyhow::Result<f64> {
+    fn map(&mut self, participant: &mut Participant<'p, Arena>) -> anyhow::Result<f64> {
         let work = &self.turns.work;
         let (per, pages) = (F::entries(0) as u64, work.pieces());
         let tables = pages.div_ceil(per) + pages.div_ceil(per * per) + 4;
         let mut storage = storage(tables as usize);
         let mut cache = TableCache::new(self.arena, &mut storage);
         cache.fill(usize::MAX)?;
-        self.each(member, work.memory, |guard, page| {
-            let hpa = Bed::<F>::host(&page);
+        self.each(participant, work.memory, |guard, page| {
+            let hpa = Fixture::<F>::host(&page);
             Ok(guard.map(page, hpa, Attributes::RAM, work.page, &mut cache)?)
         })
     }
 
-    fn unmap(&mut self, member: &mut Member<'p, Arena>) -> anyhow::Result<f64> {
+    fn unmap(&mut self, participant: &mut Participant<'p, Arena>) -> anyhow::Result<f64> {
         let mut places = [Place::EMPTY; 64];
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         let mut removals = Removals::new(self.tables, &mut places);
-        let mut guard = self.tables.enter(member)?;
-        let bytes = guard.unmap(self.turns.bed.range(), &mut removals)?;
+        let mut guard = self.tables.enter(participant)?;
+        let bytes = guard.unmap(self.turns.fixture.range(), &mut removals)?;
         self.counts += guard.counts();
         guard.complete();
         drop(guard);
@@ -336,19 +338,23 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
     }
 
     /// Splits in steps of the largest chunk. The time includes filling the cache.
-    fn split(&mut self, member: &mut Member<'p, Arena>, protect: bool) -> anyhow::Result<f64> {
-        let Turns { bed, work, .. } = self.turns;
+    fn split(
+        &mut self,
+        participant: &mut Participant<'p, Arena>,
+        protect: bool,
+    ) -> anyhow::Result<f64> {
+        let Turns { fixture, work, .. } = self.turns;
         let mut storage = chunk_storage();
         let mut cache = TableCache::new(self.arena, &mut storage);
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         if protect {
-            let mut guard = self.tables.enter(member)?;
-            guard.write_protect(bed.range())?;
+            let mut guard = self.tables.enter(participant)?;
+            guard.write_protect(fixture.range())?;
             self.counts += guard.counts();
             guard.complete();
         }
-        for chunk in steps(bed.range(), CHUNK) {
-            let mut guard = self.tables.enter(member)?;
+        for chunk in steps(fixture.range(), CHUNK) {
+            let mut guard = self.tables.enter(participant)?;
             split_range::<F, Batched>(&mut guard, chunk, work.page, &mut cache)?;
             self.counts += guard.counts();
             guard.complete();
@@ -359,16 +365,16 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
     /// Clears like a VMM's call that clears all of a chunk's log.
     fn clear_split(
         &mut self,
-        member: &mut Member<'p, Arena>,
+        participant: &mut Participant<'p, Arena>,
         bitmaps: &Bitmaps,
     ) -> anyhow::Result<f64> {
-        let Turns { bed, work, .. } = self.turns;
+        let Turns { fixture, work, .. } = self.turns;
         let words = (CHUNK / work.page.bytes() / 64) as usize;
         let mut storage = chunk_storage();
         let mut cache = TableCache::new(self.arena, &mut storage);
-        let watch = Watch::start();
-        for (chunk, bits) in steps(bed.range(), CHUNK).zip(bitmaps.named.chunks(words)) {
-            let mut guard = self.tables.enter(member)?;
+        let watch = Stopwatch::start();
+        for (chunk, bits) in steps(fixture.range(), CHUNK).zip(bitmaps.named.chunks(words)) {
+            let mut guard = self.tables.enter(participant)?;
             split_range::<F, Batched>(&mut guard, chunk, work.page, &mut cache)?;
             guard.write_protect_pages(&Pages { start: chunk.start(), bits })?;
             self.counts += guard.counts();

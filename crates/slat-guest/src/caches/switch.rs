@@ -67,7 +67,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
             return self.unchanged();
         }
         let switch = self.switch(Event::Reset);
-        guest.tables.platform().forget_instructions();
+        guest.tables.platform().invalidate_instructions();
         switch
     }
 

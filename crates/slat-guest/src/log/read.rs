@@ -116,7 +116,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     pub(crate) fn logging(&mut self, id: MemslotId, given: usize) -> Result<Logs, LogError> {
         let page = self.guest.page();
         let found = self.look(|view| {
-            let slot = view.named(id).filter(|slot| !slot.going)?;
+            let slot = view.named(id).filter(|slot| !slot.deleting)?;
             let begins = slot.begins.as_ref().is_some_and(|begins| !begins.is_over());
             let kept = Some(slot.kept.clone());
             Some((Logs { spec: slot.spec, log: slot.log.clone()?, kept }, begins))

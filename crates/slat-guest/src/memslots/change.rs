@@ -138,13 +138,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let new = |work| Unfinished::new(spec, before.range(), work);
         let unfinished = match plan {
             Plan::Delete => {
-                view.change(spec.id, |slot| slot.going = true);
+                view.change(spec.id, |slot| slot.deleting = true);
                 self.replace(view);
                 new(Work::Delete)
             }
             Plan::Move => {
                 let slot = self.new_slot(spec, view.execute_huge)?;
-                view.change(spec.id, |slot| slot.going = true);
+                view.change(spec.id, |slot| slot.deleting = true);
                 self.replace(view);
                 new(Work::Move(slot))
             }
@@ -278,7 +278,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     /// Returns the memslots, by guest address.
     pub fn slots(&mut self) -> Vec<MemslotSpec> {
-        self.look(|view| view.iter().filter(|slot| !slot.going).map(|slot| slot.spec).collect())
+        self.look(|view| view.iter().filter(|slot| !slot.deleting).map(|slot| slot.spec).collect())
     }
 
     /// Deletes all memslots. Other threads may fault, age and read logs meanwhile.
@@ -323,7 +323,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 Some(Arc::new(kinds.ok_or(MemslotError::OutOfMemory)?))
             }
         };
-        Ok(Memslot { spec, going: false, log, begins: None, kept, splits, kinds })
+        Ok(Memslot { spec, deleting: false, log, begins: None, kept, splits, kinds })
     }
 
     fn new_log(&self, spec: &MemslotSpec) -> Result<Arc<Bits>, MemslotError> {

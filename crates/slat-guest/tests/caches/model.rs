@@ -258,7 +258,7 @@ impl Host for Machine {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn forget_instructions(&self) {
+    fn invalidate_instructions(&self) {
         self.state.lock().unwrap().instructions.clear();
     }
 

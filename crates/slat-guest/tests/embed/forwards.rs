@@ -90,8 +90,8 @@ impl Host for Noted {
         0
     }
 
-    fn forget_instructions(&self) {
-        self.note("forget_instructions");
+    fn invalidate_instructions(&self) {
+        self.note("invalidate_instructions");
     }
 
     fn events(&self) -> impl Events {
@@ -146,8 +146,8 @@ fn a_host_with_seats_of_its_own_passes_each_call_on_to_its_machine() {
     passes("fill");
     host.now();
     passes("now");
-    host.forget_instructions();
-    passes("forget_instructions");
+    host.invalidate_instructions();
+    passes("invalidate_instructions");
     host.events().event(Vmid(1), Event::Piece { range: page() });
     passes("events");
     host.between_pieces();

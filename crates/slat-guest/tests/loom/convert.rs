@@ -1,6 +1,6 @@
 //! A fault while a thread converts its page.
 
-use crate::bed::*;
+use crate::fixture::*;
 use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa, GpaRange};
 use slat_guest::MemoryKind;

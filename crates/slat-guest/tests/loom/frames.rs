@@ -1,6 +1,6 @@
 //! Frames run short while guests copy pages that they share.
 
-use crate::bed::*;
+use crate::fixture::*;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Hpa, PageSize};

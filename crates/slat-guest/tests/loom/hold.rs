@@ -1,6 +1,6 @@
 //! A thread holds writes while memory is copied or shared, and a vCPU writes.
 
-use crate::bed::*;
+use crate::fixture::*;
 use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa};
 use slat_guest::{Hva, HvaRange};

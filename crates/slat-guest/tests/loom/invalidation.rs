@@ -1,6 +1,6 @@
 //! A fault while the host invalidates its page.
 
-use crate::bed::*;
+use crate::fixture::*;
 use loom::sync::atomic::Ordering;
 use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa, PageSize};

@@ -1,6 +1,6 @@
 //! A fault on a page that is missing, while a thread brings the page.
 
-use crate::bed::*;
+use crate::fixture::*;
 use loom::sync::atomic::Ordering;
 use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa};

@@ -1,6 +1,6 @@
 //! Writes while a thread reads, clears or begins a log, or harvests a ring.
 
-use crate::bed::*;
+use crate::fixture::*;
 use loom::thread::{JoinHandle, spawn};
 use slat::{Access, BreakBeforeMake, Gpa};
 use slat_guest::*;

@@ -3,7 +3,7 @@
 //! Pieces end at multiples of 16 KiB on tables of two entries; the memslot has a page on each side
 //! of one.
 
-use crate::bed::*;
+use crate::fixture::*;
 use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Platform, Pte};
 use slat_guest::*;
@@ -29,13 +29,13 @@ fn moved(spec: MemslotSpec) -> MemslotSpec {
 }
 
 /// A guest whose memslot is `spec`.
-struct Bed {
+struct Fixture {
     world: &'static World,
     ram: &'static Ram,
     guest: &'static TheGuest,
 }
 
-impl Bed {
+impl Fixture {
     fn new(logging: Logging, spec: MemslotSpec) -> (Self, TheWorker) {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let page = PageSize::from_bytes(PAGE).unwrap();
@@ -122,11 +122,11 @@ fn second(work: &MemslotWork, worker: &mut TheWorker) -> MemslotChange {
 }
 
 /// Keeps the copy of the host's memory up to date by means of the log.
-fn follow(bed: &Bed, worker: &mut TheWorker, copy: &mut [u64; 4]) {
+fn follow(fixture: &Fixture, worker: &mut TheWorker, copy: &mut [u64; 4]) {
     let mut bits = [0];
     worker.read_log(ID, &mut bits).unwrap();
     worker.clear_log(ID, 0, 2, &bits).unwrap();
-    let content = bed.content();
+    let content = fixture.content();
     for page in (0..2).filter(|page| bits[0] >> page & 1 == 1) {
         copy[page] = content[page];
     }
@@ -135,20 +135,20 @@ fn follow(bed: &Bed, worker: &mut TheWorker, copy: &mut [u64; 4]) {
 /// The memslot is deleted, or moves, while a vCPU writes `values`. `mapped`: it also wrote them
 /// before.
 fn written_as_it_goes(to: MemslotSpec, mapped: bool, values: &'static [(u64, u64)]) {
-    let (bed, mut worker) = Bed::new(Logging::Protect, is());
+    let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
     if mapped {
-        bed.writer(values)();
+        fixture.writer(values)();
     }
-    let thread = spawn(bed.writer(values));
+    let thread = spawn(fixture.writer(values));
     let work = worker.begin_memslot(to).unwrap();
     first(&work, &mut worker);
     // From here on the host may use the memory of the first piece.
-    let half = bed.content()[0];
+    let half = fixture.content()[0];
     second(&work, &mut worker);
-    let all = bed.content();
+    let all = fixture.content();
     drop(thread.join().unwrap());
     assert_eq!(half, all[0], "written behind its piece");
-    assert_eq!(all, bed.content(), "written behind the change");
+    assert_eq!(all, fixture.content(), "written behind the change");
     for gpa in [FIRST, SECOND] {
         assert_eq!(at(&mut worker, gpa), None);
     }
@@ -176,23 +176,23 @@ fn nor_does_a_view_keep_what_has_gone_in_pieces() {
         let guest = wide_uncached(world, ram);
         let mut worker = worker(guest);
         worker.set_memslot(is()).unwrap();
-        let bed = Bed { world, ram, guest };
-        let thread = spawn(bed.writer(&[(FIRST, 1)]));
+        let fixture = Fixture { world, ram, guest };
+        let thread = spawn(fixture.writer(&[(FIRST, 1)]));
         let work = worker.begin_memslot(gone()).unwrap();
         first(&work, &mut worker);
-        let half = bed.content();
+        let half = fixture.content();
         let mut vcpu = thread.join().unwrap().get();
         assert_eq!(vcpu.translate(Gpa(FIRST)), None);
-        assert_eq!(bed.content(), half);
+        assert_eq!(fixture.content(), half);
     });
 }
 
 /// A reader that reads the log as soon as it can finds all later writes in it.
 fn log_begins(logging: Logging) {
-    let (bed, mut worker) = Bed::new(logging, is());
-    bed.writer(&[(SECOND, 7)])();
+    let (fixture, mut worker) = Fixture::new(logging, is());
+    fixture.writer(&[(SECOND, 7)])();
     // The test is of pages behind the position; if faults log, also of pages before it.
-    let thread = spawn(bed.writer(match logging {
+    let thread = spawn(fixture.writer(match logging {
         Logging::Protect => &[(FIRST, 1), (SECOND, 2)],
         Logging::Hardware => &[(SECOND, 2)],
     }));
@@ -201,14 +201,14 @@ fn log_begins(logging: Logging) {
     for last in [false, true] {
         assert_eq!(work.run(&mut worker, 1).unwrap().is_some(), last);
         if copy.is_none() && worker.read_log(ID, &mut [0]).is_ok() {
-            copy = Some(bed.content());
+            copy = Some(fixture.content());
         }
     }
     let mut copy = copy.expect("it has begun");
-    follow(&bed, &mut worker, &mut copy);
+    follow(&fixture, &mut worker, &mut copy);
     drop(thread.join().unwrap());
-    follow(&bed, &mut worker, &mut copy);
-    assert_eq!(copy, bed.content());
+    follow(&fixture, &mut worker, &mut copy);
+    assert_eq!(copy, fixture.content());
 }
 
 #[test]
@@ -222,9 +222,9 @@ fn a_log_that_begins_in_pieces_loses_no_write() {
 #[test]
 fn a_log_that_moves_in_pieces_keeps_what_leaves_knew() {
     bounded("read of a log || its slot moves in pieces", 3, || {
-        let (bed, mut worker) = Bed::new(Logging::Hardware, logs());
-        bed.writer(&[(FIRST, 1), (SECOND, 2)])();
-        let reader = Sent(crate::bed::worker(bed.guest));
+        let (fixture, mut worker) = Fixture::new(Logging::Hardware, logs());
+        fixture.writer(&[(FIRST, 1), (SECOND, 2)])();
+        let reader = Sent(crate::fixture::worker(fixture.guest));
         let thread = spawn(move || {
             let mut reader = reader.get();
             let mut bits = [0];
@@ -250,9 +250,9 @@ fn a_mark_on_its_way_from_a_slot_that_moves_is_not_lost_to_the_taker_of_the_page
             &format!("invalidation of the {name} page || its slot moves in pieces"),
             3,
             move || {
-                let (bed, mut worker) = Bed::new(Logging::Protect, is());
-                bed.writer(if page == 0 { &[(FIRST, 1)] } else { &[(SECOND, 2)] })();
-                let taker = Sent(crate::bed::worker(bed.guest));
+                let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
+                fixture.writer(if page == 0 { &[(FIRST, 1)] } else { &[(SECOND, 2)] })();
+                let taker = Sent(crate::fixture::worker(fixture.guest));
                 let thread = spawn(move || {
                     let mut taker = taker.get();
                     let host = HvaRange { start: Hva(HOST + page * PAGE), bytes: PAGE };
@@ -272,9 +272,9 @@ fn a_mark_on_its_way_from_a_slot_that_moves_is_not_lost_to_the_taker_of_the_page
 #[test]
 fn what_is_not_emptied_yet_is_not_written_while_writes_are_held() {
     bounded("writes held || a slot that is deleted in pieces", 3, || {
-        let (bed, mut worker) = Bed::new(Logging::Protect, is());
-        bed.writer(&[(FIRST, 1), (SECOND, 2)])();
-        let holder = Sent(crate::bed::worker(bed.guest));
+        let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
+        fixture.writer(&[(FIRST, 1), (SECOND, 2)])();
+        let holder = Sent(crate::fixture::worker(fixture.guest));
         let thread = spawn(move || {
             let mut holder = holder.get();
             let held = holder.hold_writes(HvaRange { start: Hva(HOST), bytes: 2 * PAGE });
@@ -296,8 +296,8 @@ fn what_is_not_emptied_yet_is_not_written_while_writes_are_held() {
 #[test]
 fn who_comes_to_addresses_that_a_slot_leaves_finds_them_empty() {
     bounded("a slot that goes, run half and dropped || another at its place", 3, || {
-        let (bed, mut worker) = Bed::new(Logging::Protect, is());
-        bed.writer(&[(FIRST, 1), (SECOND, 2)])();
+        let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
+        fixture.writer(&[(FIRST, 1), (SECOND, 2)])();
         let next = MemslotSpec { id: MemslotId(1), host: Hva(HOST + 2 * PAGE), ..is() };
         let right = |worker: &mut TheWorker, what: &str| {
             for (gpa, page) in [(FIRST, 2), (SECOND, 3)] {
@@ -305,7 +305,7 @@ fn who_comes_to_addresses_that_a_slot_leaves_finds_them_empty() {
                 assert!(there.is_none_or(|hpa| hpa == OLD + page * PAGE), "{what}: {there:x?}");
             }
         };
-        let comes = Sent(crate::bed::worker(bed.guest));
+        let comes = Sent(crate::fixture::worker(fixture.guest));
         let thread = spawn(move || {
             let mut worker = comes.get();
             match worker.set_memslot(next) {
@@ -335,18 +335,18 @@ fn who_comes_to_addresses_that_a_slot_leaves_finds_them_empty() {
 #[test]
 fn a_log_that_begins_while_another_ends_in_pieces_loses_no_write() {
     bounded("writes || log off, half, then on", 2, || {
-        let (bed, mut worker) = Bed::new(Logging::Protect, logs());
-        bed.writer(&[(FIRST, 7), (SECOND, 7)])();
+        let (fixture, mut worker) = Fixture::new(Logging::Protect, logs());
+        fixture.writer(&[(FIRST, 7), (SECOND, 7)])();
         worker.clear_log(ID, 0, 2, &[0b11]).unwrap();
-        let thread = spawn(bed.writer(&[(FIRST, 1), (SECOND, 2)]));
+        let thread = spawn(fixture.writer(&[(FIRST, 1), (SECOND, 2)]));
         let ends = worker.begin_memslot(is()).unwrap();
         first(&ends, &mut worker);
         assert!(matches!(worker.set_memslot(logs()), Ok(MemslotChange::LogOn(_))));
-        let mut copy = bed.content();
+        let mut copy = fixture.content();
         assert!(matches!(ends.run(&mut worker, 1), Ok(Some(MemslotChange::LogOff { .. }))));
         drop(thread.join().unwrap());
-        follow(&bed, &mut worker, &mut copy);
-        assert_eq!(copy, bed.content());
+        follow(&fixture, &mut worker, &mut copy);
+        assert_eq!(copy, fixture.content());
         assert!(!writable(&mut worker, FIRST) && !writable(&mut worker, SECOND));
     });
 }
@@ -354,10 +354,10 @@ fn a_log_that_begins_while_another_ends_in_pieces_loses_no_write() {
 #[test]
 fn two_who_run_one_change_do_each_piece_once() {
     bounded("a piece of a change || the other", 3, || {
-        let (bed, mut worker) = Bed::new(Logging::Protect, is());
-        bed.writer(&[(FIRST, 1), (SECOND, 2)])();
+        let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
+        fixture.writer(&[(FIRST, 1), (SECOND, 2)])();
         let work = std::sync::Arc::new(worker.begin_memslot(gone()).unwrap());
-        let (theirs, other) = (work.clone(), Sent(crate::bed::worker(bed.guest)));
+        let (theirs, other) = (work.clone(), Sent(crate::fixture::worker(fixture.guest)));
         let thread = spawn(move || {
             let mut worker = other.get();
             theirs.run(&mut worker, 1).unwrap()
@@ -377,17 +377,17 @@ fn two_who_run_one_change_do_each_piece_once() {
 #[test]
 fn a_guest_that_goes_with_a_change_half_done_gives_back_every_table() {
     bounded("write || a piece of a slot that is deleted, then the guest goes", 3, || {
-        let (bed, mut worker) = Bed::new(Logging::Protect, is());
-        bed.writer(&[(FIRST, 1)])();
-        let thread = spawn(bed.writer(&[(SECOND, 2)]));
+        let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
+        fixture.writer(&[(FIRST, 1)])();
+        let thread = spawn(fixture.writer(&[(SECOND, 2)]));
         let work = worker.begin_memslot(gone()).unwrap();
         first(&work, &mut worker);
         drop((thread.join().unwrap(), worker));
-        let guest = core::ptr::from_ref(bed.guest).cast_mut();
+        let guest = core::ptr::from_ref(fixture.guest).cast_mut();
         // SAFETY: the guest was leaked from a box, and nothing borrows it any more: the vCPUs and
         // workers are dropped.
         drop(unsafe { Box::from_raw(guest) });
         assert_eq!((work.done(), work.change()), (PAGE, None));
-        assert_eq!(bed.world.frames(), 0, "frames that are not given back");
+        assert_eq!(fixture.world.frames(), 0, "frames that are not given back");
     });
 }

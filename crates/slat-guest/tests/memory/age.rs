@@ -1,6 +1,6 @@
 //! Ageing, by guest and by host addresses.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Ageing, Gpa, PageSize, Skip};
 use slat_guest::*;

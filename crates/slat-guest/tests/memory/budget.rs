@@ -1,6 +1,6 @@
 //! Table pages of a guest: an exact account, and what is refused at the bound.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, PageSize};
 use slat_guest::*;
@@ -154,7 +154,7 @@ fn views_do_not_grow_beyond_the_bound_and_vcpus_go_on() {
     let guest = guest::<ArmUncached>(&machine, &ram, config);
     let roots = machine.frames();
     ram.populate(HOST, blocks * M2, PageSize::SIZE_2M);
-    let mut rooms: Vec<TableRoom> = (0..2).map(|_| room()).collect();
+    let mut rooms: Vec<TableStorage> = (0..2).map(|_| room()).collect();
     let mut vcpus: Vec<_> =
         rooms.iter_mut().zip(0..).map(|(room, id)| Vcpu::new(&guest, id, room).unwrap()).collect();
     vcpus[0].worker().set_memslot(slot(blocks * M2)).unwrap();

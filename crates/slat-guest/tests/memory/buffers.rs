@@ -1,6 +1,6 @@
 //! Logs in which hardware writes addresses have exactly the pages that were written.
 
-use crate::bed::*;
+use crate::fixture::*;
 use slat::{Access, Format, PageSize};
 use slat_guest::*;
 use slat_sim::{Fault, Machine};

@@ -1,7 +1,7 @@
 //! Leaves that a TLB may hold as one entry: faults fold them, and a memslot that begins to log
 //! unfolds them.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::with_guest;
 use slat::{Access, PageSize};
 use slat_guest::*;

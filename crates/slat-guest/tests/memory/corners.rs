@@ -1,8 +1,8 @@
 //! Combinations of two operations each of which works alone.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Gpa, Hpa, Member, PageSize, Tables};
+use slat::{Access, Gpa, Hpa, PageSize, Participant, Tables};
 use slat_guest::*;
 use slat_sim::{Machine, Moment};
 use std::sync::{Arc, Mutex};
@@ -99,15 +99,15 @@ on_all! {
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
             let split = EagerSplit::new(range(BASE, M2), PageSize::SIZE_4K);
             split.run(vcpu.worker(), || false);
-            let member = Member::join(guest.tables().platform()).unwrap();
+            let participant = Participant::register(guest.tables().platform()).unwrap();
             type Parts<C> = (
                 &'static Tables<'static, <C as Case>::F, Machine<<C as Case>::A>>,
-                Member<'static, Machine<<C as Case>::A>>,
+                Participant<'static, Machine<<C as Case>::A>>,
             );
             // SAFETY: the hook is taken off the machine before the guest is dropped.
-            let (tables, member): Parts<C> =
-                unsafe { core::mem::transmute((guest.tables(), member)) };
-            let state = Arc::new(Mutex::new((member, 0)));
+            let (tables, participant): Parts<C> =
+                unsafe { core::mem::transmute((guest.tables(), participant)) };
+            let state = Arc::new(Mutex::new((participant, 0)));
             let shared = state.clone();
             machine.meanwhile(move |_, moment| {
                 let Ok(mut state) = shared.try_lock() else { return };
@@ -198,8 +198,8 @@ on_all! {
     fn two_reservations_of_one_slot_do_not_void_each_other<C: Case>() {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let (mut one, mut two) = (
-            Member::join(guest.tables().platform()).unwrap(),
-            Member::join(guest.tables().platform()).unwrap(),
+            Participant::register(guest.tables().platform()).unwrap(),
+            Participant::register(guest.tables().platform()).unwrap(),
         );
         let mut storage = [const { None }; 8];
         let mut cache = slat::TableCache::new(guest.tables().platform(), &mut storage);

@@ -1,6 +1,6 @@
 //! Devices: pinned pages, tables that follow the guest's, and the log of their writes.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Ageing, Gpa, Hpa, PageSize, Skip};
 use slat_guest::*;

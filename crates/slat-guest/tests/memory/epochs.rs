@@ -1,7 +1,7 @@
 //! Incremental snapshots: base and epochs together are the memory, even if epochs between were
 //! aborted.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, PageSize};
 use slat_guest::*;

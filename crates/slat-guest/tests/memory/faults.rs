@@ -1,6 +1,6 @@
 //! The outcomes of faults.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Gpa, Hpa, PageSize};
 use slat_guest::*;
@@ -135,7 +135,7 @@ on_all! {
 
     fn a_cpu_that_holds_an_older_right_gets_on<C: Case>() {
         with_guest!(C, config(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-        let mut room1 = crate::bed::room();
+        let mut room1 = crate::fixture::room();
         let mut other = Vcpu::new(&guest, 1, &mut room1).unwrap();
         machine.cpu(1).load(VMID, other.root());
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();

@@ -1,6 +1,6 @@
 //! A fork of a guest: parent and child share frames until one of them writes.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::on_all;
 use slat::{Access, Gpa, Hpa, PageSize, Vmid};
 use slat_guest::*;

@@ -6,7 +6,7 @@
 #[path = "histories/every.rs"]
 mod every;
 
-use crate::bed::*;
+use crate::fixture::*;
 use slat::{Access, Ageing, Gpa, Hpa, Maintenance, PageSize, Platform, Skip, Vmid};
 use slat_guest::*;
 use slat_sim::Machine;
@@ -17,8 +17,8 @@ const BLOCKS: u64 = 3;
 const PAGES: u64 = BLOCKS * 512;
 const BYTES: u64 = BLOCKS * M2;
 /// The boundary of two pieces of whole-memslot work is behind the first block.
-const BASE: u64 = crate::bed::BASE + G1 - M2;
-const HOST: u64 = crate::bed::HOST + G1 - M2;
+const BASE: u64 = crate::fixture::BASE + G1 - M2;
+const HOST: u64 = crate::fixture::HOST + G1 - M2;
 
 fn slot(bytes: u64) -> MemslotSpec {
     MemslotSpec::new(MemslotId(0), Gpa(BASE), bytes, Hva(HOST))
@@ -528,7 +528,7 @@ pub fn run<C: Case>(
     let backing = [PageSize::SIZE_4K, PageSize::SIZE_2M][usize::from(rng.u8(..4) != 0)];
     ram.populate(HOST, BYTES, backing);
     let guest = guest::<C>(machine, &ram, config);
-    let mut rooms: Vec<TableRoom> = (0..machine.cpus()).map(|_| room()).collect();
+    let mut rooms: Vec<TableStorage> = (0..machine.cpus()).map(|_| room()).collect();
     let vcpus: Vec<_> = rooms
         .iter_mut()
         .zip(0..)

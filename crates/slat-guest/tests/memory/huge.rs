@@ -1,7 +1,7 @@
 //! Huge pages that may not be executed, that a fault or an eager split splits, and that are
 //! recovered.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, PageSize};
 use slat_guest::*;

@@ -1,6 +1,6 @@
 //! Invalidations by the host, and the faults that race with them.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Gpa, Hpa, PageSize};
 use slat_guest::*;

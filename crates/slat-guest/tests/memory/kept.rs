@@ -1,7 +1,7 @@
 //! Marks that one consumer takes from the leaves reach the others: dirty marks that a log has
 //! taken, use that a scan has taken, and both if leaves are unmapped while their pages stay.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Ageing, Gpa, PageSize, Skip};
 use slat_guest::*;

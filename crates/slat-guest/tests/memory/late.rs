@@ -1,6 +1,6 @@
 //! Memory that arrives late: which vCPUs wait and are woken, and what is mapped ahead of faults.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Ageing, Gpa, PageSize, Skip};
 use slat_guest::*;

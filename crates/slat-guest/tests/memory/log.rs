@@ -1,6 +1,6 @@
 //! The dirty log: all ways of keeping, reading and clearing it.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, PageSize};
 use slat_guest::*;

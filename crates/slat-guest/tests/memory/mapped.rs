@@ -1,6 +1,6 @@
 //! The memory that is mapped, by size, without a walk.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::with_guest;
 use slat::{Access, Gpa, PageSize};
 use slat_guest::*;

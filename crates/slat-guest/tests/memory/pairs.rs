@@ -1,6 +1,6 @@
 //! Every pair of services, on one guest at the same time.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::histories::{History, count, run};
 use slat::PageSize;
 use slat_guest::*;

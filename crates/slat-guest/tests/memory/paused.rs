@@ -1,6 +1,6 @@
 //! Changes of memslots that stay unfinished between pieces while everything else goes on.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Gpa, Hpa, PageSize};
 use slat_guest::*;
@@ -273,8 +273,8 @@ fn a_change_is_run_by_workers_of_its_guest_alone_and_goes_with_it() {
     attempt::<Intel>(&machine, &mut vcpu, GPA, Access::Write).unwrap();
     let work = vcpu.worker().begin_memslot(gone(is)).unwrap();
     let other_machine = Intel::machine(1);
-    let other = crate::bed::guest::<Intel>(&other_machine, &ram, config());
-    let mut second = crate::bed::room();
+    let other = crate::fixture::guest::<Intel>(&other_machine, &ram, config());
+    let mut second = crate::fixture::room();
     let mut stranger = Worker::new(&other, &mut second).unwrap();
     stranger.set_memslot(is).unwrap();
     assert_eq!(work.run(&mut stranger, 1), Err(MemslotError::Missing { id: is.id }));

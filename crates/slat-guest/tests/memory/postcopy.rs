@@ -1,7 +1,7 @@
 //! A guest that runs while its memory arrives. The machine detects an access to a page whose
 //! content is not there yet.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::on_all;
 use slat::{Access, Gpa, Hpa, PageSize};
 use slat_guest::*;

@@ -1,6 +1,6 @@
 //! Private memory: conversions, operations that leave it alone, and the hooks that are called.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Ageing, Gpa, Halted, Hpa, PageSize, Skip};
 use slat_guest::*;

@@ -1,6 +1,6 @@
 //! Huge pages that may not be executed are recovered, whatever has split them.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, PageSize};
 use slat_guest::*;

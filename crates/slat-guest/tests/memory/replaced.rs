@@ -1,7 +1,7 @@
 //! A write replaces a page that the backing shares for reading: no vCPU reads the old page any
 //! more.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Gpa, PageSize};
 use slat_guest::*;

@@ -1,6 +1,6 @@
 //! Dirty rings in memory that is shared with another process, which may do anything there.
 
-use crate::bed::*;
+use crate::fixture::*;
 use slat::{Access, Gpa, PageSize};
 use slat_guest::*;
 use std::collections::BTreeSet;

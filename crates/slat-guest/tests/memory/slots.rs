@@ -1,6 +1,6 @@
 //! The rules for memslots, and what happens to memory when they change.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Gpa, PageSize};
 use slat_guest::*;

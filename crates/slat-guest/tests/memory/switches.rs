@@ -1,6 +1,6 @@
 //! The parts of a guest's configuration that change while it runs.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Execute, Gpa, Hpa, PageSize, Vmid};
 use slat_guest::*;

@@ -1,9 +1,9 @@
 //! Neighbouring memslots, in the guest and in the host: no block lies in both, and a log that finds
 //! such a block anyway loses nothing.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Gpa, Member, PageSize};
+use slat::{Access, Gpa, PageSize, Participant};
 use slat_guest::*;
 
 const HALF: u64 = M2 / 2;
@@ -22,8 +22,8 @@ fn ways<C: Case>() -> impl Iterator<Item = Config> {
 
 /// Makes one block across both memslots, as a caller that has the tables can.
 fn block_over_both<C: Case>(guest: &TheGuest<'_, C>) {
-    let mut member = Member::join(guest.tables().platform()).unwrap();
-    let mut guard = guest.tables().enter(&mut member).unwrap();
+    let mut participant = Participant::register(guest.tables().platform()).unwrap();
+    let mut guard = guest.tables().enter(&mut participant).unwrap();
     guard.write_protect(range(BASE, M2)).unwrap();
     guard.complete();
     let bytes = guard.collapse(range(BASE, M2), PageSize::SIZE_2M).unwrap();
@@ -33,8 +33,8 @@ fn block_over_both<C: Case>(guest: &TheGuest<'_, C>) {
 /// The block is writable, and was written.
 fn written_block_over_both<C: Case>(guest: &TheGuest<'_, C>) {
     block_over_both::<C>(guest);
-    let mut member = Member::join(guest.tables().platform()).unwrap();
-    let mut guard = guest.tables().enter(&mut member).unwrap();
+    let mut participant = Participant::register(guest.tables().platform()).unwrap();
+    let mut guard = guest.tables().enter(&mut participant).unwrap();
     guard.relax(range(BASE, M2), Access::Write).map(slat::Granted::elsewhere).unwrap();
 }
 

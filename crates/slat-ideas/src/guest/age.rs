@@ -4,18 +4,18 @@
 //! by page. Linux's reclaim takes a lock for a run of at most 64 pages, or for each page; each
 //! fault takes it shared.
 
-use super::bed::{Bed, Shape, TheGuest, room};
+use super::fixture::{Fixture, Shape, TheGuest, room};
 use super::lock::FairLock;
 use super::runner::{Locks, Runner};
 use super::tables::{Figures, MEANING};
 use super::times::Times;
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
-use crate::crew::{Pin, cpus};
 use crate::format::TablesArgs;
 use crate::on_machine;
+use crate::threads::{Pin, cpus};
 use anyhow::{Context, ensure};
 use clap::Args;
-use slat::{Access, Ageing, Format, Member};
+use slat::{Access, Ageing, Format, Participant};
 use slat_guest::Worker;
 use slat_lab::cli::count;
 use slat_lab::reader::Reader;
@@ -132,8 +132,8 @@ fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>
     let shape = Shape { memory: 2 * half.memory, ..half };
     let cpus = cpus()?;
     on_machine!(&args.tables, |format, arch| {
-        let bed = Bed::new(format, arch, &args.tables, shape, session)?;
-        measure(&bed, rounds, &cpus, session)
+        let fixture = Fixture::new(format, arch, &args.tables, shape, session)?;
+        measure(&fixture, rounds, &cpus, session)
     })
 }
 
@@ -169,7 +169,7 @@ impl Sample {
 }
 
 fn measure<F: Format, A: Arch>(
-    bed: &Bed<F, A>,
+    fixture: &Fixture<F, A>,
     rounds: u32,
     cpus: &[usize],
     session: &mut Session,
@@ -177,14 +177,14 @@ fn measure<F: Format, A: Arch>(
     session.start("age", u64::from(rounds) + 1);
     let samples = take_turns(session, rounds, WAYS.len(), |place, _| {
         session.say(WAYS[place].name);
-        sample(bed, WAYS[place], cpus).with_context(|| format!("age, {}", WAYS[place].name))
+        sample(fixture, WAYS[place], cpus).with_context(|| format!("age, {}", WAYS[place].name))
     })?;
     session.finish();
     if samples[0].is_empty() {
         return Ok(Vec::new());
     }
-    let mut params = bed.params();
-    params.insert("memory".to_owned(), (bed.shape.memory / 2).into());
+    let mut params = fixture.params();
+    params.insert("memory".to_owned(), (fixture.shape.memory / 2).into());
     let recorder = Recorder { scenario: "guest-age", params };
     let mut results = Vec::new();
     for (way, samples) in WAYS.iter().zip(&samples) {
@@ -222,11 +222,15 @@ fn measure<F: Format, A: Arch>(
     Ok(results)
 }
 
-fn sample<F: Format, A: Arch>(bed: &Bed<F, A>, way: Way, cpus: &[usize]) -> anyhow::Result<Sample> {
+fn sample<F: Format, A: Arch>(
+    fixture: &Fixture<F, A>,
+    way: Way,
+    cpus: &[usize],
+) -> anyhow::Result<Sample> {
     let lock = &FairLock::default();
     let locks = if way.locked { Locks::Shared(lock) } else { Locks::Free };
-    let (vcpus, half) = (u64::from(bed.shape.vcpus), bed.pages() / 2);
-    bed.with_guest(bed.config(), |guest| {
+    let (vcpus, half) = (u64::from(fixture.shape.vcpus), fixture.pages() / 2);
+    fixture.with_guest(fixture.config(), |guest| {
         let barrier = &Barrier::new(vcpus as usize + 1);
         let (over, running) = (&AtomicBool::new(false), &std::sync::atomic::AtomicU64::new(vcpus));
         let vcpu = |id: u64| {
@@ -237,9 +241,9 @@ fn sample<F: Format, A: Arch>(bed: &Bed<F, A>, way: Way, cpus: &[usize]) -> anyh
                 let mut prepared = once(move || -> anyhow::Result<_> {
                     // The scan has the last CPU, if there are at least two.
                     let pin = Pin::to(cpus[id as usize % (cpus.len() - 1).max(1)])?;
-                    let mut runner = Runner::new(guest, bed.machine(), id as u16, room, locks)?;
+                    let mut runner = Runner::new(guest, fixture.machine(), id as u16, room, locks)?;
                     // Maps the half that is scanned.
-                    pages(0).try_for_each(|page| runner.write(bed.gpa(page), page))?;
+                    pages(0).try_for_each(|page| runner.write(fixture.gpa(page), page))?;
                     runner.times = Times::default();
                     Ok((runner, pin))
                 });
@@ -247,7 +251,7 @@ fn sample<F: Format, A: Arch>(bed: &Bed<F, A>, way: Way, cpus: &[usize]) -> anyh
                 // for it.
                 barrier.wait();
                 let done = prepared.as_mut().map_or(Ok(()), |(runner, _)| {
-                    pages(half).try_for_each(|page| runner.write(bed.gpa(page), page))
+                    pages(half).try_for_each(|page| runner.write(fixture.gpa(page), page))
                 });
                 if running.fetch_sub(1, Ordering::AcqRel) == 1 {
                     over.store(true, Ordering::Release);
@@ -263,7 +267,7 @@ fn sample<F: Format, A: Arch>(bed: &Bed<F, A>, way: Way, cpus: &[usize]) -> anyh
             let pin = Pin::to(cpus[cpus.len() - 1]);
             barrier.wait();
             let _pin = pin?;
-            let scan = Scan { bed, guest, way, lock, half }.until(over, &mut worker);
+            let scan = Scan { fixture, guest, way, lock, half }.until(over, &mut worker);
             let mut sample = scan?;
             for thread in threads {
                 match thread.join() {
@@ -289,7 +293,7 @@ fn once<R>(work: impl FnOnce() -> R) -> R {
 }
 
 struct Scan<'s, 'p, F: Format, A: Arch> {
-    bed: &'p Bed<F, A>,
+    fixture: &'p Fixture<F, A>,
     guest: &'s TheGuest<'p, F, A>,
     way: Way,
     lock: &'s FairLock,
@@ -302,7 +306,7 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
     fn until(
         &self,
         over: &AtomicBool,
-        worker: &mut super::bed::TheWorker<'s, F, A>,
+        worker: &mut super::fixture::TheWorker<'s, F, A>,
     ) -> anyhow::Result<Sample> {
         let mut sample = Sample {
             times: Times::default(),
@@ -320,7 +324,7 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
             }
             return Ok(sample);
         }
-        let mut member = Member::join(self.bed.machine())?;
+        let mut participant = Participant::register(self.fixture.machine())?;
         // Number of pages that are made young again together.
         let batch = 512;
         let mut young = vec![0u64; self.way.pages.div_ceil(64) as usize];
@@ -334,7 +338,12 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
                 for call in (first..first + pages).step_by(self.way.pages as usize) {
                     let pages = self.way.pages.min(first + pages - call);
                     let mut age = || {
-                        worker.age(self.bed.range(call, pages), None, &mut young, Ageing::LEAVES)
+                        worker.age(
+                            self.fixture.range(call, pages),
+                            None,
+                            &mut young,
+                            Ageing::LEAVES,
+                        )
                     };
                     let aged = match self.way.locked {
                         true => self.lock.exclusive(age),
@@ -347,9 +356,9 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
                 }
                 sample.scan += begin.elapsed().as_secs_f64();
                 sample.scanned += pages;
-                let mut guard = self.guest.tables().enter(&mut member)?;
+                let mut guard = self.guest.tables().enter(&mut participant)?;
                 guard
-                    .relax(self.bed.range(first, pages), Access::Read)
+                    .relax(self.fixture.range(first, pages), Access::Read)
                     .map(slat::Granted::elsewhere)?;
                 guard.complete();
             }

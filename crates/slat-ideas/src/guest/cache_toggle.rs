@@ -19,7 +19,7 @@ use slat::{
 };
 use slat_guest::{
     Backing, CachePolicy, Config, Guest, Host, Hva, MemslotId, MemslotSpec, NoPage, Outcome, Page,
-    TABLE_PAGES, TableRoom, Vcpu, Worker,
+    TABLE_PAGES, TableStorage, Vcpu, Worker,
 };
 use slat_lab::cli::count;
 use slat_lab::failure::bad_input;
@@ -418,7 +418,7 @@ fn touch(
     Ok(())
 }
 
-fn room() -> TableRoom {
+fn room() -> TableStorage {
     [const { None }; TABLE_PAGES]
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Each page is written, executed from, read, and written again. Linux used `zap` before 6.2.
 
-use super::bed::{Bed, Shape};
+use super::fixture::{Fixture, Shape};
 use super::runner::Locks;
 use super::tables::{Figures, MEANING};
 use super::turns::{Recorder, ratios, take_turns};
@@ -145,13 +145,13 @@ fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurem
     let shape = Shape::new(memory, format, backing, args.vcpus)?;
     let exit = Duration::from_nanos(args.exit.into());
     on_machine!(&args.tables, |format, arch| {
-        let bed = Bed::new(format, arch, &args.tables, shape, session)?;
-        measure(&bed, rounds, exit, session)
+        let fixture = Fixture::new(format, arch, &args.tables, shape, session)?;
+        measure(&fixture, rounds, exit, session)
     })
 }
 
 fn measure<F: Format, A: Arch>(
-    bed: &Bed<F, A>,
+    fixture: &Fixture<F, A>,
     rounds: u32,
     exit: Duration,
     session: &mut Session,
@@ -159,13 +159,13 @@ fn measure<F: Format, A: Arch>(
     session.start("execute", u64::from(rounds) + 1);
     let samples = take_turns(session, rounds, WAYS.len(), |way, _| {
         session.say(WAYS[way].0);
-        sample(bed, WAYS[way].1, exit)
+        sample(fixture, WAYS[way].1, exit)
     })?;
     session.finish();
     if samples[0].is_empty() {
         return Ok(Vec::new());
     }
-    let mut params = bed.params();
+    let mut params = fixture.params();
     params.insert("exit_ns".to_owned(), (exit.as_nanos() as u64).into());
     let recorder = Recorder { scenario: "execute", params };
     let mut results = Vec::new();
@@ -224,16 +224,16 @@ fn measure<F: Format, A: Arch>(
 }
 
 fn sample<F: Format, A: Arch>(
-    bed: &Bed<F, A>,
+    fixture: &Fixture<F, A>,
     execute_huge: ExecuteHuge,
     exit: Duration,
 ) -> anyhow::Result<Vec<PhaseRun>> {
-    bed.with_guest(Config { execute_huge, ..bed.config() }, |guest| {
-        let phases = run_phases(bed, guest, Locks::Free, PHASES.len(), |runner, id, phase| {
+    fixture.with_guest(Config { execute_huge, ..fixture.config() }, |guest| {
+        let phases = run_phases(fixture, guest, Locks::Free, PHASES.len(), |runner, id, phase| {
             let mut sum = 0u64;
             runner.exit = exit;
-            for page in bed.share(id.into(), bed.shape.vcpus.into()) {
-                let at = bed.gpa(page);
+            for page in fixture.share(id.into(), fixture.shape.vcpus.into()) {
+                let at = fixture.gpa(page);
                 match phase {
                     0 | 3 => runner.write(at, page)?,
                     1 => sum = sum.wrapping_add(runner.execute(at)?),

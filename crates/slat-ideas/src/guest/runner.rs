@@ -1,11 +1,11 @@
 //! A vCPU and the CPU that it runs on, driven by one thread.
 
-use super::bed::{Ram, TheGuest, TheWorker, VMID};
+use super::fixture::{Ram, TheGuest, TheWorker, VMID};
 use super::lock::FairLock;
 use super::times::Times;
 use anyhow::{bail, ensure};
 use slat::{Access, Format, Gpa};
-use slat_guest::{Outcome, TableRoom, Vcpu};
+use slat_guest::{Outcome, TableStorage, Vcpu};
 use slat_sim::arch::Arch;
 use slat_sim::fast::{AccessError, FastCpu, FastMachine};
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ impl<'w, 'p, F: Format, A: Arch> Runner<'w, 'p, F, A> {
         guest: &'w TheGuest<'p, F, A>,
         machine: &'p FastMachine<A>,
         id: u16,
-        room: &'w mut TableRoom,
+        room: &'w mut TableStorage,
         locks: Locks<'w>,
     ) -> anyhow::Result<Self> {
         let vcpu = Vcpu::new(guest, id, room)?;

@@ -1,10 +1,10 @@
 //! Runs all vCPUs of a guest, phase by phase.
 
-use super::bed::{Bed, TheGuest, room};
+use super::fixture::{Fixture, TheGuest, room};
 use super::runner::{Locks, Runner};
 use super::times::Times;
 use super::turns::Counts;
-use crate::watch::Watch;
+use crate::stopwatch::Stopwatch;
 use slat::Format;
 use slat_guest::{FaultKind, Stats};
 use slat_sim::arch::Arch;
@@ -66,24 +66,24 @@ pub fn faults_between(before: &Stats, after: &Stats) -> Vec<(FaultKind, u64, u64
 /// # Errors
 /// The first error of `work`; later phases are not done.
 pub fn run_phases<'p, F: Format, A: Arch>(
-    bed: &'p Bed<F, A>,
+    fixture: &'p Fixture<F, A>,
     guest: &TheGuest<'p, F, A>,
     locks: Locks<'_>,
     phases: usize,
     work: impl Fn(&mut Runner<'_, 'p, F, A>, u16, usize) -> anyhow::Result<()> + Sync,
 ) -> anyhow::Result<Vec<PhaseRun>> {
-    let vcpus = bed.shape.vcpus;
+    let vcpus = fixture.shape.vcpus;
     let barrier = &Barrier::new(usize::from(vcpus) + 1);
     let work = &work;
     let vcpu = |id: u16| {
         move || -> anyhow::Result<Vec<(Instant, Instant, f64, Times)>> {
             let mut room = room();
-            let mut runner = Runner::new(guest, bed.machine(), id, &mut room, locks);
+            let mut runner = Runner::new(guest, fixture.machine(), id, &mut room, locks);
             let (mut done, mut failed) = (Vec::new(), None);
             for phase in 0..phases {
                 // A thread that fails still comes to each barrier.
                 barrier.wait();
-                let (begin, watch) = (Instant::now(), Watch::start());
+                let (begin, watch) = (Instant::now(), Stopwatch::start());
                 let result = match &mut runner {
                     Ok(runner) if failed.is_none() => work(runner, id, phase),
                     _ => Ok(()),
@@ -103,7 +103,7 @@ pub fn run_phases<'p, F: Format, A: Arch>(
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..vcpus).map(|id| scope.spawn(vcpu(id))).collect();
-        let read = || (guest.stats(), bed.machine().service().invalidations);
+        let read = || (guest.stats(), fixture.machine().service().invalidations);
         let mut stats = vec![read()];
         for _ in 0..phases {
             barrier.wait();

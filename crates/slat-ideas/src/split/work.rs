@@ -2,13 +2,13 @@
 
 use super::{Case, Cost, Sample, Walk, What, When};
 use crate::arena::Arena;
-use crate::bed::{split_range, steps};
+use crate::fixture::{split_range, steps};
 use crate::limit::{self, Limit, TablePages};
-use crate::watch::Watch;
+use crate::stopwatch::Stopwatch;
 use anyhow::{Context, ensure};
 use slat::{
     Attributes, Batched, Bounded, Childless, EveryEntry, Format, Frame, Gpa, GpaRange, Guard, Hpa,
-    Inactive, Member, PageSize, SplitWalk, TableCache, Tables, Tested, Vmid,
+    Inactive, PageSize, Participant, SplitWalk, TableCache, Tables, Tested, Vmid,
 };
 
 /// Guest address at which RAM begins, as on arm64's `virt` machines.
@@ -107,9 +107,9 @@ impl<F: Format> Work<F> {
         storage.resize_with(Self::chunk_tables() as usize, || None);
         let mut cache = TableCache::new(arena, &mut storage);
         let before = arena.invalidations();
-        let mut member = Member::join(&*arena)?;
-        let watch = Watch::start();
-        let mut guard = tables.enter(&mut member)?;
+        let mut participant = Participant::register(&*arena)?;
+        let watch = Stopwatch::start();
+        let mut guard = tables.enter(&mut participant)?;
         run(&mut guard, self.pte()?, self.target, case, &mut cache)?;
         guard.complete();
         let seconds = watch.seconds();

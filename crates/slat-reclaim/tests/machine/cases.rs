@@ -1,7 +1,7 @@
 //! The formats and machines that the tests of a guest's memory use, and others with larger pages.
 
 #[allow(dead_code, unused_imports, unused_macros, reason = "a part of it is for other tests")]
-#[path = "../../../slat-guest/tests/memory/bed.rs"]
+#[path = "../../../slat-guest/tests/memory/fixture.rs"]
 mod guest;
 
 pub use guest::*;

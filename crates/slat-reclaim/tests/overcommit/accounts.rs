@@ -1,7 +1,7 @@
 //! All operations of one thread, in random order: after each step, the accounts of frames, slots of
 //! swap and pages add up, and pages have the expected content.
 
-use crate::bed::*;
+use crate::fixture::*;
 use slat::{Access, Format};
 use slat_guest::*;
 use slat_reclaim::*;

@@ -1,6 +1,6 @@
 //! Tests of each operation with one thread, and of failures of swap.
 
-use crate::bed::*;
+use crate::fixture::*;
 use slat::{Access, Format};
 use slat_guest::*;
 use slat_reclaim::*;

@@ -1,7 +1,7 @@
 //! The dirty log with devices and balloons; swap that is too small; and guests without accessed
 //! bits.
 
-use crate::bed::*;
+use crate::fixture::*;
 use slat::format::ept::Ept1G;
 use slat::{Access, Format, PageSize};
 use slat_guest::*;

@@ -1,6 +1,6 @@
 //! The content of a guest's pages is not found in swap once the guest has given them back.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::shares::{at, guests, pages};
 use slat::{Access, PageSize};
 use slat_reclaim::*;

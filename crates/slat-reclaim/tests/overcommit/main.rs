@@ -6,12 +6,12 @@
 
 mod accounts;
 mod alone;
-mod bed;
 #[cfg(feature = "every-format")]
 #[allow(dead_code, unused_imports, reason = "a part of it is for the other machine")]
 #[path = "../machine/cases.rs"]
 mod cases;
 mod elsewhere;
+mod fixture;
 #[cfg(feature = "std")]
 mod forgotten;
 mod shares;

@@ -1,6 +1,6 @@
 //! Guests that share a pool: memory and swap that one of them takes do not harm the others.
 
-use crate::bed::*;
+use crate::fixture::*;
 use slat::format::ept::Ept1G;
 use slat::{Access, PageSize, Vmid};
 use slat_guest::*;

@@ -1,7 +1,7 @@
 //! A stress test of all operations at once: two vCPUs, reclaim, ageing, a migration that copies
 //! from the dirty log, a host that takes memory back, and a device.
 
-use crate::bed::*;
+use crate::fixture::*;
 use slat::{Ageing, Format, Gpa, GpaRange, Skip};
 use slat_guest::*;
 use slat_reclaim::*;

@@ -1,6 +1,6 @@
 //! Waits for the disk, the cost of faults that have to wait, and uses by devices.
 
-use crate::bed::*;
+use crate::fixture::*;
 use crate::shares::{at, guests};
 use slat::{Access, PageSize};
 use slat_guest::*;

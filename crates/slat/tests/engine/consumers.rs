@@ -33,7 +33,7 @@ fn marks<H: Hardware>() -> [Software; 2] {
 /// A guest with a log and a pager, and a cache of `frames` frames.
 fn with_consumers<H: Hardware>(
     bbm: BreakBeforeMake,
-    body: impl for<'t, 'p> FnOnce(&mut Bed<'_, 't, 'p, H>),
+    body: impl for<'t, 'p> FnOnce(&mut Fixture<'_, 't, 'p, H>),
 ) {
     let platform = TestPlatform::new(bbm);
     let platform = &platform;
@@ -45,14 +45,14 @@ fn with_consumers<H: Hardware>(
         let cache = cache::<H>(platform, &mut storage, 300);
         let guard = tables.enter(&mut member).unwrap();
         let hardware = H::of(&tables);
-        body(&mut Bed { platform, tables: &tables, hardware, consumers, guard, cache });
+        body(&mut Fixture { platform, tables: &tables, hardware, consumers, guard, cache });
     }
     drop(member);
     destroy(tables);
     assert_eq!(platform.live(), 0, "frames leaked");
 }
 
-struct Bed<'c, 't, 'p, H: Hardware> {
+struct Fixture<'c, 't, 'p, H: Hardware> {
     platform: &'p TestPlatform,
     tables: &'t TablesOf<'p, H>,
     hardware: H,
@@ -61,7 +61,7 @@ struct Bed<'c, 't, 'p, H: Hardware> {
     cache: CacheOf<'c, H>,
 }
 
-impl<H: Hardware> Bed<'_, '_, '_, H> {
+impl<H: Hardware> Fixture<'_, '_, '_, H> {
     /// The guest writes; returns whether it could.
     fn write(&self, gpa: u64) -> bool {
         let from = self.hardware.root();
@@ -130,64 +130,66 @@ on_every_format! {
 }
 
 fn views<H: Hardware>(bbm: BreakBeforeMake) {
-    with_consumers::<H>(bbm, |bed| {
+    with_consumers::<H>(bbm, |fixture| {
         let page = H::size(0);
-        let (all, [log, pager]) = (range(0, 4 * page), bed.consumers);
-        bed.guard
-            .map(all, Hpa(HOST), CLEAN, PageSize::from_bytes(page).unwrap(), &mut bed.cache)
+        let (all, [log, pager]) = (range(0, 4 * page), fixture.consumers);
+        fixture
+            .guard
+            .map(all, Hpa(HOST), CLEAN, PageSize::from_bytes(page).unwrap(), &mut fixture.cache)
             .unwrap();
-        assert!(bed.write(0) && bed.write(page));
-        assert_eq!(bed.harvest(Some(log), all), Ok([0, page].into()));
-        assert_eq!(bed.harvest(Some(log), all), Ok([].into()));
-        assert!(bed.write(page) && bed.write(2 * page));
-        assert!(!log.is_dirty(&bed.attributes(0)) && pager.is_dirty(&bed.attributes(0)));
-        assert_eq!(bed.harvest(Some(pager), all), Ok([0, page, 2 * page].into()));
-        assert_eq!(bed.harvest(Some(pager), all), Ok([].into()));
-        assert_eq!(bed.harvest(Some(log), all), Ok([page, 2 * page].into()));
+        assert!(fixture.write(0) && fixture.write(page));
+        assert_eq!(fixture.harvest(Some(log), all), Ok([0, page].into()));
+        assert_eq!(fixture.harvest(Some(log), all), Ok([].into()));
+        assert!(fixture.write(page) && fixture.write(2 * page));
+        assert!(!log.is_dirty(&fixture.attributes(0)) && pager.is_dirty(&fixture.attributes(0)));
+        assert_eq!(fixture.harvest(Some(pager), all), Ok([0, page, 2 * page].into()));
+        assert_eq!(fixture.harvest(Some(pager), all), Ok([].into()));
+        assert_eq!(fixture.harvest(Some(log), all), Ok([page, 2 * page].into()));
         // Takes exactly the pages that a bitmap names.
-        assert!((0..4).all(|n| bed.write(n * page)));
+        assert!((0..4).all(|n| fixture.write(n * page)));
         let pages = Pages { start: Gpa(0), bits: &[0b0101] };
-        assert_eq!(bed.guard.clean_pages_for(log, &pages), Ok(2 * page));
-        bed.guard.complete();
-        assert_eq!(bed.harvest(Some(log), all), Ok([page, 3 * page].into()));
-        assert_eq!(bed.harvest(Some(pager), all), Ok((0..4).map(|n| n * page).collect()));
+        assert_eq!(fixture.guard.clean_pages_for(log, &pages), Ok(2 * page));
+        fixture.guard.complete();
+        assert_eq!(fixture.harvest(Some(log), all), Ok([page, 3 * page].into()));
+        assert_eq!(fixture.harvest(Some(pager), all), Ok((0..4).map(|n| n * page).collect()));
     });
 }
 
 fn nobody<H: Hardware>(bbm: BreakBeforeMake) {
-    with_consumers::<H>(bbm, |bed| {
+    with_consumers::<H>(bbm, |fixture| {
         let page = H::size(0);
-        let (all, [log, pager]) = (range(0, 2 * page), bed.consumers);
-        bed.guard
-            .map(all, Hpa(HOST), CLEAN, PageSize::from_bytes(page).unwrap(), &mut bed.cache)
+        let (all, [log, pager]) = (range(0, 2 * page), fixture.consumers);
+        fixture
+            .guard
+            .map(all, Hpa(HOST), CLEAN, PageSize::from_bytes(page).unwrap(), &mut fixture.cache)
             .unwrap();
-        assert!(bed.write(0));
-        assert_eq!(bed.harvest(None, all), Ok([0].into()));
-        assert!(bed.write(page));
-        assert_eq!(bed.guard.clean(all), Ok(page));
-        bed.guard.complete();
+        assert!(fixture.write(0));
+        assert_eq!(fixture.harvest(None, all), Ok([0].into()));
+        assert!(fixture.write(page));
+        assert_eq!(fixture.guard.clean(all), Ok(page));
+        fixture.guard.complete();
         for consumer in [log, pager] {
-            let before = bed.guard.counts().invalidations;
-            assert_eq!(bed.harvest(Some(consumer), all), Ok([0, page].into()));
-            assert_eq!(bed.guard.counts().invalidations, before + 1, "of marks alone");
+            let before = fixture.guard.counts().invalidations;
+            assert_eq!(fixture.harvest(Some(consumer), all), Ok([0, page].into()));
+            assert_eq!(fixture.guard.counts().invalidations, before + 1, "of marks alone");
         }
-        assert_eq!(bed.harvest(None, all), Ok([].into()));
+        assert_eq!(fixture.harvest(None, all), Ok([].into()));
     });
 }
 
 fn taken_out<H: Hardware>(bbm: BreakBeforeMake) {
-    with_consumers::<H>(bbm, |bed| {
+    with_consumers::<H>(bbm, |fixture| {
         let page = H::size(0);
-        let (all, [log, pager]) = (range(0, 4 * page), bed.consumers);
+        let (all, [log, pager]) = (range(0, 4 * page), fixture.consumers);
         let small = PageSize::from_bytes(page).unwrap();
-        bed.guard.map(all, Hpa(HOST), CLEAN, small, &mut bed.cache).unwrap();
+        fixture.guard.map(all, Hpa(HOST), CLEAN, small, &mut fixture.cache).unwrap();
         // A page that is dirty for both, for the pager, for the log, and for neither.
-        assert!((0..3).all(|n| bed.write(n * page)));
-        assert_eq!(bed.harvest(Some(log), range(page, page)).unwrap().len(), 1);
-        assert_eq!(bed.harvest(Some(pager), range(2 * page, page)).unwrap().len(), 1);
+        assert!((0..3).all(|n| fixture.write(n * page)));
+        assert_eq!(fixture.harvest(Some(log), range(page, page)).unwrap().len(), 1);
+        assert_eq!(fixture.harvest(Some(pager), range(2 * page, page)).unwrap().len(), 1);
         let mut storage = [const { Place::EMPTY }; 4];
-        let mut removals = Removals::new(bed.tables, &mut storage);
-        assert_eq!(bed.guard.unmap(all, &mut removals), Ok(4 * page));
+        let mut removals = Removals::new(fixture.tables, &mut storage);
+        assert_eq!(fixture.guard.unmap(all, &mut removals), Ok(4 * page));
         let told: Vec<_> = removals.complete().collect();
         let dirty = |leaf: &slat::Removed| [log, pager].map(|c| c.is_dirty(&leaf.attributes));
         let expected = [[true, true], [false, true], [true, false], [false, false]];
@@ -195,94 +197,100 @@ fn taken_out<H: Hardware>(bbm: BreakBeforeMake) {
         // A page that comes back as it left is dirty for the same consumers.
         for leaf in &told {
             let at = range(leaf.gpa.0, leaf.bytes);
-            bed.guard.map(at, leaf.hpa, leaf.attributes, small, &mut bed.cache).unwrap();
+            fixture.guard.map(at, leaf.hpa, leaf.attributes, small, &mut fixture.cache).unwrap();
         }
-        assert_eq!(bed.harvest(Some(log), all), Ok([0, 2 * page].into()));
-        assert_eq!(bed.harvest(Some(pager), all), Ok([0, page].into()));
+        assert_eq!(fixture.harvest(Some(log), all), Ok([0, 2 * page].into()));
+        assert_eq!(fixture.harvest(Some(pager), all), Ok([0, page].into()));
     });
 }
 
 fn shapes<H: Hardware>(bbm: BreakBeforeMake) {
-    with_consumers::<H>(bbm, |bed| {
+    with_consumers::<H>(bbm, |fixture| {
         let (page, block) = (H::size(0), H::size(1));
-        let (all, [log, pager]) = (range(0, block), bed.consumers);
+        let (all, [log, pager]) = (range(0, block), fixture.consumers);
         let (small, large) =
             (PageSize::from_bytes(page).unwrap(), PageSize::from_bytes(block).unwrap());
-        bed.guard.map(all, Hpa(HOST), CLEAN, large, &mut bed.cache).unwrap();
-        assert!(bed.write(3 * page));
+        fixture.guard.map(all, Hpa(HOST), CLEAN, large, &mut fixture.cache).unwrap();
+        assert!(fixture.write(3 * page));
         let every: BTreeSet<_> = (0..block / page).map(|n| n * page).collect();
-        assert_eq!(bed.harvest(Some(log), all), Ok(every.clone()));
-        bed.guard.split(range(0, page), small, &mut bed.cache).unwrap();
+        assert_eq!(fixture.harvest(Some(log), all), Ok(every.clone()));
+        fixture.guard.split(range(0, page), small, &mut fixture.cache).unwrap();
         // The block is dirty as a whole; now each page is.
-        assert_eq!(bed.harvest(Some(pager), range(page, 4 * page)).unwrap().len(), 4);
-        bed.guard.write_protect(range(0, 2 * page)).unwrap();
-        assert!(!bed.write(page));
-        bed.guard.relax(range(0, 2 * page), Access::Read).unwrap().elsewhere();
-        bed.guard.complete();
-        assert_eq!(bed.guard.collapse(all, large), Ok(0), "they differ in rights");
-        bed.guard.allow_write(range(0, 2 * page), Software::NONE).unwrap().elsewhere();
+        assert_eq!(fixture.harvest(Some(pager), range(page, 4 * page)).unwrap().len(), 4);
+        fixture.guard.write_protect(range(0, 2 * page)).unwrap();
+        assert!(!fixture.write(page));
+        fixture.guard.relax(range(0, 2 * page), Access::Read).unwrap().elsewhere();
+        fixture.guard.complete();
+        assert_eq!(fixture.guard.collapse(all, large), Ok(0), "they differ in rights");
+        fixture.guard.allow_write(range(0, 2 * page), Software::NONE).unwrap().elsewhere();
         let plain = |attributes: &Attributes| attributes.software == Software::NONE;
-        let collapsed = bed.guard.collapse_where(all, large, plain);
+        let collapsed = fixture.guard.collapse_where(all, large, plain);
         assert_eq!(collapsed, Ok(block), "they differ in marks alone");
-        assert!(!log.is_dirty(&bed.attributes(0)) && pager.is_dirty(&bed.attributes(page)));
+        assert!(!log.is_dirty(&fixture.attributes(0)) && pager.is_dirty(&fixture.attributes(page)));
         // Leaves agree regardless of their marks.
-        assert_eq!(bed.guard.map(all, Hpa(HOST), CLEAN, large, &mut bed.cache), Ok(0));
+        assert_eq!(fixture.guard.map(all, Hpa(HOST), CLEAN, large, &mut fixture.cache), Ok(0));
         let read = Attributes { write: false, ..CLEAN };
-        assert_eq!(bed.guard.replace(all, Hpa(HOST), Hpa(HOST), read), Ok(block));
+        assert_eq!(fixture.guard.replace(all, Hpa(HOST), Hpa(HOST), read), Ok(block));
         let marked = Attributes { software: marks::<H>()[1], ..read };
-        let done = bed.guard.replace(all, Hpa(HOST), Hpa(HOST), marked);
+        let done = fixture.guard.replace(all, Hpa(HOST), Hpa(HOST), marked);
         assert_eq!(done, Ok(0), "it has the mark");
-        assert_eq!(bed.harvest(Some(log), all), Ok([].into()));
-        assert_eq!(bed.harvest(Some(pager), all), Ok(every));
+        assert_eq!(fixture.harvest(Some(log), all), Ok([].into()));
+        assert_eq!(fixture.harvest(Some(pager), all), Ok(every));
     });
 }
 
 fn owes<H: Hardware>(bbm: BreakBeforeMake) {
-    with_consumers::<H>(bbm, |bed| {
+    with_consumers::<H>(bbm, |fixture| {
         let page = H::size(0);
-        let (all, [log, pager]) = (range(0, page), bed.consumers);
-        bed.guard
-            .map(all, Hpa(HOST), CLEAN, PageSize::from_bytes(page).unwrap(), &mut bed.cache)
+        let (all, [log, pager]) = (range(0, page), fixture.consumers);
+        fixture
+            .guard
+            .map(all, Hpa(HOST), CLEAN, PageSize::from_bytes(page).unwrap(), &mut fixture.cache)
             .unwrap();
-        assert!(bed.write(0));
-        assert_eq!(bed.guard.clean_for(log, all), Ok(page));
+        assert!(fixture.write(0));
+        assert_eq!(fixture.guard.clean_for(log, all), Ok(page));
         // The removals of another thread, which completes later.
-        let late = bed.guard.shootdown();
-        assert_eq!(bed.guard.clean_for(pager, all), Ok(page));
-        assert_eq!(bed.guard.owed().unwrap().range, Some(all), "of the mark alone");
-        bed.guard.complete();
+        let late = fixture.guard.shootdown();
+        assert_eq!(fixture.guard.clean_for(pager, all), Ok(page));
+        assert_eq!(fixture.guard.owed().unwrap().range, Some(all), "of the mark alone");
+        fixture.guard.complete();
         // The log has not completed: an unmapped page may have been written.
         let mut storage = [const { Place::EMPTY }; 1];
-        let mut removals = Removals::new(bed.tables, &mut storage);
-        bed.guard.unmap(all, &mut removals).unwrap();
+        let mut removals = Removals::new(fixture.tables, &mut storage);
+        fixture.guard.unmap(all, &mut removals).unwrap();
         assert!(removals.complete().all(|leaf| log.is_dirty(&leaf.attributes)));
         late.complete();
     });
 }
 
 fn not_the_users<H: Hardware>(bbm: BreakBeforeMake) {
-    with_consumers::<H>(bbm, |bed| {
+    with_consumers::<H>(bbm, |fixture| {
         let page = H::size(0);
         let all = range(0, page);
-        let [log, pager] = bed.consumers.map(Consumer::mark);
-        bed.guard
-            .map(all, Hpa(HOST), CLEAN, PageSize::from_bytes(page).unwrap(), &mut bed.cache)
+        let [log, pager] = fixture.consumers.map(Consumer::mark);
+        fixture
+            .guard
+            .map(all, Hpa(HOST), CLEAN, PageSize::from_bytes(page).unwrap(), &mut fixture.cache)
             .unwrap();
-        let before = bed.attributes(0);
+        let before = fixture.attributes(0);
         let marks = log.union(pager);
-        assert_eq!(bed.tables.consumers(), marks);
+        assert_eq!(fixture.tables.consumers(), marks);
         let why = |given| ChangeError::Consumers { given, marks };
         let none = Software::NONE;
-        let said = refused(bed.guard.set_software(all, log, none), 0, why(log));
+        let said = refused(fixture.guard.set_software(all, log, none), 0, why(log));
         says(&said, &["marks of consumers"]);
-        refused(bed.guard.set_software(all, none, marks), 0, why(marks));
-        refused(bed.guard.relax_where(all, Access::Write, pager), 0, why(pager));
-        refused(bed.guard.allow_write(all, pager), 0, why(pager));
-        refused(bed.guard.allow_execute(all, Access::Execute, log), 0, why(log));
-        refused(bed.guard.grant_write(Gpa(0), Hpa(HOST), log), 0, why(log));
-        assert_eq!(bed.attributes(0), before);
+        refused(fixture.guard.set_software(all, none, marks), 0, why(marks));
+        refused(fixture.guard.relax_where(all, Access::Write, pager), 0, why(pager));
+        refused(fixture.guard.allow_write(all, pager), 0, why(pager));
+        refused(fixture.guard.allow_execute(all, Access::Execute, log), 0, why(log));
+        refused(fixture.guard.grant_write(Gpa(0), Hpa(HOST), log), 0, why(log));
+        assert_eq!(fixture.attributes(0), before);
         if let Some(free) = (H::SOFTWARE_BITS > 2).then(|| Software::bit(0)) {
-            assert_eq!(bed.guard.set_software(all, free, none), Ok(page), "others are the user's");
+            assert_eq!(
+                fixture.guard.set_software(all, free, none),
+                Ok(page),
+                "others are the user's"
+            );
         }
     });
 }
@@ -365,20 +373,23 @@ fn what_was_cleaned_before_a_consumer_came_is_invalidated_first() {
 
 #[test]
 fn a_group_is_unfolded_for_whom_takes_it_and_all_of_it_is_dirty_for_the_other() {
-    with_consumers::<Grouped<12>>(BreakBeforeMake::Always, |bed| {
-        let (all, [log, pager]) = (range(0, 64 * K), bed.consumers);
+    with_consumers::<Grouped<12>>(BreakBeforeMake::Always, |fixture| {
+        let (all, [log, pager]) = (range(0, 64 * K), fixture.consumers);
         let small = PageSize::SIZE_4K;
-        bed.guard.map_contiguous(all, Hpa(HOST), CLEAN, small, &mut bed.cache).unwrap();
-        assert!(bed.write(20 * K));
-        assert_eq!(bed.harvest(Some(log), all).unwrap().len(), 16);
-        assert_eq!(bed.harvest(Some(pager), range(0, 8 * K)).unwrap().len(), 2);
-        assert_eq!(bed.harvest(Some(pager), all).unwrap().len(), 14);
+        fixture.guard.map_contiguous(all, Hpa(HOST), CLEAN, small, &mut fixture.cache).unwrap();
+        assert!(fixture.write(20 * K));
+        assert_eq!(fixture.harvest(Some(log), all).unwrap().len(), 16);
+        assert_eq!(fixture.harvest(Some(pager), range(0, 8 * K)).unwrap().len(), 2);
+        assert_eq!(fixture.harvest(Some(pager), all).unwrap().len(), 14);
         // A group that is mapped with a mark.
         let group = range(2 * M, 64 * K);
         let marked = Attributes { software: pager.mark(), ..CLEAN };
-        bed.guard.map_contiguous(group, Hpa(HOST + 2 * M), marked, small, &mut bed.cache).unwrap();
-        assert_eq!(bed.harvest(Some(log), group), Ok([].into()));
-        assert_eq!(bed.harvest(Some(pager), group).unwrap().len(), 16);
-        assert_eq!(bed.harvest(Some(pager), group), Ok([].into()));
+        fixture
+            .guard
+            .map_contiguous(group, Hpa(HOST + 2 * M), marked, small, &mut fixture.cache)
+            .unwrap();
+        assert_eq!(fixture.harvest(Some(log), group), Ok([].into()));
+        assert_eq!(fixture.harvest(Some(pager), group).unwrap().len(), 16);
+        assert_eq!(fixture.harvest(Some(pager), group), Ok([].into()));
     });
 }

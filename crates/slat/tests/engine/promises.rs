@@ -7,8 +7,8 @@ use crate::common::world::VMID;
 use crate::common::{Event, TestPlatform, destroy};
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Attributes, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Inactive, Invalidation, Member, PageSize,
-    Place, Platform, Pte, Seat, TableCache, Tables, Vmid,
+    Attributes, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Inactive, Invalidation, PageSize,
+    Participant, Place, Platform, Pte, Seat, TableCache, Tables, Vmid,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -80,8 +80,8 @@ fn a_panic_of_the_closure_that_chooses_blocks_holds_no_leaf() {
     let platform = always();
     cache!(cache, &platform);
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut participant = platform.join();
+    let mut guard = tables.enter(&mut participant).unwrap();
     let block = range(0, 2 * M);
     guard.map(block, Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
     let panics = || guard.collapse_where(block, BLOCK, |_| panic!("the closure's own"));
@@ -90,7 +90,7 @@ fn a_panic_of_the_closure_that_chooses_blocks_holds_no_leaf() {
     let mut removals = guard.removals(&mut places);
     assert_eq!(guard.unmap(range(0, 4 * K), &mut removals), Ok(4 * K));
     drop((removals, guard));
-    drop((cache, member));
+    drop((cache, participant));
     destroy(tables);
 }
 
@@ -121,12 +121,12 @@ fn a_clean_of_tables_that_no_cpu_has_is_not_under_way_once_they_are_active() {
     assert_eq!(inactive.map(page, Hpa(1 << 32), RAM, PAGE, &mut cache), Ok(4 * K));
     assert_eq!(inactive.guard().clean(page), Ok(4 * K));
     let tables = inactive.activate();
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut participant = platform.join();
+    let mut guard = tables.enter(&mut participant).unwrap();
     let removed = crate::common::unmap(&mut guard, page);
     assert_eq!(removed.iter().map(|run| run.attributes.dirty).collect::<Vec<_>>(), [false]);
     drop(guard);
-    drop((cache, member));
+    drop((cache, participant));
     destroy(tables);
 }
 
@@ -198,9 +198,9 @@ fn tables_whose_invalidation_has_completed_are_given_back_without_another() {
     let platform = always();
     cache!(cache, &platform);
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-    let mut member = platform.join();
+    let mut participant = platform.join();
     for completes in [true, false] {
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut guard = tables.enter(&mut participant).unwrap();
         guard.map(range(0, 2 * M), Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
         let mut places = [Place::EMPTY; 4];
         let mut removals = guard.removals(&mut places);
@@ -219,7 +219,7 @@ fn tables_whose_invalidation_has_completed_are_given_back_without_another() {
         assert_eq!(events, if completes { vec![] } else { vec![Event::Invalidate(all)] });
         cache.fill(8).unwrap();
     }
-    drop((cache, member));
+    drop((cache, participant));
     destroy(tables);
 }
 
@@ -238,20 +238,20 @@ fn tables_that_are_emptied_page_by_page_make_room_for_a_block() {
             tables.activate()
         } else {
             let tables = tables.activate();
-            let mut member = platform.join();
-            let mut guard = tables.enter(&mut member).unwrap();
+            let mut participant = platform.join();
+            let mut guard = tables.enter(&mut participant).unwrap();
             pages.for_each(|page| assert_eq!(crate::common::unmap(&mut guard, page).len(), 1));
             drop(guard);
             assert_eq!((tables.reclaim(), platform.live()), (2, with_tables - 2));
             tables
         };
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut participant = platform.join();
+        let mut guard = tables.enter(&mut participant).unwrap();
         cache.fill(8).unwrap();
         guard.map(range(0, 2 * M), Hpa(1 << 32), RAM, BLOCK, &mut cache).unwrap();
         assert_eq!(guard.translate(Gpa(0)).unwrap().unwrap().size, BLOCK);
         drop(guard);
-        drop((cache, member));
+        drop((cache, participant));
         destroy(tables);
     }
 }
@@ -261,11 +261,11 @@ fn a_guard_that_is_dropped_with_rights_taken_completes() {
     let platform = always();
     cache!(cache, &platform);
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-    let mut member = platform.join();
+    let mut participant = platform.join();
     let block = range(0, 2 * M);
     macro_rules! enter {
         () => {
-            tables.enter(&mut member).unwrap()
+            tables.enter(&mut participant).unwrap()
         };
     }
     enter!().map(block, Hpa(1 << 32), RAM, BLOCK, &mut cache).unwrap();
@@ -294,7 +294,7 @@ fn a_guard_that_is_dropped_with_rights_taken_completes() {
     assert_eq!(relaxed.take_events(), []);
     others.enter(&mut seat).unwrap().complete();
     assert_eq!(relaxed.take_events().len(), 1);
-    drop((cache, member, more, seat));
+    drop((cache, participant, more, seat));
     destroy(tables);
     destroy(others);
 }
@@ -336,11 +336,11 @@ fn a_platform_without_state_is_one_wherever_it_lies() {
     let boxed = Box::new((0_u8, Unit));
     let here = (0_u64, Unit);
     let tables = Tables::new(Arm64K4::default(), Vmid(1), 40, &boxed.1).unwrap();
-    let mut member = Member::join(&here.1).unwrap();
+    let mut participant = Participant::register(&here.1).unwrap();
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&here.1, &mut storage);
     cache.fill(4).unwrap();
-    let mut guard = tables.enter(&mut member).expect("the same platform");
+    let mut guard = tables.enter(&mut participant).expect("the same platform");
     let page = range(0, 4 * K);
     assert_eq!(guard.map(page, Hpa(1 << 32), RAM, PAGE, &mut cache), Ok(4 * K));
 }

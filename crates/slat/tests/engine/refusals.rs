@@ -16,8 +16,8 @@ use slat::format::ept::{Ept1G, Ept2M};
 use slat::format::{AttributeError, GeometryError};
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, EveryEntry, Execute, Foreign,
-    Format, Gpa, GpaRange, Hpa, LeafSizeError, MapError, Member, Memory, NewError, NoSeat,
-    OutOfFrames, PageSize, Pages, Place, RangeError, Software, SplitError, TableCache, Tables,
+    Format, Gpa, GpaRange, Hpa, LeafSizeError, MapError, Memory, NewError, NoSeat, OutOfFrames,
+    PageSize, Pages, Participant, Place, RangeError, Software, SplitError, TableCache, Tables,
     UnmapError, Vmid,
 };
 
@@ -299,7 +299,7 @@ fn members_removals_and_guards_of_others_are_refused() {
     let tables = Tables::new(Arm64K4::default(), Vmid(1), 40, &platform).unwrap();
     let second = Tables::new(Arm64K4::default(), Vmid(2), 40, &platform).unwrap();
     let mut foreign = other.join();
-    // The reclaimer of these tables would not see a member of another platform.
+    // The reclaimer of these tables would not see a participant of another platform.
     let error = tables.enter(&mut foreign).err();
     assert_eq!(error, Some(Foreign));
     says(&Foreign.to_string(), &["another platform", "join"]);
@@ -319,12 +319,12 @@ fn members_removals_and_guards_of_others_are_refused() {
 #[test]
 fn a_platform_has_as_many_members_as_seats() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
-    let members = [(); 4].map(|()| platform.join());
-    let error = Member::join(&platform).err().unwrap();
+    let participants = [(); 4].map(|()| platform.join());
+    let error = Participant::register(&platform).err().unwrap();
     assert_eq!(error, NoSeat { seats: 4 });
-    says(&error.to_string(), &["all 4 seats", "drop a member"]);
-    drop(members);
-    assert!(Member::join(&platform).is_ok());
+    says(&error.to_string(), &["all 4 seats", "drop a participant"]);
+    drop(participants);
+    assert!(Participant::register(&platform).is_ok());
 }
 
 #[test]

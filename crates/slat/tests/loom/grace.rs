@@ -4,7 +4,7 @@
 use crate::guest::*;
 use crate::machine::*;
 use loom::thread::spawn;
-use slat::{Gpa, Member};
+use slat::{Gpa, Participant};
 
 /// Unmaps the only page, and reclaims its table.
 fn retire(guest: Guest) -> usize {
@@ -18,9 +18,9 @@ fn retire(guest: Guest) -> usize {
 fn a_walker_that_refreshes_lets_go_of_what_it_saw_and_finds_nothing_freed() {
     bounded("refresh || unmap, reclaim twice", 3, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
-        let mut member = guest.member();
+        let mut participant = guest.participant();
         let walker = spawn(move || {
-            let mut inside = guest.seated(&mut member);
+            let mut inside = guest.seated(&mut participant);
             inside.look(0);
             inside.guard.refresh();
             inside.look(0);
@@ -36,10 +36,10 @@ fn a_walker_that_refreshes_lets_go_of_what_it_saw_and_finds_nothing_freed() {
 fn what_a_walker_keeps_is_freed_once_it_has_left() {
     bounded("look twice || unmap, reclaim twice", 3, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
-        let mut member = guest.member();
+        let mut participant = guest.participant();
         let walker = spawn(move || {
-            guest.seated(&mut member).look(0);
-            guest.seated(&mut member).look(0);
+            guest.seated(&mut participant).look(0);
+            guest.seated(&mut participant).look(0);
         });
         let mut freed = retire(guest);
         freed += guest.tables().reclaim();
@@ -52,15 +52,15 @@ fn what_a_walker_keeps_is_freed_once_it_has_left() {
 fn a_walker_that_stays_keeps_the_table() {
     explore("inside || unmap, reclaim", || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
-        let mut member = guest.member();
+        let mut participant = guest.participant();
         // The walker has seen the table.
-        let mut inside = guest.seated(&mut member);
+        let mut inside = guest.seated(&mut participant);
         assert!(inside.look(0).flatten().is_some());
         let other = spawn(move || retire(guest));
         inside.look(0);
         assert_eq!(other.join().unwrap(), 0, "a walker was inside from the beginning");
         drop(inside);
-        drop(member);
+        drop(participant);
         guest.end(1);
     });
 }
@@ -69,13 +69,13 @@ fn a_walker_that_stays_keeps_the_table() {
 fn whoever_takes_over_a_seat_is_seen_as_its_last_owner_was() {
     bounded("leave || join, look || unmap, reclaim", 3, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
-        let keep = [guest.member(), guest.member()];
-        let member = guest.member();
-        let leaves = spawn(move || drop(member));
+        let keep = [guest.participant(), guest.participant()];
+        let participant = guest.participant();
+        let leaves = spawn(move || drop(participant));
         let joins = spawn(move || {
             // All other seats are taken, so it has to be that seat.
-            if let Ok(mut member) = Member::join(guest.world) {
-                guest.seated(&mut member).look(0);
+            if let Ok(mut participant) = Participant::register(guest.world) {
+                guest.seated(&mut participant).look(0);
             }
         });
         let freed = retire(guest);
@@ -91,11 +91,11 @@ fn two_who_reclaim_free_each_table_once() {
     bounded("unmap, reclaim || unmap, reclaim, two tables", 2, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
-        let mut members = [guest.member(), guest.member()].into_iter();
-        let mut enter = move || members.next().unwrap();
+        let mut participants = [guest.participant(), guest.participant()].into_iter();
+        let mut enter = move || participants.next().unwrap();
         let (mut here, mut there) = (enter(), enter());
-        let work = move |member: &mut Member<'static, World>, start: u64| {
-            let mut inside = guest.seated(member);
+        let work = move |participant: &mut Participant<'static, World>, start: u64| {
+            let mut inside = guest.seated(participant);
             let (removed, rest) = inside.unmap(start..start + BLOCK);
             assert!(rest.is_none() && bytes(&removed) == PAGE);
             drop(inside);
@@ -112,9 +112,9 @@ fn two_who_reclaim_free_each_table_once() {
 fn a_table_that_is_reused_at_once_is_not_taken_for_the_old_one() {
     bounded("look || unmap, reclaim, map again", 3, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
-        let mut member = guest.member();
+        let mut participant = guest.participant();
         let walker = spawn(move || {
-            let mut inside = guest.seated(&mut member);
+            let mut inside = guest.seated(&mut participant);
             for saw in [inside.look(0), inside.look(PAGE)] {
                 assert!(saw.flatten().is_none_or(|hpa| hpa.0 & !(PAGE - 1) >= MEMORY));
             }
@@ -133,8 +133,8 @@ fn a_table_that_is_unlinked_while_others_are_reclaimed_waits_for_those_who_are_i
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
         guest.unmap(0..BLOCK);
-        let mut member = guest.member();
-        let walker = spawn(move || guest.seated(&mut member).look(BLOCK));
+        let mut participant = guest.participant();
+        let walker = spawn(move || guest.seated(&mut participant).look(BLOCK));
         let reclaims = spawn(move || guest.tables().reclaim());
         let (removed, rest) = guest.unmap(BLOCK..BIG);
         walker.join().unwrap();

@@ -120,11 +120,11 @@ impl<F: Walked> On<F> {
         In { on: *self, guard: unsafe { self.tables().enter_unseated() } }
     }
 
-    pub fn member(&self) -> Member<'static, World> {
-        Member::join(self.world).expect("there are seats for all threads")
+    pub fn member(&self) -> Participant<'static, World> {
+        Participant::register(self.world).expect("there are seats for all threads")
     }
 
-    pub fn seated<'m>(&self, member: &'m mut Member<'static, World>) -> In<'m, F> {
+    pub fn seated<'m>(&self, member: &'m mut Participant<'static, World>) -> In<'m, F> {
         In { on: *self, guard: self.tables().enter(member).expect("one platform") }
     }
 

@@ -164,12 +164,12 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     }
     let seats = either(Retire);
     let cache = |op: Op| matches!(op, Map | Fault | Split).then(|| guest.cache(1));
-    let thread =
-        move |op: Op, cache: Option<Cache<F>>, member: Option<Member<'static, World>>| match member
-        {
-            None => perform(op, &mut guest.inside(), cache, tree),
-            Some(mut member) => perform(op, &mut guest.seated(&mut member), cache, tree),
-        };
+    let thread = move |op: Op,
+                       cache: Option<Cache<F>>,
+                       member: Option<Participant<'static, World>>| match member {
+        None => perform(op, &mut guest.inside(), cache, tree),
+        Some(mut member) => perform(op, &mut guest.seated(&mut member), cache, tree),
+    };
     let [mine, others] = ops.map(cache);
     let [member, seat] = [(); 2].map(|()| seats.then(|| guest.member()));
     let other = spawn(move || thread(ops[1], others, seat));

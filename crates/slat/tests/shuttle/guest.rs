@@ -148,9 +148,9 @@ impl<'w, F: Walked> Guest<'w, F> {
         &self.world.ledger
     }
 
-    pub fn perform(&self, member: &mut Member<'w, World>, op: Op) -> End {
+    pub fn perform(&self, participant: &mut Participant<'w, World>, op: Op) -> End {
         self.trace(format_args!("begins {op:x?}"));
-        let end = self.execute(member, op);
+        let end = self.execute(participant, op);
         self.trace(format_args!("ends {end:?}"));
         end
     }
@@ -163,30 +163,32 @@ impl<'w, F: Walked> Guest<'w, F> {
         }
     }
 
-    fn execute(&self, member: &mut Member<'w, World>, op: Op) -> End {
+    fn execute(&self, participant: &mut Participant<'w, World>, op: Op) -> End {
         match op {
             Op::Map { at, attributes, largest, each, frames } => {
-                self.map(member, at, attributes, largest, each, frames)
+                self.map(participant, at, attributes, largest, each, frames)
             }
-            Op::Unmap { at } => self.unmap(member, at).0,
-            Op::Evict { page } => self.evict(member, page),
-            Op::Fault { gpa, largest, frames } => self.fault(member, gpa, largest, frames),
-            Op::Protect { at, complete } => self.protect(member, at, complete, false),
-            Op::ProtectSubtrees { at, complete } => self.protect(member, at, complete, true),
-            Op::Relax { at, access, complete } => self.relax(member, at, access, complete),
-            Op::Split { at, to, frames, complete } => self.split(member, at, to, frames, complete),
+            Op::Unmap { at } => self.unmap(participant, at).0,
+            Op::Evict { page } => self.evict(participant, page),
+            Op::Fault { gpa, largest, frames } => self.fault(participant, gpa, largest, frames),
+            Op::Protect { at, complete } => self.protect(participant, at, complete, false),
+            Op::ProtectSubtrees { at, complete } => self.protect(participant, at, complete, true),
+            Op::Relax { at, access, complete } => self.relax(participant, at, access, complete),
+            Op::Split { at, to, frames, complete } => {
+                self.split(participant, at, to, frames, complete)
+            }
             Op::Collapse { at, to } => {
-                let mut guard = self.tables.enter(member).unwrap();
+                let mut guard = self.tables.enter(participant).unwrap();
                 split_end(guard.collapse(at, size(to)))
             }
-            Op::Age { at, how } => self.age(member, at, how),
-            Op::Harvest { at } => self.harvest(member, at),
+            Op::Age { at, how } => self.age(participant, at, how),
+            Op::Harvest { at } => self.harvest(participant, at),
             Op::Reclaim => {
                 self.tables.reclaim();
                 End::Done
             }
             Op::Translate { gpa } => {
-                let guard = self.tables.enter(member).unwrap();
+                let guard = self.tables.enter(participant).unwrap();
                 guard.translate(Gpa(gpa)).map_or(End::Contended, |_| End::Done)
             }
             Op::Touch { gpa, write, held } => {
@@ -198,7 +200,7 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     fn map(
         &self,
-        member: &mut Member<'w, World>,
+        participant: &mut Participant<'w, World>,
         at: GpaRange,
         attributes: Attributes,
         largest: u64,
@@ -210,7 +212,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(self.world, &mut storage);
         cache.fill(frames).unwrap();
-        let mut guard = self.tables.enter(member).unwrap();
+        let mut guard = self.tables.enter(participant).unwrap();
         let step = if each { PAGE } else { at.size() };
         let mut end = End::Done;
         for start in (at.start().0..at.end().0).step_by(step as usize) {
@@ -228,14 +230,14 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     /// Also returns whether no CPU and no thread can reach anything in the range that was there
     /// before.
-    fn unmap(&self, member: &mut Member<'w, World>, at: GpaRange) -> (End, bool) {
+    fn unmap(&self, participant: &mut Participant<'w, World>, at: GpaRange) -> (End, bool) {
         // Pages that it unmaps are not there to be protected, and may be written until it
         // completes.
         let begin = self.ledger().protects();
         self.ledger().takes();
         let mut storage = [const { Place::EMPTY }; 8];
         let mut removals = Removals::new(&self.tables, &mut storage);
-        let mut guard = self.tables.enter(member).unwrap();
+        let mut guard = self.tables.enter(participant).unwrap();
         let result = guard.unmap(at, &mut removals);
         // Only from here on may the memory be handed out, and is the state complete.
         let removed: Vec<_> = removals.complete().collect();
@@ -258,20 +260,26 @@ impl<'w, F: Walked> Guest<'w, F> {
         (end, whole)
     }
 
-    fn evict(&self, member: &mut Member<'w, World>, page: u64) -> End {
+    fn evict(&self, participant: &mut Participant<'w, World>, page: u64) -> End {
         let old = self.ledger().evict((page / PAGE) as usize);
-        let (end, whole) = self.unmap(member, range(page, page + PAGE));
+        let (end, whole) = self.unmap(participant, range(page, page + PAGE));
         if whole {
             self.ledger().evicted(old);
         }
         end
     }
 
-    fn fault(&self, member: &mut Member<'w, World>, gpa: u64, largest: u64, frames: usize) -> End {
+    fn fault(
+        &self,
+        participant: &mut Participant<'w, World>,
+        gpa: u64,
+        largest: u64,
+        frames: usize,
+    ) -> End {
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(self.world, &mut storage);
         cache.fill(frames).unwrap();
-        let mut guard = self.tables.enter(member).unwrap();
+        let mut guard = self.tables.enter(participant).unwrap();
         let reservation = match guard.reserve(Gpa(gpa), size(largest), &mut cache) {
             Ok(reservation) => reservation,
             Err(error) => return map_end::<()>(Err(error)),
@@ -289,13 +297,13 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     fn protect(
         &self,
-        member: &mut Member<'w, World>,
+        participant: &mut Participant<'w, World>,
         at: GpaRange,
         complete: bool,
         subtrees: bool,
     ) -> End {
         let begin = self.ledger().protects();
-        let mut guard = self.tables.enter(member).unwrap();
+        let mut guard = self.tables.enter(participant).unwrap();
         let result =
             if subtrees { guard.write_protect_subtrees(at) } else { guard.write_protect(at) };
         let end = match result {
@@ -317,13 +325,13 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     fn relax(
         &self,
-        member: &mut Member<'w, World>,
+        participant: &mut Participant<'w, World>,
         at: GpaRange,
         access: Access,
         complete: bool,
     ) -> End {
         let grant = (access == Access::Write).then(|| self.ledger().grants(at));
-        let mut guard = self.tables.enter(member).unwrap();
+        let mut guard = self.tables.enter(participant).unwrap();
         let result = guard.relax(at, access).map(slat::Granted::elsewhere);
         grant.into_iter().for_each(|grant| self.ledger().granted(grant));
         if complete {
@@ -334,7 +342,7 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     fn split(
         &self,
-        member: &mut Member<'w, World>,
+        participant: &mut Participant<'w, World>,
         at: GpaRange,
         to: u64,
         frames: usize,
@@ -343,7 +351,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(self.world, &mut storage);
         cache.fill(frames).unwrap();
-        let mut guard = self.tables.enter(member).unwrap();
+        let mut guard = self.tables.enter(participant).unwrap();
         let result = guard.split(at, size(to), &mut cache);
         if complete {
             guard.complete();
@@ -351,14 +359,14 @@ impl<'w, F: Walked> Guest<'w, F> {
         split_end(result)
     }
 
-    fn age(&self, member: &mut Member<'w, World>, at: GpaRange, how: Ageing) -> End {
+    fn age(&self, participant: &mut Participant<'w, World>, at: GpaRange, how: Ageing) -> End {
         if how.clear {
             self.ledger().takes();
         }
         let expected = how.clear.then(|| self.ledger().outstanding(false)).flatten();
         let (mut young, mut unanswered) = ([0], [0]);
         let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        let mut guard = self.tables.enter(member).unwrap();
+        let mut guard = self.tables.enter(participant).unwrap();
         guard.age(at, &mut ages, how).unwrap();
         drop(guard);
         let first = pages(at).start;
@@ -373,11 +381,11 @@ impl<'w, F: Walked> Guest<'w, F> {
         End::Done
     }
 
-    fn harvest(&self, member: &mut Member<'w, World>, at: GpaRange) -> End {
+    fn harvest(&self, participant: &mut Participant<'w, World>, at: GpaRange) -> End {
         self.ledger().takes();
         let expected = self.ledger().outstanding(true);
         let mut bitmap = [0];
-        let mut guard = self.tables.enter(member).unwrap();
+        let mut guard = self.tables.enter(participant).unwrap();
         let result = guard.harvest(at, &mut bitmap);
         drop(guard);
         if result.is_ok() {
@@ -413,13 +421,13 @@ impl<'w, F: Walked> Guest<'w, F> {
         world.running.set(false);
         self.whole(self.tables.root(), self.tables.geometry().root_level, 0);
         world.ledger.account();
-        let mut member = Member::join(world).unwrap();
+        let mut participant = Participant::register(world).unwrap();
         let all = range(0, ALL);
         // A block is unmapped as a whole, and the storage has room for each page.
-        assert_eq!(self.unmap(&mut member, all).0, End::Done);
+        assert_eq!(self.unmap(&mut participant, all).0, End::Done);
         while self.tables.reclaim() > 0 {}
         assert_eq!(world.live(), 1, "tables that are empty and were not given back");
-        drop(member);
+        drop(participant);
         // SAFETY: CPUs have stopped, and only use these tables by `access`.
         unsafe { self.tables.deactivate() }.destroy();
         assert_eq!(world.live(), 0, "frames that were not given back");

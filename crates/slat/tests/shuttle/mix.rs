@@ -85,13 +85,13 @@ fn history<F: Walked>(bbm: BreakBeforeMake) {
     let mut random = Random(shuttle::rand::thread_rng().next_u64());
     let world = World::new(bbm, random.coin());
     let guest = Guest::<F>::new(&world);
-    let mut member = Member::join(&world).unwrap();
+    let mut participant = Participant::register(&world).unwrap();
     for at in [range(0, BIG), range(BIG, ALL)] {
         let (attributes, largest) = (random.of(&[RAM, CLEAN]), random.of(&[PAGE, BLOCK, BIG]));
         let op = Op::Map { at, attributes, largest, each: false, frames: 3 };
-        assert_eq!(guest.perform(&mut member, op), End::Done);
+        assert_eq!(guest.perform(&mut participant, op), End::Done);
     }
-    drop(member);
+    drop(participant);
     world.running.set(true);
     let threads = 3 + random.below(3);
     let cpus = 1 + random.below(2);
@@ -101,10 +101,10 @@ fn history<F: Walked>(bbm: BreakBeforeMake) {
             let guest = Shared::new(&guest);
             scope.spawn(move || {
                 let guest = guest.get();
-                let mut member = Member::join(guest.world).unwrap();
+                let mut participant = Participant::register(guest.world).unwrap();
                 for _ in 0..2 + random.below(5) {
                     let op = random.op();
-                    if guest.perform(&mut member, op) == End::Contended {
+                    if guest.perform(&mut participant, op) == End::Contended {
                         CONTENDED.fetch_add(1, Ordering::Relaxed);
                     }
                 }

@@ -15,7 +15,7 @@ use slat::Format;
 #[cfg(test)]
 use slat_ideas::format::TableFormat;
 use slat_ideas::format::TablesArgs;
-use slat_ideas::guest::bed::room;
+use slat_ideas::guest::fixture::room;
 use slat_ideas::guest::tables::{Figures, MEANING};
 use slat_ideas::guest::turns::{Counts, Recorder, counts};
 use slat_ideas::on_machine;

@@ -8,12 +8,12 @@ use anyhow::{Context, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use slat::{Access, Format, Gpa, Hpa, Skip, Vmid};
 use slat_guest::{
-    Guest, Host, Hva, MemslotId, MemslotSpec, Outcome, Retry, TableRoom, Vcpu, Worker,
+    Guest, Host, Hva, MemslotId, MemslotSpec, Outcome, Retry, TableStorage, Vcpu, Worker,
 };
-use slat_ideas::crew::Pin;
-use slat_ideas::guest::bed::{GUEST_BASE, room};
+use slat_ideas::guest::fixture::{GUEST_BASE, room};
 use slat_ideas::guest::lock::FairLock;
 use slat_ideas::guest::times::Times;
+use slat_ideas::threads::Pin;
 use slat_reclaim::{
     Config, Gate, Layout, PageError, Paged, Pager, Policy, Pool, Ram, ReclaimError, Stats,
 };
@@ -287,7 +287,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         machine: &'h FastMachine<A>,
         case: &'w Case,
         id: u16,
-        room: &'w mut TableRoom,
+        room: &'w mut TableStorage,
         locking: Locking<'w>,
         failed: Option<&'w AtomicBool>,
     ) -> anyhow::Result<Self> {
@@ -303,7 +303,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         guest: &'w TheGuest<'h, F, A>,
         machine: &'h FastMachine<A>,
         case: &'w Case,
-        room: &'w mut TableRoom,
+        room: &'w mut TableStorage,
     ) -> anyhow::Result<Self> {
         Self::new(guest, machine, case, 0, room, Locking::default(), None)
     }

@@ -1,7 +1,7 @@
 //! Histories on the other formats.
 
 use super::histories;
-use crate::bed::*;
+use crate::fixture::*;
 
 #[test]
 fn no_dirty_page_is_missed_on_arm_lpa2() {

@@ -14,8 +14,8 @@ pub mod world;
 
 use machine::Machine;
 use slat::{
-    BreakBeforeMake, Format, Frame, GpaRange, Grace, Guard, Hpa, Invalidation, Maintenance, Member,
-    Place, Platform, Pte, Removed, Seat, Tables,
+    BreakBeforeMake, Format, Frame, GpaRange, Grace, Guard, Hpa, Invalidation, Maintenance,
+    Participant, Place, Platform, Pte, Removed, Seat, Tables,
 };
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
@@ -139,8 +139,8 @@ impl TestPlatform {
         }
     }
 
-    pub fn join(&self) -> Member<'_, Self> {
-        Member::join(self).unwrap()
+    pub fn join(&self) -> Participant<'_, Self> {
+        Participant::register(self).unwrap()
     }
 
     /// Makes the MMU look at all of the tables: from now on it may cache every valid translation.

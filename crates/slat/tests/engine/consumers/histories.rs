@@ -54,7 +54,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// The pages that a log, a pager, and a harvest for no consumer would find dirty.
 struct Views<'b, 'c, 't, 'p, H: Hardware> {
-    bed: &'b mut Bed<'c, 't, 'p, H>,
+    fixture: &'b mut Fixture<'c, 't, 'p, H>,
     dirty: [BTreeSet<u64>; 3],
 }
 
@@ -81,7 +81,7 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
 
     /// Leaves that overlap a range.
     fn leaves(&self, range: GpaRange) -> Vec<(GpaRange, Attributes)> {
-        let leaves = self.bed.guard.leaves(range).unwrap().map(Result::unwrap);
+        let leaves = self.fixture.guard.leaves(range).unwrap().map(Result::unwrap);
         leaves.map(|leaf| (range_of(leaf.gpa, leaf.size.bytes()), leaf.attributes)).collect()
     }
 
@@ -93,16 +93,16 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
         match op {
             Op::Write(at) => {
                 let gpa = self.range(Span(at % 40, 1, false)).start().0;
-                if self.bed.write(gpa) {
-                    let found = self.bed.guard.translate(Gpa(gpa)).unwrap().unwrap();
+                if self.fixture.write(gpa) {
+                    let found = self.fixture.guard.translate(Gpa(gpa)).unwrap().unwrap();
                     let size = found.size.bytes();
                     self.made_dirty(range(gpa & !(size - 1), size));
                 }
             }
             Op::Harvest(whom, span) => {
                 let range = self.range(span);
-                let consumer = self.bed.consumers.get(whom).copied();
-                let Ok(told) = self.bed.harvest(consumer, range) else { return };
+                let consumer = self.fixture.consumers.get(whom).copied();
+                let Ok(told) = self.fixture.harvest(consumer, range) else { return };
                 let (start, end) = (range.start().0, range.end().0);
                 let expected: BTreeSet<_> = self.dirty[whom].range(start..end).copied().collect();
                 assert_eq!(told, expected, "what was written since, and nothing else");
@@ -110,23 +110,23 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
             }
             Op::Clean(whom, span) => {
                 let range = self.range(span);
-                let done = match self.bed.consumers.get(whom) {
-                    Some(consumer) => self.bed.guard.clean_for(*consumer, range),
-                    None => self.bed.guard.clean(range),
+                let done = match self.fixture.consumers.get(whom) {
+                    Some(consumer) => self.fixture.guard.clean_for(*consumer, range),
+                    None => self.fixture.guard.clean(range),
                 };
-                self.bed.guard.complete();
+                self.fixture.guard.complete();
                 let (start, end) = (range.start().0, range.end().0);
                 let Ok(bytes) = done else { return };
                 assert_eq!(bytes, self.dirty[whom].range(start..end).count() as u64 * page);
                 self.taken(whom, range);
             }
             Op::Protect(span) => {
-                _ = self.bed.guard.write_protect(self.range(span));
-                self.bed.guard.complete();
+                _ = self.fixture.guard.write_protect(self.range(span));
+                self.fixture.guard.complete();
             }
             Op::Relax(span) => {
                 let range = self.range(span);
-                let done = self.bed.guard.relax(range, Access::Write);
+                let done = self.fixture.guard.relax(range, Access::Write);
                 if done.map(slat::Granted::elsewhere).is_ok() {
                     let leaves = self.leaves(range);
                     leaves.into_iter().for_each(|(leaf, _)| self.made_dirty(leaf));
@@ -134,11 +134,11 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
             }
             Op::Split(span) => {
                 let range = self.range(span);
-                self.bed.guard.split(range, small, &mut self.bed.cache).unwrap();
-                self.bed.guard.complete();
+                self.fixture.guard.split(range, small, &mut self.fixture.cache).unwrap();
+                self.fixture.guard.complete();
             }
             Op::Collapse => {
-                self.bed.guard.collapse(whole, large).unwrap();
+                self.fixture.guard.collapse(whole, large).unwrap();
                 for (leaf, _) in self.leaves(whole) {
                     let (start, end) = (leaf.start().0, leaf.end().0);
                     for view in &mut self.dirty {
@@ -151,8 +151,8 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
             Op::Unmap(span) => {
                 let range = self.range(span);
                 let mut storage = [const { Place::EMPTY }; 600];
-                let mut removals = Removals::new(self.bed.tables, &mut storage);
-                _ = self.bed.guard.unmap(range, &mut removals);
+                let mut removals = Removals::new(self.fixture.tables, &mut storage);
+                _ = self.fixture.guard.unmap(range, &mut removals);
                 for leaf in removals.complete() {
                     let gone = range_of(leaf.gpa, leaf.bytes);
                     for gpa in Self::pages(gone) {
@@ -160,19 +160,22 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
                         self.dirty.iter_mut().for_each(|view| _ = view.remove(&gpa));
                     }
                 }
-                self.bed.tables.reclaim();
+                self.fixture.tables.reclaim();
             }
             Op::Map(span, blocks, state) => {
                 let range = self.range(span);
                 if !self.leaves(range).is_empty() {
                     return;
                 }
-                let software = self.bed.consumers.get(state).map(|consumer| consumer.mark());
+                let software = self.fixture.consumers.get(state).map(|consumer| consumer.mark());
                 let software = software.unwrap_or(Software::NONE);
                 let attributes = Attributes { software, dirty: state == 2, ..CLEAN };
                 let size = if blocks { large } else { small };
                 let hpa = Hpa(HOST + range.start().0);
-                self.bed.guard.map(range, hpa, attributes, size, &mut self.bed.cache).unwrap();
+                self.fixture
+                    .guard
+                    .map(range, hpa, attributes, size, &mut self.fixture.cache)
+                    .unwrap();
                 match state {
                     2 => self.made_dirty(range),
                     0 | 1 => self.dirty[state].extend(Self::pages(range)),
@@ -183,8 +186,8 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
                 let range = self.range(span);
                 let (host, attributes) =
                     (Hpa(HOST + range.start().0), Attributes { write, ..CLEAN });
-                _ = self.bed.guard.replace(range, host, host, attributes);
-                self.bed.guard.complete();
+                _ = self.fixture.guard.replace(range, host, host, attributes);
+                self.fixture.guard.complete();
             }
         }
         for (leaf, attributes) in self.leaves(whole) {
@@ -203,7 +206,7 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
     }
 
     fn is_as_told(&self, gpa: u64, attributes: &Attributes) {
-        for (view, consumer) in self.dirty.iter().zip(self.bed.consumers) {
+        for (view, consumer) in self.dirty.iter().zip(self.fixture.consumers) {
             assert_eq!(consumer.is_dirty(attributes), view.contains(&gpa), "{gpa:#x}");
         }
         assert_eq!(attributes.dirty, self.dirty[2].contains(&gpa), "{gpa:#x}");
@@ -211,12 +214,12 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
 }
 
 fn history<H: Hardware>(bbm: BreakBeforeMake, ops: &[Op]) {
-    with_consumers::<H>(bbm, |bed| {
-        let mut views = Views { bed, dirty: Default::default() };
+    with_consumers::<H>(bbm, |fixture| {
+        let mut views = Views { fixture, dirty: Default::default() };
         ops.iter().for_each(|op| views.step(*op));
         for whom in 0..2 {
             let whole = range(0, BLOCKS * H::size(1));
-            let told = views.bed.harvest(Some(views.bed.consumers[whom]), whole).unwrap();
+            let told = views.fixture.harvest(Some(views.fixture.consumers[whom]), whole).unwrap();
             assert_eq!(told, views.dirty[whom], "nothing is lost");
             views.taken(whom, whole);
         }

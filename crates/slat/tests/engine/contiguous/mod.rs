@@ -1,13 +1,13 @@
 //! Groups of leaves that a TLB may hold as one (Arm's Contiguous bit): descriptors, and histories
 //! in which maps fold.
 
-mod bed;
+mod fixture;
 
 use crate::common::hardware::grouped::Grouped;
 use crate::common::hardware::{Access as Accessed, Config, Hardware};
 use crate::common::stage::{BBM, G, K, M, RAM, on_stage, range, refused};
 use crate::common::{Event, TestPlatform, destroy};
-use bed::{Bed, Rule};
+use fixture::{Fixture, Rule};
 use proptest::prelude::*;
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::{
@@ -99,15 +99,15 @@ fn what_a_format_without_groups_is_asked_to_fold_is_mapped_as_ever() {
 fn a_group_is_filled_again_only_behind_the_invalidation_of_what_stood_there() {
     for bbm in BBM {
         let platform = TestPlatform::new(bbm);
-        let mut bed = Bed::<12>::new(&platform, bbm, Arm64K4::default(), 31);
+        let mut fixture = Fixture::<12>::new(&platform, bbm, Arm64K4::default(), 31);
         let group = range(2 * M, 64 * K);
-        bed.map(group, G, RAM, size(4 * K), 4, true);
-        bed.drops = true;
-        bed.unmap(group);
-        bed.map(group, 2 * G, RAM, size(4 * K), 4, true);
-        bed.drops = false;
-        bed.look(2 * M);
-        bed.destroy();
+        fixture.map(group, G, RAM, size(4 * K), 4, true);
+        fixture.drops = true;
+        fixture.unmap(group);
+        fixture.map(group, 2 * G, RAM, size(4 * K), 4, true);
+        fixture.drops = false;
+        fixture.look(2 * M);
+        fixture.destroy();
     }
 }
 
@@ -183,14 +183,14 @@ fn a_page_is_as_dirty_as_its_group_whichever_member_hardware_marked() {
     let clean = Attributes { dirty: false, accessed: false, ..RAM };
     for (page, write) in (0..16).flat_map(|page| [(page, false), (page, true)]) {
         let platform = TestPlatform::new(BBM[0]);
-        let mut bed = Bed::<12>::new(&platform, BBM[0], format, 31);
-        bed.map(range(2 * M, 64 * K), G, clean, size(4 * K), 4, true);
-        bed.access(2 * M + page * 4 * K, write);
+        let mut fixture = Fixture::<12>::new(&platform, BBM[0], format, 31);
+        fixture.map(range(2 * M, 64 * K), G, clean, size(4 * K), 4, true);
+        fixture.access(2 * M + page * 4 * K, write);
         // Hardware marked some member; these calls change all of the group.
-        bed.rewrite(range(2 * M, 4 * K), Rule::Clean);
-        bed.rewrite(range(2 * M + 60 * K, 4 * K), Rule::Clean);
-        bed.rewrite(range(2 * M + 32 * K, 4 * K), Rule::WriteProtect);
-        bed.destroy();
+        fixture.rewrite(range(2 * M, 4 * K), Rule::Clean);
+        fixture.rewrite(range(2 * M + 60 * K, 4 * K), Rule::Clean);
+        fixture.rewrite(range(2 * M + 32 * K, 4 * K), Rule::WriteProtect);
+        fixture.destroy();
     }
 }
 
@@ -199,30 +199,34 @@ fn a_group_that_needs_no_change_is_not_touched_and_one_that_is_aged_is_counted_e
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     let quiet = Attributes { write: false, dirty: false, accessed: false, ..RAM };
     let platform = TestPlatform::new(BBM[0]);
-    let mut bed = Bed::<12>::new(&platform, BBM[0], format, 31);
+    let mut fixture = Fixture::<12>::new(&platform, BBM[0], format, 31);
     let group = range(2 * M, 64 * K);
-    bed.map(group, G, quiet, size(4 * K), 4, true);
+    fixture.map(group, G, quiet, size(4 * K), 4, true);
     // This page keeps the table while other pages are unmapped.
-    bed.map(range(3 * M, 4 * K), 3 * M, quiet, size(4 * K), 0, false);
+    fixture.map(range(3 * M, 4 * K), 3 * M, quiet, size(4 * K), 0, false);
     // One member is marked; the rest already is as the rules want it.
-    bed.access(2 * M + 20 * K, false);
+    fixture.access(2 * M + 20 * K, false);
     for rule in [Rule::WriteProtect, Rule::Clean] {
-        bed.rewrite(group, rule);
-        assert_eq!((bed.counts.entries_written, bed.counts.bytes_changed), (0, 0), "{rule:?}");
+        fixture.rewrite(group, rule);
+        assert_eq!(
+            (fixture.counts.entries_written, fixture.counts.bytes_changed),
+            (0, 0),
+            "{rule:?}"
+        );
     }
     // For a part of a group nothing is cleared, and the whole group is read.
-    bed.age(range(2 * M, 32 * K), true);
-    assert_eq!((bed.counts.entries_written, bed.counts.bytes_changed), (0, 0));
-    bed.age(group, true);
-    assert_eq!((bed.counts.entries_written, bed.counts.bytes_changed), (1, 4 * K));
+    fixture.age(range(2 * M, 32 * K), true);
+    assert_eq!((fixture.counts.entries_written, fixture.counts.bytes_changed), (0, 0));
+    fixture.age(group, true);
+    assert_eq!((fixture.counts.entries_written, fixture.counts.bytes_changed), (1, 4 * K));
     // The walk reads each entry, and the group is read once as a whole.
-    assert!((32..64).contains(&bed.counts.entries_read), "{:?}", bed.counts);
-    bed.rewrite(group, Rule::Relax(Access::Read));
-    assert_eq!((bed.counts.entries_written, bed.counts.bytes_changed), (16, 64 * K));
+    assert!((32..64).contains(&fixture.counts.entries_read), "{:?}", fixture.counts);
+    fixture.rewrite(group, Rule::Relax(Access::Read));
+    assert_eq!((fixture.counts.entries_written, fixture.counts.bytes_changed), (16, 64 * K));
     // Each entry is frozen, then emptied.
-    bed.unmap(group);
-    assert_eq!((bed.counts.entries_written, bed.counts.bytes_changed), (32, 64 * K));
-    bed.destroy();
+    fixture.unmap(group);
+    assert_eq!((fixture.counts.entries_written, fixture.counts.bytes_changed), (32, 64 * K));
+    fixture.destroy();
 }
 
 #[test]
@@ -284,19 +288,19 @@ fn a_block_that_is_put_together_of_groups_and_pages_is_counted_as_one_block() {
     for (bbm, groups) in BBM.into_iter().flat_map(|bbm| [0, 1, 31, 32].map(|groups| (bbm, groups)))
     {
         let platform = TestPlatform::new(bbm);
-        let mut bed = Bed::<12>::new(&platform, bbm, Arm64K4::default(), 31);
+        let mut fixture = Fixture::<12>::new(&platform, bbm, Arm64K4::default(), 31);
         let (block, page) = (range(2 * M, 2 * M), size(4 * K));
         let folded = groups * 64 * K;
         if groups > 0 {
-            bed.map(range(2 * M, folded), G, RAM, page, 4, true);
+            fixture.map(range(2 * M, folded), G, RAM, page, 4, true);
         }
         if groups < 32 {
-            bed.map(range(2 * M + folded, 2 * M - folded), G + folded, RAM, page, 4, false);
+            fixture.map(range(2 * M + folded, 2 * M - folded), G + folded, RAM, page, 4, false);
         }
-        // After each operation the bed compares the counts with the tree.
-        bed.collapse(block, size(2 * M));
-        assert_eq!(bed.tree().at(2 * M).unwrap().size, 2 * M);
-        bed.destroy();
+        // After each operation the fixture compares the counts with the tree.
+        fixture.collapse(block, size(2 * M));
+        assert_eq!(fixture.tree().at(2 * M).unwrap().size, 2 * M);
+        fixture.destroy();
     }
 }
 
@@ -488,35 +492,35 @@ where
     let config =
         Config { forced_write_back: false, hardware_marks: history.marks, split_execute: false };
     let format = Grouped::<GRANULE>::format(&config);
-    let mut bed = Bed::<GRANULE>::new(&platform, history.bbm, format, bits);
+    let mut fixture = Fixture::<GRANULE>::new(&platform, history.bbm, format, bits);
     // The history begins with groups.
     for (from, bytes, largest) in [(block, 4 * group, 0), (blocks, blocks, 1)] {
         let from = range(from, bytes);
-        bed.map(from, from.start().0 + (1 << 40), history.first, nth(largest), 8, true);
+        fixture.map(from, from.start().0 + (1 << 40), history.first, nth(largest), 8, true);
     }
     for &(op, drops) in &history.steps {
-        bed.drops = drops;
+        fixture.drops = drops;
         match op {
             Op::Map { span, far, attributes, largest, frames, fold } => {
                 let range = reach(span);
                 let far = (1 << 40) + [0, group, page][far];
-                bed.map(range, range.start().0 + far, attributes, nth(largest), frames, fold);
+                fixture.map(range, range.start().0 + far, attributes, nth(largest), frames, fold);
             }
-            Op::Unmap(span) => bed.unmap(reach(span)),
-            Op::Rewrite(span, rule) => bed.rewrite(reach(span), rule),
-            Op::Split(span, to, frames) => bed.split(reach(span), nth(to), frames),
-            Op::Collapse(span, to) => bed.collapse(reach(span), nth(to)),
-            Op::Harvest(span) => bed.harvest(reach(span)),
-            Op::Age(span, clear) => bed.age(reach(span), clear),
+            Op::Unmap(span) => fixture.unmap(reach(span)),
+            Op::Rewrite(span, rule) => fixture.rewrite(reach(span), rule),
+            Op::Split(span, to, frames) => fixture.split(reach(span), nth(to), frames),
+            Op::Collapse(span, to) => fixture.collapse(reach(span), nth(to)),
+            Op::Harvest(span) => fixture.harvest(reach(span)),
+            Op::Age(span, clear) => fixture.age(reach(span), clear),
             Op::Unfold(span, beside) => {
-                bed.unfold(reach(span), beside.map(|(span, write)| (at(span), write)));
+                fixture.unfold(reach(span), beside.map(|(span, write)| (at(span), write)));
             }
-            Op::Access(span, write) => bed.access(at(span), write),
-            Op::Look(span) => bed.look(at(span)),
+            Op::Access(span, write) => fixture.access(at(span), write),
+            Op::Look(span) => fixture.look(at(span)),
         }
-        bed.check_frames();
+        fixture.check_frames();
     }
-    bed.destroy();
+    fixture.destroy();
 }
 
 proptest! {

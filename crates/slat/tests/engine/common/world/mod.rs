@@ -21,7 +21,8 @@ use super::machine::Machine;
 use super::{Event, Moment, TestPlatform};
 use slat::{
     Attributes, BreakBeforeMake, ChangeError, Counts, Frame, Gpa, GpaRange, Guard, Halted,
-    Invalidation, LeafSizeError, Member, PageSize, RangeError, Sizes, TableCache, Tables, Vmid,
+    Invalidation, LeafSizeError, PageSize, Participant, RangeError, Sizes, TableCache, Tables,
+    Vmid,
 };
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
@@ -40,9 +41,9 @@ pub struct World<'p, H: Hardware> {
     pub platform: &'p TestPlatform,
     pub tables: TablesOf<'p, H>,
     pub hardware: H,
-    member: Member<'p, TestPlatform>,
+    member: Participant<'p, TestPlatform>,
     /// Another thread's member, which is not inside.
-    other: Option<Member<'p, TestPlatform>>,
+    other: Option<Participant<'p, TestPlatform>>,
     bbm: BreakBeforeMake,
     flat: Rc<RefCell<Flat>>,
     /// Tables that were unlinked and not reclaimed yet; and those of them whose invalidation was

@@ -46,12 +46,12 @@ const CHUNK_TABLES: usize = 512 + 1 + 2;
 
 /// A guest of some memory, in one format.
 #[derive(Clone, Copy)]
-pub struct Bed<F> {
+pub struct Fixture<F> {
     format: F,
     memory: u64,
 }
 
-impl<F: Format> Bed<F> {
+impl<F: Format> Fixture<F> {
     /// Makes a guest of `memory` bytes.
     pub fn new(format: F, memory: u64) -> Self {
         Self { format, memory }

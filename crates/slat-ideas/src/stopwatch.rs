@@ -4,9 +4,9 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// Measures the time that a thread is on a CPU, which is all of its time unless other threads need
 /// the CPU, too.
-pub struct Watch(f64);
+pub struct Stopwatch(f64);
 
-impl Watch {
+impl Stopwatch {
     /// Starts the watch.
     #[inline]
     pub fn start() -> Self {

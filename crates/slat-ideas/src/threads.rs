@@ -1,6 +1,6 @@
 //! Pinned threads that begin together and report how long they worked.
 
-use crate::watch::Watch;
+use crate::stopwatch::Stopwatch;
 use anyhow::Context;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -56,7 +56,7 @@ impl Gate {
         while self.missing.load(Ordering::Acquire) != 0 && !self.open.load(Ordering::Relaxed) {
             std::hint::spin_loop();
         }
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         let result = work();
         (watch.seconds(), result)
     }

@@ -408,7 +408,7 @@ pub fn guest<'p, C: Case>(
     Guest::new(C::format(), VMID, BITS, machine, ram.clone(), config).unwrap()
 }
 
-pub fn room() -> TableRoom {
+pub fn room() -> TableStorage {
     [const { None::<Frame> }; TABLE_PAGES]
 }
 

@@ -128,7 +128,7 @@ pub type ThePaged<'h, A> = Paged<'h, Mem<'h, A>, &'h Flaky>;
 pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
 pub type TheWorker<'w, 'h, F, A> = Worker<'w, F, FastMachine<A>, &'h ThePaged<'h, A>>;
 
-pub fn room() -> TableRoom {
+pub fn room() -> TableStorage {
     [const { None }; TABLE_PAGES]
 }
 
@@ -264,7 +264,7 @@ pub struct Runner<'w, 'h, F: Format, A: Arch> {
 }
 
 impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
-    pub fn new(bench: &'w Bench<'h, F, A>, id: u16, room: &'w mut TableRoom) -> Self {
+    pub fn new(bench: &'w Bench<'h, F, A>, id: u16, room: &'w mut TableStorage) -> Self {
         let vcpu = Vcpu::new(bench.guest, id, room).unwrap();
         let mut cpu = bench.machine.cpu(id.into()).unwrap();
         cpu.load(VMID, vcpu.root());
@@ -364,7 +364,7 @@ macro_rules! on_all_formats {
                 $check(format, arch);
             }
 
-            $crate::bed::on_every_other_format!(
+            $crate::fixture::on_every_other_format!(
                 $check: arm_lpa2 ArmLpa2, arm_16k Arm16K, npt Amd, riscv Hart,
                 riscv_without_svadu HartSvade, radix_4k Radix,
                 radix_4k_where_software_sets_r_and_c RadixAsks, radix_64k Radix64K

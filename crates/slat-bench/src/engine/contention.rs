@@ -10,15 +10,15 @@ use crate::settings::engine::Part;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Counts, GpaRange, Inactive, Member,
-    PageSize, TableCache, Tables,
+    Access, Ageing, Ages, Attributes, BreakBeforeMake, Counts, GpaRange, Inactive, PageSize,
+    Participant, TableCache, Tables,
 };
 use slat_ideas::arena::Arena;
-use slat_ideas::bed::{Bed, steps};
-use slat_ideas::crew::{Gate, together};
 use slat_ideas::fill::Stores;
+use slat_ideas::fixture::{Fixture, steps};
 use slat_ideas::format::TableFormat;
 use slat_ideas::limit;
+use slat_ideas::threads::{Gate, together};
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -80,7 +80,7 @@ impl Lock {
 
 /// State that both threads share.
 struct Scene<'a, 'p> {
-    bed: Bed<Arm64K4>,
+    fixture: Fixture<Arm64K4>,
     arena: &'p Arena,
     tables: &'a Tables<'p, Arm64K4, Arena>,
     ptes: &'a [&'a [AtomicU64]],
@@ -101,16 +101,16 @@ fn sample(
     check: bool,
 ) -> anyhow::Result<Sample> {
     let arena = arena.begin(BreakBeforeMake::Always, Stores::Plain);
-    let bed = Bed::new(Arm64K4::default(), memory + FAULTED);
-    let mapped = bed.mapped(arena, memory, PageSize::SIZE_4K, Attributes::RAM)?;
+    let fixture = Fixture::new(Arm64K4::default(), memory + FAULTED);
+    let mapped = fixture.mapped(arena, memory, PageSize::SIZE_4K, Attributes::RAM)?;
     let tables = Inactive::activate(mapped);
-    let ptes = Bed::new(Arm64K4::default(), memory).entries(&tables, arena);
+    let ptes = Fixture::new(Arm64K4::default(), memory).entries(&tables, arena);
     let scene = Scene {
-        bed,
+        fixture,
         arena,
         tables: &tables,
         ptes: &ptes,
-        other: bed.part(0, memory),
+        other: fixture.part(0, memory),
         beside,
         lock: Lock::default(),
         looked: AtomicU64::new(0),
@@ -125,10 +125,10 @@ fn sample(
     let mut times = times.swap_remove(0);
     ensure!(times.len() as u64 == FAULTED / 4096 / BATCH, "{} batches", times.len());
     if check {
-        let mut member = Member::join(arena)?;
-        let guard = tables.enter(&mut member)?;
+        let mut participant = Participant::register(arena)?;
+        let guard = tables.enter(&mut participant)?;
         let right = |a| Attributes { accessed: true, ..a } == Attributes::RAM;
-        bed.check(&guard, bed.range(), PageSize::SIZE_4K, right)?;
+        fixture.check(&guard, fixture.range(), PageSize::SIZE_4K, right)?;
     }
     times.sort_unstable();
     let p99 = times[times.len() * 99 / 100];
@@ -148,10 +148,10 @@ impl<'p> Scene<'_, 'p> {
     fn faults(&self, gate: &Gate) -> Times {
         let first = self.other.size() / 4096;
         let pages = FAULTED / 4096;
-        let mut storage = slat_ideas::bed::storage(tables_of(pages));
+        let mut storage = slat_ideas::fixture::storage(tables_of(pages));
         let mut cache = TableCache::new(self.arena, &mut storage);
         cache.fill(usize::MAX)?;
-        let mut member = Member::join(self.arena)?;
+        let mut participant = Participant::register(self.arena)?;
         let mut times = Vec::with_capacity((pages / BATCH) as usize);
         let mut counts = Counts::NONE;
         let (seconds, done) = gate.pass(|| {
@@ -164,11 +164,11 @@ impl<'p> Scene<'_, 'p> {
                 if self.beside == Beside::AgesLocked {
                     for page in all {
                         self.lock.with(|| {
-                            self.map(&mut member, &mut cache, page..page + 1, &mut counts)
+                            self.map(&mut participant, &mut cache, page..page + 1, &mut counts)
                         })?;
                     }
                 } else {
-                    self.map(&mut member, &mut cache, all, &mut counts)?;
+                    self.map(&mut participant, &mut cache, all, &mut counts)?;
                 }
                 times.push(begin.elapsed().as_nanos() as u64);
             }
@@ -181,28 +181,28 @@ impl<'p> Scene<'_, 'p> {
 
     fn map(
         &self,
-        member: &mut Member<'p, Arena>,
+        participant: &mut Participant<'p, Arena>,
         cache: &mut TableCache<'_, Arm64K4, Arena>,
         pages: std::ops::Range<u64>,
         counts: &mut Counts,
     ) -> anyhow::Result<()> {
         let expected = (pages.end - pages.start) * 4096;
-        let mapped = map_each(&self.bed, self.tables, member, cache, pages, counts)?;
+        let mapped = map_each(&self.fixture, self.tables, participant, cache, pages, counts)?;
         ensure!(mapped == expected, "{mapped} bytes of {expected} were mapped");
         Ok(())
     }
 
     /// Does the other thread's work until the faults are over.
     fn neighbour(&self, gate: &Gate) -> Times {
-        let mut member = Member::join(self.arena)?;
-        let (mut young, mut unanswered) = (self.bed.bitmap(), self.bed.bitmap());
+        let mut participant = Participant::register(self.arena)?;
+        let (mut young, mut unanswered) = (self.fixture.bitmap(), self.fixture.bitmap());
         let (seconds, done) = gate.pass(|| {
             if self.beside == Beside::Reads {
                 self.read();
                 return Ok(());
             }
             let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            self.age(&mut member, &mut ages)
+            self.age(&mut participant, &mut ages)
         });
         done?;
         Ok((seconds, Vec::new()))
@@ -223,16 +223,20 @@ impl<'p> Scene<'_, 'p> {
     }
 
     /// Makes pages old, then young again; each is an atomic exchange of an entry.
-    fn age(&self, member: &mut Member<'p, Arena>, ages: &mut Ages<'_>) -> anyhow::Result<()> {
+    fn age(
+        &self,
+        participant: &mut Participant<'p, Arena>,
+        ages: &mut Ages<'_>,
+    ) -> anyhow::Result<()> {
         let (range, step) = match self.beside {
-            Beside::AgesShared => (self.bed.part(self.other.size(), FAULTED), 2 << 20),
+            Beside::AgesShared => (self.fixture.part(self.other.size(), FAULTED), 2 << 20),
             Beside::AgesLocked => (self.other, BATCH * 4096),
             _ => (self.other, 2 << 20),
         };
         loop {
             for step in steps(range, step) {
                 let mut turn = || -> anyhow::Result<()> {
-                    let mut guard = self.tables.enter(member)?;
+                    let mut guard = self.tables.enter(participant)?;
                     guard.age(step, ages, Ageing::LEAVES)?;
                     guard.relax(step, Access::Read).map(slat::Granted::elsewhere)?;
                     guard.complete();

@@ -13,7 +13,7 @@ use crate::common::world::{
 use crate::common::{Event, Moment, TestPlatform};
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Counts, Execute, Gpa, GpaRange,
-    Halted, Hpa, Invalidation, MapError, Member, PageSize, Place, Sizes, Software, SplitError,
+    Halted, Hpa, Invalidation, MapError, PageSize, Participant, Place, Sizes, Software, SplitError,
     Tables, UnmapError,
 };
 use std::cell::RefCell;
@@ -47,18 +47,18 @@ impl Rule {
     }
 }
 
-pub struct Bed<'p, const G: u32> {
+pub struct Fixture<'p, const G: u32> {
     pub platform: &'p TestPlatform,
     pub tables: TablesOf<'p, Grouped<G>>,
     pub hardware: Grouped<G>,
-    member: Member<'p, TestPlatform>,
+    member: Participant<'p, TestPlatform>,
     bbm: BreakBeforeMake,
     flat: Rc<RefCell<Flat>>,
     marks: bool,
     /// The next operation drops what it owes. `pending`: an earlier one did.
     pub drops: bool,
     pending: bool,
-    /// The number of tables that were unlinked; the bed does not reclaim them.
+    /// The number of tables that were unlinked; the fixture does not reclaim them.
     retired: usize,
     /// The cost and the events of the last operation, without the invalidation that it completed at
     /// its end.
@@ -68,7 +68,7 @@ pub struct Bed<'p, const G: u32> {
     pub events: Vec<Event>,
 }
 
-impl<'p, const G: u32> Bed<'p, G> {
+impl<'p, const G: u32> Fixture<'p, G> {
     pub fn new(
         platform: &'p TestPlatform,
         bbm: BreakBeforeMake,

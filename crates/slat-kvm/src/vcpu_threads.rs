@@ -49,7 +49,7 @@ pub(crate) struct Done {
 
 type Outcome = Result<Option<Done>, Error>;
 
-/// Data that the crew shares with its threads. It outlives the threads' scope.
+/// Data that the threads shares with its threads. It outlives the threads' scope.
 #[derive(Debug)]
 pub(crate) struct Board {
     order: Mutex<Order>,
@@ -104,14 +104,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The vCPUs' threads. Dropping it stops their vCPUs and ends the threads.
 #[derive(Debug)]
-pub(crate) struct Crew<'env> {
+pub(crate) struct VcpuThreads<'env> {
     board: &'env Board,
     guest: &'env Guest,
     stop: &'env AtomicBool,
     size: usize,
 }
 
-impl<'env> Crew<'env> {
+impl<'env> VcpuThreads<'env> {
     /// Starts a thread for each vCPU.
     pub fn start<'scope>(
         scope: &'scope Scope<'scope, 'env>,
@@ -122,18 +122,18 @@ impl<'env> Crew<'env> {
     ) -> Result<Self, Error> {
         // Made before the threads, so that its drop ends the threads that did start if a later one
         // does not.
-        let mut crew = Self { board, guest, stop, size: 0 };
+        let mut threads = Self { board, guest, stop, size: 0 };
         for (vcpu, outcome) in vcpus.iter_mut().zip(&board.outcomes) {
             Builder::new()
                 .name(format!("vcpu{}", vcpu.index()))
                 .spawn_scoped(scope, move || work(board, vcpu, outcome))
                 .map_err(Error::os::<io::Error>("start of a vCPU's thread"))?;
-            crew.size += 1;
+            threads.size += 1;
         }
         if !board.pin.is_empty() {
-            crew.step(Step::Pin)?;
+            threads.step(Step::Pin)?;
         }
-        Ok(crew)
+        Ok(threads)
     }
 
     /// Loads work into all vCPUs. It is a call of its own, so that it is not timed.
@@ -184,7 +184,7 @@ impl<'env> Crew<'env> {
     }
 }
 
-impl Drop for Crew<'_> {
+impl Drop for VcpuThreads<'_> {
     fn drop(&mut self) {
         // After an early return with an error, vCPUs may still run.
         self.guest.give_up();

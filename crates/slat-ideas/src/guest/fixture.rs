@@ -5,7 +5,7 @@ use anyhow::Context;
 use serde_json::{Map, Value, json};
 use slat::{Access, Format, Frame, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
 use slat_guest::{
-    Backing, Config, Guest, Hva, MemslotId, MemslotSpec, NoPage, Page, TABLE_PAGES, TableRoom,
+    Backing, Config, Guest, Hva, MemslotId, MemslotSpec, NoPage, Page, TABLE_PAGES, TableStorage,
     Worker,
 };
 use slat_lab::failure::bad_input;
@@ -94,13 +94,13 @@ impl Backing for Ram {
     }
 }
 
-/// A guest on a bed's machine.
+/// A guest on a fixture's machine.
 pub type TheGuest<'p, F, A> = Guest<'p, F, FastMachine<A>, Ram>;
 /// A thread that works on the guest's memory.
 pub type TheWorker<'w, F, A> = Worker<'w, F, FastMachine<A>, Ram>;
 
 /// A machine with memory, on which guests run one after the other.
-pub struct Bed<F, A: Arch> {
+pub struct Fixture<F, A: Arch> {
     format: F,
     machine: FastMachine<A>,
     /// The shape of its guests.
@@ -108,7 +108,7 @@ pub struct Bed<F, A: Arch> {
     params: Map<String, Value>,
 }
 
-impl<F: Format, A: Arch> Bed<F, A> {
+impl<F: Format, A: Arch> Fixture<F, A> {
     /// Makes a machine for guests of `shape`.
     ///
     /// # Errors
@@ -246,6 +246,6 @@ impl<F: Format, A: Arch> Bed<F, A> {
 }
 
 /// Returns room for a thread's table pages.
-pub const fn room() -> TableRoom {
+pub const fn room() -> TableStorage {
     [const { None::<Frame> }; TABLE_PAGES]
 }
