@@ -282,7 +282,7 @@ fn reports_of_two_hosts_are_merged_into_two_and_one_table() {
 
 #[test]
 fn the_array_job_measures_its_share() {
-    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/slurm");
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/slurm");
     let fixture = Fixture::new(QUICK);
     let job = |share: &[(&str, &str)]| {
         let mut command = Command::new("sh");

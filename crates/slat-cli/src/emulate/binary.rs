@@ -78,7 +78,7 @@ pub fn choose(asked: Option<&Path>, name: &str, arch: Architecture) -> anyhow::R
 /// this program is newer.
 fn built(name: &str, arch: Architecture, own: &Path) -> anyhow::Result<Option<PathBuf>> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    if !sources.join("xtask/Cargo.toml").exists() {
+    if !sources.join("crates/xtask/Cargo.toml").exists() {
         return Ok(None);
     }
     let path = sources.join("target/static").join(format!("{name}-{arch}"));

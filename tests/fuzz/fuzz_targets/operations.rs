@@ -1,7 +1,7 @@
 //! Turns bytes into a history of operations and of the guest's accesses on one of the real formats,
 //! and compares it with a flat model, which has the host address, rights and state of each page.
 //!
-//! `cargo xtask fuzz 60`. A history that fails is kept in `fuzz/artifacts/operations`;
+//! `cargo xtask fuzz 60`. A history that fails is kept in `tests/fuzz/artifacts/operations`;
 //! `cargo +nightly fuzz run operations <file>` runs it again.
 #![no_main]
 

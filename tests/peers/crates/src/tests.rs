@@ -70,7 +70,7 @@ fn with_each(frames: usize, test: impl Fn(&Peer, &mut dyn Tables)) {
 
 #[test]
 fn versions_are_those_that_were_built() {
-    let lock = include_str!("../../../Cargo.lock");
+    let lock = include_str!("../../../../Cargo.lock");
     for peer in PEERS {
         let entry = format!("name = \"{}\"\nversion = \"{}\"\n", peer.name, peer.version);
         let any = format!("name = \"{}\"\n", peer.name);

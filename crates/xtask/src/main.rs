@@ -205,7 +205,7 @@ fn main() -> ExitCode {
 /// Returns the folder of the workspace.
 fn root() -> &'static Path {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().expect("xtask is a folder of the workspace")
+    here.ancestors().nth(2).expect("xtask is a crate of the workspace")
 }
 
 /// Returns the folder in which the workspace is built.
