@@ -362,8 +362,10 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         rule: R,
     ) -> Result<u64, Halted<ChangeError>> {
         const { assert!(!R::TOUCHES && !R::WRITES && !R::EXECUTES, "as protection, and cleans") };
-        // Where the guard has a limit, the walk checks it after each table.
-        let alone = self.budget.is_bounded() || pages.start.0 & ((1 << F::PAGE_SHIFT) - 1) != 0;
+        // Where the guard has a limit, it is checked before each table.
+        let bounded = self.budget.is_bounded();
+        let alone = bounded || pages.start.0 & ((1 << F::PAGE_SHIFT) - 1) != 0;
+        let mut done = None;
         let mut table = PageTable { ptes: &[], start: 0, end: 0 };
         let mut tally = Tally::NONE;
         let result = pages.each::<F>(|range| {
@@ -377,6 +379,17 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                 }
                 if table.rewrite::<F, R>(&range, &rule, &mut tally) {
                     return Ok((tally.changed - changed) << F::PAGE_SHIFT);
+                }
+            }
+            if bounded {
+                let table = |at: u64| at >> F::shift(1);
+                if self.budget.is_spent() && done.is_some_and(|it| it != table(range.start().0)) {
+                    return Self::halted(range.start(), ChangeError::Paused);
+                }
+                done = Some(table(range.end().0 - 1));
+                // The walk of one page does not count it.
+                if range.size() == 1 << F::PAGE_SHIFT {
+                    self.budget.count(1);
                 }
             }
             let bytes = (tally.changed - changed) << F::PAGE_SHIFT;

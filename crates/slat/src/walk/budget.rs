@@ -23,9 +23,15 @@ impl Budget {
         self.left < u64::MAX / 2
     }
 
+    /// Returns whether nothing is left.
+    #[inline(always)]
+    pub const fn is_spent(&self) -> bool {
+        self.left == 0
+    }
+
     /// Counts `ptes` read in a table that is not finished.
     #[inline(always)]
-    pub(super) fn count(&mut self, ptes: u64) {
+    pub fn count(&mut self, ptes: u64) {
         self.left = self.left.saturating_sub(ptes);
     }
 

@@ -9,7 +9,8 @@ use crate::common::world::{CacheOf, GuardOf};
 use slat::format::arm64::Arm64K4;
 use slat::{
     Attributes, BreakBeforeMake, ChangeError, Gpa, GpaRange, Halted, Hpa, MapError, Owner,
-    OwnerError, PageSize, ReplaceError, Rights, SplitError, TableCache, Tables, UnmapError, Vmid,
+    OwnerError, PageSize, Pages, ReplaceError, Rights, SplitError, TableCache, Tables, UnmapError,
+    Vmid,
 };
 use std::fmt::Debug;
 
@@ -219,4 +220,37 @@ fn one_page_is_never_paused_and_what_is_in_the_way_is_found_when_it_is_reached()
         let halted = guard.map(most, Hpa(2 * M), RAM, PAGE, cache).unwrap_err();
         assert!(matches!(halted.why, MapError::Occupied { .. }));
     });
+}
+
+#[test]
+fn a_limit_pauses_what_is_done_to_the_pages_that_a_bitmap_names() {
+    type Call = fn(&mut GuardOf<'_, '_, Arm<12>>, &Pages<'_>) -> Result<u64, Halted<ChangeError>>;
+    let calls: [Call; 2] =
+        [|guard, pages| guard.write_protect_pages(pages), |guard, pages| guard.clean_pages(pages)];
+    // Runs of two pages, and of one, which a walk does not count.
+    for (call, each) in calls.into_iter().zip([0b11, 0b1]) {
+        let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
+        on_stage::<Arm<12>>((format, 40, 16), |_, guard, cache| {
+            let attributes = Attributes { dirty: true, ..RAM };
+            guard.map(range(0, 20 * M), Hpa(0), attributes, PAGE, cache).unwrap();
+            let mut bits = [0; 80];
+            (0..10).for_each(|table| bits[8 * table] = each);
+            let (mut from, mut bytes, mut pauses) = (0, 0, 0);
+            loop {
+                guard.limit(1);
+                let start = Gpa(from as u64 * 64 * 4 * K);
+                match call(guard, &Pages { start, bits: &bits[from..] }) {
+                    Ok(more) => break bytes += more,
+                    Err(Halted { at, why }) => {
+                        assert_eq!(why, ChangeError::Paused);
+                        // It has done the one table before.
+                        assert_eq!(at, Gpa((from as u64 + 8) * 64 * 4 * K));
+                        from += 8;
+                        pauses += 1;
+                    }
+                }
+            }
+            assert_eq!((pauses, bytes), (9, u64::from(each.count_ones()) * 4 * K));
+        });
+    }
 }
