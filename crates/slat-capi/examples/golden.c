@@ -138,7 +138,7 @@ static struct slat_attributes ram(void)
     return attributes(SLAT_RAM, SLAT_EXECUTE_ALL, SLAT_MEMORY_NORMAL);
 }
 
-/* What a walk finds, by the manuals alone: 512 slots a table, four levels at most. */
+/* What a walk finds, by the manuals alone: 512 entries a table, four levels at most. */
 static uint64_t walk(struct machine *machine, struct slat_space *space, uint64_t gpa, int is_ept)
 {
     struct slat_geometry root;
@@ -148,8 +148,8 @@ static uint64_t walk(struct machine *machine, struct slat_space *space, uint64_t
     SAME(slat_root(space, &root), SLAT_STATUS_OK);
     table = root.root;
     for (level = root.root_level;; level--) {
-        uint64_t slots = level == root.root_level ? root.root_slots : 512;
-        uint64_t index = (gpa >> (12 + 9 * level)) % slots;
+        uint64_t entries = level == root.root_level ? root.root_entries : 512;
+        uint64_t index = (gpa >> (12 + 9 * level)) % entries;
         int is_table;
 
         memcpy(&entry, (unsigned char *)phys_to_virt(machine, table) + 8 * index, 8);

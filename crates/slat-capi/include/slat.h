@@ -682,7 +682,7 @@ struct slat_geometry {
   /*
    The number of entries of the root, of 8 bytes each.
    */
-  uint64_t root_slots;
+  uint64_t root_entries;
   /*
    The level of the root's entries; pages are at level 0.
    */

@@ -312,7 +312,7 @@ mod tests {
         let host = Made::new();
         let maps = |pid: i32| {
             let range = format!("{HERE:x}-{:x} rw-p 0 00:00 0\n", HERE + (1 << 30));
-            host.write(&format!("proc/{pid}/maps"), &range);
+            host.write(format!("proc/{pid}/maps"), &range);
         };
         host.process(10, "vmm", &["anon_inode:kvm-vm"]);
         host.process(2, "ksmd", &[]);
