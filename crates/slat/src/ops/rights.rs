@@ -362,10 +362,10 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         rule: R,
     ) -> Result<u64, Halted<ChangeError>> {
         const { assert!(!R::TOUCHES && !R::WRITES && !R::EXECUTES, "as protection, and cleans") };
-        // Where the guard has a limit, it is checked before each table.
-        let bounded = self.budget.is_bounded();
-        let alone = bounded || pages.start.0 & ((1 << F::PAGE_SHIFT) - 1) != 0;
-        let mut done = None;
+        if self.budget.is_bounded() {
+            return self.rewrite_pages_limited(pages, rule);
+        }
+        let alone = pages.start.0 & ((1 << F::PAGE_SHIFT) - 1) != 0;
         let mut table = PageTable { ptes: &[], start: 0, end: 0 };
         let mut tally = Tally::NONE;
         let result = pages.each::<F>(|range| {
@@ -381,23 +381,36 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                     return Ok((tally.changed - changed) << F::PAGE_SHIFT);
                 }
             }
-            if bounded {
-                let table = |at: u64| at >> F::shift(1);
-                if self.budget.is_spent() && done.is_some_and(|it| it != table(range.start().0)) {
-                    return Self::halted(range.start(), ChangeError::Paused);
-                }
-                done = Some(table(range.end().0 - 1));
-                // The walk of one page does not count it.
-                if range.size() == 1 << F::PAGE_SHIFT {
-                    self.budget.count(1);
-                }
-            }
             let bytes = (tally.changed - changed) << F::PAGE_SHIFT;
             self.rewrite_walk::<Atomically, R>(range, rule).map(|more| bytes + more)
         });
         acquired();
         self.sums.settle::<F>(0, &tally, R::STALE);
         result
+    }
+
+    /// As [`Guard::rewrite_pages`], run by run, with the guard's limit checked before each table but
+    /// the first.
+    #[cold]
+    #[inline(never)]
+    fn rewrite_pages_limited<R: Rule<F> + Copy>(
+        &mut self,
+        pages: &Pages<'_>,
+        rule: R,
+    ) -> Result<u64, Halted<ChangeError>> {
+        let table = |at: u64| at >> F::shift(1);
+        let mut done = None;
+        pages.each::<F>(|range| {
+            if self.budget.is_spent() && done.is_some_and(|it| it != table(range.start().0)) {
+                return Self::halted(range.start(), ChangeError::Paused);
+            }
+            done = Some(table(range.end().0 - 1));
+            // The walk of one page does not count it.
+            if range.size() == 1 << F::PAGE_SHIFT {
+                self.budget.count(1);
+            }
+            self.rewrite_walk::<Atomically, R>(range, rule)
+        })
     }
 
     /// As [`Guard::rewrite_pages`], for a run that is in another table.
