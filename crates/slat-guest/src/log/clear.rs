@@ -4,8 +4,7 @@
 //! splits the blocks around them, unless faults are to split them
 //! ([`Config::eager_split`](crate::Config)), and takes the right to write (or the dirty mark) from
 //! exactly those pages. One TLB invalidation completes all of it. Bits of pages that cannot be done
-//! go back into the log.
-//! back into the log. See the invariant of [`log`](super).
+//! go back into the log. See the invariant of [`log`](super).
 
 use super::LogError;
 use super::read::Logs;
