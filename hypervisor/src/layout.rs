@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_copies_of_the_guests_ram_fit_beside_the_hypervisor() {
+    fn two_copies_of_the_guests_ram_fit_next_to_the_hypervisor() {
         assert_eq!(machine_ram(512 << 20), 3 << 30);
         assert_eq!(machine_ram(2 << 30), 5 << 30);
         assert_eq!(away(1 << 30), 0xc000_0000);

@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn who_counts_gets_on() {
+    fn a_vcpu_that_counts_makes_progress() {
         let mut progress = Progress::default();
         let mut x = [0; 31];
         for count in 0..3 * u64::from(PATIENCE) {

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fetch_is_no_write_whatever_the_other_bits_say() {
+    fn a_fetch_is_no_write_regardless_of_the_other_bits() {
         let Exit::Abort(abort) = decode(0x20 << 26 | 1 << 24 | 1 << 6 | 0x0f) else { panic!() };
         assert_eq!((abort.kind, abort.write, abort.data), (Kind::Permission, false, None));
         assert!(abort.fetch);

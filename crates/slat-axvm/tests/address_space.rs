@@ -340,7 +340,7 @@ fn a_size_that_the_format_lacks_is_refused() {
 }
 
 #[test]
-fn remapping_replaces_one_page_of_whatever_is_there() {
+fn remapping_replaces_one_page_regardless_of_what_is_mapped_there() {
     alone(arm(), 39, |host, table| {
         table.map_linear(gpa(0), hpa(G), 2 * M, RAM, true).unwrap();
         host.invalidations();
@@ -450,7 +450,7 @@ fn flags_come_back_as_they_were_given_but_for_those_that_mean_nothing_here() {
 }
 
 #[test]
-fn levels_are_those_that_the_guest_is_told() {
+fn the_address_bits_of_a_guest_decide_the_reported_levels() {
     alone(arm(), 48, |_, table| assert_eq!(table.levels(), 4));
     alone(arm(), 39, |_, table| assert_eq!(table.levels(), 3));
     alone(RiscV::default(), 41, |_, table| assert_eq!(table.levels(), 3));
@@ -458,7 +458,7 @@ fn levels_are_those_that_the_guest_is_told() {
 }
 
 #[test]
-fn a_table_that_is_dropped_keeps_its_pages_unless_it_was_told_that_nobody_walks_it() {
+fn a_dropped_table_keeps_its_pages_unless_the_caller_promised_that_no_cpu_walks_it() {
     let host = Host::new(BreakBeforeMake::Never);
     let space = slat::AddressSpace::new(arm(), slat::Vmid(1), 39, &host).unwrap();
     let root = space.root();

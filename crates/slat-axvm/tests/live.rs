@@ -4,7 +4,7 @@
 mod live;
 
 #[test]
-fn tables_change_beside_a_vcpu_that_never_faults_and_never_finds_other_memory() {
+fn tables_change_while_a_vcpu_runs_that_never_faults_and_never_finds_other_memory() {
     let live::Beside { rounds, accesses, faults, window, strangers, lookups, wrong } =
         live::beside(20).unwrap();
     assert!(rounds >= 20 && accesses > 0 && window > 0 && lookups > 0);

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_published_stands_beside_1g_only() {
+    fn published_values_are_shown_next_to_1g_results_only() {
         let mut results = fake::guests();
         let shows = |results: &[_]| {
             let tables = tables::all(results, &(PROGRAM.readers)());
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_measures_is_told_from_what_does_not() {
+    fn commands_that_measure_are_distinguished_from_others() {
         let measures = |word: &str| (PROGRAM.measures)(&[word.to_owned()]);
         assert!(measures("split") && measures("idle"));
         assert!(!measures("compare") && !measures("bench"));

@@ -415,7 +415,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_claim_has_its_rows_beside_what_was_published() {
+    fn each_claim_has_its_rows_next_to_the_published_values() {
         let args = ReplayArgs {
             only: vec![Claim::SkipLevels, Claim::FlushOnce],
             linux_tree: None,

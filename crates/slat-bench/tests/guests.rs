@@ -92,7 +92,7 @@ fn guests_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn what_is_idle_in_a_guest_is_told_and_taken() {
+fn idle_pages_of_a_guest_are_reported_and_taken() {
     let results = quick(&["idle", "--memory", "2m", "--pattern", "zipf", "--may-return", "5"]);
     let of = |name: &'static str| ["guest-idle-taken", "at most 5 %", "taken", name];
     let (taken, returned) = (count(&results, of("taken")), count(&results, of("returned")));

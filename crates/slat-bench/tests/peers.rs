@@ -71,7 +71,7 @@ fn what_cannot_be_used_says_what_to_do() {
 }
 
 #[test]
-fn everybody_else_runs_where_no_tree_can_be_used() {
+fn all_other_entrants_run_where_no_linux_tree_can_be_used() {
     // With a usable tree, more entrants would run.
     if std::env::var_os("SLAT_LINUX_TREES").is_some() {
         return;

@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_idea_is_a_row_beside_what_was_published_of_it() {
+    fn each_idea_has_a_row_next_to_its_published_result() {
         let sizes = Sizes {
             split: Size(1 << 30),
             guest: Size(64 << 20),

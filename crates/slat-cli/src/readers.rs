@@ -32,7 +32,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_under_kvm_are_told_by_what_they_lost_and_by_stalls() {
+    fn guests_under_kvm_are_reported_by_what_they_lost_and_by_stalls() {
         let results = fake::kvm();
         let mut printed = String::new();
         let tables = tables::all(&results, &readers());

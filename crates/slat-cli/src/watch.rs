@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_told_by_the_second_and_times_as_shares_of_a_cpu() {
+    fn counts_are_reported_per_second_and_times_as_shares_of_a_cpu() {
         let values = Values::from([
             (Metric::Faults, 2500),
             (Metric::RunningNs, 3_000_000_000),

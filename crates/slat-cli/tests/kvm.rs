@@ -124,7 +124,7 @@ fn all_of_memory_is_touched_under_kvm() {
 }
 
 #[test]
-fn slots_come_and_go_beside_vcpus_and_memory_lies_where_it_is_bound() {
+fn slots_come_and_go_while_vcpus_run_and_memory_is_on_the_node_it_is_bound_to() {
     refused(&["bench", "memslot", "--cpu-node", "0", "--pin", "0"], &["--pin"]);
     if !kvm_is_usable() {
         return;
@@ -180,7 +180,7 @@ fn walkdir(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-fn a_guest_that_is_told_to_end_leaves_a_report_of_what_it_measured_and_nothing_else() {
+fn a_run_that_is_interrupted_leaves_a_report_of_what_it_measured_and_nothing_else() {
     if !kvm_is_usable() {
         return;
     }
@@ -234,7 +234,7 @@ fn runs_go_on_until_their_answer_is_known_closely_and_say_so() {
 }
 
 #[test]
-fn more_vcpus_than_cpus_are_told_before_the_work_and_fail_a_run_on_request() {
+fn more_vcpus_than_cpus_are_reported_before_the_work_and_fail_a_run_on_request() {
     let cpus = std::thread::available_parallelism().unwrap().get();
     if !kvm_is_usable() || cpus > 7 {
         return;

@@ -111,7 +111,7 @@ fn a_process_of_another_user_that_may_not_be_inspected_is_refused_with_exit_code
 }
 
 #[test]
-fn a_guest_is_told_as_lines_a_report_and_json() {
+fn a_guest_is_reported_as_lines_as_html_and_as_json() {
     let Some(guests) = Guests::start() else { return };
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("watch.json");
@@ -237,7 +237,7 @@ fn a_watch_that_is_killed_leaves_nothing() {
 
 /// A watch that runs beside the second of two command lines, and what goes wrong with it.
 #[test]
-fn what_a_watch_costs_a_guest_is_measured_beside_the_second_of_two_command_lines() {
+fn the_cost_of_a_watch_is_measured_while_the_second_of_two_command_lines_runs() {
     if !kvm_is_usable() {
         return;
     }

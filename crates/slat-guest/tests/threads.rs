@@ -391,7 +391,7 @@ mod every {
 /// Memslots are inserted and deleted while vCPUs fault, a scan ages, and the host invalidates
 /// pages.
 #[test]
-fn a_guest_is_torn_down_beside_faults_ageing_and_invalidations() {
+fn a_guest_is_torn_down_during_faults_ageing_and_invalidations() {
     let machine = FastMachine::new(Ept::default(), 2, 2 * BYTES, 64 << 20).unwrap();
     let ram = Ram {
         base: machine.memory_base().0,

@@ -374,7 +374,7 @@ mod tests {
     use crate::edited::tests::{edited, tree};
 
     #[test]
-    fn what_make_says_it_does_is_told_from_what_it_complains_of() {
+    fn steps_of_make_are_distinguished_from_its_other_output() {
         assert_eq!(step("  CC      virt/kvm/kvm_main.o"), Some(("CC", "virt/kvm/kvm_main.o")));
         assert_eq!(step("  HOSTCC  scripts/x"), Some(("HOSTCC", "scripts/x")));
         assert_eq!(step("make[1]: Entering directory '/x'"), None);
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_build_is_told_by_its_first_error_and_a_full_disk_by_its_name() {
+    fn a_failed_build_is_reported_by_its_first_error_and_a_full_disk_by_its_name() {
         let log = Path::new("/l/slat.log");
         let text =
             "  CC      a.o\na.c:1:2: note: x\na.c:3:4: error: no such field\nmake: *** Error 2\n";

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fingerprint_tells_every_change() {
+    fn a_fingerprint_differs_after_every_change() {
         let (tree, stop) = (tree(), AtomicBool::new(false));
         let built = |files: &BTreeMap<String, String>, how: &str| {
             fingerprint(tree.path(), files, &[how], &stop).unwrap()

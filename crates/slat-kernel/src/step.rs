@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_go_beside_the_one_line_that_is_named() {
+    fn lines_are_inserted_next_to_the_one_line_that_is_named() {
         let lines = ["b".to_owned()];
         assert_eq!(insert("a\nc\n", true, "a", &lines).unwrap(), "a\nb\nc\n");
         assert_eq!(insert("a\nc\n", false, "c", &lines).unwrap(), "a\nb\nc\n");

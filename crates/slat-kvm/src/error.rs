@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_gone_wrong_is_told_from_a_host_that_lacks_something() {
+    fn a_wrong_result_of_a_guest_is_distinguished_from_a_host_that_lacks_something() {
         let lost = Error::PagesMissing { iteration: 1, first: 0, missing: 1 };
         assert!(lost.is_wrong_result() && !lost.is_kvm_unusable());
         assert!(!Error::NoTransparentHugePages.is_wrong_result());

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vcpu_with_a_full_ring_waits_for_the_reset_and_is_let_go_when_nobody_will() {
+    fn a_vcpu_with_a_full_ring_waits_for_the_reset_and_is_released_when_none_will_come() {
         let gate = Gate::default();
         std::thread::scope(|scope| {
             let vcpu = scope.spawn(|| (gate.wait_for_reset(), gate.wait_for_reset()));

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_pool_is_told_from_an_empty_one() {
+    fn a_missing_pool_is_distinguished_from_an_empty_one() {
         let root = sysfs("missing", 0, 0, 0);
         let missing = check_in(Files(&root), 1 << 30, 1);
         assert!(matches!(missing, Err(Error::NoHugePages { advice: Advice::NoPool { .. }, .. })));

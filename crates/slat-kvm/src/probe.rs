@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_way_of_not_having_kvm_is_told_apart() {
+    fn each_reason_why_kvm_cannot_be_opened_has_its_own_error() {
         let error = |number| open_error(std::io::Error::from_raw_os_error(number));
         assert!(matches!(error(2), Error::NoKvm));
         assert!(matches!(error(19), Error::NoKvm));

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_told_from_one_reading_to_the_next_and_none_is_told_as_well() {
+    fn calls_are_reported_from_one_reading_to_the_next_and_zero_calls_too() {
         let profile = "  stage2_split_walker          16384               3\n  other   1   0\n";
         assert_eq!(hits(profile, "stage2_split_walker"), Some(16387));
         assert_eq!(hits(profile, "stage2"), None);

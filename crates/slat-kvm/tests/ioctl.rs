@@ -163,7 +163,7 @@ fn vm_without_rings_but_with_a_vcpu() -> VmFd {
 }
 
 #[test]
-fn a_vm_without_rings_has_none_to_reset_and_gets_no_bitmap_beside_them() {
+fn a_vm_without_rings_can_neither_reset_them_nor_enable_a_bitmap_with_them() {
     let Some(vm) = vm() else { return };
     assert_eq!(errno(vm.reset_dirty_rings()), Some(libc::EINVAL));
     assert_eq!(errno(vm.enable_dirty_log_ring_bitmap()), Some(libc::EINVAL));

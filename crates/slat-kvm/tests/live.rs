@@ -35,7 +35,7 @@ fn skip_unless(host: &HostKvm, result: Result<(), Error>) -> bool {
 }
 
 #[test]
-fn a_log_fetched_beside_running_vcpus_has_every_page_written_and_no_other() {
+fn a_log_fetched_while_vcpus_run_has_every_page_written_and_no_other() {
     let Some(host) = kvm_or_skip() else { return };
     for mode in [Mode::Legacy, Mode::Manual, Mode::ManualInitiallySet, Mode::Ring { entries: 1024 }]
     {
@@ -136,7 +136,7 @@ fn intervals_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn slots_come_move_and_go_beside_vcpus_whose_memory_stays_as_written() {
+fn slots_come_move_and_go_while_vcpus_run_and_their_memory_stays_as_written() {
     let Some(host) = kvm_or_skip() else { return };
     for (slot_zap_all, slots, overlap, work) in
         [(true, 1, false, 0), (true, 4, true, 1), (false, 2, false, 2)]

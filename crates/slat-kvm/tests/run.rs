@@ -200,7 +200,7 @@ fn huge_pages_are_split_by_logging() {
 }
 
 #[test]
-fn each_end_of_a_phase_is_told_once_and_in_order() {
+fn the_beginning_and_end_of_each_phase_are_reported_once_and_in_order() {
     if kvm_or_skip().is_none() {
         return;
     }

@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_was_booted_with_and_mitigates_is_told_unless_a_report_is_older() {
+    fn kernel_command_lines_and_mitigations_are_compared_unless_a_report_is_older() {
         let of = |kernel: Value, mitigations: Value| Run {
             host: json!({ "kernel": kernel, "cpu": { "mitigations": mitigations } }),
             ..run("cpu", &[("x", json!({}), around(1.0))])

@@ -316,7 +316,7 @@ mod tests {
     use crate::fake::files as fake;
 
     #[test]
-    fn a_host_that_tells_nothing_is_described_all_the_same() {
+    fn a_host_that_reports_nothing_is_still_described() {
         let root = fake(&[]);
         let host = Host::read_below(root.path());
         let json = serde_json::to_value(&host).unwrap();

@@ -173,8 +173,8 @@ impl Session {
         self.out_of_time.load(Ordering::Relaxed)
     }
 
-    /// Warns if there are more vCPUs than CPUs. On a terminal it also prints how much memory and how
-    /// many CPUs the run may take: the host may run other users' guests.
+    /// Warns if there are more vCPUs than CPUs. On a terminal it also prints how much memory and
+    /// how many CPUs the run may take: the host may run other users' guests.
     pub fn announce(&self, memory: u64, vcpus: usize, helpers: usize) {
         let (cpus, threads) = (trust::cpus(), vcpus + helpers);
         if let Some(reason) = trust::crowded(vcpus, cpus) {
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_limit_stops_and_is_told_from_ctrl_c() {
+    fn a_time_limit_stops_a_session_and_is_distinguished_from_ctrl_c() {
         let session = Session::quiet();
         assert_eq!(session.left(), None);
         session.limit(Duration::from_millis(1));

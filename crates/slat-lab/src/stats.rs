@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_median_lies_is_told_by_ranks_from_tables() {
+    fn the_interval_of_the_median_has_the_ranks_from_tables_of_the_sign_test() {
         // The rank of the interval's lower end among n samples, from tables of the sign test.
         for (n, rank) in [(6, 1), (8, 1), (9, 2), (11, 2), (12, 3), (15, 4), (20, 6), (50, 18)] {
             let samples: Vec<f64> = (1..=n).rev().map(f64::from).collect();

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_does_not_tell_is_no_reason() {
+    fn what_the_host_does_not_report_is_no_reason_for_distrust() {
         let none = Known(None);
         let trust = Trust { others: none, steal: none, waited: none, ..fake::trust() };
         let trust = trust.judged(2, 2);

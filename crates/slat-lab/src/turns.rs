@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_comes_once_a_round_and_each_comes_first() {
+    fn each_entrant_comes_once_a_round_and_is_first_in_some_round() {
         for count in 1..6 {
             let rounds: Vec<_> = (0..2 * count).map(|round| order(round, count)).collect();
             for round in &rounds {

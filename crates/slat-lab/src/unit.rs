@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_median_has_its_spread_beside_it_whatever_its_unit() {
+    fn a_median_is_shown_with_its_spread_regardless_of_its_unit() {
         let shown = |unit: Unit, samples: &[f64]| unit.with_spread(&Summary::of(samples).unwrap());
         assert_eq!(shown(Unit::SHARE, &[40.0, 40.0, 44.0]), "40.0 ms/s ±4%");
         assert_eq!(shown(Unit::PERCENT, &[14.0, 22.0, 70.0]), "14.0–70.0 %");

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_tells_nothing_is_asked_all_the_same() {
+    fn a_host_that_reports_nothing_can_still_be_asked() {
         with("empty", "", |files| {
             assert_eq!(
                 (files.meminfo("MemTotal"), files.ticks(), files.waits()),

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claimed_page_is_nobody_elses() {
+    fn a_page_that_is_claimed_can_be_claimed_by_no_other_thread() {
         let word = Word::default();
         assert_eq!(word.claim(|_| true), Ok(Place::Nowhere));
         assert_eq!(word.claim(|_| true), Err(Place::Moving));
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a claim was not respected")]
-    fn a_word_that_nobody_claimed_is_not_let_go_of() {
+    fn a_word_that_no_thread_claimed_cannot_be_released() {
         Word::default().release(Place::Nowhere);
     }
 }

@@ -166,7 +166,7 @@ fn back_with_a_copy(vcpu: &mut TheVcpu) {
 }
 
 #[test]
-fn a_write_beside_a_page_that_leaves_is_not_lost() {
+fn a_write_while_its_page_leaves_is_not_lost() {
     bounded("write || reclaim", 3, || leaves_while_written(|_| {}));
     bounded("first write since it came back || reclaim", 3, || {
         leaves_while_written(back_with_a_copy);
@@ -176,7 +176,7 @@ fn a_write_beside_a_page_that_leaves_is_not_lost() {
 /// Between the backing's answer and the leaf's new right the page may leave, and come back to be
 /// mapped by the same value.
 #[test]
-fn a_first_write_beside_a_page_that_leaves_and_comes_back_is_not_lost() {
+fn a_first_write_while_its_page_leaves_and_comes_back_is_not_lost() {
     bounded("first write || leaves, is read", 2, || {
         let (guest, memory) = guest();
         let mut writer = vcpu(guest, 0);
@@ -223,7 +223,7 @@ fn two_vcpus_bring_a_page_in_once() {
 }
 
 #[test]
-fn a_copy_beside_a_page_that_leaves_has_its_content() {
+fn a_copy_made_while_its_page_leaves_has_the_content_of_the_page() {
     bounded("copy || reclaim", 3, || {
         let (guest, memory) = guest();
         let mut writer = vcpu(guest, 0);
@@ -268,7 +268,7 @@ fn a_page_that_came_is_noted_after_it_came() {
 /// A device uses a page that arrived after a long time away, and was not noted yet: it is noted as
 /// used, at any interleaving with the thread that notes it.
 #[test]
-fn the_use_by_a_device_is_noted_beside_who_takes_note() {
+fn a_use_by_a_device_is_noted_while_another_thread_notes_arrivals() {
     bounded("came || use || note", 3, || {
         let arrivals: &'static arrivals::Arrivals = Box::leak(Box::new(arrivals::Arrivals::new(2)));
         let noted: &'static Mutex<[u32; 2]> = Box::leak(Box::new(Mutex::new([u32::MAX; 2])));

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_is_told_what_it_is_made_of() {
+    fn the_emulators_arguments_describe_the_machine() {
         let linux = Linux {
             arch: Architecture::Aarch64,
             cpus: 3,

@@ -254,7 +254,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn vcpus_are_told_by_the_call_that_they_sleep_in_before_their_names() {
+    fn vcpus_are_identified_by_the_call_that_they_sleep_in_first_and_by_name_second() {
         let host = Made::new();
         host.process(10, "vmm", &QEMU);
         host.thread(10, 10, "vmm", 0, "running");

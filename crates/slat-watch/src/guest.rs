@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn vcpus_meet_their_statistics_unless_nobody_can_tell_whose_they_are() {
+    fn vcpus_are_matched_to_their_statistics_unless_it_is_unclear_whose_they_are() {
         let one = has(1, &[(0, 5), (0, 9), (1, 7)], &[(0, 6), (0, 10)]);
         let of =
             |has| rows(has).iter().map(|row| (row.index, row.fd, row.stats)).collect::<Vec<_>>();
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_whose_statistics_nobody_may_take_tells_what_procfs_has_and_why_not_the_rest() {
+    fn a_guest_with_inaccessible_statistics_reports_what_procfs_has_and_why_the_rest_is_missing() {
         let host = Made::new();
         let pid = i32::MAX - 1;
         host.process(pid, "vmm", &["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"]);
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_descriptor_tells_debugfs_does() {
+    fn debugfs_is_the_source_where_there_is_no_descriptor() {
         let host = Made::new();
         let pid = i32::MAX - 1;
         host.process(pid, "vmm", &["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"]);

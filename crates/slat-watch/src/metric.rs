@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_told_as_they_grew_and_levels_as_they_are() {
+    fn counts_are_reported_by_their_growth_and_levels_as_they_are() {
         let of = |faults, pages| Values::from([(M::Faults, faults), (M::Pages4k, pages)]);
         assert_eq!(since(&of(5, 90), &of(12, 40)), of(7, 40));
         // A count without an earlier value has no known growth.
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_source_lacks_another_may_tell_and_all_reasons_are_kept() {
+    fn a_metric_that_one_source_lacks_may_come_from_another_and_all_reasons_are_kept() {
         let mut sink = Sink::default();
         sink.put(M::Faults, Source::BinaryStatistics, Err("no descriptor"));
         sink.put(M::Faults, Source::Debugfs, Err("not mounted"));

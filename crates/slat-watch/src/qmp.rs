@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_monitor_or_refuses_is_told_in_words() {
+    fn a_socket_that_is_no_monitor_and_a_refusal_are_reported_in_words() {
         let missing = Qmp::connect(Path::new("/proc/nowhere")).unwrap_err();
         assert!(missing.contains("no such socket"), "{missing}");
         let (folder, _asked) = monitor("SSH-2.0-OpenSSH_9.2\r\n", Vec::new());

@@ -216,7 +216,7 @@ fn pages_in_dirty_rings_and_returns_to_the_vmm_are_counted_exactly() {
 }
 
 #[test]
-fn two_watches_at_once_tell_the_same() {
+fn two_watches_at_once_report_the_same() {
     let Some(mut other) = Other::start_as("ring") else { return };
     let Some(mut one) = listening(&other) else { return other.end() };
     let mut two = listening(&other).unwrap();
@@ -274,7 +274,7 @@ fn in_a_container() {
 }
 
 #[test]
-fn what_a_vmm_takes_away_is_told_as_its_own_range_by_range() {
+fn ranges_that_a_vmm_invalidates_are_reported_one_by_one_as_its_own() {
     let Some(mut other) = Other::start_as("advice") else { return };
     let Some(mut watch) = listening(&other) else { return other.end() };
     // The first run maps and unmaps more than later ones.
@@ -294,7 +294,7 @@ fn what_a_vmm_takes_away_is_told_as_its_own_range_by_range() {
 
 #[test]
 #[ignore = "switches KSM on for a few seconds"]
-fn what_ksm_takes_away_is_told_with_its_name() {
+fn ranges_that_ksm_invalidates_are_reported_with_its_name() {
     let Some(mut other) = Other::start_as("advice") else { return };
     let Some(mut watch) = listening(&other) else { return other.end() };
     let merged = other.told("merge");
@@ -361,7 +361,7 @@ fn with_transitions_time_in_short_faults_is_what_the_guest_felt_within_a_tenth()
 
 /// A fault that clears 2 MiB is long, and the way out of the guest and back is a small part of it.
 #[test]
-fn long_faults_are_told_as_long_as_the_guest_felt_them() {
+fn long_faults_are_reported_with_the_duration_that_the_guest_felt() {
     held_up("huge");
 }
 

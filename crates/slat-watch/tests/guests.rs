@@ -113,7 +113,7 @@ fn counts_of_a_guest_in_another_process_are_those_of_its_own_statistics() {
 }
 
 #[test]
-fn a_guest_that_ends_is_told_to_its_last_fault_and_is_let_go() {
+fn a_guest_that_ends_is_reported_up_to_its_last_fault_and_is_released() {
     let Some(mut other) = Other::start() else { return };
     let pid = other.pid();
     let mut watch = watch(Which::Pid(pid)).unwrap();
@@ -192,7 +192,7 @@ fn a_process_that_ends_after_its_vm_ends_the_watch() {
 }
 
 #[test]
-fn a_vmm_without_statistics_descriptors_tells_less_and_the_watch_says_why() {
+fn the_watch_of_a_vmm_without_statistics_descriptors_reports_less_and_says_why() {
     let Some(other) = Other::start_as("bare") else { return };
     let mut watch = watch(Which::Pid(other.pid())).unwrap();
     watch.step();
@@ -214,7 +214,7 @@ fn a_vmm_without_statistics_descriptors_tells_less_and_the_watch_says_why() {
 }
 
 #[test]
-fn a_process_without_a_vm_and_one_that_is_not_there_are_told_apart() {
+fn a_process_without_a_vm_is_distinguished_from_one_that_does_not_exist() {
     let mut sleep = Command::new("sleep").arg("600").spawn().unwrap();
     let pid = sleep.id().cast_signed();
     assert_eq!(watch(Which::Pid(pid)).err(), Some(NotFound::NoVm));

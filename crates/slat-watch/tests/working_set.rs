@@ -110,7 +110,7 @@ fn referenced_pages_are_a_lower_bound_and_exact_where_kvm_has_to_map_them() {
 }
 
 #[test]
-fn idle_pages_tell_what_a_guest_used_through_mappings_that_stand() {
+fn idle_pages_report_what_a_guest_used_through_existing_mappings() {
     let Some(mut other) = Other::start_as("touch") else { return };
     let Some(mut watch) = estimating(&other, Source::IdlePages) else { return other.end() };
     other.told("all");
@@ -139,7 +139,7 @@ impl Group {
 }
 
 #[test]
-fn generations_tell_what_came_into_use_in_a_control_group() {
+fn generations_report_what_came_into_use_in_a_control_group() {
     if !Path::new("/sys/kernel/mm/lru_gen").exists() {
         return eprintln!("skipped: this kernel has no MGLRU");
     }

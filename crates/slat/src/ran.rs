@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_is_inside_is_interrupted_and_waited_for() {
+    fn only_cpus_that_are_inside_are_interrupted_and_waited_for() {
         for outside in 0..3 {
             let ran = Ran::<3>::new();
             (0..3).for_each(|cpu| assert!(enters(&ran, cpu)));
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalidation_in_steps_tells_whom_it_waits_for() {
+    fn an_invalidation_in_steps_reports_the_cpus_that_it_waits_for() {
         let ran = Ran::<2>::new();
         enters(&ran, 1);
         let announced = ran.announce();

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_two_percent_is_told_and_less_is_not() {
+    fn a_change_above_two_percent_is_reported_and_a_smaller_one_is_not() {
         let accepted = [row("map", [100.0, 100.0, 100.0, 1.0])];
         assert!(differences(&accepted, &[row("map", [101.9, 98.1, 100.0, 1.02])]).is_empty());
         let told = differences(&accepted, &[row("map", [102.1, 100.0, 97.0, 1.04])]);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_that_comes_or_goes_is_told() {
+    fn an_operation_that_is_added_or_removed_is_reported() {
         let told = differences(&[row("old", [1.0; 4])], &[row("new", [1.0; 4])]);
         assert_eq!(told.len(), 2, "{told:?}");
     }

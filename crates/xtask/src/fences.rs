@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instructions_of_both_sizes_are_told_apart() {
+    fn instructions_of_both_sizes_are_distinguished() {
         // c.nop, fence r, rw, c.nop, and a jump whose upper half looks like a short instruction.
         let code = [1, 0, 0x0f, 0, 0x30, 2, 1, 0, 0x6f, 0, 0, 0];
         assert_eq!(instructions(&code).collect::<Vec<_>>(), [ACQUIRE, 0x6f]);

@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_nobody_can_install_is_expected_to_be_skipped() {
+    fn only_what_packages_cannot_provide_is_expected_to_be_skipped() {
         assert!(is_expected("tests: /dev/kvm does not exist"));
         assert!(is_expected(
             "end-to-end: dirty-log on hugetlb-2m: 128 huge pages of 2m are needed"

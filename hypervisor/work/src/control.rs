@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_that_nobody_stops_has_an_end() {
+    fn work_that_no_hypervisor_stops_has_a_time_limit() {
         let control = Control::absent();
         assert!(control.until(Some(0)).over());
         assert!(control.until(None).end.is_some());

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_nobody_else_writes_is_right() {
+    fn memory_that_nothing_else_writes_is_correct() {
         let crew = Crew::new(1, 3).unwrap();
         assert_eq!(crew.each, 85);
         thread::scope(|scope| {

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_nobody_else_writes_is_right() {
+    fn memory_that_nothing_else_writes_is_correct() {
         let mut stamped = Stamped::new(8).unwrap();
         let mut looks = 0;
         let passes = stamped.passes(|| {

@@ -238,7 +238,7 @@ mod tests {
     use slat_ideas::format::TableFormat;
 
     #[test]
-    fn each_block_is_mapped_once_whoever_touches_it() {
+    fn each_block_is_mapped_once_regardless_of_which_vcpus_touch_it() {
         for (format, overlap) in [(TableFormat::Ept, false), (TableFormat::Arm64K4, true)] {
             let args = PopulateArgs {
                 tables: TablesArgs::of(format),

@@ -219,7 +219,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn others_do_not_and_are_told_why() {
+    fn other_programs_do_not_fit_and_the_reason_is_reported() {
         let why = |bytes: &[u8], arch| fits(bytes, arch).unwrap_err();
         assert_eq!(why(&executable(ARM, LOAD), Architecture::X86_64), "is not for x86_64");
         let (machine, other) = foreign();

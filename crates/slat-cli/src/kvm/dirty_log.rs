@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_a_clear_left_behind_are_told() {
+    fn pages_that_a_clear_left_behind_are_reported() {
         let report = |left_in_log| Report {
             config: Config::default(),
             pages: 9,

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_stands_beside_what_was_reached() {
+    fn the_requested_rates_are_shown_next_to_the_rates_reached() {
         let says = verdict(&migrations()).says;
         assert_eq!(says.len(), 2, "{says:?}");
         for words in ["asked to write 500 MiB/s wrote 276 to 316 MiB/s", "copied at 1,000 to 1,030"]

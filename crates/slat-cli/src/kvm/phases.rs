@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clear_in_pieces_tells_its_longest_call() {
+    fn a_clear_in_pieces_reports_its_longest_call() {
         let clear = PhaseRun {
             phase: Phase::Clear,
             calls: 8,

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_that_stalls_least_is_first_whatever_the_order_of_the_results() {
+    fn the_way_that_stalls_least_is_first_regardless_of_the_order_of_the_results() {
         let results = runs(5, &[("legacy", 9.0), ("ring of 4096", 4.0), (Way::OF_QEMU, 6.0)]);
         let order: Vec<_> = ranked(&results).iter().map(|it| it.way.to_owned()).collect();
         assert_eq!(order, ["ring of 4096", Way::OF_QEMU, "legacy"]);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_is_told_only_where_its_benefit_is_shown() {
+    fn a_setting_is_recommended_only_where_its_benefit_is_shown() {
         let better = said(&runs(5, &[("ring of 4096", 4.0), (Way::OF_QEMU, 6.0)]));
         let of: Vec<_> = better.settings.iter().map(|setting| &*setting.of).collect();
         assert_eq!(of, ["QEMU", "libvirt"]);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn who_logs_by_the_legacy_way_is_told_what_it_costs() {
+    fn the_verdict_reports_what_the_legacy_way_of_logging_costs() {
         let verdict = said(&runs(5, &[(Way::OF_QEMU, 4.0), ("legacy", 6.0)]));
         assert!(verdict.says[1].contains("Firecracker"), "{verdict:?}");
         assert!(verdict.settings[0].line.contains("MANUAL_DIRTY_LOG_PROTECT2"), "{verdict:?}");

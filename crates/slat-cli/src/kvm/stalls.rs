@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn stalls_are_told_by_the_page_and_by_the_second_that_the_vcpu_would_have_run() {
+    fn stalls_are_reported_per_page_and_per_second_that_the_vcpu_would_have_run() {
         let vcpus = vec![vcpu(0.5, 1.0, 0.01), vcpu(0.3, 0.0, 0.02)];
         let of_run = figures(&run(vcpus)).unwrap();
         assert_eq!((of_run[0], of_run[4]), (0.5, 0.02));

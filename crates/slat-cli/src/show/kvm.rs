@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn later_kernels_tell_whose_execution_is_allowed() {
+    fn dumps_of_later_kernels_show_which_privilege_levels_may_execute() {
         let rights = |flags: &str| {
             let line = format!("0x0000000000200000-0x0000000000400000  2M 2  {flags}");
             parse(&line, 4096).unwrap().leaves.first().map(|run| run.rights.to_string())

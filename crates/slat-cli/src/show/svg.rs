@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_are_told_apart_where_they_are_wide() {
+    fn leaves_are_separated_by_edges_where_they_are_wide() {
         let lines = |part| {
             let dump = dump(&[run(0, 2 * M, 32, "rw", "A")]);
             render(&dump, part).unwrap().matches("class=\"edge\"").count()

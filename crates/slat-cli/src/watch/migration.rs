@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_below_the_link_converges_and_one_above_is_told_what_would_help() {
+    fn a_guest_below_the_link_rate_converges_and_for_one_above_it_remedies_are_reported() {
         let one = of_gib(16);
         let below = tell(&[&one], None, &asked(Some(4.0 * GBIT)));
         let it = &below.predictions[0];

@@ -73,7 +73,7 @@ mod tests {
     use crate::watch::report::tests::guest;
 
     #[test]
-    fn times_are_told_by_why_and_a_guest_without_any_has_no_row() {
+    fn stall_times_are_reported_by_reason_and_a_guest_without_stalls_has_no_row() {
         let mut one = guest("qemu");
         assert!(table(&[&one], Some(800)).is_none());
         let mut times = Times::default();

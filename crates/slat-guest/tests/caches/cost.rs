@@ -152,7 +152,7 @@ fn a_vcpu_that_flushes_is_helped() {
 }
 
 #[test]
-fn who_finishes_a_flush_waits_for_those_who_help() {
+fn a_thread_that_finishes_a_flush_waits_for_threads_that_help() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
         let mut space = room();

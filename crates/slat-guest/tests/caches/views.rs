@@ -231,7 +231,7 @@ fn what_the_host_writes_while_a_fault_is_about_to_map_the_page_is_seen() {
 }
 
 #[test]
-fn maintenance_by_set_and_way_reaches_those_who_wait_past_the_caches() {
+fn maintenance_by_set_and_way_reaches_vcpus_that_wait_with_their_caches_off() {
     for &policy in CachePolicy::ALL {
         with_cpu(config(policy), false, |_, guest, mut cpu| {
             let mut room = room();

@@ -16,7 +16,7 @@ impl Events for Heard {
 }
 
 #[test]
-fn each_service_tells_of_its_beginning_and_its_end() {
+fn each_service_reports_its_beginning_and_its_end() {
     let machine = Counted::with(Heard::default());
     let seats = Arc::new(OwnSeats::<_, 4>::new(machine.clone()));
     let (ram, config) = (OnePiece(PageSize::SIZE_2M), Config::new(1, PageSize::SIZE_2M));

@@ -24,7 +24,7 @@ const _: () = {
 
 /// The guest is dropped, with every frame, by the last handle, worker or vCPU; then the machine is.
 #[test]
-fn whoever_goes_last_gives_back_every_frame() {
+fn the_last_handle_that_is_dropped_gives_back_every_frame() {
     for last in 0..4 {
         let machine = Counted::new();
         let guest = shared(&machine, 1, ram(), config());
@@ -109,7 +109,7 @@ fn a_closure_that_panics_leaves_the_part_as_it_is() {
 /// Guests begin and end while others run, each with threads that outlive the function that made
 /// them.
 #[test]
-fn guests_come_and_go_beside_others_on_threads_that_own_their_part() {
+fn guests_come_and_go_while_others_run_on_threads_that_own_their_part() {
     let machine = Counted::new();
     let (told, tells) = channel();
     let lanes: Vec<_> = (0..4u16)

@@ -59,7 +59,7 @@ fn short(frames: u32, ends: bool) {
 }
 
 #[test]
-fn who_finds_no_frame_is_told_or_needs_none() {
+fn a_thread_that_finds_no_frame_is_notified_of_a_free_one_or_needs_none() {
     bounded("two copy a page, one frame is free", 3, || short(2, false));
     bounded("one copies a page, no frame is free, and the other ends", 3, || short(1, true));
 }

@@ -68,7 +68,7 @@ fn rounds(config: Config, block: u64, mapped: bool, bbm: BreakBeforeMake) {
 }
 
 #[test]
-fn a_clear_beside_faults_loses_no_write() {
+fn a_clear_during_faults_loses_no_write() {
     bounded("faults || clear, pages", 4, || {
         rounds(config(), PAGE, true, BreakBeforeMake::Never);
     });
@@ -82,7 +82,7 @@ fn a_clear_beside_faults_loses_no_write() {
 }
 
 #[test]
-fn logging_that_begins_beside_faults_loses_no_write() {
+fn logging_that_begins_during_faults_loses_no_write() {
     bounded("fault || log on", 4, || {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = guest(world, ram, config());
@@ -99,7 +99,7 @@ fn logging_that_begins_beside_faults_loses_no_write() {
 }
 
 #[test]
-fn a_ring_beside_splits_loses_no_write() {
+fn a_ring_reset_during_splits_loses_no_write() {
     bounded("faults that split || ring reset", 4, || {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(BLOCK));
         let guest = guest(world, ram, Config { ring: Some(4), ..config() });

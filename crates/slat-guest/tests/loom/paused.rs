@@ -294,7 +294,7 @@ fn what_is_not_emptied_yet_is_not_written_while_writes_are_held() {
 /// is unfinished, and no thread runs it. Then the first is gone completely, and the other is not
 /// affected.
 #[test]
-fn who_comes_to_addresses_that_a_slot_leaves_finds_them_empty() {
+fn a_slot_inserted_at_addresses_that_another_slot_leaves_finds_them_empty() {
     bounded("a slot that goes, run half and dropped || another at its place", 3, || {
         let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
         fixture.writer(&[(FIRST, 1), (SECOND, 2)])();
@@ -352,7 +352,7 @@ fn a_log_that_begins_while_another_ends_in_pieces_loses_no_write() {
 }
 
 #[test]
-fn two_who_run_one_change_do_each_piece_once() {
+fn two_threads_that_run_one_change_do_each_piece_once() {
     bounded("a piece of a change || the other", 3, || {
         let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
         fixture.writer(&[(FIRST, 1), (SECOND, 2)])();

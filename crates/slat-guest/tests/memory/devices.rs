@@ -50,7 +50,7 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    fn what_a_device_wrote_is_in_the_log_young_and_told<C: Case>() {
+    fn pages_that_a_device_wrote_are_logged_young_and_reported_dirty<C: Case>() {
         with_guest!(C, with_devices(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         for page in 0..8 {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Read).unwrap();
@@ -212,7 +212,7 @@ fn attempt_briefly<C: Case>(
 }
 
 #[test]
-fn who_is_told_of_taken_pages_may_wait_for_a_fault_that_tells_devices() {
+fn a_callback_for_taken_pages_may_wait_for_a_fault_that_reports_to_devices() {
     let mut second = room();
     with_guest!(Intel, with_devices(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();

@@ -29,7 +29,7 @@ fn pages(bits: &[u64]) -> impl Iterator<Item = u64> {
 }
 
 on_all! {
-    fn base_and_epochs_are_the_memory_whatever_was_aborted<C: Case>() {
+    fn base_and_epochs_are_the_memory_regardless_of_aborted_epochs<C: Case>() {
         for logging in [Logging::Protect, Logging::Hardware] {
             if logging == Logging::Hardware && !C::HARDWARE_DIRTY {
                 continue;
@@ -94,7 +94,7 @@ on_all! {
         assert_eq!((count(&epoch), epoch.is_base()), (PAGES, true));
     }
 
-    fn snapshots_beside_rings_are_refused<C: Case>() {
+    fn snapshots_of_a_guest_with_rings_are_refused<C: Case>() {
         let config = Config { ring: Some(128), ..config() };
         with_guest!(C, config, logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         let _ = &machine;

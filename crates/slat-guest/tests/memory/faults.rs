@@ -56,7 +56,7 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    fn what_the_backing_refuses_is_told_apart<C: Case>() {
+    fn each_refusal_by_the_backing_has_its_own_outcome<C: Case>() {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.change(HOST, |page| page.ready = false);
         ram.remove(HOST + K4);

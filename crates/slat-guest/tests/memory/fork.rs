@@ -392,7 +392,7 @@ fn what_devices_may_write_is_not_forked() {
 }
 
 #[test]
-fn nor_is_what_somebody_pins_while_the_guest_is_forked() {
+fn pages_that_another_thread_pins_during_a_fork_are_not_forked() {
     let content = Content::new::<Intel>();
     let shared = SharedFrames::new(content, PageSize::SIZE_4K, 2 * PAGES as u32);
     let machine = Intel::machine(1);

@@ -8,7 +8,7 @@ use slat_sim::Moment;
 use std::sync::{Arc, Mutex};
 
 on_all! {
-    fn an_invalidation_of_nothing_takes_nothing_and_holds_nobody_up<C: Case>() {
+    fn an_invalidation_of_nothing_takes_nothing_and_delays_no_fault<C: Case>() {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         for start in [HOST, HOST + 0x10, HOST + M2 / 2] {

@@ -95,7 +95,7 @@ on_all! {
         }
     }
 
-    fn a_page_of_a_block_is_young_once_for_each_use_whatever_pieces_one_asks_in<C: Case>() {
+    fn a_page_of_a_block_is_young_once_for_each_use_regardless_of_the_pieces_scanned<C: Case>() {
         with_guest!(C, config(), slot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         for block in 0..2 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Read).unwrap();
@@ -134,7 +134,7 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    fn who_takes_a_page_learns_of_use_that_a_scan_kept<C: Case>() {
+    fn a_use_that_a_scan_kept_is_reported_when_the_page_is_taken<C: Case>() {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         let mut bits = [0; 8];

@@ -24,7 +24,7 @@ fn waits(outcome: Outcome) -> Arrival {
 }
 
 on_all! {
-    fn those_that_wait_for_a_page_are_told_when_it_is_there<C: Case>() {
+    fn vcpus_that_wait_for_a_page_are_notified_when_it_arrives<C: Case>() {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         let mut room = room();
         let mut other = Vcpu::new(&guest, 1, &mut room).unwrap();
@@ -76,7 +76,7 @@ on_all! {
         assert!(late.p50 <= late.p99 && late.p99 <= late.longest);
     }
 
-    fn who_waits_for_a_slot_that_goes_is_told<C: Case>() {
+    fn a_vcpu_that_waits_for_a_page_is_notified_when_its_slot_is_deleted_or_moved<C: Case>() {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         late(&ram, 0..2);
         let arrival = waits(vcpu.fault(Gpa(BASE), Access::Read));

@@ -148,7 +148,7 @@ on_all! {
         assert_eq!(off, Err(LogError::Missing { id: MemslotId(0) }));
     }
 
-    fn a_clear_leaves_splits_to_the_faults_unless_told_otherwise<C: Case>() {
+    fn a_clear_leaves_splits_to_the_faults_unless_configured_otherwise<C: Case>() {
         let hardware = C::HARDWARE_DIRTY.then_some(Logging::Hardware);
         for logging in [Logging::Protect].into_iter().chain(hardware) {
             let config = Config { logging, initially_set: true, ..config() };

@@ -214,7 +214,7 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    fn what_was_shared_is_told_as_it_becomes_private<C: Case>() {
+    fn shared_pages_are_reported_as_they_become_private<C: Case>() {
         with_guest!(C, config(), hidden(2 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Write).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + 3 * K4, Access::Read).unwrap();
@@ -415,7 +415,7 @@ fn waits(
 }
 
 #[test]
-fn of_two_faults_on_a_private_page_the_machine_is_told_once() {
+fn two_faults_on_a_private_page_are_reported_to_the_machine_once() {
     with_asked!(machine, backing, guest, vcpu);
     let mut second = room();
     let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
@@ -433,7 +433,7 @@ fn of_two_faults_on_a_private_page_the_machine_is_told_once() {
 }
 
 #[test]
-fn a_fault_whose_page_is_taken_while_it_asks_tells_the_machine_nothing() {
+fn a_fault_whose_page_is_taken_while_it_asks_reports_nothing_to_the_machine() {
     with_asked!(machine, backing, guest, vcpu);
     let mut second = room();
     let mut worker = Worker::new(&guest, &mut second).unwrap();
@@ -455,7 +455,7 @@ fn a_conversion_waits_for_faults_that_saw_the_pages_before() {
 }
 
 #[test]
-fn a_pin_waits_for_who_was_inside_the_tables() {
+fn a_pin_waits_for_faults_that_were_inside_the_tables() {
     waits(|worker| {
         drop(worker.pin(range(BASE + K4, K4)).unwrap());
     });

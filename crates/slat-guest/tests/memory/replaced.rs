@@ -54,7 +54,7 @@ on_all! {
         }
     }
 
-    fn who_waits_for_a_page_that_becomes_private_is_told<C: Case>() {
+    fn a_vcpu_that_waits_for_a_page_is_notified_when_the_page_becomes_private<C: Case>() {
         let mut second = room();
         with_guest!(C, config(), hidden(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.populate_private(HIDDEN, M2, PageSize::SIZE_4K);
@@ -111,7 +111,7 @@ impl Backing for Held {
 }
 
 #[test]
-fn a_page_that_was_written_and_is_emptied_by_a_late_fault_is_told_as_dirty() {
+fn a_page_that_was_written_and_is_emptied_by_a_late_fault_is_reported_dirty() {
     emptied_by_a_late_fault(config());
     // Also if all leaves are pages.
     emptied_by_a_late_fault(Config { largest: PageSize::SIZE_4K, ..config() });

@@ -60,7 +60,7 @@ fn two_slots<C: Case>(
 }
 
 on_all! {
-    fn nobody_puts_the_pages_of_two_slots_together<C: Case>() {
+    fn pages_of_two_slots_are_never_collapsed_into_one_block<C: Case>() {
         for config in ways::<C>() {
             two_slots::<C>(config, false, |_, _, vcpu| {
                 assert_eq!(vcpu.worker().collapse(range(BASE, M2), PageSize::SIZE_2M), 0);

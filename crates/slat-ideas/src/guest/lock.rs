@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writers_are_alone_and_nobody_waits_for_ever() {
+    fn writers_are_alone_and_no_thread_waits_for_ever() {
         let (lock, value) = (FairLock::default(), [AtomicU64::new(0), AtomicU64::new(0)]);
         std::thread::scope(|scope| {
             for thread in 0..4 {

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_alone_is_told_how_it_is_written_with_its_unit() {
+    fn a_number_without_a_unit_is_refused_with_examples_of_units() {
         for text in ["5", "0.5"] {
             let error = any(text).unwrap_err();
             assert!(error.contains(&format!("write {text}s, {text}ms")), "{error}");

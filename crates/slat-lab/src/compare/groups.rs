@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn one_group_a_side_tells_nothing_and_what_never_spreads_differs_at_once() {
+    fn one_group_a_side_shows_nothing_and_values_without_spread_differ_at_once() {
         assert!(Contrast::of(&[1.0], &[2.0, 2.0], 0.02).is_none());
         near(Contrast::of(&[1.0, 1.0], &[2.0, 2.0], 0.02).unwrap().p(), 0.0, 1e-12);
         near(Contrast::of(&[0.0, 0.0], &[0.0, 0.0], 0.02).unwrap().p(), 1.0, 1e-12);

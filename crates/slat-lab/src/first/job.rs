@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_arrives_whole_whatever_the_line_said_before() {
+    fn an_answer_arrives_whole_regardless_of_what_the_line_carried_before() {
         let mut line = b"noise\r\n".to_vec();
         line.extend(encode(&answer()).unwrap());
         line.extend(b"more");

@@ -220,7 +220,7 @@ fn frequency_saves_refaults_of_zipf_and_more_the_longer_it_lasts() {
 
 /// Compares sums over all seeds, because the refaults of one seed are subject to chance.
 #[test]
-fn frequency_costs_nothing_where_it_tells_nothing() {
+fn frequency_costs_nothing_where_it_predicts_nothing() {
     head();
     for memory in [MEMORY * 3 / 4, MEMORY, MEMORY * 4 / 3] {
         for what in ["uniform", "scan", "phase", "moves"] {

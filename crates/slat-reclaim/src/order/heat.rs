@@ -306,7 +306,7 @@ mod tests {
 
     /// Compares the misses of a cut with the number of pages that it does not keep.
     #[test]
-    fn a_cut_keeps_as_many_as_it_is_told() {
+    fn a_cut_keeps_as_many_pages_as_it_is_asked_to() {
         let mut rng = Rng::with_seed(3);
         for _ in 0..1000 {
             let counts: Vec<u32> = (0..8).map(|_| rng.u32(..5)).collect();

@@ -111,7 +111,7 @@ fn a_guest_without_accessed_bits_gives_up_pages_too() {
 }
 
 #[test]
-fn who_is_in_the_way_for_good_is_told_soon() {
+fn a_page_that_can_never_have_room_is_refused_without_a_walk() {
     let mut setup = Setup::new(64, 64);
     setup.reclaim.limit = 0;
     setup.run(ept(), slat_sim::Ept::default(), |bench| {

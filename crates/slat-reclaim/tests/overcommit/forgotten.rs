@@ -98,7 +98,7 @@ fn what_guests_leave_behind_in_swap_is_bounded() {
 }
 
 #[test]
-fn a_swap_that_cannot_forget_is_told_and_asked_again() {
+fn a_swap_that_cannot_forget_slots_is_reported_and_asked_again() {
     let swap = Flaky::new(256, PageSize::SIZE_4K);
     guests(&swap, 128, &[(128, slat_reclaim::Config::new(128))], |pool, mut threads| {
         let mut pager = Pager::new(&mut threads[0]);

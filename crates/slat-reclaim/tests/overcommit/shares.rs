@@ -79,7 +79,7 @@ const fn config(limit: u32, swap: u32) -> slat_reclaim::Config {
 const FULL: ReclaimError = ReclaimError::Swap(SwapError::Full);
 
 #[test]
-fn a_guest_that_fills_swap_stops_nobody_once_it_has_given_it_back() {
+fn a_guest_that_fills_swap_stops_no_other_guest_once_it_has_given_it_back() {
     let swap = Flaky::new(256, PageSize::SIZE_4K);
     let two = [(4096, config(200, u32::MAX)), (300, config(200, u32::MAX))];
     guests(&swap, 512, &two, |pool, mut threads| {
@@ -241,7 +241,7 @@ fn a_small_guest_within_its_limit_gives_up_one_page_for_each_that_comes() {
 /// A slot that is being wiped is free, but cannot be handed out yet: a thread that wants it waits,
 /// and gets no error that swap is full.
 #[test]
-fn nobody_is_told_that_swap_is_full_while_slots_are_wiped() {
+fn swap_is_not_reported_as_full_while_slots_are_wiped() {
     let swap = Flaky::new(64, PageSize::SIZE_4K);
     swap.slow_forgets.store(true, Relaxed);
     let two = [(64, config(64, u32::MAX)), (64, config(64, u32::MAX))];

@@ -40,7 +40,7 @@ impl Swap for Held {
 }
 
 #[test]
-fn nobody_who_asks_how_a_guest_does_waits_for_a_disk() {
+fn no_thread_that_asks_for_the_load_of_a_guest_waits_for_a_disk() {
     for policy in [Policy::Generations, Policy::TwoLists] {
         let (reached, at_disk) = channel();
         let (go, go_on) = channel();

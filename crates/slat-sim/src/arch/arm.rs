@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_encodings_are_told() {
+    fn reserved_encodings_are_reported() {
         let reserved = |granule, raw, level| {
             matches!(Arm::new(granule, 40).decode(raw, level), Descriptor::Reserved(_))
         };

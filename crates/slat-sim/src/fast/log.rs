@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_is_told_in_order_unless_it_is_too_much() {
+    fn missed_invalidations_are_reported_in_order_unless_there_are_too_many() {
         let log = Log::default();
         (0..5).for_each(|page| log.record(&invalidation(page)));
         let mut told = Vec::new();

@@ -105,7 +105,7 @@ fn a_mapping_that_is_not_cacheable_bypasses_the_caches_too() {
 }
 
 #[test]
-fn the_engine_maintains_whatever_way_it_maps() {
+fn the_engine_maintains_caches_regardless_of_how_it_maps() {
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
     let use_it = |gpa: u64| {

@@ -61,7 +61,7 @@ fn a_page_of_a_group_is_unmapped_and_no_cpu_reaches_its_memory() {
 }
 
 #[test]
-fn a_group_is_harvested_split_off_and_aged_beside_cpus_that_hold_it() {
+fn a_group_is_harvested_split_off_and_aged_while_cpus_have_it_in_their_tlbs() {
     on_every_level(|guest| {
         let all = range(BASE, 2 * GROUP);
         let mut young = [0];
@@ -82,7 +82,7 @@ fn a_group_is_harvested_split_off_and_aged_beside_cpus_that_hold_it() {
 }
 
 #[test]
-fn a_member_that_loses_its_right_beside_the_others_is_noticed() {
+fn a_member_of_a_group_that_alone_loses_its_right_is_noticed() {
     let machine = arm_machine();
     let guest = folded(&machine, Attributes::RAM);
     guest.read(0, BASE + 7 * PAGE);
@@ -97,7 +97,7 @@ fn a_member_that_loses_its_right_beside_the_others_is_noticed() {
 }
 
 #[test]
-fn a_member_that_is_emptied_beside_the_others_is_noticed() {
+fn a_member_of_a_group_that_is_emptied_while_the_others_stay_is_noticed() {
     let machine = arm_machine();
     let guest = folded(&machine, Attributes::RAM);
     guest.read(0, BASE + 7 * PAGE);

@@ -101,7 +101,7 @@ fn a_table_freed_twice_or_written_afterwards_is_noticed() {
 }
 
 #[test]
-fn the_engine_frees_tables_when_nobody_walks_them() {
+fn the_engine_frees_tables_when_no_thread_walks_them() {
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 2 << 20, K4);

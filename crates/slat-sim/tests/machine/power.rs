@@ -128,7 +128,7 @@ fn another_partition_is_not_this_guest() {
 }
 
 #[test]
-fn without_eieio_or_tlbsync_nobody_waits_for_the_other_cpus() {
+fn without_eieio_or_tlbsync_no_cpu_waits_for_the_others() {
     let machine = wrong(|machine, what| skipping(machine, what, |i| *i == Instruction::Tlbsync));
     unmap_a_page(&machine);
     caught(&machine, Kind::FreedMemory);

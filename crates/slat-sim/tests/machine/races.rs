@@ -79,14 +79,14 @@ fn collapse_beside_unmap<A: Arch, F: slat::Format>(machine: Machine<A>, format: 
     clean(machine);
 }
 
-fn the_engines_collapse_beside_an_unmap_brings_nothing_back<C: Case>() {
+fn the_engines_collapse_during_an_unmap_restores_no_page<C: Case>() {
     for nth in 1..12 {
         collapse_beside_unmap(C::machine(), C::format(), nth);
     }
 }
 
 /// Runs a split. At its `nth` call, another thread protects the block.
-fn the_engines_split_beside_a_protection_forgets_neither<C: Case>() {
+fn the_engines_split_during_write_protection_loses_no_write_and_no_protection<C: Case>() {
     for nth in 1..12 {
         let guest = leaked(C::machine(), C::format());
         let machine = guest.machine;
@@ -115,7 +115,7 @@ fn the_engines_split_beside_a_protection_forgets_neither<C: Case>() {
 }
 
 /// Rounds of logging by subtrees on real threads, while faults push protection down.
-fn the_engines_push_down_beside_rounds_of_protection_loses_no_write<C: Case>() {
+fn the_engines_push_down_during_rounds_of_protection_loses_no_write<C: Case>() {
     const PAGES: u64 = 24;
     for seed in slat_seed::seeds(4) {
         let machine = C::machine().random(seed);
@@ -218,12 +218,12 @@ fn a_table_is_not_freed_under_a_walk_in_software<C: Case>() {
 }
 
 on_every_format! {
-    the_engines_collapse_beside_an_unmap_brings_nothing_back,
-    the_engines_split_beside_a_protection_forgets_neither,
+    the_engines_collapse_during_an_unmap_restores_no_page,
+    the_engines_split_during_write_protection_loses_no_write_and_no_protection,
     a_table_is_not_freed_under_a_walk_in_software,
 }
 
 on_x86! {
-    the_engines_push_down_beside_rounds_of_protection_loses_no_write,
+    the_engines_push_down_during_rounds_of_protection_loses_no_write,
     a_round_that_is_not_invalidated_loses_a_write,
 }

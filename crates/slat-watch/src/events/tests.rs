@@ -108,7 +108,7 @@ fn events_that_find_no_room_are_counted() {
 }
 
 #[test]
-fn who_counts_by_perf_is_told_of_all_events_beside_a_program() {
+fn a_perf_counter_counts_all_events_while_a_program_is_attached() {
     let Ok(tracefs) = Tracefs::open() else { return eprintln!("skipped: no tracefs") };
     let Ok(call) = tracefs.event("syscalls/sys_enter_clock_nanosleep") else {
         return eprintln!("skipped: no such tracepoint");
@@ -133,7 +133,7 @@ fn who_counts_by_perf_is_told_of_all_events_beside_a_program() {
 }
 
 #[test]
-fn a_program_that_the_kernel_refuses_is_told_with_what_its_verifier_says() {
+fn a_program_that_the_kernel_refuses_is_reported_with_the_verifiers_message() {
     if Map::new(Kind::Array, 1, 1).is_err() {
         return eprintln!("skipped: no eBPF");
     }
@@ -144,7 +144,7 @@ fn a_program_that_the_kernel_refuses_is_told_with_what_its_verifier_says() {
 }
 
 #[test]
-fn without_programs_threads_are_counted_and_what_perf_cannot_tell_has_a_reason() {
+fn without_programs_threads_are_counted_and_what_perf_cannot_report_has_a_reason() {
     let mut events = Events::counting("refused for the test");
     let own = std::process::id().cast_signed();
     events.follow(own, [own, i32::MAX].into_iter());

@@ -158,7 +158,7 @@ format:
     }
 
     #[test]
-    fn a_kernel_without_kvm_and_one_without_the_event_are_told_apart() {
+    fn a_kernel_without_kvm_is_distinguished_from_one_without_the_event() {
         let folder = tempfile::tempdir().unwrap();
         let tracefs = Tracefs::made(folder.path());
         assert!(tracefs.event("kvm/kvm_exit").unwrap_err().contains("not loaded"));

@@ -33,7 +33,7 @@ fn a_sample_has_what_came_since_the_one_before_and_the_total_all() {
 }
 
 #[test]
-fn a_guest_that_comes_later_is_found_and_one_that_goes_keeps_what_it_told() {
+fn a_guest_that_starts_later_is_found_and_one_that_ends_keeps_what_was_reported() {
     let host = Made::new();
     host.write("proc/1/comm", "init");
     let mut watch = watch(&host, Which::All).unwrap();

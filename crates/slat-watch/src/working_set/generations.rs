@@ -214,7 +214,7 @@ memcg    42 /vms/a
     }
 
     #[test]
-    fn a_kernel_that_asks_kvm_is_told_from_one_that_does_not() {
+    fn a_kernel_that_asks_kvm_is_distinguished_from_one_that_does_not() {
         let host = Made::new();
         for (release, sees) in
             [("6.11.10+bpo", false), ("6.12.95+deb12-cloud", true), ("7.1", true)]

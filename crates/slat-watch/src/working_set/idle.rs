@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_frames_are_told() {
+    fn hidden_frame_numbers_are_reported() {
         let host = host(&[0], &BTreeMap::new());
         std::fs::write(host.files().0.join("proc/7/pagemap"), PRESENT.to_ne_bytes()).unwrap();
         let idle = Idle::open(&host.files(), 7).unwrap();

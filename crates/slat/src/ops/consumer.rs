@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn who_clears_the_dirty_bit_leaves_the_marks_of_others_and_takes_its_own() {
+    fn a_consumer_that_clears_the_dirty_bit_sets_the_marks_of_others_and_takes_its_own() {
         let take = take(true);
         for write in [false, true] {
             let (dirty, clean) =
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_its_mark_alone_changes_no_other() {
+    fn a_consumer_that_takes_only_its_mark_changes_no_other_mark() {
         let take = take(true);
         let clean = leaf(&take.format, true, false);
         for theirs in [0, 1 << 57, 1 << 59, THEIRS] {
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leaf_whose_writes_nobody_marks_stays_dirty_for_all() {
+    fn a_leaf_whose_writes_nothing_marks_stays_dirty_for_all() {
         let take = take(false);
         let dirty = leaf(&take.format, true, true);
         assert_eq!(take.taken(dirty), dirty);

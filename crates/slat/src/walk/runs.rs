@@ -110,7 +110,7 @@ mod tests {
     type F = crate::format::ept::Ept<true>;
 
     #[test]
-    fn a_run_tells_the_hull_of_the_pages_that_it_changed_and_where_it_ended() {
+    fn a_run_reports_the_hull_of_the_pages_that_it_changed_and_where_it_ended() {
         let page = |number: u64| F::leaf(F::WRITE, 0, Hpa(number << 12));
         let raws: [u64; RUN] = core::array::from_fn(|number| page(number as u64));
         let run = raws.map(Pte::new);

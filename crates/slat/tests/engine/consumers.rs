@@ -122,7 +122,7 @@ macro_rules! on_every_format {
 
 on_every_format! {
     fn what_one_consumer_has_taken_is_dirty_for_the_other_once = views();
-    fn what_nobody_took_for_himself_is_dirty_for_all_consumers = nobody();
+    fn what_is_taken_for_no_consumer_is_dirty_for_all_consumers = nobody();
     fn a_page_that_is_taken_out_says_for_each_consumer_whether_it_is_dirty = taken_out();
     fn a_mark_goes_to_all_pages_of_a_block_and_comes_back_to_it = shapes();
     fn a_consumer_that_takes_a_mark_alone_owes_an_invalidation = owes();
@@ -372,7 +372,7 @@ fn what_was_cleaned_before_a_consumer_came_is_invalidated_first() {
 }
 
 #[test]
-fn a_group_is_unfolded_for_whom_takes_it_and_all_of_it_is_dirty_for_the_other() {
+fn a_group_is_unfolded_for_the_consumer_that_takes_it_and_all_of_it_is_dirty_for_the_other() {
     with_consumers::<Grouped<12>>(BreakBeforeMake::Always, |fixture| {
         let (all, [log, pager]) = (range(0, 64 * K), fixture.consumers);
         let small = PageSize::SIZE_4K;

@@ -88,7 +88,7 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
 }
 
 #[test]
-fn an_entry_that_somebody_holds_is_contended_for_everybody_else() {
+fn an_entry_that_one_thread_holds_is_contended_for_all_others() {
     for sealed in [false, true] {
         everybody_says_so::<Arm<12>>(arm(), sealed);
         everybody_says_so::<Ept<true>>(ept(), sealed);
@@ -168,7 +168,7 @@ fn a_table_that_stays_linked_while_it_is_retired_is_contended() {
 }
 
 #[test]
-fn ages_of_a_held_entry_are_unanswered_and_all_others_are_told() {
+fn the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported() {
     fn ages<H: Hardware>(format: H::Format, sealed: bool) {
         with_held::<H>(format, sealed, |tables, guard, _| {
             let pages = range(2 * M, PAGES);
@@ -208,7 +208,7 @@ fn ages_of_a_held_entry_are_unanswered_and_all_others_are_told() {
 }
 
 #[test]
-fn who_only_looks_sees_a_sealed_leaf_and_says_where_a_frozen_one_stands() {
+fn an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_one_is() {
     fn looks<H: Hardware>(format: H::Format, sealed: bool) {
         with_held::<H>(format, sealed, |_, guard, cache| {
             let at = Gpa(HELD + 5);
@@ -279,7 +279,7 @@ fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are() {
 }
 
 #[test]
-fn a_push_down_of_somebody_else_is_waited_for_and_a_new_round_does_not_wait() {
+fn another_threads_push_down_makes_a_fault_contended_but_not_a_new_round() {
     on_stage::<Ept<true>>((ept(), 40, 8), |tables, guard, cache| {
         let block = range(2 * M, 2 * M);
         assert_eq!(guard.map(block, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(2 * M));

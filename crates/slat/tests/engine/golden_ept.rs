@@ -295,7 +295,7 @@ fn leaves_up_to_2m_are_the_manuals_in_every_combination() {
 }
 
 #[test]
-fn tables_are_the_manuals_whatever_the_engine_remembers_in_them() {
+fn tables_match_the_manual_regardless_of_what_the_engine_records_in_them() {
     for (_, cpu) in machines::<true>() {
         let address = (1 << cpu.maxphyaddr) - 0x1000;
         let table = Ept1G::table(Hpa(address), 1);

@@ -250,7 +250,7 @@ fn leaves_up_to_2m_are_the_manuals_in_every_combination() {
 }
 
 #[test]
-fn tables_are_the_manuals_whatever_the_engine_remembers_in_them() {
+fn tables_match_the_manual_regardless_of_what_the_engine_records_in_them() {
     for physical_bits in [40, 48, 52] {
         let cpu = Cpu { physical_bits, huge_1g: true };
         let address = (1 << physical_bits) - 0x1000;

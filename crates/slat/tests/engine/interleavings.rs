@@ -240,7 +240,7 @@ fn a_map_that_begins_anew_keeps_to_its_range() {
 }
 
 #[test]
-fn who_completes_does_not_rely_on_an_invalidation_that_another_has_only_begun() {
+fn a_thread_that_completes_does_not_rely_on_an_invalidation_that_another_has_only_begun() {
     let platform = Hooked::new(BreakBeforeMake::Always);
     let guest = guest(platform);
     map(guest, 0, 4096, PAGE, MEMORY);
@@ -333,7 +333,7 @@ fn hpa_of_block(guest: &Guest) -> Option<u64> {
 }
 
 #[test]
-fn fresh_ageing_invalidates_whatever_the_bitmap_held() {
+fn fresh_ageing_invalidates_regardless_of_what_the_bitmap_held() {
     let platform = Hooked::new(BreakBeforeMake::Always);
     let guest = guest(platform);
     map(guest, 0, 4096, PAGE, MEMORY);

@@ -174,7 +174,7 @@ fn removals_that_are_dropped_are_covered_by_the_next_that_completes() {
 }
 
 #[test]
-fn memory_is_free_once_its_range_was_unmapped_whoever_took_it_out() {
+fn memory_is_free_once_its_range_was_unmapped_regardless_of_which_thread_removed_it() {
     fn frees<H: Hardware>(format: H::Format) {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let tables = guest::<H>(&platform, format, VMID);
@@ -426,7 +426,7 @@ fn shootdowns_of_one_guest_merge_and_those_of_another_complete_at_once() {
 }
 
 #[test]
-fn a_table_is_kept_until_nobody_can_be_in_it() {
+fn a_table_is_kept_until_no_thread_can_be_in_it() {
     fn keeps<H: Hardware>(format: H::Format) {
         let platform = TestPlatform::new(BreakBeforeMake::Never);
         let tables = guest::<H>(&platform, format, VMID);

@@ -372,7 +372,7 @@ fn map_page<F: Format>(space: &mut AddressSpace<'_, F, TestPlatform>, gpa: u64) 
 }
 
 #[test]
-fn the_next_page_is_mapped_into_a_table_that_is_there_whoever_took_the_last_one_away() {
+fn the_next_page_is_mapped_into_a_linked_table_regardless_of_what_removed_the_last_one() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut space = owned(&platform);
     let first = range(0, 4 * K);
@@ -416,7 +416,7 @@ fn the_next_page_is_mapped_into_a_table_that_is_there_whoever_took_the_last_one_
 }
 
 #[test]
-fn a_page_that_is_mapped_beside_the_last_one_is_young_to_who_ages_by_tables() {
+fn a_page_that_is_mapped_next_to_the_last_one_is_young_to_a_scan_that_skips_tables() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let mut space = AddressSpace::new(Ept1G::default(), Vmid(3), 40, &platform).unwrap();
     map_page(&mut space, 0);

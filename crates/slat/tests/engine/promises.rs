@@ -35,7 +35,7 @@ macro_rules! cache {
 }
 
 #[test]
-fn a_panic_of_the_closure_that_is_told_what_was_unmapped_leaves_whole_tables() {
+fn a_panic_of_the_closure_that_receives_what_was_unmapped_leaves_intact_tables() {
     let platform = always();
     for panic_at in 0..4 {
         cache!(cache, &platform);
@@ -95,7 +95,7 @@ fn a_panic_of_the_closure_that_chooses_blocks_holds_no_leaf() {
 }
 
 #[test]
-fn a_moment_is_past_when_all_who_were_inside_have_left() {
+fn a_moment_is_past_when_all_threads_that_were_inside_have_left() {
     let platform = always();
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
     let (mut first, mut second) = (platform.join(), platform.join());

@@ -60,7 +60,7 @@ macro_rules! reserve {
 }
 
 #[test]
-fn while_somebody_is_told_of_a_mapping_nobody_else_maps_or_unmaps_there() {
+fn no_other_thread_maps_or_unmaps_a_range_while_its_mapping_is_reported() {
     struct Alone;
     impl Test for Alone {
         fn run<H: Hardware>(two: Two<'_, '_, '_, '_, H>, group: bool) {
@@ -93,7 +93,7 @@ fn while_somebody_is_told_of_a_mapping_nobody_else_maps_or_unmaps_there() {
 }
 
 #[test]
-fn of_a_reservation_that_is_void_nobody_is_told() {
+fn a_commit_of_a_void_reservation_is_not_reported() {
     struct Void;
     impl Test for Void {
         fn run<H: Hardware>(two: Two<'_, '_, '_, '_, H>, group: bool) {

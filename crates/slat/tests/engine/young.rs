@@ -97,7 +97,7 @@ fn steps<H: Hardware>() -> Vec<Step<H>> {
 }
 
 #[test]
-fn whatever_makes_a_leaf_accessed_marks_each_table_above_it() {
+fn every_operation_that_makes_a_leaf_accessed_marks_each_table_above_it() {
     fn marks<H: Hardware>(format: H::Format) {
         let mark = <H::Format as Format>::TABLE_ACCESSED;
         for (name, at, step) in steps::<H>() {
@@ -155,7 +155,7 @@ fn tables_of_all_five_levels_are_marked() {
 }
 
 #[test]
-fn who_makes_no_leaf_accessed_marks_no_table() {
+fn an_operation_that_makes_no_leaf_accessed_marks_no_table() {
     let format = slat::format::ept::Ept { output_bits: 48, ..Default::default() };
     on_stage::<Ept<true>>((format, 40, 8), |tables, guard, cache| {
         let pages = range(0, 8 * K);
@@ -310,7 +310,7 @@ fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan() {
 
 /// Another thread's exact scan has taken the mark, and has not looked at the leaves yet.
 #[test]
-fn who_tests_beside_an_exact_scan_looks_below_the_tables_that_it_has_noted() {
+fn a_scan_that_only_tests_looks_below_tables_that_a_concurrent_exact_scan_has_noted() {
     fn looks<H: Hardware>(format: H::Format) {
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
             let page = range(0, 4 * K);

@@ -62,14 +62,14 @@ fn two_views<F: Walked>(name: &str) {
 }
 
 #[test]
-fn a_write_beside_two_consumers_is_in_the_copy_of_each_or_found_by_it_again() {
+fn a_write_while_two_consumers_harvest_is_in_the_copy_of_each_or_found_by_it_again() {
     two_views::<Tiny>("harvest for one || for another || hardware, through the TLB, Arm");
     two_views::<TinyEpt>("harvest for one || for another || hardware, through the TLB, Intel");
 }
 
 /// A pager that finds its page clean drops it; a log that has copied it does not copy it again.
 #[test]
-fn a_page_that_is_taken_out_beside_two_consumers_is_dirty_for_whom_it_was_written_since() {
+fn a_page_unmapped_while_two_consumers_clean_is_dirty_for_each_whose_copy_misses_a_write() {
     bounded("clean for one, unmap || clean for another || hardware, through the TLB", 3, || {
         let (guest, [log, pager]) = Guest::new(13, ALWAYS).running().consumed();
         let guest = guest.mapped(0..PAGE, RAM, PAGE);
@@ -124,7 +124,7 @@ fn beside<F: Walked>(
 }
 
 #[test]
-fn a_split_beside_a_consumer_passes_the_marks_of_others_on() {
+fn a_split_during_a_harvest_passes_on_the_marks_of_other_consumers() {
     let split = |guest: Guest, cache: &mut Cache<Tiny>| {
         let (_, rest) = guest.split(0..BLOCK, PAGE, cache);
         guest.split_rest(rest, PAGE, cache);
@@ -134,7 +134,7 @@ fn a_split_beside_a_consumer_passes_the_marks_of_others_on() {
 }
 
 #[test]
-fn a_collapse_beside_a_consumer_gathers_the_marks_of_others() {
+fn a_collapse_during_a_harvest_gathers_the_marks_of_other_consumers() {
     let collapse = |guest: Guest, _: &mut Cache<Tiny>| _ = guest.collapse(0..BLOCK, BLOCK);
     beside("collapse", PAGE, NEVER, 3, collapse);
     beside("collapse, breaking", PAGE, ALWAYS, 3, collapse);
@@ -143,7 +143,7 @@ fn a_collapse_beside_a_consumer_gathers_the_marks_of_others() {
 }
 
 #[test]
-fn other_changes_beside_a_consumer_leave_the_marks_of_others() {
+fn other_changes_during_a_harvest_leave_the_marks_of_other_consumers() {
     beside("write-protect", PAGE, NEVER, 3, |guest: Guest, _: &mut Cache<Tiny>| {
         _ = guest.protect(0..BLOCK);
     });

@@ -73,7 +73,7 @@ fn a_page_of_a_group_that_is_unmapped_is_reached_no_more() {
 }
 
 #[test]
-fn an_entry_of_a_group_that_is_taken_out_is_not_filled_beside_the_rest_of_it() {
+fn an_unmapped_entry_of_a_group_is_not_filled_again_while_the_rest_is_being_unmapped() {
     on_both("unmap of a group || map to other memory, hardware", Some(1), |bbm| {
         let guest = Guest::new(14, bbm).running().folded(0..BLOCK, RAM, PAGE);
         let mut cache = guest.cache(1);

@@ -66,7 +66,7 @@ fn a_walker_that_stays_keeps_the_table() {
 }
 
 #[test]
-fn whoever_takes_over_a_seat_is_seen_as_its_last_owner_was() {
+fn a_thread_that_takes_over_a_seat_is_seen_as_its_last_owner_was() {
     bounded("leave || join, look || unmap, reclaim", 3, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let keep = [guest.participant(), guest.participant()];
@@ -87,7 +87,7 @@ fn whoever_takes_over_a_seat_is_seen_as_its_last_owner_was() {
 }
 
 #[test]
-fn two_who_reclaim_free_each_table_once() {
+fn two_threads_that_reclaim_free_each_table_once() {
     bounded("unmap, reclaim || unmap, reclaim, two tables", 2, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
@@ -128,7 +128,7 @@ fn a_table_that_is_reused_at_once_is_not_taken_for_the_old_one() {
 }
 
 #[test]
-fn a_table_that_is_unlinked_while_others_are_reclaimed_waits_for_those_who_are_in_it() {
+fn a_table_that_is_unlinked_while_others_are_reclaimed_waits_for_the_threads_that_are_in_it() {
     bounded("reclaim || unmap || look", 2, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);

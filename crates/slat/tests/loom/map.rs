@@ -26,7 +26,7 @@ fn two_maps_of_one_page_agree_and_link_one_table() {
 }
 
 #[test]
-fn of_two_maps_to_different_memory_one_wins_and_the_other_is_told() {
+fn one_of_two_maps_to_different_memory_wins_and_the_other_gets_an_error() {
     explore("map || map, same page, other memory", || {
         let guest = Guest::new(14, NEVER);
         let mut here = guest.cache(1);

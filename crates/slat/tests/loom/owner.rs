@@ -85,13 +85,13 @@ fn beside_a_map<F: Walked>(name: &str) {
 }
 
 #[test]
-fn of_a_thread_that_maps_and_one_that_gives_an_owner_one_is_told() {
+fn a_map_and_a_concurrent_set_owner_agree_on_which_of_them_took_the_page() {
     beside_a_map::<Tiny>("Arm");
     beside_a_map::<TinyEpt>("Intel");
 }
 
 #[test]
-fn of_two_owners_one_is_told() {
+fn one_of_two_concurrent_set_owner_calls_gets_an_error() {
     explore("own || own", || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let other = spawn(move || own(guest, PAGE, None, TWO));

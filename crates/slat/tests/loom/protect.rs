@@ -78,7 +78,7 @@ fn two_write_protects_leave_nothing_writable_and_forget_no_write() {
 }
 
 #[test]
-fn write_protect_beside_map_leaves_the_new_leaf_as_mapped_or_protected() {
+fn write_protect_during_map_leaves_the_new_leaf_as_mapped_or_protected() {
     explore("write_protect || map", || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let mut cache = guest.cache(1);
@@ -95,7 +95,7 @@ fn write_protect_beside_map_leaves_the_new_leaf_as_mapped_or_protected() {
 }
 
 #[test]
-fn write_protect_beside_unmap_brings_nothing_back() {
+fn write_protect_during_unmap_restores_no_page() {
     explore("write_protect || unmap, retire", || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let protects = spawn(move || guest.protect(0..BLOCK));
@@ -110,7 +110,7 @@ fn write_protect_beside_unmap_brings_nothing_back() {
 }
 
 #[test]
-fn translate_beside_write_protect_sees_the_page() {
+fn translate_during_write_protect_sees_the_page() {
     explore("write_protect || translate", || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let looks = spawn(move || guest.inside().guard.translate(slat::Gpa(0)).unwrap().unwrap());
@@ -122,7 +122,7 @@ fn translate_beside_write_protect_sees_the_page() {
 }
 
 #[test]
-fn a_write_fault_beside_write_protect_leaves_the_page_writable_or_protected_and_always_dirty() {
+fn a_write_fault_during_write_protect_leaves_the_page_writable_or_protected_and_always_dirty() {
     explore("relax || write_protect", || {
         let guest = Guest::new(14, ALWAYS).mapped(0..PAGE, PROTECTED, PAGE);
         // It is not `protect`, after which the machine counts every later write as an error.
@@ -152,7 +152,7 @@ fn two_faults_on_one_page_leave_it_writable_once() {
 }
 
 #[test]
-fn a_read_fault_beside_a_hardware_write_forgets_neither() {
+fn a_read_fault_during_a_hardware_write_loses_neither_accessed_nor_dirty() {
     explore("relax || hardware write", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, CLEAN, PAGE);
         let vcpu = spawn(move || guest.write(0));
@@ -184,7 +184,7 @@ fn a_block_that_is_split_and_relaxed_is_writable_everywhere() {
 }
 
 #[test]
-fn a_fault_beside_unmap_brings_nothing_back() {
+fn a_fault_during_unmap_restores_no_page() {
     explore("relax || unmap, retire", || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, PROTECTED, PAGE);
         let faults = spawn(move || guest.relax(0..PAGE, Access::Write));

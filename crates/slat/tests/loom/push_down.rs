@@ -102,7 +102,7 @@ fn drop_rest(rest: Outcome<slat::ChangeError>) {
 }
 
 #[test]
-fn a_fault_beside_a_collapse_gives_no_right_to_a_page_that_is_held() {
+fn a_fault_during_a_collapse_gives_no_right_to_a_page_that_stays_protected() {
     bounded("relax (push-down) || collapse, then hardware", 3, || {
         let guest = protected();
         let collapses = spawn(move || guest.collapse(0..BLOCK, BLOCK));

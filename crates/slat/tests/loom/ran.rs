@@ -75,7 +75,7 @@ fn beside(times: usize, other: impl FnOnce(&Guest) + Send + Sync + Copy + 'stati
 }
 
 #[test]
-fn a_cpu_that_enters_beside_an_invalidation_uses_nothing_old_after_it_returned() {
+fn a_cpu_that_enters_during_an_invalidation_uses_no_stale_entry_after_it_returned() {
     beside(1, |guest| guest.change(2, announce));
 }
 
@@ -85,7 +85,7 @@ fn neither_does_one_that_enters_twice() {
 }
 
 #[test]
-fn nor_beside_two_invalidations_one_after_the_other() {
+fn a_cpu_that_enters_during_two_invalidations_uses_no_stale_entry() {
     beside(1, |guest| {
         guest.change(2, announce);
         guest.change(3, announce);
@@ -233,7 +233,7 @@ fn an_invalidation_without_a_fence_is_noticed() {
 
 #[test]
 #[should_panic(expected = "a CPU uses")]
-fn an_invalidation_that_waits_for_nobody_is_noticed() {
+fn an_invalidation_that_waits_for_no_cpu_is_noticed() {
     beside(1, |guest| {
         guest.table.store(2, Ordering::Relaxed);
         let _ = guest.ran.announce();

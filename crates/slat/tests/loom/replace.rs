@@ -45,7 +45,7 @@ fn a_write<F: crate::hardware::Walked>(name: &str) {
 }
 
 #[test]
-fn what_a_guest_writes_beside_a_move_is_in_the_new_memory_or_the_page_was_not_moved() {
+fn a_guests_write_during_a_move_is_in_the_new_memory_or_the_page_was_not_moved() {
     a_write::<Tiny>("replace || relax, hardware write, Arm");
     a_write::<TinyEpt>("replace || relax, hardware write, Intel");
 }
@@ -76,7 +76,7 @@ fn no_cpu_uses_the_old_memory_of_a_page_while_another_uses_the_new() {
 }
 
 #[test]
-fn of_two_moves_of_one_page_the_second_is_told() {
+fn the_second_of_two_moves_of_one_page_gets_an_error() {
     explore("replace || replace", || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, HELD, PAGE);
         let other = spawn(move || moves(guest, 3 * MEMORY));
@@ -115,13 +115,13 @@ fn an_unmap<F: crate::hardware::Walked>(name: &str) {
 }
 
 #[test]
-fn an_unmap_beside_a_move_hands_out_what_was_mapped_last() {
+fn an_unmap_during_a_move_hands_out_the_memory_that_was_mapped_last() {
     an_unmap::<Tiny>("replace || unmap, Arm");
     an_unmap::<TinyEpt>("replace || unmap, Intel");
 }
 
 #[test]
-fn after_a_new_vmid_no_cpu_reaches_what_was_unmapped_beside_it() {
+fn after_a_new_vmid_no_cpu_reaches_what_was_unmapped_during_the_change() {
     explore("renew || unmap || hardware, lazy TLB", || {
         let guest = Guest::new(14, NEVER).running().mapped(0..PAGE, RAM, PAGE);
         let enters = spawn(move || {

@@ -140,7 +140,7 @@ fn nor_does_either_of_two_faults_in_one_range_map_what_the_host_took() {
 }
 
 #[test]
-fn a_reservation_is_void_once_somebody_has_linked_a_table_or_mapped_there() {
+fn a_reservation_is_void_once_another_thread_has_linked_a_table_or_mapped_there() {
     explore("fault of a block || map of a page", || {
         let guest = Guest::new(14, NEVER);
         let host = Backing::new(Mutex::new(OLD));
@@ -198,7 +198,7 @@ fn tells<F: Walked>(sizes: [u64; 2], unmaps: bool) {
 }
 
 #[test]
-fn of_faults_on_one_page_those_that_map_are_told_of() {
+fn faults_on_one_page_are_reported_exactly_when_they_map() {
     let pages = [PAGE, PAGE];
     explore("told fault || told fault, Arm", move || tells::<Tiny>(pages, false));
     explore("told fault || told fault, Intel", move || tells::<TinyEpt>(pages, false));
@@ -207,7 +207,7 @@ fn of_faults_on_one_page_those_that_map_are_told_of() {
 }
 
 #[test]
-fn of_a_block_and_a_page_of_it_one_is_told_of() {
+fn faults_on_a_block_and_a_page_of_it_are_reported_exactly_when_they_map() {
     let both = [PAGE, BLOCK];
     explore("told page || told block, Arm", move || tells::<Tiny>(both, false));
     explore("told page || told block, Intel", move || tells::<TinyEpt>(both, false));

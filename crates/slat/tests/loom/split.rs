@@ -128,7 +128,7 @@ fn a_split_that_stops_has_split_what_precedes() {
 }
 
 #[test]
-fn a_map_beside_the_split_of_the_same_memory_agrees() {
+fn a_map_during_a_split_of_the_same_memory_agrees_with_it() {
     both_ways("split || map", |bbm| {
         let guest = Guest::new(14, bbm).mapped(0..BLOCK, RAM, BLOCK);
         let (mut here, mut there) = (guest.cache(1), guest.cache(1));
@@ -145,7 +145,7 @@ fn a_map_beside_the_split_of_the_same_memory_agrees() {
 }
 
 #[test]
-fn translate_beside_a_split_sees_the_page_or_is_told_to_try_again() {
+fn translate_during_a_split_sees_the_page_or_has_to_try_again() {
     both_ways("split || translate", |bbm| {
         let guest = Guest::new(15, bbm).mapped(0..BIG, RAM, BIG);
         let mut cache = guest.cache(3);

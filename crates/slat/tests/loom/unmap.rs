@@ -138,7 +138,7 @@ fn a_write_that_hardware_marked_is_in_the_attributes_that_unmap_hands_out() {
 /// The log copies the page after its clean; the pager drops a page that was handed out as not
 /// dirty.
 #[test]
-fn a_write_beside_a_clean_is_in_its_copy_or_the_page_is_handed_out_as_dirty() {
+fn a_write_during_a_clean_is_in_its_copy_or_the_page_is_handed_out_as_dirty() {
     bounded("unmap || clean || hardware, through the TLB", 3, || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, RAM, PAGE);
         // The TLB holds the page as writable and dirty: later writes mark nothing.
@@ -157,7 +157,7 @@ fn a_write_beside_a_clean_is_in_its_copy_or_the_page_is_handed_out_as_dirty() {
 }
 
 #[test]
-fn after_its_shootdown_nobody_reaches_unmapped_memory_nor_a_retired_table() {
+fn no_cpu_reaches_unmapped_memory_or_a_retired_table_after_the_shootdown() {
     explore("unmap || hardware, lazy TLB and walk cache", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..BLOCK, CLEAN, PAGE);
         guest.access(0, true, Use::Always);
@@ -196,7 +196,7 @@ fn reclaim_invalidates_what_an_unmap_still_owes() {
 }
 
 #[test]
-fn translate_beside_unmap_answers_the_old_or_nothing() {
+fn translate_during_unmap_returns_the_old_address_or_nothing() {
     explore("translate || unmap, retire", || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let looks = spawn(move || (guest.look(0), guest.look(0)));
@@ -213,7 +213,7 @@ fn translate_beside_unmap_answers_the_old_or_nothing() {
 }
 
 #[test]
-fn translate_beside_the_retirement_of_two_levels_answers_the_old_or_nothing() {
+fn translate_during_the_retirement_of_two_levels_returns_the_old_address_or_nothing() {
     bounded("translate || unmap, three levels, retire", 4, || {
         let guest = Guest::new(15, NEVER).mapped(0..PAGE, RAM, PAGE);
         let looks = spawn(move || guest.look(0));

@@ -205,16 +205,16 @@ fn everywhere<F: Walked>(bbm: BreakBeforeMake) {
 }
 
 #[test]
-fn whoever_is_stopped_wherever_the_others_end_where_every_change_breaks() {
+fn a_thread_stopped_at_any_step_lets_others_finish_where_every_change_breaks() {
     everywhere::<Tiny>(BreakBeforeMake::Always);
 }
 
 #[test]
-fn whoever_is_stopped_wherever_the_others_end_where_sizes_change_without_a_break() {
+fn a_thread_stopped_at_any_step_lets_others_finish_where_sizes_change_without_a_break() {
     everywhere::<Tiny>(BreakBeforeMake::Never);
 }
 
 #[test]
-fn whoever_is_stopped_wherever_the_others_end_where_tables_have_rights() {
+fn a_thread_stopped_at_any_step_lets_others_finish_where_tables_have_rights() {
     everywhere::<TinyEpt>(BreakBeforeMake::Never);
 }

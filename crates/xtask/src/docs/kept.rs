@@ -73,7 +73,7 @@ fn below(folder: &Path, extension: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn reports_that_are_kept_tell_nothing_of_their_host() {
+fn reports_that_are_kept_reveal_nothing_about_their_host() {
     let update = std::env::var_os("UPDATE_DOCS").is_some();
     let mut stale = Vec::new();
     for path in below(&root().join("docs"), "json") {

@@ -124,7 +124,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_kernel_has_what_each_report_tells_and_its_part_of_the_tree_without_edits() {
+    fn a_kernels_column_has_each_reports_value_and_its_ratio_to_the_tree_without_edits() {
         let mut result: Measurement = serde_json::from_value(json!({
             "scenario": "dirty-log", "target": "kvm", "variant": "clear", "unit": "instructions",
             "params": { "backing": "4k", "initially_set": true },

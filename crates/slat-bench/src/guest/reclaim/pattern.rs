@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn who_counts_all_uses_reaches_what_is_possible_without_foresight() {
+    fn a_policy_that_counts_all_uses_reaches_what_is_possible_without_foresight() {
         let (mut limit, mut counting) = (0.0, 0.0);
         for seed in 0..20 {
             let all: Vec<u32> = uses(AccessPattern::Zipf, seed, 200, 120, 4000, 0, 1)

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missed_is_named_and_what_nothing_was_asked_of_is_told() {
+    fn missed_thresholds_are_named_and_ratios_without_a_threshold_are_reported() {
         use crate::fake;
         let mut results = fake::guests();
         assert_eq!(said(&results).says, ["1 of 1 thresholds are met."]);

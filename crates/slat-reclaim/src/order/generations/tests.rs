@@ -119,7 +119,7 @@ fn walks_without_end_keep_a_bounded_number_of_generations() {
 }
 
 #[test]
-fn a_page_was_idle_as_long_whoever_finds_it_used() {
+fn the_idle_time_of_a_page_is_the_same_if_a_walk_or_a_search_finds_it_used() {
     for by_walk in [false, true] {
         let (order, mut memory) = generations(64, 64, true);
         (0..6).for_each(|_| order.walk(&mut memory));
@@ -148,7 +148,7 @@ fn of_pages_that_are_all_in_use_those_used_last_stay() {
 }
 
 #[test]
-fn the_census_tells_how_long_pages_were_idle() {
+fn the_census_reports_how_long_pages_were_idle() {
     let (order, mut memory) = generations(100, 64, false);
     for now in 1..=3 {
         memory.time = now * 10;
@@ -214,7 +214,7 @@ fn a_page_is_in_one_queue_at_most_and_none_that_is_here_is_lost() {
 }
 
 #[test]
-fn where_heat_tells_better_the_coldest_pages_go_until_recency_does() {
+fn the_coldest_pages_go_while_heat_predicts_better_than_recency() {
     for around in [false, true] {
         let (order, mut memory) = generations(640, 64, around);
         for _ in 0..8 {
@@ -265,7 +265,7 @@ fn a_cold_page_that_a_device_used_since_stays() {
 }
 
 #[test]
-fn enough_is_given_up_for_a_walk_where_recency_tells_better_too() {
+fn a_walk_follows_when_a_twelfth_was_given_up_also_where_recency_predicts_better() {
     let (order, mut memory) = generations(640, 64, true);
     (0..8).for_each(|_| order.walk(&mut memory));
     let found = order.victims(53, &mut memory);
@@ -285,7 +285,7 @@ fn a_page_that_comes_before_its_turn_moves_on_when_that_comes() {
 }
 
 #[test]
-fn the_first_time_at_which_a_page_is_old_enough_is_told() {
+fn the_first_time_at_which_a_page_is_old_enough_is_reported() {
     let (order, mut memory) = generations(128, 64, true);
     memory.new = true;
     let found = order.victims(32, &mut memory);

@@ -189,7 +189,7 @@ fn told(stalls: &Stalls) -> Vec<(Why, u64, u64, u64)> {
 use crate::events::tracepoint::tests::EXIT;
 
 #[test]
-fn times_from_exit_to_entry_are_told_by_thread_and_by_why_on_intel_and_amd() {
+fn times_from_exit_to_entry_are_reported_by_thread_and_by_reason_on_intel_and_amd() {
     let kernel = Kernel::new(EXIT, 4);
     // Fields: isa, reason, info1, vCPU.
     kernel.hear(
@@ -287,7 +287,7 @@ fn accesses_of_devices_are_no_faults() {
 }
 
 #[test]
-fn arms_exits_are_told_by_class_and_a_write_by_its_syndrome() {
+fn exits_on_arm_are_reported_by_class_and_a_write_by_its_syndrome() {
     let kernel = Kernel::new(ARM_EXIT, 1);
     kernel.hear(
         "1000 31 exit 2 0x24

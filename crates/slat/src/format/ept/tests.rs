@@ -162,7 +162,7 @@ fn protection_keeps_everything_else_and_is_idempotent() {
 }
 
 #[test]
-fn a_cleaned_leaf_is_dirty_only_where_nobody_would_mark_the_next_write() {
+fn a_cleaned_leaf_is_dirty_only_where_nothing_would_mark_the_next_write() {
     for format in configurations() {
         for raw in leaves(format, 0) {
             let (before, after) = (format.decode(raw, 0), format.decode(format.cleaned(raw), 0));
@@ -173,7 +173,7 @@ fn a_cleaned_leaf_is_dirty_only_where_nobody_would_mark_the_next_write() {
 }
 
 #[test]
-fn every_value_is_of_its_kind_at_every_level_whatever_hardware_sets() {
+fn every_value_has_its_kind_at_every_level_regardless_of_the_bits_that_hardware_sets() {
     let flips = [0, A, D, A | D];
     for (flip, level) in flips.into_iter().flat_map(|flip| (0..=3).map(move |l| (flip, l))) {
         for (raw, kind) in not_present() {
@@ -243,7 +243,7 @@ fn the_pointer_says_four_levels_through_the_cache() {
 }
 
 #[test]
-fn a_cpu_that_lacks_something_is_told_what() {
+fn an_error_names_the_features_that_a_cpu_lacks() {
     // The value of a client CPU.
     let full = 0x0f01_0673_4141;
     let format = Ept1G::from_capabilities(full, 46).unwrap();

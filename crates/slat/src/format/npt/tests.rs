@@ -156,7 +156,7 @@ fn a_cleaned_leaf_is_as_before_and_not_dirty() {
 }
 
 #[test]
-fn every_value_is_of_its_kind_at_every_level_whatever_hardware_sets() {
+fn every_value_has_its_kind_at_every_level_regardless_of_the_bits_that_hardware_sets() {
     let flips = [0, A, D, A | D];
     for (flip, level) in flips.into_iter().flat_map(|flip| (0..=3).map(move |l| (flip, l))) {
         for (raw, kind) in not_present() {
@@ -217,7 +217,7 @@ fn a_run_is_all_tables_only_if_each_entry_is() {
 }
 
 #[test]
-fn a_cpu_that_lacks_something_is_told_what() {
+fn an_error_names_the_features_that_a_cpu_lacks() {
     let (extended, sizes, svm) = (FEATURE_NX | FEATURE_1G, 0x3030, FEATURE_NP);
     assert_eq!(Npt1G::from_cpuid(extended, sizes, svm), Ok(Npt1G { output_bits: 48, ..FORMAT }));
     assert!(Npt2M::from_cpuid(FEATURE_NX, sizes, svm).is_ok());

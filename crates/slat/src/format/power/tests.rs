@@ -193,7 +193,7 @@ fn protection_and_cleaning_keep_everything_else() {
 }
 
 #[test]
-fn every_value_is_of_its_kind_at_every_level_whatever_hardware_sets() {
+fn every_value_has_its_kind_at_every_level_regardless_of_the_bits_that_hardware_sets() {
     fn check<const P: u32>(flip: u64, level: u8) {
         for (raw, kind) in invalid::<P>() {
             assert_eq!(Power::<P>::kind(raw, level), kind, "{raw:#x}");

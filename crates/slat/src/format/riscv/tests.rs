@@ -161,7 +161,7 @@ fn a_cleaned_leaf_keeps_all_but_its_dirty_state() {
 }
 
 #[test]
-fn every_value_is_of_its_kind_at_every_level_whatever_hardware_sets() {
+fn every_value_has_its_kind_at_every_level_regardless_of_the_bits_that_hardware_sets() {
     let flips = [0, A, D, A | D];
     for (flip, level) in flips.into_iter().flat_map(|flip| (0..=4).map(move |l| (flip, l))) {
         for (raw, kind) in invalid() {
