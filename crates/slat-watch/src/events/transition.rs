@@ -1,48 +1,49 @@
 //! The transition: the part of an exit that lies outside of `kvm_exit` to `kvm_entry`.
 //!
-//! Between these two tracepoints KVM works for the guest. The processor's way out of the guest
-//! lies before them, and the way in after them, with what KVM does on both ways and half of the
-//! programs' own time. No tracepoint covers it, so that a guest of the watch's own finds out: its
-//! only vCPU leaves again and again for an answer that KVM has at once, without a fault. What its
-//! time has beside the time from exit to entry is the transition. A pass of the same steps without
-//! questions takes the guest's own instructions off.
+//! The processor leaves the guest before the first of these tracepoints, and enters it after the
+//! second. No tracepoint covers that time, nor KVM's own work on both ways and half of the programs'
+//! time. So the watch runs a guest of its own, whose only vCPU exits again and again with a question
+//! that KVM answers at once, without a fault. The transition is the time of that run less the time
+//! from exit to entry. A pass of the same steps without questions gives the time of the guest's own
+//! instructions, which is subtracted.
 
 use slat_kvm::guest::{Guest, Shape, Vcpu};
 use slat_kvm::work::{Touch, Work};
 use slat_kvm::{Error, Mode};
 use std::time::{Duration, Instant};
 
-/// Questions of a batch.
+/// Number of questions in a batch.
 const QUESTIONS: u64 = 64;
 
-/// Batches, of which the median is taken.
+/// Largest number of batches. The result is their median.
 const BATCHES: usize = 15;
 
 /// No batch begins after this time, unless it is the first.
 const ENOUGH: Duration = Duration::from_millis(50);
 
-/// Why there is none, though the guest ran.
+/// Reason why there is no transition although the guest ran.
 const SILENT: &str = "kvm_exit has not fired for the watch's own guest: where KVM works without \
                       hardware virtualisation (kvm_pvm) it never does";
 
-/// Exits of a thread, and nanoseconds of all of them from exit to entry.
+/// Number of a thread's exits, and their time from exit to entry in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Outside {
     pub exits: u64,
     pub ns: u64,
 }
 
-/// A moment after `KVM_RUN` came back.
+/// The time after `KVM_RUN` returned, and the accounts then.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
     at: Instant,
     known: Outside,
 }
 
-/// Measures the transition in nanoseconds, on this thread. `known` is what the programs know of it.
+/// Measures the transition in nanoseconds, on this thread. `known` reads the programs' account of
+/// the thread.
 ///
 /// # Errors
-/// Why it cannot be measured, in words.
+/// The reason why it cannot be measured, in words.
 pub(super) fn measure(known: impl Fn() -> Option<Outside>) -> Result<u64, String> {
     let page = rustix::param::page_size() as u64;
     let shape = Shape { memory: QUESTIONS * page, mode: Mode::Legacy, ..Shape::default() };
@@ -76,16 +77,16 @@ fn refused(error: Error) -> String {
     format!("the watch's own guest cannot run: {error}")
 }
 
-/// The transition by two passes that follow each other. The way from the last exit of each to the
-/// host's clock is in both, and so is what the guest does beside its questions.
+/// Returns the transition, by two passes that follow each other. Both contain the way from the last
+/// exit to the host's clock, and the guest's instructions other than its questions.
 fn transition(before: Mark, asked: Mark, skipped: Mark) -> f64 {
     let inside = |from: Mark, to: Mark| {
         (to.at - from.at).as_nanos() as f64 - (to.known.ns - from.known.ns) as f64
     };
     let exits = |from: Mark, to: Mark| (to.known.exits - from.known.exits) as f64;
     let more = exits(before, asked) - exits(asked, skipped);
-    // A KVM that does not let the guest leave for a question has none.
     let more_inside = inside(before, asked) - inside(asked, skipped);
+    // If questions cause no exits, there is nothing to divide by.
     if more > 0.0 { (more_inside / more).max(0.0) } else { 0.0 }
 }
 
