@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use std::path::Path;
 use std::time::Duration;
 
-/// Time that what runs beside the second has before it.
+/// Time for which the third command line runs before the second begins.
 const LEAD: Duration = Duration::from_secs(1);
 
 /// Runs both command lines, `pairs` times twice each, after one run of each to warm up. Each

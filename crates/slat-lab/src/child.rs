@@ -138,7 +138,7 @@ pub fn run(words: &[String], limit: Option<Duration>, session: &Session) -> anyh
     started.ended(waited)
 }
 
-/// This program with other words, which runs beside a measurement until it is told to end.
+/// This program with another command line: it runs during a measurement until it is interrupted.
 #[derive(Debug)]
 pub struct Beside {
     /// Nothing once it has ended.

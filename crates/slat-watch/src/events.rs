@@ -163,7 +163,7 @@ impl Events {
         Self::of(How::Nothing, BTreeMap::new())
     }
 
-    /// Events that are heard, with a transition that is known.
+    /// Events that count as received, with a transition of `transition` nanoseconds.
     #[cfg(test)]
     pub(crate) fn calibrated_in_a_test(transition: u64) -> Self {
         Self { transition: Ok(transition), ..Self::heard_in_a_test() }
@@ -253,7 +253,7 @@ impl Events {
     }
 }
 
-/// Reason why there is no transition, if nobody asked for it.
+/// Reason why there is no transition, if the user left it out.
 const UNMEASURED: &str = "the transition was not measured: leave out --no-calibration";
 
 /// Returns the same reason for all events.

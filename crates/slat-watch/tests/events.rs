@@ -366,7 +366,7 @@ fn long_faults_are_reported_with_the_duration_that_the_guest_felt() {
 }
 
 /// What the watch tells of the last pass with transitions, and what the guest felt, in nanoseconds;
-/// nothing where exits are not told.
+/// nothing if exits are not reported.
 fn held_up(kind: &str) -> Option<[u64; 2]> {
     let mut other = Other::start_as(kind)?;
     other.run();
