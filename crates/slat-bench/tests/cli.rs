@@ -118,7 +118,7 @@ fn a_split_prints_a_table_and_writes_every_sample() {
     let arguments = ["split", "--memory", "1g", "--backing", "2m", "--when", "enable"];
     let mut command = bench(&arguments);
     command.args(["--what", "split", "--samples", "10", "--output", path]);
-    command.assert().success().stdout(contains("every-entry").and(contains("Slots read")));
+    command.assert().success().stdout(contains("every-entry").and(contains("Entries read")));
     let text = std::fs::read_to_string(folder.path().join("results.json")).unwrap();
     let report: serde_json::Value = serde_json::from_str(&text).unwrap();
     let results = report["results"].as_array().unwrap();

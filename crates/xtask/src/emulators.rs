@@ -295,7 +295,7 @@ fn splits(report: &Value) -> anyhow::Result<()> {
     }
     let read = |walk| count(report, walk, "entries_read");
     let (every, bounded, batched) = (read("every-entry")?, read("bounded")?, read("batched")?);
-    ensure!(every > bounded && bounded > batched, "slots read: {every}, {bounded}, {batched}");
+    ensure!(every > bounded && bounded > batched, "entries read: {every}, {bounded}, {batched}");
     Ok(())
 }
 
