@@ -120,12 +120,12 @@ impl<F: Walked> On<F> {
         In { on: *self, guard: unsafe { self.tables().enter_unseated() } }
     }
 
-    pub fn member(&self) -> Participant<'static, World> {
+    pub fn participant(&self) -> Participant<'static, World> {
         Participant::register(self.world).expect("there are seats for all threads")
     }
 
-    pub fn seated<'m>(&self, member: &'m mut Participant<'static, World>) -> In<'m, F> {
-        In { on: *self, guard: self.tables().enter(member).expect("one platform") }
+    pub fn seated<'m>(&self, participant: &'m mut Participant<'static, World>) -> In<'m, F> {
+        In { on: *self, guard: self.tables().enter(participant).expect("one platform") }
     }
 
     pub fn cache(&self, pages: usize) -> Cache<F> {

@@ -166,14 +166,16 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     let cache = |op: Op| matches!(op, Map | Fault | Split).then(|| guest.cache(1));
     let thread = move |op: Op,
                        cache: Option<Cache<F>>,
-                       member: Option<Participant<'static, World>>| match member {
-        None => perform(op, &mut guest.inside(), cache, tree),
-        Some(mut member) => perform(op, &mut guest.seated(&mut member), cache, tree),
+                       participant: Option<Participant<'static, World>>| {
+        match participant {
+            None => perform(op, &mut guest.inside(), cache, tree),
+            Some(mut participant) => perform(op, &mut guest.seated(&mut participant), cache, tree),
+        }
     };
     let [mine, others] = ops.map(cache);
-    let [member, seat] = [(); 2].map(|()| seats.then(|| guest.member()));
+    let [participant, seat] = [(); 2].map(|()| seats.then(|| guest.participant()));
     let other = spawn(move || thread(ops[1], others, seat));
-    let here = thread(ops[0], mine, member);
+    let here = thread(ops[0], mine, participant);
     let lefts = [here, other.join().unwrap()];
 
     let unmaps = either(Unmap) || either(Retire);
