@@ -13,6 +13,7 @@ mod counts;
 mod device;
 mod edges;
 mod executable;
+mod given_back;
 mod golden_arm64;
 mod golden_ept;
 mod golden_lpa;
