@@ -143,7 +143,7 @@ on_all! {
             attempt::<C>(&machine, vcpu, gpa, Access::Execute).map(drop)
         };
         assert_eq!(fetch(&mut vcpu, BASE), Err(refused));
-        assert!(machine.cpu(0).write(BASE).is_ok(), "the block stays");
+        assert!(machine.cpu(0).read(BASE).is_ok(), "the block stays");
         machine.refuse_private(None);
         machine.private_calls();
         // The first, the last, and a page in the middle of a block.
@@ -154,7 +154,7 @@ on_all! {
             let calls: Vec<_> = calls.iter().map(|(call, at)| (*call, at.gpa, at.bytes)).collect();
             let whole = Gpa(BASE + block as u64 * M2);
             assert_eq!(calls, [(PrivateCall::Split, whole, M2)]);
-            assert!(machine.cpu(0).write(page ^ K4).is_ok(), "its neighbour is still mapped");
+            assert!(machine.cpu(0).read(page ^ K4).is_ok(), "its neighbour is still mapped");
         }
         // New private memory is mapped in pages, by a fetch and by a write.
         fetch(&mut vcpu, BASE + 3 * M2).unwrap();
