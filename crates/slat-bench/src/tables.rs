@@ -235,17 +235,17 @@ mod tests {
         use slat::format::Kind;
         use slat::{Format, Platform};
         let (mut table, mut level) = (tables.root(), tables.geometry().root_level);
-        let mut slots = tables.geometry().root_entries;
+        let mut entries = tables.geometry().root_entries;
         let mut found = Vec::new();
         loop {
-            let index = (page.start().0 >> Ept1G::shift(level)) as usize & (slots - 1);
+            let index = (page.start().0 >> Ept1G::shift(level)) as usize & (entries - 1);
             // SAFETY: as in `touch`.
             let raw = unsafe { arena.entries(table).add(index).as_ref() }.load();
             found.push(raw);
             if Ept1G::kind(raw, level) != Kind::Table {
                 return found;
             }
-            (table, slots) = (Ept1G::table_address(raw), 512);
+            (table, entries) = (Ept1G::table_address(raw), 512);
             level -= 1;
         }
     }

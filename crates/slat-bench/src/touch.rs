@@ -17,10 +17,10 @@ pub fn touch<F: Format>(
 ) -> anyhow::Result<()> {
     let geometry = tables.geometry();
     let (mut level, mut table) = (geometry.root_level, tables.root());
-    let mut slots = geometry.root_entries;
+    let mut entries = geometry.root_entries;
     loop {
-        let index = (gpa.0 >> F::shift(level)) as usize & (slots - 1);
-        // SAFETY: a table in use has more than `index` slots, and it stays while the tables are
+        let index = (gpa.0 >> F::shift(level)) as usize & (entries - 1);
+        // SAFETY: a table in use has more than `index` entries, and it stays while the tables are
         // borrowed, because no thread retires one here.
         let slot: &Pte = unsafe { arena.entries(table).add(index).as_ref() };
         let raw = slot.load();
@@ -35,6 +35,6 @@ pub fn touch<F: Format>(
             word.fetch_or(bit, Ordering::AcqRel);
         }
         let Some(next) = next else { return Ok(()) };
-        (table, slots, level) = (next, F::entries(level - 1), level - 1);
+        (table, entries, level) = (next, F::entries(level - 1), level - 1);
     }
 }

@@ -69,9 +69,9 @@ impl TablePages {
             return;
         }
         self.upper.push((hpa, len));
-        // SAFETY: a table in use has that many slots, and stays while the tables are borrowed.
-        let slots = unsafe { std::slice::from_raw_parts(platform.entries(hpa).as_ptr(), len) };
-        for raw in slots.iter().map(Pte::load) {
+        // SAFETY: a table in use has that many entries, and stays while the tables are borrowed.
+        let entries = unsafe { std::slice::from_raw_parts(platform.entries(hpa).as_ptr(), len) };
+        for raw in entries.iter().map(Pte::load) {
             if F::kind(raw, level) == Kind::Table {
                 let child = F::table_address(raw);
                 self.table::<F, P>(platform, child, F::entries(level - 1), level - 1);
@@ -123,21 +123,21 @@ pub fn exchange(words: &[AtomicU64]) -> u64 {
 
 /// Fills `words` with consecutive entries, table by table; returns seconds.
 #[inline]
-pub fn fill(words: &mut [u64], table_slots: usize, limit: Limit) -> f64 {
+pub fn fill(words: &mut [u64], table_entries: usize, limit: Limit) -> f64 {
     match limit {
         Limit::FillBest => {
-            let stream = fill_by(words, table_slots, Stores::Streaming);
-            fill_by(words, table_slots, Stores::Wide).min(stream)
+            let stream = fill_by(words, table_entries, Stores::Streaming);
+            fill_by(words, table_entries, Stores::Wide).min(stream)
         }
-        _ => fill_by(words, table_slots, Stores::Plain),
+        _ => fill_by(words, table_entries, Stores::Plain),
     }
 }
 
 /// As [`fill`], with one kind of stores.
 #[inline]
-pub fn fill_by(words: &mut [u64], table_slots: usize, stores: Stores) -> f64 {
+pub fn fill_by(words: &mut [u64], table_entries: usize, stores: Stores) -> f64 {
     let watch = Stopwatch::start();
-    for (index, table) in words.chunks_exact_mut(table_slots).enumerate() {
+    for (index, table) in words.chunks_exact_mut(table_entries).enumerate() {
         stores.fill(table, (index as u64) << 21 | 0x7ff, 1 << 12);
     }
     stores.fence();

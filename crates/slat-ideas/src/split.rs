@@ -424,7 +424,7 @@ fn measurement(
             ("invalidations", invalidations),
         ],
         Cost::Limit { ptes } => {
-            params.insert("slots".to_owned(), json!(ptes));
+            params.insert("entries".to_owned(), json!(ptes));
             params.insert("bytes".to_owned(), json!(ptes * 8));
             Vec::new()
         }

@@ -297,7 +297,7 @@ fn splits() -> Vec<Measurement> {
         ("2m", "enable", "split", 0.2764),
         ("1g", "enable", "split", 0.2859),
     ] {
-        for (walk, factor, slots) in
+        for (walk, factor, entries) in
             [("every-entry", 1.0, 33_587_200), ("bounded", 0.021, 65_600), ("batched", 0.004, 64)]
         {
             let params = json!({
@@ -308,7 +308,7 @@ fn splits() -> Vec<Measurement> {
                 (0..11).map(|n| base * factor * (1.0 + f64::from(n) / 100.0)).collect();
             let mut split = measurement("split", "engine", walk, params, &samples);
             split.counts = [
-                ("entries_read", slots),
+                ("entries_read", entries),
                 ("entries_written", 0),
                 ("tables_built", 0),
                 ("invalidations", 1),
@@ -323,7 +323,7 @@ fn splits() -> Vec<Measurement> {
 
 fn limits() -> Vec<Measurement> {
     let limit = |variant: &str, bytes: u64, seconds: f64| {
-        let params = json!({ "memory": 64u64 << 30, "bytes": bytes, "slots": bytes / 8 });
+        let params = json!({ "memory": 64u64 << 30, "bytes": bytes, "entries": bytes / 8 });
         measurement("limit", "machine", variant, params, &[seconds, seconds * 1.01, seconds * 0.99])
     };
     vec![

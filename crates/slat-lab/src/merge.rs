@@ -336,11 +336,11 @@ mod tests {
         let counted = |pairs: &[(&str, u64)]| -> Counts {
             pairs.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
         };
-        let one = counted(&[("slots", 5), ("faults", 7), ("pages_max", 3)]);
-        let two = counted(&[("slots", 5), ("faults", 9), ("pages_max", 3), ("exits", 2)]);
+        let one = counted(&[("entries", 5), ("faults", 7), ("pages_max", 3)]);
+        let two = counted(&[("entries", 5), ("faults", 9), ("pages_max", 3), ("exits", 2)]);
         let both = counts(&one, &two);
         let wanted = [
-            ("slots", 5),
+            ("entries", 5),
             ("pages_max", 3),
             ("faults_first", 7),
             ("faults_min", 7),
@@ -350,7 +350,7 @@ mod tests {
             ("exits_max", 2),
         ];
         assert_eq!(both, counted(&wanted));
-        let three = counts(&both, &counted(&[("faults", 1), ("slots", 5), ("pages_max", 3)]));
+        let three = counts(&both, &counted(&[("faults", 1), ("entries", 5), ("pages_max", 3)]));
         assert_eq!((three["faults_first"], three["faults_min"], three["faults_max"]), (7, 1, 9));
         assert_eq!((three["exits_min"], three["exits_max"]), (0, 2));
     }

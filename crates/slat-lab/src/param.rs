@@ -37,7 +37,7 @@ const fn param(name: &'static str, heading: &'static str, kind: Kind) -> Param {
 
 /// Parameters that need more than their name, in the order in which people ask about them. Others
 /// follow by name.
-const KNOWN: [Param; 37] = [
+const KNOWN: [Param; 38] = [
     param("host", "", Kind::Plain),
     param("format", "", Kind::Plain),
     param("memory", "", Kind::Bytes),
@@ -60,6 +60,7 @@ const KNOWN: [Param; 37] = [
     param("runs", "", Kind::Plain),
     param("bytes", "", Kind::Bytes),
     param("slots", "", Kind::Plain),
+    param("entries", "", Kind::Plain),
     param("asked", "", Kind::Plain),
     param("chunk_size", "", Kind::Bytes),
     param("delay_us", "delay", Kind::Of("µs")),
@@ -81,7 +82,7 @@ const KNOWN: [Param; 37] = [
 const MORE_PROSE: [&str; 3] = ["why", "lack", "source"];
 
 /// Number of entries of [`KNOWN`] that come first; the others follow by name.
-const ASKED: usize = 23;
+const ASKED: usize = 24;
 
 fn known(name: &str) -> Option<&'static Param> {
     KNOWN.iter().find(|param| param.name == name)

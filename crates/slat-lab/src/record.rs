@@ -37,8 +37,8 @@ pub struct Measurement {
 }
 
 /// Counts that had another name in older reports.
-const RENAMED: [(&str, &str); 2] =
-    [("slots_read", "entries_read"), ("slots_written", "entries_written")];
+const RENAMED: [(&str, &str); 3] =
+    [("slots", "entries"), ("slots_read", "entries_read"), ("slots_written", "entries_written")];
 
 fn counts<'de, D: Deserializer<'de>>(report: D) -> Result<BTreeMap<String, u64>, D::Error> {
     let mut counts = BTreeMap::<String, u64>::deserialize(report)?;

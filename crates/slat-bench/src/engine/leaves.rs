@@ -119,7 +119,7 @@ fn contest<'a>(memory: u64, op: Op, again: bool) -> Contest<'a> {
             let seconds = watch.seconds();
             let ptes: usize = ptes.iter().map(|table| table.len()).sum();
             ensure!(ptes as u64 == fixture.pages(), "{ptes} entries of {} pages", fixture.pages());
-            Ok(Sample { seconds, counts: vec![("slots", ptes as u64)] })
+            Ok(Sample { seconds, counts: vec![("entries", ptes as u64)] })
         })
 }
 

@@ -24,7 +24,7 @@ pub const FIGURES: Figures = Figures {
     title: "Clearing with two threads",
     counts: &[("clear", "pages", "pages")],
     note: "Time of the thread that worked longest; each has half of the pages. cas: a \
-           compare-and-swap of as many slots.",
+           compare-and-swap of as many entries.",
     ..Figures::NONE
 };
 
@@ -74,11 +74,11 @@ fn measure<F: Format, A: Arch>(
     session: &mut Session,
 ) -> anyhow::Result<Vec<Measurement>> {
     session.start("parallel clears", u64::from(rounds) + 1);
-    let slots: Vec<AtomicU64> = (0..fixture.pages()).map(AtomicU64::new).collect();
+    let entries: Vec<AtomicU64> = (0..fixture.pages()).map(AtomicU64::new).collect();
     let samples = take_turns(session, rounds, VARIANTS.len(), |place, _| {
         session.say(VARIANTS[place]);
         let cpus = &cpus[..place % 2 + 1];
-        if place < 2 { clear(fixture, cpus) } else { exchange(&slots, cpus) }
+        if place < 2 { clear(fixture, cpus) } else { exchange(&entries, cpus) }
     })?;
     session.finish();
     if samples[0].is_empty() {
@@ -131,13 +131,13 @@ fn clear<F: Format, A: Arch>(
     })
 }
 
-fn exchange(slots: &[AtomicU64], cpus: &[usize]) -> anyhow::Result<(f64, Counts)> {
-    let share = slots.len() / cpus.len();
-    let works = slots
+fn exchange(entries: &[AtomicU64], cpus: &[usize]) -> anyhow::Result<(f64, Counts)> {
+    let share = entries.len() / cpus.len();
+    let works = entries
         .chunks(share)
-        .map(|slots| move |gate: &Gate| Ok(gate.pass(|| limit::exchange(slots))))
+        .map(|entries| move |gate: &Gate| Ok(gate.pass(|| limit::exchange(entries))))
         .collect();
     let (seconds, lost) = together(cpus, works)?;
     ensure!(lost.iter().all(|lost| *lost == 0), "an exchange was lost to nobody");
-    Ok((seconds, counts([("pages", slots.len() as u64)])))
+    Ok((seconds, counts([("pages", entries.len() as u64)])))
 }

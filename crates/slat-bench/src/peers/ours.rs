@@ -175,7 +175,7 @@ impl<F: Format> Turns<F> {
             temper(arena, turns.work.table_bytes(), turns.setting.caches);
             // SAFETY: the tables exist, and no other thread uses them.
             let (seconds, ptes) = unsafe { pages.sample(arena, limit) };
-            Ok(Sample { seconds, counts: vec![("slots", ptes)] })
+            Ok(Sample { seconds, counts: vec![("entries", ptes)] })
         };
         Some((limit.name(), turn))
     }

@@ -130,7 +130,8 @@ impl<'a> Pool<'a> {
         Self {
             variant: &measurement.variant,
             bytes: amount("bytes"),
-            ptes: amount("slots"),
+            // Older reports call them slots.
+            ptes: amount("entries").or_else(|| amount("slots")),
             samples: measurement.samples.clone(),
         }
     }

@@ -18,7 +18,7 @@ const LINES: usize = 8;
 const STRIPS: usize = 40;
 
 /// Parameters that follow from others, or from the results.
-const DERIVED: [&str; 2] = ["bytes", "slots"];
+const DERIVED: [&str; 2] = ["bytes", "entries"];
 
 /// The charts of one scenario.
 pub struct Scenario {
