@@ -210,7 +210,7 @@ fn two_runs_are_compared_and_what_cannot_be_is_refused() {
     // The option of the command line is a parameter that differs; the counts show the difference.
     bench(&["compare", &at("one"), &at("two")]).assert().success().stdout(
         contains("parameter backing")
-            .and(contains("parameter slots"))
+            .and(contains("parameter entries"))
             .and(contains("0 not comparable"))
             .and(contains("split: batched")),
     );

@@ -283,7 +283,7 @@ const OF_FORMATS: [(&str, &[&str]); 4] = [
     ("slat-reclaim", &["machine", "overcommit"]),
 ];
 
-/// Runs the tests that are generic over a format, on all formats.
+/// Runs the tests that are generic over a format, on the formats that the quick tests leave out.
 fn formats() -> anyhow::Result<Outcome> {
     let mut tests = cargo(&["test", "--features", "every-format"]);
     for (package, programs) in OF_FORMATS {
@@ -292,7 +292,8 @@ fn formats() -> anyhow::Result<Outcome> {
             tests.args(["--test", program]);
         }
     }
-    ran(&mut tests)
+    // After a failure the other programs are run, too.
+    ran(tests.args(["--no-fail-fast", "--", "--skip", "::usual::"]))
 }
 
 fn shuttle(long: bool) -> anyhow::Result<Outcome> {

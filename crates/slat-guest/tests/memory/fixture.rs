@@ -503,7 +503,8 @@ where
     old
 }
 
-/// Runs a test's body on every format.
+/// Runs a test's body on two formats; with the feature `every-format` also on the others, in a
+/// module of its own.
 #[macro_export]
 macro_rules! on_all {
     ($($(#[$meta:meta])* fn $name:ident<$C:ident: Case>() $body:block)*) => {$(
@@ -513,24 +514,28 @@ macro_rules! on_all {
 
             fn run<$C: Case>() where $C::A: 'static $body
 
-            #[test]
-            fn on_arm() {
-                run::<ArmPlain>();
-            }
+            mod usual {
+                use super::*;
 
-            #[test]
-            fn on_arm_with_hardware_dirty_state() {
-                run::<ArmDirty>();
-            }
+                #[test]
+                fn on_arm() {
+                    run::<ArmPlain>();
+                }
 
-            #[test]
-            fn on_intel() {
-                run::<Intel>();
+                #[test]
+                fn on_intel() {
+                    run::<Intel>();
+                }
             }
 
             #[cfg(feature = "every-format")]
             mod every {
                 use super::*;
+
+                #[test]
+                fn on_arm_with_hardware_dirty_state() {
+                    run::<ArmDirty>();
+                }
 
                 #[test]
                 fn on_arm_lpa2() {

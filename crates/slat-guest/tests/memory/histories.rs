@@ -569,9 +569,10 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// The number of histories: `HISTORIES=N` for more.
+/// The number of histories: `HISTORIES=N` for more. By default few, and more with all formats, whose
+/// tests are not the quick ones.
 pub fn count() -> u64 {
-    number("HISTORIES").unwrap_or(20)
+    number("HISTORIES").unwrap_or(if cfg!(feature = "every-format") { 20 } else { 6 })
 }
 
 fn histories<C: Case>()
