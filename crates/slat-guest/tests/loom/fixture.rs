@@ -25,14 +25,16 @@ pub struct World {
     bbm: BreakBeforeMake,
     /// Private bytes that were reported as mapped, and not as removed.
     pub assigned: Cell<u64>,
+    /// Private blocks that were reported as split.
+    pub split: Cell<u64>,
     given_back: Cell<usize>,
 }
 
 impl World {
     pub fn new(bbm: BreakBeforeMake) -> &'static Self {
         let grace = Grace::new([Seat::new(), Seat::new(), Seat::new()]);
-        let (pages, assigned, given_back) = Default::default();
-        Box::leak(Box::new(Self { grace, pages, bbm, assigned, given_back }))
+        let (pages, assigned, split, given_back) = Default::default();
+        Box::leak(Box::new(Self { grace, pages, bbm, assigned, split, given_back }))
     }
 
     /// Returns the number of frames in use.
@@ -88,6 +90,11 @@ impl Host for World {
 impl PrivateHooks for World {
     fn map(&self, leaf: PrivateLeaves) -> Result<(), Denied> {
         self.assigned.set(self.assigned.get() + leaf.bytes);
+        Ok(())
+    }
+
+    fn split(&self, _block: PrivateLeaves) -> Result<(), Denied> {
+        self.split.set(self.split.get() + 1);
         Ok(())
     }
 
