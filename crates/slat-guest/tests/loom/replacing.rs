@@ -42,3 +42,38 @@ fn what_a_write_replaced_is_not_left_in_another_slot() {
         write_and_read(true);
     });
 }
+
+/// A vCPU whose view is its own writes page 0 while another reads it by the guest's tables.
+fn write_in_a_view_and_read(before: bool) {
+    let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::that_is_shared());
+    let guest = uncached(world, ram);
+    let mut setup = worker(guest);
+    setup.set_memslot(slot(false)).unwrap();
+    let page = slat::GpaRange::new(Gpa(0), PAGE).unwrap();
+    if before {
+        setup.prefault(page, Access::Read, || false);
+    }
+    let writes = Sent(vcpu(guest));
+    let thread = spawn(move || {
+        let mut vcpu = writes.get();
+        vcpu.fault(Gpa(0), Access::Write);
+        let new = vcpu.translate(Gpa(0)).is_some_and(|leaf| leaf.hpa.0 == NEW);
+        let elsewhere = at(vcpu.worker(), 0).map(|leaf| leaf.hpa.0);
+        assert!(!new || elsewhere.is_none_or(|hpa| hpa == NEW), "the other misses the write");
+        Sent(vcpu)
+    });
+    setup.prefault(page, Access::Read, || false);
+    let mut vcpu = thread.join().unwrap().get();
+    let elsewhere = at(&mut setup, 0);
+    if vcpu.translate(Gpa(0)).is_some_and(|leaf| leaf.hpa.0 == NEW) {
+        assert!(elsewhere.is_none_or(|leaf| leaf.hpa.0 == NEW), "{elsewhere:?}");
+    }
+}
+
+#[test]
+fn what_a_write_in_a_view_replaced_is_not_left_in_the_guests_tables() {
+    bounded("write of a shared page in a view || read", 2, || write_in_a_view_and_read(false));
+    bounded("write of a shared page in a view || read where it is mapped", 2, || {
+        write_in_a_view_and_read(true);
+    });
+}

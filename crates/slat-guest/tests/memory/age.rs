@@ -36,6 +36,21 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
+    fn a_fault_of_an_aged_page_marks_it_and_says_so<C: Case>() {
+        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+        for access in [Access::Read, Access::Write] {
+            let mut young = [0];
+            vcpu.worker().age(range(BASE, K4), None, &mut young, CLEAR).unwrap();
+            assert_eq!(vcpu.fault(Gpa(BASE), access), Outcome::MadeAccessed);
+            young = [0];
+            let aged = vcpu.worker().age(range(BASE, K4), None, &mut young, TEST).unwrap();
+            assert_eq!((aged.young, young), (1, [1]));
+            assert_eq!(vcpu.fault(Gpa(BASE), access), Outcome::Spurious);
+        }
+        assert!(machine.finish().is_empty());
+    }
+
     fn only_the_pages_selected_are_asked_about<C: Case>() {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         for page in 0..200 {
