@@ -2,7 +2,7 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Gpa, Hpa, PageSize};
+use slat::{Access, Gpa, Hpa, MapError, PageSize};
 use slat_guest::*;
 
 on_all! {
@@ -134,6 +134,20 @@ on_all! {
         assert_eq!(vcpu.fault(Gpa(BASE), Access::Write), refused);
         machine.limit(usize::MAX);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+    }
+
+    fn a_backing_whose_blocks_are_smaller_than_a_page_is_refused<C: Case>() {
+        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        ram.change(HOST, |page| page.block = PageSize::from_bytes(K4 / 2).unwrap());
+        let outcome = vcpu.fault(Gpa(BASE), Access::Write);
+        let Outcome::Refused(Refused::Page(MapError::LeafSize(_))) = outcome else {
+            panic!("{outcome:?}")
+        };
+        assert_eq!(vcpu.worker().translate(Gpa(BASE)), Ok(None));
+        // A size between those of leaves is mapped by the next smaller leaves.
+        ram.change(HOST, |page| page.block = PageSize::from_bytes(2 * K4).unwrap());
+        assert_eq!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(PageSize::SIZE_4K));
+        assert!(machine.finish().is_empty());
     }
 
     fn a_cpu_that_holds_an_older_right_gets_on<C: Case>() {
