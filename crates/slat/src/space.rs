@@ -425,8 +425,10 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         let platform = self.tables.platform();
         let page = F::size(0);
         for edge in [range.start(), range.end()] {
-            let whole = |found: Translation| edge.0 & (found.size.bytes() - 1) == 0;
-            if self.query(edge).is_none_or(whole) {
+            // The size of the leaf itself: a query gives that of its group.
+            let entry = self.tables.exclusive().descriptor(edge);
+            let cuts = entry.is_some_and(|(_, size)| edge.0 & (size.bytes() - 1) != 0);
+            if !cuts || self.query(edge).is_none() {
                 continue;
             }
             let at = GpaRange::new(edge, page.bytes()).unwrap_or(range);

@@ -550,7 +550,9 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
             Ok(()) => {
                 self.sums.counts.bytes_changed += end - entry.start;
                 self.sums.sizes.add_members(level, F::group(level) as i64);
-                Some(Flow::Next)
+                // The walk may have loaded members before they were filled, and a plain store does
+                // not notice that they changed: it loads them again.
+                Some(if C::ALONE { Flow::Again } else { Flow::Next })
             }
             Err(flow) => Some(flow),
         }

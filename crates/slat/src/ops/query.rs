@@ -47,16 +47,21 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// without the caches, or whose memory another party will read without them.
     ///
     /// # Errors
-    /// [`ChangeError::Range`]; [`ChangeError::Contended`] at a frozen entry: everything before it
-    /// is done.
+    /// [`ChangeError::Range`]; [`ChangeError::Contended`] at a frozen entry, or
+    /// [`ChangeError::Paused`] ([`Guard::limit`]): everything before the address is done.
     pub fn flush(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
         if let Err(why) = self.tables.check(&range) {
             return Self::halted(range.start(), ChangeError::Range(why));
         }
         let mut visitor = Flush { tables: self.tables, at: range.start().0, flushed: 0 };
-        match self.tables.walk(range.start().0, range.end().0, &mut visitor) {
-            Ok(()) => Ok(visitor.flushed),
-            Err(at) => Self::halted(at, ChangeError::Contended),
+        let mut budget = self.budget;
+        let (start, end) = (range.start().0, range.end().0);
+        let result = self.tables.walk_within(start, end, &mut visitor, &mut budget);
+        let flushed = visitor.flushed;
+        let paused = self.keep(budget);
+        match result {
+            Ok(()) => Ok(flushed),
+            Err(at) => Self::ended(at, paused, ChangeError::Contended),
         }
     }
 

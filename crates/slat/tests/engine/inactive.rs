@@ -321,3 +321,33 @@ fn a_discard_unfolds_the_groups_that_its_ends_cut_and_leaves_the_rest_of_them() 
     inactive.destroy();
     assert_eq!(platform.live(), 0);
 }
+
+/// Groups that are filled in a table that exists already, wherever they and the range begin.
+#[test]
+fn a_group_that_is_mapped_into_a_table_that_exists_is_one_leaf() {
+    let format = slat::format::arm64::Arm64K4::default();
+    let page = 4 << 10;
+    for before in 0..9 {
+        let platform = TestPlatform::new(BreakBeforeMake::Always);
+        let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
+        let mut storage = Vec::new();
+        let mut tables = cache::<Arm<12>>(&platform, &mut storage, 4);
+        let mut map = |from: u64, pages: u64, inactive: &mut Inactive<'_, _, _>| {
+            let (range, leaf) = (range(from * page, pages * page), PageSize::SIZE_4K);
+            let to = Hpa(4 * G + from * page);
+            inactive.map_contiguous(range, to, RAM, leaf, &mut tables)
+        };
+        assert_eq!(map(0, 1, &mut inactive), Ok(page));
+        let pages = before + 32 + 3;
+        assert_eq!(map(32 - before, pages, &mut inactive), Ok(pages * page), "{before}");
+        let guard = inactive.guard();
+        for at in 32 - before..67 {
+            let found = guard.translate(slat::Gpa(at * page)).unwrap().unwrap();
+            let size = if (32..64).contains(&at) { 16 * page } else { page };
+            assert_eq!((found.hpa.0, found.size.bytes()), (4 * G + at * page, size), "{at}");
+        }
+        drop((guard, tables));
+        inactive.destroy();
+        assert_eq!(platform.live(), 0);
+    }
+}

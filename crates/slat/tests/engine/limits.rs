@@ -78,6 +78,14 @@ fn each_operation<H: Hardware>(format: H::Format) {
         until_done::<H, _, _>(guard, change, |g, of| g.harvest(of, &mut bitmap));
         until_done::<H, _, _>(guard, change, |g, of| g.write_protect_subtrees(of));
         until_done::<H, _, _>(guard, change, |g, of| g.protect(of, Rights::READ));
+        let mut flushed = 0;
+        let pauses = until_done::<H, _, _>(guard, change, |g, of| {
+            let result = g.flush(of);
+            let end = result.as_ref().map_or_else(|halted| halted.at, |_| of.end());
+            flushed += end.0 - of.start().0;
+            result
+        });
+        assert!(pauses > 2 && flushed == BYTES, "{pauses} {flushed:#x}");
         let there = |far: u64| move |of: GpaRange| Hpa(of.start().0 + far);
         let pauses = until_done::<H, _, _>(guard, &ReplaceError::Paused, |g, of| {
             g.replace(of, host(of), there(1 << 31)(of), read)

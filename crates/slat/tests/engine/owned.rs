@@ -504,3 +504,26 @@ fn a_removal_that_was_forgotten_is_invalidated_with_the_table_that_remembers_it(
     // SAFETY: no machine has the root.
     unsafe { space.destroy() };
 }
+
+#[test]
+fn a_block_of_a_group_that_a_range_covers_whole_is_not_split() {
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let mut space = owned(&platform);
+    let mut storage = [const { None }; 4];
+    let mut tables = TableCache::new(&platform, &mut storage);
+    tables.fill(4).unwrap();
+    let group = range(0, 32 * M);
+    let block = PageSize::SIZE_2M;
+    space.guard().map_contiguous(group, Hpa(0), RAM, block, &mut tables).unwrap();
+    drop(tables);
+    space.map(range(32 * M, 2 * M), Hpa(32 * M), RAM, block).unwrap();
+    assert_eq!(space.query(Gpa(2 * M)).unwrap().size.bytes(), 32 * M);
+    space.protect(range(2 * M, 30 * M + 4 * K), Rights::READ).unwrap();
+    // The group is unfolded; the one block that the range cuts is split.
+    let found = |at: u64| {
+        let found = space.query(Gpa(at)).unwrap();
+        (found.size.bytes(), found.attributes.write)
+    };
+    assert_eq!([found(0), found(2 * M)], [(2 * M, true), (2 * M, false)]);
+    assert_eq!([found(32 * M), found(32 * M + 4 * K)], [(4 * K, false), (4 * K, true)]);
+}
