@@ -69,8 +69,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// does. Blocks of shared memory that cross an end of the range are unmapped whole; private
     /// ones are split.
     ///
-    /// When this returns, no CPU can access the memory that was there before, and faults map memory
-    /// of the new kind; until then their outcome is
+    /// When this returns, no CPU can access by these addresses the memory that was there before, and
+    /// faults map memory of the new kind; a memslot with the same host memory keeps its own
+    /// mapping. Until then their outcome is
     /// [`Retry::Converting`](crate::Retry::Converting). The content is not carried over.
     /// Conversions take turns with each other and with changes of memslots, and wait until faults
     /// that saw the pages before have returned: the caller holds no lock that [`Backing::page`] or
@@ -118,10 +119,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             for run in slot.runs::<F>(*part, to.other()) {
                 let converted = self.convert_run(slot, kinds, run, to, &mut taken);
                 converted.map_err(|why| Halted { at: run.start(), why })?;
-                pages += run.size() >> F::PAGE_SHIFT;
+                let done = run.size() >> F::PAGE_SHIFT;
+                guest.counters.converted_pages.add(done);
+                pages += done;
             }
         }
-        guest.counters.converted_pages.add(pages);
         Ok(pages)
     }
 

@@ -4,6 +4,7 @@
 use crate::backing::Backing;
 use crate::host::Host;
 use crate::pins::Pinned;
+use crate::private::MemoryKind;
 use crate::worker::{Inside, Worker};
 use core::fmt;
 use slat::{Format, Gpa, GpaRange};
@@ -100,13 +101,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     pub fn device_used(&mut self, range: GpaRange, wrote: bool) {
         self.look(|view| {
             for (slot, part) in view.parts(&range) {
-                let (start, bytes) = (part.start().0, part.size());
-                slot.kept.used.mark::<F>(&slot.spec, start, bytes);
-                if wrote {
-                    slot.kept.written.mark::<F>(&slot.spec, start, bytes);
-                }
-                if let Some(log) = slot.log.as_ref().filter(|_| wrote) {
-                    log.mark::<F>(&slot.spec, start, bytes);
+                for run in slot.runs::<F>(part, MemoryKind::Shared) {
+                    let (start, bytes) = (run.start().0, run.size());
+                    slot.kept.used.mark::<F>(&slot.spec, start, bytes);
+                    if wrote {
+                        slot.kept.written.mark::<F>(&slot.spec, start, bytes);
+                    }
+                    if let Some(log) = slot.log.as_ref().filter(|_| wrote) {
+                        log.mark::<F>(&slot.spec, start, bytes);
+                    }
                 }
             }
         });

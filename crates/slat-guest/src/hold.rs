@@ -19,7 +19,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ///
     /// From before this call until the result is dropped, [`Backing::make_writable`] must return
     /// `None` for these pages. This waits for faults of all guests of the host: the caller holds no
-    /// lock that the backing takes.
+    /// lock that the backing takes. It takes turns with conversions and changes of memslots.
     ///
     /// *Invariant*: no thread gives back the right to write that a leaf loses here. A leaf gets
     /// that right from the backing's answer, or because its software bit allows it (ADR 7).
@@ -30,6 +30,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guest = self.guest;
         let held = guest.invalidations.begin(&host);
         guest.wait_for_faults();
+        // No page becomes private meanwhile: its leaf would lose a bit that private leaves have.
+        let _turn = guest.change_turn();
         // Private memory has no host address.
         let shared = MemoryKind::Shared;
         let ranges: Vec<GpaRange> = self.look(|view| {

@@ -87,11 +87,16 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 let parts = || pages().flat_map(|host| view.backed_by(host));
                 // Private memory has no host address, so the host cannot take it here.
                 let kind = MemoryKind::Shared;
-                let mapped = parts().flat_map(|(slot, part)| slot.runs::<F>(part, kind));
+                let runs = || {
+                    parts().flat_map(|(slot, part)| {
+                        slot.runs::<F>(part, kind).map(move |run| (slot, run))
+                    })
+                };
+                let mapped = runs().map(|(_, run)| run);
                 let bytes = guest.take(view, tables, guard, mapped, taken);
                 // After all tables: otherwise a page in a view would be reported as not mapped.
                 if last {
-                    parts().for_each(|(slot, part)| guest.tell(slot, part, None, taken));
+                    runs().for_each(|(slot, run)| guest.tell(slot, run, None, taken));
                 }
                 bytes
             });

@@ -27,6 +27,7 @@
 use crate::backing::{Backing, HvaRange, MAY_WRITE};
 use crate::host::Host;
 use crate::invalidations::Invalidation;
+use crate::private::MemoryKind;
 use crate::worker::{Inside, Worker};
 use alloc::vec::Vec;
 use slat::{Format, Gpa, GpaRange, Tables};
@@ -46,7 +47,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             // The page stays the guest's, so its marks are kept.
             let moving = guest.leaving.begin();
             self.with_slots(tables, |view, Inside { guard, .. }| {
-                let parts = view.backed_by(host).map(|(_, part)| part);
+                // Private memory has no host address: a page that is shared by now stays so while
+                // this thread is inside the tables.
+                let shared = MemoryKind::Shared;
+                let parts =
+                    view.backed_by(host).flat_map(|(slot, part)| slot.runs::<F>(part, shared));
                 let parts: Vec<GpaRange> = parts
                     .filter(|part| {
                         let other =

@@ -7,6 +7,7 @@ use crate::host::Host;
 use crate::memslots::spec::MemslotId;
 use crate::ring::DirtyPage;
 use crate::worker::Worker;
+use alloc::sync::Arc;
 use slat::{Format, Gpa, Shootdown};
 
 /// Neighbouring pages of one memslot: a word of a bitmap.
@@ -94,9 +95,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         owed: &mut Option<Shootdown<'w, 'w, F, H>>,
     ) -> Result<(), LogError> {
         let guest = self.guest;
-        let slot = self.look(|view| view.named(batch.slot).map(|slot| slot.spec));
-        // A memslot that was deleted meanwhile has no writable page.
-        let Some(spec) = slot else { return Ok(()) };
+        let slot = self.look(|view| {
+            let slot = view.named(batch.slot)?;
+            Some((slot.spec, slot.log.clone()?))
+        });
+        // A memslot that was deleted meanwhile has no writable page. One that does not log is
+        // another one with that name, or logs no more.
+        let Some((spec, log)) = slot else { return Ok(()) };
         let start = Gpa(spec.gpa.0 + (batch.start << F::PAGE_SHIFT));
         // Pages beyond its end are of an earlier memslot with that name.
         let bits = match (spec.bytes >> F::PAGE_SHIFT).saturating_sub(batch.start) {
@@ -105,7 +110,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             _ => batch.bits,
         };
         for tables in guest.spaces() {
-            self.inside(tables, |inside| {
+            self.with_slots(tables, |view, inside| {
+                // If it has moved since, its old addresses are empty, and writes at the new ones
+                // have entries of their own.
+                let same = view.named(spec.id).is_some_and(|slot| {
+                    slot.spec == spec && slot.log.as_ref().is_some_and(|its| Arc::ptr_eq(its, &log))
+                });
+                if !same {
+                    return Ok(());
+                }
                 let mut cleared = Cleared::default();
                 // Rings need `Logging::Protect`, so no dirty mark is cleared.
                 let split = guest.eager_split.get().filter(|_| !spec.log_blocks);

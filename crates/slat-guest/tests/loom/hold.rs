@@ -2,8 +2,8 @@
 
 use crate::fixture::*;
 use loom::thread::spawn;
-use slat::{Access, BreakBeforeMake, Gpa};
-use slat_guest::{Hva, HvaRange};
+use slat::{Access, BreakBeforeMake, Gpa, GpaRange};
+use slat_guest::{Hva, HvaRange, MemoryKind};
 
 /// A vCPU writes page 0 while writes to it are held. `logged`: the vCPU has read the page before,
 /// and the software bit of its leaf allows writes.
@@ -39,4 +39,30 @@ fn write_and_hold(logged: bool) {
 fn while_writes_are_held_no_fault_makes_a_page_writable() {
     bounded("write fault || writes held", 4, || write_and_hold(false));
     bounded("write fault on a page to relax || writes held", 3, || write_and_hold(true));
+}
+
+/// Writes are held while a thread makes the page private and writes it.
+fn hold_and_conversion() {
+    let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+    let guest = guest(world, ram, config());
+    let mut holds = worker(guest);
+    holds.set_memslot(hidden()).unwrap();
+    let writes = Sent(vcpu(guest));
+    let thread = spawn(move || {
+        let mut vcpu = writes.get();
+        let page = GpaRange::new(Gpa(0), PAGE).unwrap();
+        vcpu.worker().convert(page, MemoryKind::Private, |_| {}).unwrap();
+        vcpu.fault(Gpa(0), Access::Write);
+        Sent(vcpu)
+    });
+    drop(holds.hold_writes(HvaRange { start: Hva(HOST), bytes: PAGE }));
+    let mut vcpu = thread.join().unwrap().get();
+    vcpu.fault(Gpa(0), Access::Write);
+    assert!(writable(&mut holds, 0));
+    assert_eq!(world.assigned.get(), PAGE, "the machine was told of the page once");
+}
+
+#[test]
+fn a_page_that_becomes_private_keeps_its_rights_while_writes_are_held() {
+    bounded("writes held || conversion, write fault", 3, hold_and_conversion);
 }

@@ -3,7 +3,7 @@
 use crate::fixture::*;
 use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa};
-use slat_guest::{Hva, MemslotId, MemslotSpec};
+use slat_guest::{Hva, MemoryKind, MemslotId, MemslotSpec, PrivateAt};
 
 /// Two memslots have the same memory; a vCPU writes page 0 of the first while another reads that of
 /// the second. `before`: the page is already mapped in the second.
@@ -76,4 +76,35 @@ fn what_a_write_in_a_view_replaced_is_not_left_in_the_guests_tables() {
     bounded("write of a shared page in a view || read where it is mapped", 2, || {
         write_in_a_view_and_read(true);
     });
+}
+
+/// A write replaces shared memory of one memslot while a vCPU faults on the private page that
+/// another memslot has in place of that memory.
+fn write_and_private_fault() {
+    let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::that_is_shared());
+    let guest = guest(world, ram, config());
+    let mut setup = worker(guest);
+    let slot = |id, gpa| MemslotSpec::new(MemslotId(id), Gpa(gpa), BLOCK, Hva(HOST));
+    setup.set_memslot(slot(0, 0)).unwrap();
+    let private = Some(PrivateAt(0));
+    setup.set_memslot(MemslotSpec { private, ..slot(1, BLOCK) }).unwrap();
+    let page = slat::GpaRange::new(Gpa(BLOCK), PAGE).unwrap();
+    setup.convert(page, MemoryKind::Private, |_| {}).unwrap();
+    let faults = Sent(vcpu(guest));
+    let thread = spawn(move || {
+        let mut vcpu = faults.get();
+        vcpu.fault(Gpa(BLOCK), Access::Write);
+        Sent(vcpu)
+    });
+    setup.prefault(slat::GpaRange::new(Gpa(0), PAGE).unwrap(), Access::Write, || false);
+    drop(thread.join().unwrap());
+    // The machine knows the private page exactly as long as it is mapped.
+    let mapped = at(&mut setup, BLOCK);
+    assert!(mapped.is_none_or(|leaf| leaf.hpa.0 == PRIVATE), "{mapped:?}");
+    assert_eq!(world.assigned.get(), PAGE * u64::from(mapped.is_some()));
+}
+
+#[test]
+fn a_write_that_replaces_shared_memory_leaves_private_pages_alone() {
+    bounded("write of a shared page || fault of a private page", 3, write_and_private_fault);
 }

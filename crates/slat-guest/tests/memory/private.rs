@@ -188,6 +188,56 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
+    fn a_reset_of_a_ring_leaves_another_slot_of_the_name_alone<C: Case>() {
+        let page = PageSize::SIZE_4K;
+        let config = Config { ring: Some(128), eager_split: Some(page), ..config() };
+        with_guest!(C, config, logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        ram.populate_private(HIDDEN, M2, PageSize::SIZE_2M);
+        attempt::<C>(&machine, &mut vcpu, BASE + 5 * K4, Access::Write).unwrap();
+        let mut pages = [DirtyPage { slot: MemslotId(9), page: 0 }; 8];
+        assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 1);
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
+        vcpu.worker().set_memslot(hidden(M2)).unwrap();
+        convert::<C>(&machine, vcpu.worker(), BASE, M2, MemoryKind::Private);
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+        vcpu.worker().reset_rings().unwrap();
+        let leaf = vcpu.worker().translate(Gpa(BASE)).unwrap().unwrap();
+        assert_eq!((leaf.size, leaf.attributes.write), (PageSize::SIZE_2M, true));
+        assert!(machine.finish().is_empty());
+    }
+
+    fn what_a_device_did_to_private_pages_is_nothing_that_the_host_is_told<C: Case>() {
+        let config = Config { devices: true, ..config() };
+        with_guest!(C, config, hidden(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        convert::<C>(&machine, vcpu.worker(), BASE, K4, MemoryKind::Private);
+        vcpu.worker().device_used(range(BASE, 2 * K4), true);
+        let mut told = vec![];
+        let both = host_range(HOST, 2 * K4);
+        drop(vcpu.worker().invalidate(both, |taken| told.push((taken.gpa, taken.dirty))));
+        assert_eq!(told, [(Gpa(BASE + K4), true)]);
+        // Nor is it told once the page is shared again.
+        vcpu.worker().device_used(range(BASE, K4), true);
+        convert::<C>(&machine, vcpu.worker(), BASE, K4, MemoryKind::Shared);
+        drop(vcpu.worker().invalidate(both, |taken| panic!("{taken:?}")));
+        assert!(machine.finish().is_empty());
+    }
+
+    fn a_conversion_that_stops_counts_what_it_converted<C: Case>() {
+        with_guest!(C, config(), hidden(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        ram.populate_private(HIDDEN, 2 * M2, PageSize::SIZE_2M);
+        convert::<C>(&machine, vcpu.worker(), BASE, K4, MemoryKind::Private);
+        convert::<C>(&machine, vcpu.worker(), BASE + M2, M2, MemoryKind::Private);
+        attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Write).unwrap();
+        let before = guest.stats().totals.converted_pages;
+        machine.refuse_private(Some((PrivateCall::Split, 7)));
+        let part = range(BASE, M2 + K4);
+        let stopped = vcpu.worker().convert(part, MemoryKind::Shared, |_| {}).unwrap_err();
+        assert_eq!(stopped.at, Gpa(BASE + M2));
+        assert_eq!(guest.stats().totals.converted_pages - before, 1);
+        machine.refuse_private(None);
+        assert!(machine.finish().is_empty());
+    }
+
     fn private_memory_leaves_by_its_own_addresses<C: Case>() {
         with_guest!(C, config(), hidden(2 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.populate_private(HIDDEN, 2 * M2, PageSize::SIZE_2M);
