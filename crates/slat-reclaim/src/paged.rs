@@ -48,7 +48,9 @@ pub struct Config {
     /// Uses huge pages: a first touch brings in a whole block if one is free, and
     /// [`Pager::walk`](crate::Pager::walk) collapses blocks that are in use.
     pub huge: bool,
-    /// Minimum residency: ticks of the host's clock that a page stays in memory after it came in.
+    /// Minimum residency: ticks of the host's clock that a page stays in memory after it came in, at
+    /// most 2^50. A page that no thread looks at for 2^51 ticks (26 days of nanoseconds) may look
+    /// new once.
     pub residency: u64,
     /// Pages that are given up together.
     pub batch: u32,
@@ -309,15 +311,12 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
             slots.extend(slot.inspect(|&slot| self.pool.slots.withhold(slot)));
         }
         self.pool.wipe(&mut slots);
-        // Slots that the guest freed earlier are stale, and are wiped too.
-        loop {
-            if let Some(wiper) = self.pool.wiper() {
-                return wiper.wipe();
-            }
+        // Older copies of the guest's pages may be in slots that no page has.
+        self.pool.forget_leftovers(|| {
             #[cfg(feature = "std")]
             std::thread::yield_now();
             core::hint::spin_loop();
-        }
+        });
     }
 
     /// Adds a slot to the guest's account, if its quota allows one more.

@@ -413,7 +413,11 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
                 match word.claim(|place| *place != Place::Nowhere) {
                     Ok(place) => break place,
                     Err(Place::Nowhere) => break Place::Nowhere,
-                    Err(_) => self.wait(),
+                    // The thread that has claimed the page may wait for a slot.
+                    Err(_) => {
+                        pool.wipe(&mut slots);
+                        self.wait();
+                    }
                 }
             };
             let slot = match place {
@@ -453,14 +457,8 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         if !any {
             return;
         }
-        // These pages may have older copies in stale slots, which another thread may be wiping now.
-        let wiper = loop {
-            match pool.wiper() {
-                Some(wiper) => break wiper,
-                None => self.wait(),
-            }
-        };
-        wiper.wipe();
+        // Older copies of these pages may be in slots that no page has.
+        pool.forget_leftovers(|| self.wait());
     }
 }
 
@@ -497,8 +495,17 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F,
         }
         let born = paged.born[page as usize].load(Ordering::Relaxed);
         let age = u64::from((self.now as u32).wrapping_sub(born));
-        let left = residency.div_ceil(1 << BORN_SHIFT).checked_sub(age)?;
-        (left != 0).then(|| self.now.saturating_add(left))
+        let stays = residency.div_ceil(1 << BORN_SHIFT);
+        if age >= stays {
+            // Before the age is 2^32 and looks like 0, the page arrives anew, as long ago as it has
+            // to stay.
+            if age >= 1 << 31 {
+                let born = (self.now as u32).wrapping_sub(stays as u32);
+                paged.born[page as usize].store(born, Ordering::Relaxed);
+            }
+            return None;
+        }
+        Some(self.now.saturating_add(stays - age))
     }
 
     fn young(&mut self, look: Look, first: u32, count: u32, young: &mut [u64]) {

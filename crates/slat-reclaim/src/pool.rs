@@ -214,23 +214,28 @@ impl<M: Ram, S: Swap> Pool<M, S> {
 
     /// Allows pages to be sent to swap again, for instance once the disk has room.
     pub fn resume(&self) {
-        self.say(None);
-    }
-
-    fn say(&self, what: Option<SwapError>) {
         let mut trouble = self.trouble.lock();
-        *trouble = what;
-        self.full.store(what == Some(SwapError::Full), Ordering::Relaxed);
+        *trouble = None;
+        self.full.store(false, Ordering::Relaxed);
     }
 
     /// Records that swap failed; `gives` is [`Slots::gives`] from before the call to swap. If swap
-    /// had no room, and slots were given back since, this clears the error.
+    /// had no room, and slots were given back since, this clears the error. A lack of room does not
+    /// replace an error of the device, which stays until [`Pool::resume`].
     ///
     /// Either this sees that slots were given back, or [`Pool::room_was_made`] sees `full`: this
     /// takes the lock of the slots after it writes `full`, and a thread that gives slots back takes
     /// it before it reads `full`.
     pub(crate) fn stop(&self, error: SwapError, gives: u64) {
-        self.say(Some(error));
+        {
+            let mut trouble = self.trouble.lock();
+            let full = error == SwapError::Full;
+            if full && trouble.is_some_and(|before| before != SwapError::Full) {
+                return;
+            }
+            *trouble = Some(error);
+            self.full.store(full, Ordering::Relaxed);
+        }
         if self.slots.gives() != gives {
             self.room_was_made();
         }
@@ -267,6 +272,32 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         match result {
             Ok(()) => self.room_was_made(),
             Err(error) => self.stop(error, self.slots.gives()),
+        }
+    }
+
+    /// Has swap forget what is in slots that no page has, though it may have been there when this
+    /// began: in stale slots, and in slots that were handed out and not written yet. This waits by
+    /// `wait` for threads that wipe stale slots, or are about to write to such a slot; the caller
+    /// has claimed no page and withholds no slot, which these may wait for.
+    pub(crate) fn forget_leftovers(&self, wait: impl Fn()) {
+        let unwritten = self.slots.unwritten();
+        self.wipe_stale(&wait);
+        if unwritten.is_empty() {
+            return;
+        }
+        while self.slots.any_unwritten(&unwritten) {
+            wait();
+        }
+        // Those that were not written are stale again.
+        self.wipe_stale(&wait);
+    }
+
+    fn wipe_stale(&self, wait: &impl Fn()) {
+        loop {
+            match self.wiper() {
+                Some(wiper) => return wiper.wipe(),
+                None => wait(),
+            }
         }
     }
 

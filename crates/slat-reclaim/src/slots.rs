@@ -3,11 +3,13 @@
 //! A slot is *used*; *stale*: free, with old content of a guest; *clean*: free, without content; or
 //! *being wiped*: swap is forgetting its content, and it is not handed out. A fault that frees a
 //! slot leaves it stale, which takes no system call. Stale slots are handed out first, because an
-//! overwrite is the cheapest way to forget their content.
+//! overwrite is the cheapest way to forget their content. Until that overwrite, a used slot is
+//! *unwritten*: swap still has what was in it before.
 
 use crate::page::NUMBERS;
 use alloc::boxed::Box;
 use alloc::vec;
+use alloc::vec::Vec;
 use core::ops::Range;
 use spin::Mutex;
 
@@ -67,6 +69,13 @@ impl Bits {
         self.count += 1;
     }
 
+    /// Removes `slot` if it is there.
+    fn take(&mut self, slot: u32) {
+        if self.has(slot) {
+            self.remove(slot);
+        }
+    }
+
     fn remove(&mut self, slot: u32) {
         let word = slot as usize / 64;
         self.words[word] &= !(1 << (slot % 64));
@@ -86,6 +95,8 @@ pub(crate) struct Slots {
 struct State {
     clean: Bits,
     stale: Bits,
+    /// Used slots that still have old content.
+    unwritten: Bits,
     used: u32,
     /// Where the search for a clean slot begins, so that pages that leave together get adjacent
     /// slots.
@@ -99,7 +110,7 @@ struct State {
 /// A slot for a page, or why there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Taken {
-    Pte(u32),
+    Slot(u32),
     /// All free slots are being wiped: one will be free soon.
     Wait,
     Full,
@@ -119,12 +130,10 @@ impl State {
 
 impl Slots {
     pub fn new(total: u32) -> Self {
-        let (clean, stale) = (Bits::all(total), Bits::new(total));
+        let (clean, stale, unwritten) = (Bits::all(total), Bits::new(total), Bits::new(total));
         let lowest = NUMBERS as u32;
-        Self {
-            total,
-            state: Mutex::new(State { clean, stale, used: 0, next: 0, lowest, gives: 0 }),
-        }
+        let state = State { clean, stale, unwritten, used: 0, next: 0, lowest, gives: 0 };
+        Self { total, state: Mutex::new(state) }
     }
 
     pub fn used(&self) -> u32 {
@@ -139,7 +148,7 @@ impl Slots {
     /// Returns whether less than a 16th of the slots is free: then pages that come back do not keep
     /// theirs.
     pub fn scarce(&self) -> bool {
-        self.total - self.used() < self.total / 16
+        self.total - self.used() < self.total.div_ceil(16)
     }
 
     /// Returns the number of stale slots.
@@ -160,6 +169,7 @@ impl Slots {
         let slot = match state.stale.first(state.lowest) {
             Some(slot) => {
                 state.stale.remove(slot);
+                state.unwritten.add(slot);
                 state.lowest = slot + 1;
                 slot
             }
@@ -175,7 +185,7 @@ impl Slots {
             }
         };
         state.used += 1;
-        Taken::Pte(slot)
+        Taken::Slot(slot)
     }
 
     /// Gives `slot` back; it becomes stale.
@@ -186,10 +196,34 @@ impl Slots {
         state.gives += 1;
     }
 
+    /// `slot` was taken from a page of which it keeps a copy, and is to have another page.
+    pub fn reuse(&self, slot: u32) {
+        self.state.lock().unwritten.add(slot);
+    }
+
+    /// A whole page was written to `slot`: what was in it before is gone.
+    pub fn written(&self, slot: u32) {
+        self.state.lock().unwritten.take(slot);
+    }
+
+    /// Returns the used slots that still have old content.
+    pub fn unwritten(&self) -> Vec<u32> {
+        let state = self.state.lock();
+        let next = |from: u32| state.unwritten.first(from);
+        core::iter::successors(next(0), |slot| next(slot + 1)).collect()
+    }
+
+    /// Returns whether any of `slots` is unwritten.
+    pub fn any_unwritten(&self, slots: &[u32]) -> bool {
+        let state = self.state.lock();
+        slots.iter().any(|&slot| state.unwritten.has(slot))
+    }
+
     /// Gives `slot` back, to which no whole page was written since it was taken: this makes no room
     /// in swap, and does not count in [`Slots::gives`].
     pub fn return_unwritten(&self, slot: u32) {
         let mut state = self.state.lock();
+        state.unwritten.take(slot);
         state.stale(slot);
         state.used -= 1;
     }
@@ -235,7 +269,7 @@ mod tests {
 
     fn take(slots: &Slots) -> Option<u32> {
         match slots.take() {
-            Taken::Pte(slot) => Some(slot),
+            Taken::Slot(slot) => Some(slot),
             _ => None,
         }
     }
@@ -250,7 +284,7 @@ mod tests {
             assert!(slots.is_full());
             slots.give(total / 2);
             assert_eq!((slots.stale(), slots.is_full()), (1, false));
-            assert_eq!(slots.take(), Taken::Pte(total / 2));
+            assert_eq!(slots.take(), Taken::Slot(total / 2));
             assert_eq!((slots.take(), slots.stale()), (Taken::Full, 0));
         }
         assert_eq!(Slots::new(0).take(), Taken::Full);
@@ -276,7 +310,7 @@ mod tests {
                 }
             }
             assert!(slots.scarce());
-            assert_eq!(slots.take(), Taken::Pte(free));
+            assert_eq!(slots.take(), Taken::Slot(free));
             assert_eq!(slots.take(), Taken::Full);
         }
     }
@@ -292,7 +326,7 @@ mod tests {
             match rng.u8(..8) {
                 // The lowest stale slot is handed out first.
                 0..3 => match slots.take() {
-                    Taken::Pte(slot) => {
+                    Taken::Slot(slot) => {
                         assert_eq!(stale.iter().min().is_some(), stale.contains(&slot));
                         assert!(stale.iter().all(|other| slot <= *other));
                         stale.remove(&slot);

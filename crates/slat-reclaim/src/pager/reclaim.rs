@@ -193,7 +193,6 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             let (used, idle): (Vec<_>, Vec<_>) = claimed.into_iter().partition(|page| page.used);
             Counters::add(&counters.rescued, used.len() as u64);
             used.iter().for_each(|page| self.keep(page, &mut stays));
-            let gives = paged.pool.slots.gives();
             let mut sent = 0;
             for page in &idle {
                 match self.send_away(page) {
@@ -205,7 +204,6 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
                         sent += 1;
                     }
                     Err(error) => {
-                        paged.pool.stop(error, gives);
                         stays.why = Some(ReclaimError::Swap(error));
                         self.keep(page, &mut stays);
                     }
@@ -321,8 +319,13 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         let begin = self.now();
         let content = self.content.page(pool.layout.page.bytes());
         pool.ram.read(pool.hpa(page.frame), content);
+        let gives = pool.slots.gives();
         let written = pool.swap.write(page.slot, content);
         paged.counters.write.add(self.now() - begin);
+        match written {
+            Ok(()) => pool.slots.written(page.slot),
+            Err(error) => pool.stop(error, gives),
+        }
         written
     }
 
@@ -334,8 +337,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         }
         loop {
             match pool.slots.take() {
-                Taken::Pte(slot) => return Ok(slot),
-                // The thread that wipes them waits for no other thread, so this wait ends.
+                Taken::Slot(slot) => return Ok(slot),
+                // The thread that wipes them waits for no other thread meanwhile, so this wait ends.
                 Taken::Wait => self.wait(),
                 Taken::Full => {
                     paged.uncharge();
@@ -358,7 +361,11 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             let place = word.load();
             let Place::Here { frame, copy: Some(slot) } = place else { return None };
             paged.spare.store(page, Ordering::Relaxed);
-            word.exchange(place, Place::Here { frame, copy: None }).then_some(slot)
+            let taken = word.exchange(place, Place::Here { frame, copy: None });
+            taken.then(|| {
+                paged.pool.slots.reuse(slot);
+                slot
+            })
         })
     }
 }

@@ -3,10 +3,14 @@
 use crate::fixture::*;
 use crate::shares::{at, guests, pages};
 use slat::{Access, PageSize};
+use slat_guest::Worker;
 use slat_reclaim::*;
+use slat_sim::Ept;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 /// Returns a directory on a file system that may support `O_DIRECT`.
 fn directory() -> tempfile::TempDir {
@@ -138,6 +142,174 @@ fn a_balloon_waits_for_a_thread_that_wipes_its_pages_already() {
             }
             pager.discard(pages(0, 256));
             assert_eq!(swap.holds(), 0);
+        });
+    });
+}
+
+/// Waits until `what` is so, at most for ten seconds; returns whether it is.
+fn soon(what: impl Fn() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !what() && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    what()
+}
+
+/// Swap whose writes call a function first, which may let them fail before they touch the slot.
+struct Called<'f> {
+    flaky: Flaky,
+    first: Mutex<Box<dyn FnMut() -> Result<(), SwapError> + Send + 'f>>,
+}
+
+impl<'f> Called<'f> {
+    fn new(slots: u32, first: impl FnMut() -> Result<(), SwapError> + Send + 'f) -> Self {
+        let first = Mutex::new(Box::new(first) as Box<_>);
+        Self { flaky: Flaky::new(slots, PageSize::SIZE_4K), first }
+    }
+}
+
+impl Swap for Called<'_> {
+    fn slots(&self) -> u32 {
+        self.flaky.slots()
+    }
+
+    fn page(&self) -> u64 {
+        self.flaky.page()
+    }
+
+    fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
+        (self.first.lock().unwrap())()?;
+        self.flaky.write(slot, page)
+    }
+
+    fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError> {
+        self.flaky.read(slot, page)
+    }
+
+    fn forget(&self, slots: std::ops::Range<u32>) -> Result<(), SwapError> {
+        self.flaky.forget(slots)
+    }
+}
+
+/// Another guest's thread has taken a slot with old content of this guest, and does not write it
+/// in the end.
+#[test]
+fn a_balloon_waits_for_slots_that_were_taken_and_not_written() {
+    let error = SwapError::System { errno: 5 };
+    let (blocks, asked, go) =
+        (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
+    let swap = Called::new(64, || {
+        if !blocks.load(Relaxed) {
+            return Ok(());
+        }
+        asked.store(true, Relaxed);
+        assert!(soon(|| go.load(Relaxed)));
+        Err(error)
+    });
+    let config = slat_reclaim::Config::new(64);
+    guests(&swap, 128, &[(64, config), (64, config)], |pool, mut threads| {
+        let mut other = threads.pop().unwrap();
+        let mut one = threads.pop().unwrap();
+        let mut pager = Pager::new(&mut one);
+        pager.bring_in(at(0), Access::Write).unwrap();
+        while pager.reclaim(1).is_err() {}
+        pager.bring_in(at(0), Access::Write).unwrap();
+        Pager::new(&mut other).bring_in(at(0), Access::Write).unwrap();
+        assert_eq!((pool.swapped(), swap.flaky.holds()), (0, 1));
+        blocks.store(true, Relaxed);
+        std::thread::scope(|scope| {
+            scope.spawn(|| while Pager::new(&mut other).reclaim(1) == Err(ReclaimError::InUse) {});
+            assert!(soon(|| asked.load(Relaxed)));
+            let balloon = scope.spawn(|| Pager::new(&mut one).discard(pages(0, 1)));
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!balloon.is_finished(), "the slot still has the page");
+            go.store(true, Relaxed);
+            balloon.join().unwrap();
+            assert_eq!(swap.flaky.holds(), 0);
+        });
+        assert_eq!(pool.trouble(), Some(error));
+        blocks.store(false, Relaxed);
+        pool.resume();
+    });
+}
+
+/// While a write finds no room on the disk, the disk fails in another way.
+#[test]
+fn an_error_of_the_disk_is_not_replaced_by_a_lack_of_room() {
+    let (blocks, asked, go) =
+        (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
+    let swap = Called::new(64, || {
+        if !blocks.load(Relaxed) {
+            return Ok(());
+        }
+        asked.store(true, Relaxed);
+        assert!(soon(|| go.load(Relaxed)));
+        Err(SwapError::Full)
+    });
+    let config = slat_reclaim::Config::new(64);
+    guests(&swap, 128, &[(64, config), (64, config)], |pool, mut threads| {
+        let mut other = threads.pop().unwrap();
+        let mut one = threads.pop().unwrap();
+        Pager::new(&mut other).bring_in(at(0), Access::Write).unwrap();
+        let mut pager = Pager::new(&mut one);
+        (0..8).for_each(|page| pager.bring_in(at(page), Access::Write).unwrap());
+        while pager.reclaim(8).is_ok() {}
+        assert!(pool.swapped() > 0);
+        blocks.store(true, Relaxed);
+        let error = Some(SwapError::System { errno: 5 });
+        std::thread::scope(|scope| {
+            let mut reclaim =
+                || while Pager::new(&mut other).reclaim(1) == Err(ReclaimError::InUse) {};
+            scope.spawn(move || reclaim());
+            assert!(soon(|| asked.load(Relaxed)));
+            swap.flaky.fail_forgets.store(true, Relaxed);
+            pager.discard(pages(0, 8));
+            assert_eq!(pool.trouble(), error);
+            go.store(true, Relaxed);
+        });
+        assert_eq!(pool.trouble(), error, "it stays until somebody has looked");
+        swap.flaky.fail_forgets.store(false, Relaxed);
+        blocks.store(false, Relaxed);
+        pool.resume();
+    });
+}
+
+/// A balloon waits for a page that another thread has claimed, while a reclaimer needs a slot.
+#[test]
+fn a_balloon_keeps_no_slot_from_others_while_it_waits_for_a_page() {
+    let setup = Setup { swap: 2, ..Setup::new(8, 64) };
+    setup.run(ept(), Ept::default(), |bench| {
+        let mut rooms = [(); 4].map(|()| room());
+        let [mut main, mut uses, mut balloon, mut reclaims] =
+            rooms.each_mut().map(|room| Worker::new(bench.guest, room).unwrap());
+        let mut pager = Pager::new(&mut main);
+        for page in [5, 0] {
+            pager.bring_in(bench.host(page), Access::Write).unwrap();
+            while pager.reclaim(1).is_err() {}
+        }
+        assert_eq!(bench.pool.swapped(), 2);
+        (1..3).for_each(|page| pager.bring_in(bench.host(page), Access::Write).unwrap());
+        let (uses_it, go) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let (uses_it, go) = (&uses_it, &go);
+            scope.spawn(move || {
+                let wait = |_| {
+                    uses_it.store(true, Relaxed);
+                    assert!(soon(|| go.load(Relaxed)));
+                };
+                Pager::new(&mut uses).with_page(bench.host(1), false, wait).unwrap();
+            });
+            assert!(soon(|| uses_it.load(Relaxed)));
+            scope.spawn(move || Pager::new(&mut balloon).discard(bench.hosts(0, 3)));
+            assert!(soon(|| bench.pool.swapped() == 1));
+            let reclaimer = scope.spawn(move || {
+                while Pager::new(&mut reclaims).reclaim(8) == Err(ReclaimError::InUse) {}
+            });
+            let ended = soon(|| reclaimer.is_finished());
+            // A slot for the reclaimer, if it waits for one.
+            pager.bring_in(bench.host(5), Access::Write).unwrap();
+            go.store(true, Relaxed);
+            assert!(ended, "it waits for a slot that the balloon keeps");
         });
     });
 }
