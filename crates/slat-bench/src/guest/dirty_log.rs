@@ -54,7 +54,7 @@ const FIGURES: Figures = Figures {
 };
 
 /// All tables.
-const TABLES: [Figures; 3] = [FIGURES, density::FIGURES, parallel::FIGURES];
+const TABLES: [Figures; 3] = [FIGURES, density::FIGURES, parallel::CLEARS];
 
 /// The scenario of dirty logging.
 pub struct DirtyLog;
@@ -100,7 +100,7 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
         results.extend(density::measure(&fixture, rounds, session)?);
         results
     });
-    results.extend(parallel::run(args, memory, session)?);
+    results.extend(parallel::clears(args, memory, session)?);
     Ok(results)
 }
 

@@ -1,8 +1,10 @@
 //! First touches: faults per second, by the size of the backing and the number of vCPUs.
 //!
 //! Each fault is the first touch of a page or block, and one word is written. The baselines hold a
-//! lock during each fault: shared, as Linux does, or exclusive.
+//! lock during each fault: shared, as Linux does, or exclusive. How two vCPUs do beside one is also
+//! compared with two plain loops beside one, which is what the machine allows.
 
+use super::parallel;
 use anyhow::ensure;
 use clap::Args;
 use slat::{Format, PageSize};
@@ -97,6 +99,8 @@ const FIGURES: Figures = Figures {
     ..Figures::NONE
 };
 
+const TABLES: [Figures; 2] = [FIGURES, parallel::FAULTS];
+
 /// The scenario of first touches.
 pub struct Populate;
 
@@ -106,8 +110,8 @@ impl Scenario for Populate {
         "Touch memory for the first time: faults, without a lock and with one";
     const EXAMPLES: &'static str = EXAMPLES;
     const READER: Reader = Reader {
-        reads: |m| FIGURES.has(m),
-        tables: |results| FIGURES.table(results).into_iter().collect(),
+        reads: |m| TABLES.iter().any(|figures| figures.has(m)),
+        tables: |results| TABLES.iter().filter_map(|figures| figures.table(results)).collect(),
         meaning: MEANING,
         ..Reader::NONE
     };
@@ -162,6 +166,11 @@ pub fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
         }
     }
     session.finish();
+    let pages = args.backing.is_empty() || args.backing.contains(&Size(page.bytes()));
+    let both = [1, 2].iter().all(|vcpus| args.vcpus.contains(vcpus));
+    if pages && both && !args.overlap && !session.interrupted() {
+        results.extend(parallel::faults(&args.tables, memory, rounds, session)?);
+    }
     Ok(results)
 }
 

@@ -16,10 +16,19 @@ pub const VARIABLE: &str = "SLAT_MUTANT";
 /// The function that each mutant calls; it is appended to the library's first file.
 pub const CHOICE: &str = r#"
 extern crate std as slat_mutants_std;
+static SLAT_MUTANT: slat_mutants_std::sync::atomic::AtomicU32 =
+    slat_mutants_std::sync::atomic::AtomicU32::new(u32::MAX);
+#[inline(always)]
 pub(crate) fn slat_mutant(number: u32) -> bool {
-    static CHOSEN: slat_mutants_std::sync::OnceLock<u32> = slat_mutants_std::sync::OnceLock::new();
-    let chosen = || slat_mutants_std::env::var("SLAT_MUTANT").ok()?.parse().ok();
-    *CHOSEN.get_or_init(|| chosen().unwrap_or(u32::MAX)) == number
+    let chosen = SLAT_MUTANT.load(slat_mutants_std::sync::atomic::Ordering::Relaxed);
+    number == if chosen == u32::MAX { slat_mutant_chosen() } else { chosen }
+}
+#[cold]
+pub(crate) fn slat_mutant_chosen() -> u32 {
+    let chosen = slat_mutants_std::env::var("SLAT_MUTANT").ok();
+    let chosen = chosen.and_then(|chosen| chosen.parse().ok()).unwrap_or(u32::MAX - 1);
+    SLAT_MUTANT.store(chosen, slat_mutants_std::sync::atomic::Ordering::Relaxed);
+    chosen
 }
 "#;
 
