@@ -215,6 +215,9 @@ fn refusal(error: NotFound, pid: i32) -> anyhow::Error {
         NotFound::NoProcess => bad_input(format!(
             "there is no process {pid}; `slat watch --all --for 1s` lists the guests of this host"
         )),
+        NotFound::Thread(process) => {
+            bad_input(format!("{pid} is a thread of process {process}; watch {process}"))
+        }
         NotFound::Denied => anyhow::anyhow!(
             "no permission to look at process {pid}: run as root, or as the user whose process it \
              is"
