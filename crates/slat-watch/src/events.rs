@@ -51,8 +51,14 @@ pub struct Events {
 #[derive(Debug)]
 enum How {
     Programs(Box<Programs>),
-    Counts { numbers: Vec<(&'static str, u64)>, threads: BTreeMap<(i32, i32), Vec<Event>> },
+    Counts {
+        numbers: Vec<(&'static str, u64)>,
+        threads: BTreeMap<(i32, i32), Vec<Event>>,
+    },
     Nothing,
+    /// What is heard, one after the other; the last of them again and again.
+    #[cfg(test)]
+    Made(std::collections::VecDeque<Heard>),
 }
 
 #[derive(Debug)]
@@ -169,6 +175,12 @@ impl Events {
         Self { transition: Ok(transition), ..Self::heard_in_a_test() }
     }
 
+    /// Events that hear each of `all` in turn, and the last one from then on.
+    #[cfg(test)]
+    pub(crate) fn made(all: impl IntoIterator<Item = Heard>) -> Self {
+        Self::of(How::Made(all.into_iter().collect()), BTreeMap::new())
+    }
+
     fn of(how: How, why: BTreeMap<&'static str, String>) -> Self {
         Self { how, why, transition: Err(UNMEASURED.to_owned()) }
     }
@@ -199,7 +211,7 @@ impl Events {
         match &self.how {
             How::Programs(_) => Source::Tracepoints.to_string(),
             How::Counts { .. } => Source::PerfCounts.to_string(),
-            How::Nothing => self.why.values().next().cloned().unwrap_or_default(),
+            _ => self.why.values().next().cloned().unwrap_or_default(),
         }
     }
 
@@ -227,6 +239,13 @@ impl Events {
         }
     }
 
+    /// Ends the account of a thread, so that its next event begins another one. Returns whether
+    /// that is so; otherwise the account goes on.
+    pub(crate) fn restart(&self, (pid, tid): (i32, i32)) -> bool {
+        let How::Programs(programs) = &self.how else { return false };
+        programs.threads.delete((pid as u64) << 32 | tid as u64).is_ok()
+    }
+
     /// Releases the events of a process.
     pub(crate) fn forget(&mut self, pid: i32) {
         if let How::Counts { threads, .. } = &mut self.how {
@@ -236,7 +255,7 @@ impl Events {
 
     /// Returns the accounts up to now.
     pub(crate) fn hear(&mut self) -> Heard {
-        match &self.how {
+        match &mut self.how {
             How::Programs(programs) => programs.hear(),
             How::Counts { numbers, threads } => {
                 let thread = |events: &Vec<Event>| {
@@ -249,6 +268,11 @@ impl Events {
                 Heard { threads: threads.collect(), ..Heard::default() }
             }
             How::Nothing => Heard::default(),
+            #[cfg(test)]
+            How::Made(all) => {
+                let next = if all.len() > 1 { all.pop_front() } else { all.front().cloned() };
+                next.unwrap_or_default()
+            }
         }
     }
 }

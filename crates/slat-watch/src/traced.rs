@@ -74,6 +74,7 @@ impl Traced {
     /// Ends the account of a process's guests. What is counted later at its places belongs to the
     /// guest that has memory there then.
     pub fn forget(&mut self, pid: i32) {
+        self.restart(pid);
         self.events.forget(pid);
         self.settled_ambiguous = self.ambiguous();
         let (settled, heard) = (&mut self.settled, &self.heard);
@@ -84,6 +85,31 @@ impl Traced {
             }
             stays
         });
+    }
+
+    /// Begins the accounts of guests of the processes `new`: they have nothing that was counted
+    /// before. `there` are the processes whose guests are watched already.
+    pub fn begin(&mut self, files: &Files<'_>, there: Vec<i32>, new: &[i32]) {
+        self.heard = self.events.hear();
+        // Places of guests that are watched already get their owners now, whenever the last look
+        // was. What was counted at all others belongs to no guest.
+        if !there.is_empty() {
+            self.look_again = Instant::now();
+            self.own(files, Some(there));
+        }
+        for (place, notices) in &self.heard.places {
+            if !self.owners.contains_key(place) {
+                self.settled.insert(*place, *notices);
+            }
+        }
+        new.iter().for_each(|pid| self.restart(*pid));
+        self.sum();
+    }
+
+    /// Ends the accounts of a process's threads, if the events can: later events begin others.
+    fn restart(&mut self, pid: i32) {
+        let events = &self.events;
+        self.heard.threads.retain(|thread, _| thread.0 != pid || !events.restart(*thread));
     }
 
     /// Returns what was counted at a place since its last owner ended.
@@ -119,7 +145,8 @@ impl Traced {
 
     /// Computes the sums once, which are then read for each guest.
     fn sum(&mut self) {
-        self.fires = self.heard.threads.values().any(|thread| thread.stalls.is_some());
+        // Accounts end, but what fired once can fire again.
+        self.fires |= self.heard.threads.values().any(|thread| thread.stalls.is_some());
         self.noticed.clear();
         for (place, notices) in &self.heard.places {
             let Some(Some(pid)) = self.owners.get(place) else { continue };

@@ -25,6 +25,28 @@ fn the_kernel_takes_every_program_whose_event_it_has() {
     }
 }
 
+#[test]
+fn an_account_that_ends_is_not_heard_again_and_the_threads_next_event_begins_another() {
+    let Some(mut events) = events() else { return };
+    let How::Programs(programs) = &events.how else { return };
+    let words = |exits| {
+        let mut words = [0; THREAD_WORDS];
+        words[programs::USER_EXITS] = exits;
+        words
+    };
+    // Two numbers that no process has.
+    let [one, two] = [(i32::MAX, i32::MAX - 1), (i32::MAX, i32::MAX - 2)];
+    let key = |(pid, tid): (i32, i32)| (pid as u64) << 32 | tid as u64;
+    for thread in [one, two] {
+        programs.threads.set(key(thread), &words(5)).unwrap();
+    }
+    assert!(events.restart(one));
+    assert!(!events.restart(one));
+    let exits = |heard: &Heard, thread| heard.threads.get(&thread).map(|it| it.counts[USER_EXIT]);
+    let heard = events.hear();
+    assert_eq!((exits(&heard, one), exits(&heard, two)), (None, Some(5)));
+}
+
 /// Runs the programs for exits on a system call that sleeps for a known time. So the kernel's
 /// clock, maps and verifier are tested in place of the interpreter's.
 #[test]
