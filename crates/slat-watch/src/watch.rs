@@ -340,9 +340,9 @@ impl<'f> Watch<'f> {
         // Only a list of all guests shows which of them have memory at an address.
         let all = (self.which == Which::All).then(|| {
             let there = self.guests.iter().filter(|it| it.is_there());
-            there.map(|it| it.total.pid).collect()
+            there.map(|it| it.total.pid).collect::<Vec<_>>()
         });
-        self.traced.hear(&self.files, all);
+        self.traced.hear(&self.files, all.clone());
         self.step_working_sets();
         let share = self.share();
         for (place, watched) in self.guests.iter_mut().enumerate() {
@@ -353,10 +353,11 @@ impl<'f> Watch<'f> {
             let (mut now, mut knowledge) = guest.read(&self.files, &self.traced, share);
             if state == State::Runs && guest.has_ended() {
                 state = State::ProcessEnded;
-                self.traced.hear(&self.files, None);
-                (now, knowledge) = guest.read(&self.files, &self.traced, share);
             }
             if state != State::Runs {
+                // Its last events may have come since the accounts were heard.
+                self.traced.hear(&self.files, all.clone());
+                (now, knowledge) = guest.read(&self.files, &self.traced, share);
                 // The PID may belong to another process by now, and its memory to another VM; the
                 // guest's tables are gone. Counts of held descriptors are its last ones.
                 let counts = |metric: Metric| {

@@ -78,6 +78,22 @@ fn what_tracepoints_counted_before_a_guest_is_watched_is_not_in_its_counts() {
 }
 
 #[test]
+fn the_last_events_of_a_guest_that_ends_during_a_step_are_in_its_counts() {
+    for ends in [Which::Pid(PID), Which::All] {
+        let host = Made::new();
+        host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
+        let mut watch = hearing(&host, ends, &[100, 105, 109]);
+        // The accounts are heard with 5 exits, and the process ends with 9 before its state is
+        // seen.
+        std::fs::remove_dir_all(host.files().0.join(format!("proc/{PID}"))).unwrap();
+        assert_eq!(watch.step().went, [0]);
+        let total = watch.guests()[0].total();
+        assert_eq!(total.total[&Metric::UserExits], 9);
+        assert_eq!(total.vcpus[0].total[&Metric::UserExits], 9);
+    }
+}
+
+#[test]
 fn a_guest_that_starts_later_is_found_and_one_that_ends_keeps_what_was_reported() {
     let host = Made::new();
     host.write("proc/1/comm", "init");
