@@ -158,6 +158,13 @@ impl Map {
         self.fd.as_raw_fd()
     }
 
+    /// A map that cannot be read.
+    #[cfg(test)]
+    pub fn unreadable(kind: Kind, words: usize) -> Self {
+        let fd = std::fs::File::open("/dev/null").unwrap().into();
+        Self { fd, kind, words, most: 1, room: RefCell::default() }
+    }
+
     /// Returns the value of a key.
     pub fn value(&self, key: u64) -> Result<Vec<u64>, Errno> {
         let key = [key];
