@@ -19,7 +19,7 @@ use times::{STRIDE, Stalls, Times, Why};
 use tracepoint::Tracefs;
 use transition::Outside;
 
-/// Least and most threads of vCPUs in the map of accounts. Each takes 5 KiB.
+/// Least and most threads of vCPUs in the map of accounts. Each takes 6 KiB.
 const THREADS: [usize; 2] = [1024, 8192];
 /// Most pairs of a process and a place whose unmapped ranges are in the map of accounts.
 const RANGES: usize = 8192;
