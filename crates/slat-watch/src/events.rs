@@ -116,7 +116,8 @@ impl Place {
 pub(crate) struct Heard {
     pub threads: BTreeMap<(i32, i32), Thread>,
     pub places: BTreeMap<Place, Notices>,
-    /// Events that are not in the accounts, because there was no room or another program ran.
+    /// Events that are not in the accounts, because there was no room or, from Linux 6.7 on,
+    /// another program ran.
     pub lost: u64,
     /// Why the accounts of threads are not known, if they could not be read so far.
     pub no_threads: Option<String>,

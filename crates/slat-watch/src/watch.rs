@@ -255,7 +255,7 @@ impl<'f> Watch<'f> {
     }
 
     /// Returns the number of events of tracepoints that are not in the accounts, because there was
-    /// no room or because another program ran on the CPU.
+    /// no room or because another program ran on the CPU. The kernel counts the latter from 6.7 on.
     pub fn lost(&self) -> u64 {
         self.traced.lost()
     }

@@ -293,8 +293,9 @@ impl Program {
         }
     }
 
-    /// Returns how often the kernel skipped the program because another one ran on the CPU (since
-    /// 5.12).
+    /// Returns how often the kernel skipped the program because another one ran on the CPU
+    /// (`recursion_misses`). Of programs that perf attached to a tracepoint it counts that from
+    /// Linux 6.7 on; before, this is 0 although programs may have been skipped.
     pub fn missed(&self) -> Result<u64, Errno> {
         Ok(self.info()?[INFO - 1])
     }
