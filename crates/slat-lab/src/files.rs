@@ -65,8 +65,12 @@ const LINKS: usize = 40;
 /// because a file in its place would be another thing: a device, a FIFO, or a descriptor of this
 /// process (`/dev/stdout`), through which other text of the same file is written.
 fn replaced(path: &Path) -> io::Result<Option<PathBuf>> {
-    if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
-        return Ok(None);
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() && !found.is_dir() => return Ok(None),
+        // Perhaps the kernel follows no link of another user here (`fs.protected_symlinks`). Nor
+        // must this.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
+        _ => {}
     }
     let mut path = path.to_owned();
     for _ in 0..LINKS {
@@ -160,6 +164,26 @@ mod tests {
         symlink("loop", at("loop")).unwrap();
         assert!(check(&at("loop")).is_err() && write_whole(&at("loop"), b"report").is_err());
         assert!(fs::symlink_metadata(at("loop")).unwrap().is_symlink());
+    }
+
+    #[test]
+    fn a_link_that_another_user_put_into_a_folder_of_all_users_is_not_followed() {
+        let protected = fs::read_to_string("/proc/sys/fs/protected_symlinks");
+        if protected.unwrap_or_default().trim() != "1" {
+            return eprintln!("skipped: fs.protected_symlinks is off");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("all")).unwrap();
+        fs::set_permissions(at("all"), fs::Permissions::from_mode(0o1777)).unwrap();
+        fs::write(at("file"), "old").unwrap();
+        symlink(at("file"), at("all/link")).unwrap();
+        if std::os::unix::fs::lchown(at("all/link"), Some(65534), None).is_err() {
+            return eprintln!("skipped: only root can make a link of another user");
+        }
+        assert!(check(&at("all/link")).is_err());
+        assert!(write_whole(&at("all/link"), b"report").is_err());
+        assert_eq!(fs::read_to_string(at("file")).unwrap(), "old");
     }
 
     #[test]
