@@ -62,8 +62,7 @@ pub fn check(path: &Path) -> io::Result<()> {
 const LINKS: usize = 40;
 
 /// Returns the file that is replaced when `path` is written; `None` if `path` is opened instead,
-/// because a file in its place would be another thing: a device, a FIFO, or a descriptor of this
-/// process (`/dev/stdout`), through which other text of the same file is written.
+/// because a file in its place would be another thing: a device, a FIFO.
 fn replaced(path: &Path) -> io::Result<Option<PathBuf>> {
     match fs::metadata(path) {
         Ok(found) if !found.is_file() && !found.is_dir() => return Ok(None),
@@ -76,7 +75,9 @@ fn replaced(path: &Path) -> io::Result<Option<PathBuf>> {
     for _ in 0..LINKS {
         let Ok(target) = fs::read_link(&path) else { return Ok(Some(path)) };
         if fs::canonicalize(folder(&path))?.starts_with("/proc") {
-            return Ok(None);
+            // `/dev/stdout` of a process whose output goes to a file. A new file would not have what
+            // the process writes, and a second opening has a position of its own.
+            return Err(io::Error::other("an open file of a process; name the file itself"));
         }
         path = folder(&path).join(target);
     }
@@ -187,14 +188,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_to_a_descriptor_of_this_process_follows_what_its_file_has() {
+    fn a_regular_file_is_not_written_by_the_name_of_a_descriptor_for_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let mut log = fs::File::create(&path).unwrap();
         log.write_all(b"before ").unwrap();
         let link = format!("/dev/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&log));
-        check(Path::new(&link)).unwrap();
-        write_whole(Path::new(&link), b"report").unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "before report");
+        assert!(check(Path::new(&link)).unwrap_err().to_string().contains("name the file itself"));
+        assert!(write_whole(Path::new(&link), b"report").is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "before ");
     }
 }
