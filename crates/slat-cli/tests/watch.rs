@@ -82,6 +82,22 @@ fn a_process_without_guests_and_one_that_is_not_there_are_refused_with_what_woul
     slat(&["watch", "--help"]).assert().success().stdout(contains("Examples:"));
 }
 
+#[test]
+fn the_number_of_a_thread_is_refused_with_that_of_its_process() {
+    let Some(guests) = Guests::start() else { return };
+    let pid = guests.pid();
+    let tasks = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let thread = loop {
+        let mut names = tasks().filter_map(|task| task.file_name().into_string().ok());
+        if let Some(thread) = names.find(|tid| *tid != pid) {
+            break thread;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    };
+    let said = format!("{thread} is a thread of process {pid}; watch {pid}");
+    refused(&["watch", &thread, "--for", "100ms"], &[&said]);
+}
+
 /// User and group that own nothing.
 const NOBODY: u32 = 65534;
 

@@ -19,7 +19,7 @@ use times::{STRIDE, Stalls, Times, Why};
 use tracepoint::Tracefs;
 use transition::Outside;
 
-/// Least and most threads of vCPUs in the map of accounts. Each takes 5 KiB.
+/// Least and most threads of vCPUs in the map of accounts. Each takes 6 KiB.
 const THREADS: [usize; 2] = [1024, 8192];
 /// Most pairs of a process and a place whose unmapped ranges are in the map of accounts.
 const RANGES: usize = 8192;
@@ -51,8 +51,14 @@ pub struct Events {
 #[derive(Debug)]
 enum How {
     Programs(Box<Programs>),
-    Counts { numbers: Vec<(&'static str, u64)>, threads: BTreeMap<(i32, i32), Vec<Event>> },
+    Counts {
+        numbers: Vec<(&'static str, u64)>,
+        threads: BTreeMap<(i32, i32), Vec<Event>>,
+    },
     Nothing,
+    /// What is heard, one after the other; the last of them again and again.
+    #[cfg(test)]
+    Made(std::collections::VecDeque<Heard>),
 }
 
 #[derive(Debug)]
@@ -110,8 +116,13 @@ impl Place {
 pub(crate) struct Heard {
     pub threads: BTreeMap<(i32, i32), Thread>,
     pub places: BTreeMap<Place, Notices>,
-    /// Events that are not in the accounts, because there was no room or another program ran.
+    /// Events that are not in the accounts, because there was no room or, from Linux 6.7 on,
+    /// another program ran.
     pub lost: u64,
+    /// Why the accounts of threads are not known, if they could not be read so far.
+    pub no_threads: Option<String>,
+    /// Why the accounts of places are not known, if they could not be read so far.
+    pub no_places: Option<String>,
 }
 
 impl Events {
@@ -169,6 +180,19 @@ impl Events {
         Self { transition: Ok(transition), ..Self::heard_in_a_test() }
     }
 
+    /// Events that hear each of `all` in turn, and the last one from then on.
+    #[cfg(test)]
+    pub(crate) fn made(all: impl IntoIterator<Item = Heard>) -> Self {
+        Self::of(How::Made(all.into_iter().collect()), BTreeMap::new())
+    }
+
+    /// Events that perf counts, of no thread yet.
+    #[cfg(test)]
+    pub(crate) fn counted_in_a_test() -> Self {
+        let how = How::Counts { numbers: Vec::new(), threads: BTreeMap::new() };
+        Self::of(how, BTreeMap::new())
+    }
+
     fn of(how: How, why: BTreeMap<&'static str, String>) -> Self {
         Self { how, why, transition: Err(UNMEASURED.to_owned()) }
     }
@@ -199,7 +223,7 @@ impl Events {
         match &self.how {
             How::Programs(_) => Source::Tracepoints.to_string(),
             How::Counts { .. } => Source::PerfCounts.to_string(),
-            How::Nothing => self.why.values().next().cloned().unwrap_or_default(),
+            _ => self.why.values().next().cloned().unwrap_or_default(),
         }
     }
 
@@ -227,6 +251,13 @@ impl Events {
         }
     }
 
+    /// Ends the account of a thread, so that its next event begins another one. Returns whether
+    /// that is so; otherwise the account goes on.
+    pub(crate) fn restart(&self, (pid, tid): (i32, i32)) -> bool {
+        let How::Programs(programs) = &self.how else { return false };
+        programs.threads.delete((pid as u64) << 32 | tid as u64).is_ok()
+    }
+
     /// Releases the events of a process.
     pub(crate) fn forget(&mut self, pid: i32) {
         if let How::Counts { threads, .. } = &mut self.how {
@@ -234,21 +265,25 @@ impl Events {
         }
     }
 
-    /// Returns the accounts up to now.
-    pub(crate) fn hear(&mut self) -> Heard {
-        match &self.how {
-            How::Programs(programs) => programs.hear(),
+    /// Brings the accounts up to now. What cannot be read stays as it was.
+    pub(crate) fn hear(&mut self, heard: &mut Heard) {
+        match &mut self.how {
+            How::Programs(programs) => programs.hear(heard),
             How::Counts { numbers, threads } => {
-                let thread = |events: &Vec<Event>| {
-                    let counts = numbers.iter().zip(events);
-                    let counts = counts
-                        .filter_map(|((name, _), event)| Some((*name, event.counted().ok()?)));
-                    Thread { counts: counts.collect(), ..Thread::default() }
-                };
-                let threads = threads.iter().map(|(key, events)| (*key, thread(events)));
-                Heard { threads: threads.collect(), ..Heard::default() }
+                heard.threads.retain(|key, _| threads.contains_key(key));
+                for (key, events) in threads {
+                    let thread = heard.threads.entry(*key).or_default();
+                    for ((name, _), event) in numbers.iter().zip(events) {
+                        thread.counts.extend(event.counted().ok().map(|count| (*name, count)));
+                    }
+                }
             }
-            How::Nothing => Heard::default(),
+            How::Nothing => {}
+            #[cfg(test)]
+            How::Made(all) => {
+                let next = if all.len() > 1 { all.pop_front() } else { all.front().cloned() };
+                *heard = next.unwrap_or_default();
+            }
         }
     }
 }
@@ -325,17 +360,37 @@ impl Programs {
         Some(Outside { exits: sum(|times| times.count), ns: sum(|times| times.total_ns) })
     }
 
-    fn hear(&self) -> Heard {
-        // A map that cannot be read now may be readable the next time.
-        let threads = self.threads.entries().unwrap_or_default();
-        let places = self.ranges.entries().unwrap_or_default();
+    fn hear(&self, heard: &mut Heard) {
+        let of = |(key, words): (u64, Vec<u64>)| (ids(key), thread(&words));
+        take(self.threads.entries(), of, &mut heard.threads, &mut heard.no_threads);
+        let of = |(key, words): (u64, Vec<u64>)| (place(key), notices(&words));
+        take(self.ranges.entries(), of, &mut heard.places, &mut heard.no_places);
         let missed: u64 = self.programs.iter().filter_map(|it| it.missed().ok()).sum();
         let lost = self.lost.value(0).map_or(0, |value| value[0]);
-        Heard {
-            threads: threads.into_iter().map(|(key, words)| (ids(key), thread(&words))).collect(),
-            places: places.into_iter().map(|(key, words)| (place(key), notices(&words))).collect(),
-            lost: lost + missed,
+        // Both only grow. One that cannot be read now may be readable the next time.
+        heard.lost = heard.lost.max(lost + missed);
+    }
+}
+
+/// Takes the accounts that were read from a map. If it cannot be read now, which may be otherwise
+/// the next time, the last accounts stay; without any, `why` becomes the reason.
+fn take<K: Ord, A>(
+    read: Result<Vec<(u64, Vec<u64>)>, Errno>,
+    of: impl Fn((u64, Vec<u64>)) -> (K, A),
+    known: &mut BTreeMap<K, A>,
+    why: &mut Option<String>,
+) {
+    match read {
+        Ok(entries) => {
+            *known = entries.into_iter().map(of).collect();
+            *why = None;
         }
+        Err(error) if known.is_empty() => {
+            *why = Some(format!(
+                "the accounts of eBPF's programs cannot be read: {error} (the call is Linux 5.6's)"
+            ));
+        }
+        Err(_) => {}
     }
 }
 

@@ -58,6 +58,9 @@ pub enum NotFound {
     Denied,
     /// The process has no VM open.
     NoVm,
+    /// The number is that of a thread; this is its process. A thread has a folder in `/proc` like
+    /// its process's, but no pidfd, and none of the process's accounts have its number.
+    Thread(i32),
 }
 
 /// Returns the descriptors of KVM that a process has open.
@@ -101,6 +104,16 @@ pub fn descriptors(files: &Files<'_>, pid: i32) -> Result<Descriptors, NotFound>
 /// # Errors
 /// [`NotFound`].
 pub fn guest(files: &Files<'_>, pid: i32) -> Result<Found, NotFound> {
+    let status = files.text(format!("proc/{pid}/status")).unwrap_or_default();
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    match process.and_then(|process| process.trim().parse().ok()) {
+        Some(process) if process != pid => Err(NotFound::Thread(process)),
+        _ => of_process(files, pid),
+    }
+}
+
+/// Returns the guests of a process, by a number that is no thread's.
+fn of_process(files: &Files<'_>, pid: i32) -> Result<Found, NotFound> {
     let has = descriptors(files, pid)?;
     let name = files.text(format!("proc/{pid}/comm")).unwrap_or_default();
     Ok(Found { pid, name, has })
@@ -113,7 +126,8 @@ pub fn guests(files: &Files<'_>) -> Search {
         files.names("proc").iter().filter_map(|name| name.parse().ok()).collect();
     pids.sort_unstable();
     for pid in pids {
-        match guest(files, pid) {
+        // Threads have folders in /proc, but a list of it has processes alone.
+        match of_process(files, pid) {
             Ok(found) => search.found.push(found),
             Err(NotFound::Denied) => search.hidden += 1,
             Err(_) => {}
@@ -251,6 +265,16 @@ pub(crate) mod tests {
         assert_eq!((&*has.vcpus, &*has.vcpu_stats), (&[(0, 2), (1, 4)][..], &[(0, 3), (1, 5)][..]));
         assert_eq!(guest(&host.files(), 9), Err(NotFound::NoVm));
         assert_eq!(guest(&host.files(), 77), Err(NotFound::NoProcess));
+    }
+
+    #[test]
+    fn a_threads_number_is_refused_with_its_process() {
+        let host = Made::new();
+        for pid in [10, 20] {
+            host.process(pid, "qemu", &QEMU).write(format!("proc/{pid}/status"), "Tgid:\t10\n");
+        }
+        assert_eq!(guest(&host.files(), 20), Err(NotFound::Thread(10)));
+        assert_eq!(guest(&host.files(), 10).unwrap().pid, 10);
     }
 
     #[test]

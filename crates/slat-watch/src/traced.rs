@@ -8,7 +8,7 @@ use crate::events::times::{Stalls, Why, faults};
 use crate::events::{EXIT, Events, Heard, Notices, Place, Thread};
 use crate::find;
 use crate::guest::SPARE;
-use crate::metric::{Metric, Scope, Sink};
+use crate::metric::{Metric, Scope, Sink, Source};
 use crate::task;
 use slat_procfs::Files;
 use std::collections::BTreeMap;
@@ -18,6 +18,10 @@ use std::time::Instant;
 /// Why events of exits have no values, though programs listen to them.
 const SILENT: &str = "kvm_exit has not fired, though KVM has it: where KVM works without hardware \
                       virtualisation (kvm_pvm) it never does";
+
+/// Why events that perf counts have no values.
+const UNFOLLOWED: &str = "perf counts events of single threads, and no thread of a vCPU is known \
+                          whose events it counts";
 
 /// Everything that tracepoints counted up to now.
 #[derive(Debug)]
@@ -74,6 +78,7 @@ impl Traced {
     /// Ends the account of a process's guests. What is counted later at its places belongs to the
     /// guest that has memory there then.
     pub fn forget(&mut self, pid: i32) {
+        self.restart(pid);
         self.events.forget(pid);
         self.settled_ambiguous = self.ambiguous();
         let (settled, heard) = (&mut self.settled, &self.heard);
@@ -84,6 +89,31 @@ impl Traced {
             }
             stays
         });
+    }
+
+    /// Begins the accounts of guests of the processes `new`: they have nothing that was counted
+    /// before. `there` are the processes whose guests are watched already.
+    pub fn begin(&mut self, files: &Files<'_>, there: Vec<i32>, new: &[i32]) {
+        self.events.hear(&mut self.heard);
+        // Places of guests that are watched already get their owners now, whenever the last look
+        // was. What was counted at all others belongs to no guest.
+        if !there.is_empty() {
+            self.look_again = Instant::now();
+            self.own(files, Some(there));
+        }
+        for (place, notices) in &self.heard.places {
+            if !self.owners.contains_key(place) {
+                self.settled.insert(*place, *notices);
+            }
+        }
+        new.iter().for_each(|pid| self.restart(*pid));
+        self.sum();
+    }
+
+    /// Ends the accounts of a process's threads, if the events can: later events begin others.
+    fn restart(&mut self, pid: i32) {
+        let events = &self.events;
+        self.heard.threads.retain(|thread, _| thread.0 != pid || !events.restart(*thread));
     }
 
     /// Returns what was counted at a place since its last owner ended.
@@ -112,14 +142,15 @@ impl Traced {
     /// Reads the accounts. `guests` are the processes that may own memory; `None` means all that
     /// have guests.
     pub fn hear(&mut self, files: &Files<'_>, guests: Option<Vec<i32>>) {
-        self.heard = self.events.hear();
+        self.events.hear(&mut self.heard);
         self.own(files, guests);
         self.sum();
     }
 
     /// Computes the sums once, which are then read for each guest.
     fn sum(&mut self) {
-        self.fires = self.heard.threads.values().any(|thread| thread.stalls.is_some());
+        // Accounts end, but what fired once can fire again.
+        self.fires |= self.heard.threads.values().any(|thread| thread.stalls.is_some());
         self.noticed.clear();
         for (place, notices) in &self.heard.places {
             let Some(Some(pid)) = self.owners.get(place) else { continue };
@@ -213,12 +244,17 @@ impl Traced {
                 Metric::FaultsExecuted => count(Why::FaultExecute),
                 _ => self.threads(pid, tids).filter_map(|thread| thread.counts.get(event)).sum(),
             };
+            let unread = self.heard.no_threads.as_deref();
+            let mut counts = self.threads(pid, tids).map(|thread| &thread.counts);
+            let by_thread = self.events.source() == Source::PerfCounts;
+            let unfollowed = by_thread && !counts.any(|counts| counts.contains_key(event));
+            let unfollowed = unfollowed.then_some(UNFOLLOWED);
             let silent = (event == EXIT && !self.fires).then_some(SILENT);
             let unmeasured = match metric {
                 Metric::FaultNsWithTransitions => transition.err(),
                 _ => None,
             };
-            let why = self.events.why(event).or(silent).or(unmeasured);
+            let why = self.events.why(event).or(unread).or(unfollowed).or(silent).or(unmeasured);
             sink.put(metric, self.events.source(), why.map_or(Ok(value), Err));
         }
     }
@@ -237,7 +273,7 @@ impl Traced {
                 Metric::Ageings => noticed.all.ages,
                 _ => 0,
             };
-            let why = self.events.why(event);
+            let why = self.events.why(event).or(self.heard.no_places.as_deref());
             sink.put(metric, self.events.source(), why.map_or(Ok(value), Err));
         }
     }
@@ -368,6 +404,32 @@ mod tests {
         assert_eq!(unknown.values[&Metric::FaultNs], 1300);
         let why = &unknown.unknown[&Metric::FaultNsWithTransitions];
         assert!(why.contains("--no-calibration"), "{why}");
+    }
+
+    #[test]
+    fn accounts_that_could_not_be_read_and_threads_that_perf_does_not_follow_are_no_zeros() {
+        let told = |traced: &Traced, tids| {
+            let mut sink = Sink::default();
+            traced.vcpu(10, tids, &mut sink);
+            traced.guest(10, &mut sink);
+            sink
+        };
+        let mut traced = Traced::new(Events::heard_in_a_test());
+        traced.heard.no_threads = Some("not readable".to_owned());
+        traced.heard.no_places = Some("neither".to_owned());
+        let unread = told(&traced, None);
+        assert!(unread.values.is_empty(), "{unread:?}");
+        assert_eq!(unread.unknown[&Metric::UserExits], "not readable");
+        assert_eq!(unread.unknown[&Metric::Invalidations], "neither");
+        let mut traced = Traced::new(Events::counted_in_a_test());
+        let counts = [("kvm_userspace_exit", 3)].into();
+        let thread = Thread { counts, ..Thread::default() };
+        // Of the thread 21, perf refused the events.
+        traced.heard.threads = [((10, 20), thread), ((10, 21), Thread::default())].into();
+        assert_eq!(told(&traced, None).values[&Metric::UserExits], 3);
+        for unknown in [told(&traced, Some(&[21])), told(&traced, Some(&[22]))] {
+            assert!(unknown.unknown[&Metric::UserExits].contains("no thread"), "{unknown:?}");
+        }
     }
 
     #[test]

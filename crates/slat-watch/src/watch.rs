@@ -255,7 +255,7 @@ impl<'f> Watch<'f> {
     }
 
     /// Returns the number of events of tracepoints that are not in the accounts, because there was
-    /// no room or because another program ran on the CPU.
+    /// no room or because another program ran on the CPU. The kernel counts the latter from 6.7 on.
     pub fn lost(&self) -> u64 {
         self.traced.lost()
     }
@@ -340,9 +340,9 @@ impl<'f> Watch<'f> {
         // Only a list of all guests shows which of them have memory at an address.
         let all = (self.which == Which::All).then(|| {
             let there = self.guests.iter().filter(|it| it.is_there());
-            there.map(|it| it.total.pid).collect()
+            there.map(|it| it.total.pid).collect::<Vec<_>>()
         });
-        self.traced.hear(&self.files, all);
+        self.traced.hear(&self.files, all.clone());
         self.step_working_sets();
         let share = self.share();
         for (place, watched) in self.guests.iter_mut().enumerate() {
@@ -353,10 +353,11 @@ impl<'f> Watch<'f> {
             let (mut now, mut knowledge) = guest.read(&self.files, &self.traced, share);
             if state == State::Runs && guest.has_ended() {
                 state = State::ProcessEnded;
-                self.traced.hear(&self.files, None);
-                (now, knowledge) = guest.read(&self.files, &self.traced, share);
             }
             if state != State::Runs {
+                // Its last events may have come since the accounts were heard.
+                self.traced.hear(&self.files, all.clone());
+                (now, knowledge) = guest.read(&self.files, &self.traced, share);
                 // The PID may belong to another process by now, and its memory to another VM; the
                 // guest's tables are gone. Counts of held descriptors are its last ones.
                 let counts = |metric: Metric| {
@@ -419,20 +420,28 @@ impl<'f> Watch<'f> {
                 watched.total.take(guest.changes());
                 watched.guest = None;
                 watched.total.state = State::VmClosed;
+                self.traced.forget(now.pid);
                 step.went.push(place);
             }
         }
-        for found in found {
-            let is_known =
-                |it: &Watched| it.guest.as_ref().is_some_and(|guest| guest.pid() == found.pid);
-            if !self.guests.iter().any(is_known) {
-                step.came.push(self.guests.len());
-                self.guests.push(self.attach(found));
-            }
-        }
-        for guest in self.guests.iter().filter_map(|it| it.guest.as_ref()) {
+        let there = || self.guests.iter().filter_map(|it| it.guest.as_ref());
+        let known: Vec<i32> = there().map(Guest::pid).collect();
+        let new = found.into_iter().filter(|found| !known.contains(&found.pid));
+        let attach = |found| Guest::attach(&self.files, &self.debugfs, found);
+        let new: Vec<Guest> = new.map(attach).collect();
+        for guest in there().chain(&new) {
             let threads = guest.vcpus().filter_map(|(_, thread)| thread);
             self.traced.follow(guest.pid(), threads);
+        }
+        if !new.is_empty() {
+            // As in a step, all readings follow one look at the accounts of tracepoints.
+            let pids: Vec<i32> = new.iter().map(Guest::pid).collect();
+            let share = u32::try_from(known.len() + new.len()).unwrap_or(u32::MAX);
+            self.traced.begin(&self.files, known, &pids);
+            for guest in new {
+                step.came.push(self.guests.len());
+                self.guests.push(self.watched(guest, share));
+            }
         }
         // If KVM lists its VMs in debugfs, only new vCPUs depend on this look.
         let spare = if self.listed.is_empty() { SPARE } else { 4 * SPARE };
@@ -445,17 +454,9 @@ impl<'f> Watch<'f> {
         u32::try_from(there).unwrap_or(u32::MAX).max(1)
     }
 
-    fn attach(&self, found: find::Found) -> Watched {
-        let share = self.share();
-        let mut guest = Guest::attach(&self.files, &self.debugfs, found);
-        let (mut first, knowledge) = guest.read(&self.files, &self.traced, share);
-        // Tracepoints count from the start of the watch.
-        std::iter::once(&mut first.guest).chain(&mut first.vcpus).for_each(|values| {
-            values
-                .iter_mut()
-                .filter(|(metric, _)| metric.event().is_some())
-                .for_each(|it| *it.1 = 0);
-        });
+    /// Takes the first reading of a guest, from which it is watched.
+    fn watched(&self, mut guest: Guest, share: u32) -> Watched {
+        let (first, knowledge) = guest.read(&self.files, &self.traced, share);
         let began = self.began.elapsed();
         let vcpus = guest.vcpus().map(|(index, thread)| VcpuTotal::new(index, thread));
         let total = GuestTotal {

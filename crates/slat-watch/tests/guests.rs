@@ -177,6 +177,11 @@ fn a_process_that_closed_its_vm_and_made_another_has_two_guests_one_after_the_ot
             assert_eq!(*counted, faults);
         }
     }
+    // The same thread of the same process ran both VMs. Each of the two vCPUs of the second one ran
+    // once since that was found. Where perf counts, the thread has to be known.
+    if two.knowledge.sources.get(&Metric::UserExits) == Some(&Source::Tracepoints) {
+        assert_eq!(two.total[&Metric::UserExits], 2);
+    }
     other.end();
 }
 

@@ -7,6 +7,7 @@ use crate::watch::{live, page};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use slat_lab::failure::bad_input;
+use slat_lab::files::write_whole;
 use slat_lab::run::output;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -89,10 +90,10 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         ..Report::new(guests, ended)
     };
     if let Some(path) = file {
-        write(path, &report.json()?)?;
+        write_whole(path, report.json()?.as_bytes())?;
     }
     if let Some(path) = &args.html {
-        write(path, &page::render(&report))?;
+        write_whole(path, page::render(&report).as_bytes())?;
     }
     output::print(&if to_stdout { report.json()? } else { report.text(output::width()) })?;
     Ok(match (ended, args.time) {
@@ -190,21 +191,13 @@ impl View {
     }
 }
 
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    let path = if path.parent() == Some(Path::new("")) { &Path::new(".").join(path) } else { path };
-    slat_lab::files::write_whole(path, text.as_bytes())
-}
-
 /// Whether the report can be written, before anything is watched for it.
 fn check(option: &str, path: &Path) -> anyhow::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
     let wrong = |why: String| bad_input(format!("{option} {}: {why}", path.display()));
     if path.is_dir() {
         return Err(wrong("is a directory; name a file in it".to_owned()));
     }
-    let made = slat_lab::files::temporary(folder);
-    made.map(drop).map_err(|error| {
+    slat_lab::files::check(path).map_err(|error| {
         wrong(format!(
             "cannot write there ({error}); name a file in a folder that can be written to"
         ))
@@ -222,6 +215,9 @@ fn refusal(error: NotFound, pid: i32) -> anyhow::Error {
         NotFound::NoProcess => bad_input(format!(
             "there is no process {pid}; `slat watch --all --for 1s` lists the guests of this host"
         )),
+        NotFound::Thread(process) => {
+            bad_input(format!("{pid} is a thread of process {process}; watch {process}"))
+        }
         NotFound::Denied => anyhow::anyhow!(
             "no permission to look at process {pid}: run as root, or as the user whose process it \
              is"

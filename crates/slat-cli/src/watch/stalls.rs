@@ -34,8 +34,9 @@ pub fn table(guests: &[&GuestTotal], transition: Option<u64>) -> Option<Table> {
     let columns =
         ["guest", "out of it for", "times", "in all", "of the time", "p50", "p99", "longest"];
     let columns = columns.into_iter().chain(transition.map(|_| "in all with transitions"));
-    let mut notes =
-        vec!["p50 and p99 within an eighth; the longest since the watch began".to_owned()];
+    let exact = "p50 and p99 within an eighth from 40 ns to 2 minutes; the longest since the guest \
+                 is watched";
+    let mut notes = vec![exact.to_owned()];
     notes.extend(transition.map(|ns| {
         format!(
             "a transition, the way out of the guest and back into it, takes {} more for each exit, \

@@ -14,6 +14,7 @@ const MAP_CREATE: i32 = 0;
 const MAP_LOOKUP: i32 = 1;
 #[cfg(test)]
 const MAP_UPDATE: i32 = 2;
+const MAP_DELETE: i32 = 3;
 const PROG_LOAD: i32 = 5;
 const OBJ_GET_INFO_BY_FD: i32 = 15;
 const MAP_LOOKUP_BATCH: i32 = 24;
@@ -42,7 +43,7 @@ struct Create {
     flags: u32,
 }
 
-/// `union bpf_attr` of `BPF_MAP_LOOKUP_ELEM` and `BPF_MAP_UPDATE_ELEM`.
+/// `union bpf_attr` of `BPF_MAP_LOOKUP_ELEM`, `BPF_MAP_UPDATE_ELEM` and `BPF_MAP_DELETE_ELEM`.
 #[repr(C)]
 #[derive(Default)]
 struct Element {
@@ -157,6 +158,13 @@ impl Map {
         self.fd.as_raw_fd()
     }
 
+    /// A map that cannot be read.
+    #[cfg(test)]
+    pub fn unreadable(kind: Kind, words: usize) -> Self {
+        let fd = std::fs::File::open("/dev/null").unwrap().into();
+        Self { fd, kind, words, most: 1, room: RefCell::default() }
+    }
+
     /// Returns the value of a key.
     pub fn value(&self, key: u64) -> Result<Vec<u64>, Errno> {
         let key = [key];
@@ -186,6 +194,15 @@ impl Map {
         };
         // SAFETY: as in `value`; the kernel writes nothing.
         unsafe { bpf(MAP_UPDATE, &mut element) }.map(drop)
+    }
+
+    /// Deletes a key of a hash.
+    pub fn delete(&self, key: u64) -> Result<(), Errno> {
+        let key = [key];
+        let mut element =
+            Element { map: self.fd() as u32, key: address(&key), ..Element::default() };
+        // SAFETY: a key has 8 bytes at most; the kernel writes nothing.
+        unsafe { bpf(MAP_DELETE, &mut element) }.map(drop)
     }
 
     /// Returns all entries of a hash, in one call. A value may lie in the middle of its program's
@@ -276,8 +293,9 @@ impl Program {
         }
     }
 
-    /// Returns how often the kernel skipped the program because another one ran on the CPU (since
-    /// 5.12).
+    /// Returns how often the kernel skipped the program because another one ran on the CPU
+    /// (`recursion_misses`). Of programs that perf attached to a tracepoint it counts that from
+    /// Linux 6.7 on; before, this is 0 although programs may have been skipped.
     pub fn missed(&self) -> Result<u64, Errno> {
         Ok(self.info()?[INFO - 1])
     }

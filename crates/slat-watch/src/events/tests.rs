@@ -25,6 +25,53 @@ fn the_kernel_takes_every_program_whose_event_it_has() {
     }
 }
 
+#[test]
+fn an_account_that_ends_is_not_heard_again_and_the_threads_next_event_begins_another() {
+    let Some(mut events) = events() else { return };
+    let How::Programs(programs) = &events.how else { return };
+    let words = |exits| {
+        let mut words = [0; THREAD_WORDS];
+        words[programs::USER_EXITS] = exits;
+        words
+    };
+    // Two numbers that no process has.
+    let [one, two] = [(i32::MAX, i32::MAX - 1), (i32::MAX, i32::MAX - 2)];
+    let key = |(pid, tid): (i32, i32)| (pid as u64) << 32 | tid as u64;
+    for thread in [one, two] {
+        programs.threads.set(key(thread), &words(5)).unwrap();
+    }
+    assert!(events.restart(one));
+    assert!(!events.restart(one));
+    let exits = |heard: &Heard, thread| heard.threads.get(&thread).map(|it| it.counts[USER_EXIT]);
+    let mut heard = Heard::default();
+    events.hear(&mut heard);
+    assert_eq!((exits(&heard, one), exits(&heard, two)), (None, Some(5)));
+}
+
+#[test]
+fn accounts_that_cannot_be_read_stay_and_without_any_there_is_a_reason() {
+    let map = |words| Map::unreadable(Kind::Hash, words);
+    let programs = Programs {
+        threads: map(THREAD_WORDS),
+        ranges: map(RANGE_WORDS),
+        lost: Map::unreadable(Kind::Array, 1),
+        _empty: Map::unreadable(Kind::Array, 1),
+        programs: Vec::new(),
+        _events: Vec::new(),
+    };
+    let mut heard = Heard::default();
+    programs.hear(&mut heard);
+    for why in [&heard.no_threads, &heard.no_places] {
+        assert!(why.as_ref().unwrap().contains("cannot be read"), "{heard:?}");
+    }
+    let mut heard = Heard { lost: 3, ..Heard::default() };
+    heard.threads.insert((10, 20), Thread::default());
+    heard.places.insert(Place::new(2, 0), Notices { unmaps: 5, ..Notices::default() });
+    let before = heard.clone();
+    programs.hear(&mut heard);
+    assert_eq!(heard, before);
+}
+
 /// Runs the programs for exits on a system call that sleeps for a known time. So the kernel's
 /// clock, maps and verifier are tested in place of the interpreter's.
 #[test]
@@ -148,14 +195,16 @@ fn without_programs_threads_are_counted_and_what_perf_cannot_report_has_a_reason
     let mut events = Events::counting("refused for the test");
     let own = std::process::id().cast_signed();
     events.follow(own, [own, i32::MAX].into_iter());
-    let heard = events.hear();
+    let mut heard = Heard::default();
+    events.hear(&mut heard);
     if matches!(events.how, How::Counts { .. }) {
         assert_eq!(events.source(), Source::PerfCounts);
         assert_eq!(heard.threads[&(own, own)].counts[USER_EXIT], 0);
         assert_eq!(heard.threads[&(own, own)].stalls, None);
         assert_eq!(events.why(USER_EXIT), None);
         events.forget(own);
-        assert!(events.hear().threads.is_empty());
+        events.hear(&mut heard);
+        assert!(heard.threads.is_empty());
     }
     for event in [EXIT, UNMAP, AGE] {
         let why = events.why(event).unwrap();

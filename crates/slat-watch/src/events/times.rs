@@ -1,17 +1,18 @@
 //! How long vCPUs are out of the guest, as the programs account for it: count, sum, longest, and a
 //! histogram.
 //!
-//! Each bucket is a quarter of an octave: from 256 ns to 320, to 384, to 448, to 512 ns, and so on.
-//! The first bucket also has all shorter times, and the last one, which ends at 17 s, all longer
-//! ones.
+//! Each bucket is a quarter of an octave: from 32 ns to 40, to 48, to 56, to 64 ns, and so on. The
+//! first bucket also has all shorter times, and the last one, which begins at 120 s, all longer
+//! ones. No exit is shorter than the first; a vCPU without work may be longer out of the guest than
+//! the last.
 
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The histogram covers 26 octaves, from 2^8 ns to 2^34 ns.
-pub(crate) const FIRST: u32 = 8;
-pub(crate) const OCTAVES: u32 = 26;
+/// The histogram covers 32 octaves, from 2^5 ns to 2^37 ns.
+pub(crate) const FIRST: u32 = 5;
+pub(crate) const OCTAVES: u32 = 32;
 /// Buckets of a histogram.
 pub(crate) const BUCKETS: usize = OCTAVES as usize * 4;
 
@@ -99,8 +100,8 @@ impl Times {
         self.buckets.iter_mut().zip(others.buckets).for_each(|(own, more)| *own += more);
     }
 
-    /// Returns the time below which `share` of the times lie, within an eighth; `None` if there are
-    /// none.
+    /// Returns the time below which `share` of the times lie, within an eighth if it is between 40
+    /// ns and 2 minutes; `None` if there are none.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let all: u64 = self.buckets.iter().sum();
         let wanted = ((all as f64 * share).ceil() as u64).clamp(1, all.max(1));
@@ -109,17 +110,22 @@ impl Times {
             seen += count;
             seen >= wanted
         })?;
-        let (begin, end) = bounds(bucket);
-        // The last bucket has no end, and no time is longer than the longest.
-        let end = if bucket + 1 == BUCKETS { self.longest_ns } else { end };
-        let middle = begin.midpoint(end.max(begin)).min(self.longest_ns);
+        let middle = bounds(bucket).0.midpoint(self.end(bucket)).min(self.longest_ns);
         Some(Duration::from_nanos(middle))
+    }
+
+    /// Returns the nanosecond before which a bucket ends: for the last one, the longest time does.
+    fn end(&self, bucket: usize) -> u64 {
+        match bucket + 1 {
+            BUCKETS => bounds(bucket).1.max(self.longest_ns.saturating_add(1)),
+            _ => bounds(bucket).1,
+        }
     }
 
     /// Returns the buckets that are not empty: the nanosecond that each ends before, and its count.
     pub fn histogram(&self) -> impl Iterator<Item = (u64, u64)> {
         let buckets = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
-        buckets.map(|(bucket, count)| (bounds(bucket).1, *count))
+        buckets.map(|(bucket, count)| (self.end(bucket), *count))
     }
 }
 
@@ -163,11 +169,26 @@ mod tests {
 
     #[test]
     fn buckets_follow_each_other_without_a_gap() {
-        assert_eq!((bounds(0), bounds(1)), ((0, 320), (320, 384)));
+        assert_eq!((bounds(0), bounds(1)), ((0, 40), (40, 48)));
         for bucket in 1..BUCKETS {
             assert_eq!(bounds(bucket - 1).1, bounds(bucket).0, "{bucket}");
         }
         assert_eq!(bounds(BUCKETS - 1).1, 1 << (FIRST + OCTAVES));
+    }
+
+    #[test]
+    fn a_quantile_lies_within_an_eighth_from_40_ns_to_2_minutes() {
+        let all = (5..37).flat_map(|bit| (8..16).map(move |eighth| (1u64 << bit) / 8 * eighth));
+        for ns in all.filter(|ns| (40..=120_000_000_000).contains(ns)) {
+            // Others are longer, so that the longest time says nothing.
+            let mut times = Times { count: 100, longest_ns: 130_000_000_000, ..Times::default() };
+            times.buckets[(0..BUCKETS).find(|it| ns < bounds(*it).1).unwrap()] = 100;
+            let told = times.quantile(0.5).unwrap().as_nanos() as f64;
+            assert!((told / ns as f64 - 1.0).abs() <= 0.125, "{ns} {told}");
+        }
+        let mut times = Times { count: 1, longest_ns: 1 << 40, ..Times::default() };
+        times.buckets[BUCKETS - 1] = 1;
+        assert_eq!(times.histogram().collect::<Vec<_>>(), [((1 << 40) + 1, 1)]);
     }
 
     #[test]

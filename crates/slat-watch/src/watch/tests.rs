@@ -1,6 +1,7 @@
 //! Made-up hosts, whose guests start, change and end.
 
 use super::*;
+use crate::events::{Heard, Notices, Place, Thread, USER_EXIT};
 use crate::find::tests::Made;
 
 const PID: i32 = i32::MAX - 1;
@@ -30,6 +31,66 @@ fn a_sample_has_what_came_since_the_one_before_and_the_total_all() {
     assert_eq!((running, total.total[&Metric::RunningNs]), (vec![30, 40], 70));
     assert_eq!(total.vcpus[0].total[&Metric::RunningNs], 70);
     assert_eq!(total.samples[1].vcpus[0][&Metric::RunningNs], 40);
+}
+
+/// Accounts of tracepoints, in which the thread 20 of `PID` has had `exits`, and others unmapped
+/// memory of it as often.
+fn heard(exits: u64) -> Heard {
+    let counts = [(USER_EXIT, exits)].into();
+    let threads = [((PID, 20), Thread { counts, ..Thread::default() })].into();
+    let notices = Notices { unmaps: exits, ..Notices::default() };
+    Heard { threads, places: [(Place::new(PID, 0), notices)].into(), ..Heard::default() }
+}
+
+/// Watches while the thread 20 of `PID` has had one after the other of `exits`.
+fn hearing<'h>(host: &'h Made, which: Which, exits: &[u64]) -> Watch<'h> {
+    let events = Events::made(exits.iter().map(|exits| heard(*exits)));
+    Watch::begin(host.files(), Err("no debugfs".to_owned()), |_| events, which).unwrap()
+}
+
+#[test]
+fn what_tracepoints_counted_before_a_guest_is_watched_is_not_in_its_counts() {
+    let host = Made::new();
+    host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
+    let both = |total: &GuestTotal| {
+        [Metric::UserExits, Metric::Invalidations].map(|metric| total.total[&metric])
+    };
+    let mut watch = hearing(&host, Which::Pid(PID), &[100, 107, 130]);
+    assert_eq!(both(watch.guests()[0].total()), [0, 0]);
+    watch.step();
+    assert_eq!(both(watch.guests()[0].total()), [7, 7]);
+    assert_eq!(watch.guests()[0].total().vcpus[0].total[&Metric::UserExits], 7);
+    watch.step();
+    assert_eq!(both(watch.guests()[0].total()), [30, 30]);
+    // A guest that is found later has nothing from before, either.
+    let host = Made::new();
+    host.write("proc/1/comm", "init");
+    let mut watch = hearing(&host, Which::All, &[100, 170, 175]);
+    host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
+    while watch.guests().is_empty() {
+        watch.look_again = Instant::now();
+        watch.step();
+    }
+    // The time between looks for owners of ranges depends on how long they take.
+    let mut told = std::iter::repeat_with(|| (watch.step(), both(watch.guests()[0].total())).1);
+    assert_eq!(told.next().unwrap()[0], 5);
+    assert_eq!(told.take(100_000).find(|told| told[1] > 0), Some([5, 5]));
+}
+
+#[test]
+fn the_last_events_of_a_guest_that_ends_during_a_step_are_in_its_counts() {
+    for ends in [Which::Pid(PID), Which::All] {
+        let host = Made::new();
+        host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
+        let mut watch = hearing(&host, ends, &[100, 105, 109]);
+        // The accounts are heard with 5 exits, and the process ends with 9 before its state is
+        // seen.
+        std::fs::remove_dir_all(host.files().0.join(format!("proc/{PID}"))).unwrap();
+        assert_eq!(watch.step().went, [0]);
+        let total = watch.guests()[0].total();
+        assert_eq!(total.total[&Metric::UserExits], 9);
+        assert_eq!(total.vcpus[0].total[&Metric::UserExits], 9);
+    }
 }
 
 #[test]

@@ -240,7 +240,7 @@ fn times_from_exit_to_entry_are_reported_by_thread_and_by_reason_on_intel_and_am
 fn every_time_falls_into_its_bucket() {
     let kernel = Kernel::new(EXIT, 1);
     let mut times: Vec<u64> = (0..63).map(|bit| 1u64 << bit).collect();
-    times.extend((8..34).flat_map(|bit| {
+    times.extend((5..37).flat_map(|bit| {
         (0..4).flat_map(move |quarter| {
             let begin = (1u64 << bit) / 4 * (4 + quarter);
             [begin - 1, begin, begin + 1]
@@ -251,8 +251,9 @@ fn every_time_falls_into_its_bucket() {
         kernel.hear(&format!("1 31 exit 1 48 0x2 0\n{} 31 entry", 1 + time));
         let octave = time.ilog2();
         let end = match octave {
-            ..8 => 320,
-            34.. => 1 << 34,
+            ..5 => 40,
+            // The last bucket ends with the longest time.
+            _ if *time >= (1 << 37) / 8 * 7 => (1 << 62) + 1,
             _ => {
                 let quarter = (1u64 << octave) / 4;
                 time / quarter * quarter + quarter
