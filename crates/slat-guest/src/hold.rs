@@ -3,6 +3,7 @@
 use crate::backing::{Backing, HvaRange, MAY_WRITE};
 use crate::host::Host;
 use crate::invalidations::Invalidation;
+use crate::memslots::View;
 use crate::private::MemoryKind;
 use crate::worker::Worker;
 use alloc::vec::Vec;
@@ -19,7 +20,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ///
     /// From before this call until the result is dropped, [`Backing::make_writable`] must return
     /// `None` for these pages. This waits for faults of all guests of the host: the caller holds no
-    /// lock that the backing takes. It takes turns with conversions and changes of memslots.
+    /// lock that the backing takes.
     ///
     /// *Invariant*: no thread gives back the right to write that a leaf loses here. A leaf gets
     /// that right from the backing's answer, or because its software bit allows it (ADR 7).
@@ -30,26 +31,27 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guest = self.guest;
         let held = guest.invalidations.begin(&host);
         guest.wait_for_faults();
-        // No page becomes private meanwhile: its leaf would lose a bit that private leaves have.
-        let _turn = guest.change_turn();
-        // Private memory has no host address.
-        let shared = MemoryKind::Shared;
         let ranges: Vec<GpaRange> = self.look(|view| {
             // This includes memslots that are being deleted or moved: the guest writes to the part
             // that is not emptied yet.
-            let slots = view.backed_by(host);
-            slots.flat_map(|(slot, part)| slot.runs::<F>(part, shared)).collect()
+            view.backed_by(host).map(|(_, part)| part).collect()
         });
+        // Private memory has no host address. Pages become private meanwhile, so the thread asks
+        // inside the tables: until it leaves them, what it finds shared has no private leaf.
+        let shared = |view: &View, piece: GpaRange, run: &mut dyn FnMut(GpaRange)| {
+            let slots = view.parts(&piece);
+            slots.flat_map(|(slot, part)| slot.runs::<F>(part, MemoryKind::Shared)).for_each(run);
+        };
         for tables in guest.spaces() {
             for &range in &ranges {
-                self.until_done(tables, range, |guard, rest| {
+                self.until_done_in(tables, range, shared, |guard, rest| {
                     guard.set_software(rest, Software::NONE, MAY_WRITE)
                 });
             }
         }
         for tables in guest.spaces() {
             for &range in &ranges {
-                self.until_done(tables, range, |guard, rest| guard.write_protect(rest));
+                self.until_done_in(tables, range, shared, |guard, rest| guard.write_protect(rest));
             }
         }
         held

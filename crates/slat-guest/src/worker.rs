@@ -164,29 +164,43 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         tables: &'w Tables<'w, F, H>,
         range: GpaRange,
+        change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Changed,
+    ) {
+        self.until_done_in(tables, range, |_, piece, run| run(piece), change);
+    }
+
+    /// As [`Worker::until_done`], for the parts of each piece that `parts` calls its last argument
+    /// with, by the memslots as the thread finds them inside the tables.
+    pub(crate) fn until_done_in(
+        &mut self,
+        tables: &'w Tables<'w, F, H>,
+        range: GpaRange,
+        parts: impl Fn(&View, GpaRange, &mut dyn FnMut(GpaRange)),
         mut change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Changed,
     ) {
         let host = self.guest.tables.platform();
         for piece in pieces(range, F::size(F::LARGEST_LEAF)) {
-            self.inside(tables, |Inside { guard, .. }| {
-                let mut rest = piece;
-                loop {
-                    match change(guard, rest) {
-                        Ok(_) => break,
-                        Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {
-                            match widened(guard, rest) {
-                                Ok(wider) => rest = wider,
-                                Err(_) => host.wait(),
+            self.with_slots(tables, |view, Inside { guard, .. }| {
+                parts(view, piece, &mut |part| {
+                    let mut rest = part;
+                    loop {
+                        match change(guard, rest) {
+                            Ok(_) => break,
+                            Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {
+                                match widened(guard, rest) {
+                                    Ok(wider) => rest = wider,
+                                    Err(_) => host.wait(),
+                                }
                             }
+                            Err(Halted { at, why: ChangeError::Contended }) => {
+                                let behind = GpaRange::new(at, rest.end().0.saturating_sub(at.0));
+                                rest = behind.unwrap_or(rest);
+                                host.wait();
+                            }
+                            Err(Halted { why, .. }) => unreachable!("a slot's pages: {why}"),
                         }
-                        Err(Halted { at, why: ChangeError::Contended }) => {
-                            let behind = GpaRange::new(at, rest.end().0.saturating_sub(at.0));
-                            rest = behind.unwrap_or(rest);
-                            host.wait();
-                        }
-                        Err(Halted { why, .. }) => unreachable!("a slot's pages: {why}"),
                     }
-                }
+                });
                 guard.owe(piece).expect("a slot's pages");
                 guard.complete();
             });
