@@ -258,9 +258,8 @@ fn an_error_of_the_disk_is_not_replaced_by_a_lack_of_room() {
         blocks.store(true, Relaxed);
         let error = Some(SwapError::System { errno: 5 });
         std::thread::scope(|scope| {
-            let mut reclaim =
-                || while Pager::new(&mut other).reclaim(1) == Err(ReclaimError::InUse) {};
-            scope.spawn(move || reclaim());
+            let reclaim = || while Pager::new(&mut other).reclaim(1) == Err(ReclaimError::InUse) {};
+            scope.spawn(reclaim);
             assert!(soon(|| asked.load(Relaxed)));
             swap.flaky.fail_forgets.store(true, Relaxed);
             pager.discard(pages(0, 8));
