@@ -279,17 +279,22 @@ impl<M: Ram, S: Swap> Pool<M, S> {
     /// began: in stale slots, and in slots that were handed out and not written yet. This waits by
     /// `wait` for threads that wipe stale slots, or are about to write to such a slot; the caller
     /// has claimed no page and withholds no slot, which these may wait for.
+    ///
+    /// A slot that was stale may be taken before the wipe reaches it, and returned unwritten behind
+    /// it. So this ends once no such slot has old content; or, if swap cannot forget some, after a
+    /// wipe before and after which none was unwritten, and during which none was returned.
     pub(crate) fn forget_leftovers(&self, wait: impl Fn()) {
-        let unwritten = self.slots.unwritten();
-        self.wipe_stale(&wait);
-        if unwritten.is_empty() {
-            return;
-        }
-        while self.slots.any_unwritten(&unwritten) {
+        let mut slots = self.slots.leftovers();
+        let mut before = self.slots.still_left(&mut slots);
+        loop {
+            self.wipe_stale(&wait);
+            let now = self.slots.still_left(&mut slots);
+            if slots.is_empty() || !before.0 && now == before {
+                return;
+            }
+            before = now;
             wait();
         }
-        // Those that were not written are stale again.
-        self.wipe_stale(&wait);
     }
 
     fn wipe_stale(&self, wait: &impl Fn()) {

@@ -105,6 +105,8 @@ struct State {
     lowest: u32,
     /// How often slots were given back.
     gives: u64,
+    /// How often slots were returned unwritten.
+    returns: u64,
 }
 
 /// A slot for a page, or why there is none.
@@ -121,6 +123,10 @@ impl State {
         self.clean.has(slot) || self.stale.has(slot)
     }
 
+    fn has_leftovers(&self, slot: u32) -> bool {
+        self.stale.has(slot) || self.unwritten.has(slot)
+    }
+
     fn stale(&mut self, slot: u32) {
         assert!(!self.is_free(slot), "swap slot {slot} was given back twice");
         self.stale.add(slot);
@@ -132,7 +138,8 @@ impl Slots {
     pub fn new(total: u32) -> Self {
         let (clean, stale, unwritten) = (Bits::all(total), Bits::new(total), Bits::new(total));
         let lowest = NUMBERS as u32;
-        let state = State { clean, stale, unwritten, used: 0, next: 0, lowest, gives: 0 };
+        let state =
+            State { clean, stale, unwritten, used: 0, next: 0, lowest, gives: 0, returns: 0 };
         Self { total, state: Mutex::new(state) }
     }
 
@@ -206,17 +213,18 @@ impl Slots {
         self.state.lock().unwritten.take(slot);
     }
 
-    /// Returns the used slots that still have old content.
-    pub fn unwritten(&self) -> Vec<u32> {
+    /// Returns the slots that have old content: stale and unwritten ones.
+    pub fn leftovers(&self) -> Vec<u32> {
         let state = self.state.lock();
-        let next = |from: u32| state.unwritten.first(from);
-        core::iter::successors(next(0), |slot| next(slot + 1)).collect()
+        (0..self.total).filter(|&slot| state.has_leftovers(slot)).collect()
     }
 
-    /// Returns whether any of `slots` is unwritten.
-    pub fn any_unwritten(&self, slots: &[u32]) -> bool {
+    /// Keeps those of `slots` that have old content still. Returns whether one of them is
+    /// unwritten, and how often slots were returned unwritten.
+    pub fn still_left(&self, slots: &mut Vec<u32>) -> (bool, u64) {
         let state = self.state.lock();
-        slots.iter().any(|&slot| state.unwritten.has(slot))
+        slots.retain(|&slot| state.has_leftovers(slot));
+        (slots.iter().any(|&slot| state.unwritten.has(slot)), state.returns)
     }
 
     /// Gives `slot` back, to which no whole page was written since it was taken: this makes no room
@@ -224,6 +232,7 @@ impl Slots {
     pub fn return_unwritten(&self, slot: u32) {
         let mut state = self.state.lock();
         state.unwritten.take(slot);
+        state.returns += 1;
         state.stale(slot);
         state.used -= 1;
     }

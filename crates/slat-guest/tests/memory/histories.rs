@@ -569,8 +569,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// The number of histories: `HISTORIES=N` for more. By default few, and more with all formats, whose
-/// tests are not the quick ones.
+/// The number of histories: `HISTORIES=N`, or few in the quick tests, and more with all formats.
 pub fn count() -> u64 {
     number("HISTORIES").unwrap_or(if cfg!(feature = "every-format") { 20 } else { 6 })
 }

@@ -191,21 +191,34 @@ impl Swap for Called<'_> {
     }
 }
 
+/// Lets writes of a [`Called`] swap fail: once `blocks` is set, each says that it was `asked`, and
+/// waits for `go`.
+#[derive(Default)]
+struct Failing {
+    blocks: AtomicBool,
+    asked: AtomicBool,
+    go: AtomicBool,
+}
+
+impl Failing {
+    fn write(&self, error: SwapError) -> Result<(), SwapError> {
+        if !self.blocks.load(Relaxed) {
+            return Ok(());
+        }
+        self.asked.store(true, Relaxed);
+        assert!(soon(|| self.go.load(Relaxed)));
+        Err(error)
+    }
+}
+
 /// Another guest's thread has taken a slot with old content of this guest, and does not write it
 /// in the end.
 #[test]
 fn a_balloon_waits_for_slots_that_were_taken_and_not_written() {
     let error = SwapError::System { errno: 5 };
-    let (blocks, asked, go) =
-        (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
-    let swap = Called::new(64, || {
-        if !blocks.load(Relaxed) {
-            return Ok(());
-        }
-        asked.store(true, Relaxed);
-        assert!(soon(|| go.load(Relaxed)));
-        Err(error)
-    });
+    let failing = Failing::default();
+    let Failing { blocks, asked, go } = &failing;
+    let swap = Called::new(64, || failing.write(error));
     let config = slat_reclaim::Config::new(64);
     guests(&swap, 128, &[(64, config), (64, config)], |pool, mut threads| {
         let mut other = threads.pop().unwrap();
@@ -236,16 +249,9 @@ fn a_balloon_waits_for_slots_that_were_taken_and_not_written() {
 /// While a write finds no room on the disk, the disk fails in another way.
 #[test]
 fn an_error_of_the_disk_is_not_replaced_by_a_lack_of_room() {
-    let (blocks, asked, go) =
-        (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
-    let swap = Called::new(64, || {
-        if !blocks.load(Relaxed) {
-            return Ok(());
-        }
-        asked.store(true, Relaxed);
-        assert!(soon(|| go.load(Relaxed)));
-        Err(SwapError::Full)
-    });
+    let failing = Failing::default();
+    let Failing { blocks, asked, go } = &failing;
+    let swap = Called::new(64, || failing.write(SwapError::Full));
     let config = slat_reclaim::Config::new(64);
     guests(&swap, 128, &[(64, config), (64, config)], |pool, mut threads| {
         let mut other = threads.pop().unwrap();
