@@ -9,14 +9,14 @@ pub(crate) mod times;
 pub(crate) mod tracepoint;
 mod transition;
 
-use crate::bpf::sys::{Event, Kind, Map, Program};
+use crate::bpf::sys::{Called, Event, Kind, Map, Program};
 use crate::metric::Source;
 use programs::{Maps, Notice, RANGE_SHIFT, RANGE_WORDS, THREAD_WORDS};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use times::{STRIDE, Stalls, Times, Why};
-use tracepoint::Tracefs;
+use tracepoint::{Tracefs, Tracepoint};
 use transition::Outside;
 
 /// Least and most threads of vCPUs in the map of accounts. Each takes 6 KiB.
@@ -317,21 +317,33 @@ impl Programs {
         for name in order.into_iter().chain([UNMAP, AGE, TEST_AGE]) {
             let run = || -> Result<_, String> {
                 let event = tracefs.event(&format!("kvm/{name}"))?;
-                let text = match name {
-                    EXIT => programs::exit(&event, maps)?,
-                    ENTRY => programs::entry(maps),
-                    "kvm_mmio" => programs::mmio(maps),
-                    "kvm_guest_fault" => programs::guest_fault(&event, maps)?,
-                    USER_EXIT => programs::counted(programs::USER_EXITS, maps),
-                    PUSH => programs::counted(programs::PUSHES, maps),
-                    UNMAP => programs::notice(&event, Notice::Unmap, maps)?,
-                    AGE => programs::notice(&event, Notice::Age, maps)?,
-                    _ => programs::notice(&event, Notice::TestAge, maps)?,
+                let text = |event: &Tracepoint| match name {
+                    EXIT => programs::exit(event, maps),
+                    ENTRY => Ok(programs::entry(maps)),
+                    "kvm_mmio" => Ok(programs::mmio(maps)),
+                    "kvm_guest_fault" => programs::guest_fault(event, maps),
+                    USER_EXIT => Ok(programs::counted(programs::USER_EXITS, maps)),
+                    PUSH => Ok(programs::counted(programs::PUSHES, maps)),
+                    UNMAP => programs::notice(event, Notice::Unmap, maps),
+                    AGE => programs::notice(event, Notice::Age, maps),
+                    _ => programs::notice(event, Notice::TestAge, maps),
                 };
-                let program = Program::load(&text).map_err(|refused| match refused.error {
-                    Errno::PERM => refusal(Errno::PERM),
-                    _ => format!("the kernel refuses the program of {name}: {refused}"),
-                })?;
+                let without_fields = [ENTRY, "kvm_mmio", USER_EXIT, PUSH].contains(&name);
+                let known =
+                    if without_fields { Some(event.clone()) } else { event.arguments(name) };
+                if let Some(known) = known
+                    && let Ok(program) = Program::load(Called::Raw, &text(&known)?)
+                    && let Ok(event) = Event::run_raw(name, &program)
+                {
+                    return Ok((program, event));
+                }
+                let program =
+                    Program::load(Called::ByPerf, &text(&event)?).map_err(
+                        |refused| match refused.error {
+                            Errno::PERM => refusal(Errno::PERM),
+                            _ => format!("the kernel refuses the program of {name}: {refused}"),
+                        },
+                    )?;
                 let event = Event::run(event.number, &program).map_err(perf)?;
                 Ok((program, event))
             };

@@ -27,6 +27,16 @@ pub(crate) struct Tracepoint {
     fields: Vec<(String, Field)>,
 }
 
+/// Events whose arguments are the fields of their records, in this order (`TP_PROTO` in Linux's
+/// include/trace/events/kvm.h and arch/arm64/kvm/trace_arm.h).
+const ARGUMENTS: [(&str, &[&str]); 5] = [
+    ("kvm_exit", &["ret", "esr_ec", "vcpu_pc"]),
+    ("kvm_guest_fault", &["vcpu_pc", "hsr", "hxfar", "ipa"]),
+    ("kvm_unmap_hva_range", &["start", "end"]),
+    ("kvm_age_hva", &["start", "end"]),
+    ("kvm_test_age_hva", &["hva"]),
+];
+
 /// Offset and size in bytes of a field in an event's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Field {
@@ -101,6 +111,24 @@ impl Tracepoint {
             .map(|(_, field)| *field)
             .ok_or_else(|| format!("the tracepoint has no field {name} in this kernel"))
     }
+
+    /// Returns the event `name` with its fields where a program finds them that is called with the
+    /// arguments, each a word; `None` if its arguments are not known to be its fields.
+    pub fn arguments(&self, name: &str) -> Option<Self> {
+        let (_, known) = ARGUMENTS.iter().find(|(event, _)| *event == name)?;
+        let own = self.fields.iter().filter(|(field, _)| !field.starts_with("common_"));
+        if !own.clone().map(|(field, _)| &**field).eq(known.iter().copied()) {
+            return None;
+        }
+        let word = |(place, (name, field)): (usize, &(String, Field))| {
+            // The lower bytes are the first ones.
+            let little = cfg!(target_endian = "little");
+            let offset = (8 * place + if little { 0 } else { 8 - field.size as usize }) as i16;
+            (name.clone(), Field { offset, size: field.size })
+        };
+        let fields = own.enumerate().map(word).collect();
+        Some(Self { number: self.number, fields })
+    }
 }
 
 /// Parses an event's format file.
@@ -155,6 +183,23 @@ format:
         assert_eq!(parse("name: x\n"), None);
         assert_eq!(parse("ID: x\n"), None);
         assert_eq!(parse("ID: 1\n\tfield:int a;\toffset:x;\n"), None);
+    }
+
+    #[test]
+    fn arguments_are_words_in_the_order_of_the_fields_where_both_are_known() {
+        let arm = parse(
+            "ID: 7\n\tfield:unsigned short common_type;\toffset:0;\tsize:2;\n\tfield:int ret;\t\
+             offset:8;\tsize:4;\n\tfield:unsigned int esr_ec;\toffset:12;\tsize:4;\n\tfield:\
+             unsigned long vcpu_pc;\toffset:16;\tsize:8;\n",
+        );
+        let arm = arm.unwrap();
+        let words = arm.arguments("kvm_exit").unwrap();
+        assert_eq!(words.field("esr_ec"), Ok(Field { offset: 8, size: 4 }));
+        assert_eq!(words.field("vcpu_pc"), Ok(Field { offset: 16, size: 8 }));
+        assert!(words.field("common_type").is_err());
+        // Another event, and x86's fields, which KVM gathers for the record.
+        assert_eq!(arm.arguments("kvm_guest_fault"), None);
+        assert_eq!(parse(EXIT).unwrap().arguments("kvm_exit"), None);
     }
 
     #[test]
