@@ -74,7 +74,7 @@ const ALL: &[Threshold] = &[
     ("guest", "time to execute from all pages", "split", "zap", On("1g"), 0.1),
     ("guest", "bytes maintained, by bytes touched past the caches", "*", "*", Always, 2.0),
     ("guest", "clear, two threads by one", "*", "*", Always, 1.2),
-    ("guest", "faults, two vCPUs by one", "*", "*", Always, 1.2),
+    ("guest", "faults, one guest by two apart", "*", "*", Always, 1.1),
     ("guest", "*: p99 of a fault", "free-bitmap", "locked-page", Always, 0.5),
     ("guest", "*: reclaim per page given up", "free-bitmap", "locked-page", Always, 0.7),
     ("guest", "*: time of the guest", "free-bitmap", "locked-page", Always, 1.03),

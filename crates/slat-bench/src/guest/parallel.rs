@@ -3,10 +3,11 @@
 
 use super::log_options::DirtyLogArgs;
 use anyhow::ensure;
+use serde_json::{Map, Value};
 use slat::Format;
 use slat_guest::{FaultKind, Worker};
 use slat_ideas::format::TablesArgs;
-use slat_ideas::guest::fixture::{Fixture, SLOT, Shape, room};
+use slat_ideas::guest::fixture::{Fixture, SLOT, Shape, TheGuest, room};
 use slat_ideas::guest::runner::{Locks, Runner};
 use slat_ideas::guest::tables::Figures;
 use slat_ideas::guest::turns::{Counts, Recorder, counts, take_turns};
@@ -19,15 +20,13 @@ use slat_lab::size::Size;
 use slat_sim::arch::Arch;
 use std::sync::atomic::AtomicU64;
 
-const NOTE: &str = "Time of the thread that worked longest; each has half of the pages. cas: a \
-                    compare-and-swap of as many entries.";
-
 /// Columns of the table of clears.
 pub const CLEARS: Figures = Figures {
     of: "guest-log-parallel",
     title: "Clearing with two threads",
     counts: &[("clear", "pages", "pages")],
-    note: NOTE,
+    note: "Time of the thread that worked longest; each has half of the pages. cas: a \
+           compare-and-swap of as many entries.",
     ..Figures::NONE
 };
 
@@ -36,7 +35,9 @@ pub const FAULTS: Figures = Figures {
     of: "guest-populate-parallel",
     title: "First touches by two vCPUs",
     counts: &[("fault", "pages", "pages")],
-    note: NOTE,
+    note: "Time of the thread that worked longest; each has half of the pages. apart: two guests \
+           of one vCPU each, on machines of their own, which share no memory: the most that the \
+           host's CPUs allow.",
     ..Figures::NONE
 };
 
@@ -49,24 +50,35 @@ const LEAST_ROUNDS: u32 = 15;
 struct Work {
     scenario: &'static str,
     figure: &'static str,
-    /// By one thread, by two; the plain loop by one, by two.
-    variants: [&'static str; 4],
-    /// The name of the ratio, its two sides.
-    ratio: [&'static str; 3],
+    variants: &'static [Variant],
+    /// Names of ratios and of their two sides, as the places of variants in products.
+    ratios: &'static [Ratio],
 }
+
+/// The name of what takes a turn, and whether the engine does it.
+type Variant = (&'static str, bool);
+
+/// A name, two sides, and what each of them is the product of.
+type Ratio = ([&'static str; 3], [&'static [usize]; 2]);
 
 const CLEAR: Work = Work {
     scenario: CLEARS.of,
     figure: "clear",
-    variants: ["clear-1", "clear-2", "cas-1", "cas-2"],
-    ratio: ["clear, two threads by one", "clear-2 * cas-1", "clear-1 * cas-2"],
+    variants: &[("clear-1", true), ("clear-2", true), ("cas-1", false), ("cas-2", false)],
+    ratios: &[(
+        ["clear, two threads by one", "clear-2 * cas-1", "clear-1 * cas-2"],
+        [&[1, 2], &[0, 3]],
+    )],
 };
 
 const FAULT: Work = Work {
     scenario: FAULTS.of,
     figure: "fault",
-    variants: ["fault-1", "fault-2", "cas-1", "cas-2"],
-    ratio: ["faults, two vCPUs by one", "fault-2 * cas-1", "fault-1 * cas-2"],
+    variants: &[("fault-1", true), ("fault-2", true), ("apart-2", true)],
+    ratios: &[
+        (["faults, one guest by two apart", "fault-2", "apart-2"], [&[1], &[2]]),
+        (["faults, two vCPUs by one", "fault-2", "fault-1"], [&[1], &[0]]),
+    ],
 };
 
 /// Returns the CPUs, if there are two.
@@ -102,11 +114,18 @@ pub fn clears(
     let rounds = if args.quick { 1 } else { args.runs.max(LEAST_ROUNDS) };
     on_machine!(&args.tables, |format, arch| {
         let fixture = Fixture::new(format, arch, &args.tables, shape, session)?;
-        measure(&fixture, &CLEAR, clear, rounds, &cpus, session)
+        let entries: Vec<AtomicU64> = (0..fixture.pages()).map(AtomicU64::new).collect();
+        let run = |place: usize| {
+            let cpus = &cpus[..place % 2 + 1];
+            if place < 2 { clear(&fixture, cpus) } else { exchange(&entries, cpus) }
+        };
+        measure(&fixture.params(), &CLEAR, run, rounds, session)
     })
 }
 
-/// Measures first touches by two vCPUs against those by one.
+/// Measures first touches by two vCPUs against those by one, and against those of two guests with
+/// one vCPU each on machines of their own, which share no memory: this is the most that the host's
+/// CPUs allow.
 ///
 /// # Errors
 /// Too little memory, or a fault that failed.
@@ -121,48 +140,53 @@ pub fn faults(
     };
     let (bytes, page) = (memory.bytes(), tables.format.leaves()[0]);
     let shape = Shape { memory: bytes, host: bytes, block: page, page, vcpus: 2, resident: true };
+    let half = Shape { memory: bytes / 2, host: bytes / 2, vcpus: 1, ..shape };
+    let rounds = rounds.max(if rounds == 1 { 1 } else { LEAST_ROUNDS });
     on_machine!(tables, |format, arch| {
-        let fixture = Fixture::new(format, arch, tables, shape, session)?;
-        measure(&fixture, &FAULT, fault, rounds, &cpus, session)
+        let new = |shape| Fixture::new(format, arch, tables, shape, session);
+        let (whole, halves) = (new(shape)?, [new(half)?, new(half)?]);
+        let run = |place: usize| match place {
+            2 => apart(&halves, &cpus),
+            _ => fault(&whole, &cpus[..=place]),
+        };
+        measure(&whole.params(), &FAULT, run, rounds, session)
     })
 }
 
-/// A guest's work by the threads of these CPUs: its time, and counts.
-type Run<F, A> = fn(&Fixture<F, A>, &[usize]) -> anyhow::Result<(f64, Counts)>;
-
-fn measure<F: Format, A: Arch>(
-    fixture: &Fixture<F, A>,
+fn measure(
+    params: &Map<String, Value>,
     work: &Work,
-    run: Run<F, A>,
+    run: impl Fn(usize) -> anyhow::Result<(f64, Counts)>,
     rounds: u32,
-    cpus: &[usize],
     session: &mut Session,
 ) -> anyhow::Result<Vec<Measurement>> {
-    session.start(work.ratio[0], u64::from(rounds) + 1);
-    let entries: Vec<AtomicU64> = (0..fixture.pages()).map(AtomicU64::new).collect();
+    session.start(work.ratios[0].0[0], u64::from(rounds) + 1);
     let samples = take_turns(session, rounds, work.variants.len(), |place, _| {
-        session.say(work.variants[place]);
-        let cpus = &cpus[..place % 2 + 1];
-        if place < 2 { run(fixture, cpus) } else { exchange(&entries, cpus) }
+        session.say(work.variants[place].0);
+        run(place)
     })?;
     session.finish();
     if samples[0].is_empty() {
         return Ok(Vec::new());
     }
-    let recorder = Recorder { scenario: work.scenario, params: fixture.params() };
+    let recorder = Recorder { scenario: work.scenario, params: params.clone() };
     let mut results = Vec::new();
-    for (place, samples) in samples.iter().enumerate() {
-        let target = if place < 2 { "engine" } else { "machine" };
+    for ((variant, engine), samples) in work.variants.iter().zip(&samples) {
+        let target = if *engine { "engine" } else { "machine" };
         let seconds = samples.iter().map(|(seconds, _)| *seconds).collect();
         let counts = samples.iter().map(|(_, counts)| counts.clone());
-        let variant = work.variants[place];
         results.push(recorder.figure(variant, target, work.figure, "s", seconds, counts));
     }
-    let of = |place: usize, round: usize| samples[place][round].0;
-    let ratio = |round| of(1, round) * of(2, round) / of(0, round) / of(3, round);
-    let [what, of, against] = work.ratio;
-    let ratios = (0..samples[0].len()).map(ratio).collect();
-    results.push(recorder.ratio(what, of, against, ratios));
+    for ([what, of, against], sides) in work.ratios {
+        let ratio = |round: usize| {
+            let side = |places: &[usize]| places.iter().map(|&it| samples[it][round].0).product();
+            let [of, by] = sides.map(side);
+            let (of, by): (f64, f64) = (of, by);
+            of / by
+        };
+        let ratios = (0..samples[0].len()).map(ratio).collect();
+        results.push(recorder.ratio(*what, of, against, ratios));
+    }
     Ok(results)
 }
 
@@ -172,25 +196,63 @@ fn fault<F: Format, A: Arch>(
     cpus: &[usize],
 ) -> anyhow::Result<(f64, Counts)> {
     fixture.with_guest(fixture.config(), |guest| {
-        Worker::new(guest, &mut room())?.set_memslot(fixture.slot(false))?;
         let share = fixture.pages() / cpus.len() as u64;
-        let work = |thread: u64| {
-            move |gate: &Gate| {
-                let mut room = room();
-                let id = u16::try_from(thread)?;
-                let mut vcpu = Runner::new(guest, fixture.machine(), id, &mut room, Locks::Free)?;
-                let mut pages = thread * share..(thread + 1) * share;
-                let touch = || pages.try_for_each(|page| vcpu.write(fixture.gpa(page), page));
-                let (seconds, touched) = gate.pass(touch);
-                touched?;
-                Ok((seconds, ()))
-            }
-        };
-        let (seconds, _) = together(cpus, (0..cpus.len() as u64).map(work).collect())?;
-        let mapped = guest.stats().faults(FaultKind::Mapped).count;
-        ensure!(mapped == fixture.pages(), "{mapped} of {} pages were mapped", fixture.pages());
+        let work = |vcpu: u16| move |gate: &Gate| touch(fixture, guest, vcpu, share, gate);
+        let vcpus = 0..u16::try_from(cpus.len())?;
+        let (seconds, _) = together(cpus, vcpus.map(work).collect())?;
+        let mapped = all_mapped(fixture, guest)?;
         Ok((seconds, counts([("pages", mapped)])))
     })
+}
+
+/// Runs a guest of one vCPU on each of two machines; each touches all of its pages first.
+fn apart<F: Format, A: Arch>(
+    fixtures: &[Fixture<F, A>; 2],
+    cpus: &[usize],
+) -> anyhow::Result<(f64, Counts)> {
+    let [first, second] = fixtures;
+    first.with_guest(first.config(), |one| {
+        second.with_guest(second.config(), |other| {
+            let work = |(fixture, guest)| {
+                move |gate: &Gate| touch(fixture, guest, 0, fixture.pages(), gate)
+            };
+            let guests = [(first, one), (second, other)];
+            let (seconds, _) = together(cpus, guests.map(work).into())?;
+            let mapped = all_mapped(first, one)? + all_mapped(second, other)?;
+            Ok((seconds, counts([("pages", mapped)])))
+        })
+    })
+}
+
+/// Touches the vCPU's share of the pages.
+fn touch<F: Format, A: Arch>(
+    fixture: &Fixture<F, A>,
+    guest: &TheGuest<'_, F, A>,
+    vcpu: u16,
+    share: u64,
+    gate: &Gate,
+) -> anyhow::Result<(f64, ())> {
+    let mut room = room();
+    let mut runner = Runner::new(guest, fixture.machine(), vcpu, &mut room, Locks::Free)?;
+    let first = u64::from(vcpu) * share;
+    let mut pages = first..first + share;
+    let (seconds, touched) =
+        gate.pass(|| pages.try_for_each(|page| runner.write(fixture.gpa(page), page)));
+    touched?;
+    Ok((seconds, ()))
+}
+
+/// Returns the number of pages.
+///
+/// # Errors
+/// Faults have mapped more or fewer.
+fn all_mapped<F: Format, A: Arch>(
+    fixture: &Fixture<F, A>,
+    guest: &TheGuest<'_, F, A>,
+) -> anyhow::Result<u64> {
+    let mapped = guest.stats().faults(FaultKind::Mapped).count;
+    ensure!(mapped == fixture.pages(), "{mapped} of {} pages were mapped", fixture.pages());
+    Ok(mapped)
 }
 
 /// Runs a guest whose pages are all dirty and writable; each thread clears its share.
