@@ -43,37 +43,12 @@ struct Library {
     name: &'static str,
     /// The larger test program, in addition to the unit tests.
     program: &'static str,
-    /// Filters of the names of slow tests, which run only for mutants that pass all others.
-    slow: &'static [&'static str],
 }
 
-/// Slow tests took most of the time of a mutant: each takes a second and more.
 const LIBRARIES: [Library; 3] = [
-    Library {
-        name: "slat",
-        program: "engine",
-        slow: &[
-            "contended::a_table_whose_child_is_held_does_not_get_the_right_to_write",
-            "golden_arm64::leaves_of_the_16k_granule_are_the_manuals_in_every_combination",
-            "golden_arm64::leaves_of_the_4k_granule_are_the_manuals_in_every_combination",
-            "golden_arm64::leaves_of_the_64k_granule_are_the_manuals_in_every_combination",
-            "golden_lpa2::leaves_with_lpa2_are_the_manuals_in_every_combination",
-            "golden_lpa::leaves_with_lpa_are_the_manuals_in_every_combination",
-            "model::any_history_on_ept_agrees_with_the_flat_model",
-            "model::any_history_on_the_4k_granule_agrees_with_the_flat_model",
-            "model::hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten",
-            // Threads that wait for each other: a minute and more on a busy machine.
-            "ran::tests::threads_that_run_a_guest_never_use_what_was_invalidated",
-            "steps::a_split_that_runs_dry_at_any_step",
-        ],
-    },
-    Library {
-        name: "slat-guest",
-        program: "memory",
-        // Each guest runs on Intel's CPU as well.
-        slow: &["::on_arm", "budget::", "buffers::", "devices::no_pair", "histories::", "pairs::"],
-    },
-    Library { name: "slat-reclaim", program: "machine", slow: &[] },
+    Library { name: "slat", program: "engine" },
+    Library { name: "slat-guest", program: "memory" },
+    Library { name: "slat-reclaim", program: "machine" },
 ];
 
 /// Settings for few random tests, the same ones for each mutant.
@@ -167,7 +142,7 @@ impl Library {
         let (programs, woven) = tree.together(mutants)?;
         // The next build uses the same names.
         let kept = programs.kept()?;
-        let judge = Judge::new(self, &kept)?;
+        let judge = Judge::new(&kept, jobs)?;
         let done = AtomicUsize::new(0);
         let tell = |id: u32, fate| {
             let done = done.fetch_add(1, Ordering::Relaxed) + 1;
@@ -180,45 +155,16 @@ impl Library {
             }
         };
         let ids: Vec<u32> = woven.iter().copied().collect();
-        let mut fates = judge.fates(&ids, jobs, tell)?;
+        let mut fates = judge.fates(&kept, &ids, jobs, tell)?;
         tree.restore(mutants)?;
         for &(id, mutant) in mutants.iter().filter(|(id, _)| !woven.contains(id)) {
             let fate = match tree.alone(mutant)? {
-                Some(programs) => judge.of(&programs).fate(None)?,
+                Some(programs) => judge.fate(&programs, None)?,
                 None => Fate::Unviable,
             };
             tell(id, fate);
             fates.push((id, fate));
         }
         Ok(fates)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_left_out_at_first_is_in_the_program_still() {
-        for library in &LIBRARIES {
-            let library_root = root().join("crates").join(library.name);
-            let folders = ["src".to_owned(), format!("tests/{}", library.program)];
-            let files = folders.iter().flat_map(|folder| {
-                let files = std::fs::read_dir(library_root.join(folder)).unwrap();
-                files.map(|file| file.unwrap().path())
-            });
-            let files: Vec<_> = files.collect();
-            for filter in library.slow {
-                let (module, _) = filter.split_once("::").unwrap();
-                let (_, name) = filter.rsplit_once("::").unwrap();
-                let there = files.iter().any(|path| {
-                    let of =
-                        module.is_empty() || path.file_stem().is_some_and(|stem| stem == module);
-                    let text = || std::fs::read_to_string(path).unwrap_or_default();
-                    of && (name.is_empty() || text().contains(name))
-                });
-                assert!(there, "no test of {} is called {filter}", library.name);
-            }
-        }
     }
 }

@@ -1,9 +1,10 @@
 //! Runs tests until one fails.
 
-use super::together::VARIABLE;
+use super::together::{REACHED, VARIABLE};
 use super::tree::Programs;
-use super::{FEWER, Fate, Library};
-use anyhow::{Context, bail};
+use super::{FEWER, Fate};
+use anyhow::{Context, bail, ensure};
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -15,21 +16,26 @@ use std::time::{Duration, Instant};
 
 /// Limit of a test program's address space, because a mutant may allocate without end.
 const MEMORY: &str = "--as=16000000000";
-/// Time limit of tests: a multiple of their time without a mutant, and a constant.
-const PATIENCE: (u32, Duration) = (5, Duration::from_secs(10));
+/// Time limit of tests: a multiple of their time without a mutant, and a constant. The second is of
+/// those that passed the first limit, because the machine may be busy.
+const PATIENCE: [(u32, Duration); 2] = [(5, Duration::from_secs(3)), (10, Duration::from_secs(20))];
+/// Time of the tests that run together at first; each run after it takes this many times as long.
+const FIRST: Duration = Duration::from_millis(100);
+const GROWS: u32 = 4;
 
-/// A run of a test program.
-struct Run<'a> {
-    program: &'a Path,
-    arguments: Vec<String>,
-    /// Its time without a mutant.
+/// A test, without a mutant.
+struct Test {
+    /// Whether it is in the larger program.
+    larger: bool,
+    name: String,
     takes: Duration,
+    /// The mutants at which it comes past.
+    reaches: BTreeSet<u32>,
 }
 
-/// The runs of each mutant, the shortest first.
-pub struct Judge<'a> {
-    programs: &'a Programs,
-    runs: Vec<Run<'a>>,
+/// The tests of a library, the shortest first.
+pub struct Judge {
+    tests: Vec<Test>,
 }
 
 enum End {
@@ -38,118 +44,150 @@ enum End {
     TooLate,
 }
 
-impl<'a> Judge<'a> {
-    /// Runs all tests once: they have to pass without a mutant.
-    pub fn new(library: &Library, programs: &'a Programs) -> anyhow::Result<Self> {
-        let skips = library.slow.iter().map(|filter| format!("--skip={filter}"));
-        let skips: Vec<String> = skips.collect();
-        let slow: Vec<String> = library.slow.iter().map(|&filter| filter.to_owned()).collect();
-        // Slow tests are in both programs.
-        let both = [&programs.larger, &programs.unit];
-        let mut runs: Vec<_> = both.map(|program| (program, skips.clone())).into();
-        if !slow.is_empty() {
-            runs.extend(both.map(|program| (program, slow.clone())));
+impl Judge {
+    /// Runs each test once: it has to pass without a mutant.
+    pub fn new(programs: &Programs, jobs: Option<NonZeroUsize>) -> anyhow::Result<Self> {
+        let mut names = Vec::new();
+        for larger in [false, true] {
+            let mut list = Command::new(programs.which(larger));
+            list.args(["--list", "--format=terse"]).current_dir(&programs.folder);
+            let output = list.output().context("cannot start a test program")?;
+            let text = String::from_utf8(output.stdout).context("a test's name")?;
+            let tests = text.lines().filter_map(|line| line.strip_suffix(": test"));
+            names.extend(tests.map(|name| (larger, name.to_owned())));
         }
-        let runs = runs.into_iter().map(|(program, mut arguments): (_, Vec<String>)| {
-            arguments.push("--test-threads=1".to_owned());
-            Run { program, arguments, takes: Duration::from_secs(600) }
-        });
-        let mut judge = Self { programs, runs: runs.collect() };
-        for place in 0..judge.runs.len() {
+        let mut tests = by_all(&names, jobs, |(larger, name)| {
+            let reached = programs.which(*larger).with_extension(format!("{name}.reached"));
+            _ = std::fs::remove_file(&reached);
             let begin = Instant::now();
-            let End::Passed = judge.meet(&judge.runs[place], None)? else {
-                bail!("{} fails without a mutant", judge.runs[place].program.display());
-            };
-            judge.runs[place].takes = begin.elapsed();
-        }
-        judge.runs.sort_by_key(|run| run.takes);
-        Ok(judge)
+            let run = (*larger, &[&**name][..]);
+            let end = meet(programs, run, &[(REACHED, &reached)], Duration::from_secs(600))?;
+            ensure!(matches!(end, End::Passed), "{name} fails without a mutant");
+            let takes = begin.elapsed();
+            let text = std::fs::read_to_string(&reached).unwrap_or_default();
+            _ = std::fs::remove_file(&reached);
+            let reaches = text.lines().map(str::parse).collect::<Result<_, _>>();
+            let reaches = reaches.context("a mutant's number")?;
+            Ok(Test { larger: *larger, name: name.clone(), takes, reaches })
+        })?;
+        tests.sort_by_key(|test| test.takes);
+        Ok(Self { tests })
     }
 
     /// Returns the result of a mutant that was built into the programs, or of the only one in them.
-    pub fn fate(&self, mutant: Option<u32>) -> anyhow::Result<Fate> {
+    pub fn fate(&self, programs: &Programs, mutant: Option<u32>) -> anyhow::Result<Fate> {
+        let reaches = |test: &&Test| mutant.is_none_or(|it| test.reaches.contains(&it));
+        let tests: Vec<&Test> = self.tests.iter().filter(reaches).collect();
+        let number = mutant.map(|number| number.to_string()).unwrap_or_default();
+        let variable = [(VARIABLE, Path::new(&number))];
         let mut fate = Fate::Missed;
-        for run in &self.runs {
-            let mut end = self.meet(run, mutant)?;
-            // The cause may be a busy machine.
-            if let End::TooLate = end {
-                end = self.meet(run, mutant)?;
+        let (mut rest, mut most) = (&tests[..], FIRST);
+        while !rest.is_empty() {
+            let mut takes = Duration::ZERO;
+            let fits = rest.iter().take_while(|test| {
+                takes += test.takes;
+                takes <= most
+            });
+            let (now, later) = rest.split_at(fits.count().max(1));
+            (rest, most) = (later, most * GROWS);
+            for larger in [false, true] {
+                let now = || now.iter().filter(|test| test.larger == larger);
+                let names: Vec<&str> = now().map(|test| &*test.name).collect();
+                let takes: Duration = now().map(|test| test.takes).sum();
+                let mut end = End::Passed;
+                for (times, besides) in PATIENCE {
+                    if !names.is_empty() {
+                        end = meet(programs, (larger, &names), &variable, takes * times + besides)?;
+                    }
+                    if !matches!(end, End::TooLate) {
+                        break;
+                    }
+                }
+                match end {
+                    End::Passed => {}
+                    End::Failed => return Ok(Fate::Caught),
+                    End::TooLate => fate = Fate::Timeout,
+                }
             }
-            match end {
-                End::Passed => {}
-                End::Failed => return Ok(Fate::Caught),
-                End::TooLate => fate = Fate::Timeout,
+            if fate == Fate::Timeout {
+                return Ok(fate);
             }
         }
         Ok(fate)
     }
 
-    /// Returns a judge for other programs that were built from the same tests.
-    pub fn of<'b>(&self, programs: &'b Programs) -> Judge<'b> {
-        let of = |run: &Run| {
-            let larger = run.program == self.programs.larger;
-            let program: &Path = if larger { &programs.larger } else { &programs.unit };
-            Run { program, arguments: run.arguments.clone(), takes: run.takes }
-        };
-        Judge { programs, runs: self.runs.iter().map(of).collect() }
-    }
-
-    /// Returns the results of mutants in their order, with `jobs` of them at a time, or as many as
-    /// there are CPUs; calls `tell` with each result.
+    /// Returns the results of mutants in their order, with `jobs` of them at a time; calls `tell`
+    /// with each result.
     pub fn fates(
         &self,
+        programs: &Programs,
         mutants: &[u32],
         jobs: Option<NonZeroUsize>,
         tell: impl Fn(u32, Fate) + Sync,
     ) -> anyhow::Result<Vec<(u32, Fate)>> {
-        let next = AtomicUsize::new(0);
-        let all = Mutex::new(Vec::new());
-        let work = || {
-            while let Some(&mutant) = mutants.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let fate = self.fate(Some(mutant))?;
-                tell(mutant, fate);
-                all.lock().unwrap_or_else(PoisonError::into_inner).push((mutant, fate));
-            }
-            anyhow::Ok(())
-        };
-        let jobs = jobs.map_or_else(std::thread::available_parallelism, Ok)?.get();
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
-            threads.into_iter().try_for_each(|thread| match thread.join() {
-                Ok(done) => done,
-                Err(_) => bail!("a thread that runs tests panicked"),
-            })
-        })?;
-        Ok(all.into_inner().unwrap_or_else(PoisonError::into_inner))
+        by_all(mutants, jobs, |&mutant| {
+            let fate = self.fate(programs, Some(mutant))?;
+            tell(mutant, fate);
+            Ok((mutant, fate))
+        })
     }
+}
 
-    fn meet(&self, run: &Run, mutant: Option<u32>) -> anyhow::Result<End> {
-        let mut tests = Command::new("prlimit");
-        tests.args([MEMORY, "--"]).arg(run.program).args(&run.arguments);
-        tests.envs(FEWER).env_remove(VARIABLE).current_dir(&self.programs.folder);
-        if let Some(mutant) = mutant {
-            tests.env(VARIABLE, mutant.to_string());
+/// Does `work` with each item, with `jobs` of them at a time, or as many as there are CPUs.
+fn by_all<I: Sync, R: Send>(
+    items: &[I],
+    jobs: Option<NonZeroUsize>,
+    work: impl Fn(&I) -> anyhow::Result<R> + Sync,
+) -> anyhow::Result<Vec<R>> {
+    let next = AtomicUsize::new(0);
+    let all = Mutex::new(Vec::new());
+    let one = || {
+        while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let result = work(item)?;
+            all.lock().unwrap_or_else(PoisonError::into_inner).push(result);
         }
-        tests.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut tests = tests.spawn().context("cannot start prlimit (util-linux)")?;
-        let output = tests.stdout.take().context("a program's output")?;
-        let (failed, failure) = mpsc::channel();
-        std::thread::spawn(move || {
-            let mut lines = BufReader::new(output).lines().map_while(Result::ok);
-            _ = lines.any(|line| line.ends_with("... FAILED") && failed.send(()).is_ok());
-        });
-        let (times, besides) = PATIENCE;
-        let end = match failure.recv_timeout(run.takes * times + besides) {
-            Ok(()) => End::Failed,
-            Err(RecvTimeoutError::Timeout) => End::TooLate,
-            // Its output has ended, so the program has ended.
-            Err(RecvTimeoutError::Disconnected) => {
-                let status = tests.wait().context("a test program")?;
-                return Ok(if status.success() { End::Passed } else { End::Failed });
-            }
-        };
-        _ = tests.kill();
-        tests.wait().context("a test program")?;
-        Ok(end)
-    }
+        anyhow::Ok(())
+    };
+    let jobs = jobs.map_or_else(std::thread::available_parallelism, Ok)?.get();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..jobs).map(|_| scope.spawn(one)).collect();
+        threads.into_iter().try_for_each(|thread| match thread.join() {
+            Ok(done) => done,
+            Err(_) => bail!("a thread that runs tests panicked"),
+        })
+    })?;
+    Ok(all.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Runs these tests of a program with variables of the environment.
+fn meet(
+    programs: &Programs,
+    (larger, names): (bool, &[&str]),
+    variables: &[(&str, &Path)],
+    limit: Duration,
+) -> anyhow::Result<End> {
+    let mut tests = Command::new("prlimit");
+    tests.args([MEMORY, "--"]).arg(programs.which(larger));
+    tests.args(["--test-threads=1", "--exact"]).args(names).current_dir(&programs.folder);
+    tests.envs(FEWER).env_remove(VARIABLE).envs(variables.iter().copied());
+    tests.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut tests = tests.spawn().context("cannot start prlimit (util-linux)")?;
+    let output = tests.stdout.take().context("a program's output")?;
+    let (failed, failure) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        _ = lines.any(|line| line.ends_with("... FAILED") && failed.send(()).is_ok());
+    });
+    let end = match failure.recv_timeout(limit) {
+        Ok(()) => End::Failed,
+        Err(RecvTimeoutError::Timeout) => End::TooLate,
+        // Its output has ended, so the program has ended.
+        Err(RecvTimeoutError::Disconnected) => {
+            let status = tests.wait().context("a test program")?;
+            return Ok(if status.success() { End::Passed } else { End::Failed });
+        }
+    };
+    _ = tests.kill();
+    tests.wait().context("a test program")?;
+    Ok(end)
 }

@@ -12,24 +12,42 @@ use syn::{BinOp, Block, Expr, Pat, UnOp, parse_quote};
 
 /// The environment variable that has the mutant's number.
 pub const VARIABLE: &str = "SLAT_MUTANT";
+/// The one that names a file: the numbers of the mutants that the program comes past go there.
+pub const REACHED: &str = "SLAT_MUTANTS_REACHED";
 
 /// The function that each mutant calls; it is appended to the library's first file.
 pub const CHOICE: &str = r#"
-extern crate std as slat_mutants_std;
-static SLAT_MUTANT: slat_mutants_std::sync::atomic::AtomicU32 =
-    slat_mutants_std::sync::atomic::AtomicU32::new(u32::MAX);
-#[inline(always)]
-pub(crate) fn slat_mutant(number: u32) -> bool {
-    let chosen = SLAT_MUTANT.load(slat_mutants_std::sync::atomic::Ordering::Relaxed);
-    number == if chosen == u32::MAX { slat_mutant_chosen() } else { chosen }
+mod slat_mutants {
+    extern crate std;
+    use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+    use std::{env, fs, io::Write, string::ToString};
+    const NONE: u32 = u32::MAX - 2;
+    const TELL: u32 = u32::MAX - 1;
+    static CHOSEN: AtomicU32 = AtomicU32::new(u32::MAX);
+    static REACHED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+    #[inline(always)]
+    pub(crate) fn is_chosen(number: u32) -> bool {
+        let chosen = CHOSEN.load(Relaxed);
+        number == chosen || chosen > NONE && choose(number)
+    }
+    #[cold]
+    fn choose(number: u32) -> bool {
+        let Ok(file) = env::var("SLAT_MUTANTS_REACHED") else {
+            let chosen = env::var("SLAT_MUTANT").ok().and_then(|chosen| chosen.parse().ok());
+            let chosen = chosen.unwrap_or(NONE);
+            CHOSEN.store(chosen, Relaxed);
+            return number == chosen;
+        };
+        CHOSEN.store(TELL, Relaxed);
+        let bit = 1 << (number % 64);
+        if REACHED[number as usize / 64].fetch_or(bit, Relaxed) & bit == 0 {
+            let mut file = fs::File::options().create(true).append(true).open(file).unwrap();
+            file.write_all((number.to_string() + "\n").as_bytes()).unwrap();
+        }
+        false
+    }
 }
-#[cold]
-pub(crate) fn slat_mutant_chosen() -> u32 {
-    let chosen = slat_mutants_std::env::var("SLAT_MUTANT").ok();
-    let chosen = chosen.and_then(|chosen| chosen.parse().ok()).unwrap_or(u32::MAX - 1);
-    SLAT_MUTANT.store(chosen, slat_mutants_std::sync::atomic::Ordering::Relaxed);
-    chosen
-}
+pub(crate) use slat_mutants::is_chosen as slat_mutant;
 "#;
 
 /// Text before the number in a program's source.

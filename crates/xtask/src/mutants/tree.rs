@@ -24,8 +24,8 @@ const ALONE: &str = "mutant";
 /// The programs of a build: the unit tests, and the larger tests.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    pub unit: PathBuf,
-    pub larger: PathBuf,
+    unit: PathBuf,
+    larger: PathBuf,
     /// The folder in which cargo would start them.
     pub folder: PathBuf,
 }
@@ -39,6 +39,11 @@ struct Complaint {
 }
 
 impl Programs {
+    /// Returns the larger program, or the one of the unit tests.
+    pub fn which(&self, larger: bool) -> &Path {
+        if larger { &self.larger } else { &self.unit }
+    }
+
     /// Copies the programs, so that no later build overwrites them.
     pub fn kept(&self) -> anyhow::Result<Self> {
         let keep = |program: &Path| {
