@@ -4,12 +4,20 @@
 //! A leaf is taken out by one compare-and-swap whose old value is kept for the caller. Where the
 //! CPU must not hold two translations of an address, the entry keeps the unmap's token, and a fill
 //! of it before the unmap's invalidation has completed invalidates first
-//! (`Tables::break_before_fill`). A table whose whole range was unmapped is then retired in this
-//! order: every one of its entries goes from empty to retired, which keeps other software out and
-//! fails if anything was mapped there meanwhile; its parent's entry is emptied; the table waits in
+//! (`Tables::break_before_fill`).
+//!
+//! A table of pages that the range covers whole is retired as it is emptied: the exchange that takes
+//! a leaf out leaves the entry retired, which keeps other software out, and an empty entry becomes
+//! retired as well ([`Marks`]). Where the unmap cannot go on in the table, at an entry that has an
+//! owner or that another thread holds, for lack of room, or because it meets another thread's
+//! retired entries, it first empties those that it has retired. So it never waits while it has some.
+//! A higher table that the range covers, or a table around an end of the range that is found empty
+//! afterwards, is retired once it is empty: every entry goes from empty to retired, which fails if
+//! anything was mapped there meanwhile.
+//!
+//! Once all entries of a table are retired, its parent's entry is emptied, and the table waits in
 //! the removals for their invalidation. Between the first marker and the last nothing is allocated
-//! or called. A table around an end of the range that is found empty afterwards goes in the same
-//! order, and so do those above it.
+//! or called.
 //!
 //! An entry of a retired table stays so until the table is given back; so the thread that retired
 //! all of them owns the link in the parent's entry: others may change bits of it, but not the
@@ -187,6 +195,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let mut visitor = Unmap { empty, ..Unmap::of(tables, removals, range, &mut self.sums) };
         let mut budget = self.budget;
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
+        visitor.unmark();
         visitor.retire_ends(result.map_or_else(|at| at.0, |()| end));
         let why = visitor.why;
         let paused = self.keep(budget);
@@ -234,9 +243,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 /// Visits only tables, and retires those that are empty.
-struct Prune<'r, 's, 't, F: Format, P: Platform>(Unmap<'r, 's, 't, F, P>);
+struct Prune<'r, 's, 't, 'm, F: Format, P: Platform>(Unmap<'r, 's, 't, 'm, F, P>);
 
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, F, P> {
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, 't, F, P> {
     const LEVELS: Levels = Levels::above(0);
     const TABLES: bool = true;
 
@@ -280,7 +289,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 }
 
-struct Unmap<'r, 's, 't, F: Format, P: Platform> {
+struct Unmap<'r, 's, 't, 'm, F: Format, P: Platform> {
     tables: &'r Tables<'r, F, P>,
     removals: &'r mut Removals<'s, 't, F, P>,
     start: u64,
@@ -289,24 +298,39 @@ struct Unmap<'r, 's, 't, F: Format, P: Platform> {
     taken: u64,
     /// The value left in an entry that was emptied.
     empty: u64,
+    /// The value left in an entry of a table of pages.
+    page: u64,
+    marks: Option<Marks<'m>>,
     /// The descriptor, address and level of the leaf that would continue the last one; 0 is none.
     next: (u64, u64, u8),
     sums: &'r mut Sums,
     why: UnmapError,
 }
 
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
+/// A table of pages that the range covers whole, whose entries are retired one after the other.
+///
+/// *Invariant*: exactly the entries below `done` are retired by this unmap. Another unmap may have
+/// retired entries behind them; it entered the table first, and this one stops at them.
+struct Marks<'t> {
+    table: &'t [Pte],
+    /// The guest address of the table's first entry.
+    start: u64,
+    /// That of the first entry that is not retired; the table's end if all are.
+    done: u64,
+    /// Entries that were empty before.
+    vacant: u64,
+}
+
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> {
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         if F::CONTIGUOUS != 0 && entry.start < self.taken {
-            return Flow::Next;
+            return self.behind(kind, &entry);
         }
         if kind != Kind::Leaf {
-            // A reservation that the range covers only in part is void as well.
-            let void = kind != Kind::Reserved || entry.pte.exchange(entry.raw, self.empty).is_ok();
-            return if void { Flow::Next } else { Flow::Again };
+            return self.vacate(level, kind, &entry);
         }
         if level > 0 && !entry.whole::<F>(level) {
             self.why = UnmapError::CutsBlock { size: F::size(level) };
@@ -315,14 +339,16 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
         if folded::<F>(entry.raw) {
             return self.group(level, entry.start);
         }
+        let empty = if level == 0 { self.page } else { self.empty };
         // The next leaf of a run, the most frequent case, differs from the last one only in its
         // address.
         if (entry.raw, entry.start, level) == self.next
             && self.removals.follows(F::leaf_address(entry.raw, level))
         {
-            if entry.pte.exchange(entry.raw, self.empty).is_err() {
+            if entry.pte.exchange(entry.raw, empty).is_err() {
                 return Flow::Again;
             }
+            self.mark(level, entry.end);
             tally.change(&entry);
             self.removals.extend(&entry, F::size(level));
             if self.tables.may_be_dirty(entry.raw) {
@@ -343,9 +369,10 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
             self.why = UnmapError::Full;
             return Flow::Stop;
         }
-        if entry.pte.exchange(entry.raw, self.empty).is_err() {
+        if entry.pte.exchange(entry.raw, empty).is_err() {
             return Flow::Again;
         }
+        self.mark(level, entry.end);
         tally.change(&entry);
         if self.tables.may_be_dirty(entry.raw) {
             removed.attributes.dirty = true;
@@ -363,18 +390,44 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
     /// not look the same once emptied again.
     #[inline(always)]
     fn again(&mut self) {
+        self.unmark();
         self.empty = self.token();
+        self.page = self.empty;
+    }
+
+    /// A thread that holds an entry may wait for one that is retired.
+    #[inline(always)]
+    fn held(&mut self, _: u8, _: &Entry<'t>) -> Flow {
+        self.unmark();
+        Flow::Wait
+    }
+
+    #[inline(always)]
+    fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Pte]) -> Option<Flow> {
+        if level == 1 && entry.whole::<F>(level) {
+            self.marks =
+                Some(Marks { table: children, start: entry.start, done: entry.start, vacant: 0 });
+            self.page = F::retired(Hpa(0));
+        }
+        None
     }
 
     #[inline(always)]
     fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Pte]) {
-        if entry.whole::<F>(level) && self.retire(level - 1, children) {
+        if level == 1
+            && let Some(marks) = self.marks.take()
+        {
+            self.page = self.empty;
+            self.sums.counts.entries_written += marks.vacant;
+            self.unlink(entry.pte, entry.raw, level, entry.start, children);
+        } else if entry.whole::<F>(level) && self.retire(level - 1, children) {
             self.unlink(entry.pte, entry.raw, level, entry.start, children);
         }
     }
 
     #[inline(always)]
     fn aside(&mut self, level: u8, gpa: u64) -> Flow {
+        self.unmark();
         self.tables.unfold(gpa, level, self.sums)
     }
 
@@ -385,7 +438,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
     }
 }
 
-impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
+impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     /// Makes the visitor for `range`.
     #[inline(always)]
     fn of(
@@ -397,7 +450,74 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         let (start, end) = (range.start().0, range.end().0);
         let why = UnmapError::Contended;
         let (taken, empty, next) = (0, 0, (0, 0, 0));
-        Self { tables, removals, start, end, taken, empty, next, sums, why }
+        let (page, marks) = (empty, None);
+        Self { tables, removals, start, end, taken, empty, page, marks, next, sums, why }
+    }
+
+    /// Notes that the entries of a table of pages below `done` are retired, if they are.
+    #[inline(always)]
+    fn mark(&mut self, level: u8, done: u64) {
+        if level == 0
+            && let Some(marks) = &mut self.marks
+        {
+            marks.done = done;
+        }
+    }
+
+    /// Empties the entries that are retired of a table that cannot be retired now.
+    #[inline(always)]
+    fn unmark(&mut self) {
+        if let Some(marks) = self.marks.take() {
+            self.release(&marks);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn release(&mut self, marks: &Marks<'_>) {
+        // As in `again`: other threads saw these entries retired.
+        self.page = self.token();
+        let done = (marks.done - marks.start) >> F::PAGE_SHIFT;
+        let retired = F::retired(Hpa(0));
+        marks.table[..done as usize].iter().for_each(|pte| pte.release(retired, self.page));
+    }
+
+    /// Makes a reservation void, also one that the range covers only in part, and retires an entry
+    /// without a leaf where the entries of its table are.
+    #[inline(always)]
+    fn vacate(&mut self, level: u8, kind: Kind, entry: &Entry<'_>) -> Flow {
+        // Only of a table of pages.
+        let marks = self.marks.is_some();
+        if marks && !kind.is_vacant() {
+            self.unmark();
+        } else if marks || kind == Kind::Reserved {
+            let empty = if level == 0 { self.page } else { self.empty };
+            if entry.pte.exchange(entry.raw, empty).is_err() {
+                return Flow::Again;
+            }
+            if let Some(marks) = &mut self.marks {
+                (marks.done, marks.vacant) = (entry.end, marks.vacant + 1);
+            }
+        }
+        Flow::Next
+    }
+
+    /// Handles an entry of a group that was taken out: it is empty, unless it was mapped since.
+    #[cold]
+    #[inline(never)]
+    fn behind(&mut self, kind: Kind, entry: &Entry<'_>) -> Flow {
+        if self.marks.is_none() {
+            return Flow::Next;
+        }
+        if kind.is_vacant() {
+            return self.vacate(0, kind, entry);
+        }
+        // The walk may have loaded it before.
+        if entry.pte.load() != entry.raw {
+            return Flow::Again;
+        }
+        self.unmark();
+        Flow::Next
     }
 
     /// Takes out a group that the range covers whole; has any other group unfolded, at a point
@@ -428,7 +548,8 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
             hpa: F::leaf_address(first, level),
             attributes,
         });
-        Flow::Next
+        // Where entries are retired, its own are not yet.
+        Flow::Again
     }
 
     /// Returns the value for entries that are emptied now.
@@ -439,7 +560,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
     /// Empties the entry at `level` that links `table`, whose entries are retired; it covers
     /// `start` on.
     fn unlink(&mut self, pte: &Pte, table: u64, level: u8, start: u64, children: &[Pte]) {
-        self.sums.counts.entries_written += children.len() as u64 + 1;
+        self.sums.counts.entries_written += 1;
         let empty = self.token();
         let unlinked = pte.update(|raw| links::<F>(raw, level, table).then_some(empty));
         debug_assert!(unlinked.is_ok(), "a retired table was unlinked by somebody else");
@@ -490,7 +611,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
 
     /// Retires the entries of a table if all are empty. Otherwise, entries that were empty stay
     /// empty, with a new token, so that changes of other threads are not hidden.
-    fn retire(&self, level: u8, ptes: &[Pte]) -> bool {
+    fn retire(&mut self, level: u8, ptes: &[Pte]) -> bool {
         let retired = F::retired(Hpa(0));
         let full = ptes.iter().position(|pte| {
             pte.update(|raw| F::kind(raw, level).is_vacant().then_some(retired)).is_err()
@@ -499,6 +620,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
             let empty = self.token();
             ptes[..full].iter().for_each(|pte| pte.release(retired, empty));
         }
+        self.sums.counts.entries_written += if full.is_none() { ptes.len() as u64 } else { 0 };
         full.is_none()
     }
 }
