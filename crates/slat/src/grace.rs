@@ -2,15 +2,21 @@
 //!
 //! # Protocol
 //! A thread that walks holds a seat. On entry it writes the clock's reading and the guest whose
-//! tables it enters into the seat. On leaving it writes that it is outside. A reclaimer, which has
-//! unlinked tables, advances the clock. It frees the tables once every seat is outside, is in
-//! another guest's tables, or shows a reading at least as late as the reclaimer's.
+//! tables it enters into the seat. On leaving it writes that it is outside, and of which guest. A
+//! reclaimer, which has unlinked tables, advances the clock. It frees the tables once every seat is
+//! outside, is in another guest's tables, or shows a reading at least as late as the reclaimer's.
 //!
 //! A walker enters, and a reclaimer inspects, by a read-modify-write of the seat, so one of them
 //! comes first. If the walker does, the reclaimer sees it inside. If the reclaimer does, the walker
 //! reads the value that the reclaimer wrote, synchronises with it, and finds the table unlinked. A
 //! thread whose reading is as late as the reclaimer's acquired it from the clock after the clock
 //! was advanced, hence after the table was unlinked.
+//!
+//! A reclaimer does not wait for a thread that is inside another guest's tables. That thread leaves
+//! by a store, which hides the reclaimer's value from its next entry. So an entry after a stay in
+//! another guest's tables is followed by a sequentially consistent fence, and a reclaimer executes
+//! one between the unlinking and its look: either it sees the thread inside its own guest's tables,
+//! or the thread finds the table unlinked.
 //!
 //! No thread ever waits: tables that cannot be freed yet are freed later.
 //!
@@ -20,18 +26,18 @@
 use crate::ops::SEATS_TOKENS;
 use crate::platform::{Platform, same};
 use crate::shootdown::Vmid;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, agreed};
 use core::fmt;
 
 /// A seat that no thread has taken.
 const FREE: u64 = 0;
-/// A seat whose thread is not walking.
-const OUTSIDE: u64 = 1;
+/// A seat whose thread has not walked yet.
+const NEW: u64 = 1;
 /// The step of the clock. In the seat of a thread that walks, the reading is above the guest's
 /// VMID. The clock does not overflow: at a reading a microsecond, 2^48 readings last for years.
 const STEP: u64 = 1 << 16;
-/// The clock's first reading.
-const START: u64 = STEP;
+/// The clock's first reading. Smaller values are of threads that are not inside.
+const START: u64 = 2 * STEP;
 /// The number of tokens in a block that a seat takes. The first token of a block is a multiple of
 /// it.
 const BLOCK: u64 = 1 << 12;
@@ -40,6 +46,12 @@ const BLOCK: u64 = 1 << 12;
 #[inline(always)]
 const fn inside(reading: u64, guest: Vmid) -> u64 {
     reading | guest.0 as u64
+}
+
+/// The value of a seat whose thread was inside a guest's tables last.
+#[inline(always)]
+const fn outside(guest: Vmid) -> u64 {
+    STEP | guest.0 as u64
 }
 
 /// The seat of one thread, on a cache line of its own.
@@ -121,6 +133,7 @@ impl Grace {
     /// Returns whether all threads that entered tables of `guest` before `reading` have left or
     /// refreshed.
     pub(crate) fn passed(&self, reading: u64, guest: Vmid) -> bool {
+        agreed();
         self.each(|inside, whose| whose != guest || inside >= reading)
     }
 
@@ -130,7 +143,7 @@ impl Grace {
     fn each(&self, fine: impl Fn(u64, Vmid) -> bool) -> bool {
         self.seats.iter().all(|seat| {
             let now = seat.place.fetch_add(0, Ordering::AcqRel);
-            now <= OUTSIDE || fine(now, Vmid(now as u16))
+            now < START || fine(now, Vmid(now as u16))
         })
     }
 }
@@ -150,8 +163,7 @@ impl<'p, P: Platform> Participant<'p, P> {
     pub fn register(platform: &'p P) -> Result<Self, NoSeat> {
         let seats = &platform.grace().seats;
         let free = |seat: &&Seat| {
-            let taken =
-                seat.place.compare_exchange(FREE, OUTSIDE, Ordering::AcqRel, Ordering::Relaxed);
+            let taken = seat.place.compare_exchange(FREE, NEW, Ordering::AcqRel, Ordering::Relaxed);
             taken.is_ok()
         };
         match seats.iter().find(free) {
@@ -169,8 +181,11 @@ impl<'p, P: Platform> Participant<'p, P> {
     #[inline(always)]
     pub(crate) fn enter(&mut self, guest: Vmid) -> Inside<'_> {
         let clock = &self.platform.grace().clock;
-        self.seat.place.swap(inside(clock.load(Ordering::Acquire), guest), Ordering::AcqRel);
-        Inside { seat: self.seat }
+        let now = inside(clock.load(Ordering::Acquire), guest);
+        if self.seat.place.swap(now, Ordering::AcqRel) != outside(guest) {
+            agreed();
+        }
+        Inside { seat: self.seat, guest }
     }
 }
 
@@ -186,6 +201,7 @@ impl<P: Platform> Drop for Participant<'_, P> {
 #[derive(Debug)]
 pub(crate) struct Inside<'m> {
     seat: &'m Seat,
+    guest: Vmid,
 }
 
 impl Inside<'_> {
@@ -194,8 +210,8 @@ impl Inside<'_> {
     /// The reading acquires the unlinking of all tables that the thread lets go; the store releases
     /// the walks before it.
     #[inline(always)]
-    pub fn refresh(&mut self, grace: &Grace, guest: Vmid) {
-        let now = inside(grace.clock.load(Ordering::Acquire), guest);
+    pub fn refresh(&mut self, grace: &Grace) {
+        let now = inside(grace.clock.load(Ordering::Acquire), self.guest);
         self.seat.place.store(now, Ordering::Release);
     }
 }
@@ -219,7 +235,7 @@ impl Inside<'_> {
 impl Drop for Inside<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.seat.place.store(OUTSIDE, Ordering::Release);
+        self.seat.place.store(outside(self.guest), Ordering::Release);
     }
 }
 

@@ -117,7 +117,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     #[inline]
     pub fn refresh(&mut self) {
         if let Some(inside) = &mut self.inside {
-            inside.refresh(self.tables.platform.grace(), self.tables.seat());
+            inside.refresh(self.tables.platform.grace());
         }
     }
 

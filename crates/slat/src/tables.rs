@@ -198,11 +198,6 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         Vmid(self.vmid.load(Ordering::Acquire) as u16)
     }
 
-    /// The VMID by which seats tell whose tables a thread is in; it stays for good.
-    pub(crate) const fn seat(&self) -> Vmid {
-        self.seat
-    }
-
     /// Gives the guest another VMID, as when VMIDs have run out and a new generation begins, and
     /// returns the old one. Threads may work on the tables meanwhile.
     ///

@@ -49,6 +49,24 @@ fn what_a_walker_keeps_is_freed_once_it_has_left() {
 }
 
 #[test]
+fn a_walker_that_comes_from_another_guest_finds_no_table_that_was_given_back() {
+    bounded("leave another guest, look || unmap, reclaim", 3, || {
+        let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let another = guest.another();
+        let mut participant = guest.participant();
+        let walker = spawn(move || {
+            drop(another.seated(&mut participant));
+            guest.seated(&mut participant).look(0);
+        });
+        let mut freed = retire(guest);
+        freed += guest.tables().reclaim();
+        walker.join().unwrap();
+        another.destroy();
+        guest.end(1 - freed);
+    });
+}
+
+#[test]
 fn a_walker_that_stays_keeps_the_table() {
     explore("inside || unmap, reclaim", || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);

@@ -214,6 +214,18 @@ impl<F: Walked> On<F> {
         self.close();
     }
 
+    /// Makes tables of two levels for another guest of the same machine.
+    pub fn another(&self) -> Self {
+        let tables = Tables::new(F::default(), Vmid(1), 14, self.world).unwrap();
+        Self { world: self.world, tables: Box::into_raw(Box::new(tables)) }
+    }
+
+    /// Gives the tables back of a guest that another one was made beside.
+    pub fn destroy(self) {
+        // SAFETY: as in `close`.
+        unsafe { Box::from_raw(self.tables).deactivate() }.destroy();
+    }
+
     /// Gives everything back.
     pub fn close(self) {
         // The remaining tables are still consistent.
