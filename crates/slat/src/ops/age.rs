@@ -362,7 +362,7 @@ impl Scan<'_> {
     ) {
         let (mut from, end) = (self.range.start().0, self.range.end().0);
         while from < end {
-            let mut visitor = Leaves::<F, P, CLEAR, TABLES> { scan: self, tables };
+            let mut visitor = Leaves::<F, P, CLEAR, TABLES> { scan: self, tables, anew: false };
             match tables.walk(from, end, &mut visitor) {
                 Ok(()) => return,
                 // The exchange failed too often: the page stays without an answer.
@@ -419,6 +419,8 @@ impl Scan<'_> {
 struct Leaves<'s, 'a, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> {
     scan: &'s mut Scan<'a>,
     tables: &'s Tables<'s, F, P>,
+    /// The walk began anew: it has itself cleared marks of tables that it has not left.
+    anew: bool,
 }
 
 impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t, F>
@@ -463,6 +465,11 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
         passed
     }
 
+    #[inline(always)]
+    fn again(&mut self) {
+        self.anew = true;
+    }
+
     #[inline]
     fn held(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
         if CLEAR && TABLES != ALL {
@@ -477,7 +484,7 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
         let raw = entry.raw;
         match TABLES {
             MARKED if raw & (F::TABLE_ACCESSED | F::AGEING) == 0 => Some(Flow::Next),
-            HINT if raw & F::TABLE_ACCESSED == 0 => Some(Flow::Next),
+            HINT if raw & F::TABLE_ACCESSED == 0 && !self.anew => Some(Flow::Next),
             HINT if entry.whole::<F>(level) => {
                 let cleared = entry.pte.exchange(raw, raw & !F::TABLE_ACCESSED);
                 cleared.err().map(|_| Flow::Again)

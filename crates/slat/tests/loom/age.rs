@@ -26,6 +26,21 @@ fn a_page_next_to_a_table_that_is_unmapped_during_the_scan_is_not_lost() {
 }
 
 #[test]
+fn a_scan_by_hints_that_begins_anew_does_not_believe_the_marks_that_it_cleared() {
+    bounded("age (hint) || unmap of the neighbour, three levels", 2, || {
+        let guest = X86::new(15, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
+        let unmaps = spawn(move || guest.unmap(0..BLOCK));
+        let (young, unanswered) = guest.age(0..2 * BIG, HINT);
+        assert!(young.contains(&BLOCK) || unanswered.contains(&BLOCK), "nobody else was there");
+        guest.unmap_rest(unmaps.join().unwrap());
+        guest.settle();
+        let retired = guest.pages() - 1 - guest.linked();
+        guest.end(retired);
+    });
+}
+
+#[test]
 fn a_page_next_to_a_table_that_collapses_during_the_scan_is_not_lost() {
     bounded("age (exact) || collapse of the neighbour, three levels", 2, || {
         let guest = X86::new(15, NEVER).mapped(0..BLOCK, RAM, PAGE);
