@@ -14,7 +14,8 @@
 //! loads it again, a bounded number of times. A table that was unlinked while the walk was in it
 //! stays allocated until the walk's guard lets it go, and all of its entries say that it was
 //! retired. The walk then begins anew at the first address that the table covered. Visitors are
-//! idempotent, so it does no harm to visit an entry twice.
+//! idempotent, so it does no harm to visit an entry twice; those that fill entries, and might fill
+//! one again that another thread has emptied meanwhile, go on where they were ([`Visitor::ONCE`]).
 //!
 //! Entries are loaded relaxed. A visitor that changes an entry acquires its value by the exchange.
 //! Other code that relies on a value comes after a fence, one for many entries: before the walk
@@ -148,6 +149,10 @@ pub(crate) trait Visitor<'t, F: Format> {
     /// Whether the visitor may leave accessed leaves behind, so that the tables above must be
     /// accessed.
     const TOUCHES: bool = false;
+
+    /// Whether an entry that was done may not be visited again: a walk that began anew would do
+    /// once more what another thread has undone. It begins anew at the entry where it stopped.
+    const ONCE: bool = false;
 
     /// Handles one entry of a wanted level; returns the walk's next step. `kind` is neither a table
     /// nor a marker. `level` is a constant wherever this is inlined.
@@ -515,7 +520,8 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
             }
             Kind::Retired => {
                 let above = F::shift(LEVEL + 1);
-                return Met::Done(End { at: start >> above << above, why: End::RETIRED });
+                let at = if V::ONCE { start } else { start >> above << above };
+                return Met::Done(End { at, why: End::RETIRED });
             }
             _ if !V::LEVELS.contains(LEVEL) => return Met::Done(End::DONE),
             Kind::Frozen | Kind::Sealed => visitor.held(LEVEL, &entry),

@@ -454,6 +454,7 @@ struct Map<'t, 'a, 'c, F: Format, P: Platform, C> {
 impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F, P, C> {
     const LEVELS: Levels = Levels::ALL;
     const TOUCHES: bool = true;
+    const ONCE: bool = true;
 
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {

@@ -270,6 +270,7 @@ struct SetOwner<'t, 'a, 'c, F: Format, P: Platform> {
 
 impl<'t, F: Format, P: Platform> Visitor<'t, F> for SetOwner<'_, '_, '_, F, P> {
     const LEVELS: Levels = Levels::ALL;
+    const ONCE: bool = true;
 
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
