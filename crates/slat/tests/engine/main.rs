@@ -25,6 +25,7 @@ mod handover;
 mod inactive;
 mod intent;
 mod interleavings;
+mod leaf_ages;
 mod limits;
 mod model;
 mod numbered;

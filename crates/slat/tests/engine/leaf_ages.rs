@@ -1,0 +1,161 @@
+//! Ageing of one page, which takes no walk where its table is there, and of the one leaf around an
+//! address.
+
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::hardware::grouped::Grouped;
+use crate::common::stage::{CLEAN, K, M, RAM, on_stage, range, refused};
+use crate::common::world::{GuardOf, TablesOf};
+use slat::{Aged, Ageing, Ages, ChangeError, Gpa, GpaRange, Hpa, PageSize, RangeError};
+use std::sync::atomic::Ordering::SeqCst;
+
+const PAGE: PageSize = PageSize::SIZE_4K;
+const BLOCK: PageSize = PageSize::SIZE_2M;
+const TEST: Ageing = Ageing { clear: false, ..Ageing::LEAVES };
+
+/// Returns what a scan of a range of at most 64 pages finds, and what it reads, writes and changes.
+fn age<H: Hardware>(
+    guard: &mut GuardOf<'_, '_, H>,
+    at: GpaRange,
+    how: Ageing,
+) -> (u64, u64, [u64; 3]) {
+    let (mut young, mut unanswered) = ([0], [0]);
+    let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+    let before = guard.counts();
+    let aged = guard.age(at, &mut ages, how).unwrap();
+    let after = guard.counts();
+    let count = |bits: [u64; 1]| u64::from(bits[0].count_ones());
+    assert_eq!(aged, Aged { young: count(young), unanswered: count(unanswered) });
+    let cost = [
+        after.entries_read - before.entries_read,
+        after.entries_written - before.entries_written,
+        after.bytes_changed - before.bytes_changed,
+    ];
+    (young[0], unanswered[0], cost)
+}
+
+/// Returns what is found of the leaf around an address, and the same counts.
+fn leaf<H: Hardware>(
+    guard: &mut GuardOf<'_, '_, H>,
+    gpa: u64,
+    clear: bool,
+) -> (Option<(GpaRange, bool)>, [u64; 3]) {
+    let before = guard.counts();
+    let found = guard.age_leaf(Gpa(gpa), clear).unwrap();
+    let after = guard.counts();
+    let cost = [
+        after.entries_read - before.entries_read,
+        after.entries_written - before.entries_written,
+        after.bytes_changed - before.bytes_changed,
+    ];
+    (found, cost)
+}
+
+/// Sets the bit with which the engine keeps other software out of an entry, calls `work`, and
+/// removes it.
+fn held<H: Hardware>(
+    tables: &TablesOf<'_, H>,
+    guard: &mut GuardOf<'_, '_, H>,
+    gpa: u64,
+    work: impl FnOnce(&mut GuardOf<'_, '_, H>),
+) {
+    let (pte, _) = H::of(tables).pte(guard.platform(), gpa);
+    let raw = pte.fetch_or(H::MARK, SeqCst);
+    work(guard);
+    assert_eq!(pte.swap(raw, SeqCst), raw | H::MARK, "somebody else's entry was changed");
+}
+
+fn arm() -> slat::format::arm64::Arm64<12> {
+    slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() }
+}
+
+fn ept() -> slat::format::ept::Ept<true> {
+    slat::format::ept::Ept { accessed_dirty: true, output_bits: 48, ..Default::default() }
+}
+
+fn a_page<H: Hardware>(format: H::Format) {
+    on_stage::<H>((format, 39, 8), |tables, guard, cache| {
+        let way = u64::from(guard.geometry().root_level) + 1;
+        let page = |number: u64| range(number * 4 * K, 4 * K);
+        for (number, attributes) in [(1, RAM), (2, CLEAN), (3, RAM)] {
+            guard.map(page(number), Hpa(number * 4 * K), attributes, PAGE, cache).unwrap();
+        }
+        assert_eq!(age::<H>(guard, page(1), TEST), (1, 0, [way, 0, 0]));
+        assert_eq!(age::<H>(guard, page(1), Ageing::LEAVES), (1, 0, [way, 1, 4 * K]));
+        assert_eq!(age::<H>(guard, page(1), Ageing::LEAVES), (0, 0, [way, 0, 0]));
+        assert_eq!(age::<H>(guard, page(2), Ageing::LEAVES), (0, 0, [way, 0, 0]));
+        // Its neighbours are as they were.
+        assert_eq!(age::<H>(guard, range(0, 32 * K), TEST).0, 0b1000);
+        // No leaf, in a table and without one.
+        assert_eq!(age::<H>(guard, page(0), Ageing::LEAVES).0, 0);
+        assert_eq!(age::<H>(guard, range(8 * M, 4 * K), Ageing::LEAVES).0, 0);
+        // A block that the page cuts is tested only.
+        guard.map(range(4 * M, 2 * M), Hpa(4 * M), RAM, BLOCK, cache).unwrap();
+        let cut = range(4 * M + 8 * K, 4 * K);
+        assert_eq!(age::<H>(guard, cut, Ageing::LEAVES), (1, 0, [way - 1, 0, 0]));
+        assert_eq!(age::<H>(guard, cut, Ageing::LEAVES).0, 1);
+        held::<H>(tables, guard, 12 * K, |guard| {
+            let (young, unanswered, cost) = age::<H>(guard, page(3), Ageing::LEAVES);
+            assert_eq!((young, unanswered, cost[1]), (0, 1, 0));
+        });
+    });
+}
+
+#[test]
+fn a_page_is_aged_without_its_neighbours_and_counts_its_way() {
+    a_page::<Arm<12>>(arm());
+    a_page::<Ept<true>>(ept());
+}
+
+fn leaves<H: Hardware>(format: H::Format) {
+    on_stage::<H>((format, 39, 8), |tables, guard, cache| {
+        let way = u64::from(guard.geometry().root_level) + 1;
+        guard.map(range(4 * K, 4 * K), Hpa(4 * K), RAM, PAGE, cache).unwrap();
+        guard.map(range(8 * K, 4 * K), Hpa(8 * K), CLEAN, PAGE, cache).unwrap();
+        guard.map(range(4 * M, 2 * M), Hpa(4 * M), RAM, BLOCK, cache).unwrap();
+        let page = range(4 * K, 4 * K);
+        assert_eq!(leaf::<H>(guard, 4 * K + 8, false), (Some((page, true)), [way, 0, 0]));
+        assert_eq!(leaf::<H>(guard, 8 * K - 1, true), (Some((page, true)), [way, 1, 4 * K]));
+        assert_eq!(leaf::<H>(guard, 4 * K, true), (Some((page, false)), [way, 0, 0]));
+        let clean = range(8 * K, 4 * K);
+        assert_eq!(leaf::<H>(guard, 8 * K, true), (Some((clean, false)), [way, 0, 0]));
+        // All of a block becomes old.
+        let block = range(4 * M, 2 * M);
+        let at = 5 * M + 4 * K + 1;
+        assert_eq!(leaf::<H>(guard, at, false), (Some((block, true)), [way - 1, 0, 0]));
+        assert_eq!(leaf::<H>(guard, at, true), (Some((block, true)), [way - 1, 1, 2 * M]));
+        assert_eq!(leaf::<H>(guard, at, true), (Some((block, false)), [way - 1, 0, 0]));
+        // No leaf, in a table and without one.
+        assert_eq!(leaf::<H>(guard, 12 * K, true).0, None);
+        assert_eq!(leaf::<H>(guard, 8 * M, true).0, None);
+        held::<H>(tables, guard, 8 * K, |guard| {
+            refused(guard.age_leaf(Gpa(8 * K + 1), true), 8 * K + 1, ChangeError::Contended);
+        });
+        let last = (1 << 39) - 1;
+        assert_eq!(leaf::<H>(guard, last, true).0, None);
+        let why = RangeError::BeyondAddressSize { end: Gpa(last + 1 + 4 * K), bits: 39 };
+        refused(guard.age_leaf(Gpa(last + 5), true), last + 5, ChangeError::Range(why));
+    });
+}
+
+#[test]
+fn the_leaf_around_an_address_is_aged_whole_and_counts_its_way() {
+    leaves::<Arm<12>>(arm());
+    leaves::<Ept<true>>(ept());
+}
+
+#[test]
+fn a_group_is_aged_whole_by_the_leaf_around_any_of_its_addresses() {
+    on_stage::<Grouped<12>>((arm(), 39, 8), |_, guard, cache| {
+        let group = range(64 * K, 64 * K);
+        assert_eq!(guard.map_contiguous(group, Hpa(0), RAM, PAGE, cache), Ok(64 * K));
+        for (clear, young, written) in [(false, true, 0), (true, true, 16), (true, false, 0)] {
+            let (found, cost) = leaf::<Grouped<12>>(guard, 100 * K, clear);
+            assert_eq!(found, Some((group, young)));
+            assert_eq!(cost[1..], [written, written * 4 * K]);
+        }
+        // A page of a group that has no young member is old.
+        assert_eq!(age::<Grouped<12>>(guard, range(100 * K, 4 * K), Ageing::LEAVES).0, 0);
+    });
+}
