@@ -40,6 +40,23 @@ fn one_of_them<F: Walked>(guest: On<F>, page: u64, owned: Own, mapped: Option<Ma
     }
 }
 
+#[test]
+fn a_table_in_which_a_page_has_an_owner_is_emptied_beside_a_map_and_stays() {
+    bounded("map || unmap, a page that has an owner", 4, || {
+        let guest = On::<Tiny>::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
+        assert_eq!(own(guest, PAGE, None, ONE), Ok(()));
+        let mut cache = guest.cache(1);
+        let unmaps = spawn(move || guest.unmap(0..BLOCK));
+        let rest = guest.map(0..PAGE, RAM, PAGE, &mut cache);
+        let removed = guest.unmap_rest_unless(unmaps.join().unwrap(), 0..PAGE);
+        guest.map_rest(rest, RAM, PAGE, &mut cache);
+        assert_eq!(owner(guest, PAGE), ONE);
+        assert!(guest.at(0).is_some() || bytes(&removed) == PAGE);
+        drop(cache);
+        guest.close();
+    });
+}
+
 fn beside_a_map<F: Walked>(name: &str) {
     explore(&std::format!("own || map, {name}"), || {
         let guest = On::<F>::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
