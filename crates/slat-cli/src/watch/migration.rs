@@ -222,7 +222,7 @@ pub fn predict(
     let mut changes = Vec::new();
     let bearable = forecast::bearable_writes(&of);
     if forecast.converges {
-        changes.push(match bearable < 16.0 * of.copied {
+        changes.push(match bearable < forecast::MOST_WRITES * of.copied {
             true => format!("it would converge up to a dirty rate of {}", Rate(bearable)),
             false => "all of its memory fits into the downtime".to_owned(),
         });
