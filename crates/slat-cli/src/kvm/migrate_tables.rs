@@ -66,14 +66,22 @@ fn number(row: &Row<'_>, name: &str) -> Option<f64> {
     row.params.get(name)?.as_f64()
 }
 
+/// Returns the rate at which the vCPUs were asked to write. They were asked to touch pages, and
+/// some may read.
+fn asked_writes(row: &Row<'_>) -> Option<f64> {
+    let touches = number(row, "dirty_rate")?;
+    let percent = number(row, "write_percent").filter(|_| row.param("others") == Some("read"));
+    Some(touches * percent.unwrap_or(100.0) / 100.0)
+}
+
 fn verdict(results: &[Measurement]) -> Verdict {
     let rows = rows(results, NAME, &["vcpu"]);
     let rates: BTreeSet<u64> =
-        rows.iter().filter_map(|row| number(row, "dirty_rate").map(|rate| rate as u64)).collect();
+        rows.iter().filter_map(|row| asked_writes(row).map(|rate| rate as u64)).collect();
     let of_rate = |rate: &u64| {
         let (own, _): (Vec<Row<'_>>, Vec<Row<'_>>) = self::rows(results, NAME, &["vcpu"])
             .into_iter()
-            .partition(|row| number(row, "dirty_rate") == Some(*rate as f64));
+            .partition(|row| asked_writes(row).map(|rate| rate as u64) == Some(*rate));
         sentence(&own, *rate as f64)
     };
     let measured = rates.iter().filter_map(of_rate);
@@ -117,7 +125,7 @@ fn sentence(rows: &[Row<'_>], asked: f64) -> Option<String> {
 fn larger(rows: &[Row<'_>], first: &Row<'_>) -> Option<String> {
     let (slow, fast) = range(rows, "copy-rate")?;
     // The rate that was asked for, not the rate that the guest reached while logging slowed it.
-    let (writes, link) = (number(first, "dirty_rate")?, number(first, "link")?);
+    let (writes, link) = (asked_writes(first)?, number(first, "link")?);
     let guest = |copied: f64| {
         Some(Guest {
             memory: USUAL,
@@ -248,6 +256,23 @@ mod tests {
         });
         let says = verdict(&bearable.collect::<Vec<_>>()).says;
         assert!(says[1].ends_with("and would converge."), "{says:?}");
+    }
+
+    #[test]
+    fn a_rate_of_touches_of_which_some_read_is_not_the_rate_that_was_asked_to_be_written() {
+        let tenth = |others: Option<&str>| {
+            let results = migrations().into_iter().map(|mut m| {
+                m.params.insert("write_percent".to_owned(), 10.into());
+                m.params.extend(others.map(|others| ("others".to_owned(), others.into())));
+                m
+            });
+            verdict(&results.collect::<Vec<_>>()).says
+        };
+        for (others, rate) in [(None, "500 MiB/s"), (Some("read"), "50 MiB/s")] {
+            let says = tenth(others);
+            assert!(says[0].contains(&format!("asked to write {rate} wrote")), "{says:?}");
+            assert!(says[1].contains(&format!("goes on to write {rate} would")), "{says:?}");
+        }
     }
 
     #[test]
