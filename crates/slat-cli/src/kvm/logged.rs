@@ -46,7 +46,7 @@ fn guests(results: &[Measurement]) -> Option<Vec<Logged>> {
             let stalls = |m: &Measurement| -> Vec<f64> {
                 m.samples.iter().map(|stall| stall * dirty.unwrap_or(1.0)).collect()
             };
-            let logging = row.whole("dirty-stall-page").map(|m| stalls(m)).unwrap_or_default();
+            let logging = row.whole("dirty-stall-page").map(stalls).unwrap_or_default();
             let on = |name: &str| row.params.get(name)?.as_bool();
             Some(Logged {
                 pages: row.param("backing")?.to_owned(),
