@@ -81,12 +81,15 @@ pub fn needed_copy(guest: &Guest) -> Option<f64> {
     from_where(0.0, guest.copied * 4096.0, |copied| of(&Guest { copied, ..*guest }).converges)
 }
 
+/// The highest result of [`bearable_writes`], as a multiple of the rate of copying.
+pub const MOST_WRITES: f64 = 16.0;
+
 /// Returns the highest rate of writing at which the migration converges, to which a VMM's
-/// throttling (auto-converge) has to slow the guest. The result is at most 16 times the rate of
-/// copying.
+/// throttling (auto-converge) has to slow the guest. The result is at most [`MOST_WRITES`] times
+/// the rate of copying: then all memory can be copied within the downtime.
 pub fn bearable_writes(guest: &Guest) -> f64 {
     // A guest that converges at this rate converges at any rate.
-    let most = guest.copied * 16.0;
+    let most = guest.copied * MOST_WRITES;
     let slower = |by: f64| of(&Guest { writes: most - by, ..*guest }).converges;
     if slower(0.0) {
         return most;

@@ -16,7 +16,7 @@ struct State {
     resets: u64,
     /// Number of times that a vCPU stopped because its ring was full.
     full: u64,
-    /// Number of vCPUs that wait.
+    /// Number of vCPUs that have stopped since the last reset, and were not released by `closed`.
     waiting: usize,
     /// Whether a vCPU has finished its work since `wait_for_full` returned last.
     finished: bool,
@@ -32,15 +32,27 @@ impl Gate {
     /// Makes a vCPU whose ring is full wait until the rings are reset. Returns false if `close` was
     /// called.
     pub fn wait_for_reset(&self) -> bool {
+        self.wait_after(self.stop())
+    }
+
+    /// Notes that a vCPU stops because its ring is full, and returns the number of resets so far.
+    fn stop(&self) -> u64 {
         let mut state = self.lock();
-        let seen = state.resets;
         state.full += 1;
         state.waiting += 1;
         self.changed.notify_all();
+        state.resets
+    }
+
+    /// Waits for a reset after the first `seen`. Returns false if `close` was called.
+    fn wait_after(&self, seen: u64) -> bool {
+        let mut state = self.lock();
         while state.resets == seen && !state.closed {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.waiting -= 1;
+        if state.resets == seen {
+            state.waiting -= 1;
+        }
         !state.closed
     }
 
@@ -67,9 +79,12 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Notes that the rings were reset, and wakes the vCPUs.
+    /// Notes that the rings were reset, and wakes the vCPUs. From now on none counts as waiting,
+    /// even if its thread has not run yet: the caller would see a full ring where there is none.
     pub fn reset(&self) {
-        self.lock().resets += 1;
+        let mut state = self.lock();
+        state.resets += 1;
+        state.waiting = 0;
         self.changed.notify_all();
     }
 
@@ -104,5 +119,23 @@ mod tests {
             gate.close();
             assert_eq!(vcpu.join().unwrap(), (true, false));
         });
+    }
+
+    #[test]
+    fn after_a_reset_no_vcpu_waits_even_if_none_has_run_since() {
+        let gate = Gate::default();
+        let first = gate.stop();
+        assert!(gate.has_full() && gate.wait_for_full(Duration::ZERO));
+        gate.reset();
+        assert!(!gate.has_full() && !gate.wait_for_full(Duration::ZERO));
+        // Another vCPU stops before the first has seen the reset.
+        let second = gate.stop();
+        assert!(gate.has_full());
+        assert!(gate.wait_after(first));
+        assert!(gate.has_full(), "the second still waits");
+        gate.close();
+        assert!(!gate.wait_after(second));
+        assert!(!gate.has_full());
+        assert_eq!(gate.stops(), 2);
     }
 }

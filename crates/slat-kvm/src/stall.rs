@@ -149,7 +149,8 @@ pub(crate) struct Known {
     pub ticks_per_second: f64,
     /// Ticks lost to interruptions while the vCPU waited for its next step to be due.
     pub idle: u64,
-    /// The longest time between two accesses.
+    /// The longest time between two accesses, or 0 if none was above [`STALL_FACTOR`] times the
+    /// usual time.
     pub longest: u64,
     /// The kernel's count of the vCPU's faults.
     pub faults: Option<u64>,
@@ -227,7 +228,9 @@ impl Stalls {
         let mut left = times.clone();
         let within = left.without(others, floor);
         let stalls = left.longest(faults.unwrap_or(u64::MAX), floor);
-        // The upper end of a bucket may exceed the longest time.
+        // The upper end of a bucket may exceed the longest time. That time is not known if none was
+        // above the threshold of the guest's code.
+        let longest = if longest == 0 { u64::MAX } else { longest };
         let quantile = |share| {
             let found = stalls.quantile(share).filter(|_| stalls.count() > 0);
             found.map_or(0.0, |ticks| seconds(ticks.min(longest)))
@@ -334,6 +337,16 @@ mod tests {
         // no stalls.
         assert_eq!(Stalls::new(&times, known(Some(500), 5000)).stalls, 5);
         assert_eq!(Stalls::new(&with_warm(&[]), known(Some(0), 100)).longest, 0.0);
+    }
+
+    #[test]
+    fn stalls_that_the_guests_code_did_not_take_for_stalls_have_a_length() {
+        // Its threshold is above these times, so it has no longest time.
+        let stalls = Stalls::new(&with_warm(&[400; 3]), known(Some(3), 0));
+        assert_eq!(stalls.stalls, 3);
+        for ticks in [stalls.p50, stalls.longest].map(|seconds| seconds * 1e6) {
+            assert!((300.0..=350.0).contains(&ticks), "{stalls:?}");
+        }
     }
 
     #[test]

@@ -107,13 +107,25 @@ impl Started {
     fn new(words: &[String]) -> anyhow::Result<Self> {
         let this = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(this);
-        command.args(words).process_group(0);
+        command.args(words);
+        Self::of(command)
+    }
+
+    fn of(mut command: Command) -> anyhow::Result<Self> {
+        command.process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let began = Instant::now();
         let mut child = command.spawn().context("cannot start this program again")?;
         let running = Running::new(child.id());
         let (stdout, stderr) = (gather(child.stdout.take()), gather(child.stderr.take()));
         Ok(Self { child, began, running, stdout, stderr })
+    }
+
+    /// Ends the child as Ctrl-C does. If it does not end in time, its process group is killed.
+    fn interrupt(&mut self) -> std::io::Result<(ExitStatus, bool)> {
+        let interrupted = Session::quiet();
+        interrupted.stop();
+        wait(&mut self.child, Instant::now(), Some(GRACE), &interrupted)
     }
 
     /// Takes the output of the child, which was waited for.
@@ -138,7 +150,8 @@ pub fn run(words: &[String], limit: Option<Duration>, session: &Session) -> anyh
     started.ended(waited)
 }
 
-/// This program with another command line: it runs during a measurement until it is interrupted.
+/// This program with another command line: it runs during a measurement until it is interrupted,
+/// also if it is dropped.
 #[derive(Debug)]
 pub struct Beside {
     /// Nothing once it has ended.
@@ -181,9 +194,7 @@ impl Beside {
     pub fn end(mut self) -> anyhow::Result<()> {
         self.check()?;
         let Some(mut started) = self.started.take() else { return Ok(()) };
-        let interrupted = Session::quiet();
-        interrupted.stop();
-        let waited = wait(&mut started.child, Instant::now(), Some(GRACE), &interrupted);
+        let waited = started.interrupt();
         let ended = started.ended(waited)?;
         // What was asked for more says so by 130.
         let done = ended.status.success() || ended.status.code() == Some(130);
@@ -194,11 +205,12 @@ impl Beside {
     }
 }
 
+/// If the measurement fails, this program ends as after a measurement: killed at once, it would
+/// leave what it changed on the host.
 impl Drop for Beside {
     fn drop(&mut self) {
         if let Some(started) = &mut self.started {
-            let _ = started.child.kill();
-            let _ = started.child.wait();
+            let _ = started.interrupt();
         }
     }
 }
@@ -274,5 +286,37 @@ mod tests {
             let error = check_words(program, &words(text)).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
+    }
+
+    const FILE: &str = "SLAT_LAB_CHILD_FILE";
+
+    /// The program of the next test. Without a file it does nothing.
+    #[test]
+    fn a_program_that_changes_the_host_until_ctrl_c() {
+        let Some(file) = std::env::var_os(FILE) else { return };
+        let session = Session::interactive().unwrap();
+        std::fs::write(&file, "changed").unwrap();
+        while !session.interrupted() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        std::fs::write(&file, "restored").unwrap();
+    }
+
+    #[test]
+    fn what_runs_beside_a_failed_measurement_is_interrupted_and_may_restore_the_host() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("host");
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let name = "child::tests::a_program_that_changes_the_host_until_ctrl_c";
+        command.args(["--exact", name]).env(FILE, &file);
+        let started = Some(Started::of(command).unwrap());
+        let mut beside = Beside { started, words: name.to_owned() };
+        let host = || std::fs::read_to_string(&file).unwrap_or_default();
+        while host() != "changed" {
+            beside.check().unwrap();
+            thread::sleep(Duration::from_millis(5));
+        }
+        drop(beside);
+        assert_eq!(host(), "restored");
     }
 }

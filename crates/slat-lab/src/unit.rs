@@ -29,6 +29,8 @@ impl Unit {
     pub const MEBIBYTES: Self = Self(Cow::Borrowed("MiB"));
     /// Memory that was copied or written in a second.
     pub const RATE: Self = Self(Cow::Borrowed("MiB/s"));
+    /// Seconds of a CPU.
+    pub const CPU_SECONDS: Self = Self(Cow::Borrowed("CPU s"));
     /// A count of bytes.
     pub const BYTES: Self = Self(Cow::Borrowed("bytes"));
     /// A count of instructions by an emulator.
@@ -46,9 +48,15 @@ impl Unit {
             Self::PERCENT,
             Self::ROUNDS,
             Self::MEBIBYTES,
-            Self::RATE,
+            Self::CPU_SECONDS,
         ];
-        timed.contains(self)
+        timed.contains(self) || self.is_rate()
+    }
+
+    /// Returns whether samples are work done in a second, so that more is better: `MiB/s`,
+    /// `faults/s`, and not [`Unit::SHARE`].
+    pub fn is_rate(&self) -> bool {
+        self.name().ends_with("/s") && *self != Self::SHARE
     }
 
     /// Returns its name.
@@ -123,8 +131,15 @@ mod tests {
     }
 
     #[test]
+    fn work_in_a_second_is_a_rate_and_time_in_a_second_is_none() {
+        assert!(["MiB/s", "faults/s", "M/s"].iter().all(|name| Unit::from(*name).is_rate()));
+        assert!(["s", "ms/s", "MiB", "x"].iter().all(|name| !Unit::from(*name).is_rate()));
+    }
+
+    #[test]
     fn counts_are_not_timed_and_what_hangs_on_speed_is() {
         assert!(Unit::from("s").is_timed() && Unit::ROUNDS.is_timed());
+        assert!(Unit::from("faults/s").is_timed() && Unit::from("CPU s").is_timed());
         assert!(!Unit::BYTES.is_timed() && !Unit::from("faults").is_timed());
         assert_eq!(serde_json::to_string(&Unit::SHARE).unwrap(), "\"ms/s\"");
     }

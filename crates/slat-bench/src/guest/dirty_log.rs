@@ -147,30 +147,33 @@ fn measure<F: Format, A: Arch>(
             continue;
         }
         let target = if *way == LogWay::Locked { "baseline" } else { "engine" };
-        let mut add = |figure: &str, unit: &str, values: Vec<f64>| {
+        let way = way.to_string();
+        let mut add = |figure: &str, unit: &str, guests: Vec<Vec<f64>>| {
             let counts = samples.iter().map(|sample| match figure {
                 "stall" => sample.counts.clone(),
                 _ => Counts::new(),
             });
-            results.push(recorder.figure(&way.to_string(), target, figure, unit, values, counts));
+            results.push(recorder.figure_of_guests(&way, target, figure, unit, guests, counts));
         };
-        let each = |figure: fn(&Sample) -> f64| samples.iter().map(figure).collect::<Vec<_>>();
+        let each = |figure: &dyn Fn(&Sample) -> f64| {
+            samples.iter().map(|sample| vec![figure(sample)]).collect::<Vec<_>>()
+        };
         let calls = |figure: fn(&Sample) -> &[f64]| {
-            samples.iter().flat_map(|sample| figure(sample).to_vec()).collect::<Vec<_>>()
+            samples.iter().map(|sample| figure(sample).to_vec()).collect::<Vec<_>>()
         };
-        add("stall", "ms/s", samples.iter().map(stall).collect());
+        add("stall", "ms/s", each(&stall));
         let in_faults =
             |sample: &Sample| sample.counts["in_faults_ns"] as f64 / 1e6 / sample.seconds / vcpus;
-        add("in faults", "ms/s", samples.iter().map(in_faults).collect());
-        add("p50", "s", each(|s| s.times.quantile(0.5) as f64 / 1e9));
-        add("p99", "s", each(|s| s.times.quantile(0.99) as f64 / 1e9));
-        add("longest", "s", each(|s| s.times.longest as f64 / 1e9));
-        add("enable", "s", each(|s| s.enable));
+        add("in faults", "ms/s", each(&in_faults));
+        add("p50", "s", each(&|s| s.times.quantile(0.5) as f64 / 1e9));
+        add("p99", "s", each(&|s| s.times.quantile(0.99) as f64 / 1e9));
+        add("longest", "s", each(&|s| s.times.longest as f64 / 1e9));
+        add("enable", "s", each(&|s| s.enable));
         add("read", "s", calls(|s| &s.reads));
         if samples.iter().any(|s| !s.clears.is_empty()) {
             add("clear", "s", calls(|s| &s.clears));
         }
-        add("disable", "s", each(|s| s.disable));
+        add("disable", "s", each(&|s| s.disable));
     }
     let place = |way| plan.ways.iter().position(|other| *other == way);
     if let (Some(free), Some(locked)) = (place(LogWay::Manual), place(LogWay::Locked))
@@ -343,6 +346,27 @@ mod tests {
             }
             assert_eq!(count(&results, "ring", "in_faults_ns").min(1), 1);
         }
+    }
+
+    #[test]
+    fn rounds_of_a_guest_are_one_group() {
+        let (args, mut session) = (args(&[]), Session::quiet());
+        let backing = args.tables.format.leaves()[0];
+        let shape = Shape::new(Size(4 << 20), args.tables.format, backing, 2).unwrap();
+        let plan = Plan { ways: &[LogWay::Manual], rounds: 3, runs: 2, percent: 50 };
+        let mut run = || -> anyhow::Result<Vec<Measurement>> {
+            Ok(on_machine!(&args.tables, |format, arch| {
+                let fixture = Fixture::new(format, arch, &args.tables, shape, &session)?;
+                measure(&fixture, &plan, &mut session)?
+            }))
+        };
+        let results = run().unwrap();
+        let groups = |figure: &str| {
+            let found = results.iter().find(|m| m.params["figure"] == figure).unwrap();
+            (found.samples.len(), &*found.groups)
+        };
+        assert_eq!((groups("read"), groups("clear")), ((6, &[3, 3][..]), (6, &[3, 3][..])));
+        assert_eq!(groups("enable"), (2, &[][..]));
     }
 
     #[test]

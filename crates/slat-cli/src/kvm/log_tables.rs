@@ -85,20 +85,22 @@ fn phases(results: &[Measurement]) -> Option<Table> {
         }
         cells
     });
+    let reads = rows.iter().any(|row| row.measurements.iter().any(|m| reads(m)));
+    let with_reads = if reads { ", with its share of reads of other pages" } else { "" };
     Some(Table {
         title: "What a guest on this host pays for dirty logging (KVM)".to_owned(),
         common: labels.common.clone(),
         rows: cells.collect(),
         columns,
         labels: label_count,
-        notes: vec![
+        notes: vec![format!(
             "Times of whole phases, seen from user space: populate is the first touch of all \
              pages, dirty a write to each, get and clear the calls that read and reset the log; \
              medians with ± half the interquartile range, and the least to the most where that is \
-             50 % and more. Populating with huge pages is slow where the host has to make them first. \
-             “page, vCPU” is what one page of a round costs the vCPU that writes to it."
-                .to_owned(),
-        ],
+             50 % and more. Populating with huge pages is slow where the host has to make them \
+             first. “page, vCPU” is what one page of a round costs the vCPU that writes to \
+             it{with_reads}."
+        )],
     })
 }
 
@@ -129,13 +131,33 @@ fn by_round(whole: &Measurement) -> Vec<f64> {
     (0..rounds).filter_map(of_round).collect()
 }
 
+/// Returns the number of pages that a vCPU wrote in a phase of a round. A count of pages is one of
+/// steps, of which a share writes; the first touch writes all pages.
+pub(super) fn written(m: &Measurement) -> Option<f64> {
+    let steps = *m.counts.get("pages").filter(|steps| **steps > 0)? as f64;
+    let percent = m.params.get("write_percent").and_then(serde_json::Value::as_f64);
+    let percent = percent.filter(|_| m.variant != "populate").unwrap_or(100.0);
+    Some(steps * percent / 100.0)
+}
+
+/// Returns the number of pages that a vCPU wrote or read in a phase of a round: of the steps that
+/// do not write, all read, or all skip their page.
+pub(super) fn touched(m: &Measurement) -> Option<f64> {
+    match reads(m) {
+        true => Some(*m.counts.get("pages").filter(|steps| **steps > 0)? as f64),
+        false => written(m),
+    }
+}
+
+/// Returns whether the steps that do not write read their page.
+fn reads(m: &Measurement) -> bool {
+    m.params.get("others").is_some_and(|others| others == "read")
+}
+
 /// Formats what a page costs the vCPU that writes to it: the median over vCPUs of the median over
 /// each vCPU's rounds.
 fn per_page(row: &Row) -> String {
-    let of_one = |m: &&Measurement| {
-        let pages = *m.counts.get("pages").filter(|pages| **pages > 0)?;
-        Some(median(&m.samples)? / pages as f64)
-    };
+    let of_one = |m: &&Measurement| Some(median(&m.samples)? / written(m)?);
     let dirty = row.measurements.iter().filter(|m| m.variant == "dirty" && vcpu(m).is_some());
     let costs: Vec<f64> = dirty.filter_map(of_one).collect();
     median(&costs).map_or_else(|| NOTHING.to_owned(), seconds)
@@ -161,19 +183,16 @@ fn vcpus(results: &[Measurement]) -> Option<Table> {
     for row in &parts {
         for part in &row.measurements {
             let Some(summary) = Summary::of(&part.samples) else { continue };
-            let pages = part.counts.get("pages").copied().unwrap_or(0);
+            let pages = touched(part);
             let count = |count: Option<u64>| {
                 count.map_or_else(|| NOTHING.to_owned(), |count| thousands(count as i64))
             };
             let mut line = labels.cells(row);
             line.push(part.variant.clone());
             line.push(with_spread(&summary));
-            line.push(count(Some(pages).filter(|pages| *pages > 0)));
-            line.push(if pages > 0 {
-                seconds(summary.median / pages as f64)
-            } else {
-                NOTHING.to_owned()
-            });
+            line.push(count(pages.map(|pages| pages.round() as u64)));
+            let each = pages.map(|pages| seconds(summary.median / pages));
+            line.push(each.unwrap_or_else(|| NOTHING.to_owned()));
             line.push(count(faults(part)));
             cells.push(line);
         }
@@ -214,4 +233,25 @@ fn rounds(results: &[Measurement]) -> Option<Chart> {
         .filter_map(|row| Some((named(row), row.whole("dirty")?.samples.clone())))
         .collect();
     lines::chart("Time of each round of dirtying", &lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::logged::tests::a_tenth;
+    use super::*;
+
+    #[test]
+    fn skipped_pages_are_not_among_those_of_a_vcpu_and_pages_read_are_not_among_those_written() {
+        let cells = |table: Option<Table>| table.unwrap().rows.concat();
+        for (others, of_vcpu) in
+            [(None, ["3,277", "206 µs"]), (Some("read"), ["32,768", "20.6 µs"])]
+        {
+            let results = a_tenth(others);
+            let (phases, vcpus) = (cells(phases(&results)), cells(vcpus(&results)));
+            assert!(phases.iter().any(|cell| cell == "206 µs"), "{phases:?}");
+            for cell in of_vcpu {
+                assert!(vcpus.iter().any(|other| other == cell), "{cell} of {vcpus:?}");
+            }
+        }
+    }
 }

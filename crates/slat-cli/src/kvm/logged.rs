@@ -1,5 +1,6 @@
 //! The cost of logging for each page: the verdict on dirty logging, and the table of the main job.
 
+use super::log_tables::{touched, written};
 use slat_lab::numbers::{seconds, with_wide_spread};
 use slat_lab::record::Measurement;
 use slat_lab::report::tables::rows;
@@ -12,7 +13,7 @@ struct Logged {
     pages: String,
     way: &'static str,
     /// Seconds that a vCPU takes for a page: `touch` for its first touch, `plain` for a write
-    /// without a log; `logging` is what a log adds to a write.
+    /// without a log; `logging` is what a log adds to a page that is written.
     touch: f64,
     plain: f64,
     logging: f64,
@@ -35,25 +36,25 @@ fn guests(results: &[Measurement]) -> Option<Vec<Logged>> {
             };
             let whole =
                 |variant: &str| row.whole(variant).and_then(|m| median(&m.samples)).unwrap_or(0.0);
+            // Without a log, a read takes as long as a write.
             let page = |variant: &str| {
                 let each = all(variant).into_iter().filter(|m| m.params.contains_key("vcpu"));
-                let each = each.filter_map(|m| {
-                    let pages = m.counts.get("pages").filter(|pages| **pages > 0)?;
-                    Some(median(&m.samples)? / *pages as f64)
-                });
-                each.reduce(f64::max)
+                each.filter_map(|m| Some(median(&m.samples)? / touched(m)?)).reduce(f64::max)
             };
+            // The stall of each access: what is read is not logged, so writes have all of it.
+            let dirty = all("dirty").into_iter().find_map(|m| Some(touched(m)? / written(m)?));
+            let stalls = |m: &Measurement| -> Vec<f64> {
+                m.samples.iter().map(|stall| stall * dirty.unwrap_or(1.0)).collect()
+            };
+            let logging = row.whole("dirty-stall-page").map(stalls).unwrap_or_default();
             let on = |name: &str| row.params.get(name)?.as_bool();
             Some(Logged {
                 pages: row.param("backing")?.to_owned(),
                 way: way(on("manual_protect")?, on("initially_set")?),
                 touch: page("populate")?,
                 plain: page("warm")?,
-                logging: whole("dirty-stall-page"),
-                shown: row
-                    .whole("dirty-stall-page")
-                    .and_then(|m| Some(with_wide_spread(&Summary::of(&m.samples)?)))
-                    .unwrap_or_default(),
+                logging: median(&logging).unwrap_or(0.0),
+                shown: Summary::of(&logging).as_ref().map(with_wide_spread).unwrap_or_default(),
                 longest: whole("dirty-stall-max"),
                 calls: whole("get") + whole("clear"),
             })
@@ -129,4 +130,50 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
                 .to_owned(),
         ],
     })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use slat_lab::fake;
+
+    /// Results of a guest that writes to a tenth of its pages; the other steps do what `others`
+    /// says.
+    pub fn a_tenth(others: Option<&str>) -> Vec<Measurement> {
+        let dirty = |m: &Measurement| m.scenario == "dirty-log" && m.variant == "dirty";
+        let all = fake::report().results.into_iter().filter(|m| dirty(m));
+        let manual =
+            |m: &Measurement| m.params["backing"] == "4k" && m.params["manual_protect"] == true;
+        let mut all: Vec<Measurement> = all.filter(manual).collect();
+        for m in &mut all {
+            m.params.insert("write_percent".to_owned(), 10.into());
+            m.params.extend(others.map(|others| ("others".to_owned(), others.into())));
+        }
+        let vcpu = all.iter().find(|m| m.params.contains_key("vcpu")).unwrap().clone();
+        let of = |variant: &str, of: &Measurement, time: f64| {
+            let (variant, samples) = (variant.to_owned(), vec![time]);
+            Measurement { variant, samples, ..of.clone() }
+        };
+        let whole = Measurement { counts: Default::default(), ..all[0].clone() };
+        let steps = vcpu.counts["pages"] as f64;
+        all.push(of("populate", &vcpu, 2e-6 * steps));
+        all.push(of("warm", &vcpu, 1e-8 * steps));
+        all.push(of("dirty-stall-page", &whole, 3e-6));
+        all
+    }
+
+    #[test]
+    fn what_a_written_page_costs_is_not_divided_by_pages_that_are_not_written() {
+        let skipped = verdict(&a_tenth(None)).says.concat();
+        assert!(skipped.contains("writes it 3.00 µs ("), "{skipped}");
+        assert!(skipped.contains("without a log takes 100 ns"), "{skipped}");
+        // The stall is known for each access: ten of them are one write.
+        let read = verdict(&a_tenth(Some("read"))).says.concat();
+        assert!(read.contains("writes it 30.0 µs ("), "{read}");
+        assert!(read.contains("without a log takes 10.0 ns"), "{read}");
+        for others in [None, Some("read")] {
+            let touch = &guests(&a_tenth(others)).unwrap()[0].touch;
+            assert!((touch - 2e-6).abs() < 1e-12, "{touch}");
+        }
+    }
 }

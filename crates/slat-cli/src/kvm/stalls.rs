@@ -50,7 +50,8 @@ pub fn figures(run: &PhaseRun) -> Option<[f64; 8]> {
         if vcpu.seconds > 0.0 { seconds / vcpu.seconds * 1e3 } else { 0.0 }
     };
     Some([
-        worst(&|vcpu, stalls| stalls.seconds / vcpu.pages.max(1) as f64)?,
+        // Steps that skip their page are not timed, and are no accesses.
+        worst(&|_, stalls| stalls.seconds / stalls.accesses.max(1) as f64)?,
         worst(&|vcpu, stalls| {
             let others = vcpu.waited.unwrap_or(0.0) + stolen;
             // The vCPU ran at least as long as it stalled, whatever the two other times add up to.
@@ -104,6 +105,17 @@ mod tests {
         assert!((of_run[6] - 500.0).abs() < 1e-9, "{of_run:?}");
         // The vCPU waited for all of the rest, so all of its time that counts is stalls.
         assert_eq!(figures(&run(vec![vcpu(0.5, 1.7, 0.0)])).unwrap()[1], 1000.0);
+    }
+
+    #[test]
+    fn steps_that_are_skipped_are_no_pages_that_were_touched() {
+        let vcpu = |accesses| {
+            let one = vcpu(0.5, 0.0, 0.0);
+            let stalls = one.stalls.map(|stalls| Stalls { accesses, ..stalls });
+            VcpuRun { pages: 1000, stalls, ..one }
+        };
+        assert_eq!(figures(&run(vec![vcpu(100)])).unwrap()[0], 0.005);
+        assert_eq!(figures(&run(vec![vcpu(1000)])).unwrap()[0], 0.0005);
     }
 
     #[test]

@@ -167,10 +167,13 @@ fn sampled(mean: f64, memory: Option<u64>, rates: &[DirtyRate]) -> String {
     };
     let time = rates.iter().map(|rate| rate.seconds).sum::<f64>() / rates.len() as f64;
     let gib = memory / f64::from(1 << 30);
-    let pages = rates.iter().map(|rate| rate.pages_per_gib as f64 * gib).sum::<f64>().max(1.0);
+    let pages = rates.iter().map(|rate| rate.pages_per_gib as f64 * gib).sum::<f64>();
+    if pages < 2.0 {
+        return "not known, because too few pages were sampled".to_owned();
+    }
     let share = (mean * time / memory).clamp(0.0, 1.0);
     // If no sample changed, or all did, the error is that of one sample.
-    let share = share.clamp(1.0 / pages, 1.0 - 1.0 / pages.max(2.0));
+    let share = share.clamp(1.0 / pages, 1.0 - 1.0 / pages);
     let error = 2.0 * (share * (1.0 - share) / pages).sqrt() * memory / time.max(1.0);
     format!("± {} (two standard errors of {pages:.0} sampled pages)", Rate(error))
 }
@@ -222,7 +225,7 @@ pub fn predict(
     let mut changes = Vec::new();
     let bearable = forecast::bearable_writes(&of);
     if forecast.converges {
-        changes.push(match bearable < 16.0 * of.copied {
+        changes.push(match bearable < forecast::MOST_WRITES * of.copied {
             true => format!("it would converge up to a dirty rate of {}", Rate(bearable)),
             false => "all of its memory fits into the downtime".to_owned(),
         });
@@ -416,5 +419,11 @@ mod tests {
         assert!(one > 3.0 * many && many > 0.0, "{one} {many}");
         assert!(number(sampled(0.0, Some(4 << 30), &[rate(1.0)])) > 0.0);
         assert!(sampled(1.0, None, &[rate(1.0)]).contains("not known"));
+        // Of a small guest QEMU may sample a page, a part of one, or none.
+        for (memory, pages_per_gib) in [(4 << 30, 0), (2 << 20, 512), (3 << 20, 512), (1 << 20, 1)]
+        {
+            let few = DirtyRate { pages_per_gib, ..rate(1.0) };
+            assert!(sampled(1e8, Some(memory), &[few]).contains("too few"), "{memory}");
+        }
     }
 }

@@ -83,6 +83,23 @@ impl Recorder {
         }
     }
 
+    /// Returns a variant's samples of one figure, of which each guest has several. They are no more
+    /// independent than the guests are.
+    pub fn figure_of_guests(
+        &self,
+        variant: &str,
+        target: &str,
+        figure: &str,
+        unit: &str,
+        guests: Vec<Vec<f64>>,
+        counts: impl Iterator<Item = Counts>,
+    ) -> Measurement {
+        let groups: Vec<usize> = guests.iter().map(Vec::len).collect();
+        let groups = if groups.iter().all(|size| *size == 1) { Vec::new() } else { groups };
+        let one = self.figure(variant, target, figure, unit, guests.concat(), counts);
+        Measurement { groups, ..one }
+    }
+
     /// Returns the ratios of a figure of each round to another's.
     pub fn ratio(
         &self,

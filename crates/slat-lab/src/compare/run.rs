@@ -5,7 +5,6 @@ use crate::host::keep_lasting;
 use crate::record::{Measurement, SCHEMA};
 use crate::stats::median;
 use crate::trust::date;
-use crate::unit::Unit;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -50,7 +49,7 @@ impl Run {
                 // A course over time has no samples to compare.
                 .filter(|m| !m.variant.starts_with("pace") && !m.variant.starts_with("pass"))
                 // More of a rate is better; the time of the same work is compared instead.
-                .filter(|m| m.unit != Unit::RATE)
+                .filter(|m| !m.unit.is_rate())
                 // The parts of single vCPUs are not compared in addition to the whole.
                 .filter(|m| !m.params.contains_key("vcpu"))
                 .collect(),
@@ -134,4 +133,39 @@ pub(super) fn key<'m>(
     let mut params = m.params.clone();
     params.retain(|name, _| !ignoring.contains(name) && name != "note");
     (&m.scenario, &m.target, &m.variant, m.unit.name(), params)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::{DRIFT, compare};
+    use crate::fake;
+
+    #[test]
+    fn more_of_a_rate_is_not_slower_whatever_is_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |name: &str, scale: f64| {
+            let mut report = fake::short_report();
+            let one = report.results[0].clone();
+            report.results = ["s", "ms/s", "MiB/s", "faults/s", "M/s"]
+                .map(|unit| Measurement {
+                    unit: unit.into(),
+                    samples: (0..9).map(|i| scale * (1.0 + f64::from(i) / 1000.0)).collect(),
+                    groups: Vec::new(),
+                    ..one.clone()
+                })
+                .into();
+            // More accesses in a second take less time each.
+            for m in &mut report.results[..2] {
+                m.samples.iter_mut().for_each(|sample| *sample = 1.0 / *sample);
+            }
+            let file = folder.path().join(name);
+            std::fs::write(&file, serde_json::to_vec(&report).unwrap()).unwrap();
+            Run::read(&file).unwrap()
+        };
+        let comparison = compare(&read("first", 1.0), &read("second", 1.5), DRIFT / 100.0);
+        assert!(!comparison.slower() && comparison.judges(), "{comparison:?}");
+        let units: BTreeSet<&str> = comparison.pairs.iter().map(|pair| pair.unit.name()).collect();
+        assert_eq!(units, ["s", "ms/s"].into());
+    }
 }

@@ -343,8 +343,8 @@ impl Query<'_> {
             add("waking a walk", "%", vec![self.share(idle.waking(walks))]);
         }
         let none = std::iter::empty::<Counts>();
-        let seconds = answer.walks.clone();
-        results.push(recorder.figure("a walk", "engine", "time", "s", seconds, none));
+        let walks = vec![answer.walks.clone()];
+        results.push(recorder.figure_of_guests("a walk", "engine", "time", "s", walks, none));
         results
     }
 
@@ -355,7 +355,8 @@ impl Query<'_> {
             || counts([("taken", answer.taken), ("returned", answer.returned.iter().sum::<u64>())]);
         let figure = |figure: &str, samples: Vec<f64>| {
             let name = format!("at most {percent} %");
-            recorder.figure(&name, "engine", figure, "%", samples, std::iter::once(counts()))
+            let (guests, counts) = (vec![samples], std::iter::once(counts()));
+            recorder.figure_of_guests(&name, "engine", figure, "%", guests, counts)
         };
         let returned = answer.returned.iter().map(|&pages| self.share(pages as f64));
         vec![
@@ -393,6 +394,8 @@ mod tests {
             let came = figure("at most 5 %", "came back a walk");
             assert!(taken > 1.0 && expected <= 5.0, "{taken} {expected}");
             assert!(came > expected / 4.0 && came < expected * 4.0 + 1.0, "{expected}: {came}");
+            let one_guest = |m: &Measurement| m.group_medians().len() == 1;
+            assert!(results.iter().all(one_guest), "walks of one guest are one group");
             // The longer pages must have been idle, the fewer they are.
             let idle = |walks: u32| figure(&format!("{walks} walks or more"), "idle");
             assert!(idle(0) > 99.0 && idle(1) > idle(4), "{} {}", idle(1), idle(4));
