@@ -10,6 +10,7 @@ mod discard;
 mod map;
 mod owner;
 mod pages;
+mod prune;
 mod push_down;
 mod query;
 mod removals;

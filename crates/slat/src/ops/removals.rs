@@ -183,3 +183,13 @@ impl<F: Format, P: Platform> Drop for Removals<'_, '_, F, P> {
         }
     }
 }
+
+impl<F: Format, P: Platform> Tables<'_, F, P> {
+    /// Returns whether a leaf that was just taken out, and is not dirty, may have been written all
+    /// the same: its dirty state may have been cleared by a thread whose invalidation has not
+    /// completed, and the guest may have written since through a TLB entry that marks nothing.
+    #[inline(always)]
+    pub(super) fn may_be_dirty(&self, raw: u64) -> bool {
+        raw & F::DIRTY == 0 && self.pending.cleans.count() != 0
+    }
+}

@@ -27,12 +27,12 @@ use super::removals::{Removals, Removed};
 use super::unfold::folded;
 use super::{ChangeError, Refusal};
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
-use crate::format::{Format, Kind};
+use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::table::{Pte, pte};
 use crate::tables::{Halted, Link, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor, links};
+use crate::walk::{Entry, Flow, Tally, Visitor, links, visit_each};
 use core::fmt;
 
 /// Reason why a range was not unmapped, or not all of it.
@@ -205,70 +205,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Err(at) => Self::ended(at, paused, why),
         }
     }
-
-    /// Retires the tables that overlap `range` and hold neither a leaf nor an owner, such as those
-    /// that faults built and gave up; [`Tables::reclaim`] then gives them back. Reservations in
-    /// them are void. Returns how many, unless it ends early; if there is one, an invalidation is
-    /// executed inside.
-    ///
-    /// An unmap does the same for the tables that it covers or empties.
-    ///
-    /// # Errors
-    /// Nothing is done on [`ChangeError::Range`]. [`ChangeError::Contended`] leaves everything done
-    /// that precedes the address where it stopped.
-    pub fn prune(&mut self, range: GpaRange) -> Result<usize, Halted<ChangeError>> {
-        let tables = self.tables;
-        if let Err(error) = tables.check(&range) {
-            return Self::halted(range.start(), ChangeError::Range(error));
-        }
-        let mut removals = Removals::new(tables, &mut []);
-        removals.counted = true;
-        tables.pending.removals.begin();
-        let (start, end) = (range.start().0, range.end().0);
-        let mut visitor = Prune(Unmap::of(tables, &mut removals, &range, &mut self.sums));
-        let mut budget = self.budget;
-        let result = tables.walk_within(start, end, &mut visitor, &mut budget);
-        visitor.0.retire_ends(result.map_or_else(|at| at.0, |()| end));
-        let paused = self.keep(budget);
-        let retired = removals.unlinked.len();
-        if retired != 0 {
-            self.sums.counts.invalidations += 1;
-            removals.complete().for_each(drop);
-        }
-        match result {
-            Ok(()) => Ok(retired),
-            Err(at) => Self::ended(at, paused, ChangeError::Contended),
-        }
-    }
-}
-
-/// Visits only tables, and retires those that are empty.
-struct Prune<'r, 's, 't, 'm, F: Format, P: Platform>(Unmap<'r, 's, 't, 'm, F, P>);
-
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, 't, F, P> {
-    const LEVELS: Levels = Levels::above(0);
-    const TABLES: bool = true;
-
-    #[inline(always)]
-    fn visit(&mut self, _: u8, _: Kind, _: Entry<'t>, _: &mut Tally) -> Flow {
-        Flow::Next
-    }
-
-    #[inline(always)]
-    fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Pte]) {
-        if entry.whole::<F>(level) && vacant::<F>(children, level - 1) {
-            self.0.leave(level, entry, children);
-        }
-    }
-
-    #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
-        Visitor::<F>::settle(&mut self.0, level, tally);
-    }
 }
 
 /// Returns whether a table at `level` is empty. Most that are not show it at one end.
-fn vacant<F: Format>(ptes: &[Pte], level: u8) -> bool {
+pub(super) fn vacant<F: Format>(ptes: &[Pte], level: u8) -> bool {
     let vacant = |pte: &Pte| F::kind(pte.load(), level).is_vacant();
     ends_are_vacant::<F>(ptes, level) && ptes.iter().all(vacant)
 }
@@ -279,17 +219,7 @@ fn ends_are_vacant<F: Format>(ptes: &[Pte], level: u8) -> bool {
     vacant(&ptes[0]) && vacant(&ptes[ptes.len() - 1])
 }
 
-impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Returns whether a leaf that was just taken out, and is not dirty, may have been written all
-    /// the same: its dirty state may have been cleared by a thread whose invalidation has not
-    /// completed, and the guest may have written since through a TLB entry that marks nothing.
-    #[inline(always)]
-    fn may_be_dirty(&self, raw: u64) -> bool {
-        raw & F::DIRTY == 0 && self.pending.cleans.count() != 0
-    }
-}
-
-struct Unmap<'r, 's, 't, 'm, F: Format, P: Platform> {
+pub(super) struct Unmap<'r, 's, 't, 'm, F: Format, P: Platform> {
     tables: &'r Tables<'r, F, P>,
     removals: &'r mut Removals<'s, 't, F, P>,
     start: u64,
@@ -386,6 +316,36 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         Flow::Next
     }
 
+    /// As `visit`, with one account of all pages where they continue the last leaf.
+    #[inline(always)]
+    fn visit_run(
+        &mut self,
+        run: &'t [Pte; RUN],
+        raws: &[u64; RUN],
+        at: u64,
+        tally: &mut Tally,
+    ) -> usize {
+        if !self.continues(raws, at) {
+            return visit_each::<F, Self>(self, run, raws, at, tally);
+        }
+        let pages = run.iter().zip(raws);
+        let taken = pages.take_while(|(pte, raw)| pte.exchange(**raw, self.page).is_ok()).count();
+        if taken > 0 {
+            let bytes = (taken as u64) << F::PAGE_SHIFT;
+            let all = Entry { pte: &run[0], raw: raws[0], start: at, end: at + bytes };
+            self.mark(0, all.end);
+            tally.change(&all);
+            tally.changed += taken as u64 - 1;
+            self.removals.extend(&all, F::size(0));
+            // A clean that has completed since a page was taken out has seen its last write.
+            if self.tables.may_be_dirty(raws[0]) {
+                self.removals.dirty_last();
+            }
+            self.next = (F::further(raws[0], bytes), all.end, 0);
+        }
+        taken
+    }
+
     /// Entries that were emptied before may have been filled since: a new token, so that they do
     /// not look the same once emptied again.
     #[inline(always)]
@@ -441,7 +401,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
 impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     /// Makes the visitor for `range`.
     #[inline(always)]
-    fn of(
+    pub(super) fn of(
         tables: &'r Tables<'r, F, P>,
         removals: &'r mut Removals<'s, 't, F, P>,
         range: &GpaRange,
@@ -452,6 +412,20 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
         let (taken, empty, next) = (0, 0, (0, 0, 0));
         let (page, marks) = (empty, None);
         Self { tables, removals, start, end, taken, empty, page, marks, next, sums, why }
+    }
+
+    /// Returns whether a run of pages from `at` on continues the last leaf.
+    #[inline(always)]
+    fn continues(&self, raws: &[u64; RUN], at: u64) -> bool {
+        let page = 1 << F::PAGE_SHIFT;
+        let first = F::leaf_address(raws[0], 0);
+        let follow = |(raw, number): (&u64, u64)| *raw == F::further(raws[0], number * page);
+        (raws[0], at, 0) == self.next
+            && (F::CONTIGUOUS == 0 || at >= self.taken)
+            && raws.iter().zip(0..).all(follow)
+            // Descriptors increase as their addresses do, unless a field overflows.
+            && F::leaf_address(raws[RUN - 1], 0).0 == first.0 + (RUN as u64 - 1) * page
+            && self.removals.follows(first)
     }
 
     /// Notes that the entries of a table of pages below `done` are retired, if they are.
@@ -569,7 +543,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     }
 
     /// Retires empty tables around the ends of the part of the range that was done.
-    fn retire_ends(&mut self, reached: u64) {
+    pub(super) fn retire_ends(&mut self, reached: u64) {
         if self.start < reached {
             let last = reached - 1;
             self.retire_around(self.start);
