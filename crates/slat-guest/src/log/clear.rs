@@ -11,6 +11,7 @@ use super::read::Logs;
 use crate::backing::{Backing, MAY_WRITE};
 use crate::bits::Kept;
 use crate::config::Logging;
+use crate::guest::Guest;
 use crate::host::Host;
 use crate::memslots::spec::{MemslotId, MemslotSpec};
 use crate::ranges::widened;
@@ -108,7 +109,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     let mut clear = Clear { cleared: &mut cleared, kept: kept_of, split };
                     let result = inside.clear(&mut clear, start, taken);
                     let guard = &mut inside.guard;
-                    kept.iter().for_each(|kept| keep::<F, H>(kept, spec, guard, start, taken));
+                    if let Some(kept) = kept {
+                        keep(guest, (spec, kept), guard, start, taken);
+                    }
                     drop(moving);
                     match shared {
                         true => {
@@ -158,9 +161,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 /// Keeps for the host that pages which were cleared, and are mapped, may have been written. This
 /// runs after they were cleaned, because the guest may have written them until then. A thread that
 /// takes a page before that sees that marks are being moved.
-fn keep<F: Format, H: Host>(
-    kept: &Kept,
-    spec: &MemslotSpec,
+///
+/// A leaf may also be gone that was clean already when it was removed. Its remover announces itself
+/// first: either it has looked for moves, and seen this one, or its announcement is seen here.
+fn keep<F: Format, H: Host, B: Backing>(
+    guest: &Guest<'_, F, H, B>,
+    (spec, kept): (&MemslotSpec, &Kept),
     guard: &Guard<'_, '_, F, H>,
     start: Gpa,
     words: &[u64],
@@ -185,6 +191,9 @@ fn keep<F: Format, H: Host>(
             if let Some(part) = common(&run, &leaf) {
                 kept.written.mark::<F>(spec, part.start().0, part.size());
             }
+        }
+        if guest.leaving.any() || guest.taking.any() {
+            kept.written.mark::<F>(spec, run.start().0, run.size());
         }
     }
 }

@@ -223,6 +223,15 @@ pub fn uncached(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
     Box::leak(Box::new(guest))
 }
 
+/// As `marked`, for a guest whose vCPUs begin on views of their own.
+pub fn marked_uncached(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
+    let TwoSlots(arm) = Tiny::default();
+    let format = TwoSlots(slat::format::arm64::Arm64K4 { hardware_dirty: true, ..arm });
+    let page = PageSize::from_bytes(PAGE).unwrap();
+    let config = Config { logging: Logging::Hardware, largest: page, ..config() };
+    Box::leak(Box::new(Guest::new(format, Vmid(1), BITS, world, ram, config).unwrap()))
+}
+
 /// As `uncached`, with three levels.
 pub fn wide_uncached(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
     let guest = Guest::new(Tiny::default(), Vmid(1), BITS + 1, world, ram, config()).unwrap();
