@@ -122,7 +122,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 let mut cleared = Cleared::default();
                 // Rings need `Logging::Protect`, so no dirty mark is cleared.
                 let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
-                let mut clear = Clear { cleared: &mut cleared, kept: None, split };
+                let mut clear = Clear { cleared: &mut cleared, marks: None, split };
                 let result = inside.clear(&mut clear, start, &[bits]).map_err(|(_, error)| error);
                 if core::ptr::eq(tables, &*guest.tables) {
                     let own = tables.shootdown(&mut inside.guard).expect("a guard of these tables");

@@ -260,3 +260,30 @@ fn nor_is_a_mark_that_the_log_took_from_a_view_that_the_vcpu_leaves() {
         });
     }
 }
+
+/// A clear protects a block as a whole, and cleans it, while a fault splits it for a page that the
+/// clear does not name: only the mark of the page's leaf says that the guest wrote it.
+#[test]
+fn a_clear_of_a_block_loses_no_write_to_its_other_pages() {
+    bounded("write that splits || clear of a block, by marks", 3, || {
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(BLOCK));
+        let guest = wide(world, ram, Config { logging: Logging::Hardware, ..config() });
+        let mut worker = worker(guest);
+        worker.set_memslot(slot(false)).unwrap();
+        let mut writer = vcpu(guest);
+        writer.fault(Gpa(0), Access::Write);
+        worker.set_memslot(slot(true)).unwrap();
+        worker.mark_written(slat::GpaRange::new(Gpa(0), PAGE).unwrap());
+        let writer = Sent(writer);
+        let thread = spawn(move || {
+            let mut vcpu = writer.get();
+            crate::paused::store(world, ram, &mut vcpu, PAGE, 2);
+            Sent(vcpu)
+        });
+        worker.clear_log(MemslotId(0), 0, 4, &[1]).unwrap();
+        drop(thread.join().unwrap());
+        let mut copy = Copy { pages: [0; 4] };
+        round(&mut worker, ram, &mut copy);
+        assert_eq!(copy.pages, *ram.content.lock().unwrap());
+    });
+}
