@@ -186,6 +186,25 @@ pub fn guest(world: &'static World, ram: &'static Ram, config: Config) -> &'stat
     Box::leak(Box::new(guest))
 }
 
+/// Makes a guest whose vCPU's ring is in `memory` as well. A model's stack has no room for a guest
+/// that is being made and its copies.
+pub fn shared_ring(
+    world: &'static World,
+    ram: &'static Ram,
+    memory: &'static [DirtyGfn],
+) -> &'static TheGuest {
+    let config = Config { ring: Some(memory.len() as u32), ..config() };
+    #[inline(never)]
+    fn new(world: &'static World, ram: &'static Ram, config: Config) -> Box<TheGuest> {
+        Box::new(Guest::new(tiny(), Vmid(1), BITS, world, ram, config).unwrap())
+    }
+    #[inline(never)]
+    fn share(guest: Box<TheGuest>, memory: &'static [DirtyGfn]) -> Box<TheGuest> {
+        Box::new(guest.share_rings(&[memory]).unwrap())
+    }
+    Box::leak(share(new(world, ram, config), memory))
+}
+
 /// Makes a guest of three levels; work on its memslots takes two pieces.
 pub fn wide(world: &'static World, ram: &'static Ram, config: Config) -> &'static TheGuest {
     Box::leak(Box::new(Guest::new(tiny(), Vmid(1), BITS + 1, world, ram, config).unwrap()))
