@@ -288,6 +288,33 @@ fn a_clear_of_a_block_loses_no_write_to_its_other_pages() {
     });
 }
 
+/// The log of a memslot ends and begins again while an epoch begins: an epoch that is no base has
+/// what was written since the last one.
+#[test]
+fn an_epoch_lacks_no_page_of_a_log_that_is_replaced_meanwhile() {
+    bounded("epoch begins || log off, log on", 2, || {
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+        let guest = guest(world, ram, config());
+        let mut worker = worker(guest);
+        worker.set_memslot(slot(true)).unwrap();
+        let mut epochs = Epochs::new(MemslotId(0));
+        epochs.begin(&mut worker).unwrap().commit();
+        vcpu(guest).fault(Gpa(0), Access::Write);
+        let changes = Sent(crate::fixture::worker(guest));
+        let thread = spawn(move || {
+            let mut worker = changes.get();
+            worker.set_memslot(slot(false)).unwrap();
+            worker.set_memslot(slot(true)).unwrap();
+        });
+        match epochs.begin(&mut worker) {
+            Ok(epoch) => assert!(epoch.is_base() || epoch.bitmap() == [1], "{epoch:?}"),
+            Err(EpochError::Log(LogError::Missing { .. } | LogError::Beginning { .. })) => {}
+            Err(error) => panic!("{error:?}"),
+        }
+        thread.join().unwrap();
+    });
+}
+
 /// Another process has harvested the entries of a shared ring, and a thread resets them, while this
 /// side harvests the same ring.
 #[test]
