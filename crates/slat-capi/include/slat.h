@@ -766,7 +766,8 @@ enum slat_status slat_arm64_tlbi(const struct slat_arm64_id *id,
 /*
  Completes the invalidation `owed`: returns when no CPU uses the old entries any more. It
  completes all that the space owes, so the last of several is enough. One that was completed
- before costs nothing.
+ before costs nothing. If nothing is owed any more, it gives back the tables that the operations
+ unlinked.
 
  Returns `SLAT_STATUS_FOREIGN` for another space's, `SLAT_STATUS_ARGUMENT` for one that no
  function returned: nothing is done.
@@ -901,6 +902,9 @@ struct slat_owing slat_split(struct slat_space *space,
 /*
  Turns tables that the range covers back into blocks of at most `to` bytes, where their leaves
  map contiguous memory with the same rights, memory type and software bits.
+
+ The tables are given back by the call of `slat_complete` that completes what is owed, or by the
+ next call that completes it.
 
  Returns the bytes of the blocks, and what is owed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`,
  `LEAF_SIZE`: nothing is done.

@@ -50,6 +50,8 @@ pub(crate) struct Live {
     /// The last ticket that was issued, and the last that was completed.
     issued: u64,
     completed: u64,
+    /// A guard may have unlinked tables that were not given back yet.
+    unlinked: bool,
 }
 
 macro_rules! formats {
@@ -164,7 +166,7 @@ pub(crate) unsafe fn create(
     };
     match made {
         Ok(space) => {
-            let live = Live { space, owed: None, issued: 0, completed: 0 };
+            let live = Live { space, owed: None, issued: 0, completed: 0, unlinked: false };
             // SAFETY: as above.
             unsafe { (&raw mut (*body).live).cast::<Live>().write(live) };
             word.store(body as usize | IDLE, Ordering::Release);
@@ -224,18 +226,38 @@ impl Entered {
         unsafe { (&mut (*self.live()).issued, &mut (*self.live()).completed) }
     }
 
-    /// Completes all that the space owes.
+    /// Completes all that the space owes, and gives unlinked tables back. No borrow of the space is
+    /// in use.
     pub fn complete_all(&mut self) {
         if let Some(owed) = self.owed().take() {
             owed.complete();
         }
         let (issued, completed) = self.tickets();
         *completed = *issued;
+        self.give_back();
+    }
+
+    fn unlinked(&mut self) -> &mut bool {
+        // SAFETY: as in `owed`.
+        unsafe { &mut (*self.live()).unlinked }
+    }
+
+    /// Gives tables back that guards have unlinked, unless the space owes an invalidation: a
+    /// shootdown borrows the tables.
+    fn give_back(&mut self) {
+        if self.owed().is_some() || !core::mem::take(self.unlinked()) {
+            return;
+        }
+        // SAFETY: the space is live, and only this call uses it. No shootdown is kept, and the
+        // callers use no borrow of the space.
+        let space = unsafe { &mut (*self.live()).space };
+        of_each!(space, space => space.reclaim());
     }
 
     /// Completes the invalidation of the ticket `owed`, unless that is done.
     pub fn complete(&mut self, owed: slat_shootdown) -> slat_status {
         if owed == slat_shootdown::NOTHING {
+            self.give_back();
             return slat_status::Ok;
         }
         if owed.space != self.name() {
@@ -248,6 +270,7 @@ impl Entered {
         if owed.ticket > *completed {
             self.complete_all();
         }
+        self.give_back();
         slat_status::Ok
     }
 
@@ -262,6 +285,7 @@ impl Entered {
         space: &'static AddressSpace<'static, F, Machine>,
         operation: impl FnOnce(&mut Guard<'static, 'static, F, Machine>) -> Result<u64, Halted<E>>,
     ) -> slat_owing {
+        *self.unlinked() = true;
         let mut guard = space.guard();
         let result = slat_result::of(operation(&mut guard));
         let mut owed = slat_shootdown::NOTHING;

@@ -97,7 +97,12 @@ pub(crate) fn each_word<F: Format>(
 /// leaf or in `written`, or its mark is being moved from one to the other.
 /// 1. A thread that moves marks announces that ([`Moves::begin`]), then cleans or removes leaves,
 ///    then adds to `written`, then ends the announcement.
-/// 2. A thread that takes a page removes its leaf first, then looks for moves, then reads `written`
+/// 2. A thread that removes leaves of pages that stay the guest's may find them clean because
+///    another thread moves their marks. If it finds such a move, it adds the pages to `written`
+///    itself, before its own move ends (`Guest::keep_marks`).
+/// 3. A clear does not know which pages were dirty: it adds those whose leaves are there, and all
+///    that it cleaned if a thread may be removing leaves (`Guest::leaving`, `Guest::taking`).
+/// 4. A thread that takes a page removes its leaf first, then looks for moves, then reads `written`
 ///    ([`Kept::take`]).
 ///
 /// If the leaf was clean, or gone, by then, the exchange that found it so has acquired the exchange
@@ -120,8 +125,9 @@ impl Kept {
     }
 
     /// Takes the kept marks of pages that the caller has unmapped: the pages that were written, or
-    /// may have been, and those that were used. `mapped`: the pages had leaves. If they had none, a
-    /// mark can only be on its way from a leaf that was removed, and `leaving` has these moves.
+    /// may have been, and those that were used. `mapped`: the pages had leaves. If they had none,
+    /// the move of the thread that removed the last leaf is in `leaving` until `written` has its
+    /// mark, or the mark that a log was moving from that leaf.
     pub fn take(&self, word: usize, mask: u64, mapped: bool, leaving: &Moves) -> (u64, u64) {
         let moving = leaving.any() || mapped && self.moves.any();
         let (written, used) = (self.written.take(word, mask), self.used.take(word, mask));
@@ -144,7 +150,7 @@ impl Moves {
         Move(self)
     }
 
-    fn any(&self) -> bool {
+    pub fn any(&self) -> bool {
         self.0.load(Ordering::Acquire) != 0
     }
 }

@@ -97,6 +97,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// The caller calls this after the device's access, and before the log is read for the last
     /// time. If an IOMMU marks the pages that a device writes, the caller reports those pages.
     ///
+    /// Writes that are known only when the pages are unmapped
+    /// ([`DeviceTables::unmapped`](crate::DeviceTables::unmapped)) come too late for the thread
+    /// that takes the pages. It combines [`Taken::dirty`](crate::Taken::dirty) with the record of
+    /// them that `unmapped` has made.
+    ///
     /// Use is kept for guests with [`Config::devices`](crate::Config::devices).
     pub fn device_used(&mut self, range: GpaRange, wrote: bool) {
         self.look(|view| {

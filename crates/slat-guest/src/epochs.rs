@@ -95,12 +95,13 @@ impl Epochs {
                 *bits = if rest >= 64 { u64::MAX } else { (1 << rest) - 1 };
             }
             self.committed.clear();
-            (self.pending, self.log) = (all, Some(logging.log));
+            (self.pending, self.log) = (all, Some(logging.log.clone()));
         }
         let base = self.committed.is_empty();
         let mut dirty = zeroes(len)?;
-        // After an error, the next call finds the pages in the log.
-        worker.take_log(self.slot, &mut dirty).map_err(EpochError::Log)?;
+        // After an error, the next call finds the pages in the log, or that the memslot has another
+        // log, of which no epoch has the earlier pages.
+        worker.take(&logging, &mut dirty).map_err(EpochError::Log)?;
         dirty.iter_mut().zip(&mut self.pending).for_each(|(dirty, pending)| {
             *dirty |= core::mem::take(pending);
         });

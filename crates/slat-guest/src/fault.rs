@@ -365,10 +365,10 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         // The page that is unmapped was never written, and the new page counts as used from the
         // start. If another vCPU has replaced it meanwhile, the page here is the new one, and was
         // written: its mark is kept, because the host may take the page before this fault maps it
-        // again.
+        // again. A log may be taking that mark from the leaf.
         let moving = self.guest.leaving.begin();
         self.empty(fault, F::size(0), |guest, view, removed| {
-            if removed.attributes.dirty {
+            if removed.attributes.dirty || fault.slot.kept.moves.any() {
                 guest.keep_marks(view, removed);
             }
         });

@@ -28,6 +28,8 @@ pub struct DeviceLeaf {
 ///   before the memory is given back: before an invalidation, an eviction, a conversion or a
 ///   deletion of a memslot returns or reports anything, and before a fault maps another page there.
 ///   When it returns, no device may access the memory by these addresses.
+/// - [`Worker::hold_writes`](crate::Worker::hold_writes) takes the right to write: it calls
+///   [`DeviceTables::unmapped`], then [`DeviceTables::mapped`] without `write` for the same leaves.
 /// - *Invariant*: the calls come in the order in which the leaves were mapped, changed and
 ///   unmapped. A fault holds a lock from before the leaf exists, or may be written, until it has
 ///   reported that. A thread that unmaps holds it from before the leaf goes until its invalidation
@@ -45,6 +47,17 @@ pub trait DeviceTables {
 
     /// Reports that no device may access any of `range` any more. The range may be larger than the
     /// memory that was reported as mapped.
+    ///
+    /// A write of a device that becomes final, or known to the IOMMU's driver, only in this call
+    /// cannot reach [`Taken::dirty`](crate::Taken::dirty): the implementation must not call the
+    /// guest, so it cannot report it by [`Worker::device_used`](crate::Worker::device_used). The
+    /// implementation records the pages that the IOMMU has marked as written. The page has such a
+    /// write if either that record or `Taken::dirty` says so. The record is complete when `taken`
+    /// is called with the page ([`Worker::invalidate`](crate::Worker::invalidate),
+    /// [`Worker::evict`](crate::Worker::evict), [`Worker::convert`](crate::Worker::convert)), as
+    /// this call comes before that one. If the pages stay the guest's (a memslot that moves, a
+    /// fault that replaces a page, `hold_writes`), the caller passes the record to `device_used`
+    /// afterwards, so that the log has them too.
     fn unmapped(&self, _range: GpaRange) {}
 }
 

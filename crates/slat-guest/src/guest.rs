@@ -60,6 +60,9 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     /// Threads that are moving marks out of leaves that they remove, to the bits kept for the
     /// memslot.
     pub(crate) leaving: Moves,
+    /// Threads that take pages for the host, if hardware logs: a clear finds out that a leaf which
+    /// it has cleaned may be gone.
+    pub(crate) taking: Moves,
     pub(crate) caches: CacheState,
     /// Pages that vCPUs wait for.
     pub(crate) waits: Waits,
@@ -222,6 +225,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             eager_split: EagerSize::new(config.eager_split),
             marks_writes,
             leaving: Moves::new(),
+            taking: Moves::new(),
             caches: CacheState::new(&config, format.forces_caches()),
             waits: Waits::new(config.vcpus),
             stalls: StallCells::default(),

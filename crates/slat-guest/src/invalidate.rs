@@ -2,6 +2,7 @@
 
 use crate::backing::{Backing, Hva, HvaRange};
 use crate::bits::each_word;
+use crate::config::Logging;
 use crate::events::Event;
 use crate::guest::Guest;
 use crate::host::Host;
@@ -120,6 +121,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         ranges: impl IntoIterator<Item = GpaRange>,
         taken: &mut impl FnMut(Taken),
     ) -> u64 {
+        let hardware = self.config.logging == Logging::Hardware;
+        let _taking = hardware.then(|| self.taking.begin());
         self.unmap(tables, guard, ranges, |removed| {
             self.keep_dirty(view, &removed);
             let Removed { gpa, bytes, attributes, .. } = removed;

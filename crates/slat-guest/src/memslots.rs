@@ -21,6 +21,7 @@ use crate::config::ExecuteHuge;
 use crate::memslots::kinds::Kinds;
 use crate::memslots::progress::Progress;
 use crate::memslots::spec::{MemslotError, MemslotId, MemslotSpec};
+use crate::private::{PrivateAt, PrivateRange};
 use crate::sync::{AtomicU64, Ordering};
 use alloc::sync::Arc;
 use core::cell::UnsafeCell;
@@ -62,6 +63,8 @@ pub(crate) struct View {
     /// The key has the name because several memslots may have the same host memory.
     by_host: Tree<(Hva, MemslotId), Arc<Memslot>>,
     by_id: Tree<MemslotId, Arc<Memslot>>,
+    /// The memslots that have private memory.
+    by_private: Tree<PrivateAt, Arc<Memslot>>,
     /// Whether huge pages may be executed. It is in the view so that a fault sees it and the
     /// memslots as of the same moment.
     pub execute_huge: ExecuteHuge,
@@ -72,8 +75,8 @@ pub(crate) struct View {
 impl View {
     /// Makes a view without memslots.
     fn new(execute_huge: ExecuteHuge) -> Self {
-        let (by_gpa, by_host, by_id) = Default::default();
-        Self { by_gpa, by_host, by_id, execute_huge, aliases: false }
+        let (by_gpa, by_host, by_id, by_private) = Default::default();
+        Self { by_gpa, by_host, by_id, by_private, execute_huge, aliases: false }
     }
 
     #[inline]
@@ -121,6 +124,10 @@ impl View {
         self.by_gpa.put(Entry { key: spec.gpa, end, number, value: value.clone() });
         let (key, end) = ((spec.host, spec.id), spec.host.0 + spec.bytes);
         self.by_host.put(Entry { key, end, number, value: value.clone() });
+        if let Some(key) = spec.private {
+            let end = key.0 + spec.bytes;
+            self.by_private.put(Entry { key, end, number, value: value.clone() });
+        }
         self.by_id.put(Entry { key: spec.id, end: 0, number, value });
     }
 
@@ -134,10 +141,13 @@ impl View {
     }
 
     pub fn remove(&mut self, id: MemslotId) {
-        if let Some(MemslotSpec { gpa, host, .. }) = self.named(id).map(|slot| slot.spec) {
+        if let Some(MemslotSpec { gpa, host, private, .. }) = self.named(id).map(|slot| slot.spec) {
             self.by_gpa.remove(&gpa);
             self.by_host.remove(&(host, id));
             self.by_id.remove(&id);
+            if let Some(private) = private {
+                self.by_private.remove(&private);
+            }
         }
     }
 
@@ -165,11 +175,19 @@ impl View {
             }
         };
         let range = new.range();
-        let mut overlaps = self.parts(&range);
-        match overlaps.find(|(slot, _)| slot.spec.id != new.id) {
-            Some((slot, _)) => Err(MemslotError::Overlaps { id: slot.spec.id }),
+        let by_gpa = self.parts(&range).map(|(slot, _)| slot.spec.id);
+        // The hooks count each private page once, and conversions ask for kinds by memslot.
+        let by_private = new.private_range().and_then(|private| self.with_private(&private));
+        match by_gpa.chain(by_private).find(|&id| id != new.id) {
+            Some(id) => Err(MemslotError::Overlaps { id }),
             None => Ok(change),
         }
+    }
+
+    /// Returns the name of the first memslot that has some of the private memory.
+    fn with_private(&self, range: &PrivateRange) -> Option<MemslotId> {
+        let spec = self.by_private.beyond(range.start.0).next()?.value.spec;
+        spec.private_range().filter(|first| first.overlaps(range)).map(|_| spec.id)
     }
 }
 

@@ -187,6 +187,15 @@ impl<B> PostCopy<B> {
         (first, end.div_ceil(self.page.bytes()).saturating_sub(first))
     }
 
+    /// As `pages`, but without pages that `host` overlaps in part.
+    fn whole_pages(&self, host: &HvaRange) -> (u64, u64) {
+        let page = self.page.bytes();
+        let start = host.start.max(self.range.start).0 - self.range.start.0;
+        let end = host.end().min(self.range.end()).0.saturating_sub(self.range.start.0);
+        let first = start.div_ceil(page);
+        (first, (end / page).saturating_sub(first))
+    }
+
     fn number(&self, host: Hva) -> Option<u64> {
         let offset = host.0.checked_sub(self.range.start.0)?;
         (offset < self.range.bytes).then_some(offset >> self.page.shift())
@@ -198,15 +207,16 @@ impl<B> PostCopy<B> {
     }
 
     /// Records that the content of `host` is there because it came before: by a round of pre-copy,
-    /// or as a page of zeroes. It is for memory that no guest uses yet.
+    /// or as a page of zeroes. A page of which only a part came is still to be fetched. It is for
+    /// memory that no guest uses yet.
     pub fn have(&mut self, host: HvaRange) {
-        let (first, pages) = self.pages(&host);
+        let (first, pages) = self.whole_pages(&host);
         each(first, pages, |word, mask| _ = self.claimed[word].fetch_or(mask, Ordering::SeqCst));
         self.land(first, pages, |_| {});
     }
 
-    /// Records that the content of `host` is no longer there, and has to be fetched again: the
-    /// guest goes back to a snapshot.
+    /// Records that the content of `host` is no longer there, and has to be fetched again, with
+    /// pages that `host` overlaps in part: the guest goes back to a snapshot.
     ///
     /// The caller has unmapped the memory from the guest and holds `_taken`, which
     /// [`Worker::invalidate`] returned for all of it; no [`Fetch`] of it is under way.

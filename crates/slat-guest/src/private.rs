@@ -43,6 +43,14 @@ pub struct PrivateRange {
     pub bytes: u64,
 }
 
+impl PrivateRange {
+    /// Returns whether the two ranges have a byte in common.
+    pub(crate) const fn overlaps(&self, other: &Self) -> bool {
+        self.start.0 < other.start.0.saturating_add(other.bytes)
+            && other.start.0 < self.start.0.saturating_add(self.bytes)
+    }
+}
+
 /// A page of private memory. The guest may read, write and execute it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrivatePage {

@@ -109,6 +109,10 @@ impl<'p> Ring<'p> {
         fits
     }
 
+    pub fn is_shared(&self) -> bool {
+        !self.shared.is_empty()
+    }
+
     fn shared(&self, index: u64) -> Option<&DirtyGfn> {
         self.shared.get(index as usize & self.entries.len().wrapping_sub(1))
     }
@@ -141,7 +145,9 @@ impl<'p> Ring<'p> {
         true
     }
 
-    /// Fills `pages` with the next pages that were written, as many as fit; returns how many.
+    /// Fills `pages` with the next pages that were written, as many as fit; returns how many. No
+    /// thread empties entries of a shared ring meanwhile; one that is not shared it empties only
+    /// where this has harvested.
     pub fn harvest(&self, pages: &mut [DirtyPage]) -> usize {
         let mut index = self.harvest.load(Ordering::Relaxed);
         let mut count = 0;

@@ -38,7 +38,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
         for (slot, part) in view.parts(&all) {
             let kept = &slot.kept;
-            if removed.attributes.dirty {
+            // A log that takes the mark of the leaf may not have added it to `written` yet.
+            if removed.attributes.dirty || kept.moves.any() {
                 kept.written.mark::<F>(&slot.spec, part.start().0, part.size());
             }
             if removed.attributes.accessed {

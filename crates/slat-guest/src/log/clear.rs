@@ -9,8 +9,9 @@
 use super::LogError;
 use super::read::Logs;
 use crate::backing::{Backing, MAY_WRITE};
-use crate::bits::Kept;
+use crate::bits::{Bits, Kept};
 use crate::config::Logging;
+use crate::guest::Guest;
 use crate::host::Host;
 use crate::memslots::spec::{MemslotId, MemslotSpec};
 use crate::ranges::widened;
@@ -103,12 +104,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     }
                     // The log takes the leaves' marks, which are yet to be reported to the host.
                     let moving = kept.map(|kept| kept.moves.begin());
-                    let kept_of = kept.map(|kept| (spec, kept));
+                    let marks = kept.map(|kept| (spec, kept, &**log));
                     let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
-                    let mut clear = Clear { cleared: &mut cleared, kept: kept_of, split };
+                    let mut clear = Clear { cleared: &mut cleared, marks, split };
                     let result = inside.clear(&mut clear, start, taken);
                     let guard = &mut inside.guard;
-                    kept.iter().for_each(|kept| keep::<F, H>(kept, spec, guard, start, taken));
+                    if let Some(kept) = kept {
+                        keep(guest, (spec, kept), guard, start, taken);
+                    }
                     drop(moving);
                     match shared {
                         true => {
@@ -158,9 +161,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 /// Keeps for the host that pages which were cleared, and are mapped, may have been written. This
 /// runs after they were cleaned, because the guest may have written them until then. A thread that
 /// takes a page before that sees that marks are being moved.
-fn keep<F: Format, H: Host>(
-    kept: &Kept,
-    spec: &MemslotSpec,
+///
+/// A leaf may also be gone that was clean already when it was removed. Its remover announces itself
+/// first: either it has looked for moves, and seen this one, or its announcement is seen here.
+fn keep<F: Format, H: Host, B: Backing>(
+    guest: &Guest<'_, F, H, B>,
+    (spec, kept): (&MemslotSpec, &Kept),
     guard: &Guard<'_, '_, F, H>,
     start: Gpa,
     words: &[u64],
@@ -186,6 +192,9 @@ fn keep<F: Format, H: Host>(
                 kept.written.mark::<F>(spec, part.start().0, part.size());
             }
         }
+        if guest.leaving.any() || guest.taking.any() {
+            kept.written.mark::<F>(spec, run.start().0, run.size());
+        }
     }
 }
 
@@ -197,8 +206,8 @@ fn common(one: &GpaRange, other: &GpaRange) -> Option<GpaRange> {
 /// The state of a clear, over one set of tables or several.
 pub(crate) struct Clear<'c> {
     pub cleared: &'c mut Cleared,
-    /// The place where the marks of blocks that are cleaned as a whole are kept.
-    pub kept: Option<(&'c MemslotSpec, &'c Kept)>,
+    /// If hardware logs: the places for the marks of blocks that are cleaned as a whole.
+    pub marks: Option<(&'c MemslotSpec, &'c Kept, &'c Bits)>,
     /// The size to which blocks are split; `None` if faults split them.
     pub split: Option<PageSize>,
 }
@@ -340,6 +349,8 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
     ///    the block was write-protected here before.
     /// 3. In all other cases, and from then on, the guest cannot write to the block: its mark is of
     ///    an earlier write, which the log has.
+    /// 4. If the block is gone after it was cleaned, a fault may have split it before, or mapped
+    ///    pages in its place, and the guest may have written them: all of it is dirty again.
     fn whole(&mut self, clear: &mut Clear<'_>, range: GpaRange) -> Result<Step, LogError> {
         let Ok(range) = widened(&self.guard, range) else {
             return Ok(Step::Again(LogError::Contended { at: range.start() }));
@@ -357,11 +368,19 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         };
         for block in blocks {
             let range = GpaRange::new(block.gpa, block.size.bytes()).expect("a leaf is not empty");
-            if let Err(halted) = self.guard.clean(range) {
-                return again(halted);
+            let result = self.guard.clean(range);
+            let found = self.guard.translate(block.gpa);
+            let stays = matches!(found, Ok(Some(leaf)) if leaf.size == block.size);
+            if let Some((slot, kept, log)) = clear.marks {
+                if !stays {
+                    log.mark::<F>(slot, range.start().0, range.size());
+                }
+                if !stays || block.attributes.dirty {
+                    kept.written.mark::<F>(slot, range.start().0, range.size());
+                }
             }
-            if let Some((slot, kept)) = clear.kept.filter(|_| block.attributes.dirty) {
-                kept.written.mark::<F>(slot, range.start().0, range.size());
+            if let Err(halted) = result {
+                return again(halted);
             }
         }
         Ok(Step::Done)

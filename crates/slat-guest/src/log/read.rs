@@ -54,10 +54,16 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// As [`Worker::read_log`]. No mark is lost: all that was read is still in the log.
     pub fn take_log(&mut self, id: MemslotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let logging = self.logging(id, bitmap.len())?;
+        self.take(&logging, bitmap)
+    }
+
+    /// As [`Worker::take_log`], for the log that a look-up found: [`LogError::Missing`] if the
+    /// memslot has another by now.
+    pub(crate) fn take(&mut self, logging: &Logs, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let log = &*logging.log;
-        let dirty = self.read(&logging, bitmap)?;
+        let dirty = self.read(logging, bitmap)?;
         let words = &bitmap[..log.words().len()];
-        match self.clear_words(&logging, 0, words) {
+        match self.clear_words(logging, 0, words) {
             Ok(_) => Ok(dirty),
             Err(error) => {
                 // A page too many does no harm.

@@ -71,9 +71,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// logs.
     ///
     /// A caller that asks again for an unfinished change continues it. A caller that asks for
-    /// another change of the memslot, or for addresses that a memslot is about to leave, completes
-    /// the unfinished change first, in this call. So each change has the same effect as if it were
-    /// completed when it was asked for.
+    /// another change of the memslot, or for addresses or private memory that a memslot is about to
+    /// leave, completes the unfinished change first, in this call. So each change has the same
+    /// effect as if it were completed when it was asked for.
     ///
     /// # Errors
     /// Those of [`Worker::set_memslot`]; nothing was done.
@@ -135,7 +135,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             self.replace(view);
             return Ok(MemslotWork::over(spec.id, MemslotChange::Inserted));
         };
-        let new = |work| Unfinished::new(spec, before.range(), work);
+        let new = |work| Unfinished::new(spec, &before, work);
         let unfinished = match plan {
             Plan::Delete => {
                 view.change(spec.id, |slot| slot.deleting = true);

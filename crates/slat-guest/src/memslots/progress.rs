@@ -39,8 +39,9 @@ pub enum MemslotChange {
 ///   those to pages that were writable before.
 ///
 /// If the value is dropped, the change stays unfinished. A caller that asks for the same change
-/// again continues it. A caller that asks for another change of the memslot, or for addresses that
-/// the memslot is about to leave, completes it first. Dropping the guest ends it.
+/// again continues it. A caller that asks for another change of the memslot, or for addresses or
+/// private memory that the memslot is about to leave, completes it first. Dropping the guest ends
+/// it.
 #[derive(Debug)]
 #[must_use = "the slot stays as it is between two states until the change is run to its end"]
 pub struct MemslotWork {

@@ -25,8 +25,8 @@ pub struct MemslotSpec {
     /// Writes are logged.
     pub log_dirty: bool,
     /// Where the backing has the memslot's private pages, if pages may be private; all pages are
-    /// shared at first. Such a memslot cannot be read-only, log or move; it can be deleted (Linux:
-    /// `KVM_MEM_GUEST_MEMFD`).
+    /// shared at first. No other memslot has any of it. Such a memslot cannot be read-only, log or
+    /// move; it can be deleted (Linux: `KVM_MEM_GUEST_MEMFD`).
     pub private: Option<PrivateAt>,
     /// Blocks stay blocks while the memslot logs: the first write to a block makes all of it
     /// writable, and logs all of it as dirty. This suits memory that is written all over, or copied
@@ -63,6 +63,11 @@ impl MemslotSpec {
     /// Returns the address of `gpa` in private memory.
     pub(crate) const fn private_of(&self, gpa: u64) -> PrivateAt {
         PrivateAt(self.number_of(MemoryKind::Private) + (gpa - self.gpa.0))
+    }
+
+    /// Returns the memslot's private memory, if it has any.
+    pub(crate) fn private_range(&self) -> Option<PrivateRange> {
+        self.private.map(|start| PrivateRange { start, bytes: self.bytes })
     }
 
     /// Returns the guest addresses of the memslot's private memory in `range`.
@@ -183,7 +188,7 @@ pub enum MemslotError {
         /// The number of pages that was asked for.
         pages: u64,
     },
-    /// Another memslot has some of these addresses.
+    /// Another memslot has some of these guest addresses, or some of this private memory.
     Overlaps {
         /// That memslot.
         id: MemslotId,
@@ -248,7 +253,9 @@ impl fmt::Display for MemslotError {
             Self::TooManyPages { pages } => {
                 write!(f, "{pages} pages are too many for a slot; use several of at most 2^31 - 1")
             }
-            Self::Overlaps { id } => write!(f, "slot {} has some of these addresses", id.0),
+            Self::Overlaps { id } => {
+                write!(f, "slot {} has some of these addresses or private pages", id.0)
+            }
             Self::Differs { is } => write!(
                 f,
                 "slot {} is {:#x} bytes at {} backed by {}{}; only its guest address and its \

@@ -14,8 +14,8 @@
 //!   it, except for changes of the whole guest ([`switches`](crate::switches)), which take
 //!   unfinished changes into account. A piece that is done is not revisited: the next points say
 //!   why it stays as it is.
-//! - Until the change ends, no other memslot can have the addresses of a memslot that is going, nor
-//!   those that it moves to.
+//! - Until the change ends, no other memslot can have the addresses or the private memory of a
+//!   memslot that is going, nor the addresses that it moves to.
 //! - No fault maps anything in a memslot that is going, in any of the tables, so a piece that was
 //!   emptied stays empty. The guest can still access the rest: invalidations, forks, and threads
 //!   that take away the right to write find the memslot in the list.
@@ -40,6 +40,7 @@ use crate::memslots::Memslot;
 use crate::memslots::progress::{MemslotWork, Progress};
 use crate::memslots::spec::{MemslotId, MemslotSpec};
 use crate::outcome::SplitReport;
+use crate::private::PrivateRange;
 use crate::ranges::pieces;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -66,6 +67,8 @@ pub(crate) struct Unfinished {
     spec: MemslotSpec,
     /// The memslot's guest addresses before the change.
     range: GpaRange,
+    /// The memslot's private memory.
+    private: Option<PrivateRange>,
     pub work: Work,
     /// Everything before this is done.
     next: Gpa,
@@ -73,9 +76,10 @@ pub(crate) struct Unfinished {
 }
 
 impl Unfinished {
-    pub fn new(spec: MemslotSpec, range: GpaRange, work: Work) -> Self {
+    pub fn new(spec: MemslotSpec, before: &MemslotSpec, work: Work) -> Self {
+        let (range, private) = (before.range(), before.private_range());
         let progress = Arc::new(Progress::new(range.size()));
-        Self { spec, range, work, next: range.start(), progress }
+        Self { spec, range, private, work, next: range.start(), progress }
     }
 
     /// Makes the value by which a caller runs the change.
@@ -106,11 +110,13 @@ impl Unfinished {
     }
 
     /// Returns whether the change has to end before `spec` can begin: it is of the same memslot, or
-    /// of one that is about to leave these addresses.
+    /// of one that is about to leave these addresses, or this private memory.
     pub fn precedes(&self, spec: &MemslotSpec) -> bool {
         let goes = matches!(self.work, Work::Delete | Work::Move(_));
-        let overlaps = goes && overlap(&self.range, spec);
-        self.id() == spec.id || overlaps
+        let private = self.private.zip(spec.private_range());
+        let overlaps = overlap(&self.range, spec)
+            || private.is_some_and(|(its, wanted)| its.overlaps(&wanted));
+        self.id() == spec.id || goes && overlaps
     }
 
     /// Returns whether another memslot is about to move to these addresses.

@@ -186,6 +186,25 @@ pub fn guest(world: &'static World, ram: &'static Ram, config: Config) -> &'stat
     Box::leak(Box::new(guest))
 }
 
+/// Makes a guest whose vCPU's ring is in `memory` as well. A model's stack has no room for a guest
+/// that is being made and its copies.
+pub fn shared_ring(
+    world: &'static World,
+    ram: &'static Ram,
+    memory: &'static [DirtyGfn],
+) -> &'static TheGuest {
+    let config = Config { ring: Some(memory.len() as u32), ..config() };
+    #[inline(never)]
+    fn new(world: &'static World, ram: &'static Ram, config: Config) -> Box<TheGuest> {
+        Box::new(Guest::new(tiny(), Vmid(1), BITS, world, ram, config).unwrap())
+    }
+    #[inline(never)]
+    fn share(guest: Box<TheGuest>, memory: &'static [DirtyGfn]) -> Box<TheGuest> {
+        Box::new(guest.share_rings(&[memory]).unwrap())
+    }
+    Box::leak(share(new(world, ram, config), memory))
+}
+
 /// Makes a guest of three levels; work on its memslots takes two pieces.
 pub fn wide(world: &'static World, ram: &'static Ram, config: Config) -> &'static TheGuest {
     Box::leak(Box::new(Guest::new(tiny(), Vmid(1), BITS + 1, world, ram, config).unwrap()))
@@ -221,6 +240,15 @@ pub fn marked(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
 pub fn uncached(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
     let guest = Guest::new(Tiny::default(), Vmid(1), BITS, world, ram, config()).unwrap();
     Box::leak(Box::new(guest))
+}
+
+/// As `marked`, for a guest whose vCPUs begin on views of their own.
+pub fn marked_uncached(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
+    let TwoSlots(arm) = Tiny::default();
+    let format = TwoSlots(slat::format::arm64::Arm64K4 { hardware_dirty: true, ..arm });
+    let page = PageSize::from_bytes(PAGE).unwrap();
+    let config = Config { logging: Logging::Hardware, largest: page, ..config() };
+    Box::leak(Box::new(Guest::new(format, Vmid(1), BITS, world, ram, config).unwrap()))
 }
 
 /// As `uncached`, with three levels.

@@ -225,3 +225,130 @@ fn a_mark_on_its_way_into_the_log_is_not_lost_to_the_taker_of_the_page() {
         });
     }
 }
+
+/// As above, for a page that the vCPU wrote in its own view, which it empties as it switches its
+/// caches on: the page has no leaf when it is taken.
+#[test]
+fn nor_is_a_mark_that_the_log_took_from_a_view_that_the_vcpu_leaves() {
+    for clears in [false, true] {
+        let name = if clears { "clear || caches on" } else { "harvest || caches on, invalidation" };
+        bounded(name, 3, move || {
+            let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+            let guest = marked_uncached(world, ram);
+            let mut logs = worker(guest);
+            logs.set_memslot(slot(true)).unwrap();
+            let mut vcpu = vcpu(guest);
+            vcpu.fault(Gpa(0), Access::Write);
+            if clears {
+                logs.mark_written(slat::GpaRange::new(Gpa(0), PAGE).unwrap());
+            }
+            let take = |vcpu: &mut TheVcpu| {
+                let mut dirty = false;
+                let range = HvaRange { start: Hva(HOST), bytes: PAGE };
+                drop(vcpu.worker().invalidate(range, |part| dirty |= part.dirty));
+                assert!(dirty, "a page that was written");
+            };
+            let vcpu = Sent(vcpu);
+            let thread = spawn(move || {
+                let mut vcpu = vcpu.get();
+                vcpu.set_caches(true);
+                if !clears {
+                    take(&mut vcpu);
+                }
+                Sent(vcpu)
+            });
+            if clears {
+                logs.clear_log(MemslotId(0), 0, 4, &[1]).unwrap();
+            } else {
+                logs.read_log(MemslotId(0), &mut [0]).unwrap();
+            }
+            let mut vcpu = thread.join().unwrap().get();
+            if clears {
+                take(&mut vcpu);
+            }
+        });
+    }
+}
+
+/// A clear protects a block as a whole, and cleans it, while a fault splits it for a page that the
+/// clear does not name: only the mark of the page's leaf says that the guest wrote it.
+#[test]
+fn a_clear_of_a_block_loses_no_write_to_its_other_pages() {
+    bounded("write that splits || clear of a block, by marks", 3, || {
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(BLOCK));
+        let guest = wide(world, ram, Config { logging: Logging::Hardware, ..config() });
+        let mut worker = worker(guest);
+        worker.set_memslot(slot(false)).unwrap();
+        let mut writer = vcpu(guest);
+        writer.fault(Gpa(0), Access::Write);
+        worker.set_memslot(slot(true)).unwrap();
+        worker.mark_written(slat::GpaRange::new(Gpa(0), PAGE).unwrap());
+        let writer = Sent(writer);
+        let thread = spawn(move || {
+            let mut vcpu = writer.get();
+            crate::paused::store(world, ram, &mut vcpu, PAGE, 2);
+            Sent(vcpu)
+        });
+        worker.clear_log(MemslotId(0), 0, 4, &[1]).unwrap();
+        drop(thread.join().unwrap());
+        let mut copy = Copy { pages: [0; 4] };
+        round(&mut worker, ram, &mut copy);
+        assert_eq!(copy.pages, *ram.content.lock().unwrap());
+    });
+}
+
+/// The log of a memslot ends and begins again while an epoch begins: an epoch that is no base has
+/// what was written since the last one.
+#[test]
+fn an_epoch_lacks_no_page_of_a_log_that_is_replaced_meanwhile() {
+    bounded("epoch begins || log off, log on", 2, || {
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+        let guest = guest(world, ram, config());
+        let mut worker = worker(guest);
+        worker.set_memslot(slot(true)).unwrap();
+        let mut epochs = Epochs::new(MemslotId(0));
+        epochs.begin(&mut worker).unwrap().commit();
+        vcpu(guest).fault(Gpa(0), Access::Write);
+        let changes = Sent(crate::fixture::worker(guest));
+        let thread = spawn(move || {
+            let mut worker = changes.get();
+            worker.set_memslot(slot(false)).unwrap();
+            worker.set_memslot(slot(true)).unwrap();
+        });
+        match epochs.begin(&mut worker) {
+            Ok(epoch) => assert!(epoch.is_base() || epoch.bitmap() == [1], "{epoch:?}"),
+            Err(EpochError::Log(LogError::Missing { .. } | LogError::Beginning { .. })) => {}
+            Err(error) => panic!("{error:?}"),
+        }
+        thread.join().unwrap();
+    });
+}
+
+/// Another process has harvested the entries of a shared ring, and a thread resets them, while this
+/// side harvests the same ring.
+#[test]
+fn a_shared_ring_that_both_sides_harvest_is_emptied_once() {
+    bounded("harvest of a shared ring || reset", 3, || {
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+        let gfns: &'static [DirtyGfn] = Box::leak(Box::new([(); 2].map(|()| DirtyGfn::default())));
+        let guest = shared_ring(world, ram, gfns);
+        let mut worker = worker(guest);
+        worker.set_memslot(slot(true)).unwrap();
+        let mut writer = vcpu(guest);
+        assert!(write(&mut writer, ram, 0, 1) && write(&mut writer, ram, PAGE, 2));
+        let harvests = Sent(crate::fixture::worker(guest));
+        let thread = spawn(move || {
+            let none = DirtyPage { slot: MemslotId(9), page: 0 };
+            harvests.get().harvest_ring(0, &mut [none; 2])
+        });
+        gfns.iter().for_each(|gfn| gfn.flags.store(2, core::sync::atomic::Ordering::Release));
+        assert_eq!(worker.reset_rings(), Ok(2));
+        thread.join().unwrap();
+        assert_eq!(worker.reset_rings(), Ok(0));
+        // The ring goes on.
+        assert!(write(&mut writer, ram, 0, 3));
+        let none = DirtyPage { slot: MemslotId(9), page: 0 };
+        assert_eq!(worker.harvest_ring(0, &mut [none; 2]), 1);
+        assert_eq!(worker.reset_rings(), Ok(1));
+    });
+}

@@ -72,7 +72,7 @@ impl Fixture {
 }
 
 /// The vCPU writes, and its faults are handled, until an outcome says that there is no memory.
-fn store(world: &World, ram: &Ram, vcpu: &mut TheVcpu, gpa: u64, value: u64) {
+pub fn store(world: &World, ram: &Ram, vcpu: &mut TheVcpu, gpa: u64, value: u64) {
     for _ in 0..4 {
         if hardware(world, ram, vcpu, gpa, value) {
             return;

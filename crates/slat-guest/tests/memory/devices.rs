@@ -50,6 +50,32 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
+    fn while_writes_are_held_devices_do_not_write_either<C: Case>() {
+        let config = with_devices();
+        with_guest!(C, config, slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        ram.change(HOST + M2, |page| page.block = PageSize::SIZE_4K);
+        let pages = [BASE, BASE + M2, BASE + M2 + K4, BASE + 2 * M2];
+        for at in pages {
+            attempt::<C>(&machine, &mut vcpu, at, Access::Write).unwrap();
+        }
+        let writes = |at| machine.device_access(VMID, Gpa(at), true);
+        // The last page of the first block, and all pages of the second.
+        let held = vcpu.worker().hold_writes(host_range(HOST + M2 - K4, M2 + K4));
+        for at in pages {
+            let read = machine.device_access(VMID, Gpa(at), false);
+            assert_eq!(read.map(|hpa| hpa.0), ram.get(at - BASE + HOST).map(|page| page.hpa));
+            assert_eq!(writes(at).is_some(), at == BASE + 2 * M2, "{at:#x} while they are held");
+        }
+        machine.claim_followed(VMID);
+        drop(held);
+        for at in pages {
+            let (hpa, _) = attempt::<C>(&machine, &mut vcpu, at, Access::Write).unwrap();
+            assert_eq!(writes(at), Some(hpa), "{at:#x} after the guest has written it");
+        }
+        machine.claim_followed(VMID);
+        assert!(machine.finish().is_empty());
+    }
+
     fn pages_that_a_device_wrote_are_logged_young_and_reported_dirty<C: Case>() {
         with_guest!(C, with_devices(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         for page in 0..8 {

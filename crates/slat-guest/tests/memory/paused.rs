@@ -266,6 +266,48 @@ on_all! {
     }
 }
 
+/// The machine counts a private page once: two memslots that had it would each report its removal.
+#[test]
+fn two_memslots_have_no_private_memory_in_common() {
+    let is = MemslotSpec { private: Some(PrivateAt(HIDDEN)), ..over_two_pieces() };
+    with_guest!(Intel, config(), is, PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    ram.populate_private(HIDDEN, BYTES, PageSize::SIZE_2M);
+    let at = |private| MemslotSpec {
+        id: MemslotId(1),
+        gpa: Gpa(GPA + 8 * G1),
+        private: Some(PrivateAt(private)),
+        ..is
+    };
+    for private in [HIDDEN, HIDDEN - M2, HIDDEN + BYTES - M2] {
+        let refused = vcpu.worker().set_memslot(at(private));
+        assert_eq!(refused, Err(MemslotError::Overlaps { id: is.id }), "{private:#x}");
+    }
+    for private in [HIDDEN - BYTES, HIDDEN + BYTES] {
+        let beside = at(private);
+        assert_eq!(vcpu.worker().set_memslot(beside), Ok(MemslotChange::Inserted));
+        vcpu.worker().set_memslot(gone(beside)).unwrap();
+    }
+    // A memslot that is being deleted has its private memory until all of that is removed.
+    let convert = |vcpu: &mut TheVcpu<'_, Intel>, gpa| {
+        vcpu.worker().convert(range(gpa, BYTES), MemoryKind::Private, |_| {}).unwrap();
+        machine.claim_kind(VMID, range(gpa, BYTES), MemoryKind::Private);
+    };
+    convert(&mut vcpu, GPA);
+    for block in 0..4 {
+        attempt::<Intel>(&machine, &mut vcpu, GPA + block * M2, Access::Write).unwrap();
+    }
+    let goes = vcpu.worker().begin_memslot(gone(is)).unwrap();
+    assert_eq!(goes.run(vcpu.worker(), 1), Ok(None));
+    assert_ne!(machine.assigned(), 0);
+    assert_eq!(vcpu.worker().set_memslot(at(HIDDEN)), Ok(MemslotChange::Inserted));
+    assert_eq!((goes.change(), machine.assigned()), (Some(MemslotChange::Deleted), 0));
+    machine.claim_kind(VMID, range(GPA, BYTES), MemoryKind::Shared);
+    convert(&mut vcpu, at(HIDDEN).gpa.0);
+    attempt::<Intel>(&machine, &mut vcpu, at(HIDDEN).gpa.0, Access::Write).unwrap();
+    assert_eq!(machine.assigned() as u64, M2 / K4);
+    assert!(machine.finish().is_empty());
+}
+
 #[test]
 fn a_change_is_run_by_workers_of_its_guest_alone_and_goes_with_it() {
     let is = over_two_pieces();

@@ -242,3 +242,15 @@ fn private_memory_is_the_inner_backings_and_never_late() {
     assert_eq!(late.private_page(PrivateAt(0)), Ok(ram.private(0).unwrap()));
     assert_eq!(late.private_page(PrivateAt(K4)), Err(NoPage::Never));
 }
+
+#[test]
+fn half_a_page_that_came_before_is_to_be_fetched() {
+    let (_, mut late) = memory::<Intel>(PageSize::SIZE_2M);
+    for (start, bytes, here) in [(0, K4 / 2, 0), (K4 / 2, K4, 0), (K4 / 2, 2 * K4, 1)] {
+        let before = late.counts().missing;
+        late.have(host_range(HOST + start, bytes));
+        assert_eq!(before - late.counts().missing, here, "{bytes:#x} bytes from {start:#x} on");
+    }
+    late.have(host_range(HOST, BYTES));
+    assert_eq!(late.counts().missing, 0);
+}
