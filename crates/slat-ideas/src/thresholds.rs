@@ -53,6 +53,7 @@ const ALL: &[Threshold] = &[
     // owner: a crate that drops whole subtrees is compared with the operation that drops them, too.
     ("peers", "inactive, *: map page by page, owned", "*", "*", Always, 1.1),
     ("peers", "inactive, *: map a range, owned", "*", "*", Always, 1.1),
+    ("peers", "unmap, *", "*", "*", Always, 1.0),
     ("peers", "inactive, *: unmap unseen, owned", "*", "*", Always, 1.1),
     ("peers", "inactive, 4 levels: look up, owned", "*", "page_table_multiarch", Always, 1.1),
     ("peers", "inactive, *", "*", "*", Always, 1.1),
