@@ -32,7 +32,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         removals.counted = true;
         tables.pending.removals.begin();
         let (start, end) = (range.start().0, range.end().0);
-        let mut visitor = Prune(Unmap::of(tables, &mut removals, &range, &mut self.sums));
+        let mut visitor = Prune(Unmap::of(tables, &mut removals, &range, 0, &mut self.sums));
         let mut budget = self.budget;
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.0.retire_ends(result.map_or_else(|at| at.0, |()| end));

@@ -178,7 +178,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     #[cold]
     #[inline(never)]
     fn retire_around(&mut self, range: &GpaRange, removals: &mut Removals<'_, '_, F, P>) {
-        let mut visitor = Unmap::of(self.tables, removals, range, &mut self.sums);
+        let mut visitor = Unmap::of(self.tables, removals, range, 0, &mut self.sums);
         visitor.retire_from(range.start().0);
     }
 
@@ -192,7 +192,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let (start, end) = (range.start().0, range.end().0);
         let empty = if tables.refill_breaks() { self.token() } else { 0 };
         let before = self.sums.counts.bytes_changed;
-        let mut visitor = Unmap { empty, ..Unmap::of(tables, removals, range, &mut self.sums) };
+        let mut visitor = Unmap::of(tables, removals, range, empty, &mut self.sums);
         let mut budget = self.budget;
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.unmark();
@@ -399,18 +399,18 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
 }
 
 impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
-    /// Makes the visitor for `range`.
+    /// Makes the visitor for `range`, which leaves `empty` in entries that it empties.
     #[inline(always)]
     pub(super) fn of(
         tables: &'r Tables<'r, F, P>,
         removals: &'r mut Removals<'s, 't, F, P>,
         range: &GpaRange,
+        empty: u64,
         sums: &'r mut Sums,
     ) -> Self {
         let (start, end) = (range.start().0, range.end().0);
         let why = UnmapError::Contended;
-        let (taken, empty, next) = (0, 0, (0, 0, 0));
-        let (page, marks) = (empty, None);
+        let (page, marks, taken, next) = (empty, None, 0, (0, 0, 0));
         Self { tables, removals, start, end, taken, empty, page, marks, next, sums, why }
     }
 

@@ -11,7 +11,9 @@ use crate::common::stage::{K, M, RAM, range};
 use crate::common::world::{ALL, TablesOf, VMID, cache};
 use crate::common::{Event, TestPlatform, destroy, unmap};
 use slat::format::arm64::Arm64K4;
-use slat::{Access, BreakBeforeMake, Gpa, Hpa, Invalidation, PageSize, Pages, Place, Tables, Vmid};
+use slat::{
+    Access, BreakBeforeMake, Gpa, GpaRange, Hpa, Invalidation, PageSize, Pages, Place, Tables, Vmid,
+};
 
 pub fn arm() -> Arm64K4 {
     Arm64K4 { hardware_dirty: true, ..Default::default() }
@@ -289,6 +291,18 @@ fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again() {
         let third = Invalidation { range: Some(page), ..refill(0) };
         assert_eq!(executed(), if breaks { vec![third] } else { vec![] });
         drop(removals);
+        // Pages of a part of a table; then of a table in which the unmap could not go on.
+        let mut fills = |pages: GpaRange, in_part: GpaRange, room: usize| {
+            let mut removals = guard.removals(&mut places[..room]);
+            let done = guard.unmap(pages, &mut removals);
+            assert_eq!(done.is_ok(), pages == in_part);
+            let mapped = guard.map(in_part, Hpa(64 * M), RAM, small, &mut cache);
+            assert_eq!(mapped, Ok(in_part.size()));
+            assert_eq!(!executed().is_empty(), breaks);
+        };
+        let part = range(16 * M, 16 * K);
+        fills(part, part, 4);
+        fills(range(16 * M, 2 * M), part, 1);
         // A table where a block was, for a fault.
         let mut removals = guard.removals(&mut places);
         assert_eq!(guard.unmap(range(6 * M, 2 * M), &mut removals), Ok(2 * M));
