@@ -2,6 +2,7 @@
 //! host.
 
 use super::logged;
+use super::stalls::{reads, touched, written};
 use super::tables::{Column, LOST, MEANING, is, of, stalls, whole};
 use slat_lab::numbers::{list_of_seconds, seconds, thousands, with_spread, with_wide_spread};
 use slat_lab::reader::{Chart, Reader};
@@ -129,29 +130,6 @@ fn by_round(whole: &Measurement) -> Vec<f64> {
         median(&samples)
     };
     (0..rounds).filter_map(of_round).collect()
-}
-
-/// Returns the number of pages that a vCPU wrote in a phase of a round. A count of pages is one of
-/// steps, of which a share writes; the first touch writes all pages.
-pub(super) fn written(m: &Measurement) -> Option<f64> {
-    let steps = *m.counts.get("pages").filter(|steps| **steps > 0)? as f64;
-    let percent = m.params.get("write_percent").and_then(serde_json::Value::as_f64);
-    let percent = percent.filter(|_| m.variant != "populate").unwrap_or(100.0);
-    Some(steps * percent / 100.0)
-}
-
-/// Returns the number of pages that a vCPU wrote or read in a phase of a round: of the steps that
-/// do not write, all read, or all skip their page.
-pub(super) fn touched(m: &Measurement) -> Option<f64> {
-    match reads(m) {
-        true => Some(*m.counts.get("pages").filter(|steps| **steps > 0)? as f64),
-        false => written(m),
-    }
-}
-
-/// Returns whether the steps that do not write read their page.
-fn reads(m: &Measurement) -> bool {
-    m.params.get("others").is_some_and(|others| others == "read")
 }
 
 /// Formats what a page costs the vCPU that writes to it: the median over vCPUs of the median over

@@ -1,6 +1,6 @@
 //! The cost of logging for each page: the verdict on dirty logging, and the table of the main job.
 
-use super::log_tables::{touched, written};
+use super::stalls::{touched, written};
 use slat_lab::numbers::{seconds, with_wide_spread};
 use slat_lab::record::Measurement;
 use slat_lab::report::tables::rows;

@@ -67,6 +67,29 @@ pub fn figures(run: &PhaseRun) -> Option<[f64; 8]> {
     ])
 }
 
+/// Returns the number of pages that a vCPU wrote in a phase of a round. A count of pages is one of
+/// steps, of which a share writes; the first touch writes all pages.
+pub(super) fn written(m: &Measurement) -> Option<f64> {
+    let steps = *m.counts.get("pages").filter(|steps| **steps > 0)? as f64;
+    let percent = m.params.get("write_percent").and_then(serde_json::Value::as_f64);
+    let percent = percent.filter(|_| m.variant != "populate").unwrap_or(100.0);
+    Some(steps * percent / 100.0)
+}
+
+/// Returns the number of pages that a vCPU wrote or read in a phase of a round: of the steps that
+/// do not write, all read, or all skip their page.
+pub(super) fn touched(m: &Measurement) -> Option<f64> {
+    match reads(m) {
+        true => Some(*m.counts.get("pages").filter(|steps| **steps > 0)? as f64),
+        false => written(m),
+    }
+}
+
+/// Returns whether the steps that do not write read their page.
+pub(super) fn reads(m: &Measurement) -> bool {
+    m.params.get("others").is_some_and(|others| others == "read")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
