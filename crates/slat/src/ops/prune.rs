@@ -14,9 +14,9 @@ use crate::walk::{Entry, Flow, Tally, Visitor};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Retires the tables that overlap `range` and hold neither a leaf nor an owner, such as those
-    /// that faults built and gave up; [`Tables::reclaim`] then gives them back. Reservations in
-    /// them are void. Returns how many, unless it ends early; if there is one, an invalidation is
-    /// executed inside.
+    /// that faults built and gave up; [`Tables::reclaim`](crate::Tables::reclaim) then gives them
+    /// back. Reservations in them are void. Returns how many, unless it ends early; if there is
+    /// one, an invalidation is executed inside.
     ///
     /// An unmap does the same for the tables that it covers or empties.
     ///
