@@ -30,7 +30,7 @@ const FORMATS: [(&str, &str); 5] = [
 const LEVELS: [&str; 2] = ["2", "s"];
 
 /// Bytes of stack that any operation may use at `-O2`: a hypervisor's stack has a few KiB.
-const MOST_STACK: u64 = 1152;
+const MOST_STACK: u64 = 1024;
 
 /// Bytes of each operation, and of all.
 type Sizes = (BTreeMap<String, u64>, u64);

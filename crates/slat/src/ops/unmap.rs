@@ -226,10 +226,8 @@ pub(super) struct Unmap<'r, 's, 't, 'm, F: Format, P: Platform> {
     end: u64,
     /// The end of the last group that was taken out; leaves below it were mapped later.
     taken: u64,
-    /// The value left in an entry that was emptied.
+    /// The value left in an entry that was emptied, unless it is retired.
     empty: u64,
-    /// The value left in an entry of a table of pages.
-    page: u64,
     marks: Option<Marks<'m>>,
     /// The descriptor, address and level of the leaf that would continue the last one; 0 is none.
     next: (u64, u64, u8),
@@ -239,15 +237,12 @@ pub(super) struct Unmap<'r, 's, 't, 'm, F: Format, P: Platform> {
 
 /// A table of pages that the range covers whole, whose entries are retired one after the other.
 ///
-/// *Invariant*: exactly the entries below `done` are retired by this unmap. Another unmap may have
-/// retired entries behind them; it entered the table first, and this one stops at them.
+/// *Invariant*: the first `retired` entries are retired, by this unmap, and no other thread retires
+/// one of the table: all begin with the first entry, and give up where it is not theirs to retire.
 struct Marks<'t> {
     table: &'t [Pte],
-    /// The guest address of the table's first entry.
-    start: u64,
-    /// That of the first entry that is not retired; the table's end if all are.
-    done: u64,
-    /// Entries that were empty before.
+    retired: usize,
+    /// Those that had no leaf.
     vacant: u64,
 }
 
@@ -257,10 +252,10 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         if F::CONTIGUOUS != 0 && entry.start < self.taken {
-            return self.behind(kind, &entry);
+            return self.behind(kind, entry.pte, entry.raw);
         }
         if kind != Kind::Leaf {
-            return self.vacate(level, kind, &entry);
+            return self.vacate(kind, entry.pte, entry.raw);
         }
         if level > 0 && !entry.whole::<F>(level) {
             self.why = UnmapError::CutsBlock { size: F::size(level) };
@@ -269,16 +264,16 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         if folded::<F>(entry.raw) {
             return self.group(level, entry.start);
         }
-        let empty = if level == 0 { self.page } else { self.empty };
+        let left = self.left();
         // The next leaf of a run, the most frequent case, differs from the last one only in its
         // address.
         if (entry.raw, entry.start, level) == self.next
             && self.removals.follows(F::leaf_address(entry.raw, level))
         {
-            if entry.pte.exchange(entry.raw, empty).is_err() {
+            if entry.pte.exchange(entry.raw, left).is_err() {
                 return Flow::Again;
             }
-            self.mark(level, entry.end);
+            self.mark(1);
             tally.change(&entry);
             self.removals.extend(&entry, F::size(level));
             if self.tables.may_be_dirty(entry.raw) {
@@ -299,10 +294,10 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
             self.why = UnmapError::Full;
             return Flow::Stop;
         }
-        if entry.pte.exchange(entry.raw, empty).is_err() {
+        if entry.pte.exchange(entry.raw, left).is_err() {
             return Flow::Again;
         }
-        self.mark(level, entry.end);
+        self.mark(1);
         tally.change(&entry);
         if self.tables.may_be_dirty(entry.raw) {
             removed.attributes.dirty = true;
@@ -328,12 +323,12 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         if !self.continues(raws, at) {
             return visit_each::<F, Self>(self, run, raws, at, tally);
         }
-        let pages = run.iter().zip(raws);
-        let taken = pages.take_while(|(pte, raw)| pte.exchange(**raw, self.page).is_ok()).count();
+        let (pages, left) = (run.iter().zip(raws), self.left());
+        let taken = pages.take_while(|(pte, raw)| pte.exchange(**raw, left).is_ok()).count();
         if taken > 0 {
             let bytes = (taken as u64) << F::PAGE_SHIFT;
             let all = Entry { pte: &run[0], raw: raws[0], start: at, end: at + bytes };
-            self.mark(0, all.end);
+            self.mark(taken);
             tally.change(&all);
             tally.changed += taken as u64 - 1;
             self.removals.extend(&all, F::size(0));
@@ -352,7 +347,6 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
     fn again(&mut self) {
         self.unmark();
         self.empty = self.token();
-        self.page = self.empty;
     }
 
     /// A thread that holds an entry may wait for one that is retired.
@@ -365,9 +359,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
     #[inline(always)]
     fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Pte]) -> Option<Flow> {
         if level == 1 && entry.whole::<F>(level) {
-            self.marks =
-                Some(Marks { table: children, start: entry.start, done: entry.start, vacant: 0 });
-            self.page = F::retired(Hpa(0));
+            self.marks = Some(Marks { table: children, retired: 0, vacant: 0 });
         }
         None
     }
@@ -377,7 +369,6 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         if level == 1
             && let Some(marks) = self.marks.take()
         {
-            self.page = self.empty;
             self.sums.counts.entries_written += marks.vacant;
             self.unlink(entry.pte, entry.raw, level, entry.start, children);
         } else if entry.whole::<F>(level) && self.retire(level - 1, children) {
@@ -410,8 +401,8 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     ) -> Self {
         let (start, end) = (range.start().0, range.end().0);
         let why = UnmapError::Contended;
-        let (page, marks, taken, next) = (empty, None, 0, (0, 0, 0));
-        Self { tables, removals, start, end, taken, empty, page, marks, next, sums, why }
+        let (marks, taken, next) = (None, 0, (0, 0, 0));
+        Self { tables, removals, start, end, taken, empty, marks, next, sums, why }
     }
 
     /// Returns whether a run of pages from `at` on continues the last leaf.
@@ -428,13 +419,17 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
             && self.removals.follows(first)
     }
 
-    /// Notes that the entries of a table of pages below `done` are retired, if they are.
+    /// Returns the value that is left in an entry.
     #[inline(always)]
-    fn mark(&mut self, level: u8, done: u64) {
-        if level == 0
-            && let Some(marks) = &mut self.marks
-        {
-            marks.done = done;
+    fn left(&self) -> u64 {
+        if self.marks.is_some() { F::retired(Hpa(0)) } else { self.empty }
+    }
+
+    /// Notes that the next entries are retired, where entries are.
+    #[inline(always)]
+    fn mark(&mut self, entries: usize) {
+        if let Some(marks) = &mut self.marks {
+            marks.retired += entries;
         }
     }
 
@@ -450,27 +445,24 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     #[inline(never)]
     fn release(&mut self, marks: &Marks<'_>) {
         // As in `again`: other threads saw these entries retired.
-        self.page = self.token();
-        let done = (marks.done - marks.start) >> F::PAGE_SHIFT;
+        self.empty = self.token();
         let retired = F::retired(Hpa(0));
-        marks.table[..done as usize].iter().for_each(|pte| pte.release(retired, self.page));
+        marks.table[..marks.retired].iter().for_each(|pte| pte.release(retired, self.empty));
     }
 
     /// Makes a reservation void, also one that the range covers only in part, and retires an entry
     /// without a leaf where the entries of its table are.
     #[inline(always)]
-    fn vacate(&mut self, level: u8, kind: Kind, entry: &Entry<'_>) -> Flow {
-        // Only of a table of pages.
+    fn vacate(&mut self, kind: Kind, pte: &Pte, raw: u64) -> Flow {
         let marks = self.marks.is_some();
         if marks && !kind.is_vacant() {
             self.unmark();
         } else if marks || kind == Kind::Reserved {
-            let empty = if level == 0 { self.page } else { self.empty };
-            if entry.pte.exchange(entry.raw, empty).is_err() {
+            if pte.exchange(raw, self.left()).is_err() {
                 return Flow::Again;
             }
             if let Some(marks) = &mut self.marks {
-                (marks.done, marks.vacant) = (entry.end, marks.vacant + 1);
+                (marks.retired, marks.vacant) = (marks.retired + 1, marks.vacant + 1);
             }
         }
         Flow::Next
@@ -479,15 +471,15 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     /// Handles an entry of a group that was taken out: it is empty, unless it was mapped since.
     #[cold]
     #[inline(never)]
-    fn behind(&mut self, kind: Kind, entry: &Entry<'_>) -> Flow {
+    fn behind(&mut self, kind: Kind, pte: &Pte, raw: u64) -> Flow {
         if self.marks.is_none() {
             return Flow::Next;
         }
         if kind.is_vacant() {
-            return self.vacate(0, kind, entry);
+            return self.vacate(kind, pte, raw);
         }
         // The walk may have loaded it before.
-        if entry.pte.load() != entry.raw {
+        if pte.load() != raw {
             return Flow::Again;
         }
         self.unmark();
