@@ -415,22 +415,13 @@ impl<'t, F: Format> Visitor<'t, F> for Check<'_> {
 
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
-        match kind {
-            Kind::Leaf => match agrees::<F>(self.plan, self.state, level, &entry) {
-                Ok(()) => Flow::Next,
-                Err(why) => {
-                    self.why = why;
-                    Flow::Stop
-                }
-            },
-            kind => match owner::<F>(kind, entry.raw) {
-                None => Flow::Next,
-                Some(owner) => {
-                    self.why = MapError::Owned { owner };
-                    Flow::Stop
-                }
-            },
-        }
+        let refusal = match kind {
+            Kind::Leaf => agrees::<F>(self.plan, self.state, level, &entry).err(),
+            kind => owner::<F>(kind, entry.raw).map(|owner| MapError::Owned { owner }),
+        };
+        let Some(why) = refusal else { return Flow::Next };
+        self.why = why;
+        Flow::Stop
     }
 
     #[inline]

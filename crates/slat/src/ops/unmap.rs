@@ -9,8 +9,8 @@
 //! A table of pages that the range covers whole is retired as it is emptied: the exchange that takes
 //! a leaf out leaves the entry retired, which keeps other software out, and an empty entry becomes
 //! retired as well ([`Marks`]). Where the unmap cannot go on in the table, at an entry that has an
-//! owner or that another thread holds, for lack of room, or because it meets another thread's
-//! retired entries, it first empties those that it has retired. So it never waits while it has some.
+//! owner or that another thread holds, or for lack of room, it first empties those that it has
+//! retired. So it never waits while it has some.
 //! A higher table that the range covers, or a table around an end of the range that is found empty
 //! afterwards, is retired once it is empty: every entry goes from empty to retired, which fails if
 //! anything was mapped there meanwhile.
@@ -349,7 +349,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         self.empty = self.token();
     }
 
-    /// A thread that holds an entry may wait for one that is retired.
+    /// Other threads need not wait for as long as one holds an entry, which may be an invalidation.
     #[inline(always)]
     fn held(&mut self, _: u8, _: &Entry<'t>) -> Flow {
         self.unmark();
@@ -443,9 +443,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
 
     #[cold]
     #[inline(never)]
-    fn release(&mut self, marks: &Marks<'_>) {
-        // As in `again`: other threads saw these entries retired.
-        self.empty = self.token();
+    fn release(&self, marks: &Marks<'_>) {
         let retired = F::retired(Hpa(0));
         marks.table[..marks.retired].iter().for_each(|pte| pte.release(retired, self.empty));
     }

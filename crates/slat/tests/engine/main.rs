@@ -40,5 +40,6 @@ mod software;
 mod steps;
 mod tables_taken;
 mod told;
+mod unmap_runs;
 mod vtd;
 mod young;

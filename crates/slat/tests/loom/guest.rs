@@ -89,8 +89,11 @@ pub struct In<'m, F: Format> {
 impl<F: Walked> On<F> {
     /// `bits` as for [`Tiny`]: 14 for two levels, 15 for three.
     pub fn new(bits: u32, bbm: BreakBeforeMake) -> Self {
-        let world = World::new(bbm);
-        let tables = Tables::new(F::default(), Vmid(0), bits, world).unwrap();
+        Self::of(World::new(bbm), Vmid(0), bits)
+    }
+
+    fn of(world: &'static World, vmid: Vmid, bits: u32) -> Self {
+        let tables = Tables::new(F::default(), vmid, bits, world).unwrap();
         Self { world, tables: Box::into_raw(Box::new(tables)) }
     }
 
@@ -214,15 +217,13 @@ impl<F: Walked> On<F> {
         self.close();
     }
 
-    /// Makes tables of two levels for another guest of the same machine.
+    /// Makes tables of two levels for another guest of the same machine, to be destroyed first.
     pub fn another(&self) -> Self {
-        let tables = Tables::new(F::default(), Vmid(1), 14, self.world).unwrap();
-        Self { world: self.world, tables: Box::into_raw(Box::new(tables)) }
+        Self::of(self.world, Vmid(1), 14)
     }
 
-    /// Gives the tables back of a guest that another one was made beside.
     pub fn destroy(self) {
-        // SAFETY: as in `close`.
+        // SAFETY: all threads were joined, so this is the only reference, and no CPU runs.
         unsafe { Box::from_raw(self.tables).deactivate() }.destroy();
     }
 
@@ -232,8 +233,7 @@ impl<F: Walked> On<F> {
         for gpa in pages(&(0..1 << self.tables().geometry().address_bits)) {
             self.inside().guard.translate(Gpa(gpa)).expect("a marker was left behind");
         }
-        // SAFETY: all threads were joined, so this is the only reference, and no CPU runs.
-        unsafe { Box::from_raw(self.tables).deactivate() }.destroy();
+        self.destroy();
         assert_eq!(self.world.live(), 0, "frames were lost");
         // SAFETY: leaked in `World::new`; the tables, and every cache, are gone.
         drop(unsafe { Box::from_raw(core::ptr::from_ref(self.world).cast_mut()) });
@@ -592,14 +592,4 @@ impl<F: Walked> On<F> {
         }
         removed
     }
-}
-
-/// Bytes that were handed out, each exactly once.
-pub fn bytes(removed: &[Removed]) -> u64 {
-    let mut leaves: Vec<_> = removed.iter().map(|r| (r.gpa.0, r.size.bytes())).collect();
-    leaves.sort();
-    for pair in leaves.windows(2) {
-        assert!(pair[0].0 + pair[0].1 <= pair[1].0, "handed out twice: {leaves:x?}");
-    }
-    leaves.iter().map(|leaf| leaf.1).sum()
 }

@@ -243,3 +243,13 @@ pub fn run(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Syn
     let bound = builder.preemption_bound.map_or("all".into(), |n| std::format!("<= {n}"));
     std::eprintln!("| {name} | {bound} | {} | {seconds:.2} |", executions.load(Ordering::Relaxed));
 }
+
+/// Bytes that were handed out, each exactly once.
+pub fn bytes(removed: &[Removed]) -> u64 {
+    let mut leaves: Vec<_> = removed.iter().map(|r| (r.gpa.0, r.size.bytes())).collect();
+    leaves.sort();
+    for pair in leaves.windows(2) {
+        assert!(pair[0].0 + pair[0].1 <= pair[1].0, "handed out twice: {leaves:x?}");
+    }
+    leaves.iter().map(|leaf| leaf.1).sum()
+}
