@@ -155,8 +155,12 @@ pub(crate) trait Visitor<'t, F: Format> {
     const ONCE: bool = false;
 
     /// Handles one entry of a wanted level; returns the walk's next step. `kind` is neither a table
-    /// nor a marker. `level` is a constant wherever this is inlined.
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow;
+    /// nor a marker. `level` is a constant wherever this is inlined. A visitor of tables alone does
+    /// nothing here.
+    #[inline(always)]
+    fn visit(&mut self, _level: u8, _kind: Kind, _entry: Entry<'t>, _tally: &mut Tally) -> Flow {
+        Flow::Next
+    }
 
     /// Does `visit` for a run of pages whose values are `raws`, without a marker. Returns how many
     /// entries, from the start of the run, are done.

@@ -552,11 +552,6 @@ impl<'t, F: Format> Visitor<'t, F> for Note<'_> {
     const TABLES_QUIET: Option<u64> = Some(F::TABLE_ACCESSED | F::AGEING);
 
     #[inline(always)]
-    fn visit(&mut self, _: u8, _: Kind, _: Entry<'t>, _: &mut Tally) -> Flow {
-        Flow::Next
-    }
-
-    #[inline(always)]
     fn held(&mut self, _: u8, _: &Entry<'t>) -> Flow {
         Flow::Next
     }

@@ -25,7 +25,7 @@ use crate::shootdown::Owed;
 use crate::sync::relax;
 use crate::table::Pte;
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, links};
+use crate::walk::{Entry, PATIENCE, Tally, Visitor, links};
 use core::marker::PhantomData;
 
 use super::folded;
@@ -118,11 +118,6 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
 {
     const LEVELS: Levels = Levels::above(0);
     const TABLES: bool = true;
-
-    #[inline(always)]
-    fn visit(&mut self, _: u8, _: Kind, _: Entry<'t>, _: &mut Tally) -> Flow {
-        Flow::Next
-    }
 
     #[inline(always)]
     fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Pte]) {

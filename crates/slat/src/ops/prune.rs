@@ -5,12 +5,12 @@ use super::ChangeError;
 use super::removals::Removals;
 use super::unmap::{Unmap, vacant};
 use crate::addr::{GpaRange, Levels};
-use crate::format::{Format, Kind};
+use crate::format::Format;
 use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::table::Pte;
 use crate::tables::Halted;
-use crate::walk::{Entry, Flow, Tally, Visitor};
+use crate::walk::{Entry, Tally, Visitor};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Retires the tables that overlap `range` and hold neither a leaf nor an owner, such as those
@@ -55,11 +55,6 @@ struct Prune<'r, 's, 't, 'm, F: Format, P: Platform>(Unmap<'r, 's, 't, 'm, F, P>
 impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, 't, F, P> {
     const LEVELS: Levels = Levels::above(0);
     const TABLES: bool = true;
-
-    #[inline(always)]
-    fn visit(&mut self, _: u8, _: Kind, _: Entry<'t>, _: &mut Tally) -> Flow {
-        Flow::Next
-    }
 
     #[inline(always)]
     fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Pte]) {

@@ -6,11 +6,12 @@
 //! of it before the unmap's invalidation has completed invalidates first
 //! (`Tables::break_before_fill`).
 //!
-//! A table of pages that the range covers whole is retired as it is emptied: the exchange that takes
-//! a leaf out leaves the entry retired, which keeps other software out, and an empty entry becomes
-//! retired as well ([`Marks`]). Where the unmap cannot go on in the table, at an entry that has an
-//! owner or that another thread holds, or for lack of room, it first empties those that it has
-//! retired. So it never waits while it has some.
+//! A table of pages that the range covers whole is retired as it is emptied: the exchange that
+//! takes a leaf out leaves the entry retired, which keeps other software out, and an empty entry
+//! becomes retired as well ([`Marks`]). Where the unmap cannot go on in the table, at an entry that
+//! has an owner or that another thread holds, or for lack of room, it first empties those that it
+//! has retired. So it never waits while it has some.
+//!
 //! A higher table that the range covers, or a table around an end of the range that is found empty
 //! afterwards, is retired once it is empty: every entry goes from empty to retired, which fails if
 //! anything was mapped there meanwhile.
