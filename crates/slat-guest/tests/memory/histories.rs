@@ -1,5 +1,5 @@
-//! Random histories of one guest's memory; vCPUs use it at every step that the machine sees. Writers
-//! stamp pages; the test keeps a copy by means of the log; in the end copy and memory are equal.
+//! Random histories of one guest's memory; vCPUs use it at every step that the machine sees.
+//! Writers stamp pages; the test keeps a copy by the log; in the end copy and memory are equal.
 
 #[cfg(feature = "every-format")]
 #[path = "histories/every.rs"]

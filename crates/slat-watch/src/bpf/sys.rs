@@ -422,8 +422,8 @@ impl Event {
         Ok(Self(unsafe { own(bpf(RAW_TRACEPOINT_OPEN, &mut open)?) }))
     }
 
-    /// Runs a program that perf calls at each hit of a tracepoint, on every CPU. Programs belong to the tracepoint,
-    /// so the CPU that the event is opened for does not matter.
+    /// Runs a program that perf calls at each hit of a tracepoint, on every CPU. Programs belong to
+    /// the tracepoint, so the CPU that the event is opened for does not matter.
     pub fn run(number: u64, program: &Program) -> Result<Self, Errno> {
         // Any CPU that exists.
         let here = i32::try_from(rustix::thread::sched_getcpu()).unwrap_or_default();
