@@ -224,11 +224,9 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                 Kind::Empty | Kind::Reserved => {
                     self.sums.counts.entries_written += 1;
                     if level <= largest {
+                        // Nothing was unmapped here: the entry has no token.
                         let reserved = self.token();
                         if pte.exchange(raw, reserved).is_ok() {
-                            let base = gpa & !((1 << F::shift(level)) - 1);
-                            let broke = tables.break_before_fill(raw, level, base);
-                            self.sums.counts.invalidations += u64::from(broke);
                             return Ok((pte, reserved, level));
                         }
                     } else {

@@ -1,0 +1,158 @@
+//! Reservations of faults: what they cost, which entry they take, what they leave in it, and what
+//! they invalidate before.
+
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::hardware::power::Core;
+use crate::common::stage::{K, M, RAM, on_stage, range, refused};
+use crate::common::world::cache;
+use crate::common::{Event, TestPlatform};
+use crate::obligations::{arm, ept};
+use slat::{BreakBeforeMake, Gpa, Hpa, Invalidation, MapError, PageSize, Place, Tables, Vmid};
+use std::sync::atomic::Ordering::SeqCst;
+
+const PAGE: PageSize = PageSize::SIZE_4K;
+const BLOCK: PageSize = PageSize::SIZE_2M;
+
+#[test]
+fn a_fault_invalidates_and_counts_what_an_unmap_left_in_the_entry_that_it_takes() {
+    fn breaks<H: Hardware>(format: H::Format) {
+        let (page, block) = (range(2 * M + 20 * K, 4 * K), range(6 * M, 2 * M));
+        // Entries below the one that a larger leaf would take; and a table in place of a block.
+        for (at, size, largest) in
+            [(page, PAGE, BLOCK), (block, BLOCK, PageSize::SIZE_1G), (block, BLOCK, PAGE)]
+        {
+            on_stage::<H>((format, 40, 8), |_, guard, frames| {
+                // This page keeps the tables while others are unmapped.
+                guard.map(range(2 * M, 4 * K), Hpa(0), RAM, PAGE, frames).unwrap();
+                guard.map(at, Hpa(at.start().0), RAM, size, frames).unwrap();
+                let mut places = [const { Place::EMPTY }; 1];
+                let mut removals = guard.removals(&mut places);
+                assert_eq!(guard.unmap(at, &mut removals), Ok(at.size()));
+                guard.platform().take_events();
+                let last = at.end().0 - 1;
+                let reserved = guard.reserve(Gpa(last), largest, frames).unwrap().range();
+                let pages = range(at.end().0 - 4 * K, 4 * K);
+                assert_eq!(reserved, if largest == PAGE { pages } else { at });
+                let stale =
+                    Invalidation { vmid: Vmid(1), range: Some(at), leaf: None, tables: true };
+                assert_eq!(guard.platform().take_events(), [Event::Invalidate(stale)]);
+                assert_eq!(guard.counts().invalidations, 1);
+                assert_eq!(removals.complete().count(), 1);
+            });
+        }
+    }
+    breaks::<Arm<12>>(arm());
+    breaks::<Ept<true>>(ept());
+}
+
+#[test]
+fn a_fault_that_would_take_a_block_shares_the_page_that_another_has_reserved() {
+    fn shares<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(BreakBeforeMake::Always);
+        let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
+        let (mut first, mut second) = (platform.join(), platform.join());
+        let mut frames = Vec::new();
+        let mut frames = cache::<H>(&platform, &mut frames, 4);
+        let mut guard = tables.enter(&mut first).unwrap();
+        let mut other = tables.enter(&mut second).unwrap();
+        let early = guard.reserve(Gpa(0), PAGE, &mut frames).unwrap();
+        let late = other.reserve(Gpa(0), BLOCK, &mut frames).unwrap();
+        assert_eq!(late.range(), range(0, 4 * K));
+        assert_eq!(early.commit(Hpa(0), RAM), Ok(Some(4 * K)));
+        assert_eq!(late.commit(Hpa(0), RAM), Ok(None));
+        drop((guard, other, frames));
+        crate::common::destroy(tables);
+    }
+    shares::<Arm<12>>(arm());
+    shares::<Ept<true>>(ept());
+}
+
+/// The guest's numbers are those that no seat has.
+#[test]
+fn the_guest_numbers_the_reservations_of_those_without_a_seat() {
+    fn numbers<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(BreakBeforeMake::Always);
+        let mut tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
+        let hardware = H::of(&tables);
+        let mut frames = Vec::new();
+        let mut frames = cache::<H>(&platform, &mut frames, 4);
+        let mut guard = tables.exclusive();
+        for number in 0..5 {
+            let at = number * 4 * K;
+            let _ = guard.reserve(Gpa(at), PAGE, &mut frames).unwrap();
+            let token = <H::Format as slat::Format>::reserved(1 << 47 | number);
+            assert_eq!(hardware.pte(&platform, at).0.load(SeqCst), token, "{number}");
+        }
+        drop((guard, frames));
+        crate::common::destroy(tables);
+    }
+    numbers::<Arm<12>>(arm());
+    numbers::<Ept<true>>(ept());
+}
+
+#[test]
+fn a_fault_takes_no_entry_that_covers_more_than_the_guest() {
+    on_stage::<Ept<true>>((ept(), 28, 4), |_, guard, frames| {
+        let mut storage = Vec::new();
+        let mut one = cache::<Ept<true>>(guard.platform(), &mut storage, 1);
+        // The table that would hold a block of 1 GiB is built, and stays empty.
+        let early = guard.reserve(Gpa(5), PageSize::SIZE_1G, &mut one);
+        refused(early, 5, MapError::CacheEmpty);
+        let reserved = guard.reserve(Gpa(5), PageSize::SIZE_1G, frames).unwrap();
+        assert_eq!(reserved.range(), range(0, 2 * M));
+    });
+}
+
+#[test]
+fn a_fault_refuses_a_cache_of_another_platform_even_if_it_takes_no_table() {
+    fn foreign<H: Hardware>(format: H::Format) {
+        let other = TestPlatform::new(BreakBeforeMake::Always);
+        on_stage::<H>((format, 40, 4), |_, guard, frames| {
+            guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, frames).unwrap();
+            let before = guard.counts().entries_written;
+            let mut storage = Vec::new();
+            let mut foreign = cache::<H>(&other, &mut storage, 0);
+            let result = guard.reserve(Gpa(4 * K), PAGE, &mut foreign);
+            refused(result, 4 * K, MapError::ForeignCache);
+            assert_eq!(guard.counts().entries_written, before);
+        });
+    }
+    foreign::<Arm<12>>(arm());
+    foreign::<Ept<true>>(ept());
+}
+
+#[test]
+fn a_fault_on_a_block_reads_down_to_its_entry_which_is_written_thrice_if_it_is_reported() {
+    fn costs<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 39, 4), |_, guard, frames| {
+            guard.map(range(0, 2 * M), Hpa(0), RAM, BLOCK, frames).unwrap();
+            let before = guard.counts();
+            let reserved = guard.reserve(Gpa(4 * M + 5), BLOCK, frames).unwrap();
+            let done = reserved.commit_told(Hpa(4 * M), RAM, || Ok::<(), ()>(()));
+            assert_eq!(done, Ok(Ok(Some(2 * M))));
+            let after = guard.counts();
+            let read = after.entries_read - before.entries_read;
+            let written = after.entries_written - before.entries_written;
+            assert_eq!((read, written), (u64::from(guard.geometry().root_level), 3));
+        });
+    }
+    costs::<Arm<12>>(arm());
+    costs::<Ept<true>>(ept());
+}
+
+#[test]
+fn of_a_table_that_a_fault_builds_the_entries_are_filled_and_not_the_rest_of_its_frame() {
+    let format = slat::format::power::Power { output_bits: 48 };
+    on_stage::<Core<16, true>>((format, 52, 4), |tables, guard, frames| {
+        let size = PageSize::from_bytes(64 * K).unwrap();
+        let _ = guard.reserve(Gpa(0), size, frames).unwrap();
+        let tree = Core::<16, true>::of(tables).tree(guard.platform());
+        let (table, _) = tree.tables.iter().find(|(_, table)| table.height == 1).unwrap();
+        let words = guard.platform().table(*table, 512).iter().map(|word| word.load(SeqCst));
+        let empty: Vec<_> = words.map(|word| word == 0).collect();
+        assert_eq!(empty[1..32], [true; 31]);
+        assert!(!empty[32..].contains(&true));
+    });
+}
