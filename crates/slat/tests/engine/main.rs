@@ -6,6 +6,7 @@
 mod common;
 
 mod collapse;
+mod collapsed;
 mod consumers;
 mod contended;
 mod contiguous;
@@ -28,6 +29,7 @@ mod intent;
 mod interleavings;
 mod leaf_ages;
 mod limits;
+mod looks;
 mod model;
 mod named;
 mod numbered;

@@ -86,6 +86,8 @@ impl Memory {
 }
 
 pub type Meanwhile = Box<dyn FnMut(&TestPlatform, Moment)>;
+/// Gets the address of the table.
+pub type Entered = Box<dyn FnMut(&TestPlatform, u64)>;
 
 pub struct TestPlatform {
     bbm: BreakBeforeMake,
@@ -96,6 +98,7 @@ pub struct TestPlatform {
     pub events: RefCell<Vec<Event>>,
     pub machine: RefCell<Option<Machine>>,
     meanwhile: RefCell<Option<Meanwhile>>,
+    entered: RefCell<Option<Entered>>,
     grace: Grace<[Seat; 4]>,
 }
 
@@ -109,6 +112,7 @@ impl TestPlatform {
             events: RefCell::default(),
             machine: RefCell::default(),
             meanwhile: RefCell::default(),
+            entered: RefCell::default(),
             grace: Grace::new([const { Seat::new() }; 4]),
         }
     }
@@ -129,6 +133,12 @@ impl TestPlatform {
 
     pub fn meanwhile(&self, hook: Option<Meanwhile>) -> Option<Meanwhile> {
         self.meanwhile.replace(hook)
+    }
+
+    /// Sets what runs whenever the engine has followed a link, and has not read the table yet: what
+    /// another thread does meanwhile.
+    pub fn entered(&self, hook: Option<Entered>) -> Option<Entered> {
+        self.entered.replace(hook)
     }
 
     fn pass(&self, moment: Moment) {
@@ -199,7 +209,14 @@ unsafe impl Platform for TestPlatform {
         let memory = self.memory.borrow();
         let frame = memory.get(&table.0).unwrap_or_else(|| panic!("no frame at {table}"));
         assert!(frame.live, "the frame at {table} is used after it was freed");
-        frame.words.cast()
+        let ptes = frame.words.cast();
+        drop(memory);
+        let hook = self.entered.borrow_mut().take();
+        if let Some(mut hook) = hook {
+            hook(self, table.0);
+            *self.entered.borrow_mut() = Some(hook);
+        }
+        ptes
     }
 
     fn publish(&self) {

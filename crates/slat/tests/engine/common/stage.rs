@@ -21,10 +21,19 @@ pub fn range(start: u64, size: u64) -> GpaRange {
 /// An empty guest, and a cache of `frames` frames. It checks afterwards that no frame is missing,
 /// and that the guard has counted all leaves that are there.
 pub fn on_stage<H: Hardware>(
+    stage: (H::Format, u32, usize),
+    body: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
+) {
+    on_stage_of::<H>(BreakBeforeMake::Always, stage, body);
+}
+
+/// As [`on_stage`], on CPUs that demand so much.
+pub fn on_stage_of<H: Hardware>(
+    bbm: BreakBeforeMake,
     (format, bits, frames): (H::Format, u32, usize),
     body: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
 ) {
-    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let platform = TestPlatform::new(bbm);
     let platform = &platform;
     let tables = TablesOf::<H>::new(format, Vmid(1), bits, platform).unwrap();
     let mut storage = Vec::new();
