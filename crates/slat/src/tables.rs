@@ -1,6 +1,8 @@
 //! The second-stage tables of one guest.
 
 mod ended;
+mod lookup;
+mod root;
 
 use crate::addr::{GpaRange, Hpa, PageSize, RangeError};
 use crate::build::dismantle;
@@ -13,10 +15,12 @@ use crate::platform::Platform;
 use crate::retired::Retired;
 use crate::shootdown::{Invalidation, Owed, Shootdown, Vmid};
 use crate::sync::{AtomicU64, Ordering, acquired, agreed};
-use crate::table::{self, Frame, Pte, pte};
+use crate::table::{Frame, Pte};
 use crate::underway::Pending;
-use crate::walk::{Budget, Outcome, PATIENCE, Visitor, touch_each, walk};
+use crate::walk::{Budget, Outcome, Visitor, touch_each, walk};
 pub use ended::{Contended, Halted, NewError};
+pub(crate) use lookup::{Found, Link};
+use root::Root;
 
 /// The second-stage translation tables of one guest, live: CPUs may have them loaded.
 ///
@@ -36,7 +40,7 @@ pub struct Tables<'p, F: Format, P: Platform> {
     /// inside have it in their seats.
     seat: Vmid,
     geometry: Geometry,
-    root: Hpa,
+    root: Root<'p>,
     pub(crate) pending: Pending,
     pub(crate) retired: Retired,
     /// Bits of a leaf that are marks of consumers of dirty state.
@@ -44,23 +48,6 @@ pub struct Tables<'p, F: Format, P: Platform> {
     pub(crate) tokens: Tokens,
     pub(crate) owners: Owners,
     pub(crate) scans: Scans,
-}
-
-/// The last entry that a lookup read. It is small, so that it is passed in registers.
-#[derive(Clone, Copy)]
-pub(crate) struct Found {
-    pub raw: u64,
-    pub level: u8,
-    /// Whether all tables above allow writes.
-    pub writable: bool,
-}
-
-/// An entry that links a table: the table that holds the entry, and the value that was read.
-#[derive(Clone, Copy)]
-pub(crate) struct Link<'t> {
-    pub table: &'t [Pte],
-    pub pte: &'t Pte,
-    pub raw: u64,
 }
 
 /// The result of translating a guest physical address.
@@ -103,14 +90,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             );
         }
         let geometry = format.geometry(address_bits).map_err(NewError::Geometry)?;
-        let bytes = geometry.root_bytes(F::PAGE_SHIFT);
-        let root = platform.allocate(bytes).ok_or(NewError::OutOfFrames { bytes })?.into_hpa();
-        // Where the root has several parts, hardware may read all of the page that an address
-        // selects.
-        let ptes = geometry.root_entries.max(F::entries(geometry.root_level));
-        // SAFETY: the frame was allocated with at least that many entries, and no other code has
-        // it.
-        unsafe { table::entries(platform, root, ptes) }.iter().for_each(|pte| pte.init(0));
+        let root = Root::allocate::<F, P>(&geometry, platform)?;
         Ok(Self {
             format,
             platform,
@@ -174,7 +154,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// Returns the address of the root, for a register such as VTTBR_EL2. The caller that loads it
     /// is responsible for what is mapped: the guest reaches all of that memory.
     pub const fn root(&self) -> Hpa {
-        self.root
+        self.root.hpa()
     }
 
     /// Returns the level at which hardware starts its walks, and the size of the root.
@@ -219,150 +199,6 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         Vmid(old as u16)
     }
 
-    /// Returns the first entry from the root downwards that links no table.
-    ///
-    /// The caller is inside a guard, or no thread reclaims. If the entry is retired, the lookup
-    /// starts again, a bounded number of times.
-    #[inline(always)]
-    pub(crate) fn lookup(&self, gpa: u64) -> Found {
-        let found = self.lookup_once(gpa);
-        if found.raw & F::MARK == 0 { found } else { self.lookup_marked(gpa) }
-    }
-
-    #[inline(always)]
-    pub(crate) fn lookup_marked(&self, gpa: u64) -> Found {
-        let (raw, place) = self.lookup_again(gpa);
-        Found { raw, level: place as u8, writable: place >> 8 != 0 }
-    }
-
-    /// [`Tables::lookup`] after it met a mark. Returns the entry's value; and its level, with bit 8
-    /// set if all tables above allow writes. Two words are returned in registers; a larger result
-    /// would be returned in memory, and every lookup would then store what it found.
-    #[cold]
-    #[inline(never)]
-    fn lookup_again(&self, gpa: u64) -> (u64, u64) {
-        let mut patience = PATIENCE;
-        loop {
-            let Found { raw, level, writable } = self.lookup_once(gpa);
-            if patience == 0 || F::kind(raw, level) != Kind::Retired {
-                return (raw, u64::from(level) | u64::from(writable) << 8);
-            }
-            patience -= 1;
-        }
-    }
-
-    /// [`Tables::lookup`] that looks once, and returns marked entries, too.
-    #[inline(always)]
-    fn lookup_once(&self, gpa: u64) -> Found {
-        let raw = pte::<F>(self.root_entries(), gpa, self.geometry.root_level).load();
-        self.lookup_below(raw, gpa)
-    }
-
-    /// [`Tables::lookup`] of any address, which looks once, and returns marked entries, too.
-    /// Returns `None` for an address that is past the root's entries.
-    #[inline(always)]
-    pub(crate) fn lookup_any(&self, gpa: u64) -> Option<Found> {
-        let pte = self.root_entries().get((gpa >> F::shift(self.geometry.root_level)) as usize)?;
-        Some(self.lookup_below(pte.load(), gpa))
-    }
-
-    /// Follows the root's entry for `gpa`, of value `raw`. The levels are one straight run of code,
-    /// which begins at the root's level; each is compiled with its level as a constant.
-    #[inline(always)]
-    fn lookup_below(&self, mut raw: u64, gpa: u64) -> Found {
-        let root = self.geometry.root_level;
-        // Loaded once, so that the loads of entries, which depend on each other, do not wait for
-        // it.
-        let platform = self.platform;
-        // The bits that all entries on the way have.
-        let mut common = !0;
-        macro_rules! below {
-            ($($level:literal)*) => {$(
-                if root >= $level {
-                    if F::kind(raw, $level) != Kind::Table {
-                        let writable = common & F::TABLE_WRITE == F::TABLE_WRITE;
-                        return Found { raw, level: $level, writable };
-                    }
-                    common &= raw;
-                    let (hpa, len) = (F::table_address(raw), F::entries($level - 1));
-                    // SAFETY: a linked table has that many entries, and stays allocated while this
-                    // walk runs.
-                    let ptes = unsafe { table::entries(platform, hpa, len) };
-                    raw = pte::<F>(ptes, gpa, $level - 1).load();
-                }
-            )*};
-        }
-        below!(4 3 2 1);
-        Found { raw, level: 0, writable: common & F::TABLE_WRITE == F::TABLE_WRITE }
-    }
-
-    /// Returns the lowest table on the way to `gpa` that is at level `to` or above, and its level.
-    /// Calls `each` with each link that it follows, and the level of that link, from the root
-    /// downwards.
-    ///
-    /// The caller is inside a guard, or no thread reclaims.
-    #[inline(always)]
-    pub(crate) fn descend<'t>(
-        &'t self,
-        gpa: u64,
-        to: u8,
-        mut each: impl FnMut(u8, Link<'t>),
-    ) -> (&'t [Pte], u8) {
-        let mut level = self.geometry.root_level;
-        let mut table = self.root_entries();
-        while level > to {
-            let pte = pte::<F>(table, gpa, level);
-            let raw = pte.load();
-            if F::kind(raw, level) != Kind::Table {
-                break;
-            }
-            each(level, Link { table, pte, raw });
-            level -= 1;
-            // SAFETY: a linked table has that many entries, and stays allocated: the caller is
-            // inside a guard, or knows that no thread reclaims.
-            table =
-                unsafe { table::entries(self.platform, F::table_address(raw), F::entries(level)) };
-        }
-        (table, level)
-    }
-
-    /// Returns the entry for `gpa` in the table at `level`, if there is such a table. As in
-    /// [`Tables::lookup_below`], each level is compiled with its level as a constant.
-    ///
-    /// The caller is inside a guard, or no thread reclaims.
-    #[inline(always)]
-    pub(crate) fn entry_at(&self, gpa: u64, level: u8) -> Option<&Pte> {
-        let (table, _) = self.table_at(gpa, level);
-        Some(pte::<F>(table?, gpa, level))
-    }
-
-    /// Returns the table at `level` (at most the root's) on the way to `gpa`, if there is one, and
-    /// the bits that all entries on the way have.
-    #[inline(always)]
-    pub(crate) fn table_at(&self, gpa: u64, level: u8) -> (Option<&[Pte]>, u64) {
-        let root = self.geometry.root_level;
-        debug_assert!(level <= root, "no table is above the root");
-        let platform = self.platform;
-        let (mut table, mut common) = (self.root_entries(), !0);
-        macro_rules! below {
-            ($($above:literal)*) => {$(
-                if root >= $above && level < $above {
-                    let raw = pte::<F>(table, gpa, $above).load();
-                    if F::kind(raw, $above) != Kind::Table {
-                        return (None, common);
-                    }
-                    common &= raw;
-                    let (hpa, len) = (F::table_address(raw), F::entries($above - 1));
-                    // SAFETY: a linked table has that many entries, and stays allocated while this
-                    // walk runs.
-                    table = unsafe { table::entries(platform, hpa, len) };
-                }
-            )*};
-        }
-        below!(4 3 2 1);
-        (Some(table), common)
-    }
-
     /// Marks the tables above `level` on the way to `gpa` accessed, the lowest first, after a leaf
     /// at that level became accessed.
     #[inline(always)]
@@ -381,12 +217,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
 
     #[inline(always)]
     pub(crate) fn root_entries(&self) -> &[Pte] {
-        let ptes = self.geometry.root_entries;
-        // SAFETY: `root_entries` is a power of two (`Format`, 3), so it is not 0. With this hint, a
-        // lookup has no index that could panic, and its guard stays in registers.
-        unsafe { core::hint::assert_unchecked(ptes != 0) };
-        // SAFETY: the root was allocated with that many entries and lives as long as `self`.
-        unsafe { table::entries(self.platform, self.root, ptes) }
+        self.root.entries()
     }
 
     #[inline(always)]
@@ -561,7 +392,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             dismantle::<F, P>(platform, self.root_entries(), level, &mut |frame| {
                 platform.free(frame, F::TABLE_BYTES);
             });
-            if let Some(root) = Frame::from_hpa(self.root) {
+            if let Some(root) = Frame::from_hpa(self.root.hpa()) {
                 platform.free(root, self.geometry.root_bytes(F::PAGE_SHIFT));
             }
         }

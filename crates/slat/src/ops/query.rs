@@ -76,7 +76,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// [`Guard::translate`]: the caller is inside a guard, or no thread reclaims.
     #[inline(always)]
     pub(crate) fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        let Some(found) = self.lookup_any(gpa.0) else { return Ok(None) };
+        let found = self.lookup_any(gpa.0);
         // Most are pages: compiled for them, whose size is a constant, and for others.
         match found.level {
             0 => self.translate_found(Found { level: 0, ..found }, gpa),

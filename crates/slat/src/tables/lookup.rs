@@ -1,0 +1,183 @@
+//! The way from the root to the entry of an address.
+
+use super::Tables;
+use crate::format::{Format, Kind};
+use crate::platform::Platform;
+use crate::table::{self, Pte, pte};
+use crate::walk::PATIENCE;
+
+/// The last entry that a lookup read. It is small, so that it is passed in registers.
+#[derive(Clone, Copy)]
+pub(crate) struct Found {
+    pub raw: u64,
+    pub level: u8,
+    /// Whether all tables above allow writes.
+    pub writable: bool,
+}
+
+/// An entry that links a table: the table that holds the entry, and the value that was read.
+#[derive(Clone, Copy)]
+pub(crate) struct Link<'t> {
+    pub table: &'t [Pte],
+    pub pte: &'t Pte,
+    pub raw: u64,
+}
+
+impl<F: Format, P: Platform> Tables<'_, F, P> {
+    /// Returns the first entry from the root downwards that links no table.
+    ///
+    /// The caller is inside a guard, or no thread reclaims. If the entry is retired, the lookup
+    /// starts again, a bounded number of times.
+    #[inline(always)]
+    pub(crate) fn lookup(&self, gpa: u64) -> Found {
+        let found = self.lookup_once(gpa);
+        if found.raw & F::MARK == 0 { found } else { self.lookup_marked(gpa) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn lookup_marked(&self, gpa: u64) -> Found {
+        let (raw, place) = self.lookup_again(gpa);
+        Found { raw, level: place as u8, writable: place >> 8 != 0 }
+    }
+
+    /// [`Tables::lookup`] after it met a mark. Returns the entry's value; and its level, with bit 8
+    /// set if all tables above allow writes. Two words are returned in registers; a larger result
+    /// would be returned in memory, and every lookup would then store what it found.
+    #[cold]
+    #[inline(never)]
+    fn lookup_again(&self, gpa: u64) -> (u64, u64) {
+        let mut patience = PATIENCE;
+        loop {
+            let Found { raw, level, writable } = self.lookup_once(gpa);
+            if patience == 0 || F::kind(raw, level) != Kind::Retired {
+                return (raw, u64::from(level) | u64::from(writable) << 8);
+            }
+            patience -= 1;
+        }
+    }
+
+    /// [`Tables::lookup`] that looks once, and returns marked entries, too.
+    #[inline(always)]
+    fn lookup_once(&self, gpa: u64) -> Found {
+        let ptes = self.root_entries();
+        self.lookup_from(|level| pte::<F>(ptes, gpa, level).load(), gpa)
+    }
+
+    /// [`Tables::lookup`] of any address, which looks once, and returns marked entries, too. Past
+    /// the root's entries nothing is mapped.
+    #[inline(always)]
+    pub(crate) fn lookup_any(&self, gpa: u64) -> Found {
+        let ptes = self.root_entries();
+        let root = |level| ptes.get((gpa >> F::shift(level)) as usize).map_or(0, Pte::load);
+        self.lookup_from(root, gpa)
+    }
+
+    /// Follows the root's entry for `gpa`, which `raw` loads. Compiled for each level that a root
+    /// can have: the fewer instructions a lookup takes, the more of them a CPU has under way at
+    /// once while it waits for memory.
+    #[inline(always)]
+    fn lookup_from(&self, raw: impl Fn(u8) -> u64, gpa: u64) -> Found {
+        match self.geometry.root_level {
+            2 => self.lookup_below::<2>(raw(2), gpa),
+            3 => self.lookup_below::<3>(raw(3), gpa),
+            4 => self.lookup_below::<4>(raw(4), gpa),
+            _ => self.lookup_below::<1>(raw(1), gpa),
+        }
+    }
+
+    /// Follows the root's entry for `gpa`, of value `raw`. The levels are one straight run of code,
+    /// each compiled with its level as a constant.
+    #[inline(always)]
+    fn lookup_below<const ROOT: u8>(&self, mut raw: u64, gpa: u64) -> Found {
+        // Loaded once, so that the loads of entries, which depend on each other, do not wait for
+        // it.
+        let platform = self.platform;
+        // The bits that all entries on the way have.
+        let mut common = !0;
+        macro_rules! below {
+            ($($level:literal)*) => {$(
+                if ROOT >= $level {
+                    if F::kind(raw, $level) != Kind::Table {
+                        let writable = common & F::TABLE_WRITE == F::TABLE_WRITE;
+                        return Found { raw, level: $level, writable };
+                    }
+                    common &= raw;
+                    let (hpa, len) = (F::table_address(raw), F::entries($level - 1));
+                    // SAFETY: a linked table has that many entries, and stays allocated while this
+                    // walk runs.
+                    let ptes = unsafe { table::entries(platform, hpa, len) };
+                    raw = pte::<F>(ptes, gpa, $level - 1).load();
+                }
+            )*};
+        }
+        below!(4 3 2 1);
+        Found { raw, level: 0, writable: common & F::TABLE_WRITE == F::TABLE_WRITE }
+    }
+
+    /// Returns the lowest table on the way to `gpa` that is at level `to` or above, and its level.
+    /// Calls `each` with each link that it follows, and the level of that link, from the root
+    /// downwards.
+    ///
+    /// The caller is inside a guard, or no thread reclaims.
+    #[inline(always)]
+    pub(crate) fn descend<'t>(
+        &'t self,
+        gpa: u64,
+        to: u8,
+        mut each: impl FnMut(u8, Link<'t>),
+    ) -> (&'t [Pte], u8) {
+        let mut level = self.geometry.root_level;
+        let mut table = self.root_entries();
+        while level > to {
+            let pte = pte::<F>(table, gpa, level);
+            let raw = pte.load();
+            if F::kind(raw, level) != Kind::Table {
+                break;
+            }
+            each(level, Link { table, pte, raw });
+            level -= 1;
+            // SAFETY: a linked table has that many entries, and stays allocated: the caller is
+            // inside a guard, or knows that no thread reclaims.
+            table =
+                unsafe { table::entries(self.platform, F::table_address(raw), F::entries(level)) };
+        }
+        (table, level)
+    }
+
+    /// Returns the entry for `gpa` in the table at `level`, if there is such a table. As in
+    /// [`Tables::lookup_below`], each level is compiled with its level as a constant.
+    ///
+    /// The caller is inside a guard, or no thread reclaims.
+    #[inline(always)]
+    pub(crate) fn entry_at(&self, gpa: u64, level: u8) -> Option<&Pte> {
+        let (table, _) = self.table_at(gpa, level);
+        Some(pte::<F>(table?, gpa, level))
+    }
+
+    /// Returns the table at `level` (at most the root's) on the way to `gpa`, if there is one, and
+    /// the bits that all entries on the way have.
+    #[inline(always)]
+    pub(crate) fn table_at(&self, gpa: u64, level: u8) -> (Option<&[Pte]>, u64) {
+        let root = self.geometry.root_level;
+        debug_assert!(level <= root, "no table is above the root");
+        let platform = self.platform;
+        let (mut table, mut common) = (self.root_entries(), !0);
+        macro_rules! below {
+            ($($above:literal)*) => {$(
+                if root >= $above && level < $above {
+                    let raw = pte::<F>(table, gpa, $above).load();
+                    if F::kind(raw, $above) != Kind::Table {
+                        return (None, common);
+                    }
+                    common &= raw;
+                    let (hpa, len) = (F::table_address(raw), F::entries($above - 1));
+                    // SAFETY: a linked table has that many entries, and stays allocated while this
+                    // walk runs.
+                    table = unsafe { table::entries(platform, hpa, len) };
+                }
+            )*};
+        }
+        below!(4 3 2 1);
+        (Some(table), common)
+    }
+}
