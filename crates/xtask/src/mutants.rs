@@ -10,13 +10,14 @@ mod tree;
 
 use crate::stages::Outcome;
 use crate::{in_ci, root, setup, target};
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use clap::Args;
 use excused::Excused;
 use judge::Judge;
 use list::Mutant;
 use std::io::IsTerminal;
 use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use table::Row;
 use tree::Tree;
@@ -25,11 +26,15 @@ use tree::Tree;
 #[derive(Debug, Args)]
 pub struct MutantsArgs {
     /// Source files of slat, slat-guest and slat-reclaim, from the workspace's folder
-    #[arg(required_unless_present = "all")]
+    #[arg(required_unless_present_any = ["all", "list"])]
     files: Vec<String>,
-    /// All files: takes many hours
+    /// All files: takes hours
     #[arg(long, conflicts_with = "files")]
     all: bool,
+    /// Only the changes that this file names, each in a line `FILE: CHANGE`, as this command prints
+    /// those that no test notices. To record them, none may have been noticed before
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["files", "all"])]
+    list: Option<PathBuf>,
     /// Write the results into the table of docs/mutations.md
     #[arg(long)]
     record: bool,
@@ -82,10 +87,17 @@ pub fn run(args: &MutantsArgs) -> anyhow::Result<()> {
         let known = listed.iter().any(|mutant| mutant.file == *file);
         ensure!(known, "{file} is no file with mutants: name one like `{}`", STAGE[0]);
     }
-    let chosen = |mutant: &Mutant| args.all || args.files.contains(&mutant.file);
+    let named = match &args.list {
+        Some(path) => Some(list::named(&read(path)?)),
+        None => None,
+    };
+    let chosen = |mutant: &Mutant| match &named {
+        Some(named) => named.contains(&mutant.key()),
+        None => args.all || args.files.contains(&mutant.file),
+    };
     let (rows, wrong) = mutate(&listed, chosen, args.jobs)?;
     if args.record {
-        table::record(&root().join("docs/mutations.md"), &rows)?;
+        table::record(&root().join("docs/mutations.md"), &rows, named.is_some())?;
     }
     none_wrong(&wrong)
 }
@@ -100,6 +112,10 @@ pub fn check() -> anyhow::Result<Outcome> {
     let (_, wrong) = mutate(&list::all()?, |mutant| STAGE.contains(&&*mutant.file), None)?;
     none_wrong(&wrong)?;
     Ok(Outcome::Ran(Vec::new()))
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| path.display().to_string())
 }
 
 fn none_wrong(wrong: &[String]) -> anyhow::Result<()> {
@@ -154,7 +170,8 @@ impl Library {
             }
             let found = mutants.iter().find(|(other, _)| *other == id);
             if let (Fate::Missed, Some((_, mutant))) = (fate, found) {
-                println!("{}: {}: no test notices", mutant.file, mutant.change);
+                println!("{}", mutant.key());
+                println!("    no test notices {}", mutant.described());
             }
         };
         let ids: Vec<u32> = woven.iter().copied().collect();

@@ -4,7 +4,7 @@ use super::LIBRARIES;
 use crate::{root, setup};
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
 
 /// A change.
@@ -38,6 +38,27 @@ pub enum Kind {
 pub struct Place {
     pub line: usize,
     pub column: usize,
+}
+
+impl Mutant {
+    /// Returns its name in docs/mutants.txt, which does not change when lines are added above it.
+    pub fn key(&self) -> String {
+        format!("{}: {}", self.file, self.change)
+    }
+
+    /// Returns its place, and the text that it puts there.
+    pub fn described(&self) -> String {
+        let Place { line, column } = self.from;
+        let text = self.replacement.split_whitespace().collect::<Vec<_>>().join(" ");
+        format!("`{text}` at line {line}, column {column}")
+    }
+}
+
+/// Returns the names of mutants that `text` has, each in a line of its own; indented lines, tables
+/// and comments are ignored.
+pub fn named(text: &str) -> BTreeSet<String> {
+    let is_name = |line: &&str| !line.starts_with(['#', ' ', '|']) && line.contains(".rs: ");
+    text.lines().filter(is_name).map(|line| line.trim_end().to_owned()).collect()
 }
 
 /// Returns all mutants of the libraries.
@@ -100,6 +121,13 @@ impl Mutant {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn what_the_command_prints_is_a_list_of_what_to_try_again() {
+        let mutant = Mutant::named("crates/a/src/b.rs", "replace > with < in f::g #2");
+        let printed = format!("{}\n    {}\n| file | mutants |\n", mutant.key(), mutant.described());
+        assert_eq!(named(&printed).into_iter().collect::<Vec<_>>(), [mutant.key()]);
+    }
 
     #[test]
     fn changes_alike_in_a_file_are_numbered() {
