@@ -5,12 +5,14 @@
 
 mod common;
 
+mod accounts;
 mod collapse;
 mod consumers;
 mod contended;
 mod contiguous;
 mod counts;
 mod device;
+mod discards;
 mod edges;
 mod executable;
 mod given_back;
@@ -28,14 +30,17 @@ mod interleavings;
 mod leaf_ages;
 mod limits;
 mod model;
+mod moved;
 mod numbered;
 mod obligations;
 mod owned;
+mod owners;
 mod promises;
 mod protect;
 mod refusals;
 mod replaced;
 mod reservations;
+mod rounds;
 mod software;
 mod steps;
 mod tables_taken;
