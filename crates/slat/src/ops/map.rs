@@ -274,6 +274,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         self.platform.publish();
         counts.entries_read += u64::from(self.geometry().root_level) + 1;
         counts.entries_written += 1;
+        counts.bytes_changed += 1 << F::PAGE_SHIFT;
         true
     }
 

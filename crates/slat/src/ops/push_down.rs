@@ -195,3 +195,32 @@ fn protect_child<F: Format>(pte: &Pte, level: u8, counts: &mut Counts) -> bool {
     }
     false
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::addr::Hpa;
+
+    type F = crate::format::ept::Ept<true>;
+
+    #[test]
+    fn an_entry_that_another_thread_takes_during_a_push_down_keeps_its_marker() {
+        let link = F::table(Hpa(0x5000), 1) & !F::TABLE_WRITE;
+        let marker = F::frozen(Hpa(0));
+        let pte = Pte::new(link);
+        // A child that is held, for which the push-down waits.
+        let children = [Pte::new(marker)];
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                while pte.exchange(link | F::MARK, marker).is_err() {
+                    std::thread::yield_now();
+                }
+            });
+            while !other.is_finished() {
+                let entry = Entry { pte: &pte, raw: link, start: 0, end: 1 << F::shift(1) };
+                push_down::<F>(1, &entry, &children, &mut Counts::default());
+            }
+        });
+        assert_eq!(pte.load(), marker);
+    }
+}

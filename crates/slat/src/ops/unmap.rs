@@ -324,8 +324,10 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         if !self.continues(raws, at) {
             return visit_each::<F, Self>(self, run, raws, at, tally);
         }
-        let (pages, left) = (run.iter().zip(raws), self.left());
-        let taken = pages.take_while(|(pte, raw)| pte.exchange(**raw, left).is_ok()).count();
+        let left = self.left();
+        // By index, because `zip` is a call if crates are not optimised together.
+        let taken = (0..RUN).take_while(|&index| run[index].exchange(raws[index], left).is_ok());
+        let taken = taken.count();
         if taken > 0 {
             let bytes = (taken as u64) << F::PAGE_SHIFT;
             let all = Entry { pte: &run[0], raw: raws[0], start: at, end: at + bytes };

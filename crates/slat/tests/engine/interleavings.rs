@@ -1,5 +1,5 @@
-//! Interleavings that once went wrong, each step by step: the platform calls the test at the points
-//! where another thread came in between.
+//! Interleavings, most of which once went wrong, each step by step: the platform calls the test at
+//! the points where another thread came in between.
 
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
@@ -12,7 +12,7 @@ use std::thread;
 
 /// The place from which the platform was called, and the address that the call was about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Call {
+pub(crate) enum Call {
     Slots,
     Invalidate,
     Maintain(u64),
@@ -20,7 +20,7 @@ enum Call {
 
 type Hook = Arc<dyn Fn(Call) + Send + Sync>;
 
-struct Hooked {
+pub(crate) struct Hooked {
     grace: Grace<[Seat; 8]>,
     bbm: BreakBeforeMake,
     hook: Mutex<Option<Hook>>,
@@ -29,13 +29,13 @@ struct Hooked {
 
 impl Hooked {
     /// Leaked, so that a hook may refer to it.
-    fn new(bbm: BreakBeforeMake) -> &'static Self {
+    pub(crate) fn new(bbm: BreakBeforeMake) -> &'static Self {
         let grace = Grace::new([const { Seat::new() }; 8]);
         let invalidations = AtomicUsize::new(0);
         Box::leak(Box::new(Self { grace, bbm, hook: Mutex::new(None), invalidations }))
     }
 
-    fn at_each_call(&self, hook: impl Fn(Call) + Send + Sync + 'static) {
+    pub(crate) fn at_each_call(&self, hook: impl Fn(Call) + Send + Sync + 'static) {
         *self.hook.lock().unwrap() = Some(Arc::new(hook));
     }
 
@@ -110,7 +110,7 @@ fn range(start: u64, size: u64) -> GpaRange {
     GpaRange::new(Gpa(start), size).unwrap()
 }
 
-fn with_cache<F: Format, P: Platform, R>(
+pub(crate) fn with_cache<F: Format, P: Platform, R>(
     platform: &P,
     pages: usize,
     run: impl FnOnce(&mut TableCache<'_, F, P>) -> R,
@@ -400,6 +400,44 @@ fn pages_past_the_end_of_the_address_space_are_refused() {
             let pages = Pages { start, bits: &bits };
             let why = guard.write_protect_pages(&pages).unwrap_err().why;
             assert!(matches!(why, ChangeError::Range(_)), "{why:?}");
+        }
+    }
+}
+
+#[test]
+fn a_table_that_is_linked_while_a_map_builds_its_own_stays() {
+    for number in 0.. {
+        let platform = Hooked::new(BreakBeforeMake::Never);
+        let guest = Tables::new(Ept1G::default(), Vmid(1), 40, platform).unwrap();
+        let guest: &'static Tables<'static, Ept1G, Hooked> = Box::leak(Box::new(guest));
+        let map = move |gpa: u64| {
+            let mut participant = Participant::register(platform).unwrap();
+            let mut guard = guest.enter(&mut participant).unwrap();
+            with_cache(platform, 8, |cache| {
+                guard.map(range(gpa, 4096), Hpa(gpa), Attributes::RAM, PAGE, cache)
+            })
+        };
+        map(0).unwrap();
+        // At some call of the first map, another thread maps the next page, under the same tables.
+        let calls = Arc::new(AtomicUsize::new(0));
+        let called = calls.clone();
+        platform.at_each_call(move |_| {
+            if called.fetch_add(1, SeqCst) == number {
+                assert_eq!(map(GIB + 4096), Ok(4096));
+            }
+        });
+        assert_eq!(map(GIB), Ok(4096));
+        platform.at_each_call(|_| ());
+        // The calls of a map by itself.
+        if calls.load(SeqCst) <= number {
+            assert!(number > 8, "the map made {number} calls");
+            break;
+        }
+        let mut participant = Participant::register(platform).unwrap();
+        let guard = guest.enter(&mut participant).unwrap();
+        for gpa in [GIB, GIB + 4096] {
+            let found = guard.translate(Gpa(gpa)).unwrap();
+            assert_eq!(found.map(|found| found.hpa), Some(Hpa(gpa)), "call {number}");
         }
     }
 }

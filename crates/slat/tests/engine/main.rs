@@ -5,6 +5,7 @@
 
 mod common;
 
+mod accounts;
 mod collapse;
 mod collapsed;
 mod consumers;
@@ -12,6 +13,7 @@ mod contended;
 mod contiguous;
 mod counts;
 mod device;
+mod discards;
 mod edges;
 mod executable;
 mod faults;
@@ -31,15 +33,18 @@ mod leaf_ages;
 mod limits;
 mod looks;
 mod model;
+mod moved;
 mod named;
 mod numbered;
 mod obligations;
 mod owned;
+mod owners;
 mod promises;
 mod protect;
 mod refusals;
 mod replaced;
 mod reservations;
+mod rounds;
 mod software;
 mod steps;
 mod tables_taken;

@@ -1,0 +1,114 @@
+//! Discards and maps of an address space with one owner, by what is invalidated and what is left.
+
+use crate::common::stage::{G, K, M, RAM, range};
+use crate::common::{Event, TestPlatform};
+use slat::format::arm64::Arm64K4;
+use slat::format::ept::Ept2M;
+use slat::{
+    AddressSpace, BreakBeforeMake, Format, Gpa, GpaRange, Hpa, MapError, PageSize, SpaceError,
+    TableCache, Vmid,
+};
+
+const PAGE: PageSize = PageSize::SIZE_4K;
+const BLOCK: PageSize = PageSize::SIZE_2M;
+
+/// Runs a test with an empty address space, and checks that it gives back all tables.
+fn on_space<F: Format>(
+    format: F,
+    test: impl FnOnce(&TestPlatform, &mut AddressSpace<'_, F, TestPlatform>),
+) {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut space = AddressSpace::new(format, Vmid(3), 40, &platform).unwrap();
+    test(&platform, &mut space);
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+    assert_eq!(platform.live(), 0);
+}
+
+/// Returns what was invalidated since the last call, and whether walk caches were, too.
+fn invalidated(platform: &TestPlatform) -> Vec<(Option<GpaRange>, bool)> {
+    let of = |event: Event| match event {
+        Event::Invalidate(what) => Some((what.range, what.tables)),
+        _ => None,
+    };
+    platform.take_events().into_iter().filter_map(of).collect()
+}
+
+#[test]
+fn tables_that_a_discard_covers_whole_are_invalidated_apart_from_the_pages_beside_them() {
+    on_space(Arm64K4::default(), |platform, space| {
+        let all = range(2 * M, 4 * M + 8 * K);
+        space.map(all, Hpa(2 * M), RAM, PAGE).unwrap();
+        platform.take_events();
+        space.discard(range(2 * M, 4 * M + 4 * K)).unwrap();
+        let (tables, page) = (range(2 * M, 4 * M), range(6 * M, 4 * K));
+        assert_eq!(invalidated(platform), [(Some(tables), true), (Some(page), false)]);
+        assert_eq!(platform.live(), 3, "the root, and the tables of the page that is left");
+        let there = [2 * M, 6 * M, 6 * M + 4 * K].map(|at| space.query(Gpa(at)).is_some());
+        assert_eq!(there, [false, false, true]);
+    });
+}
+
+#[test]
+fn a_table_next_to_what_is_discarded_stays_even_if_nothing_is_mapped_in_it() {
+    on_space(Arm64K4::default(), |platform, space| {
+        {
+            let mut storage = [const { None }; 4];
+            let mut cache = TableCache::new(platform, &mut storage);
+            cache.fill(4).unwrap();
+            let mut guard = space.guard();
+            let reserved = guard.reserve(Gpa(G), BLOCK, &mut cache).unwrap();
+            assert_eq!(reserved.range(), range(G, 2 * M));
+        }
+        space.map(range(0, 2 * M), Hpa(0), RAM, PAGE).unwrap();
+        assert_eq!(platform.live(), 4, "the root, a table on either side of 1g, one of pages");
+        platform.take_events();
+        space.discard(range(0, G)).unwrap();
+        assert_eq!(invalidated(platform), [(Some(range(0, G)), true)]);
+        assert_eq!(platform.live(), 2);
+    });
+}
+
+#[test]
+fn a_block_next_to_what_is_discarded_stays() {
+    on_space(Ept2M::default(), |platform, space| {
+        space.map(range(0, 2 * M), Hpa(0), RAM, PAGE).unwrap();
+        space.map(range(4 * M, 2 * M), Hpa(4 * M), RAM, BLOCK).unwrap();
+        space.discard(range(0, 2 * M)).unwrap();
+        assert_eq!(space.query(Gpa(4 * M)).map(|found| found.size), Some(BLOCK));
+        assert_eq!(platform.live(), 3, "the root, and two tables above the block");
+    });
+}
+
+#[test]
+fn several_pages_are_mapped_as_such_after_one_in_the_same_table() {
+    on_space(Arm64K4::default(), |_, space| {
+        space.map(range(0, 4 * K), Hpa(0), RAM, PAGE).unwrap();
+        space.map(range(4 * K, 8 * K), Hpa(4 * K), RAM, PAGE).unwrap();
+        for page in 0..3 {
+            let found = space.query(Gpa(page * 4 * K)).map(|found| found.hpa);
+            assert_eq!(found, Some(Hpa(page * 4 * K)));
+        }
+    });
+}
+
+#[test]
+fn what_is_no_page_is_refused_also_next_to_the_page_that_was_mapped_last() {
+    on_space(Arm64K4::default(), |_, space| {
+        let hpa = Hpa(8 * K);
+        space.map(range(4 * K, 4 * K), hpa, RAM, PAGE).unwrap();
+        let mut refused = |at, hpa, largest| {
+            let why = space.map(range(at, 4 * K), hpa, RAM, largest).unwrap_err().why;
+            assert_eq!(space.query(Gpa(0)), None);
+            why
+        };
+        for at in [1, 2, 0x800, 0xfff] {
+            let why = refused(at, hpa, PAGE);
+            assert!(matches!(why, SpaceError::Map(MapError::Range(_))), "{at:#x}: {why}");
+        }
+        let why = refused(0, Hpa(1), PAGE);
+        assert!(matches!(why, SpaceError::Map(MapError::HostAddress { .. })), "{why}");
+        let why = refused(0, hpa, PageSize::from_bytes(16 * K).unwrap());
+        assert!(matches!(why, SpaceError::Map(MapError::LeafSize(_))), "{why}");
+    });
+}
