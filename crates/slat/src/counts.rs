@@ -43,3 +43,27 @@ impl AddAssign for Counts {
         self.bytes_changed += other.bytes_changed;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_added_one_by_one() {
+        let of = |first| Counts {
+            entries_read: first,
+            entries_written: first + 1,
+            tables_built: first + 2,
+            invalidations: first + 3,
+            broken: first + 4,
+            bytes_changed: first + 5,
+        };
+        let mut sum = of(10);
+        sum += of(100);
+        let right = [110, 112, 114, 116, 118, 120];
+        let Counts { entries_read, entries_written, tables_built, .. } = sum;
+        let Counts { invalidations, broken, bytes_changed, .. } = sum;
+        let found = [entries_read, entries_written, tables_built];
+        assert_eq!([found, [invalidations, broken, bytes_changed]].concat(), right);
+    }
+}

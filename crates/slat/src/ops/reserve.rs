@@ -302,6 +302,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
             }
             sizes.add(self.level, 1);
         }
+        self.sums.counts.bytes_changed += bytes;
         self.tables.touch_above(self.base, self.level);
         self.tables.platform.publish();
         Ok(Some(bytes))
@@ -392,6 +393,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
                 1 << F::shift(level)
             }
         };
+        counts.bytes_changed += bytes;
         tables.touch_above(base, level);
         tables.platform.publish();
         Ok(Ok(Some(bytes)))

@@ -413,10 +413,10 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     fn continues(&self, raws: &[u64; RUN], at: u64) -> bool {
         let page = 1 << F::PAGE_SHIFT;
         let first = F::leaf_address(raws[0], 0);
-        let follow = |(raw, number): (&u64, u64)| *raw == F::further(raws[0], number * page);
+        let follows = |index| raws[index] == F::further(raws[0], index as u64 * page);
         (raws[0], at, 0) == self.next
             && (F::CONTIGUOUS == 0 || at >= self.taken)
-            && raws.iter().zip(0..).all(follow)
+            && (0..RUN).all(follows)
             // Descriptors increase as their addresses do, unless a field overflows.
             && F::leaf_address(raws[RUN - 1], 0).0 == first.0 + (RUN as u64 - 1) * page
             && self.removals.follows(first)

@@ -1,9 +1,14 @@
 //! What guards and removals account for.
 
+use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
-use crate::common::stage::{G, K, RAM, on_stage, range};
-use crate::common::unmap;
-use slat::{Attributes, Hpa, PageSize, Place, Removals, Software};
+use crate::common::stage::{G, K, M, RAM, on_stage, range};
+use crate::common::world::cache;
+use crate::common::{TestPlatform, unmap};
+use crate::obligations::arm;
+use slat::{
+    Attributes, BreakBeforeMake, Gpa, Hpa, PageSize, Place, Removals, Software, Tables, Vmid,
+};
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 
@@ -16,6 +21,32 @@ fn the_bytes_of_a_page_that_is_mapped_count_whether_its_table_is_there_or_not() 
             assert_eq!(guard.counts().bytes_changed, page * 4 * K);
         }
     });
+}
+
+#[test]
+fn the_bytes_of_a_leaf_or_a_group_that_is_committed_count_whether_it_is_reported_or_not() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let tables = Tables::new(arm(), Vmid(1), 40, &platform).unwrap();
+    let (mut member, mut frames, mut bytes) = (platform.join(), Vec::new(), 0);
+    let mut cache = cache::<Arm<12>>(&platform, &mut frames, 8);
+    let mut guard = tables.enter(&mut member).unwrap();
+    let block = PageSize::SIZE_2M;
+    for (at, largest, size) in [(0, PAGE, 4 * K), (2 * M, block, 2 * M), (4 * M, PAGE, 64 * K)] {
+        for told in [false, true] {
+            let gpa = Gpa(if told { at + 8 * M } else { at });
+            let reserved = match size == 64 * K {
+                true => guard.reserve_contiguous(gpa, largest, &mut cache).unwrap(),
+                false => guard.reserve(gpa, largest, &mut cache).unwrap(),
+            };
+            let done = match told {
+                true => reserved.commit_told(Hpa(0), RAM, || Ok::<_, ()>(())).unwrap(),
+                false => reserved.commit(Hpa(0), RAM),
+            };
+            assert_eq!(done, Ok(Some(size)));
+            bytes += size;
+            assert_eq!(guard.counts().bytes_changed, bytes);
+        }
+    }
 }
 
 #[test]
