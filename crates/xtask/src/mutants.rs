@@ -35,6 +35,9 @@ pub struct MutantsArgs {
     /// those that no test notices. To record them, none may have been noticed before
     #[arg(long, value_name = "PATH", conflicts_with_all = ["files", "all"])]
     list: Option<PathBuf>,
+    /// Leave out changes that cannot share a program with others: each takes minutes
+    #[arg(long)]
+    together: bool,
     /// Write the results into the table of docs/mutations.md
     #[arg(long)]
     record: bool,
@@ -77,6 +80,8 @@ pub enum Fate {
     Unviable,
     /// A test did not end.
     Timeout,
+    /// It needs a program of its own, and was left out.
+    NotRun,
 }
 
 /// Mutates the files that the arguments name.
@@ -95,11 +100,11 @@ pub fn run(args: &MutantsArgs) -> anyhow::Result<()> {
         Some(named) => named.contains(&mutant.key()),
         None => args.all || args.files.contains(&mutant.file),
     };
-    let (rows, wrong) = mutate(&listed, chosen, args.jobs)?;
-    if args.record {
-        table::record(&root().join("docs/mutations.md"), &rows, named.is_some())?;
-    }
-    none_wrong(&wrong)
+    let recorded = |rows: &[Row]| match args.record {
+        true => table::record(&root().join("docs/mutations.md"), rows, named.is_some()),
+        false => Ok(()),
+    };
+    none_wrong(&mutate(&listed, chosen, How { jobs: args.jobs, alone: !args.together }, recorded)?)
 }
 
 /// The tests' stage: mutates one small file, and checks the list of excuses.
@@ -109,8 +114,8 @@ pub fn check() -> anyhow::Result<Outcome> {
         Err(error) if in_ci() => return Err(error),
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
     }
-    let (_, wrong) = mutate(&list::all()?, |mutant| STAGE.contains(&&*mutant.file), None)?;
-    none_wrong(&wrong)?;
+    let chosen = |mutant: &Mutant| STAGE.contains(&&*mutant.file);
+    none_wrong(&mutate(&list::all()?, chosen, How { jobs: None, alone: true }, |_| Ok(()))?)?;
     Ok(Outcome::Ran(Vec::new()))
 }
 
@@ -123,45 +128,53 @@ fn none_wrong(wrong: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tests the chosen mutants and prints one row for each file. Also returns the mutants that pass
-/// all tests without an excuse, and the excused ones that do not exist or are noticed.
+/// How mutants are tested.
+#[derive(Clone, Copy)]
+struct How {
+    /// Test programs that run at once.
+    jobs: Option<NonZeroUsize>,
+    /// Whether mutants that need a program of their own are tested.
+    alone: bool,
+}
+
+/// Tests the chosen mutants, prints one row for each file, and gives those of each library to
+/// `record`. Returns the mutants that pass all tests without an excuse, and the excused ones that
+/// do not exist or are noticed.
 fn mutate(
     listed: &[Mutant],
     chosen: impl Fn(&Mutant) -> bool,
-    jobs: Option<NonZeroUsize>,
-) -> anyhow::Result<(Vec<Row>, Vec<String>)> {
+    how: How,
+    record: impl Fn(&[Row]) -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<String>> {
     let excused = Excused::read(&root().join("docs/mutants.txt"))?;
     let mut wrong = excused.without_mutant(listed);
-    let mut tested: Vec<(&Mutant, Fate)> = Vec::new();
     for library in &LIBRARIES {
         let folder = format!("crates/{}/src/", library.name);
         let of = |mutant: &Mutant| chosen(mutant) && mutant.file.starts_with(&folder);
         let of: Vec<(u32, &Mutant)> = (0..).zip(listed).filter(|(_, mutant)| of(mutant)).collect();
         if !of.is_empty() {
-            let fates = library.test(&of, jobs)?;
-            tested.extend(fates.iter().map(|&(id, fate)| (&listed[id as usize], fate)));
+            let fates = library.test(&of, how)?;
+            let tested = fates.iter().map(|&(id, fate)| (&listed[id as usize], fate));
+            let tested: Vec<_> = tested.collect();
+            wrong.extend(excused.wrong(&tested));
+            let rows = table::rows(&tested, &excused);
+            print!("{}", table::text(&rows));
+            record(&rows)?;
         }
     }
-    wrong.extend(excused.wrong(&tested));
-    let rows = table::rows(&tested, &excused);
-    print!("{}", table::text(&rows));
-    Ok((rows, wrong))
+    Ok(wrong)
 }
 
 impl Library {
     /// Returns the results of the chosen mutants of this library. Mutants that cannot share a
     /// program with others are built one at a time.
-    fn test(
-        &self,
-        mutants: &[(u32, &Mutant)],
-        jobs: Option<NonZeroUsize>,
-    ) -> anyhow::Result<Vec<(u32, Fate)>> {
+    fn test(&self, mutants: &[(u32, &Mutant)], how: How) -> anyhow::Result<Vec<(u32, Fate)>> {
         let tree = root();
         let tree = Tree::new(tree, target().join("mutants").join(self.name), self)?;
         let (programs, woven) = tree.together(mutants)?;
         // The next build uses the same names.
         let kept = programs.kept()?;
-        let judge = Judge::new(&kept, jobs)?;
+        let judge = Judge::new(&kept, how.jobs)?;
         let done = AtomicUsize::new(0);
         let tell = |id: u32, fate| {
             let done = done.fetch_add(1, Ordering::Relaxed) + 1;
@@ -175,9 +188,13 @@ impl Library {
             }
         };
         let ids: Vec<u32> = woven.iter().copied().collect();
-        let mut fates = judge.fates(&kept, &ids, jobs, tell)?;
+        let mut fates = judge.fates(&kept, &ids, how.jobs, tell)?;
         tree.restore(mutants)?;
         for &(id, mutant) in mutants.iter().filter(|(id, _)| !woven.contains(id)) {
+            if !how.alone {
+                fates.push((id, Fate::NotRun));
+                continue;
+            }
             let fate = match tree.alone(mutant)? {
                 Some(programs) => judge.fate(&programs, None)?,
                 None => Fate::Unviable,

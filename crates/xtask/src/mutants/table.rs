@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 const TITLES: &str = "\
-| file | mutants | caught | a test did not end | equivalent | missed | do not compile |
-|---|---|---|---|---|---|---|
+| file | mutants | caught | a test did not end | equivalent | missed | do not compile | not run |
+|---|---|---|---|---|---|---|---|
 ";
 
 /// Markers around the table in the documentation.
@@ -23,6 +23,7 @@ pub struct Row {
     equivalent: usize,
     missed: usize,
     unviable: usize,
+    not_run: usize,
 }
 
 pub fn rows(tested: &[(&Mutant, Fate)], excused: &Excused) -> Vec<Row> {
@@ -36,6 +37,7 @@ pub fn rows(tested: &[(&Mutant, Fate)], excused: &Excused) -> Vec<Row> {
             Fate::Missed if excused.has(mutant) => &mut row.equivalent,
             Fate::Missed => &mut row.missed,
             Fate::Unviable => &mut row.unviable,
+            Fate::NotRun => &mut row.not_run,
         } += 1;
     }
     rows.into_values().collect()
@@ -47,8 +49,10 @@ impl Row {
         let mut cells = line.strip_prefix("| ")?.strip_suffix(" |")?.split(" | ");
         let file = cells.next()?.trim_matches('`').to_owned();
         let cells: Vec<usize> = cells.map(str::parse).collect::<Result<_, _>>().ok()?;
-        let [_, caught, timeout, equivalent, missed, unviable] = *cells else { return None };
-        Some(Self { file, caught, timeout, equivalent, missed, unviable })
+        let [_, caught, timeout, equivalent, missed, unviable, not_run] = *cells else {
+            return None;
+        };
+        Some(Self { file, caught, timeout, equivalent, missed, unviable, not_run })
     }
 
     /// Counts mutants that were missed as what they are now; `None` if `now` has more of them.
@@ -61,18 +65,21 @@ impl Row {
             equivalent: self.equivalent + now.equivalent,
             missed,
             unviable: self.unviable + now.unviable,
+            not_run: self.not_run + now.not_run,
         })
     }
 
     fn all(&self) -> usize {
-        self.caught + self.timeout + self.equivalent + self.missed + self.unviable
+        let Self { file: _, caught, timeout, equivalent, missed, unviable, not_run } = self;
+        caught + timeout + equivalent + missed + unviable + not_run
     }
 
     fn text(&self) -> String {
-        let Self { file, caught, timeout, equivalent, missed, unviable } = self;
+        let Self { file, caught, timeout, equivalent, missed, unviable, not_run } = self;
         let all = self.all();
         format!(
-            "| `{file}` | {all} | {caught} | {timeout} | {equivalent} | {missed} | {unviable} |\n"
+            "| `{file}` | {all} | {caught} | {timeout} | {equivalent} | {missed} | {unviable} \
+             | {not_run} |\n"
         )
     }
 }
