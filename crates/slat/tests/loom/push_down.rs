@@ -177,3 +177,23 @@ fn protection_is_pushed_down_through_two_levels() {
         guest.end(0);
     });
 }
+
+/// The collapse's block is in the place of a table that the push-down was about to protect: the
+/// block loses the right in its turn.
+#[test]
+fn a_fault_beside_a_collapse_protects_the_block_that_took_the_place_of_a_table() {
+    bounded("relax (push-down) || collapse of a neighbour, three levels", 2, || {
+        let guest = X86::new(15, NEVER).running().mapped(0..BIG, RAM, PAGE);
+        assert!(guest.round(0..BIG).is_none());
+        let collapses = spawn(move || guest.collapse(0..BLOCK, BLOCK));
+        let rest = guest.relax(BLOCK..BLOCK + PAGE, Write);
+        let _ = collapses.join().unwrap();
+        guest.relax_rest(rest, Write);
+        for page in [0, PAGE, BLOCK + PAGE] {
+            assert!(!guest.leaf(page).1.write, "{page:#x} was never relaxed");
+        }
+        guest.settle();
+        let retired = guest.pages() - 1 - guest.linked();
+        guest.end(retired);
+    });
+}
