@@ -9,7 +9,9 @@ use crate::common::stage::{G, K, M, RAM, on_stage, range, refused};
 use crate::common::{Event, Moment};
 use crate::obligations::{arm, ept};
 use slat::format::power::PowerK64;
-use slat::{Access, Attributes, Execute, Format, Gpa, Granted, Hpa, PageSize, Software, SplitError};
+use slat::{
+    Access, Attributes, Execute, Format, Gpa, Granted, Hpa, PageSize, Software, SplitError,
+};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::SeqCst;

@@ -6,11 +6,13 @@ use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::power::Core;
+use crate::common::hardware::riscv::Hart;
 use crate::common::stage::{G, K, M, RAM, range};
 use crate::common::world::{CacheOf, cache};
 use crate::obligations::{arm, ept};
 use slat::format::ept::Ept1G;
-use slat::format::power::PowerK64;
+use slat::format::power::{PowerK4, PowerK64};
+use slat::format::riscv::RiscV;
 use slat::{
     Attributes, BreakBeforeMake, Gpa, GpaRange, Hpa, Inactive, Owner, PageSize, Software, Vmid,
 };
@@ -23,7 +25,7 @@ const ONE: Option<Owner> = Owner::new(1);
 
 type InactiveOf<'p, H> = Inactive<'p, <H as Hardware>::Format, TestPlatform>;
 
-/// Empty tables, and a cache of eight frames; checks that no frame is missing.
+/// Empty tables, and a cache of 16 frames; checks that no frame is missing.
 fn on_inactive<H: Hardware>(
     (format, bits): (H::Format, u32),
     body: impl FnOnce(&TestPlatform, &mut InactiveOf<'_, H>, &mut CacheOf<'_, H>),
@@ -31,7 +33,7 @@ fn on_inactive<H: Hardware>(
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut inactive = Inactive::new(format, Vmid(1), bits, &platform).unwrap();
     let mut storage = Vec::new();
-    let mut frames = cache::<H>(&platform, &mut storage, 8);
+    let mut frames = cache::<H>(&platform, &mut storage, 16);
     body(&platform, &mut inactive, &mut frames);
     drop(frames);
     inactive.destroy();
@@ -176,6 +178,48 @@ fn a_page_64g_behind_a_run_does_not_continue_it() {
     }
     apart::<Arm<12>>(arm());
     apart::<Ept<true>>(ept());
+}
+
+#[test]
+fn pages_that_share_memory_are_handed_out_apart() {
+    fn apart<H: Hardware>(format: H::Format) {
+        on_inactive::<H>((format, 41), |_, inactive, cache| {
+            let pages = [(0, G), (4 * K, G + 8 * K), (8 * K, G + 8 * K), (12 * K, G + 8 * K)];
+            for count in 2..5 {
+                for (at, hpa) in &pages[..count] {
+                    inactive.map(range(*at, 4 * K), Hpa(*hpa), RAM, PAGE, cache).unwrap();
+                }
+                let runs = unmap::<H>(inactive, range(0, 2 * M));
+                assert_eq!(runs, pages[..count].iter().map(run).collect::<Vec<_>>());
+            }
+        });
+    }
+    fn run((at, hpa): &(u64, u64)) -> (u64, u64, u64) {
+        (*at, 4 * K, *hpa)
+    }
+    apart::<Arm<12>>(arm());
+    apart::<Ept<true>>(ept());
+    apart::<Hart<true>>(RiscV::default());
+}
+
+/// In some formats the descriptor of a block is that of a page.
+#[test]
+fn a_block_is_no_part_of_the_run_of_pages_before_it() {
+    fn apart<H: Hardware>(format: H::Format, bits: u32) {
+        on_inactive::<H>((format, bits), |_, inactive, cache| {
+            let (page, block) = (range(2 * M - 4 * K, 4 * K), range(2 * M, 2 * M));
+            for (at, size) in [(page, PAGE), (block, BLOCK)] {
+                inactive.map(at, Hpa(G + at.start().0), RAM, size, cache).unwrap();
+            }
+            let runs = unmap::<H>(inactive, range(2 * M - 4 * K, 2 * M + 4 * K));
+            let expected = [page, block].map(|at| (at.start().0, at.size(), G + at.start().0));
+            assert_eq!(runs, expected);
+        });
+    }
+    apart::<Arm<12>>(arm(), 40);
+    apart::<Ept<true>>(ept(), 40);
+    apart::<Hart<true>>(RiscV::default(), 41);
+    apart::<Core<12, true>>(PowerK4 { output_bits: 48 }, 48);
 }
 
 /// Behind the highest address of all is the lowest, with one software bit more.
