@@ -6,6 +6,7 @@
 mod common;
 
 mod accounts;
+mod aged;
 mod collapse;
 mod collapsed;
 mod consumers;
@@ -51,4 +52,5 @@ mod tables_taken;
 mod told;
 mod unmap_runs;
 mod vtd;
+mod withheld;
 mod young;
