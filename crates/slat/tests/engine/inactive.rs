@@ -178,16 +178,16 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart() {
 
 #[test]
 fn pages_of_inactive_tables_are_protected_in_runs_and_one_by_one() {
-    fn protects<H: Hardware>(format: H::Format) {
+    fn protects<H: Hardware>(format: H::Format, before: u64) {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
         let mut storage = Vec::new();
         let mut frames = cache::<H>(&platform, &mut storage, 4);
         let (pages, page) = (range(0, 160 * K), size(4 * K));
         assert_eq!(inactive.map(pages, Hpa(G), RAM, page, &mut frames), Ok(160 * K));
-        // One page of the second run is protected before; a run is whole, and an end is none.
-        assert_eq!(inactive.write_protect(range(48 * K, 4 * K)), Ok(4 * K));
-        assert_eq!(inactive.write_protect(range(0, 140 * K)), Ok(136 * K));
+        // Pages of the second run are protected before; a run is whole, and an end is none.
+        assert_eq!(inactive.write_protect(range(48 * K, before)), Ok(before));
+        assert_eq!(inactive.write_protect(range(0, 140 * K)), Ok(140 * K - before));
         let leaves: Vec<_> = inactive.guard().leaves(pages).unwrap().flatten().collect();
         assert_eq!(leaves.len(), 40);
         assert!(leaves.iter().all(|leaf| leaf.attributes.write == (leaf.gpa.0 >= 140 * K)));
@@ -195,8 +195,10 @@ fn pages_of_inactive_tables_are_protected_in_runs_and_one_by_one() {
         inactive.destroy();
     }
     let arm = slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() };
-    protects::<Arm<12>>(arm);
-    protects::<Ept<true>>(ept());
+    for before in [4 * K, 8 * K] {
+        protects::<Arm<12>>(arm, before);
+        protects::<Ept<true>>(ept(), before);
+    }
 }
 
 /// Where a field of the descriptor overflows, the step between consecutive pages is another.

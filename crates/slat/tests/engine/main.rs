@@ -6,6 +6,7 @@
 mod common;
 
 mod accounts;
+mod aged;
 mod collapse;
 mod collapsed;
 mod consumers;
@@ -53,4 +54,5 @@ mod told;
 mod unmap_runs;
 mod vacated;
 mod vtd;
+mod withheld;
 mod young;

@@ -9,6 +9,7 @@ use crate::common::stage::{CLEAN, K, M, RAM, on_stage, range};
 use crate::common::world::{CacheOf, GuardOf};
 use crate::obligations::{arm, ept};
 use slat::{Attributes, Counts, Gpa, GpaRange, Hpa, PageSize, Place};
+use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const HOST: u64 = 256 * M;
@@ -135,4 +136,21 @@ fn a_prune_counts_what_it_reads_and_one_invalidation_if_a_table_goes() {
     }
     prunes::<Arm<12>>(arm());
     prunes::<Ept<true>>(ept());
+}
+
+#[test]
+fn a_prune_leaves_the_entries_of_a_table_that_is_not_empty_as_they_are() {
+    fn leaves<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            let page = range(8 * K, 4 * K);
+            guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
+            let memory = guard.platform();
+            let raws = || [0, 4 * K, 8 * K].map(|at| H::of(tables).pte(memory, at).0.load(SeqCst));
+            let before = raws();
+            assert_eq!(guard.prune(range(0, 4 * M)), Ok(0));
+            assert_eq!(raws(), before);
+        });
+    }
+    leaves::<Arm<12>>(arm());
+    leaves::<Ept<true>>(ept());
 }

@@ -14,7 +14,7 @@ const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 
 /// Returns the entries that link the tables on the way to `gpa`, the highest first.
-fn links<H: Hardware>(hardware: H, memory: &TestPlatform, gpa: u64) -> Vec<&AtomicU64> {
+pub(crate) fn links<H: Hardware>(hardware: H, memory: &TestPlatform, gpa: u64) -> Vec<&AtomicU64> {
     let mut links = Vec::new();
     let mut from = hardware.root();
     loop {

@@ -54,6 +54,8 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
     fn member(&mut self, level: u8, entry: &Entry<'_>) -> Result<u64, Flow> {
         let group = self.tables.group(entry.start, level).ok_or(Flow::Again)?;
         let state = group.state().ok_or(Flow::Wait)?;
+        // A rule may ask for the address, which is the member's own.
+        let state = entry.raw | state & F::STATUS;
         let changed = self.rule.change(state);
         if (changed ^ state) & !F::ACCESSED == 0 {
             return Ok(entry.raw | changed & self.rule.change(entry.raw) & F::ACCESSED);
