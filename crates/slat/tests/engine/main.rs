@@ -6,6 +6,7 @@
 mod common;
 
 mod accounts;
+mod between;
 mod collapse;
 mod collapsed;
 mod consumers;
@@ -15,6 +16,7 @@ mod counts;
 mod device;
 mod discards;
 mod edges;
+mod emptied;
 mod executable;
 mod faults;
 mod given_back;
@@ -45,6 +47,7 @@ mod refusals;
 mod replaced;
 mod reservations;
 mod rounds;
+mod seats;
 mod software;
 mod steps;
 mod tables_taken;
