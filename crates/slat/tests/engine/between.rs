@@ -224,14 +224,16 @@ fn a_group_that_another_thread_unfolds_during_a_look_up_is_not_taken_for_whole()
     for number in 0..CALLS {
         let guest = arm();
         map_groups(guest, range(0, 64 * K), G);
-        let protect = move || {
-            assert_eq!(inside(guest, |guard| guard.write_protect(range(0, 4 * K))), Ok(4 * K));
+        let replace = move || {
+            assert_eq!(unmap(guest, range(0, 4 * K)).len(), 1);
+            map(guest, range(0, 4 * K), 8 * G, PAGE);
         };
         let look = || inside(guest, |guard| guard.translate(Gpa(20 * K)));
-        let (found, _) = meanwhile(guest.platform(), move |call| call == number, protect, look);
+        let (found, _) = meanwhile(guest.platform(), move |call| call == number, replace, look);
         // Or the look-up says that it is being changed.
         if let Ok(found) = found {
-            assert!(found.unwrap().attributes.write, "call {number}: another page was protected");
+            let hpa = found.unwrap().hpa;
+            assert_eq!(hpa, Hpa(G + 20 * K), "call {number}: another page got other memory");
         }
     }
 }
