@@ -162,7 +162,7 @@ fn a_split_gives_up_on_a_block_that_changes_whenever_its_table_is_built() {
         let fills = filled.clone();
         platform.meanwhile(Some(Box::new(move |platform, moment| {
             if moment == Moment::Fill {
-                if fills.get() % 3 == 0 && fills.get() < 3 * TRIES {
+                if fills.get().is_multiple_of(3) && fills.get() < 3 * TRIES {
                     hardware.pte(platform, 0).0.fetch_xor(PowerK64::ACCESSED, SeqCst);
                 }
                 fills.set(fills.get() + 1);
