@@ -37,6 +37,8 @@ mod late;
 mod log;
 #[path = "memory/mapped.rs"]
 mod mapped;
+#[path = "memory/outcomes.rs"]
+mod outcomes;
 #[path = "memory/pairs.rs"]
 mod pairs;
 #[path = "memory/paused.rs"]
@@ -57,5 +59,7 @@ mod shared_ring;
 mod slots;
 #[path = "memory/switches.rs"]
 mod switches;
+#[path = "memory/taken.rs"]
+mod taken;
 #[path = "memory/two_slots.rs"]
 mod two_slots;

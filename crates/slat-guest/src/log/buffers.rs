@@ -95,7 +95,8 @@ mod tests {
     #[test]
     fn a_dirty_state_buffer_names_pages_and_blocks() {
         let entry = |ipa: u64, level: u64| ipa | level << 1 | 1;
-        let buffer = [entry(0x1000, 3), entry(0x4020_0000, 2), 0x3000, entry(0x5000, 4), 0];
+        let not_valid = entry(0x3000, 3) & !1;
+        let buffer = [entry(0x1000, 3), entry(0x4020_0000, 2), not_valid, entry(0x5000, 4), 0];
         let all: std::vec::Vec<_> = hdbss_addresses::<Arm64K4>(&buffer, 99).collect();
         assert_eq!(all, [(Gpa(0x1000), 1 << 12), (Gpa(0x4020_0000), 2 << 20)]);
         assert_eq!(hdbss_addresses::<Arm64K4>(&buffer, 1).count(), 1);
