@@ -35,6 +35,8 @@ mod kept;
 mod late;
 #[path = "memory/log.rs"]
 mod log;
+#[path = "memory/log_words.rs"]
+mod log_words;
 #[path = "memory/mapped.rs"]
 mod mapped;
 #[path = "memory/outcomes.rs"]

@@ -146,3 +146,31 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(())
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn page(page: u64) -> DirtyPage {
+        DirtyPage { slot: MemslotId(3), page }
+    }
+
+    #[test]
+    fn a_batch_has_pages_that_lie_in_64_of_one_memslot() {
+        let mut batch = Batch::of(page(100));
+        assert!(batch.add(page(100)) && batch.add(page(102)) && batch.add(page(163)));
+        assert_eq!((batch.start, batch.bits), (100, 1 << 63 | 0b101));
+        for other in [page(164), page(165), page(99), DirtyPage { slot: MemslotId(4), page: 101 }] {
+            assert!(!batch.add(other), "{other:?}");
+        }
+        assert_eq!((batch.slot, batch.start, batch.bits), (MemslotId(3), 100, 1 << 63 | 0b101));
+    }
+
+    #[test]
+    fn a_batch_begins_at_its_first_page_whenever_that_comes() {
+        let mut batch = Batch::of(page(100));
+        assert!(batch.add(page(98)) && batch.add(page(99)) && batch.add(page(37)));
+        assert_eq!((batch.start, batch.bits), (37, 1 << 63 | 1 << 62 | 1 << 61 | 1));
+        assert!(!batch.add(page(36)) && !batch.add(page(101)));
+    }
+}

@@ -95,6 +95,32 @@ on_all! {
         }
     }
 
+    fn a_clear_leaves_marks_only_of_pages_that_may_have_been_written<C: Case>() {
+        if !C::HARDWARE_DIRTY {
+            return;
+        }
+        let (logging, initially_set) = (Logging::Hardware, true);
+        let config = || Config { logging, initially_set, ..config() };
+        // A block that was not written: only the page that the clear names.
+        with_guest!(C, config(), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
+        vcpu.worker().set_memslot(logged(M2)).unwrap();
+        let cleared = vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1 << 7]).unwrap();
+        assert_eq!((cleared.pages, cleared.whole), (1, M2));
+        assert_eq!(taken::<C>(&mut vcpu, M2).0, [7]);
+        assert!(machine.finish().is_empty());
+        // A page that the guest may not write.
+        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        ram.change(HOST + 3 * K4, |page| page.write = false);
+        for page in [3, 4] {
+            attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Read).unwrap();
+        }
+        vcpu.worker().set_memslot(logged(M2)).unwrap();
+        vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1 << 3 | 1 << 4]).unwrap();
+        assert_eq!(taken::<C>(&mut vcpu, M2).0, [4]);
+        assert!(machine.finish().is_empty());
+    }
+
     fn a_page_of_a_block_is_young_once_for_each_use_regardless_of_the_pieces_scanned<C: Case>() {
         with_guest!(C, config(), slot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         for block in 0..2 {

@@ -2,7 +2,7 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, PageSize};
+use slat::{Access, Gpa, PageSize};
 use slat_guest::*;
 
 const NONE: DirtyPage = DirtyPage { slot: MemslotId(u16::MAX), page: u64::MAX };
@@ -73,5 +73,36 @@ on_all! {
         vcpu.worker().harvest_ring(0, &mut pages);
         vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(M2) }).unwrap();
         assert_eq!(vcpu.worker().reset_rings().unwrap(), 1);
+    }
+
+    /// The pages that are to be reset lie in what was the end of the memslot before it became
+    /// smaller.
+    fn a_reset_protects_what_was_harvested_and_no_neighbour<C: Case>() {
+        with_guest!(C, ringed(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        let write = |vcpu: &mut TheVcpu<'_, C>, pages: &[u64]| {
+            for page in pages {
+                attempt::<C>(&machine, vcpu, BASE + page * K4, Access::Write).unwrap();
+            }
+        };
+        let writable = |vcpu: &mut TheVcpu<'_, C>, page: u64| {
+            let leaf = vcpu.worker().translate(Gpa(BASE + page * K4)).unwrap();
+            leaf.is_some_and(|leaf| leaf.attributes.write)
+        };
+        write(&mut vcpu, &[100, 110, 130]);
+        let mut pages = [NONE; 8];
+        assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 3);
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(M2) }).unwrap();
+        vcpu.worker().set_memslot(logged(128 * K4)).unwrap();
+        let (id, gpa, host) = (MemslotId(1), Gpa(BASE + 128 * K4), Hva(HOST + 128 * K4));
+        vcpu.worker().set_memslot(MemslotSpec { id, gpa, host, ..logged(128 * K4) }).unwrap();
+        write(&mut vcpu, &[100, 110, 105, 130, 64]);
+        assert_eq!(vcpu.worker().reset_rings(), Ok(3));
+        let left = [64, 100, 105, 110, 130].map(|page| writable(&mut vcpu, page));
+        assert_eq!(left, [true, false, true, false, true]);
+        assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 5);
+        // The last 64 pages of the memslot, and its neighbour.
+        assert_eq!(vcpu.worker().reset_rings(), Ok(5));
+        assert!([64, 100, 105, 110, 130].iter().all(|&page| !writable(&mut vcpu, page)));
+        assert!(machine.finish().is_empty());
     }
 }
