@@ -158,7 +158,7 @@ fn a_split_gives_up_on_a_block_that_changes_whenever_its_table_is_built() {
         guard.map(block, Hpa(0), RAM, BLOCK, cache).unwrap();
         let left = cache.len();
         // A table is filled in three parts; the accessed bit changes with the first of them.
-        let filled = Rc::new(Cell::new(0_usize));
+        let filled = Rc::new(Cell::new(0_u32));
         let fills = filled.clone();
         platform.meanwhile(Some(Box::new(move |platform, moment| {
             if moment == Moment::Fill {
