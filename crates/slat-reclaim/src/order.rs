@@ -239,6 +239,54 @@ pub(crate) mod tests {
         }
     }
 
+    /// A guest whose accessed bits may be tested only while the order is not locked.
+    struct Watched<'o, T> {
+        memory: Memory,
+        order: &'o Mutex<T>,
+    }
+
+    impl<T> Accessed for Watched<'_, T> {
+        fn pages(&self) -> u32 {
+            self.memory.pages()
+        }
+
+        fn is_here(&self, page: u32) -> bool {
+            self.memory.is_here(page)
+        }
+
+        fn new_until(&self, page: u32) -> Option<u64> {
+            self.memory.new_until(page)
+        }
+
+        fn young(&mut self, look: Look, first: u32, count: u32, young: &mut [u64]) {
+            assert!(self.order.try_lock().is_some(), "{look:?} at {first}");
+            self.memory.young(look, first, count, young);
+        }
+
+        fn now(&self) -> u64 {
+            self.memory.now()
+        }
+    }
+
+    #[test]
+    fn no_order_is_locked_during_a_test_of_accessed_bits() {
+        const PAGES: u32 = 100;
+        for (window, around) in [(1, false), (64, true)] {
+            let looks = Looks { window, around, frequency: true };
+            let order = Mutex::new(Generations::new(PAGES, looks, 0));
+            (0..PAGES).for_each(|page| order.lock().arrive(page, None, PAGES));
+            let mut guest = Watched { memory: Memory::all_here(PAGES), order: &order };
+            (0..4).for_each(|_| Generations::walk(&mut Stretches::new(&order), &mut guest));
+            guest.memory.uses(0..50);
+            let found = Generations::victims(&mut Stretches::new(&order), 10, &mut guest);
+            assert_eq!(found.pages, (50..60).collect::<Vec<_>>());
+        }
+        let order = Mutex::new(Lists::new(PAGES));
+        (0..PAGES).for_each(|page| order.lock().put_back(page, page < 80));
+        let mut guest = Watched { memory: Memory::all_here(PAGES), order: &order };
+        assert_eq!(Lists::victims(&mut Stretches::new(&order), 10, &mut guest).pages.len(), 10);
+    }
+
     /// Each page is in one queue at most, and in one if it is here and was not given up.
     pub(super) fn check_queues<'q>(
         links: &queue::Links,

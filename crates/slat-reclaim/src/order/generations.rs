@@ -221,8 +221,6 @@ impl Generations {
         let mut found = Victims::default();
         let this = order.get();
         this.search = this.search.wrapping_add(1);
-        // Each page is tested twice at most, so that the search ends even if all pages are in use.
-        let mut patience = 2 * u64::from(guest.pages()) + want as u64;
         if order.get().heat.as_ref().is_some_and(|heat| heat.is_stale()) {
             found.walks += 1;
             Self::walk(order, guest);
@@ -231,6 +229,8 @@ impl Generations {
         if !found.pages.is_empty() {
             return found;
         }
+        // The search ends even if all pages are in use or new: it puts them into the youngest
+        // generation, and more than two walks pass before that one is the oldest.
         while found.pages.len() < want {
             let this = order.get();
             let Some(first) = this.queues.front_mut() else { break };
@@ -261,15 +261,10 @@ impl Generations {
             if let Some(until) = guest.new_until(page) {
                 found.hold(until);
                 this.enqueue(page, this.youngest());
-                if patience == 0 {
-                    break;
-                }
-                patience -= 1;
                 continue;
             }
-            if patience > 0 && Self::was_used(order, page, guest) {
+            if Self::was_used(order, page, guest) {
                 found.kept += 1;
-                patience -= 1;
                 order.get().put_back(page, true);
                 continue;
             }

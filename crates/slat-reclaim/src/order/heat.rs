@@ -465,6 +465,21 @@ mod tests {
     }
 
     #[test]
+    fn a_walk_is_due_after_a_twelfth_of_memory_or_a_64th_of_the_guest() {
+        for (here, left) in [(12, 10), (240, 20), (640, 53)] {
+            let mut heat = Heat::new(640);
+            heat.begin();
+            (0..640).for_each(|page| heat.look(page, 0, page < here));
+            heat.draw_up();
+            for page in 0..left {
+                assert!(!heat.is_stale(), "{here}: {page}");
+                heat.gives_up(page);
+            }
+            assert!(heat.is_stale(), "{here}");
+        }
+    }
+
+    #[test]
     fn uses_of_long_ago_fade() {
         let mut heat = Heat::new(2);
         for walk in 0..u32::from(3 * HALF_LIFE) {

@@ -133,7 +133,9 @@ mod tests {
         (0..100).for_each(|page| order.arrive(page, None, 100));
         let order = Mutex::new(order);
         memory.always_used = true;
-        assert_eq!(victims(&order, 10, &mut memory).pages.len(), 10);
+        let found = victims(&order, 10, &mut memory);
+        // A search tests each page about twice before it gives up pages without a test.
+        assert_eq!((found.pages.len(), found.kept), (10, 210));
     }
 
     #[test]
@@ -142,7 +144,27 @@ mod tests {
         (0..8).for_each(|page| order.put_back(page, true));
         order.arrive(8, Some(8), 8);
         order.arrive(9, Some(10), 8);
+        assert_eq!(order.of[8..], [List::Active, List::Inactive]);
         assert_eq!((order.active.len(), order.inactive.len()), (9, 1));
+    }
+
+    #[test]
+    fn active_pages_become_inactive_while_the_inactive_list_is_the_shorter_one() {
+        let mut order = Lists::new(10);
+        (0..10).for_each(|page| order.put_back(page, page < 8));
+        let order = Mutex::new(order);
+        assert_eq!(victims(&order, 1, &mut Memory::all_here(10)).pages, [8]);
+        let order = order.lock();
+        assert_eq!((order.active.len(), order.inactive.len()), (5, 4));
+    }
+
+    #[test]
+    fn a_search_passes_over_all_pages_that_came_just_now() {
+        let (mut order, mut memory) = (Lists::new(10), Memory::all_here(10));
+        (0..10).for_each(|page| order.arrive(page, None, 10));
+        memory.new = true;
+        let found = victims(&Mutex::new(order), 1, &mut memory);
+        assert!(found.pages.is_empty() && found.held >= 10);
     }
 
     #[test]

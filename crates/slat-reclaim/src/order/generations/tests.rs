@@ -64,6 +64,8 @@ fn a_page_that_was_used_since_the_walk_is_kept_when_its_turn_comes() {
         let found = order.victims(246, &mut memory);
         assert_eq!(found.pages.len(), 246, "around: {around}");
         assert!(found.pages.iter().all(|page| !(10..20).contains(page)));
+        // The first test of neighbours moves them on before their turn.
+        assert_eq!(found.kept, if around { 0 } else { 10 });
     }
 }
 
@@ -111,7 +113,7 @@ fn walks_without_end_keep_a_bounded_number_of_generations() {
         memory.uses(0..30);
         order.walk(&mut memory);
     }
-    assert!(order.now().queues.len() <= IDLE + 1);
+    assert_eq!(order.now().queues.len(), IDLE + 1);
     assert!(order.now().youngest() <= LAST + IDLE as u32 + 1, "numbers begin anew");
     assert_eq!(order.census().iter().map(|row| row.1).sum::<u64>(), 100);
     let found = order.victims(70, &mut memory).pages;
@@ -292,4 +294,99 @@ fn the_first_time_at_which_a_page_is_old_enough_is_reported() {
     assert_eq!(found.until, Some(memory.until(0)));
     memory.here[0] = false;
     assert_eq!(order.victims(32, &mut memory).until, Some(memory.until(1)));
+}
+
+#[test]
+fn a_page_that_comes_back_late_is_a_generation_older_than_one_in_use() {
+    let (order, _) = generations(64, 64, false);
+    let mut order = order.now();
+    let youngest = order.youngest();
+    order.arrive(5, Some(65), 64);
+    order.arrive(6, Some(64), 64);
+    assert_eq!(order.of[5..7], [youngest - 1, youngest]);
+}
+
+#[test]
+fn a_page_is_given_up_without_a_walk_once_four_generations_are_younger() {
+    for walks in 0..6u64 {
+        let (order, mut memory) = generations(64, 64, false);
+        (0..walks).for_each(|_| order.walk(&mut memory));
+        let found = order.victims(1, &mut memory);
+        // If two walks are not enough, the page that was used longest ago goes.
+        assert_eq!((found.pages.len(), found.walks), (1, 4u64.saturating_sub(walks).min(2)));
+    }
+}
+
+#[test]
+fn a_search_passes_over_more_used_pages_than_it_wants() {
+    let (order, mut memory) = generations(64, 64, false);
+    (0..4).for_each(|_| order.walk(&mut memory));
+    memory.uses(0..20);
+    let found = order.victims(1, &mut memory);
+    assert_eq!((found.pages, found.kept, found.walks), (vec![20], 20, 0));
+}
+
+#[test]
+fn a_search_passes_over_more_new_pages_than_it_wants() {
+    let (order, mut memory) = generations(64, 64, false);
+    (0..4).for_each(|_| order.walk(&mut memory));
+    memory.new = true;
+    let found = order.victims(1, &mut memory);
+    // Each is next twice: when its generation is the oldest, and when none was found.
+    assert_eq!((found.pages.len(), found.held, found.walks), (0, 128, 2));
+}
+
+#[test]
+fn a_search_for_cold_pages_walks_twice_at_most() {
+    let (order, mut memory) = generations(64, 64, false);
+    order.has_missed(0, 100 << 8);
+    order.walk(&mut memory);
+    assert!(order.now().heat.as_ref().unwrap().leads());
+    memory.new = true;
+    let found = order.victims(1, &mut memory);
+    assert!(found.pages.is_empty() && found.held > 0);
+    assert_eq!((found.walks, order.now().walks), (2, 3));
+}
+
+#[test]
+fn generations_are_renumbered_once_their_numbers_run_out() {
+    let (order, mut memory) = generations(64, 64, false);
+    let renumbered = || order.now().renumbered;
+    // The first generations are merged once there are more than `IDLE` before a walk.
+    for _ in 0..IDLE - KEPT + LAST as usize {
+        order.walk(&mut memory);
+        assert_eq!(renumbered(), 0);
+    }
+    assert_eq!(order.now().oldest, LAST);
+    memory.uses(5..6);
+    order.walk(&mut memory);
+    assert_eq!((renumbered(), order.now().oldest), (1, 1));
+    let census = order.census();
+    assert_eq!((census[0].1, census[IDLE].1), (1, 63));
+}
+
+#[test]
+fn a_page_is_young_until_two_walks_found_it_idle() {
+    let (order, mut memory) = generations(64, 64, false);
+    // Also where walks merge the oldest generations.
+    for _ in 0..2 * IDLE {
+        memory.uses(5..6);
+        order.walk(&mut memory);
+        let is_young = || order.now().is_young(5);
+        assert!(is_young());
+        order.walk(&mut memory);
+        assert!(is_young());
+        order.walk(&mut memory);
+        assert!(!is_young());
+    }
+}
+
+#[test]
+fn the_census_counts_walks_and_only_pages_that_are_in_memory() {
+    let (order, mut memory) = generations(64, 64, false);
+    (0..3).for_each(|_| order.walk(&mut memory));
+    let census = Generations::census(&mut order.held(), |page| page >= 10);
+    assert_eq!(census.walks, 3);
+    assert_eq!(census.generations[3].1, 54);
+    assert_eq!(census.generations.iter().map(|row| row.1).sum::<u64>(), 54);
 }
