@@ -65,3 +65,5 @@ mod switches;
 mod taken;
 #[path = "memory/two_slots.rs"]
 mod two_slots;
+#[path = "memory/watched.rs"]
+mod watched;

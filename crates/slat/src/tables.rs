@@ -90,6 +90,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             );
         }
         let geometry = format.geometry(address_bits).map_err(NewError::Geometry)?;
+        debug_assert!((F::LOWEST_ROOT..=4).contains(&geometry.root_level), "`Format`, 3");
         let root = Root::allocate::<F, P>(&geometry, platform)?;
         Ok(Self {
             format,

@@ -96,6 +96,10 @@ pub fn run(args: &MutantsArgs) -> anyhow::Result<()> {
         Some(path) => Some(list::named(&read(path)?)),
         None => None,
     };
+    for name in named.iter().flatten() {
+        let known = listed.iter().any(|mutant| mutant.key() == *name);
+        ensure!(known, "no change is named `{name}` any more: run its whole file");
+    }
     let chosen = |mutant: &Mutant| match &named {
         Some(named) => named.contains(&mutant.key()),
         None => args.all || args.files.contains(&mutant.file),

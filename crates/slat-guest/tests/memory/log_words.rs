@@ -2,14 +2,11 @@
 //! blocks only where a page of them is named.
 
 use crate::fixture::*;
+use crate::watched::Watched;
 use crate::{on_all, with_guest};
-use slat::{
-    Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Maintenance, PageSize, Platform,
-    Pte, Vmid,
-};
+use slat::{Access, Gpa, PageSize};
 use slat_guest::*;
-use slat_sim::{Arch, Machine, Moment};
-use std::ptr::NonNull;
+use slat_sim::{Machine, Moment};
 use std::sync::{Arc, Mutex, mpsc};
 
 const SLOT: MemslotId = MemslotId(0);
@@ -177,85 +174,6 @@ fn a_clear_that_finds_a_broken_block_by_marks_reports_it() {
     assert!(machine.finish().is_empty());
 }
 
-/// A machine that notes events, and whose waits do what a test says.
-struct Watched<A: Arch> {
-    machine: Machine<A>,
-    events: Mutex<Vec<Event>>,
-    wait: Mutex<Option<Box<dyn FnMut() + Send>>>,
-}
-
-impl<A: Arch> Watched<A> {
-    fn new(machine: Machine<A>) -> Self {
-        Self { machine, events: Mutex::default(), wait: Mutex::new(None) }
-    }
-}
-
-// SAFETY: all is the machine's, which keeps the contract.
-unsafe impl<A: Arch> Platform for Watched<A> {
-    fn allocate(&self, bytes: usize) -> Option<Frame> {
-        self.machine.allocate(bytes)
-    }
-
-    unsafe fn free(&self, frame: Frame, bytes: usize) {
-        // SAFETY: as for this function.
-        unsafe { self.machine.free(frame, bytes) }
-    }
-
-    fn entries(&self, table: Hpa) -> NonNull<Pte> {
-        self.machine.entries(table)
-    }
-
-    fn publish(&self) {
-        self.machine.publish();
-    }
-
-    fn invalidate(&self, what: &Invalidation) {
-        self.machine.invalidate(what);
-    }
-
-    fn invalidate_local(&self, what: &Invalidation) {
-        self.machine.invalidate_local(what);
-    }
-
-    fn break_before_make(&self) -> BreakBeforeMake {
-        self.machine.break_before_make()
-    }
-
-    fn grace(&self) -> &Grace {
-        self.machine.grace()
-    }
-
-    fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {
-        self.machine.maintain(memory, bytes, what);
-    }
-
-    fn fill(&self, entries: &mut [Pte], first: u64, step: u64) {
-        self.machine.fill(entries, first, step);
-    }
-}
-
-impl<A: Arch> Events for Watched<A> {
-    fn event(&self, _: Vmid, event: Event) {
-        self.events.lock().unwrap().push(event);
-    }
-}
-
-impl<A: Arch> Host for Watched<A> {
-    fn now(&self) -> u64 {
-        self.machine.now()
-    }
-
-    fn events(&self) -> impl Events {
-        self
-    }
-
-    fn wait(&self) {
-        if let Some(wait) = &mut *self.wait.lock().unwrap() {
-            wait();
-        }
-    }
-}
-
 type WatchedGuest<'p> = Guest<'p, <ArmPlain as Case>::F, Watched<<ArmPlain as Case>::A>, Ram>;
 
 /// Makes a guest with two written blocks, whose log has all pages, on a machine that breaks blocks.
@@ -283,10 +201,10 @@ macro_rules! with_watched {
 #[test]
 fn a_clear_reports_a_split_at_the_first_page_that_it_was_asked_for() {
     with_watched!(machine, guest, vcpu);
-    machine.events.lock().unwrap().clear();
+    machine.take_events();
     vcpu.worker().clear_log(SLOT, 512, 64, &[1]).unwrap();
     let split = Event::Split { at: Gpa(BASE + M2), bytes: M2 };
-    assert_eq!(*machine.events.lock().unwrap(), [split]);
+    assert_eq!(machine.take_events(), [split]);
 }
 
 #[test]

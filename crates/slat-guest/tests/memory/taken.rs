@@ -1,12 +1,10 @@
 //! What the host takes from the guest, what it is told, and what a log that begins leaves as it is.
 
 use crate::fixture::*;
+use crate::watched::Watched;
 use crate::{on_all, with_guest};
-use slat::{Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, PageSize, Platform, Pte, Vmid};
+use slat::{Access, Gpa, Hpa, PageSize};
 use slat_guest::*;
-use slat_sim::{Ept, Machine};
-use std::ptr::NonNull;
-use std::sync::Mutex;
 
 on_all! {
     fn what_the_backing_no_longer_has_is_evicted<C: Case>() {
@@ -94,63 +92,9 @@ fn pages_that_were_written_before_hardwares_log_stay_writable_and_are_told() {
     hardware_log_begins::<ArmDirty>();
 }
 
-/// A machine that hears events.
-struct Hears {
-    machine: Machine<Ept>,
-    heard: Mutex<Vec<Event>>,
-}
-
-impl Events for Hears {
-    fn event(&self, _: Vmid, event: Event) {
-        self.heard.lock().unwrap().push(event);
-    }
-}
-
-// SAFETY: the machine does all of it.
-unsafe impl Platform for Hears {
-    fn allocate(&self, bytes: usize) -> Option<Frame> {
-        self.machine.allocate(bytes)
-    }
-
-    unsafe fn free(&self, frame: Frame, bytes: usize) {
-        // SAFETY: the caller's.
-        unsafe { self.machine.free(frame, bytes) }
-    }
-
-    fn entries(&self, table: Hpa) -> NonNull<Pte> {
-        self.machine.entries(table)
-    }
-
-    fn publish(&self) {
-        self.machine.publish();
-    }
-
-    fn invalidate(&self, what: &slat::Invalidation) {
-        Platform::invalidate(&self.machine, what);
-    }
-
-    fn break_before_make(&self) -> BreakBeforeMake {
-        Platform::break_before_make(&self.machine)
-    }
-
-    fn grace(&self) -> &Grace {
-        self.machine.grace()
-    }
-}
-
-impl Host for Hears {
-    fn now(&self) -> u64 {
-        self.machine.now()
-    }
-
-    fn events(&self) -> impl Events {
-        self
-    }
-}
-
 #[test]
 fn an_invalidation_reports_its_end_and_the_bytes_that_it_took() {
-    let machine = Hears { machine: Intel::machine(1), heard: Mutex::default() };
+    let machine = Watched::new(Intel::machine(1));
     let ram = Ram::new();
     ram.populate(HOST, M2, PageSize::SIZE_4K);
     let guest = Guest::new(Intel::format(), VMID, BITS, &machine, ram, config()).unwrap();
@@ -160,12 +104,12 @@ fn an_invalidation_reports_its_end_and_the_bytes_that_it_took() {
     for page in 0..3 {
         vcpu.fault(Gpa(BASE + page * K4), Access::Write);
     }
-    machine.heard.lock().unwrap().clear();
+    machine.take_events();
     let host = host_range(HOST + K4, 2 * K4);
     drop(vcpu.worker().invalidate(host, |_| {}));
-    let heard = core::mem::take(&mut *machine.heard.lock().unwrap());
+    let heard = machine.take_events();
     let begin = Event::InvalidationBegin { host, ranges: 1 };
     assert_eq!(heard, [begin, Event::InvalidationEnd { bytes: 2 * K4 }]);
     vcpu.worker().evict(&[], |_| {});
-    assert!(machine.heard.lock().unwrap().is_empty());
+    assert!(machine.take_events().is_empty());
 }

@@ -48,8 +48,8 @@ use core::fmt;
 ///    [`Format::owned`] was given.
 /// 2. [`Format::table_address`] returns the address that [`Format::table`], [`Format::frozen`] or
 ///    [`Format::retired`] was given.
-/// 3. [`Format::geometry`] returns a root with a power of two of entries, at level 4 at most, which
-///    covers at least `address_bits`.
+/// 3. [`Format::geometry`] returns a root with a power of two of entries, at the levels from
+///    [`Format::LOWEST_ROOT`] to 4, which covers at least `address_bits`.
 /// 4. [`Format::TABLE_BYTES`], a power of two, holds the entries of a table below the root at any
 ///    level; a page holds the entries of a table at the root's level.
 /// 5. When a host address grows by a page, and not to a multiple of `CARRY`, the value of
@@ -70,6 +70,9 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// Size and alignment, in bytes, of a table below the root. They are the same at all levels, so
     /// that one cache serves all.
     const TABLE_BYTES: usize = 1 << Self::PAGE_SHIFT;
+    /// The lowest level at which a root may be. Arm also has roots of pages, which would save
+    /// nothing.
+    const LOWEST_ROOT: u8 = 1;
     /// The highest level at which a leaf may stand.
     const LARGEST_LEAF: u8;
     /// The bits of a leaf that the engine leaves to its user, by their number in [`Software`]: at

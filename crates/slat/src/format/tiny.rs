@@ -71,6 +71,7 @@ unsafe impl<F: Bits> Format for TwoSlots<F> {
     const NAME: &'static str = "two-entry tables";
     const PAGE_SHIFT: u32 = 12;
     const INDEX_BITS: u32 = 1;
+    const LOWEST_ROOT: u8 = 0;
     const LARGEST_LEAF: u8 = 2;
     const SOFTWARE: [u64; Software::MOST] = F::SOFTWARE;
     const STATUS: u64 = F::STATUS;

@@ -200,8 +200,13 @@ fn protect_child<F: Format>(pte: &Pte, level: u8, counts: &mut Counts) -> bool {
 mod tests {
     use super::*;
     use crate::addr::Hpa;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::Relaxed;
 
     type F = crate::format::ept::Ept<true>;
+
+    /// The other thread comes in between within a few of them.
+    const TRIES: u32 = 1_000_000;
 
     #[test]
     fn an_entry_that_another_thread_takes_during_a_push_down_keeps_its_marker() {
@@ -210,16 +215,21 @@ mod tests {
         let pte = Pte::new(link);
         // A child that is held, for which the push-down waits.
         let children = [Pte::new(marker)];
+        let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let other = scope.spawn(|| {
-                while pte.exchange(link | F::MARK, marker).is_err() {
+            scope.spawn(|| {
+                while !ended.load(Relaxed) && pte.exchange(link | F::MARK, marker).is_err() {
                     std::thread::yield_now();
                 }
             });
-            while !other.is_finished() {
+            for _ in 0..TRIES {
                 let entry = Entry { pte: &pte, raw: link, start: 0, end: 1 << F::shift(1) };
                 push_down::<F>(1, &entry, &children, &mut Counts::default());
+                if pte.load() == marker {
+                    break;
+                }
             }
+            ended.store(true, Relaxed);
         });
         assert_eq!(pte.load(), marker);
     }

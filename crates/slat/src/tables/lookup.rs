@@ -78,26 +78,12 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     #[inline(always)]
     fn lookup_from(&self, raw: impl Fn(u8) -> u64, gpa: u64) -> Found {
         match self.geometry.root_level {
+            0 if F::LOWEST_ROOT == 0 => self.lookup_below::<0>(raw(0), gpa),
             2 => self.lookup_below::<2>(raw(2), gpa),
             3 => self.lookup_below::<3>(raw(3), gpa),
             4 => self.lookup_below::<4>(raw(4), gpa),
-            root => {
-                let (raw, place) = self.lookup_low(raw(root), gpa);
-                Found { raw, level: place as u8, writable: place >> 8 != 0 }
-            }
+            _ => self.lookup_below::<1>(raw(1), gpa),
         }
-    }
-
-    /// [`Tables::lookup_below`] a root that is a table of pages, or of links to such: small guests.
-    /// Returns what `lookup_again` does.
-    #[cold]
-    #[inline(never)]
-    fn lookup_low(&self, raw: u64, gpa: u64) -> (u64, u64) {
-        let Found { raw, level, writable } = match self.geometry.root_level {
-            0 => self.lookup_below::<0>(raw, gpa),
-            _ => self.lookup_below::<1>(raw, gpa),
-        };
-        (raw, u64::from(level) | u64::from(writable) << 8)
     }
 
     /// Follows the root's entry for `gpa`, of value `raw`. The levels are one straight run of code,

@@ -72,7 +72,7 @@ fn meanwhile<R>(
     let calls = Arc::new(AtomicUsize::new(0));
     let (counted, acts) = (calls.clone(), AtomicBool::new(false));
     platform.at_each_call(move |call| {
-        if call != Call::Slots || acts.load(SeqCst) || !when(counted.fetch_add(1, SeqCst)) {
+        if call != Call::Entries || acts.load(SeqCst) || !when(counted.fetch_add(1, SeqCst)) {
             return;
         }
         acts.store(true, SeqCst);

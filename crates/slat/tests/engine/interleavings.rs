@@ -13,7 +13,7 @@ use std::thread;
 /// The place from which the platform was called, and the address that the call was about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Call {
-    Slots,
+    Entries,
     Invalidate,
     Maintain(u64),
 }
@@ -70,7 +70,7 @@ unsafe impl Platform for Hooked {
     }
 
     fn entries(&self, table: Hpa) -> NonNull<Pte> {
-        self.call(Call::Slots);
+        self.call(Call::Entries);
         NonNull::new(table.0 as *mut Pte).unwrap()
     }
 
@@ -279,7 +279,7 @@ fn an_entry_that_a_failed_retirement_empties_does_not_look_as_it_did() {
         // Unmaps everything; other threads come in once it has emptied the block.
         let first = scope.spawn(move || {
             platform.at_each_call(once(
-                move |call| call == Call::Slots && hpa_of_block(guest).is_none(),
+                move |call| call == Call::Entries && hpa_of_block(guest).is_none(),
                 move || {
                     emptied.store(true, SeqCst);
                     wait(retire);

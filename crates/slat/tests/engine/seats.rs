@@ -1,4 +1,4 @@
-//! Seats: who has one, and whose stay in tables a moment waits for.
+//! Seats: which threads have one, and which threads a moment waits for.
 
 use crate::common::TestPlatform;
 use crate::common::destroy;
