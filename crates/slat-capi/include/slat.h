@@ -797,7 +797,7 @@ struct slat_owing slat_write_protect(struct slat_space *space,
  page `64 * w + i` pages after `gpa`.
 
  Returns the bytes that had the right, and what is owed. Errors: the errors of
- `slat_write_protect`, at the first run of pages concerned; the runs before it are done.
+ `slat_write_protect`, at the address where it stopped; the pages before it are done.
 
  # Safety
  `space` is null, zero, or was passed to `slat_create`; `bits` is null or points to `words`

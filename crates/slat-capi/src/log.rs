@@ -115,7 +115,7 @@ unsafe fn check(bits: *const u64, words: usize) -> Result<(), slat_status> {
 /// page `64 * w + i` pages after `gpa`.
 ///
 /// Returns the bytes that had the right, and what is owed. Errors: the errors of
-/// `slat_write_protect`, at the first run of pages concerned; the runs before it are done.
+/// `slat_write_protect`, at the address where it stopped; the pages before it are done.
 ///
 /// # Safety
 /// `space` is null, zero, or was passed to `slat_create`; `bits` is null or points to `words`

@@ -197,7 +197,9 @@ impl<P: Platform> Drop for Participant<'_, P> {
     }
 }
 
-/// A thread that is walking.
+/// A thread that is walking. It is left by [`Inside::leave`], not by a drop: the clean-up of a
+/// panic would take a guard's address, and so keep every guard in memory.
+#[must_use = "the thread stays inside until it leaves"]
 #[derive(Debug)]
 pub(crate) struct Inside<'m> {
     seat: &'m Seat,
@@ -232,10 +234,22 @@ impl Inside<'_> {
     }
 }
 
-impl Drop for Inside<'_> {
+impl Inside<'_> {
+    /// Leaves. The store releases the thread's walks.
     #[inline(always)]
-    fn drop(&mut self) {
+    pub fn leave(self) {
         self.seat.place.store(outside(self.guest), Ordering::Release);
+    }
+}
+
+/// Leaves when it is dropped, also by a panic.
+pub(crate) struct Leaving<'m>(pub Option<Inside<'m>>);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if let Some(inside) = self.0.take() {
+            inside.leave();
+        }
     }
 }
 

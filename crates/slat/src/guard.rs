@@ -9,7 +9,7 @@ use crate::platform::Platform;
 use crate::shootdown::Vmid;
 use crate::shootdown::{Invalidation, Owed, Shootdown};
 use crate::sizes::Sizes;
-use crate::tables::{Halted, Tables};
+use crate::tables::{Halted, Start, Tables};
 use crate::walk::{Budget, Tally};
 use core::fmt;
 
@@ -30,6 +30,7 @@ use core::fmt;
 #[derive(Debug)]
 pub struct Guard<'t, 'p, F: Format, P: Platform> {
     pub(crate) tables: &'t Tables<'p, F, P>,
+    pub(crate) start: Start<'t, P>,
     inside: Option<Inside<'t>>,
     /// Whether CPUs may have the tables loaded; if not, no invalidation is ever owed.
     live: bool,
@@ -75,7 +76,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     ) -> Self {
         let budget = Budget::unbounded();
         let sums = Sums { counts: Counts::NONE, sizes: Sizes::NONE, owed: Owed::NOTHING };
-        Self { tables, inside, live, budget, sums }
+        Self { tables, start: tables.start(), inside, live, budget, sums }
     }
 
     /// Returns the value to leave in entries that one call reserves or empties. No other call
@@ -220,8 +221,11 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     #[inline(always)]
     fn drop(&mut self) {
+        let inside = self.inside.take();
         if self.live && !self.sums.owed.is_untouched() {
-            self.sums.owed.let_go(self.tables);
+            self.sums.owed.let_go(self.tables, inside);
+        } else if let Some(inside) = inside {
+            inside.leave();
         }
     }
 }

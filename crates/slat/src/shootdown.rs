@@ -2,6 +2,7 @@
 
 use crate::addr::{GpaRange, PageSize};
 use crate::format::Format;
+use crate::grace::{Inside, Leaving};
 use crate::platform::Platform;
 use crate::tables::Tables;
 
@@ -56,20 +57,27 @@ impl Owed {
         self.end | self.state == 0
     }
 
-    /// Hands what a dropped guard owes to the guest. It is passed word by word: a pointer to it
-    /// would keep every guard in memory, which costs a lookup a fifth of its time.
+    /// Hands this, the invalidation that a dropped guard owes, to the guest, then leaves. It is
+    /// passed word by word: a pointer to it would keep every guard in memory, which costs a lookup
+    /// a fifth of its time.
     #[inline(always)]
-    pub fn let_go<F: Format, P: Platform>(&self, guest: &Tables<'_, F, P>) {
+    pub fn let_go<F: Format, P: Platform>(
+        &self,
+        guest: &Tables<'_, F, P>,
+        inside: Option<Inside<'_>>,
+    ) {
         #[cold]
         #[inline(never)]
         fn words<F: Format, P: Platform>(
             guest: &Tables<'_, F, P>,
             (start, end): (u64, u64),
             (sizes, state): (u64, u64),
+            inside: Option<Inside<'_>>,
         ) {
+            let _left = Leaving(inside);
             guest.let_go(Owed { start, end, sizes, state });
         }
-        words(guest, (self.start, self.end), (self.sizes, self.state));
+        words(guest, (self.start, self.end), (self.sizes, self.state), inside);
     }
 
     /// Adds changed leaves of `size` in `start..end`.

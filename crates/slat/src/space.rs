@@ -308,7 +308,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn unmap_runs(
         &mut self,
         range: GpaRange,
@@ -390,10 +390,10 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     }
 
     /// Translates `gpa`; `None` if nothing is mapped there.
-    #[inline]
+    #[inline(always)]
     pub fn query(&self, gpa: Gpa) -> Option<Translation> {
         // No thread reclaims: that takes `&mut self`, and `self` is borrowed here.
-        match self.tables.translate(gpa) {
+        match self.tables.translate(&self.tables.start(), gpa) {
             Ok(found) => found,
             Err(Contended { .. }) => self.query_again(gpa),
         }
@@ -404,7 +404,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     #[inline(never)]
     fn query_again(&self, gpa: Gpa) -> Option<Translation> {
         loop {
-            match self.tables.translate(gpa) {
+            match self.tables.translate(&self.tables.start(), gpa) {
                 Ok(found) => return found,
                 Err(Contended { .. }) => core::hint::spin_loop(),
             }

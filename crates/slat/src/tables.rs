@@ -19,7 +19,7 @@ use crate::table::{Frame, Pte};
 use crate::underway::Pending;
 use crate::walk::{Budget, Outcome, Visitor, touch_each, walk};
 pub use ended::{Contended, Halted, NewError};
-pub(crate) use lookup::{Found, Link};
+pub(crate) use lookup::{Found, Link, Start};
 use root::Root;
 
 /// The second-stage translation tables of one guest, live: CPUs may have them loaded.

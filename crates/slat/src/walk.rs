@@ -41,7 +41,7 @@ use climb::{Climb, left};
 pub(crate) use marks::{links, touch_each};
 use marks::{touch, touch_path};
 use runs::pass_run;
-pub(crate) use runs::{change_run, visit_each};
+pub(crate) use runs::{change_pages, change_run, visit_each};
 
 /// How often a walk waits for a marker, or loses an entry to another thread, before it gives up.
 ///
@@ -131,6 +131,20 @@ impl Tally {
         }
         self.end = entry.end;
         self.changed += 1;
+    }
+
+    /// Counts those of the pages from `at` on as changed that have a bit in `places`.
+    #[inline(always)]
+    pub fn change_pages<F: Format>(&mut self, at: u64, places: u64) {
+        if places == 0 {
+            return;
+        }
+        let page = |place: u32| at + (u64::from(place) << F::PAGE_SHIFT);
+        if self.changed == 0 {
+            self.start = page(places.trailing_zeros());
+        }
+        self.end = page(u64::BITS - places.leading_zeros());
+        self.changed += u64::from(places.count_ones());
     }
 }
 

@@ -43,9 +43,9 @@ use core::fmt;
 ///    [`Kind::Owned`]. No entry at level 0 is a table. Kind and address of a leaf do not depend on
 ///    its bits of `STATUS` and `SOFTWARE`; those of a table do not depend on its bits of
 ///    `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING`, `RENEWED` and `MARK`. Methods that make a leaf
-///    from a leaf keep kind and address. [`Format::all_tables`] agrees with `kind`. Different
-///    tokens make different reservations, and [`Format::owner`] returns the word that
-///    [`Format::owned`] was given.
+///    from a leaf keep kind and address. [`Format::all_tables`] agrees with `kind`, and so does
+///    [`Format::all_pages`] for entries without `MARK`. Different tokens make different
+///    reservations, and [`Format::owner`] returns the word that [`Format::owned`] was given.
 /// 2. [`Format::table_address`] returns the address that [`Format::table`], [`Format::frozen`] or
 ///    [`Format::retired`] was given.
 /// 3. [`Format::geometry`] returns a root with a power of two of entries, at the levels from

@@ -15,7 +15,7 @@ use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::table::Pte;
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor, change_run};
+use crate::walk::{Entry, Flow, Tally, Visitor, change_pages, change_run};
 
 /// Takes dirty state. `NAMED`: for a consumer, so leaves with its mark as well.
 #[derive(Clone, Copy)]
@@ -127,7 +127,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// [`Guard::clean`] of exactly the pages that a bitmap names.
     ///
     /// # Errors
-    /// Those of [`Guard::clean`], at the first run of pages concerned: the runs before it are done.
+    /// Those of [`Guard::clean`], at the address where it stopped: the pages before it are done.
     pub fn clean_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Halted<ChangeError>> {
         let take = self.take();
         if pages.runs().next().is_some() {
@@ -155,8 +155,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// [`Guard::clean_for`] of exactly the pages that a bitmap names.
     ///
     /// # Errors
-    /// Those of [`Guard::clean_for`], at the first run of pages concerned: the runs before it are
-    /// done.
+    /// Those of [`Guard::clean_for`], at the address where it stopped: the pages before it are done.
     pub fn clean_pages_for(
         &mut self,
         consumer: Consumer,
@@ -223,9 +222,11 @@ impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
         at: u64,
         tally: &mut Tally,
     ) -> usize {
-        let (passed, mask) = change_run::<F>(run, raws, at, tally, |raw| {
-            self.finds(raw).then(|| self.take.taken(raw))
-        });
+        let taken = |raw| self.finds(raw).then(|| self.take.taken(raw));
+        let (passed, mask) = match change_pages::<F, Atomically>(run, raws, at, tally, taken) {
+            Some(done) => done,
+            None => change_run::<F>(run, raws, at, tally, taken),
+        };
         let first = ((at - self.start) >> F::PAGE_SHIFT) as usize;
         self.pages += or_bits(self.bitmap, first, mask);
         passed

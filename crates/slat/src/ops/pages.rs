@@ -22,6 +22,20 @@ impl<'b> Pages<'b> {
         Runs { bits: self.bits, next: 0 }
     }
 
+    /// Returns the addresses of `pages` pages from that of bit `first` on.
+    #[inline(always)]
+    pub(super) fn part<F: Format>(
+        &self,
+        first: usize,
+        pages: usize,
+    ) -> Result<GpaRange, Halted<ChangeError>> {
+        let refused = |error| Halted { at: self.start, why: ChangeError::Range(error) };
+        let (offset, size) = ((first as u64) << F::PAGE_SHIFT, (pages as u64) << F::PAGE_SHIFT);
+        let start = self.start.0.checked_add(offset);
+        let start = start.ok_or(refused(RangeError::Overflow { start: self.start, size }))?;
+        GpaRange::new(Gpa(start), size).map_err(refused)
+    }
+
     /// Calls `change` for each run of pages, in ascending order, until it fails; returns the sum.
     #[inline(always)]
     pub(super) fn each<F: Format>(
@@ -30,11 +44,7 @@ impl<'b> Pages<'b> {
     ) -> Result<u64, Halted<ChangeError>> {
         let mut sum = 0;
         for (first, pages) in self.runs() {
-            let refused = |error| Halted { at: self.start, why: ChangeError::Range(error) };
-            let (offset, size) = ((first as u64) << F::PAGE_SHIFT, (pages as u64) << F::PAGE_SHIFT);
-            let start = self.start.0.checked_add(offset);
-            let start = start.ok_or(refused(RangeError::Overflow { start: self.start, size }))?;
-            sum += change(GpaRange::new(Gpa(start), size).map_err(refused)?)?;
+            sum += change(self.part::<F>(first, pages)?)?;
         }
         Ok(sum)
     }
@@ -51,27 +61,37 @@ impl Iterator for Runs<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<(usize, usize)> {
-        let first = self.seek(|word| word)?;
-        self.next = first;
-        self.next = self.seek(|word| !word).unwrap_or(self.bits.len() * 64);
+        let first = seek(self.bits, self.next, |word| word)?;
+        self.next = run_end(self.bits, first);
         Some((first, self.next - first))
     }
 }
 
-impl Runs<'_> {
-    /// Returns the first bit from `next` on that `wanted` sets.
-    #[inline(always)]
-    fn seek(&self, wanted: impl Fn(u64) -> u64) -> Option<usize> {
-        let mut at = self.next;
-        while let Some(&word) = self.bits.get(at / 64) {
-            let rest = wanted(word) >> (at % 64);
-            if rest != 0 {
-                return Some(at + rest.trailing_zeros() as usize);
-            }
-            at = (at / 64 + 1) * 64;
+/// Returns the first bit from `at` on that `wanted` sets.
+#[inline(always)]
+pub(super) fn seek(bits: &[u64], mut at: usize, wanted: impl Fn(u64) -> u64) -> Option<usize> {
+    while let Some(&word) = bits.get(at / 64) {
+        let rest = wanted(word) >> (at % 64);
+        if rest != 0 {
+            return Some(at + rest.trailing_zeros() as usize);
         }
-        None
+        at = (at / 64 + 1) * 64;
     }
+    None
+}
+
+/// Returns the first bit from `first` on that is clear, or the end of the bits.
+#[inline(always)]
+pub(super) fn run_end(bits: &[u64], first: usize) -> usize {
+    seek(bits, first, |word| !word).unwrap_or(bits.len() * 64)
+}
+
+/// Returns the first bit of the run of set bits that bit `at` is in.
+pub(super) fn run_start(bits: &[u64], mut at: usize) -> usize {
+    while at > 0 && bits[(at - 1) / 64] >> ((at - 1) % 64) & 1 == 1 {
+        at -= 1;
+    }
+    at
 }
 
 /// Sets `count` bits from `first` on; returns how many were not set before. Leaves out bits past
@@ -121,6 +141,8 @@ mod tests {
             let mut last = None;
             for (first, count) in (Runs { bits: &bits, next: 0 }) {
                 prop_assert!(count > 0 && last.is_none_or(|last| last < first));
+                prop_assert_eq!(run_start(&bits, first + count - 1), first);
+                prop_assert_eq!(run_start(&bits, first), first);
                 last = Some(first + count);
                 prop_assert_eq!(set_bits(&mut rebuilt, first, count), count as u64);
                 prop_assert_eq!(set_bits(&mut rebuilt, first, count), 0);

@@ -18,16 +18,16 @@
 //! [`Guard::relax`] or [`Guard::map`], in the same exchange that made it dirty, by a thread that
 //! reports the write it answers after it.
 
-use super::ChangeError;
+use super::{Atomically, ChangeError};
 use crate::addr::{GpaRange, Levels};
 use crate::counts::Counts;
-use crate::format::{Format, Kind};
+use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::sync::{agreed, relax};
-use crate::table::Pte;
+use crate::table::{Pte, Run, load_run};
 use crate::tables::Halted;
-use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, links};
+use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, change_pages, links};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// As [`Guard::write_protect`], by the tables as far up as `range` covers them, where the
@@ -153,7 +153,10 @@ pub(super) fn push_down<F: Format>(
     counts.entries_written += 2;
     // Orders the store of the mark before the reads of the children.
     agreed();
-    let pushed = children.iter().all(|child| protect_child::<F>(child, level - 1, counts));
+    let pushed = children.chunks(RUN).all(|run| {
+        level == 1 && run.try_into().is_ok_and(|run| protect_run::<F>(run, counts))
+            || run.iter().all(|child| protect_child::<F>(child, level - 1, counts))
+    });
     let unmarked = |raw: u64| raw & !(F::MARK | F::RENEWED);
     let _ = entry.pte.update(|raw| {
         let mine = links::<F>(raw, level, table) && raw & F::MARK != 0;
@@ -161,6 +164,23 @@ pub(super) fn push_down<F: Format>(
         mine.then(|| unmarked(raw) | if whole { F::TABLE_WRITE } else { 0 })
     });
     if pushed { Flow::Again } else { Flow::Wait }
+}
+
+/// Takes the right to write from a run of pages; returns whether none of them has it any more. If
+/// not, each is to be visited.
+fn protect_run<F: Format>(run: &[Pte; RUN], counts: &mut Counts) -> bool {
+    let Run { raws, any, .. } = load_run(run);
+    let mut tally = Tally::NONE;
+    let done = match any & F::MARK {
+        0 => change_pages::<F, Atomically>(run, &raws, 0, &mut tally, |raw| {
+            Some(F::write_protected(raw))
+        }),
+        _ => None,
+    };
+    let done = done.map_or(0, |(done, _)| done);
+    counts.entries_read += done as u64;
+    counts.entries_written += tally.changed;
+    done == RUN
 }
 
 /// Returns whether the child, a leaf or a table, has no right to write any more.

@@ -7,7 +7,7 @@ use crate::guard::Guard;
 use crate::platform::{Maintenance, Platform};
 use crate::sync::acquired;
 use crate::table::Pte;
-use crate::tables::{Contended, Found, Halted, Tables, Translation};
+use crate::tables::{Contended, Found, Halted, Start, Tables, Translation};
 use crate::walk::{Entry, Flow, Tally, Visitor, visit_each};
 use core::{fmt, slice};
 
@@ -19,7 +19,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// to vanish.
     #[inline(always)]
     pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        self.tables.translate(gpa)
+        self.tables.translate(&self.start, gpa)
     }
 
     /// Returns the descriptor at which a walk for `gpa` ends, and the size of the part of the
@@ -75,8 +75,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// [`Guard::translate`]: the caller is inside a guard, or no thread reclaims.
     #[inline(always)]
-    pub(crate) fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        let found = self.lookup_any(gpa.0);
+    pub(crate) fn translate(
+        &self,
+        start: &Start<'_, P>,
+        gpa: Gpa,
+    ) -> Result<Option<Translation>, Contended> {
+        let found = start.lookup_any::<F>(gpa.0);
         // Most are pages: compiled for them, whose size is a constant, and for others.
         match found.level {
             0 => self.translate_found(Found { level: 0, ..found }, gpa),
@@ -111,15 +115,22 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     fn leaf(&self, found: Found, gpa: u64) -> Result<Leaf, Contended> {
         let Found { raw, level, .. } = found;
         if folded::<F>(raw) {
-            return self.folded_leaf(level, gpa).ok_or(Contended { at: Gpa(gpa) });
+            return match self.folded_state(level, gpa) {
+                0 => Err(Contended { at: Gpa(gpa) }),
+                raw => {
+                    let members = F::group(level).trailing_zeros();
+                    let size = PageSize::from_shift(F::shift(level) + members);
+                    Ok(self.whole(Found { raw, ..found }, gpa, size))
+                }
+            };
         }
-        Ok(self.whole(found, gpa))
+        Ok(self.whole(found, gpa, F::size(level)))
     }
 
-    /// The leaf that was found at `gpa`, which is in no group.
+    /// The leaf, or group, of `size` around `gpa` that was found with its first member.
     #[inline(always)]
-    fn whole(&self, Found { raw, level, writable }: Found, gpa: u64) -> Leaf {
-        let size = F::size(level);
+    fn whole(&self, found: Found, gpa: u64, size: PageSize) -> Leaf {
+        let Found { raw, level, writable } = found;
         let mut attributes = self.format.decode(raw, level);
         attributes.write &= writable;
         Leaf {
@@ -130,16 +141,13 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         }
     }
 
+    /// Returns the first member of the group at `gpa`, with the state of all; 0 if another thread is
+    /// changing the group. It does not unwind, for the reason given at
+    /// `Tables::lookup_again`.
     #[cold]
-    fn folded_leaf(&self, level: u8, gpa: u64) -> Option<Leaf> {
-        let group = self.group(gpa, level)?;
-        let first = group.state()?;
-        Some(Leaf {
-            gpa: Gpa(group.start),
-            hpa: F::leaf_address(first, level),
-            size: PageSize::from_bytes(group.bytes())?,
-            attributes: self.format.decode(first, level),
-        })
+    #[inline(never)]
+    extern "C" fn folded_state(&self, level: u8, gpa: u64) -> u64 {
+        self.group(gpa, level).and_then(|group| group.state()).unwrap_or(0)
     }
 }
 
@@ -331,7 +339,7 @@ impl<F: Format, P: Platform> Iterator for Leaves<'_, F, P> {
                     Kind::Leaf if !folded::<F>(raw) => {
                         self.at += 1 << F::PAGE_SHIFT;
                         let found = Found { raw, level: 0, writable };
-                        return Some(Ok(self.tables.whole(found, at)));
+                        return Some(Ok(self.tables.whole(found, at, F::size(0))));
                     }
                     Kind::Empty | Kind::Reserved | Kind::Owned => self.at += 1 << F::PAGE_SHIFT,
                     _ => self.ahead = [].iter(),

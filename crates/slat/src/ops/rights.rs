@@ -6,6 +6,7 @@
 //! decides. So if a protection and a fault meet, the later one decides the leaf's rights, and
 //! neither loses its dirty state.
 
+mod named;
 mod rewrite;
 
 use super::map::maintenance;
@@ -19,10 +20,8 @@ use crate::format::{Access, Attributes, Execute, Format, Kind, Rights, Software}
 use crate::granted::Granted;
 use crate::guard::Guard;
 use crate::platform::Platform;
-use crate::sync::acquired;
-use crate::table::{Pte, pte};
+use crate::table::pte;
 use crate::tables::{Found, Halted, Tables};
-use crate::walk::{Entry, Tally};
 use core::marker::PhantomData;
 use rewrite::Rewrite;
 
@@ -45,8 +44,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// As [`Guard::write_protect`], for exactly the pages that a bitmap names.
     ///
     /// # Errors
-    /// Those of [`Guard::write_protect`], at the first run of pages concerned: the runs before it
-    /// are done.
+    /// Those of [`Guard::write_protect`], at the address where it stopped: the pages before it are
+    /// done.
     pub fn write_protect_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Halted<ChangeError>> {
         self.rewrite_pages(pages, NoWrite)
     }
@@ -353,85 +352,6 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Some(page)
     }
 
-    /// [`Guard::rewrite`] of each run of the pages that a bitmap names. Runs inside one table of
-    /// pages are rewritten there, entry by entry; all others run by run.
-    #[inline]
-    pub(super) fn rewrite_pages<R: Rule<F> + Copy>(
-        &mut self,
-        pages: &Pages<'_>,
-        rule: R,
-    ) -> Result<u64, Halted<ChangeError>> {
-        const { assert!(!R::TOUCHES && !R::WRITES && !R::EXECUTES, "as protection, and cleans") };
-        if self.budget.is_bounded() {
-            return self.rewrite_pages_limited(pages, rule);
-        }
-        let alone = pages.start.0 & ((1 << F::PAGE_SHIFT) - 1) != 0;
-        let mut table = PageTable { ptes: &[], start: 0, end: 0 };
-        let mut tally = Tally::NONE;
-        let result = pages.each::<F>(|range| {
-            let changed = tally.changed;
-            // A long run is left to the walk, which reads many entries at once.
-            if range.size() <= LONG << F::PAGE_SHIFT && !alone {
-                if !table.covers(&range) {
-                    let tally = core::mem::replace(&mut tally, Tally::NONE);
-                    self.sums.settle::<F>(0, &tally, R::STALE);
-                    return self.rewrite_in::<R>(&mut table, range, &rule);
-                }
-                if table.rewrite::<F, R>(&range, &rule, &mut tally) {
-                    return Ok((tally.changed - changed) << F::PAGE_SHIFT);
-                }
-            }
-            let bytes = (tally.changed - changed) << F::PAGE_SHIFT;
-            self.rewrite_walk::<Atomically, R>(range, rule).map(|more| bytes + more)
-        });
-        acquired();
-        self.sums.settle::<F>(0, &tally, R::STALE);
-        result
-    }
-
-    /// As [`Guard::rewrite_pages`], run by run, with the guard's limit checked before each table but
-    /// the first.
-    #[cold]
-    #[inline(never)]
-    fn rewrite_pages_limited<R: Rule<F> + Copy>(
-        &mut self,
-        pages: &Pages<'_>,
-        rule: R,
-    ) -> Result<u64, Halted<ChangeError>> {
-        let table = |at: u64| at >> F::shift(1);
-        let mut done = None;
-        pages.each::<F>(|range| {
-            if self.budget.is_spent() && done.is_some_and(|it| it != table(range.start().0)) {
-                return Self::halted(range.start(), ChangeError::Paused);
-            }
-            done = Some(table(range.end().0 - 1));
-            // The walk of one page does not count it.
-            if range.size() == 1 << F::PAGE_SHIFT {
-                self.budget.count(1);
-            }
-            self.rewrite_walk::<Atomically, R>(range, rule)
-        })
-    }
-
-    /// As [`Guard::rewrite_pages`], for a run that is in another table.
-    #[cold]
-    fn rewrite_in<R: Rule<F> + Copy>(
-        &mut self,
-        table: &mut PageTable<'t>,
-        range: GpaRange,
-        rule: &R,
-    ) -> Result<u64, Halted<ChangeError>> {
-        *table = self.tables.page_table(range.start());
-        let mut tally = Tally::NONE;
-        let plain = table.covers(&range) && table.rewrite::<F, R>(&range, rule, &mut tally);
-        self.sums.settle::<F>(0, &tally, R::STALE);
-        let bytes = tally.changed << F::PAGE_SHIFT;
-        if plain {
-            return Ok(bytes);
-        }
-        self.rewrite_walk::<Atomically, R>(range, *rule).map(|more| bytes + more)
-    }
-
     #[inline(never)]
     fn rewrite_walk<C: Change, R: Rule<F>>(
         &mut self,
@@ -501,69 +421,5 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             let hpa = F::leaf_address(raw, level);
             self.platform.maintain(hpa, F::size(level).bytes(), what);
         }
-    }
-}
-
-/// Length of a run, in pages, from which on a walk is faster.
-const LONG: u64 = 32;
-
-/// A table of pages and its addresses; both are empty if there is no table.
-struct PageTable<'t> {
-    ptes: &'t [Pte],
-    start: u64,
-    end: u64,
-}
-
-impl PageTable<'_> {
-    #[inline(always)]
-    fn covers(&self, range: &GpaRange) -> bool {
-        self.start <= range.start().0 && range.end().0 <= self.end
-    }
-
-    /// Rewrites the pages of a range, which the table covers. Returns whether it met only leaves
-    /// and vacant entries; if not, the pages are to be visited once more.
-    #[inline(always)]
-    fn rewrite<F: Format, R: Rule<F>>(
-        &self,
-        range: &GpaRange,
-        rule: &R,
-        tally: &mut Tally,
-    ) -> bool {
-        let (mut start, range_end) = (range.start().0, range.end().0);
-        while start < range_end {
-            let pte = pte::<F>(self.ptes, start, 0);
-            let raw = pte.peek();
-            let end = start + (1 << F::PAGE_SHIFT);
-            tally.read += 1;
-            let kind = F::kind(raw, 0);
-            if kind == Kind::Leaf && !folded::<F>(raw) {
-                let changed = rule.change(raw);
-                if changed != raw {
-                    if pte.exchange(raw, changed).is_err() {
-                        return false;
-                    }
-                    tally.change(&Entry { pte, raw, start, end });
-                }
-            } else if !kind.is_vacant() {
-                return false;
-            }
-            start = end;
-        }
-        true
-    }
-}
-
-impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Returns the table of pages around an address. The caller is inside a guard, as for a walk.
-    fn page_table(&self, gpa: Gpa) -> PageTable<'_> {
-        let none = PageTable { ptes: &[], start: 0, end: 0 };
-        let limit = 1 << self.geometry().address_bits;
-        if gpa.0 >= limit {
-            return none;
-        }
-        let (ptes, level) = self.descend(gpa.0, 0, |_, _| ());
-        let start = gpa.0 >> F::shift(1) << F::shift(1);
-        let end = limit.min(start + (1 << F::shift(1)));
-        if level == 0 { PageTable { ptes, start, end } } else { none }
     }
 }

@@ -95,6 +95,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// [`UnmapError::CutsBlock`] unless the block appeared meanwhile. [`UnmapError::Full`] and
     /// [`UnmapError::Contended`] leave everything unmapped that precedes the address where it
     /// stopped.
+    #[inline]
     pub fn unmap(
         &mut self,
         range: GpaRange,

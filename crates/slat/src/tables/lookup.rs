@@ -5,6 +5,7 @@ use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::table::{self, Pte, pte};
 use crate::walk::PATIENCE;
+use core::fmt;
 
 /// The last entry that a lookup read. It is small, so that it is passed in registers.
 #[derive(Clone, Copy)]
@@ -15,6 +16,15 @@ pub(crate) struct Found {
     pub writable: bool,
 }
 
+/// The same, in two words, which most ABIs return in registers; a larger result would be returned
+/// in memory, and every lookup would then store what it found.
+#[repr(C)]
+struct Again {
+    raw: u64,
+    /// The level, with bit 8 set if all tables above allow writes.
+    place: u64,
+}
+
 /// An entry that links a table: the table that holds the entry, and the value that was read.
 #[derive(Clone, Copy)]
 pub(crate) struct Link<'t> {
@@ -23,73 +33,48 @@ pub(crate) struct Link<'t> {
     pub raw: u64,
 }
 
-impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Returns the first entry from the root downwards that links no table.
-    ///
-    /// The caller is inside a guard, or no thread reclaims. If the entry is retired, the lookup
-    /// starts again, a bounded number of times.
-    #[inline(always)]
-    pub(crate) fn lookup(&self, gpa: u64) -> Found {
-        let found = self.lookup_once(gpa);
-        if found.raw & F::MARK == 0 { found } else { self.lookup_marked(gpa) }
-    }
+/// Where a walk begins. A guard has a copy: a loop of look-ups through one guard keeps it in
+/// registers, where fields of the tables would be loaded again for each.
+pub(crate) struct Start<'t, P> {
+    platform: &'t P,
+    /// The root's entries, and their level.
+    ptes: &'t [Pte],
+    level: u8,
+}
 
-    #[inline(always)]
-    pub(crate) fn lookup_marked(&self, gpa: u64) -> Found {
-        let (raw, place) = self.lookup_again(gpa);
-        Found { raw, level: place as u8, writable: place >> 8 != 0 }
+impl<P> fmt::Debug for Start<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "level {}", self.level)
     }
+}
 
-    /// [`Tables::lookup`] after it met a mark. Returns the entry's value; and its level, with bit 8
-    /// set if all tables above allow writes. Two words are returned in registers; a larger result
-    /// would be returned in memory, and every lookup would then store what it found.
-    #[cold]
-    #[inline(never)]
-    fn lookup_again(&self, gpa: u64) -> (u64, u64) {
-        let mut patience = PATIENCE;
-        loop {
-            let Found { raw, level, writable } = self.lookup_once(gpa);
-            if patience == 0 || F::kind(raw, level) != Kind::Retired {
-                return (raw, u64::from(level) | u64::from(writable) << 8);
-            }
-            patience -= 1;
-        }
-    }
-
-    /// [`Tables::lookup`] that looks once, and returns marked entries, too.
-    #[inline(always)]
-    fn lookup_once(&self, gpa: u64) -> Found {
-        let ptes = self.root_entries();
-        self.lookup_from(|level| pte::<F>(ptes, gpa, level).load(), gpa)
-    }
-
+impl<P: Platform> Start<'_, P> {
     /// [`Tables::lookup`] of any address, which looks once, and returns marked entries, too. Past
     /// the root's entries nothing is mapped.
     #[inline(always)]
-    pub(crate) fn lookup_any(&self, gpa: u64) -> Found {
-        let ptes = self.root_entries();
-        let root = |level| ptes.get((gpa >> F::shift(level)) as usize).map_or(0, Pte::load);
-        self.lookup_from(root, gpa)
+    pub fn lookup_any<F: Format>(&self, gpa: u64) -> Found {
+        let root = |level| self.ptes.get((gpa >> F::shift(level)) as usize).map_or(0, Pte::load);
+        self.lookup_from::<F>(root, gpa)
     }
 
     /// Follows the root's entry for `gpa`, which `raw` loads. Compiled for each level that a root
     /// can have: the fewer instructions a lookup takes, the more of them a CPU has under way at
     /// once while it waits for memory.
     #[inline(always)]
-    fn lookup_from(&self, raw: impl Fn(u8) -> u64, gpa: u64) -> Found {
-        match self.geometry.root_level {
-            0 if F::LOWEST_ROOT == 0 => self.lookup_below::<0>(raw(0), gpa),
-            2 => self.lookup_below::<2>(raw(2), gpa),
-            3 => self.lookup_below::<3>(raw(3), gpa),
-            4 => self.lookup_below::<4>(raw(4), gpa),
-            _ => self.lookup_below::<1>(raw(1), gpa),
+    fn lookup_from<F: Format>(&self, raw: impl Fn(u8) -> u64, gpa: u64) -> Found {
+        match self.level {
+            0 if F::LOWEST_ROOT == 0 => self.lookup_below::<F, 0>(raw(0), gpa),
+            2 => self.lookup_below::<F, 2>(raw(2), gpa),
+            3 => self.lookup_below::<F, 3>(raw(3), gpa),
+            4 => self.lookup_below::<F, 4>(raw(4), gpa),
+            _ => self.lookup_below::<F, 1>(raw(1), gpa),
         }
     }
 
     /// Follows the root's entry for `gpa`, of value `raw`. The levels are one straight run of code,
     /// each compiled with its level as a constant.
     #[inline(always)]
-    fn lookup_below<const ROOT: u8>(&self, mut raw: u64, gpa: u64) -> Found {
+    fn lookup_below<F: Format, const ROOT: u8>(&self, mut raw: u64, gpa: u64) -> Found {
         // Loaded once, so that the loads of entries, which depend on each other, do not wait for
         // it.
         let platform = self.platform;
@@ -113,6 +98,52 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         }
         below!(4 3 2 1);
         Found { raw, level: 0, writable: common & F::TABLE_WRITE == F::TABLE_WRITE }
+    }
+}
+
+impl<F: Format, P: Platform> Tables<'_, F, P> {
+    #[inline(always)]
+    pub(crate) fn start(&self) -> Start<'_, P> {
+        let (ptes, level) = (self.root_entries(), self.geometry.root_level);
+        Start { platform: self.platform, ptes, level }
+    }
+
+    /// Returns the first entry from the root downwards that links no table.
+    ///
+    /// The caller is inside a guard, or no thread reclaims. If the entry is retired, the lookup
+    /// starts again, a bounded number of times.
+    #[inline(always)]
+    pub(crate) fn lookup(&self, gpa: u64) -> Found {
+        let found = self.lookup_once(gpa);
+        if found.raw & F::MARK == 0 { found } else { self.lookup_marked(gpa) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn lookup_marked(&self, gpa: u64) -> Found {
+        let Again { raw, place } = self.lookup_again(gpa);
+        Found { raw, level: place as u8, writable: place >> 8 != 0 }
+    }
+
+    /// [`Tables::lookup`] after it met a mark. It does not unwind, which its C ABI tells callers: the
+    /// clean-up of a panic would keep their guards in memory.
+    #[cold]
+    #[inline(never)]
+    extern "C" fn lookup_again(&self, gpa: u64) -> Again {
+        let mut patience = PATIENCE;
+        loop {
+            let Found { raw, level, writable } = self.lookup_once(gpa);
+            if patience == 0 || F::kind(raw, level) != Kind::Retired {
+                return Again { raw, place: u64::from(level) | u64::from(writable) << 8 };
+            }
+            patience -= 1;
+        }
+    }
+
+    /// [`Tables::lookup`] that looks once, and returns marked entries, too.
+    #[inline(always)]
+    fn lookup_once(&self, gpa: u64) -> Found {
+        let start = self.start();
+        start.lookup_from::<F>(|level| pte::<F>(start.ptes, gpa, level).load(), gpa)
     }
 
     /// Returns the lowest table on the way to `gpa` that is at level `to` or above, and its level.
@@ -146,7 +177,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 
     /// Returns the entry for `gpa` in the table at `level`, if there is such a table. As in
-    /// [`Tables::lookup_below`], each level is compiled with its level as a constant.
+    /// [`Start::lookup_below`], each level is compiled with its level as a constant.
     ///
     /// The caller is inside a guard, or no thread reclaims.
     #[inline(always)]

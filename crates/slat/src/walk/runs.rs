@@ -2,7 +2,7 @@
 
 use super::{Entry, Flow, Tally, Visitor};
 use crate::format::{Format, Kind, RUN};
-use crate::ops::folded;
+use crate::ops::{Change, folded};
 use crate::table::{self, Pte, Run};
 
 /// Changes the pages of a run for which `change` returns a value, by an exchange where that
@@ -37,6 +37,61 @@ pub(crate) fn change_run<F: Format>(
         named |= 1 << index;
     }
     (RUN, named)
+}
+
+/// As [`change_run`], with one account of all pages. Does nothing, and returns `None`, unless all
+/// entries are pages, and none is in a group.
+#[inline(always)]
+pub(crate) fn change_pages<F: Format, C: Change>(
+    run: &[Pte; RUN],
+    raws: &[u64; RUN],
+    at: u64,
+    tally: &mut Tally,
+    change: impl Fn(u64) -> Option<u64>,
+) -> Option<(usize, u64)> {
+    let (mut common, mut any) = (!0, 0);
+    for raw in raws {
+        common &= raw;
+        any |= raw;
+    }
+    if !F::all_pages(common) || any & F::CONTIGUOUS != 0 {
+        return None;
+    }
+    let Exchanged { done, named, places } = exchange_each::<C>(run, raws, change);
+    tally.change_pages::<F>(at, places);
+    Some((done, named))
+}
+
+/// The outcome of the exchanges of a run.
+struct Exchanged {
+    /// How many, from the start of the run, are done.
+    done: usize,
+    /// Those for which there was a value, as a bitmap.
+    named: u64,
+    /// Those that were exchanged, as a bitmap.
+    places: u64,
+}
+
+/// Exchanges the entries of a run for which `change` returns another value.
+#[inline(always)]
+fn exchange_each<C: Change>(
+    run: &[Pte; RUN],
+    raws: &[u64; RUN],
+    change: impl Fn(u64) -> Option<u64>,
+) -> Exchanged {
+    let (mut named, mut places) = (0, 0);
+    for index in 0..RUN {
+        let (pte, raw) = (&run[index], raws[index]);
+        let Some(changed) = change(raw) else { continue };
+        if changed != raw {
+            if C::exchange(pte, raw, changed).is_err() {
+                return Exchanged { done: index, named, places };
+            }
+            places |= 1 << index;
+        }
+        named |= 1 << index;
+    }
+    Exchanged { done: RUN, named, places }
 }
 
 /// Visits each page of a run; returns how many entries, from its start, are done.
@@ -106,6 +161,7 @@ pub(super) fn pass_run<'t, F: Format, V: Visitor<'t, F>, const LEVEL: u8>(
 mod tests {
     use super::*;
     use crate::addr::Hpa;
+    use crate::ops::Atomically;
 
     type F = crate::format::ept::Ept<true>;
 
@@ -124,5 +180,42 @@ mod tests {
         // Another thread has changed a page since the run was loaded.
         let done = change_run::<F>(&run, &raws, 0x10_0000, &mut tally, change);
         assert_eq!((done, tally.changed), ((2, 0), 2));
+    }
+
+    #[test]
+    fn pages_are_changed_up_to_one_that_another_thread_changed_with_one_account_of_all() {
+        let page = |number: u64| F::leaf(F::WRITE, 0, Hpa(number << 12));
+        let raws: [u64; RUN] = core::array::from_fn(|number| page(number as u64));
+        let run = raws.map(Pte::new);
+        let protect = |first: u64, last: u64| {
+            move |raw| {
+                let number = F::leaf_address(raw, 0).0 >> 12;
+                Some(if (first..=last).contains(&number) { F::write_protected(raw) } else { raw })
+            }
+        };
+        let change = |first, last, tally: &mut Tally| {
+            change_pages::<F, Atomically>(&run, &raws, 0x10_0000, tally, protect(first, last))
+        };
+        let mut tally = Tally::NONE;
+        assert_eq!(change(4, 4, &mut tally), Some((RUN, 0xff)));
+        assert_eq!((tally.changed, tally.start, tally.end), (1, 0x10_4000, 0x10_5000));
+        // The values that were loaded are older than the change.
+        let mut tally = Tally::NONE;
+        assert_eq!(change(1, 6, &mut tally), Some((4, 0b1111)));
+        assert_eq!((tally.changed, tally.start, tally.end), (3, 0x10_1000, 0x10_4000));
+        assert_eq!(F::write_protected(page(3)), run[3].load());
+        assert_eq!((run[0].load(), run[5].load()), (page(0), page(5)));
+    }
+
+    #[test]
+    fn a_run_with_an_entry_that_is_no_page_is_left_to_the_visits() {
+        let mut raws = [F::leaf(F::WRITE, 0, Hpa(0)); RUN];
+        raws[RUN - 1] = 0;
+        let run = raws.map(Pte::new);
+        let mut tally = Tally::NONE;
+        let done = change_pages::<F, Atomically>(&run, &raws, 0, &mut tally, |raw| {
+            Some(F::write_protected(raw))
+        });
+        assert_eq!((done, tally.changed, run[0].load()), (None, 0, raws[0]));
     }
 }

@@ -7,8 +7,8 @@ use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::format::power::PowerK64;
 use slat::{
-    BreakBeforeMake, Contended, Format, Gpa, GpaRange, Guard, Hpa, Owner, PageSize, Participant,
-    Place, Removals, Removed, Tables, Vmid,
+    BreakBeforeMake, Contended, Format, Gpa, GpaRange, Guard, Hpa, Owner, PageSize, Pages,
+    Participant, Place, Removals, Removed, Tables, Vmid,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -236,4 +236,26 @@ fn a_group_that_another_thread_unfolds_during_a_look_up_is_not_taken_for_whole()
             assert_eq!(hpa, Hpa(G + 20 * K), "call {number}: another page got other memory");
         }
     }
+}
+
+#[test]
+fn a_block_that_appears_while_its_pages_are_protected_is_not_refused_if_all_of_it_is_named() {
+    let mut blocks = 0;
+    for number in 0..CALLS {
+        let guest = arm();
+        let block = range(2 * M, 2 * M);
+        map(guest, block, 8 * G, PAGE);
+        inside(guest, |guard| guard.write_protect(block)).unwrap();
+        let collapse = move || assert!(inside(guest, |guard| guard.collapse(block, BLOCK)).is_ok());
+        // The first page of the block is the last of a word, and the others fill words.
+        let mut bits = [u64::MAX; 9];
+        (bits[0], bits[8]) = (1 << 63, u64::MAX >> 1);
+        let named = Pages { start: Gpa(2 * M - 63 * 4 * K), bits: &bits };
+        let protect = || inside(guest, |guard| guard.write_protect_pages(&named));
+        let (done, calls) =
+            meanwhile(guest.platform(), move |call| call == number, collapse, protect);
+        assert_eq!(done, Ok(0), "call {number}");
+        blocks += usize::from(number < calls);
+    }
+    assert!(blocks > 2, "a block appeared meanwhile");
 }

@@ -8,7 +8,8 @@ use crate::common::stage::{BBM, G, K, M, RAM, range};
 use crate::common::world::{VMID, cache, maintained};
 use crate::common::{Event, Moment, TestPlatform, destroy};
 use slat::{
-    Access, Attributes, Execute, Gpa, GpaRange, Hpa, Maintenance, Memory, Software, Tables,
+    Access, Attributes, Execute, Gpa, GpaRange, Granted, Hpa, Maintenance, Memory, Rights,
+    Software, Tables,
 };
 
 const DATA: Attributes =
@@ -187,4 +188,44 @@ fn memory_that_is_not_cached_is_not_flushed() {
     let format =
         slat::format::ept::Ept { output_bits: 48, forced_write_back: false, ..Default::default() };
     flushes::<Ept<true>>(format);
+}
+
+#[test]
+fn runs_of_pages_that_become_executable_are_made_coherent_before() {
+    fn gives<H: Hardware>(format: H::Format) {
+        for way in 0..3 {
+            let platform = TestPlatform::new(slat::BreakBeforeMake::Never);
+            let mut tables = Tables::new(format, VMID, 40, &platform).unwrap();
+            let hardware = H::of(&tables);
+            let mut storage = Vec::new();
+            let mut cache = cache::<H>(&platform, &mut storage, 8);
+            let mut guard = tables.exclusive();
+            let pages = range(AT, 128 * K);
+            let page = slat::PageSize::SIZE_4K;
+            guard.map(pages, Hpa(HOST), DATA, page, &mut cache).unwrap();
+            platform.take_events();
+            coherent_first(hardware, &platform);
+            let changed = match way {
+                0 => guard.protect(pages, Rights::ALL).unwrap(),
+                1 => guard.relax(pages, Access::Execute).map(Granted::elsewhere).unwrap(),
+                _ => guard
+                    .allow_execute(pages, Access::Execute, DATA.software)
+                    .map(Granted::elsewhere)
+                    .unwrap(),
+            };
+            platform.meanwhile(None);
+            let memory = [(HOST, HOST + 128 * K)];
+            let events = platform.take_events();
+            assert_eq!(maintained(&events, Some(&Maintenance::Instructions)), memory, "{way}");
+            assert_eq!(
+                (changed, executable(hardware, &platform)),
+                (128 * K, vec![(AT, AT + 128 * K)])
+            );
+            guard.complete();
+            drop((guard, cache));
+            destroy(tables);
+        }
+    }
+    gives::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
+    gives::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
 }

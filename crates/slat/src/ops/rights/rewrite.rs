@@ -1,9 +1,7 @@
 //! The walk that changes leaves by a rule.
 
 use crate::addr::{GpaRange, Levels};
-#[cfg(not(any(loom, shuttle)))]
-use crate::format::RUN;
-use crate::format::{Format, Kind};
+use crate::format::{Format, Kind, RUN};
 use crate::guard::Sums;
 use crate::ops::push_down::push_down;
 use crate::ops::rules::Rule;
@@ -11,7 +9,7 @@ use crate::ops::{Change, ChangeError, folded};
 use crate::platform::Platform;
 use crate::table::Pte;
 use crate::tables::{Found, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor};
+use crate::walk::{Entry, Flow, Tally, Visitor, change_pages, visit_each};
 use core::marker::PhantomData;
 
 pub(super) struct Rewrite<'t, 'g, F: Format, P: Platform, R, C> {
@@ -111,6 +109,24 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
         }
         tally.change(&entry);
         Flow::Next
+    }
+
+    /// As `visit`, with one account of all pages.
+    #[inline(always)]
+    fn visit_run(
+        &mut self,
+        run: &'t [Pte; RUN],
+        raws: &[u64; RUN],
+        at: u64,
+        tally: &mut Tally,
+    ) -> usize {
+        let change = |raw| Some(self.rule.change(raw));
+        if !R::EXECUTES
+            && let Some((done, _)) = change_pages::<F, C>(run, raws, at, tally, change)
+        {
+            return done;
+        }
+        visit_each::<F, Self>(self, run, raws, at, tally)
     }
 
     #[cfg(not(any(loom, shuttle)))]

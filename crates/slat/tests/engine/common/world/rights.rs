@@ -201,12 +201,19 @@ impl<H: Hardware> World<'_, H> {
                 halted = Some((Gpa(at), past(Gpa(start))));
                 break;
             };
-            let legal = self.change_errors(&before, &range, true);
-            if !legal.is_empty() {
-                halted = Some((range.start(), legal));
-                break;
+            if self.change_errors(&before, &range, true).is_empty() {
+                all.extend(self.changed(&before, range.start().0, range.end().0, rule));
+                continue;
             }
-            all.extend(self.changed(&before, range.start().0, range.end().0, rule));
+            // Pages that have a table are done one by one: what is refused may begin behind them.
+            let stopped = out.result.map_or_else(|halted| halted.at, |_| range.start());
+            let at = stopped.0.clamp(start, range.end().0 - 1);
+            all.extend(self.changed(&before, start, at, rule));
+            let small = |run: Run| run.size == 1 << H::PAGE;
+            assert!(before.within(start, at).all(small), "only pages are done one by one");
+            let rest = GpaRange::new(Gpa(at), range.end().0 - at).expect("whole pages");
+            halted = Some((Gpa(at), self.change_errors(&before, &rest, true)));
+            break;
         }
         self.expect(&all, rule);
         match (out.result, halted) {
