@@ -19,10 +19,10 @@ impl Bits {
         let mut words = Vec::new();
         words.try_reserve_exact(len).ok()?;
         let all = if set { u64::MAX } else { 0 };
-        words.extend((0..len).map(|word| {
-            let rest = pages - 64 * word as u64;
-            AtomicU64::new(if rest >= 64 { all } else { all & ((1 << rest) - 1) })
-        }));
+        words.resize_with(len, || AtomicU64::new(all));
+        if let (Some(last), rest @ 1..) = (words.last(), pages % 64) {
+            last.store(all & ((1 << rest) - 1), Ordering::Relaxed);
+        }
         Some(Self { words: words.into_boxed_slice() })
     }
 

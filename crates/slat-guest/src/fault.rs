@@ -264,6 +264,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         }
     }
 
+    #[inline(always)]
     fn write(&mut self, fault: &Fault<'_>, leaf: Translation) -> Step {
         // A block that lies in two memslots is not made writable as a whole: the write is in one of
         // them.
@@ -373,7 +374,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             }
         });
         drop(moving);
-        self.map(fault, F::size(0))
+        self.map_apart(fault, F::size(0))
     }
 
     /// Returns whether the page must first be unmapped everywhere else: the access is a write to
@@ -432,8 +433,16 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         guest.unmap(self.tables, &mut self.guard, [range], |removed| keep(guest, view, &removed));
     }
 
-    /// Maps the page, or as much around it as `largest`, the memslot and the backing allow.
-    pub(crate) fn map(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
+    /// [`Inside::map`], apart from its caller.
+    #[inline(never)]
+    pub(crate) fn map_apart(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
+        self.map(fault, largest)
+    }
+
+    /// Maps the page, or as much around it as `largest`, the memslot and the backing allow. Most
+    /// faults do nothing else, so it is inlined.
+    #[inline(always)]
+    fn map(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
         if self.must_be_alone(fault) {
             return Step::Replaces(fault.host::<F>());
         }

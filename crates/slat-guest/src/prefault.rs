@@ -211,7 +211,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
                 let (slots, alone) = (view, false);
                 let fault =
                     Fault { slots, slot, gpa, access, id, own_view, folds, kind, ahead, alone };
-                matches!(inside.map(&fault, F::size(0)), Step::Done(Outcome::Mapped(_)))
+                matches!(inside.map_apart(&fault, F::size(0)), Step::Done(Outcome::Mapped(_)))
             });
             mapped.count() as u64
         });

@@ -38,7 +38,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                     guest.keep_marks(view, removed)
                 });
                 drop(moving);
-                return match self.map(fault, page) {
+                return match self.map_apart(fault, page) {
                     Step::Done(Outcome::Mapped(_)) => {
                         self.note_table(fault);
                         Outcome::Zapped { from: leaf.size }.into()
