@@ -8,6 +8,7 @@
 //! does the operation, reads the counts and completes the owed invalidations.
 
 mod contention;
+mod entering;
 mod faults;
 mod inactive;
 mod leaves;
@@ -166,6 +167,9 @@ fn contests<'a>(
     }
     if wants(Part::Translate) {
         contests.push(lookup::contest(sizes.small, session)?);
+    }
+    if wants(Part::Enter) {
+        contests.push(entering::contest(sizes.small, cpus)?);
     }
     let threaded = [Part::SplitThreads, Part::MapThreads, Part::Beside];
     if cpus.len() < 2 {

@@ -55,6 +55,10 @@ const STREAMING: &str = "slat, streaming";
 #[cfg(feature = "peers")]
 const OWNED: &str = "slat, owned";
 
+/// A walk of the engine's tables that promises no more than the crates' do.
+#[cfg(feature = "peers")]
+const PLAIN: &str = "slat, plain walk";
+
 /// The scenario of comparisons with Linux, crates and limits.
 pub struct Peers;
 

@@ -2,7 +2,7 @@
 //! tables, write protection by their right to write, and the faults that follow; each compared with
 //! the same work leaf by leaf.
 
-use crate::contest::{Contest, ENGINE, Sample, pose};
+use crate::contest::{Contest, ENGINE, MACHINE, Sample, pose};
 use crate::scatter::{clustered, scattered};
 use crate::settings::engine::Part;
 use crate::touch::touch;
@@ -12,8 +12,11 @@ use slat_ideas::arena::Arena;
 use slat_ideas::fill::Stores;
 use slat_ideas::fixture::{Fixture, breaks_of, counted};
 use slat_ideas::format::TableFormat;
+use slat_ideas::limit;
 use slat_ideas::stopwatch::Stopwatch;
+use std::hint::black_box;
 use std::rc::Rc;
+use std::slice::from_ref;
 use std::time::Instant;
 
 /// Returns contests of exact ageing of the whole guest, after it touched a hundredth of its pages.
@@ -29,10 +32,13 @@ pub fn age<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Cont
                 age_once(&fixture, &touched, skip, ages, arena, check)
             }
         };
+        let young = touched.clone();
         pose(Part::AgeTables, name, memory, of)
             .enter("exact", ENGINE, entrant(Skip::Exact))
             .enter("leaves", ENGINE, entrant(Skip::Nothing))
+            .enter("cas", MACHINE, move |arena, _| exchange_once(&fixture, &young, arena))
             .ratio(format!("{}, age by tables, {of}", shown(name)), &["exact"], &["leaves"])
+            .ratio("  exchanges of these pages alone", &["cas"], &["leaves"])
     };
     let pages = fixture.pages();
     vec![
@@ -108,6 +114,26 @@ fn age_once<F: Format>(
         ensure!(left.young == 0, "pages are young after they were aged");
     }
     Ok(Sample { seconds, counts: counted(counts, invalidations) })
+}
+
+/// The least that ageing by tables has to do: exchanges the entry of each page that was touched.
+fn exchange_once<F: Format>(
+    fixture: &Fixture<F>,
+    touched: &[u64],
+    arena: &mut Arena,
+) -> anyhow::Result<Sample> {
+    let arena = emptied::<F>(arena);
+    let (mut young, mut unanswered) = (fixture.bitmap(), fixture.bitmap());
+    let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+    let tables = aged(fixture, touched, &mut ages, arena)?;
+    let ptes = fixture.entries(&tables, arena);
+    let table = ptes.first().map_or(1, |table| table.len() as u64);
+    let watch = Stopwatch::start();
+    for page in touched {
+        let (table, index) = (page / table, page % table);
+        black_box(limit::exchange(from_ref(&ptes[table as usize][index as usize])));
+    }
+    Ok(Sample { seconds: watch.seconds(), counts: vec![("entries", touched.len() as u64)] })
 }
 
 /// Returns contests of a round of dirty logging: the whole guest is protected, then it writes.

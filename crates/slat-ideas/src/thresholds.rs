@@ -48,7 +48,12 @@ const ALL: &[Threshold] = &[
     ("engine", "map one page", "*", "", Always, 15.0),
     ("engine", "map one page, two threads by one", "*", "*", Always, 1.2),
     ("engine", "translate", "*", "*", Always, 1.1),
-    ("engine", "translate, a guard for each", "*", "*", Always, 1.1),
+    ("engine", "translate, refreshed after each", "*", "*", Always, 1.3),
+    ("engine", "translate, a guard for each", "*", "*", Always, 1.3),
+    ("engine", "translate, a guard by an exchange for each", "*", "*", Always, 1.1),
+    // Nanoseconds.
+    ("engine", "enter and leave", "*", "", Always, 5.0),
+    ("engine", "enter and leave, two threads by one", "*", "*", Always, 1.2),
     // Other crates, and Linux's own code with exclusive or shared walks. Next, tables with one
     // owner: a crate that drops whole subtrees is compared with the operation that drops them, too.
     ("peers", "inactive, *: map page by page, owned", "*", "*", Always, 1.1),

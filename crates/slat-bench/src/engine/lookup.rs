@@ -1,6 +1,7 @@
 //! Translation of random addresses, compared with another crate's tables of as many levels.
 
-use crate::contest::{Contest, ENGINE, Sample};
+use super::entering::Line;
+use crate::contest::{Contest, ENGINE, MACHINE, Sample};
 #[cfg(feature = "peers")]
 use crate::peers::crates as peers;
 use crate::settings::engine::Part;
@@ -21,18 +22,37 @@ const PEER: &str = "page_table_multiarch";
 /// Number of addresses that one turn looks up.
 const LOOKUPS: usize = 1 << 20;
 
-/// Returns the contest: with one guard for all addresses, with a guard for each, and with the
-/// crate.
+/// How the addresses are looked up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// By one guard.
+    Kept,
+    /// By one guard, which lets go of the tables that it has seen after each.
+    Refreshed,
+    /// By a guard for each.
+    Entering,
+    /// By one guard, with [`Line::around`] each.
+    Exchanging,
+}
+
+/// Returns the contest of the ways, and of the crate.
 pub fn contest<'a>(memory: u64, session: &mut Session) -> anyhow::Result<Contest<'a>> {
     let fixture = Fixture::new(Ept1G::default(), memory);
     let addresses: Rc<[u64]> = fixture.addresses(LOOKUPS).into();
-    let entrant = |kept| {
+    let entrant = |way| {
         let addresses = addresses.clone();
-        move |arena: &mut Arena, _: bool| translate(&fixture, &addresses, kept, arena)
+        move |arena: &mut Arena, _: bool| translate(&fixture, &addresses, way, arena)
     };
     let contest = crate::contest::pose(Part::Translate, TableFormat::Ept, memory, "random")
-        .enter("translate", ENGINE, entrant(true))
-        .enter("translate-entering", ENGINE, entrant(false));
+        .enter("translate", ENGINE, entrant(Way::Kept))
+        .enter("translate-refreshed", ENGINE, entrant(Way::Refreshed))
+        .enter("translate-entering", ENGINE, entrant(Way::Entering))
+        .enter("translate-exchanging", MACHINE, entrant(Way::Exchanging))
+        .ratio(
+            "translate, a guard by an exchange for each",
+            &["translate-entering"],
+            &["translate-exchanging"],
+        );
     Ok(beside_a_peer(contest, fixture, addresses, session))
 }
 
@@ -67,7 +87,9 @@ fn beside_a_peer<'a>(
             Ok(Sample::time(seconds))
         })
         .ratio("translate", &["translate"], &[PEER])
+        .ratio("translate, refreshed after each", &["translate-refreshed"], &[PEER])
         .ratio("translate, a guard for each", &["translate-entering"], &[PEER])
+        .ratio("  an exchange for each", &["translate-exchanging"], &[PEER])
 }
 
 #[cfg(not(feature = "peers"))]
@@ -84,7 +106,7 @@ fn beside_a_peer<'a>(
 fn translate(
     fixture: &Fixture<Ept1G>,
     addresses: &[u64],
-    kept: bool,
+    way: Way,
     arena: &mut Arena,
 ) -> anyhow::Result<Sample> {
     arena.reset();
@@ -92,21 +114,36 @@ fn translate(
     let arena = &*arena;
     let tables = fixture.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
     let mut participant = Participant::register(arena)?;
+    let line = Line::new();
+    let mut found = 0u64;
     let watch = Stopwatch::start();
-    let found = if kept {
-        look_up(&tables.enter(&mut participant)?, addresses)?
-    } else {
-        let mut found = 0u64;
-        for gpa in addresses {
-            let guard = tables.enter(&mut participant)?;
-            let sum = guard.translate(Gpa(*gpa)).map(value);
-            // The error is converted after the guard is dropped, so that the sum stays in
-            // registers.
-            drop(guard);
-            found = found.wrapping_add(sum?);
+    match way {
+        Way::Kept => found = look_up(&tables.enter(&mut participant)?, addresses)?,
+        Way::Refreshed => {
+            let mut guard = tables.enter(&mut participant)?;
+            for gpa in addresses {
+                found = found.wrapping_add(value(guard.translate(Gpa(*gpa))?));
+                guard.refresh();
+            }
         }
-        found
-    };
+        Way::Entering => {
+            for gpa in addresses {
+                let guard = tables.enter(&mut participant)?;
+                let sum = guard.translate(Gpa(*gpa)).map(value);
+                // The error is converted after the guard is dropped, so that the sum stays in
+                // registers.
+                drop(guard);
+                found = found.wrapping_add(sum?);
+            }
+        }
+        Way::Exchanging => {
+            let guard = tables.enter(&mut participant)?;
+            for gpa in addresses {
+                let sum = line.around(|| guard.translate(Gpa(*gpa)).map(value))?;
+                found = found.wrapping_add(sum);
+            }
+        }
+    }
     let seconds = watch.seconds();
     ensure!(found == fixture.sum(addresses), "addresses translate to others");
     Ok(Sample::time(seconds))

@@ -3,10 +3,10 @@
 
 use super::ours::temper;
 use super::work::LOOKUPS;
-use super::{CRATE, OWNED, SLAT};
+use super::{CRATE, OWNED, PLAIN, SLAT};
 use crate::contest::{Contest, ENGINE, Sample};
 use crate::settings::peers::Caches;
-use anyhow::{anyhow, ensure};
+use anyhow::{anyhow, bail, ensure};
 use serde_json::json;
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
@@ -16,7 +16,9 @@ use slat::{
 };
 use slat_ideas::arena::Arena;
 use slat_ideas::fill::Stores;
-use slat_ideas::fixture::{CHUNK, Fixture, chunk_storage, look_up, steps, storage, value};
+use slat_ideas::fixture::{
+    CHUNK, Fixture, chunk_storage, look_up, look_up_plainly, steps, storage, value,
+};
 use slat_ideas::stopwatch::Stopwatch;
 use slat_lab::size::Size;
 use slat_peers::{Leaf, Memory, PEERS, Peer, Tables, Way};
@@ -117,11 +119,11 @@ fn contest<'a, F: Format + 'a>(
         addresses: addresses.clone(),
     };
     let title = format!("{operation}, {}", Size(memory));
-    let owned = ours.clone();
+    let (all, owned) = (ours.clone(), ours.clone());
     let mut contest = Contest::new("peers", title, params).enter(
         SLAT,
         ENGINE,
-        move |arena: &mut Arena, check| ours.turn(arena, check),
+        move |arena: &mut Arena, check| all.turn(arena, check),
     );
     // An [`AddressSpace`] splits only by the engine's guard.
     let has_owned = op != Op::Split;
@@ -129,6 +131,12 @@ fn contest<'a, F: Format + 'a>(
         contest = contest
             .enter(OWNED, ENGINE, move |arena: &mut Arena, check| owned.turn_owned(arena, check))
             .note(OWNED, "live tables with one owner: each call fills its cache, and completes");
+    }
+    if op == Op::Lookup {
+        let plain = ours.clone();
+        contest = contest
+            .enter(PLAIN, ENGINE, move |arena: &mut Arena, _| plain.turn_plain(arena))
+            .note(PLAIN, "promises no more than the crates do: see `look_up_plainly`");
     }
     for peer in peers {
         let variant = peer.name;
@@ -139,6 +147,9 @@ fn contest<'a, F: Format + 'a>(
         contest = contest.ratio(&*operation, &[SLAT], &[variant]);
         if has_owned {
             contest = contest.ratio(format!("{operation}, owned"), &[OWNED], &[variant]);
+        }
+        if op == Op::Lookup {
+            contest = contest.ratio(format!("{operation}, plain walk"), &[PLAIN], &[variant]);
         }
         // The results have a note that explains why the crate may be slower.
         let way = if each(peer, op) { "a call for each page. " } else { "" };
@@ -290,6 +301,25 @@ impl<F: Format> Ours<F> {
             let right = |a: Attributes| a.write == write;
             fixture.check(&space.guard(), all, leaf, right)?;
         }
+        Ok(Sample::time(seconds))
+    }
+}
+
+impl<F: Format> Ours<F> {
+    /// Looks up all addresses by a walk that promises less than the engine's.
+    fn turn_plain(&self, arena: &mut Arena) -> anyhow::Result<Sample> {
+        let arena = arena.begin(BreakBeforeMake::Never, Stores::Plain);
+        temper(arena, self.fixture.pages() * 8 + (4 << 20), self.caches);
+        let tables = self.fixture.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
+        let addresses = &self.addresses;
+        let watch = Stopwatch::start();
+        let sum = match tables.geometry().root_level {
+            2 => look_up_plainly::<F, 2>(&tables, arena, addresses),
+            3 => look_up_plainly::<F, 3>(&tables, arena, addresses),
+            level => bail!("the root is at level {level}"),
+        };
+        let seconds = watch.seconds();
+        ensure!(black_box(sum) == self.sum, "other addresses");
         Ok(Sample::time(seconds))
     }
 }

@@ -161,6 +161,14 @@ fn ratios_of(results: &[Measurement]) -> Vec<Table> {
                 .to_owned(),
         );
     }
+    if crates.iter().flat_map(|row| &row.measurements).any(|m| m.variant.ends_with(", plain walk"))
+    {
+        beside_crates.push(
+            "plain walk: of the engine’s tables, by a loop that promises what the crates do: roots \
+             of one level, no range of addresses, no rights of tables, no other thread."
+                .to_owned(),
+        );
+    }
     let tables = [
         ratios_among(&linux, results, "The engine beside others", beside_linux),
         ratios_among(&crates, results, "Inactive tables beside crates", beside_crates),

@@ -105,6 +105,8 @@ pub enum Part {
     MapThreads,
     /// Translate random addresses
     Translate,
+    /// Enter and leave the tables, with one thread and with two
+    Enter,
     /// Unmap pages
     Unmap,
     /// Clear a dirty log: protect the pages that its bitmap names
