@@ -213,3 +213,14 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         (Some(table), common)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_is_shown_by_its_level_and_not_with_all_entries() {
+        let start = Start { platform: &(), ptes: &[], level: 2 };
+        assert_eq!(std::format!("{start:?}"), "level 2");
+    }
+}

@@ -4,6 +4,7 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
+use crate::common::hardware::grouped::Grouped;
 use crate::common::stage::{K, M, RAM, on_stage, range, refused};
 use crate::common::world::GuardOf;
 use crate::obligations::{arm, ept};
@@ -177,4 +178,32 @@ fn a_walk_to_one_page_that_cuts_a_block_reads_down_to_the_block() {
     }
     reads::<Arm<12>>(arm());
     reads::<Ept<true>>(ept());
+}
+
+#[test]
+fn pages_of_a_group_that_are_named_are_protected_and_no_other_of_its_members() {
+    on_stage::<Grouped<12>>((arm(), 40, 8), |_, guard, cache| {
+        let group = range(0, 64 * K);
+        guard.map_contiguous(range(0, 128 * K), Hpa(0), RAM, PAGE, cache).unwrap();
+        let size = |guard: &GuardOf<'_, '_, Grouped<12>>, number: u64| {
+            guard.translate(page(number).start()).unwrap().unwrap().size.bytes()
+        };
+        assert_eq!(size(guard, 0), group.size());
+        let named = Pages { start: Gpa(0), bits: &[0b10_0101] };
+        assert_eq!(guard.write_protect_pages(&named), Ok(3 * 4 * K));
+        for number in 0..32 {
+            let found = guard.translate(page(number).start()).unwrap().unwrap();
+            assert_eq!(found.attributes.write, ![0, 2, 5].contains(&number), "page {number}");
+        }
+        assert_eq!((size(guard, 0), size(guard, 16)), (4 * K, 64 * K));
+        guard.complete();
+    });
+}
+
+#[test]
+fn entries_of_two_tables_that_are_named_by_one_word_are_read_once() {
+    on_stage::<Arm<12>>((arm(), 40, 8), |_, guard, cache| {
+        guard.map(range(0, 4 * M), Hpa(0), RAM, PAGE, cache).unwrap();
+        assert_eq!(protect::<Arm<12>>(guard, 510, &[0b10_1111]), (5, 5, 5));
+    });
 }
