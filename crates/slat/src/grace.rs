@@ -216,9 +216,7 @@ impl Inside<'_> {
         let now = inside(grace.clock.load(Ordering::Acquire), self.guest);
         self.seat.place.store(now, Ordering::Release);
     }
-}
 
-impl Inside<'_> {
     /// Returns a number below 2^47. No two calls return the same number until the platform has
     /// handed out blocks of 2^47 numbers in all.
     #[inline]
@@ -232,9 +230,7 @@ impl Inside<'_> {
         token.store(next + 1, Ordering::Relaxed);
         next & (SEATS_TOKENS - 1)
     }
-}
 
-impl Inside<'_> {
     /// Leaves. The store releases the thread's walks.
     #[inline(always)]
     pub fn leave(self) {

@@ -5,8 +5,8 @@ use crate::guest::*;
 use crate::hardware::{Use, Walked};
 use crate::machine::*;
 use loom::thread::spawn;
-use slat::Access;
 use slat::format::tiny::{Tiny, TinyEpt};
+use slat::{Access, Gpa, Pages};
 
 #[test]
 fn a_write_that_hardware_marked_is_remembered_by_write_protect() {
@@ -18,6 +18,25 @@ fn a_write_that_hardware_marked_is_remembered_by_write_protect() {
         guest.protect_rest(rest);
         let (_, state) = guest.leaf(0);
         assert_eq!((state.write, state.dirty), (false, wrote));
+        guest.end(0);
+    });
+}
+
+#[test]
+fn a_write_that_hardware_marked_is_remembered_by_a_protection_of_named_pages() {
+    explore("write_protect_pages || hardware write", || {
+        let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, CLEAN, PAGE);
+        let vcpu = spawn(move || guest.write(0));
+        let mut inside = guest.inside();
+        let named = Pages { start: Gpa(0), bits: &[1] };
+        let done = inside.guard.write_protect_pages(&named);
+        inside.guard.complete();
+        drop(inside);
+        let wrote = vcpu.join().unwrap();
+        if done.is_ok() {
+            let (_, state) = guest.leaf(0);
+            assert_eq!((state.write, state.dirty), (false, wrote));
+        }
         guest.end(0);
     });
 }

@@ -195,3 +195,38 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         if level == 0 { PageTable { ptes, start, end, ..PageTable::NONE } } else { PageTable::NONE }
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::addr::Hpa;
+    use crate::ops::rules::NoWrite;
+    use std::vec::Vec;
+
+    type F = crate::format::ept::Ept<true>;
+
+    /// Protects; before the exchange of one page hardware marks that page as written.
+    #[derive(Clone, Copy)]
+    struct Beaten<'t>(&'t Pte);
+
+    impl Rule<F> for Beaten<'_> {
+        fn change(&self, raw: u64) -> u64 {
+            if raw == self.0.load() {
+                self.0.exchange(raw, raw | F::DIRTY).unwrap();
+            }
+            Rule::<F>::change(&NoWrite, raw)
+        }
+    }
+
+    #[test]
+    fn a_page_that_hardware_marks_meanwhile_is_left_with_its_mark_and_those_before_it_are_done() {
+        let page = |number: u64| F::leaf(F::WRITE, 0, Hpa(number << 12));
+        let ptes: Vec<Pte> = (0..512).map(|number| Pte::new(page(number))).collect();
+        let mut table = PageTable::<F> { ptes: &ptes, start: 0, end: 2 << 20, ..PageTable::NONE };
+        assert_eq!(table.rewrite(0x1000, 0b1101, &Beaten(&ptes[3])), 0b1100);
+        let Tally { read, changed, start, end } = table.tally;
+        assert_eq!((read, changed, start, end), (1, 1, 0x1000, 0x2000));
+        let found = [1, 3, 4].map(|number| ptes[number].load());
+        assert_eq!(found, [F::write_protected(page(1)), page(3) | F::DIRTY, page(4)]);
+    }
+}
