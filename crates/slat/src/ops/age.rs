@@ -32,7 +32,7 @@ use crate::shootdown::Owed;
 use crate::sync::{AtomicU64, Ordering, Turn, agreed};
 use crate::table::{Pte, pte};
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor, change_run, links};
+use crate::walk::{Entry, Flow, Tally, Visitor, change_each, change_run, links};
 
 /// State that the ageing scans of one guest share.
 ///
@@ -456,10 +456,24 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
         at: u64,
         tally: &mut Tally,
     ) -> usize {
-        let (passed, mask) = change_run::<F>(run, raws, at, tally, |raw| {
-            let old = if CLEAR { raw & !F::ACCESSED } else { raw };
-            (raw & F::ACCESSED != 0).then_some(old)
-        });
+        let old = |raw| if CLEAR { raw & !F::ACCESSED } else { raw };
+        let common = raws.iter().fold(!0, |common, raw| common & raw);
+        let any = raws.iter().fold(0, |any, raw| any | raw);
+        let (passed, mask) = if common & F::ACCESSED != 0
+            && any & F::CONTIGUOUS == 0
+            && F::all_pages(common)
+        {
+            let done = change_each(run, raws, old);
+            let mask = (1 << done) - 1;
+            if CLEAR {
+                tally.change_pages::<F>(at, mask);
+            }
+            (done, mask)
+        } else {
+            change_run::<F>(run, at, tally, |raw| {
+                (raw & F::ACCESSED != 0).then_some(old(raw))
+            })
+        };
         let first = self.scan.page::<F>(at);
         self.scan.aged.young += or_bits(self.scan.ages.young, first, mask);
         passed

@@ -225,7 +225,7 @@ impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
         let taken = |raw| self.finds(raw).then(|| self.take.taken(raw));
         let (passed, mask) = match change_pages::<F, Atomically>(run, raws, at, tally, taken) {
             Some(done) => done,
-            None => change_run::<F>(run, raws, at, tally, taken),
+            None => change_run::<F>(run, at, tally, taken),
         };
         let first = ((at - self.start) >> F::PAGE_SHIFT) as usize;
         self.pages += or_bits(self.bitmap, first, mask);

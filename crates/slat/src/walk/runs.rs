@@ -8,17 +8,23 @@ use crate::table::{self, Pte, Run};
 /// Changes the pages of a run for which `change` returns a value, by an exchange where that
 /// differs. Returns how many entries, from the start of the run, are done, and for which of them
 /// `change` returned a value, as a bitmap.
+///
+/// It loads each entry again, so that a caller that uses the values of a run in another way first
+/// can keep them in registers.
 #[inline(always)]
 pub(crate) fn change_run<F: Format>(
     run: &[Pte; RUN],
-    raws: &[u64; RUN],
     at: u64,
     tally: &mut Tally,
     change: impl Fn(u64) -> Option<u64>,
 ) -> (usize, u64) {
     let mut named = 0;
-    for index in 0..RUN {
-        let (pte, raw) = (&run[index], raws[index]);
+    for (index, pte) in run.iter().enumerate() {
+        let raw = pte.load();
+        // The walk handles an entry that another thread holds.
+        if raw & F::MARK != 0 {
+            return (index, named);
+        }
         if F::kind(raw, 0) != Kind::Leaf {
             continue;
         }
@@ -60,6 +66,23 @@ pub(crate) fn change_pages<F: Format, C: Change>(
     let Exchanged { done, named, places } = exchange_each::<C>(run, raws, change);
     tally.change_pages::<F>(at, places);
     Some((done, named))
+}
+
+/// Exchanges each entry of a run for what `change` returns, if that differs; returns how many, from
+/// its start, are done.
+#[inline(always)]
+pub(crate) fn change_each(
+    run: &[Pte; RUN],
+    raws: &[u64; RUN],
+    change: impl Fn(u64) -> u64,
+) -> usize {
+    for index in 0..RUN {
+        let changed = change(raws[index]);
+        if changed != raws[index] && run[index].exchange(raws[index], changed).is_err() {
+            return index;
+        }
+    }
+    RUN
 }
 
 /// The outcome of the exchanges of a run.
@@ -162,6 +185,7 @@ mod tests {
     use super::*;
     use crate::addr::Hpa;
     use crate::ops::Atomically;
+    use std::vec::Vec;
 
     type F = crate::format::ept::Ept<true>;
 
@@ -173,13 +197,39 @@ mod tests {
         let chosen = [page(2), page(5)];
         let change = |raw| chosen.contains(&raw).then(|| F::write_protected(raw));
         let mut tally = Tally::NONE;
-        let done = change_run::<F>(&run, &raws, 0x10_0000, &mut tally, change);
+        let done = change_run::<F>(&run, 0x10_0000, &mut tally, change);
         assert_eq!(done, (RUN, 0b10_0100));
         let Tally { changed, start, end, .. } = tally;
         assert_eq!((changed, start, end), (2, 0x10_2000, 0x10_6000));
-        // Another thread has changed a page since the run was loaded.
-        let done = change_run::<F>(&run, &raws, 0x10_0000, &mut tally, change);
-        assert_eq!((done, tally.changed), ((2, 0), 2));
+        // Another thread changes a page after it was loaded.
+        let change = |raw| {
+            run[6].update(|raw| Some(raw ^ F::ACCESSED)).ok();
+            (raw == page(1) || raw & !F::ACCESSED == page(6)).then(|| F::write_protected(raw))
+        };
+        let mut tally = Tally::NONE;
+        let done = change_run::<F>(&run, 0x10_0000, &mut tally, change);
+        assert_eq!((done, tally.changed), ((6, 0b10), 1));
+        // Another thread holds a page.
+        let run = raws.map(Pte::new);
+        run[3].update(|raw| Some(raw | F::MARK)).ok();
+        let change = |raw| Some(F::write_protected(raw));
+        let mut tally = Tally::NONE;
+        let done = change_run::<F>(&run, 0x10_0000, &mut tally, change);
+        assert_eq!((done, tally.changed), ((3, 0b111), 3));
+    }
+
+    #[test]
+    fn each_entry_is_exchanged_up_to_one_that_another_thread_changed() {
+        let page = |number: u64| F::leaf(F::WRITE, 0, Hpa(number << 12));
+        let raws: [u64; RUN] = core::array::from_fn(|number| page(number as u64));
+        let run = raws.map(Pte::new);
+        assert_eq!(change_each(&run, &raws, |raw| raw), RUN);
+        run[4].update(|_| Some(0)).ok();
+        assert_eq!(change_each(&run, &raws, F::write_protected), 4);
+        let now: Vec<u64> = run.iter().map(Pte::load).collect();
+        let protected = F::write_protected;
+        let wanted = [0, 1, 2, 3].map(|number| protected(page(number)));
+        assert_eq!((&now[..4], &now[4..6]), (&wanted[..], &[0, page(5)][..]));
     }
 
     #[test]
