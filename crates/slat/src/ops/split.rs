@@ -538,6 +538,13 @@ fn link<F: Format, P: Platform>(
     let mut frozen = 0u32;
     let size = F::size(level);
     let base = |place: u32| start + (u64::from(place) << F::shift(level));
+    // Where tables are filled past the caches, each load below would wait for memory, and the
+    // exchanges would keep it from waiting with the others; loads that nothing orders wait at once.
+    if count > 1 {
+        let block = |table: &mut Frame| block_of::<F>(tables.platform, table, level);
+        let loaded = cache.kept(count).flatten().fold(0, |loaded, table| loaded ^ block(table));
+        core::hint::black_box(loaded);
+    }
     for (place, table) in ones(places).zip(cache.kept(count)) {
         let (Some(table), base) = (table, base(place)) else { continue };
         let raw = block_of::<F>(tables.platform, table, level);
