@@ -459,21 +459,17 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
         let old = |raw| if CLEAR { raw & !F::ACCESSED } else { raw };
         let common = raws.iter().fold(!0, |common, raw| common & raw);
         let any = raws.iter().fold(0, |any, raw| any | raw);
-        let (passed, mask) = if common & F::ACCESSED != 0
-            && any & F::CONTIGUOUS == 0
-            && F::all_pages(common)
-        {
-            let done = change_each(run, raws, old);
-            let mask = (1 << done) - 1;
-            if CLEAR {
-                tally.change_pages::<F>(at, mask);
-            }
-            (done, mask)
-        } else {
-            change_run::<F>(run, at, tally, |raw| {
-                (raw & F::ACCESSED != 0).then_some(old(raw))
-            })
-        };
+        let (passed, mask) =
+            if common & F::ACCESSED != 0 && any & F::CONTIGUOUS == 0 && F::all_pages(common) {
+                let done = change_each(run, raws, old);
+                let mask = (1 << done) - 1;
+                if CLEAR {
+                    tally.change_pages::<F>(at, mask);
+                }
+                (done, mask)
+            } else {
+                change_run::<F>(run, at, tally, |raw| (raw & F::ACCESSED != 0).then_some(old(raw)))
+            };
         let first = self.scan.page::<F>(at);
         self.scan.aged.young += or_bits(self.scan.ages.young, first, mask);
         passed
