@@ -44,8 +44,8 @@ const ALL: &[Threshold] = &[
     ("engine", "64 faults beside ageing, p99", "*", "*", Always, 1.15),
     ("engine", "inactive: map a range", "*", "*", Always, 1.5),
     ("engine", "inactive: write-protect", "*", "*", Always, 1.5),
-    // Nanoseconds.
-    ("engine", "map one page", "*", "", Always, 15.0),
+    ("engine", "map one page, guard kept", "*", "cas", Always, 5.0),
+    ("engine", "map one page, a guard for each", "*", "cas", Always, 5.0),
     ("engine", "map one page, two threads by one", "*", "*", Always, 1.2),
     ("engine", "translate", "*", "*", Always, 1.1),
     ("engine", "translate, refreshed after each", "*", "*", Always, 1.3),

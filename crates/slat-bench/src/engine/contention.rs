@@ -10,8 +10,8 @@ use crate::settings::engine::Part;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Counts, GpaRange, Inactive, PageSize,
-    Participant, TableCache, Tables,
+    Access, Ageing, Ages, Attributes, BreakBeforeMake, GpaRange, Inactive, PageSize, Participant,
+    TableCache, Tables,
 };
 use slat_ideas::arena::Arena;
 use slat_ideas::fill::Stores;
@@ -153,7 +153,6 @@ impl<'p> Scene<'_, 'p> {
         cache.fill(usize::MAX)?;
         let mut participant = Participant::register(self.arena)?;
         let mut times = Vec::with_capacity((pages / BATCH) as usize);
-        let mut counts = Counts::NONE;
         let (seconds, done) = gate.pass(|| {
             while self.beside != Beside::Nobody && self.looked.load(Ordering::Relaxed) == 0 {
                 spin_loop();
@@ -163,12 +162,11 @@ impl<'p> Scene<'_, 'p> {
                 let all = batch..batch + BATCH;
                 if self.beside == Beside::AgesLocked {
                     for page in all {
-                        self.lock.with(|| {
-                            self.map(&mut participant, &mut cache, page..page + 1, &mut counts)
-                        })?;
+                        self.lock
+                            .with(|| self.map(&mut participant, &mut cache, page..page + 1))?;
                     }
                 } else {
-                    self.map(&mut participant, &mut cache, all, &mut counts)?;
+                    self.map(&mut participant, &mut cache, all)?;
                 }
                 times.push(begin.elapsed().as_nanos() as u64);
             }
@@ -184,10 +182,9 @@ impl<'p> Scene<'_, 'p> {
         participant: &mut Participant<'p, Arena>,
         cache: &mut TableCache<'_, Arm64K4, Arena>,
         pages: std::ops::Range<u64>,
-        counts: &mut Counts,
     ) -> anyhow::Result<()> {
         let expected = (pages.end - pages.start) * 4096;
-        let mapped = map_each(&self.fixture, self.tables, participant, cache, pages, counts)?;
+        let mapped = map_each(&self.fixture, self.tables, participant, cache, pages)?;
         ensure!(mapped == expected, "{mapped} bytes of {expected} were mapped");
         Ok(())
     }

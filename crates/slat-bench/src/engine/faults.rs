@@ -4,10 +4,10 @@ use crate::contest::{Contest, ENGINE, MACHINE, Sample};
 use crate::settings::engine::Part;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
-use slat::{Attributes, BreakBeforeMake, Counts, PageSize, Participant, TableCache, Tables};
+use slat::{Attributes, BreakBeforeMake, Guard, PageSize, Participant, TableCache, Tables};
 use slat_ideas::arena::Arena;
 use slat_ideas::fill::Stores;
-use slat_ideas::fixture::{Fixture, counted, storage};
+use slat_ideas::fixture::{Fixture, storage};
 use slat_ideas::format::TableFormat;
 use slat_ideas::limit;
 use slat_ideas::stopwatch::Stopwatch;
@@ -29,46 +29,91 @@ pub fn map_each<'p>(
     participant: &mut Participant<'p, Arena>,
     cache: &mut TableCache<'_, Arm64K4, Arena>,
     pages: Range<u64>,
-    counts: &mut Counts,
 ) -> anyhow::Result<u64> {
     let mut mapped = 0;
     for page in pages {
-        let page = fixture.page(page);
-        let hpa = Fixture::<Arm64K4>::host(&page);
         let mut guard = tables.enter(participant)?;
-        mapped += guard.map(page, hpa, Attributes::RAM, PageSize::SIZE_4K, cache)?;
-        *counts += guard.counts();
+        mapped += map_page(fixture, &mut guard, cache, page)?;
         guard.complete();
     }
     Ok(mapped)
 }
 
-/// Returns the contest of one thread that maps all pages in ascending order.
+/// As [`map_each`], by one guard for all.
+#[inline]
+fn map_all<'p>(
+    fixture: &Fixture<Arm64K4>,
+    tables: &Tables<'p, Arm64K4, Arena>,
+    participant: &mut Participant<'p, Arena>,
+    cache: &mut TableCache<'_, Arm64K4, Arena>,
+    pages: Range<u64>,
+) -> anyhow::Result<u64> {
+    let mut mapped = 0;
+    let mut guard = tables.enter(participant)?;
+    for page in pages {
+        mapped += map_page(fixture, &mut guard, cache, page)?;
+    }
+    guard.complete();
+    Ok(mapped)
+}
+
+#[inline(always)]
+fn map_page(
+    fixture: &Fixture<Arm64K4>,
+    guard: &mut Guard<'_, '_, Arm64K4, Arena>,
+    cache: &mut TableCache<'_, Arm64K4, Arena>,
+    page: u64,
+) -> anyhow::Result<u64> {
+    let page = fixture.page(page);
+    let hpa = Fixture::<Arm64K4>::host(&page);
+    Ok(guard.map(page, hpa, Attributes::RAM, PageSize::SIZE_4K, cache)?)
+}
+
+/// Returns the contest of one thread that maps all pages in ascending order, by a guard for each
+/// and by one for all, with one compare-and-swap of each entry as limit.
 pub fn map<'a>(memory: u64) -> anyhow::Result<Contest<'a>> {
     let fixture = Fixture::new(Arm64K4::default(), memory);
-    Ok(crate::contest::pose(Part::Map, TableFormat::Arm64K4, memory, "4k, one by one")
-        .enter("map", ENGINE, move |arena, check| {
+    let map = move |kept: bool| {
+        move |arena: &mut Arena, check: bool| {
             let arena = arena.begin(BreakBeforeMake::Always, Stores::Plain);
             let tables = fixture.empty(arena)?.activate();
             let mut storage = storage(tables_of(fixture.pages()));
             let mut cache = TableCache::new(arena, &mut storage);
             cache.fill(usize::MAX)?;
             let mut participant = Participant::register(arena)?;
-            let mut counts = Counts::NONE;
             let pages = 0..fixture.pages();
             let watch = Stopwatch::start();
-            let mapped =
-                map_each(&fixture, &tables, &mut participant, &mut cache, pages, &mut counts)?;
+            let mapped = if kept {
+                map_all(&fixture, &tables, &mut participant, &mut cache, pages)
+            } else {
+                map_each(&fixture, &tables, &mut participant, &mut cache, pages)
+            };
             let seconds = watch.seconds();
+            let mapped = mapped?;
             ensure!(mapped == fixture.range().size(), "{mapped} bytes were mapped");
             if check {
                 let guard = tables.enter(&mut participant)?;
                 fixture
                     .check(&guard, fixture.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
             }
-            Ok(Sample { seconds, counts: counted(counts, arena.invalidations()) })
+            Ok(Sample::time(seconds))
+        }
+    };
+    Ok(crate::contest::pose(Part::Map, TableFormat::Arm64K4, memory, "4k, one by one")
+        .enter("map", ENGINE, map(false))
+        .enter("map-kept", ENGINE, map(true))
+        .enter("cas", MACHINE, move |arena, _| {
+            let arena = arena.begin(BreakBeforeMake::Always, Stores::Plain);
+            let tables = fixture.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
+            let ptes = fixture.entries(&tables, arena);
+            let watch = Stopwatch::start();
+            for table in &ptes {
+                black_box(limit::exchange(table));
+            }
+            Ok(Sample::time(watch.seconds()))
         })
-        .each("map one page", &["map"], fixture.pages()))
+        .ratio("map one page, guard kept", &["map-kept"], &["cas"])
+        .ratio("map one page, a guard for each", &["map"], &["cas"]))
 }
 
 /// Returns the contest of one thread and of two that map disjoint ranges, with compare-and-swaps of
@@ -104,23 +149,20 @@ fn map_by(
             let mut cache = TableCache::new(arena, &mut storage);
             cache.fill(usize::MAX)?;
             let mut participant = Participant::register(arena)?;
-            let mut counts = Counts::NONE;
             let pages = thread * share..(thread + 1) * share;
-            let (seconds, mapped) = gate.pass(|| {
-                map_each(fixture, tables, &mut participant, &mut cache, pages, &mut counts)
-            });
+            let (seconds, mapped) =
+                gate.pass(|| map_each(fixture, tables, &mut participant, &mut cache, pages));
             ensure!(mapped? == share << 12, "not all was mapped");
-            Ok((seconds, counts))
+            Ok((seconds, ()))
         }
     };
-    let (seconds, counts) = together(cpus, (0..cpus.len() as u64).map(work).collect())?;
+    let (seconds, _) = together(cpus, (0..cpus.len() as u64).map(work).collect())?;
     if check {
         let mut participant = Participant::register(arena)?;
         let guard = tables.enter(&mut participant)?;
         fixture.check(&guard, fixture.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
     }
-    let written = counts.iter().map(|counts| counts.entries_written).sum();
-    Ok(Sample { seconds, counts: vec![("entries_written", written)] })
+    Ok(Sample::time(seconds))
 }
 
 fn exchange_by(
