@@ -72,6 +72,7 @@ pub fn test() -> anyhow::Result<Outcome> {
     lockless_ageing(&tree).context("lockless-ageing")?;
     flush_once(&tree).context("flush-once")?;
     ageing_races(&tree).context("lockless-ageing, races")?;
+    idle_pages(&tree).context("idle pages of a watched guest")?;
     Ok(Outcome::Ran(Vec::new()))
 }
 
@@ -165,6 +166,24 @@ fn ageing_races(tree: &str) -> anyhow::Result<()> {
         ensure!(test["exit_code"] == 254 && said.contains(found), "{bug} is not found: {said}");
         println!("{bug}: ageing_race_test finds it");
     }
+    Ok(())
+}
+
+/// The test of slat-watch that reads the idle marks of a guest's pages.
+const IDLE_PAGES: &str = "idle_pages_report_what_a_guest_used_through_existing_mappings";
+
+/// Compares a working set by idle page tracking, which no kernel of Debian has, with what the guest
+/// touched.
+fn idle_pages(tree: &str) -> anyhow::Result<()> {
+    let test = static_build::test(Architecture::Aarch64, "slat-watch", "working_set")?;
+    let mut slat = program();
+    slat.args(["emulate", "--arch", "aarch64", "--kernel", &format!("tree:{tree}+{ALL}")]);
+    slat.arg("--binary").arg(Program::Slat.path(Architecture::Aarch64)).arg("--run").arg(test);
+    let done = slat.args(["--", "--nocapture", "--exact", IDLE_PAGES]).output()?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.success() && said.contains("1 passed"), "{slat:?} failed:\n{said}");
+    ensure!(!said.contains("skipped"), "this kernel has no idle page tracking:\n{said}");
+    said.lines().filter(|line| line.contains(" KiB used")).for_each(|line| println!("{line}"));
     Ok(())
 }
 
