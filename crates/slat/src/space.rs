@@ -294,6 +294,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// # Errors
     /// [`SpaceError::Unmap`], and [`SpaceError::OutOfFrames`] where a block that the range cuts
     /// cannot be split: nothing is unmapped.
+    #[inline(always)]
     pub fn unmap(
         &mut self,
         range: GpaRange,
@@ -304,8 +305,17 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         if range.size() == 1 << F::PAGE_SHIFT {
             self.unmap_runs(range, &mut [Place::EMPTY], removed)
         } else {
-            self.unmap_runs(range, &mut [const { Place::EMPTY }; RUNS], removed)
+            self.unmap_many(range, removed)
         }
+    }
+
+    #[inline(never)]
+    fn unmap_many(
+        &mut self,
+        range: GpaRange,
+        removed: impl FnMut(Removed),
+    ) -> Result<u64, Halted<SpaceError>> {
+        self.unmap_runs(range, &mut [const { Place::EMPTY }; RUNS], removed)
     }
 
     #[inline(always)]

@@ -120,7 +120,9 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
         at: u64,
         tally: &mut Tally,
     ) -> usize {
-        let change = |raw| Some(self.rule.change(raw));
+        // A copy, which the exchanges cannot change: it is not loaded again after each.
+        let rule = self.rule;
+        let change = |raw| Some(rule.change(raw));
         if !R::EXECUTES
             && let Some((done, _)) = change_pages::<F, C>(run, raws, at, tally, change)
         {
