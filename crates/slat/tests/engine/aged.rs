@@ -136,6 +136,29 @@ fn an_exact_scan_looks_below_a_table_that_an_earlier_scan_has_noted_and_not_fini
 }
 
 #[test]
+fn young_members_of_a_group_make_all_of_it_young_and_are_cleared_only_with_all_of_it() {
+    type Arm = Grouped<12>;
+    let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
+    on_stage::<Arm>((format, 39, 8), |tables, guard, cache| {
+        let group = range(64 * K, 64 * K);
+        assert_eq!(guard.map_contiguous(group, Hpa(0), CLEAN, PAGE, cache), Ok(64 * K));
+        scan::<Arm>(guard, group, Ageing::LEAVES);
+        // As many as a walk loads at once.
+        for page in 0..8 {
+            let member = Arm::of(tables).pte(guard.platform(), 64 * K + page * 4 * K).0;
+            member.fetch_or(Arm64K4::ACCESSED, SeqCst);
+        }
+        for half in [range(64 * K, 32 * K), range(96 * K, 32 * K)] {
+            let (found, [_, written, _]) = scan::<Arm>(guard, half, Ageing::LEAVES);
+            assert_eq!((found, written), ((8, 0), 0));
+        }
+        let (found, [_, written, _]) = scan::<Arm>(guard, group, Ageing::LEAVES);
+        assert_eq!((found, written), ((16, 0), 8));
+        assert_eq!(scan::<Arm>(guard, group, Ageing::LEAVES).0, (0, 0));
+    });
+}
+
+#[test]
 fn a_group_of_which_a_member_is_held_has_no_answer() {
     type Arm = Grouped<12>;
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
