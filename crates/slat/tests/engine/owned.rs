@@ -11,9 +11,10 @@ use slat::format::riscv::RiscV;
 use slat::{
     AddressSpace, Ageing, Ages, AnyAddressSpace, Attributes, BreakBeforeMake, ChangeError, Execute,
     Format, Gpa, GpaRange, Halted, Hpa, MapError, Memory, Owner, PageSize, Place, Rights, Skip,
-    SpaceError, TableCache, UnmapError, Vmid,
+    Software, SpaceError, TableCache, UnmapError, Vmid,
 };
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::SeqCst;
 
 type Any<'p> = AnyAddressSpace<'p, TestPlatform>;
 
@@ -285,6 +286,47 @@ fn the_rest_of_the_engine_is_at_hand() {
     drop(guard);
     assert!(!space.query(Gpa(0)).unwrap().attributes.write);
     assert_eq!(space.geometry().address_bits, 40);
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+}
+
+#[test]
+fn an_owner_sets_and_clears_software_bits_and_is_told_how_many_bytes_changed() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut space = owned(&platform);
+    assert_eq!(space.vmid(), Vmid(3));
+    space.map(range(0, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M).unwrap();
+    let (a, none) = (Software::A, Software::NONE);
+    // A block that the range cuts is split.
+    assert_eq!(space.set_software(range(0, 8 * K), a, none), Ok(8 * K));
+    assert_eq!(space.set_software(range(0, 16 * K), a, none), Ok(8 * K));
+    assert_eq!(space.set_software(range(4 * K, 4 * K), none, a), Ok(4 * K));
+    let bits = |page: u64| space.query(Gpa(page * 4 * K)).unwrap().attributes.software;
+    assert_eq!([0, 1, 2, 3, 4].map(bits), [a, none, a, a, none]);
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+}
+
+#[test]
+fn a_look_up_waits_until_an_entry_is_released() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut space = owned(&platform);
+    space.map(range(0, 4 * K), Hpa(4 * M), RAM, PageSize::SIZE_4K).unwrap();
+    let mut table = space.root().0;
+    for _ in 0..space.geometry().root_level {
+        table = platform.table(table, 1)[0].load(SeqCst) & 0xffff_ffff_f000;
+    }
+    platform.table(table, 1)[0].fetch_or(Arm64K4::MARK, SeqCst);
+    // The thread that holds the entry releases it after many attempts.
+    let mut attempts = 0;
+    platform.entered(Some(Box::new(move |platform, entered| {
+        attempts += u64::from(entered == table);
+        if attempts == 3 {
+            platform.table(table, 1)[0].fetch_and(!Arm64K4::MARK, SeqCst);
+        }
+    })));
+    assert_eq!(space.query(Gpa(0)).unwrap().hpa, Hpa(4 * M));
+    platform.entered(None);
     // SAFETY: no machine has the root.
     unsafe { space.destroy() };
 }
