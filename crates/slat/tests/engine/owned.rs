@@ -316,13 +316,14 @@ fn a_look_up_waits_until_an_entry_is_released() {
     for _ in 0..space.geometry().root_level {
         table = platform.table(table, 1)[0].load(SeqCst) & 0xffff_ffff_f000;
     }
-    platform.table(table, 1)[0].fetch_or(Arm64K4::MARK, SeqCst);
-    // The thread that holds the entry releases it after many attempts.
+    // Frozen, as where another thread breaks the entry.
+    let leaf = platform.table(table, 1)[0].swap(Arm64K4::MARK, SeqCst);
+    // The thread that holds the entry releases it when a look-up with a guard would have given up.
     let mut attempts = 0;
     platform.entered(Some(Box::new(move |platform, entered| {
         attempts += u64::from(entered == table);
-        if attempts == 3 {
-            platform.table(table, 1)[0].fetch_and(!Arm64K4::MARK, SeqCst);
+        if attempts == 10_000 {
+            platform.table(table, 1)[0].store(leaf, SeqCst);
         }
     })));
     assert_eq!(space.query(Gpa(0)).unwrap().hpa, Hpa(4 * M));
