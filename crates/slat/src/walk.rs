@@ -41,7 +41,7 @@ use climb::{Climb, left};
 pub(crate) use marks::{links, touch_each};
 use marks::{touch, touch_path};
 use runs::pass_run;
-pub(crate) use runs::{change_each, change_pages, change_run, visit_each};
+pub(crate) use runs::{change_pages, change_run, exchange_each, pages_alone, visit_each};
 
 /// How often a walk waits for a marker, or loses an entry to another thread, before it gives up.
 ///

@@ -39,24 +39,6 @@ pub fn map_each<'p>(
     Ok(mapped)
 }
 
-/// As [`map_each`], by one guard for all.
-#[inline]
-fn map_all<'p>(
-    fixture: &Fixture<Arm64K4>,
-    tables: &Tables<'p, Arm64K4, Arena>,
-    participant: &mut Participant<'p, Arena>,
-    cache: &mut TableCache<'_, Arm64K4, Arena>,
-    pages: Range<u64>,
-) -> anyhow::Result<u64> {
-    let mut mapped = 0;
-    let mut guard = tables.enter(participant)?;
-    for page in pages {
-        mapped += map_page(fixture, &mut guard, cache, page)?;
-    }
-    guard.complete();
-    Ok(mapped)
-}
-
 #[inline(always)]
 fn map_page(
     fixture: &Fixture<Arm64K4>,
@@ -84,12 +66,17 @@ pub fn map<'a>(memory: u64) -> anyhow::Result<Contest<'a>> {
             let pages = 0..fixture.pages();
             let watch = Stopwatch::start();
             let mapped = if kept {
-                map_all(&fixture, &tables, &mut participant, &mut cache, pages)
+                let mut guard = tables.enter(&mut participant)?;
+                let mut mapped = 0;
+                for page in pages {
+                    mapped += map_page(&fixture, &mut guard, &mut cache, page)?;
+                }
+                guard.complete();
+                mapped
             } else {
-                map_each(&fixture, &tables, &mut participant, &mut cache, pages)
+                map_each(&fixture, &tables, &mut participant, &mut cache, pages)?
             };
             let seconds = watch.seconds();
-            let mapped = mapped?;
             ensure!(mapped == fixture.range().size(), "{mapped} bytes were mapped");
             if check {
                 let guard = tables.enter(&mut participant)?;

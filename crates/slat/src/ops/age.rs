@@ -21,9 +21,9 @@
 //! breaks the invariant, and makes exact scans look everywhere until one has covered the whole
 //! guest. One scan at a time clears tables.
 
-use super::ChangeError;
 use super::pages::{or_bits, set_bits};
 use super::unfold::{Group, folded};
+use super::{Atomically, ChangeError};
 use crate::addr::{Gpa, GpaRange, Levels};
 use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, Sums};
@@ -32,7 +32,7 @@ use crate::shootdown::Owed;
 use crate::sync::{AtomicU64, Ordering, Turn, agreed};
 use crate::table::{Pte, pte};
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor, change_each, change_run, links};
+use crate::walk::{Entry, Flow, Tally, Visitor, change_run, exchange_each, links, pages_alone};
 
 /// State that the ageing scans of one guest share.
 ///
@@ -457,19 +457,19 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
         tally: &mut Tally,
     ) -> usize {
         let old = |raw| if CLEAR { raw & !F::ACCESSED } else { raw };
-        let common = raws.iter().fold(!0, |common, raw| common & raw);
-        let any = raws.iter().fold(0, |any, raw| any | raw);
-        let (passed, mask) =
-            if common & F::ACCESSED != 0 && any & F::CONTIGUOUS == 0 && F::all_pages(common) {
-                let done = change_each(run, raws, old);
-                let mask = (1 << done) - 1;
+        let (passed, mask) = match pages_alone::<F>(raws) {
+            Some(common) if common & F::ACCESSED != 0 => {
+                // All are young, and so each of them changes.
+                let each = exchange_each::<Atomically>(run, raws, |raw| Some(old(raw)));
                 if CLEAR {
-                    tally.change_pages::<F>(at, mask);
+                    tally.change_pages::<F>(at, each.named);
                 }
-                (done, mask)
-            } else {
+                (each.done, each.named)
+            }
+            _ => {
                 change_run::<F>(run, at, tally, |raw| (raw & F::ACCESSED != 0).then_some(old(raw)))
-            };
+            }
+        };
         let first = self.scan.page::<F>(at);
         self.scan.aged.young += or_bits(self.scan.ages.young, first, mask);
         passed

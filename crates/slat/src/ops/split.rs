@@ -538,8 +538,8 @@ fn link<F: Format, P: Platform>(
     let mut frozen = 0u32;
     let size = F::size(level);
     let base = |place: u32| start + (u64::from(place) << F::shift(level));
-    // Where tables are filled past the caches, each load below would wait for memory, and the
-    // exchanges would keep it from waiting with the others; loads that nothing orders wait at once.
+    // Where tables are filled past the caches, each load below would wait for memory by itself, as
+    // an exchange stands between it and the next. Loads without one between them wait together.
     if count > 1 {
         let block = |table: &mut Frame| block_of::<F>(tables.platform, table, level);
         let loaded = cache.kept(count).flatten().fold(0, |loaded, table| loaded ^ block(table));

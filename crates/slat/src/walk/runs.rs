@@ -55,49 +55,33 @@ pub(crate) fn change_pages<F: Format, C: Change>(
     tally: &mut Tally,
     change: impl Fn(u64) -> Option<u64>,
 ) -> Option<(usize, u64)> {
-    let (mut common, mut any) = (!0, 0);
-    for raw in raws {
-        common &= raw;
-        any |= raw;
-    }
-    if !F::all_pages(common) || any & F::CONTIGUOUS != 0 {
-        return None;
-    }
+    pages_alone::<F>(raws)?;
     let Exchanged { done, named, places } = exchange_each::<C>(run, raws, change);
     tally.change_pages::<F>(at, places);
     Some((done, named))
 }
 
-/// Exchanges each entry of a run for what `change` returns, if that differs; returns how many, from
-/// its start, are done.
+/// Returns the bits that all entries of a run have, if all are pages and none is in a group.
 #[inline(always)]
-pub(crate) fn change_each(
-    run: &[Pte; RUN],
-    raws: &[u64; RUN],
-    change: impl Fn(u64) -> u64,
-) -> usize {
-    for index in 0..RUN {
-        let changed = change(raws[index]);
-        if changed != raws[index] && run[index].exchange(raws[index], changed).is_err() {
-            return index;
-        }
-    }
-    RUN
+pub(crate) fn pages_alone<F: Format>(raws: &[u64; RUN]) -> Option<u64> {
+    let common = raws.iter().fold(!0, |common, raw| common & raw);
+    let any = raws.iter().fold(0, |any, raw| any | raw);
+    (F::all_pages(common) && any & F::CONTIGUOUS == 0).then_some(common)
 }
 
 /// The outcome of the exchanges of a run.
-struct Exchanged {
+pub(crate) struct Exchanged {
     /// How many, from the start of the run, are done.
-    done: usize,
+    pub done: usize,
     /// Those for which there was a value, as a bitmap.
-    named: u64,
+    pub named: u64,
     /// Those that were exchanged, as a bitmap.
     places: u64,
 }
 
 /// Exchanges the entries of a run for which `change` returns another value.
 #[inline(always)]
-fn exchange_each<C: Change>(
+pub(crate) fn exchange_each<C: Change>(
     run: &[Pte; RUN],
     raws: &[u64; RUN],
     change: impl Fn(u64) -> Option<u64>,
@@ -223,9 +207,11 @@ mod tests {
         let page = |number: u64| F::leaf(F::WRITE, 0, Hpa(number << 12));
         let raws: [u64; RUN] = core::array::from_fn(|number| page(number as u64));
         let run = raws.map(Pte::new);
-        assert_eq!(change_each(&run, &raws, |raw| raw), RUN);
+        assert_eq!(exchange_each::<Atomically>(&run, &raws, Some).done, RUN);
         run[4].update(|_| Some(0)).ok();
-        assert_eq!(change_each(&run, &raws, F::write_protected), 4);
+        let protect = |raw| Some(F::write_protected(raw));
+        let Exchanged { done, named, places } = exchange_each::<Atomically>(&run, &raws, protect);
+        assert_eq!((done, named, places), (4, 0b1111, 0b1111));
         let now: Vec<u64> = run.iter().map(Pte::load).collect();
         let protected = F::write_protected;
         let wanted = [0, 1, 2, 3].map(|number| protected(page(number)));
