@@ -64,8 +64,11 @@ pub(crate) fn change_pages<F: Format, C: Change>(
 /// Returns the bits that all entries of a run have, if all are pages and none is in a group.
 #[inline(always)]
 pub(crate) fn pages_alone<F: Format>(raws: &[u64; RUN]) -> Option<u64> {
-    let common = raws.iter().fold(!0, |common, raw| common & raw);
-    let any = raws.iter().fold(0, |any, raw| any | raw);
+    let (mut common, mut any) = (!0, 0);
+    for raw in raws {
+        common &= raw;
+        any |= raw;
+    }
     (F::all_pages(common) && any & F::CONTIGUOUS == 0).then_some(common)
 }
 
