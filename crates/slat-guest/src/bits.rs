@@ -91,7 +91,7 @@ pub(crate) fn each_word<F: Format>(
 }
 
 /// Marks of a memslot's pages that one operation has taken from the leaves, and that other
-/// operations still need (ADR 17).
+/// operations still need.
 ///
 /// *Invariant*: if the guest wrote a page since the host last took it, the page is dirty in its
 /// leaf or in `written`, or its mark is being moved from one to the other.

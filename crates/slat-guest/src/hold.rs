@@ -31,7 +31,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// lock that the backing takes.
     ///
     /// *Invariant*: no thread gives back the right to write that a leaf loses here. A leaf gets
-    /// that right from the backing's answer, or because its software bit allows it (ADR 7).
+    /// that right from the backing's answer, or because its software bit allows it.
     /// 1. Faults that asked before the invalidation began are waited for; later ones see it, and do
     ///    not ask.
     /// 2. Then all leaves lose the software bit, and only then the right itself.

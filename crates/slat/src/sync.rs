@@ -28,7 +28,7 @@ pub use shuttle::sync::atomic::AtomicU64;
 ///
 /// It is a fence on every machine. Sequentially consistent accesses (which cost nothing on x86 for
 /// loads) could replace it only if the plain releases were sequentially consistent, too; and no
-/// model could check them, as loom knows sequentially consistent fences, not accesses (ADR 32).
+/// model could check them, as loom knows sequentially consistent fences, not accesses.
 #[inline(always)]
 pub fn agreed() {
     fence(Ordering::SeqCst);

@@ -4,18 +4,10 @@
 //! need only this machine, and compares their output with the page.
 
 #[cfg(test)]
-mod generated;
-#[cfg(test)]
-mod kept;
-#[cfg(test)]
-mod kernels;
-#[cfg(test)]
 mod links;
 #[cfg(test)]
 mod parse;
 pub mod run;
-#[cfg(test)]
-mod selftests;
 mod shape;
 #[cfg(test)]
 mod width;

@@ -1,5 +1,5 @@
 //! Counts the fences in the engine's code on RISC-V, where an acquire is one. Walks load entries
-//! relaxed and fence once for many ([ADR 32](../../docs/adr/0032-one-set-of-orderings.md)); acquire
+//! relaxed and fence once for many ([decisions](../../docs/decisions.md)); acquire
 //! loads in a run of entries would be eight fences in each place.
 
 use crate::stages::Outcome;

@@ -14,7 +14,6 @@ mod kernels;
 mod litmus;
 mod miri;
 mod msrv;
-mod mutants;
 mod peers;
 mod publish;
 mod setup;
@@ -47,9 +46,6 @@ Examples:
   cargo xtask dist                   programs to copy to other machines
   cargo xtask hypervisor run         Linux on the hypervisor, in QEMU
   cargo xtask fuzz 60                fuzz the operations for a minute
-  cargo xtask api                    what changed in the published crates' interfaces
-  cargo xtask api --accept           accept it
-  cargo xtask mutants crates/slat/src/guard.rs       which changes of a file no test notices
   cargo xtask setup                  install what the tests need, and stop";
 
 /// Set-up, tests and checks of the workspace.
@@ -133,20 +129,6 @@ enum Task {
         #[arg(default_value_t = 60)]
         seconds: u64,
     },
-    /// Print changes of the public interface of the published crates since it was accepted: changes
-    /// that break users' code, and additions
-    ///
-    /// Fails if there are any. The listings are in docs/api.
-    Api {
-        /// Write the listings instead
-        #[arg(long)]
-        accept: bool,
-    },
-    /// Make small changes to the libraries, one at a time, and check that a test notices each
-    ///
-    /// Installs cargo-mutants into the target folder. Fails if no test notices a change that
-    /// docs/mutants.txt does not excuse, or if an excused change does not exist or is noticed.
-    Mutants(mutants::MutantsArgs),
     /// Install the tools that the tests need
     Setup,
 }
@@ -189,8 +171,6 @@ fn main() -> ExitCode {
             hypervisor::image_to(&dir, kernel, kexec)
         }
         Task::Fuzz { seconds } => fuzz::run(seconds),
-        Task::Api { accept } => api::run(accept),
-        Task::Mutants(args) => mutants::run(&args),
         Task::Setup => setup::all(),
     };
     match done {

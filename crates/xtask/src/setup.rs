@@ -85,34 +85,18 @@ pub fn cargo_fuzz() -> anyhow::Result<()> {
     bail!("`cargo install --locked cargo-fuzz` failed")
 }
 
-/// Version of cargo-mutants; a fixed one proposes the same mutants of the same code.
-const MUTANTS: &str = "27.1.0";
-
-/// Installs cargo-mutants in the target folder, if it is missing.
-pub fn cargo_mutants() -> anyhow::Result<()> {
-    let version = Command::new(mutants_program()).args(["mutants", "--version"]).output();
-    let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    if version.is_ok_and(|version| version.trim().ends_with(MUTANTS)) {
+/// Installs cargo-semver-checks, if it is missing.
+pub fn cargo_semver_checks() -> anyhow::Result<()> {
+    if answers(Command::new(cargo()).args(["semver-checks", "--version"])) {
         return Ok(());
     }
-    println!("installing cargo-mutants");
+    println!("installing cargo-semver-checks");
     let mut install = Command::new(cargo());
-    install.args(["install", "--locked", "--debug", "--force", "--root"]).arg(tools());
-    install.args(["--version", MUTANTS, "cargo-mutants"]);
-    install.env("CARGO_TARGET_DIR", tools().join("build"));
-    if install.status().is_ok_and(|status| status.success()) {
+    let tool = ["install", "--locked", "cargo-semver-checks"];
+    if install.args(tool).status().is_ok_and(|status| status.success()) {
         return Ok(());
     }
-    bail!("{install:?} failed")
-}
-
-/// Returns the path of cargo-mutants.
-pub fn mutants_program() -> std::path::PathBuf {
-    tools().join("bin/cargo-mutants")
-}
-
-fn tools() -> std::path::PathBuf {
-    crate::target().join("tools")
+    bail!("`cargo {}` failed", tool.join(" "))
 }
 
 /// Components that Miri needs in addition to a nightly toolchain.

@@ -2,7 +2,7 @@
 
 use crate::{
     api, counts, docs, e2e, emulators, fences, fuzz, hypervisor, in_ci, kernels, litmus, miri,
-    msrv, mutants, peers, publish, root, setup, size, target, walkers,
+    msrv, peers, publish, root, setup, size, target, walkers,
 };
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -25,7 +25,7 @@ pub enum Stage {
     Bare,
     /// The published crates, packed, and built from the packages; with --deep
     Publish,
-    /// The public interface of these crates, against the accepted one; with --deep
+    /// The public interface of these crates, against the last tag; with --deep
     Api,
     /// The stack of each of the engine's operations, without an operating system; with --deep
     Stack,
@@ -51,8 +51,6 @@ pub enum Stage {
     Shuttle,
     /// Undefined behaviour in the libraries' tests, by Miri; with --deep
     Miri,
-    /// Small changes of a small file, each of which a test must notice; with --long
-    Mutants,
     /// A build of the fuzzed target; `cargo xtask fuzz` runs it
     Fuzz,
     /// The engine compared with Linux's own code and other crates
@@ -129,7 +127,7 @@ fn tests() -> Command {
 
 impl Stage {
     /// Stages that CI runs after the command of the README; they take as long again.
-    const DEEP: [Self; 20] = [
+    const DEEP: [Self; 19] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
@@ -144,7 +142,6 @@ impl Stage {
         Self::Herd7,
         Self::Shuttle,
         Self::Miri,
-        Self::Mutants,
         Self::Walkers,
         Self::Kernels,
         Self::Formats,
@@ -157,7 +154,7 @@ impl Stage {
     pub fn all(deep: bool, long: bool) -> Vec<Self> {
         let all = Self::value_variants().iter().copied();
         // Programs of the other architecture are for its emulated machines, which `long` boots.
-        let of_long = |stage: &Self| matches!(stage, Self::Static | Self::Mutants);
+        let of_long = |stage: &Self| *stage == Self::Static;
         all.filter(|stage| long || Self::DEEP.contains(stage) == deep && !of_long(stage)).collect()
     }
 
@@ -221,7 +218,6 @@ impl Stage {
             Self::Herd7 => litmus::test(),
             Self::Shuttle => shuttle(long),
             Self::Miri => miri::test(),
-            Self::Mutants => mutants::check(),
             Self::Fuzz if long => fuzz::run(600).map(|()| Outcome::Ran(Vec::new())),
             Self::Fuzz => fuzz::check(),
             Self::Peers => peers::test(long),

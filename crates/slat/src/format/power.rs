@@ -12,8 +12,9 @@
 //! # Byte order
 //!
 //! Entries are big-endian on every host. A raw value here is a word *as it lies in memory*. The
-//! compiler swaps the constants; the code swaps addresses when it puts them in or takes them out
-//! (docs/adr/0014).
+//! compiler swaps the constants; the code swaps addresses when it puts them in or takes them out.
+//! Swapping at each load and store would add a parameter to the code that all formats share, and
+//! would swap both values of an exchange each time it is tried.
 //!
 //! # What the platform does
 //!

@@ -1,5 +1,4 @@
-//! `Format` numbers what its implementations promise, and each of them answers by these numbers
-//! (docs/adr/0027).
+//! `Format` numbers what its implementations promise, and each of them answers by these numbers.
 
 use std::path::Path;
 
