@@ -1,19 +1,19 @@
 //! The command line of `slat-bench`.
 
 use crate::engine::Engine;
+use crate::guest::age::Age;
+use crate::guest::cache_toggle::CacheToggle;
 use crate::guest::dirty_log::DirtyLog;
+use crate::guest::execute::Execute;
 use crate::guest::populate::Populate;
 use crate::guest::reclaim::Reclaim;
 use crate::guest::reclaim::idle::IdlePages;
+use crate::guest::tables::RATIOS;
 use crate::peers::Peers;
 use crate::peers::check::Check;
 use crate::replay::Replay;
 use crate::split::Split;
 use clap::{CommandFactory, Parser, Subcommand};
-use slat_ideas::guest::age::Age;
-use slat_ideas::guest::cache_toggle::CacheToggle;
-use slat_ideas::guest::execute::Execute;
-use slat_ideas::guest::tables::RATIOS;
 use slat_lab::cli::Common;
 use slat_lab::run;
 use slat_lab::scenario::{Chosen, Entry, Program, Scenarios};

@@ -1,10 +1,10 @@
 //! A contest: entrants that take turns, and the ratios of their times.
 
+use crate::arena::Arena;
+use crate::format::TableFormat;
 use crate::settings::engine::Part;
+use crate::thresholds::at_most;
 use serde_json::{Map, Value, json};
-use slat_ideas::arena::Arena;
-use slat_ideas::format::TableFormat;
-use slat_ideas::thresholds::at_most;
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use slat_lab::size::Size;

@@ -6,16 +6,16 @@
 mod linux;
 mod tables;
 
+use crate::format::Granule;
+use crate::guest::age::Age;
+use crate::guest::cache_toggle::CacheToggle;
+use crate::guest::execute::Execute;
 use crate::guest::reclaim::Reclaim;
 use crate::settings::peers::NamedTree;
 use crate::split::Split;
+use crate::split::When;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, json};
-use slat_ideas::format::Granule;
-use slat_ideas::guest::age::Age;
-use slat_ideas::guest::cache_toggle::CacheToggle;
-use slat_ideas::guest::execute::Execute;
-use slat_ideas::split::When;
 use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::{self, Scenario};

@@ -2,18 +2,18 @@
 //! tables, write protection by their right to write, and the faults that follow; each compared with
 //! the same work leaf by leaf.
 
+use crate::arena::Arena;
 use crate::contest::{Contest, ENGINE, MACHINE, Sample, pose};
+use crate::fill::Stores;
+use crate::fixture::{Fixture, breaks_of, counted};
+use crate::format::TableFormat;
+use crate::limit;
 use crate::scatter::{clustered, scattered};
 use crate::settings::engine::Part;
+use crate::stopwatch::Stopwatch;
 use crate::touch::touch;
 use anyhow::ensure;
 use slat::{Access, Ageing, Ages, Attributes, Counts, Format, PageSize, Participant, Skip, Tables};
-use slat_ideas::arena::Arena;
-use slat_ideas::fill::Stores;
-use slat_ideas::fixture::{Fixture, breaks_of, counted};
-use slat_ideas::format::TableFormat;
-use slat_ideas::limit;
-use slat_ideas::stopwatch::Stopwatch;
 use std::hint::black_box;
 use std::rc::Rc;
 use std::slice::from_ref;

@@ -1,9 +1,9 @@
 //! Hardware that walks tables: it sets the accessed bit of every entry on its way.
 
+use crate::arena::Arena;
 use anyhow::bail;
 use slat::format::Kind;
 use slat::{Format, Gpa, Platform, Pte, Tables};
-use slat_ideas::arena::Arena;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Reads at `gpa`: marks the leaf and all tables above it as accessed.

@@ -18,12 +18,12 @@ use anyhow::Context;
 use binary::Program;
 pub use binary::choose as program;
 use clap::Parser;
+use slat_kernel::vm::modules::{self, Module};
+use slat_kernel::vm::{Architecture, Initramfs, Linux};
 use slat_lab::failure::{bad_input, no_report};
 use slat_lab::first::job::{self, Answer, Job, LoadModule};
 use slat_lab::first::{NAME, PROGRAM};
 use slat_lab::session::Session;
-use slat_vm::modules::{self, Module};
-use slat_vm::{Architecture, Initramfs, Linux};
 use std::path::Path;
 
 /// The outcome of a command in an emulated machine.

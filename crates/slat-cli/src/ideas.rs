@@ -6,12 +6,12 @@
 //! Arm host.
 
 use serde_json::json;
-use slat_ideas::format::TableFormat;
-use slat_ideas::guest::age::Age;
-use slat_ideas::guest::cache_toggle::CacheToggle;
-use slat_ideas::guest::execute::Execute;
-use slat_ideas::published::{self, Published};
-use slat_ideas::split::Split;
+use slat_bench::format::TableFormat;
+use slat_bench::guest::age::Age;
+use slat_bench::guest::cache_toggle::CacheToggle;
+use slat_bench::guest::execute::Execute;
+use slat_bench::published::{self, Published};
+use slat_bench::split::Split;
 use slat_lab::numbers::{thousands, three_digits};
 use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;

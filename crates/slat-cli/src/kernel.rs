@@ -2,10 +2,10 @@
 
 use crate::cli::{ConfigArgs, TreeChoice};
 use anyhow::Context;
+use slat_kernel::vm::{Architecture, SOURCES, Teller, cache_folder, linux_source};
 use slat_kernel::{Build, Built, Edited, Edits, Error, Tree};
 use slat_lab::failure::{Failure, bad_input};
 use slat_lab::session::Session;
-use slat_vm::{Architecture, SOURCES, Teller, cache_folder, linux_source};
 use std::path::{Path, PathBuf};
 
 /// A source tree with edits.

@@ -1,11 +1,11 @@
 //! Readers of this program's results, which turn them into sentences, tables and charts.
 
 use crate::{explain, ideas, kvm};
-use slat_ideas::guest::age::Age;
-use slat_ideas::guest::cache_toggle::CacheToggle;
-use slat_ideas::guest::execute::Execute;
-use slat_ideas::guest::tables::RATIOS;
-use slat_ideas::split;
+use slat_bench::guest::age::Age;
+use slat_bench::guest::cache_toggle::CacheToggle;
+use slat_bench::guest::execute::Execute;
+use slat_bench::guest::tables::RATIOS;
+use slat_bench::split;
 use slat_lab::reader::Reader;
 use slat_lab::scenario::{Scenario, Scenarios};
 

@@ -1,9 +1,9 @@
 //! Builds a kernel from a copy of the tree, keeps its objects, and one image for each set of edits.
 
+use crate::vm::{Architecture, Teller};
 use crate::{Edited, Tree, config, copy, tools};
 use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
-use slat_vm::{Architecture, Teller};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;

@@ -1,6 +1,6 @@
 //! Kernel configurations with the options that are needed, and no others.
 
-use slat_vm::Architecture;
+use crate::vm::Architecture;
 
 /// Options of every architecture.
 const COMMON: &str = include_str!("../config/common.config");

@@ -18,6 +18,7 @@ mod mail;
 mod step;
 mod tools;
 mod tree;
+pub mod vm;
 
 pub use build::{Build, Built};
 pub use edited::{Edited, Files};

@@ -1,7 +1,7 @@
 //! The programs that build a kernel, and the packages that have them.
 
+use crate::vm::Architecture;
 use anyhow::bail;
-use slat_vm::Architecture;
 use std::path::Path;
 use std::process::{Command, Stdio};
 

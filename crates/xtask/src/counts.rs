@@ -30,7 +30,7 @@ const PROFILES: [(&str, &[&str]); 3] = [
         &[
             "profile.release.package.slat.codegen-units=16",
             "profile.release.package.slat-guest.codegen-units=16",
-            "profile.release.package.slat-counts.codegen-units=16",
+            "profile.release.package.slat-programs.codegen-units=16",
         ],
     ),
     ("fat LTO", &["profile.release.lto='fat'", "profile.release.codegen-units=1"]),
@@ -98,7 +98,8 @@ fn count() -> anyhow::Result<Vec<Row>> {
     let mut lines = Vec::new();
     for (place, (profile, settings)) in PROFILES.iter().enumerate() {
         let folder = target().join("counts").join(profile.replace(' ', "-"));
-        let mut build = cargo(&["build", "--quiet", "--release", "--package", "slat-counts"]);
+        let mut build = cargo(&["build", "--quiet", "--release", "--package", "slat-programs"]);
+        build.args(["--features", "counts", "--bin", "slat-counts"]);
         for setting in *settings {
             build.args(["--config", setting]);
         }

@@ -4,7 +4,7 @@ use crate::static_build::{self, Effort, Program};
 use crate::target;
 use anyhow::{Context, ensure};
 use sha2::{Digest, Sha256};
-use slat_vm::Architecture;
+use slat_kernel::vm::Architecture;
 use std::fmt::Write;
 use std::fs;
 use std::process::Command;

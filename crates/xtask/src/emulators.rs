@@ -5,7 +5,7 @@ use crate::static_build::{self, Effort, Program, test_program};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, ensure};
 use serde_json::Value;
-use slat_vm::Architecture;
+use slat_kernel::vm::Architecture;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

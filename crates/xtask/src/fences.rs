@@ -22,7 +22,7 @@ const MOST: usize = 540;
 /// Builds the engine, optimised, and counts its fences.
 pub fn check() -> anyhow::Result<Outcome> {
     let folder = target().join("size");
-    let mut build = stages::cargo(&["build", "--quiet", "--release", "--package", "slat-size"]);
+    let mut build = stages::cargo(&["build", "--quiet", "--release", "--package", "slat-programs"]);
     build.args(["--target", TRIPLE, "--no-default-features", "--features", "riscv"]);
     build
         .env("CARGO_TARGET_DIR", &folder)
@@ -38,7 +38,7 @@ pub fn check() -> anyhow::Result<Outcome> {
     Ok(Outcome::Ran(Vec::new()))
 }
 
-/// Returns the number of fences for acquires in the compiled code of the engine and of `slat-size`.
+/// Returns the number of fences for acquires in the compiled code of the engine and of `slat-programs`.
 fn acquires(archive: &Path) -> anyhow::Result<usize> {
     let failed = || format!("cannot read {}", archive.display());
     let data = std::fs::read(archive).with_context(failed)?;

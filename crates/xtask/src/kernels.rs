@@ -8,7 +8,7 @@ use crate::static_build::{self, Effort, Program};
 use crate::{in_ci, root, target};
 use anyhow::{Context, ensure};
 use serde_json::Value;
-use slat_vm::Architecture;
+use slat_kernel::vm::Architecture;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;

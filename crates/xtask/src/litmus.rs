@@ -4,7 +4,7 @@
 use crate::stages::Outcome;
 use crate::{in_ci, root, target};
 use anyhow::{Context, bail, ensure};
-use slat_vm::{Architecture, Archive, Request, kept};
+use slat_kernel::vm::{Architecture, Archive, Request, kept};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -16,6 +16,8 @@ mod miri;
 mod msrv;
 mod peers;
 mod publish;
+#[cfg(test)]
+mod rooms;
 mod setup;
 mod size;
 mod stages;
@@ -24,7 +26,7 @@ mod test;
 mod walkers;
 
 use clap::{Parser, Subcommand};
-use slat_vm::{Architecture, Debian};
+use slat_kernel::vm::{Architecture, Debian};
 use stages::Stage;
 use static_build::Program;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Installs the tools that the tests need in addition to a Rust toolchain and a linker.
 
 use anyhow::{Context, bail};
-use slat_vm::qemu::Qemu;
+use slat_kernel::vm::qemu::Qemu;
 use std::process::{Command, Stdio};
 
 /// Components of the toolchain, with the cargo command that each adds.

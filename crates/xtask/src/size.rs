@@ -89,7 +89,7 @@ struct Part {
     reaches: HashSet<(usize, Reach)>,
 }
 
-/// Compiled code of the engine and of `slat-size`.
+/// Compiled code of the engine and of `slat-programs`.
 struct Code {
     parts: Vec<Part>,
     /// The part in which each operation begins.
@@ -99,7 +99,8 @@ struct Code {
 impl Code {
     fn build(feature: &str, level: &str) -> anyhow::Result<Self> {
         let folder = target().join("size");
-        let mut build = stages::cargo(&["build", "--quiet", "--release", "--package", "slat-size"]);
+        let mut build =
+            stages::cargo(&["build", "--quiet", "--release", "--package", "slat-programs"]);
         build.args(["--target", TRIPLE, "--no-default-features", "--features", feature]);
         build
             .env("CARGO_TARGET_DIR", &folder)

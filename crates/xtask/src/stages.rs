@@ -81,13 +81,13 @@ pub enum Outcome {
 }
 
 /// Options for the workspace as it is tested: without the commands' feature `every-format`, which
-/// takes as long to compile as the rest. (The default features of `slat-size`, `slat-capi` and
+/// takes as long to compile as the rest. (The default features of `slat-programs`, `slat-capi` and
 /// `slat-axvm` are the list of formats.)
 pub const TESTED: [&str; 4] = [
     "--workspace",
     "--no-default-features",
     "--features",
-    "slat-bench/peers,slat-bench/granules,slat-cli/granules,slat-size/default,slat-capi/default,\
+    "slat-bench/peers,slat-bench/granules,slat-cli/granules,slat-programs/counts,slat-capi/default,\
      slat-axvm/default",
 ];
 

@@ -6,7 +6,7 @@ use crate::{setup, target};
 use anyhow::{Context, ensure};
 use clap::ValueEnum;
 use serde_json::Value;
-use slat_vm::Architecture;
+use slat_kernel::vm::Architecture;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

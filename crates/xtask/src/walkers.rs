@@ -4,14 +4,15 @@
 use crate::stages::{Outcome, cargo};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, ensure};
-use slat_vm::qemu::{Ended, Machine, Qemu, RISCV64, X86_64};
+use slat_kernel::vm::qemu::{Ended, Machine, Qemu, RISCV64, X86_64};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 /// A program, and its machine.
 struct Walker {
-    package: &'static str,
+    program: &'static str,
+    format: &'static str,
     target: &'static str,
     qemu: Qemu,
     /// Options of the machine beyond a console.
@@ -22,14 +23,16 @@ struct Walker {
 
 const WALKERS: [Walker; 2] = [
     Walker {
-        package: "slat-walker-npt",
+        program: "slat-walker-npt",
+        format: "npt",
         target: "x86_64-unknown-none",
         qemu: X86_64,
         options: &["-cpu", "max", "-m", "64", "-device", "isa-debug-exit,iobase=0xf4,iosize=4"],
         status: 33,
     },
     Walker {
-        package: "slat-walker-riscv",
+        program: "slat-walker-riscv",
+        format: "riscv",
         target: "riscv64gc-unknown-none-elf",
         qemu: RISCV64,
         options: &["-M", "virt", "-cpu", "rv64", "-bios", "none"],
@@ -46,9 +49,9 @@ pub fn test() -> anyhow::Result<Outcome> {
     for walker in &WALKERS {
         let there = setup::emulator(walker.qemu).and_then(|()| setup::target(walker.target));
         match there {
-            Ok(()) => walker.run().context(walker.package)?,
+            Ok(()) => walker.run().context(walker.program)?,
             Err(error) if in_ci() => return Err(error),
-            Err(error) => left_out.push(format!("{}: {error:#}", walker.package)),
+            Err(error) => left_out.push(format!("{}: {error:#}", walker.program)),
         }
     }
     Ok(Outcome::Ran(left_out))
@@ -57,18 +60,19 @@ pub fn test() -> anyhow::Result<Outcome> {
 impl Walker {
     fn run(&self) -> anyhow::Result<()> {
         // Optimised, because their stacks are small.
-        let mut build = cargo(&["build", "--quiet", "--release", "--package", self.package]);
+        let mut build = cargo(&["build", "--quiet", "--release", "--package", "slat-programs"]);
+        build.args(["--no-default-features", "--features", self.format, "--bin", self.program]);
         let built =
             build.args(["--target", self.target]).status().context("cargo does not start")?;
         ensure!(built.success(), "it was not built: {built}");
-        let program = target().join(self.target).join("release").join(self.package);
-        let folder = target().join("walkers").join(self.package);
+        let program = target().join(self.target).join("release").join(self.program);
+        let folder = target().join("walkers").join(self.program);
         fs::create_dir_all(&folder).context("cannot make a folder")?;
         let mut machine = Machine::new(self.qemu, &folder)?;
         machine.args(self.options).args([Path::new("-kernel"), &program]);
         let Ended { status, console, complaints } = machine.run(LIMIT, |_| Ok(false))?;
         let (right, wrong) = (console.matches("right").count(), console.matches("wrong").count());
-        println!("{}: {right} right, {wrong} wrong", self.package);
+        println!("{}: {right} right, {wrong} wrong", self.program);
         let status =
             status.with_context(|| format!("it ran for more than {LIMIT:?}:\n{console}"))?;
         ensure!(

@@ -5,20 +5,20 @@
 //! again with the engine, or only reads their entries.
 
 use super::faults::{map_each, tables_of};
+use crate::arena::Arena;
 use crate::contest::{Contest, ENGINE, MACHINE, Sample};
+use crate::fill::Stores;
+use crate::fixture::{Fixture, steps};
+use crate::format::TableFormat;
+use crate::limit;
 use crate::settings::engine::Part;
+use crate::threads::{Gate, together};
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, GpaRange, Inactive, PageSize, Participant,
     TableCache, Tables,
 };
-use slat_ideas::arena::Arena;
-use slat_ideas::fill::Stores;
-use slat_ideas::fixture::{Fixture, steps};
-use slat_ideas::format::TableFormat;
-use slat_ideas::limit;
-use slat_ideas::threads::{Gate, together};
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -148,7 +148,7 @@ impl<'p> Scene<'_, 'p> {
     fn faults(&self, gate: &Gate) -> Times {
         let first = self.other.size() / 4096;
         let pages = FAULTED / 4096;
-        let mut storage = slat_ideas::fixture::storage(tables_of(pages));
+        let mut storage = crate::fixture::storage(tables_of(pages));
         let mut cache = TableCache::new(self.arena, &mut storage);
         cache.fill(usize::MAX)?;
         let mut participant = Participant::register(self.arena)?;

@@ -1,15 +1,15 @@
 //! Entering and leaving tables, with one thread and with two, each on its own CPU.
 
+use crate::arena::Arena;
 use crate::contest::{Contest, ENGINE, MACHINE, Sample};
+use crate::fill::Stores;
+use crate::fixture::Fixture;
+use crate::format::TableFormat;
 use crate::settings::engine::Part;
+use crate::threads::{Gate, together};
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
 use slat::{BreakBeforeMake, Participant};
-use slat_ideas::arena::Arena;
-use slat_ideas::fill::Stores;
-use slat_ideas::fixture::Fixture;
-use slat_ideas::format::TableFormat;
-use slat_ideas::threads::{Gate, together};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,17 +1,17 @@
 //! Faults that map one page each, with allocated table pages; by one thread and by two.
 
+use crate::arena::Arena;
 use crate::contest::{Contest, ENGINE, MACHINE, Sample};
+use crate::fill::Stores;
+use crate::fixture::{Fixture, storage};
+use crate::format::TableFormat;
+use crate::limit;
 use crate::settings::engine::Part;
+use crate::stopwatch::Stopwatch;
+use crate::threads::{Gate, together};
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
 use slat::{Attributes, BreakBeforeMake, Guard, PageSize, Participant, TableCache, Tables};
-use slat_ideas::arena::Arena;
-use slat_ideas::fill::Stores;
-use slat_ideas::fixture::{Fixture, storage};
-use slat_ideas::format::TableFormat;
-use slat_ideas::limit;
-use slat_ideas::stopwatch::Stopwatch;
-use slat_ideas::threads::{Gate, together};
 use std::hint::black_box;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;

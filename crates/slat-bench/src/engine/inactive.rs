@@ -1,17 +1,17 @@
 //! Inactive tables, which no CPU walks: mapped and protected by plain stores, compared with plain
 //! loops.
 
+use crate::arena::Arena;
 use crate::contest::{Contest, ENGINE, MACHINE, Sample};
+use crate::fill::Stores;
+use crate::fixture::{CHUNK, Fixture, chunk_storage, steps};
+use crate::format::TableFormat;
+use crate::limit;
 use crate::settings::engine::Part;
+use crate::stopwatch::Stopwatch;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
 use slat::{Attributes, PageSize, TableCache};
-use slat_ideas::arena::Arena;
-use slat_ideas::fill::Stores;
-use slat_ideas::fixture::{CHUNK, Fixture, chunk_storage, steps};
-use slat_ideas::format::TableFormat;
-use slat_ideas::limit;
-use slat_ideas::stopwatch::Stopwatch;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 

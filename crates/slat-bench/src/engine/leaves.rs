@@ -1,19 +1,19 @@
 //! Write protection and ageing leaf by leaf, compared with one atomic exchange or one load of each
 //! entry.
 
+use crate::arena::Arena;
 use crate::contest::{Contest, ENGINE, MACHINE, Sample};
+use crate::fill::Stores;
+use crate::fixture::{Fixture, counted};
+use crate::format::TableFormat;
+use crate::limit;
 use crate::settings::engine::Part;
+use crate::stopwatch::Stopwatch;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
 use slat::{
     Ageing, Ages, Attributes, BreakBeforeMake, Format, PageSize, Participant, Platform, Tables,
 };
-use slat_ideas::arena::Arena;
-use slat_ideas::fill::Stores;
-use slat_ideas::fixture::{Fixture, counted};
-use slat_ideas::format::TableFormat;
-use slat_ideas::limit;
-use slat_ideas::stopwatch::Stopwatch;
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
 

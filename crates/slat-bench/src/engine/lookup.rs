@@ -1,18 +1,18 @@
 //! Translation of random addresses, compared with another crate's tables of as many levels.
 
 use super::entering::Line;
+use crate::arena::Arena;
 use crate::contest::{Contest, ENGINE, MACHINE, Sample};
+use crate::fill::Stores;
+use crate::fixture::{Fixture, look_up, value};
+use crate::format::TableFormat;
 #[cfg(feature = "peers")]
 use crate::peers::crates as peers;
 use crate::settings::engine::Part;
+use crate::stopwatch::Stopwatch;
 use anyhow::ensure;
 use slat::format::ept::Ept1G;
 use slat::{Attributes, Gpa, PageSize, Participant};
-use slat_ideas::arena::Arena;
-use slat_ideas::fill::Stores;
-use slat_ideas::fixture::{Fixture, look_up, value};
-use slat_ideas::format::TableFormat;
-use slat_ideas::stopwatch::Stopwatch;
 use slat_lab::session::Session;
 use std::rc::Rc;
 
@@ -63,7 +63,7 @@ fn beside_a_peer<'a>(
     addresses: Rc<[u64]>,
     session: &mut Session,
 ) -> Contest<'a> {
-    let Some(peer) = slat_peers::PEERS.iter().find(|peer| peer.name == PEER) else {
+    let Some(peer) = crate::crates::PEERS.iter().find(|peer| peer.name == PEER) else {
         session.skip(format!("translate beside {PEER}"), "it is not for this kind of CPU");
         return contest;
     };
@@ -77,7 +77,7 @@ fn beside_a_peer<'a>(
                 range.start().0,
                 Fixture::<Ept1G>::host(&range).0,
                 range.size(),
-                slat_peers::Leaf::Page4K,
+                crate::crates::Leaf::Page4K,
             );
             mapped.map_err(why)?;
             let watch = Stopwatch::start();

@@ -1,19 +1,19 @@
 //! Splits of blocks, compared with filling as many bytes.
 
+use crate::arena::Arena;
 use crate::contest::{Contest, ENGINE, MACHINE, Sample};
+use crate::fill::Stores;
+use crate::fixture::{CHUNK, Fixture, chunk_storage, counted, steps};
+use crate::format::TableFormat;
+use crate::limit;
 use crate::settings::engine::Part;
+use crate::stopwatch::Stopwatch;
+use crate::threads::{Gate, together};
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
 use slat::{
     Attributes, BreakBeforeMake, Counts, GpaRange, PageSize, Participant, TableCache, Tables,
 };
-use slat_ideas::arena::Arena;
-use slat_ideas::fill::Stores;
-use slat_ideas::fixture::{CHUNK, Fixture, chunk_storage, counted, steps};
-use slat_ideas::format::TableFormat;
-use slat_ideas::limit;
-use slat_ideas::stopwatch::Stopwatch;
-use slat_ideas::threads::{Gate, together};
 
 type K4 = Arm64K4;
 

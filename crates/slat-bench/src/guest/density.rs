@@ -3,13 +3,13 @@
 //! All pages are dirty and writable. Some pages of each word are cleared; then the guest writes all
 //! pages, and faults where it may not. Linux protects the hull.
 
+use crate::guest::fixture::{Fixture, SLOT, room};
+use crate::guest::runner::{Locks, Runner};
+use crate::guest::tables::Figures;
+use crate::guest::turns::{Recorder, counts, ratios, take_turns};
 use anyhow::ensure;
 use slat::Format;
 use slat_guest::FaultKind;
-use slat_ideas::guest::fixture::{Fixture, SLOT, room};
-use slat_ideas::guest::runner::{Locks, Runner};
-use slat_ideas::guest::tables::Figures;
-use slat_ideas::guest::turns::{Recorder, counts, ratios, take_turns};
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use slat_sim::arch::Arch;
@@ -117,7 +117,7 @@ fn sample<F: Format, A: Arch>(
         let mut room = room();
         let mut vcpu = Runner::new(guest, fixture.machine(), 0, &mut room, Locks::Free)?;
         let write_all = |vcpu: &mut Runner<'_, '_, F, A>| -> anyhow::Result<u64> {
-            let written = |guest: &slat_ideas::guest::fixture::TheGuest<'_, F, A>| {
+            let written = |guest: &crate::guest::fixture::TheGuest<'_, F, A>| {
                 guest.stats().faults(FaultKind::MadeWritable).count
             };
             let before = written(guest);

@@ -1,7 +1,7 @@
 //! Options of a guest of the engine whose writes are logged.
 
+use crate::format::TablesArgs;
 use clap::{Args, ValueEnum};
-use slat_ideas::format::TablesArgs;
 use slat_lab::cli::count;
 use slat_lab::size::Size;
 

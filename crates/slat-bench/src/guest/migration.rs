@@ -1,11 +1,11 @@
 //! The migration thread: it reads the log of a running guest, and copies its memory.
 
 use super::log_options::LogWay;
+use crate::guest::fixture::{Fixture, SLOT, TheWorker};
+use crate::guest::lock::FairLock;
 use anyhow::ensure;
 use slat::Format;
 use slat_guest::{DirtyPage, LogError, MemslotId};
-use slat_ideas::guest::fixture::{Fixture, SLOT, TheWorker};
-use slat_ideas::guest::lock::FairLock;
 use slat_lab::session::Session;
 use slat_sim::arch::Arch;
 use std::time::{Duration, Instant};
@@ -170,8 +170,8 @@ fn compare<F: Format, A: Arch>(fixture: &Fixture<F, A>, copy: &[u64]) -> anyhow:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use slat_ideas::format::{TableFormat, TablesArgs};
-    use slat_ideas::guest::fixture::Shape;
+    use crate::format::{TableFormat, TablesArgs};
+    use crate::guest::fixture::Shape;
     use slat_lab::size::Size;
 
     #[test]

@@ -2,18 +2,18 @@
 //! of the log, and faults.
 
 use super::log_options::DirtyLogArgs;
+use crate::format::TablesArgs;
+use crate::guest::fixture::{Fixture, SLOT, Shape, TheGuest, room};
+use crate::guest::runner::{Locks, Runner};
+use crate::guest::tables::Figures;
+use crate::guest::turns::{Counts, Recorder, counts, take_turns};
+use crate::limit;
+use crate::on_machine;
+use crate::threads::{Gate, cpus, together};
 use anyhow::ensure;
 use serde_json::{Map, Value};
 use slat::Format;
 use slat_guest::{FaultKind, Worker};
-use slat_ideas::format::TablesArgs;
-use slat_ideas::guest::fixture::{Fixture, SLOT, Shape, TheGuest, room};
-use slat_ideas::guest::runner::{Locks, Runner};
-use slat_ideas::guest::tables::Figures;
-use slat_ideas::guest::turns::{Counts, Recorder, counts, take_turns};
-use slat_ideas::limit;
-use slat_ideas::on_machine;
-use slat_ideas::threads::{Gate, cpus, together};
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use slat_lab::size::Size;

@@ -5,17 +5,17 @@
 //! compared with two plain loops beside one, which is what the machine allows.
 
 use super::parallel;
+use crate::format::TablesArgs;
+use crate::guest::fixture::{Fixture, GUEST_BASE, Shape};
+use crate::guest::lock::FairLock;
+use crate::guest::runner::Locks;
+use crate::guest::tables::{Figures, MEANING};
+use crate::guest::turns::{Recorder, ratios, take_turns};
+use crate::guest::vcpus::{PhaseRun, run_phases};
+use crate::on_machine;
 use anyhow::ensure;
 use clap::Args;
 use slat::{Format, PageSize};
-use slat_ideas::format::TablesArgs;
-use slat_ideas::guest::fixture::{Fixture, GUEST_BASE, Shape};
-use slat_ideas::guest::lock::FairLock;
-use slat_ideas::guest::runner::Locks;
-use slat_ideas::guest::tables::{Figures, MEANING};
-use slat_ideas::guest::turns::{Recorder, ratios, take_turns};
-use slat_ideas::guest::vcpus::{PhaseRun, run_phases};
-use slat_ideas::on_machine;
 use slat_lab::cli::count;
 use slat_lab::failure::bad_input;
 use slat_lab::reader::Reader;
@@ -244,7 +244,7 @@ fn sample<F: Format, A: Arch>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use slat_ideas::format::TableFormat;
+    use crate::format::TableFormat;
 
     #[test]
     fn each_block_is_mapped_once_regardless_of_which_vcpus_touch_it() {

@@ -12,6 +12,10 @@ mod sample;
 pub mod settings;
 mod swap;
 
+use crate::guest::tables::{Figures, MEANING};
+use crate::guest::turns::{Counts, Recorder, counts, ratios, take_turns};
+use crate::on_machine;
+use crate::threads::cpus;
 use anyhow::Context;
 use clap::ValueEnum;
 use pattern::Use;
@@ -19,10 +23,6 @@ use sample::{Sample, sample};
 use serde_json::{Map, Value, json};
 use settings::{AccessPattern, EXAMPLES, ReclaimArgs, ReclaimPolicy, SwapPlace};
 use slat::Format;
-use slat_ideas::guest::tables::{Figures, MEANING};
-use slat_ideas::guest::turns::{Counts, Recorder, counts, ratios, take_turns};
-use slat_ideas::on_machine;
-use slat_ideas::threads::cpus;
 use slat_lab::failure::bad_input;
 use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
@@ -441,7 +441,7 @@ impl Bench<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use slat_ideas::format::{TableFormat, TablesArgs};
+    use crate::format::{TableFormat, TablesArgs};
 
     fn args(pattern: AccessPattern, format: TableFormat, vcpus: u16) -> ReclaimArgs {
         ReclaimArgs {

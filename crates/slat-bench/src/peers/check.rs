@@ -11,6 +11,10 @@
 
 use super::linux::{Trees, build, interrupted};
 use super::{LINUX, checked_trees, leaf_sizes, leaves};
+use crate::arena::Arena;
+use crate::fixture::Fixture;
+use crate::format::Granule;
+use crate::linux::{Helper, Leaf, Op as Call, Prot, Run};
 use crate::settings::peers::{CHECK_EXAMPLES, CheckArgs, WalkKind};
 use anyhow::{Context, anyhow, bail, ensure};
 use fastrand::Rng;
@@ -20,16 +24,12 @@ use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, PageSize,
     Pages, Participant, Place, Removals, TableCache, Tables,
 };
-use slat_ideas::arena::Arena;
-use slat_ideas::fixture::Fixture;
-use slat_ideas::format::Granule;
 use slat_lab::failure::Failure;
 use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::unit::Unit;
-use slat_linux::{Helper, Leaf, Op as Call, Prot, Run};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -351,7 +351,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         let all = self.fixture.range();
         let left = self.call(Call::Unmap { start: all.start().0, size: all.size() })?;
         let empty = self.call(Call::Reset)?;
-        let tables = |answer: &slat_linux::Answer| {
+        let tables = |answer: &crate::linux::Answer| {
             answer.counts.iter().find(|(name, _)| name == "tables").map_or(0, |(_, bytes)| *bytes)
         };
         ensure!(
@@ -373,7 +373,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
             && found.iter().all(|run| run.first.size == self.page())
     }
 
-    fn call(&mut self, what: Call) -> anyhow::Result<slat_linux::Answer> {
+    fn call(&mut self, what: Call) -> anyhow::Result<crate::linux::Answer> {
         self.helper.call(what).map_err(interrupted)
     }
 
@@ -452,7 +452,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
     fn ours(&mut self, step: Step, member: &mut Participant<'p, Arena>) -> anyhow::Result<u64> {
         let mut places = [Place::EMPTY; 4096];
         let mut removals = Removals::new(self.tables, &mut places);
-        let mut storage = slat_ideas::fixture::chunk_storage();
+        let mut storage = crate::fixture::chunk_storage();
         let mut cache = TableCache::new(self.arena, &mut storage);
         let mut guard = self.tables.enter(member)?;
         let range = |start, size| GpaRange::new(Gpa(start), size);

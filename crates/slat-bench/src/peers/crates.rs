@@ -4,8 +4,15 @@
 use super::ours::temper;
 use super::work::LOOKUPS;
 use super::{CRATE, OWNED, PLAIN, SLAT};
+use crate::arena::Arena;
 use crate::contest::{Contest, ENGINE, Sample};
+use crate::crates::{Leaf, Memory, PEERS, Peer, Tables, Way};
+use crate::fill::Stores;
+use crate::fixture::{
+    CHUNK, Fixture, chunk_storage, look_up, look_up_plainly, steps, storage, value,
+};
 use crate::settings::peers::Caches;
+use crate::stopwatch::Stopwatch;
 use anyhow::{anyhow, bail, ensure};
 use serde_json::json;
 use slat::format::arm64::Arm64K4;
@@ -14,14 +21,7 @@ use slat::{
     AddressSpace, Attributes, BreakBeforeMake, Format, Gpa, Inactive, PageSize, Rights, TableCache,
     Vmid,
 };
-use slat_ideas::arena::Arena;
-use slat_ideas::fill::Stores;
-use slat_ideas::fixture::{
-    CHUNK, Fixture, chunk_storage, look_up, look_up_plainly, steps, storage, value,
-};
-use slat_ideas::stopwatch::Stopwatch;
 use slat_lab::size::Size;
-use slat_peers::{Leaf, Memory, PEERS, Peer, Tables, Way};
 use std::hint::black_box;
 use std::ptr::NonNull;
 use std::rc::Rc;

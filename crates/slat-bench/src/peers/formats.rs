@@ -7,21 +7,21 @@
 use super::ours::{Left, Turns};
 use super::work::{Op, Setting, Work};
 use super::works_of;
+use crate::arena::Arena;
 use crate::contest::{Contest, ENGINE, MACHINE};
+use crate::fill::Stores;
+use crate::fixture::whole_blocks;
+use crate::fixture::{CHUNK, Fixture};
+use crate::format::TableFormat;
+use crate::on_format;
 use crate::settings::engine::{EngineArgs, Part};
 use crate::settings::peers::Caches;
 use crate::tables;
+use crate::threads::{Pin, cpus};
 use anyhow::ensure;
 use clap::ValueEnum;
 use serde_json::{Map, json};
 use slat::{BreakBeforeMake, Format};
-use slat_ideas::arena::Arena;
-use slat_ideas::fill::Stores;
-use slat_ideas::fixture::whole_blocks;
-use slat_ideas::fixture::{CHUNK, Fixture};
-use slat_ideas::format::TableFormat;
-use slat_ideas::on_format;
-use slat_ideas::threads::{Pin, cpus};
 use slat_lab::failure::bad_input;
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
@@ -275,8 +275,8 @@ impl Common {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::Granule;
     use crate::settings::peers::LinuxArgs;
-    use slat_ideas::format::Granule;
 
     fn run_on(format: &[TableFormat], only: &[Part]) -> (Vec<Measurement>, Session) {
         let args = EngineArgs {

@@ -2,11 +2,11 @@
 
 use super::known::{Difference, MADE_YOUNG, PROTECTED_IN_HULL, SOFTWARE_BITS};
 use super::work::Op;
+use crate::arena::Arena;
+use crate::linux::{Leaf, Run};
 use anyhow::bail;
 use slat::format::Kind;
 use slat::{Format, GpaRange, Hpa, Platform, Tables};
-use slat_ideas::arena::Arena;
-use slat_linux::{Leaf, Run};
 
 /// Returns every leaf in `range`, read from the raw tables.
 pub fn of<F: Format>(tables: &Tables<'_, F, Arena>, arena: &Arena, range: GpaRange) -> Vec<Run> {

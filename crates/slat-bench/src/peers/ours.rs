@@ -2,21 +2,21 @@
 
 use super::leaves;
 use super::work::{LOOKUPS, Op, Setting, Work};
+use crate::arena::Arena;
 use crate::contest::Sample;
+use crate::fill::Stores;
+use crate::fixture::{
+    CHUNK, Fixture, breaks_of, chunk_storage, counted, look_up, split_range, steps, storage,
+};
+use crate::limit::{self, Limit};
+use crate::linux::Run;
 use crate::settings::peers::Caches;
+use crate::stopwatch::Stopwatch;
 use anyhow::ensure;
 use slat::{
     Access, Ageing, Ages, Attributes, Batched, Counts, Format, GpaRange, Guard, Pages, Participant,
     Place, Removals, TableCache, Tables,
 };
-use slat_ideas::arena::Arena;
-use slat_ideas::fill::Stores;
-use slat_ideas::fixture::{
-    CHUNK, Fixture, breaks_of, chunk_storage, counted, look_up, split_range, steps, storage,
-};
-use slat_ideas::limit::{self, Limit};
-use slat_ideas::stopwatch::Stopwatch;
-use slat_linux::Run;
 use std::cell::RefCell;
 use std::hint::black_box;
 use std::rc::Rc;

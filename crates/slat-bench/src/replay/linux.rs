@@ -4,8 +4,8 @@
 use super::{Cells, GRANULES, KINDS, Rows, SKIP, Told, mean, quotients};
 use crate::peers;
 use crate::split::Split;
+use crate::split::When;
 use serde_json::json;
-use slat_ideas::split::When;
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use slat_lab::size::Size;

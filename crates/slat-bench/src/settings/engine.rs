@@ -1,8 +1,8 @@
 //! Options of the engine's operations.
 
+use crate::format::{Granule, TableFormat};
 use crate::settings::peers::LinuxArgs;
 use clap::{Args, ValueEnum};
-use slat_ideas::format::{Granule, TableFormat};
 use slat_lab::cli::count;
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;

@@ -1,7 +1,7 @@
 //! Options of the comparison with Linux and crates.
 
+use crate::format::Granule;
 use clap::{Args, ValueEnum};
-use slat_ideas::format::Granule;
 use slat_lab::cli::{Switch, count};
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;

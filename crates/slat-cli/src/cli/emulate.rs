@@ -2,9 +2,9 @@
 
 use super::{ConfigArgs, EditsArgs, TreeChoice};
 use clap::{Args, ValueEnum};
+use slat_kernel::vm::modules::ModuleParam;
+use slat_kernel::vm::{Architecture, Debian};
 use slat_lab::size::Size;
-use slat_vm::modules::ModuleParam;
-use slat_vm::{Architecture, Debian};
 use std::convert::Infallible;
 use std::fmt;
 use std::path::PathBuf;

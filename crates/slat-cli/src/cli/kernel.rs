@@ -1,7 +1,7 @@
 //! The command line of `slat kernel`.
 
 use clap::{Args, Subcommand};
-use slat_vm::Architecture;
+use slat_kernel::vm::Architecture;
 use std::convert::Infallible;
 use std::fmt;
 use std::path::PathBuf;

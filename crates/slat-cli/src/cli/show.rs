@@ -3,7 +3,7 @@
 use crate::show::ops::{Op, parse_range};
 use clap::{Args, ValueEnum};
 use slat::GpaRange;
-use slat_ideas::format::{Granule, TableFormat};
+use slat_bench::format::{Granule, TableFormat};
 use slat_lab::size::Size;
 use std::path::PathBuf;
 

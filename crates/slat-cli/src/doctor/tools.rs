@@ -3,7 +3,7 @@
 
 use super::Group::Tools;
 use super::{Change, EMULATE, Evidence, Finding, For, Subject};
-use slat_vm::qemu::{AARCH64, X86_64};
+use slat_kernel::vm::qemu::{AARCH64, X86_64};
 
 /// Program that unpacks the package of a kernel.
 pub const DPKG_DEB: &str = "dpkg-deb";

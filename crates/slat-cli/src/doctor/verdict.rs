@@ -3,8 +3,8 @@
 use super::{Change, EMULATE, Finding, Status, scenarios, tools, watch};
 use crate::kvm::Guests;
 use serde::Serialize;
+use slat_kernel::vm::qemu::{AARCH64, X86_64};
 use slat_lab::scenario::Scenarios;
-use slat_vm::qemu::{AARCH64, X86_64};
 
 /// The verdict on one scenario.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -3,10 +3,10 @@
 
 use crate::cli::{EmulateArgs, KernelChoice};
 use crate::kernel::Source;
+use slat_kernel::vm::modules::{Module, Tree};
+use slat_kernel::vm::{Architecture, Debian, Kernel, Teller};
 use slat_lab::failure::{Failure, bad_input};
 use slat_lab::session::Session;
-use slat_vm::modules::{Module, Tree};
-use slat_vm::{Architecture, Debian, Kernel, Teller};
 
 /// Returns the kernel that was asked for, and the folder of its modules.
 ///

@@ -1,11 +1,11 @@
 //! Runs the machine, from its start until its answer has arrived.
 
 use anyhow::Context;
+use slat_kernel::vm::Linux;
+use slat_kernel::vm::qemu::last_lines;
 use slat_lab::failure::no_report;
 use slat_lab::first::job::{Answer, Arrived, decode};
 use slat_lab::session::Session;
-use slat_vm::Linux;
-use slat_vm::qemu::last_lines;
 use std::fs;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};

@@ -3,9 +3,9 @@
 
 use super::Ended;
 use crate::cli::EmulateArgs;
+use slat_kernel::vm::Architecture;
 use slat_kvm::probes::CALLS;
 use slat_lab::failure::no_report;
-use slat_vm::Architecture;
 
 /// Functions whose calls are visits of page-table entries, flushes, TLB invalidations and locks. A
 /// kernel may lack those that end in `?`.

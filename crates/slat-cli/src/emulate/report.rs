@@ -4,10 +4,10 @@ use crate::cli::EmulateArgs;
 use anyhow::ensure;
 use serde::Serialize;
 use serde_json::Value;
+use slat_kernel::vm::Architecture;
 use slat_lab::record::SCHEMA;
 use slat_lab::record::{Measurement, Skipped};
 use slat_lab::unit::Unit;
-use slat_vm::Architecture;
 
 /// The emulator of the machine, which `results.json` has under `emulator`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -7,9 +7,9 @@ use slat::{
     Guard, Halted, Hpa, MapError, Memory, PageSize, Place, Software, SplitError, TableCache,
     Tables, UnmapError, Vmid,
 };
-use slat_ideas::arena::Arena;
-use slat_ideas::format::TableFormat;
-use slat_ideas::on_format;
+use slat_bench::arena::Arena;
+use slat_bench::format::TableFormat;
+use slat_bench::on_format;
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
 use std::fmt::Display;

@@ -5,7 +5,7 @@ use crate::stages::cargo;
 use crate::{setup, target};
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
-use slat_vm::qemu::AARCH64;
+use slat_kernel::vm::qemu::AARCH64;
 use std::fmt;
 use std::fs;
 use std::path::PathBuf;

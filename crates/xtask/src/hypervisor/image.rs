@@ -2,7 +2,7 @@
 
 use crate::static_build;
 use anyhow::{Context, ensure};
-use slat_vm::{Architecture, Archive, Debian, Initramfs, Kernel, Request, Teller, kept};
+use slat_kernel::vm::{Architecture, Archive, Debian, Initramfs, Kernel, Request, Teller, kept};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;

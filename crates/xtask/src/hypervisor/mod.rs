@@ -17,8 +17,8 @@ use clap::Args;
 use machine::{Ending, Guest};
 use serde_json::Value;
 use slat_hypervisor::options::{Job, Options};
-use slat_vm::Debian;
-use slat_vm::qemu::{AARCH64, last_lines};
+use slat_kernel::vm::Debian;
+use slat_kernel::vm::qemu::{AARCH64, last_lines};
 use std::fs;
 use std::path::{Path, PathBuf};
 

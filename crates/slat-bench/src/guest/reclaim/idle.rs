@@ -8,17 +8,17 @@
 use super::sample::{Runner, TheGuest, with_guest};
 use super::settings::{AccessPattern, ReclaimArgs, SwapPlace, swap_place};
 use super::{Case, cases, params};
+#[cfg(test)]
+use crate::format::TableFormat;
+use crate::format::TablesArgs;
+use crate::guest::fixture::room;
+use crate::guest::tables::{Figures, MEANING};
+use crate::guest::turns::{Counts, Recorder, counts};
+use crate::on_machine;
 use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use slat::Format;
-#[cfg(test)]
-use slat_ideas::format::TableFormat;
-use slat_ideas::format::TablesArgs;
-use slat_ideas::guest::fixture::room;
-use slat_ideas::guest::tables::{Figures, MEANING};
-use slat_ideas::guest::turns::{Counts, Recorder, counts};
-use slat_ideas::on_machine;
 use slat_lab::failure::bad_input;
 use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;

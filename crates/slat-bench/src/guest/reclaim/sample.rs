@@ -4,16 +4,16 @@ use super::Case;
 use super::pattern::{Use, own};
 use super::settings::{ReclaimPolicy, SwapPlace};
 use super::swap::LabSwap;
+use crate::guest::fixture::{GUEST_BASE, room};
+use crate::guest::lock::FairLock;
+use crate::guest::times::Times;
+use crate::threads::Pin;
 use anyhow::{Context, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use slat::{Access, Format, Gpa, Hpa, Skip, Vmid};
 use slat_guest::{
     Guest, Host, Hva, MemslotId, MemslotSpec, Outcome, Retry, TableStorage, Vcpu, Worker,
 };
-use slat_ideas::guest::fixture::{GUEST_BASE, room};
-use slat_ideas::guest::lock::FairLock;
-use slat_ideas::guest::times::Times;
-use slat_ideas::threads::Pin;
 use slat_reclaim::{
     Config, Gate, Layout, PageError, Paged, Pager, Policy, Pool, Ram, ReclaimError, Stats,
 };

@@ -1,7 +1,7 @@
 //! Options of guests with more memory than they may have at a time.
 
+use crate::format::{TableFormat, TablesArgs};
 use clap::{Args, ValueEnum};
-use slat_ideas::format::{TableFormat, TablesArgs};
 use slat_lab::cli::count;
 use slat_lab::size::Size;
 use std::fmt;

@@ -1,0 +1,28 @@
+//! Tests RISC-V's G-stage tables with an independent walker: QEMU's virt machine, without firmware.
+//!
+//! In HS-mode it builds tables with the engine, runs a guest of four instructions that uses
+//! addresses, and checks the behaviour of the hart: one line for each claim, `right` or `wrong`. It
+//! ends by the machine's test device, with exit code 0 only if nothing was wrong.
+//!
+//! ```text
+//! cargo build --release -p slat-programs --no-default-features --features riscv \
+//!     --bin slat-walker-riscv --target riscv64gc-unknown-none-elf
+//! qemu-system-riscv64 -M virt -cpu rv64 -bios none -nographic -kernel target/riscv64gc-unknown-none-elf/release/slat-walker-riscv
+//! ```
+//!
+//! QEMU drops all translations at each entry of a guest, so this program cannot show a missing
+//! HFENCE.GVMA. QEMU 7.2 always sets A and D; QEMU 10 also faults instead, with
+//! `-cpu rv64,svade=on,svadu=off`.
+
+#![cfg_attr(target_os = "none", no_std, no_main)]
+
+#[cfg(target_os = "none")]
+mod checks;
+#[cfg(target_os = "none")]
+mod machine;
+
+#[cfg(not(target_os = "none"))]
+fn main() -> std::process::ExitCode {
+    eprintln!("this is for a machine without an operating system: riscv64gc-unknown-none-elf");
+    std::process::ExitCode::FAILURE
+}
