@@ -14,6 +14,7 @@ mod known;
 mod leaves;
 mod linux;
 mod ours;
+pub mod split;
 mod tables;
 mod work;
 

@@ -2,8 +2,8 @@
 
 use crate::peers;
 use crate::settings::peers::{LinuxArgs, TablesTarget};
-use clap::Args;
 use crate::split::{EXAMPLES, READER, SplitArgs, run};
+use clap::Args;
 use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
