@@ -9,7 +9,6 @@ mod forecast;
 pub mod ideas;
 pub mod kernel;
 pub mod kvm;
-mod moved;
 pub mod needs;
 mod readers;
 pub mod run;

@@ -10,7 +10,6 @@ mod watch;
 
 use crate::PROGRAM;
 use crate::cli::{Cli, Command};
-use crate::moved::moved;
 use clap::Parser;
 use slat_lab::run;
 use slat_lab::session::Session;
@@ -26,10 +25,6 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // A wrong command line ends here with exit code 2. `--help` and `--version` are also
             // errors of clap; they end with 0.
-            if let Some(now) = moved(&std::env::args().skip(1).collect::<Vec<_>>()) {
-                eprintln!("error: {now}");
-                return ExitCode::from(2);
-            }
             error.exit()
         }
     }

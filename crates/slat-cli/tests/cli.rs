@@ -29,14 +29,6 @@ fn help_has_examples_and_exit_codes() {
 }
 
 #[test]
-fn what_moved_to_the_engines_program_is_answered_with_the_new_command_line() {
-    refused(&["bench", "split", "--backing", "2m"], &["`slat-bench split --backing 2m`"]);
-    refused(&["bench", "dirty-log", "--target", "engine"], &["`slat-bench dirty-log`"]);
-    refused(&["bench", "dirty-log", "--target", "kvm"], &["leave out --target"]);
-    refused(&["replay", "--quick"], &["cargo run --release -p slat-bench -- replay --quick"]);
-}
-
-#[test]
 fn a_memory_that_cannot_be_is_refused_with_an_example() {
     refused(&["bench", "dirty-log", "--memory", "0"], &["--memory", "zero"]);
     refused(&["bench", "dirty-log", "--memory", "lots"], &["lots", "64G"]);

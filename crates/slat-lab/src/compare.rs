@@ -358,16 +358,14 @@ mod tests {
 
     #[test]
     fn rounds_of_one_guest_are_one_group_however_many_they_are() {
-        let rounds = |middle: f64| {
+        let rounds = |middle: f64, groups: &[usize]| {
             let mut one = run("cpu", &[("x", json!({}), around(middle))]);
-            one.results[0].groups = vec![12];
+            one.results[0].groups = groups.to_vec();
             one
         };
-        let pair = &compare(&rounds(1.0), &rounds(2.0), 0.02).pairs[0];
+        let pair = &compare(&rounds(1.0, &[12]), &rounds(2.0, &[12]), 0.02).pairs[0];
         assert_eq!((pair.groups, pair.verdict), ([1, 1], Verdict::NotComparable));
-        // A report without groups has the number of guests.
-        let of = |middle| run("cpu", &[("x", json!({ "runs": 6 }), around(middle))]);
-        let pair = &compare(&of(1.0), &of(2.0), 0.02).pairs[0];
+        let pair = &compare(&rounds(1.0, &[2; 6]), &rounds(2.0, &[2; 6]), 0.02).pairs[0];
         assert_eq!((pair.groups, pair.verdict), ([6, 6], Verdict::Slower));
         let (low, high) = pair.interval.unwrap();
         assert!(low > 1.9 && low < 2.0 && high > 2.0, "{pair:?}");
@@ -388,9 +386,10 @@ mod tests {
             }
         }
         let names: Vec<String> = (0..30).map(|number| number.to_string()).collect();
-        let params = json!({ "runs": guests });
-        let rows = names.iter().zip(rows).map(|(name, row)| (&**name, params.clone(), row));
-        run("cpu", &rows.collect::<Vec<_>>())
+        let rows = names.iter().zip(rows).map(|(name, row)| (&**name, json!({}), row));
+        let mut run = run("cpu", &rows.collect::<Vec<_>>());
+        run.results.iter_mut().for_each(|result| result.groups = vec![ROUNDS; guests]);
+        run
     }
 
     /// Returns how many of a hundred pairs of equal runs fail, and how many fail with one side a

@@ -6,7 +6,7 @@ use crate::stats::{median, median_precision};
 use crate::trust::{Begin, Trust};
 use crate::unit::Unit;
 use crate::verdict::Verdict;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,22 +32,7 @@ pub struct Measurement {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<usize>,
     /// Exact counts of one sample (the same in each, unless the scenario says otherwise).
-    #[serde(deserialize_with = "counts")]
     pub counts: BTreeMap<String, u64>,
-}
-
-/// Counts that had another name in older reports.
-const RENAMED: [(&str, &str); 3] =
-    [("slots", "entries"), ("slots_read", "entries_read"), ("slots_written", "entries_written")];
-
-fn counts<'de, D: Deserializer<'de>>(report: D) -> Result<BTreeMap<String, u64>, D::Error> {
-    let mut counts = BTreeMap::<String, u64>::deserialize(report)?;
-    for (before, now) in RENAMED {
-        if let Some(count) = counts.remove(before) {
-            counts.insert(now.to_owned(), count);
-        }
-    }
-    Ok(counts)
 }
 
 impl Measurement {
@@ -63,16 +48,12 @@ impl Measurement {
         if of_buckets.iter().any(|name| self.variant.ends_with(name)) { 0.125 } else { 0.0 }
     }
 
-    /// Returns the median of each group. Older reports have no groups, but the number of guests as
-    /// a parameter.
+    /// Returns the median of each group; each sample is a group of its own where there are none.
     pub fn group_medians(&self) -> Vec<f64> {
         let all = self.samples.len();
-        let guests = self.params.get("runs").and_then(Value::as_u64).unwrap_or(0) as usize;
-        let sizes = match guests {
-            _ if self.groups.iter().sum::<usize>() == all => self.groups.clone(),
-            0 => vec![1; all],
-            guests if all.is_multiple_of(guests) => vec![all / guests; guests],
-            _ => vec![all],
+        let sizes = match self.groups.iter().sum::<usize>() == all {
+            true => self.groups.clone(),
+            false => vec![1; all],
         };
         let mut rest = &self.samples[..];
         let medians = sizes.into_iter().filter_map(|size| {
@@ -230,16 +211,6 @@ fn vcpus(results: &[Measurement]) -> usize {
 mod tests {
     use super::*;
     use crate::fake;
-
-    #[test]
-    fn counts_of_older_reports_are_read_by_their_present_names() {
-        let report = serde_json::json!({
-            "scenario": "split", "target": "engine", "variant": "batched", "params": {},
-            "unit": "s", "samples": [1.0], "counts": { "slots_read": 12, "faults": 3 },
-        });
-        let read: Measurement = serde_json::from_value(report).unwrap();
-        assert_eq!(read.counts, [("entries_read".to_owned(), 12), ("faults".to_owned(), 3)].into());
-    }
 
     #[test]
     fn an_answer_says_how_exact_it_is_and_whether_that_was_asked_for() {
