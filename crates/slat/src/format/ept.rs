@@ -14,6 +14,10 @@
 pub mod invept;
 pub mod vtd;
 
+use super::long_mode::{
+    self, Bits, FIVE_LEVELS_BITS, FOUR_LEVELS_BITS, MAX_OUTPUT_BITS, PRESENT as R, W, bit,
+    long_mode,
+};
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
     Software, TOKEN_BITS, software,
@@ -56,14 +60,12 @@ impl<const HUGE_1G: bool> Default for Ept<HUGE_1G> {
             split_execute: false,
             forced_write_back: true,
             five_levels: false,
-            output_bits: Self::MAX_OUTPUT_BITS,
+            output_bits: MAX_OUTPUT_BITS,
             vtd: None,
         }
     }
 }
 
-const R: u64 = 1 << 0;
-const W: u64 = 1 << 1;
 /// With mode-based execute control: lets the kernel execute.
 const X: u64 = 1 << 2;
 /// With mode-based execute control: lets user programs execute. Ignored without it.
@@ -72,12 +74,8 @@ const MEMORY_SHIFT: u32 = 3;
 const MEMORY: u64 = 0b111 << MEMORY_SHIFT;
 /// The guest's PAT does not take part in the memory type.
 const IPAT: u64 = 1 << 6;
-/// A leaf above level 0. Hardware ignores the bit at level 0.
-const BLOCK: u64 = 1 << 7;
 const A: u64 = 1 << 8;
 const D: u64 = 1 << 9;
-/// `HPA[51:12]`; bits above MAXPHYADDR are reserved, as are those below a block's size.
-const ADDRESS: u64 = (1 << 52) - (1 << 12);
 /// SNP, for VT-d; the CPU ignores it. Reserved in tables.
 const SNP: u64 = 1 << 11;
 /// The CPU ignores bits 56:52, 59, 62 and 11 of leaves and of tables; VT-d's second stage does not
@@ -88,15 +86,16 @@ const SW_USER: [u64; Software::MOST] =
 const SW_RENEWED: u64 = 1 << 53;
 const SW_AGEING: u64 = 1 << 54;
 const MARK: u64 = 1 << 62;
-/// These bits tell markers, reservations and owners apart in an entry that is not present (bits 2:0
-/// and 10 clear), of which hardware ignores the rest. A marker also holds a table's address, a
-/// reservation its token.
-const RETIRED: u64 = 1 << 3;
-const RESERVED: u64 = 1 << 4;
-const TOKEN_SHIFT: u32 = 12;
 
-/// The bits that a split copies to smaller leaves: all but address, size and the engine's marks.
-const INHERITED: u64 = R | W | X | XU | MEMORY | IPAT | A | D | SNP | software::all(SW_USER);
+const BITS: Bits = Bits {
+    accessed: A,
+    dirty: D,
+    mark: MARK,
+    renewed: SW_RENEWED,
+    ageing: SW_AGEING,
+    software: SW_USER,
+    inherited: R | W | X | XU | MEMORY | IPAT | A | D | SNP | software::all(SW_USER),
+};
 
 const UNCACHEABLE: u64 = 0;
 const WRITE_COMBINING: u64 = 1;
@@ -104,16 +103,7 @@ const WRITE_THROUGH: u64 = 4;
 const WRITE_PROTECTED: u64 = 5;
 const WRITE_BACK: u64 = 6;
 
-const fn bit(on: bool, bit: u64) -> u64 {
-    if on { bit } else { 0 }
-}
-
 impl<const HUGE_1G: bool> Ept<HUGE_1G> {
-    /// Widths of guest addresses that four and five levels translate.
-    const FOUR_LEVELS_BITS: u32 = 48;
-    const FIVE_LEVELS_BITS: u32 = 57;
-    const MAX_OUTPUT_BITS: u32 = 52;
-
     /// Returns the format that a CPU supports. `capabilities` is its MSR IA32_VMX_EPT_VPID_CAP
     /// (0x48c), `maxphyaddr` bits 7:0 of EAX of CPUID leaf 0x8000_0008. Mode-based execute control
     /// stays off: other registers report and enable it.
@@ -216,87 +206,26 @@ const fn execute(raw: u64, user: u64) -> Execute {
     }
 }
 
-// SAFETY:
-// 1. Leaves (the attribute bits of `encode` include R) and tables have bit 0. Markers, reservations
-//    and owners do not, whatever their address, token or word: these lie at bits 59:12, from where
-//    `owner` takes a word. With bit 0, bit 7 tells block from table, and no table is at level 0.
-//    Without bit 0, bit 62 is in markers only, and bit 3 tells the two kinds of marker apart; bit 4
-//    is in reservations, and owners have bits 3 and 4. `kind` reads no bit of `STATUS`, `SOFTWARE`,
-//    `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING` and `RENEWED`, nor `MARK` of a table, and none of
-//    these is a bit of an address. Methods that make a leaf from a leaf change only W, X, XU, A and
-//    D. `all_tables` requires bit 0 of all entries, and bit 7 of none.
-// 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits, and no
-//    other bit of a marker or of a table.
-// 3. The root stands at level 3 or 4, with `2^(address_bits - 39)` or `2^(address_bits - 48)`
-//    entries, or one.
-// 4. A page of 4 KiB holds 512 entries, at any level.
-// 5. A leaf has the address unchanged, in bits that no attribute uses; `CARRY` is 0.
-// 6. There are no groups: `group` is 1, and `CONTIGUOUS` is 0, which is no bit.
+// SAFETY: `long_mode` answers for its items, and these add:
+// 1. The attribute bits of `encode` include bit 0, and so does `table`. Methods that make a leaf
+//    from a leaf change only W, X, XU, A and D.
+// 3. `geometry` puts the root at level 3 or 4.
+// 5. A leaf has the address unchanged, in bits that no attribute uses.
 unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
     const NAME: &'static str = if HUGE_1G { "Intel EPT" } else { "Intel EPT without 1g blocks" };
-    const PAGE_SHIFT: u32 = 12;
-    const INDEX_BITS: u32 = 9;
-    const LARGEST_LEAF: u8 = if HUGE_1G { 2 } else { 1 };
-    const SOFTWARE: [u64; Software::MOST] = SW_USER;
-    const STATUS: u64 = A | D;
-    const MARK: u64 = MARK;
-    const RENEWED: u64 = SW_RENEWED;
-    const ACCESSED: u64 = A;
-    const WRITE: u64 = W;
-    const DIRTY: u64 = D;
-    const TABLE_ACCESSED: u64 = A;
-    const AGEING: u64 = SW_AGEING;
-    const REFILL_BREAKS: bool = false;
-    const KEEPS_FAULTING: bool = false;
-    const TABLE_WRITE: u64 = W;
+    long_mode!(BITS);
 
     /// Walks begin at the PML4, or at the PML5 where four levels do not suffice. Narrow guests use
     /// only the first entry of it. No guest address is wider than the CPU's physical addresses.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
-        let widest = if self.five_levels { Self::FIVE_LEVELS_BITS } else { Self::FOUR_LEVELS_BITS };
+        let widest = if self.five_levels { FIVE_LEVELS_BITS } else { FOUR_LEVELS_BITS };
         let (min, max) = (Self::PAGE_SHIFT, widest.min(self.output_bits()));
         if !(min..=max).contains(&address_bits) {
             return Err(GeometryError { address_bits, min, max, format: Self::NAME });
         }
-        let root_level = if address_bits > Self::FOUR_LEVELS_BITS { 4 } else { 3 };
+        let root_level = if address_bits > FOUR_LEVELS_BITS { 4 } else { 3 };
         let bits = address_bits.saturating_sub(Self::shift(root_level));
         Ok(Geometry { address_bits, root_level, root_entries: 1 << bits })
-    }
-
-    #[inline(always)]
-    fn output_bits(&self) -> u32 {
-        self.output_bits.min(Self::MAX_OUTPUT_BITS)
-    }
-
-    #[inline(always)]
-    fn kind(raw: u64, level: u8) -> Kind {
-        if raw & R != 0 {
-            let block = raw & BLOCK != 0;
-            return match level {
-                1.. if !block => Kind::Table,
-                // A block above the largest leaf is a misconfiguration; a walk does not enter it.
-                1.. if level > Self::LARGEST_LEAF => Kind::Frozen,
-                _ if raw & MARK != 0 => Kind::Sealed,
-                _ => Kind::Leaf,
-            };
-        }
-        match raw & (MARK | RETIRED | RESERVED) {
-            0 | RETIRED => Kind::Empty,
-            RESERVED => Kind::Reserved,
-            bits if bits == RETIRED | RESERVED => Kind::Owned,
-            bits if bits & (MARK | RETIRED) == MARK | RETIRED => Kind::Retired,
-            _ => Kind::Frozen,
-        }
-    }
-
-    #[inline(always)]
-    fn all_tables(common: u64, any: u64, level: u8) -> bool {
-        level > 0 && common & R != 0 && any & BLOCK == 0
-    }
-
-    #[inline(always)]
-    fn all_pages(common: u64) -> bool {
-        common & R != 0
     }
 
     #[inline(always)]
@@ -346,67 +275,11 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
         }
     }
 
-    #[inline(always)]
-    fn leaf(attribute_bits: u64, level: u8, hpa: Hpa) -> u64 {
-        attribute_bits | hpa.0 | R | if level == 0 { 0 } else { BLOCK }
-    }
-
-    #[inline(always)]
-    fn attribute_bits(raw: u64, _level: u8) -> u64 {
-        raw & INHERITED
-    }
-
-    #[inline(always)]
-    fn leaf_address(raw: u64, level: u8) -> Hpa {
-        Hpa(raw & ADDRESS & !((1 << Self::shift(level)) - 1))
-    }
-
     /// With all rights, because leaves restrict them; and accessed, as a table above an accessed
     /// leaf must be.
     #[inline(always)]
     fn table(hpa: Hpa, _level: u8) -> u64 {
         hpa.0 | R | W | X | XU | A
-    }
-
-    #[inline(always)]
-    fn table_address(raw: u64) -> Hpa {
-        Hpa(raw & ADDRESS)
-    }
-
-    #[inline(always)]
-    fn frozen(hpa: Hpa) -> u64 {
-        hpa.0 | MARK
-    }
-
-    #[inline(always)]
-    fn retired(hpa: Hpa) -> u64 {
-        hpa.0 | MARK | RETIRED
-    }
-
-    #[inline(always)]
-    fn reserved(token: u64) -> u64 {
-        token << TOKEN_SHIFT | RESERVED
-    }
-
-    #[inline(always)]
-    fn owned(word: u64) -> u64 {
-        Self::reserved(word) | RETIRED
-    }
-
-    #[inline(always)]
-    fn owner(raw: u64) -> u64 {
-        raw >> TOKEN_SHIFT & ((1 << TOKEN_BITS) - 1)
-    }
-
-    /// The dirty bit stays, to remember the write.
-    #[inline(always)]
-    fn write_protected(raw: u64) -> u64 {
-        raw & !W
-    }
-
-    #[inline(always)]
-    fn readable(raw: u64, _read: bool) -> u64 {
-        raw
     }
 
     #[inline(always)]
@@ -437,11 +310,6 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
     #[inline(always)]
     fn cleaned(&self, raw: u64) -> u64 {
         if self.accessed_dirty || raw & W == 0 { raw & !D } else { raw }
-    }
-
-    /// As in "level-4 entry", which is an entry of the PML4.
-    fn level_name(level: u8) -> i8 {
-        level as i8 + 1
     }
 }
 

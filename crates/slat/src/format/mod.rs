@@ -5,6 +5,8 @@ pub mod arm64;
 #[cfg(feature = "ept")]
 pub mod ept;
 mod geometry;
+#[cfg(any(feature = "ept", feature = "npt"))]
+mod long_mode;
 #[cfg(feature = "npt")]
 pub mod npt;
 #[cfg(feature = "power")]

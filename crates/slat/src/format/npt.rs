@@ -11,6 +11,10 @@
 
 pub mod asid;
 
+use super::long_mode::{
+    self, Bits, FIVE_LEVELS_BITS, FOUR_LEVELS_BITS, MAX_OUTPUT_BITS, PRESENT as P, W, bit,
+    long_mode,
+};
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
     Software, TOKEN_BITS, software,
@@ -46,12 +50,10 @@ impl<const HUGE_1G: bool> Default for Npt<HUGE_1G> {
     /// Physical addresses as wide as an entry can hold. Hardware has narrower ones: use
     /// [`Npt::from_cpuid`].
     fn default() -> Self {
-        Self { five_levels: false, output_bits: Self::MAX_OUTPUT_BITS }
+        Self { five_levels: false, output_bits: MAX_OUTPUT_BITS }
     }
 }
 
-const P: u64 = 1 << 0;
-const W: u64 = 1 << 1;
 /// Nested walks have the rights of user programs (15.25.6): without this bit all of them fail.
 const U: u64 = 1 << 2;
 const PWT: u64 = 1 << 3;
@@ -59,11 +61,6 @@ const PCD: u64 = 1 << 4;
 const A: u64 = 1 << 5;
 /// Only in leaves; hardware ignores the bit in tables.
 const D: u64 = 1 << 6;
-/// A leaf above level 0. At level 0 the bit is the high bit of the PAT's index.
-const BLOCK: u64 = 1 << 7;
-/// `HPA[51:12]`. Bits above the physical address width are reserved, as are those of a block
-/// between bit 12, which belongs to the PAT, and the block's size.
-const ADDRESS: u64 = (1 << 52) - (1 << 12);
 const NX: u64 = 1 << 63;
 /// Hardware ignores bits 58:52 and 11:9 of leaves and of tables. (Bits 62:59 of a leaf are the
 /// protection key where the host's CR4.PKE is set.) The bits that the engine uses in tables are its
@@ -75,14 +72,16 @@ const SW_NORMAL: u64 = 1 << 54;
 const SW_RENEWED: u64 = 1 << 9;
 const SW_AGEING: u64 = 1 << 10;
 const MARK: u64 = 1 << 11;
-/// These bits tell markers, reservations and owners apart in an entry that is not present, of which
-/// hardware ignores the rest. A marker also holds a table's address, a reservation its token.
-const RETIRED: u64 = 1 << 3;
-const RESERVED: u64 = 1 << 4;
-const TOKEN_SHIFT: u32 = 12;
 
-/// The bits that a split copies to smaller leaves: all but address, size and the engine's marks.
-const INHERITED: u64 = P | W | U | PWT | PCD | A | D | NX | software::all(SW_USER) | SW_NORMAL;
+const BITS: Bits = Bits {
+    accessed: A,
+    dirty: D,
+    mark: MARK,
+    renewed: SW_RENEWED,
+    ageing: SW_AGEING,
+    software: SW_USER,
+    inherited: P | W | U | PWT | PCD | A | D | NX | software::all(SW_USER) | SW_NORMAL,
+};
 
 const WRITE_BACK: u64 = 0;
 const UNCACHEABLE_MINUS: u64 = PCD;
@@ -94,16 +93,7 @@ const FEATURE_1G: u32 = 1 << 26;
 /// Bit of EDX of CPUID function 0x8000_000a.
 const FEATURE_NP: u32 = 1 << 0;
 
-const fn bit(on: bool, bit: u64) -> u64 {
-    if on { bit } else { 0 }
-}
-
 impl<const HUGE_1G: bool> Npt<HUGE_1G> {
-    /// Widths of guest addresses that four and five levels translate.
-    const FOUR_LEVELS_BITS: u32 = 48;
-    const FIVE_LEVELS_BITS: u32 = 57;
-    const MAX_OUTPUT_BITS: u32 = 52;
-
     /// Returns the format that a CPU supports. `extended` is EDX of CPUID function 0x8000_0001,
     /// `sizes` EAX of 0x8000_0008, `svm` EDX of 0x8000_000a. It has four levels; the host's paging
     /// mode decides whether there are five.
@@ -153,90 +143,26 @@ impl fmt::Display for MissingFeatures {
 
 impl core::error::Error for MissingFeatures {}
 
-// SAFETY:
-// 1. Leaves (the attribute bits of `encode` include P) and tables have bit 0. Markers, reservations
-//    and owners do not, whatever their address, token or word: these lie at bits 59:12, from where
-//    `owner` takes a word. With bit 0, bit 7 tells block from table, and no table is at level 0.
-//    Without bit 0, bit 11 is in markers only, and bit 3 tells the two kinds of marker apart; bit 4
-//    is in reservations, and owners have bits 3 and 4. `kind` reads no bit of `STATUS`, `SOFTWARE`,
-//    `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING` and `RENEWED`, nor `MARK` of a table, and none of
-//    these is a bit of an address. Methods that make a leaf from a leaf change only W, NX, A and D.
-//    `all_tables` requires bit 0 of all entries, and bit 7 of none.
-// 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits, and no
-//    other bit of a marker or of a table.
-// 3. The root stands at level 3 or 4, with `2^(address_bits - 39)` or `2^(address_bits - 48)`
-//    entries, or one.
-// 4. A page of 4 KiB holds 512 entries, at any level.
-// 5. A leaf has the address unchanged, in bits that no attribute uses; `CARRY` is 0.
-// 6. There are no groups: `group` is 1, and `CONTIGUOUS` is 0, which is no bit.
+// SAFETY: `long_mode` answers for its items, and these add:
+// 1. The attribute bits of `encode` include bit 0, and so does `table`. Methods that make a leaf
+//    from a leaf change only W, NX, A and D.
+// 3. `geometry` puts the root at level 3 or 4.
+// 5. A leaf has the address unchanged, in bits that no attribute uses.
 unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     const NAME: &'static str = if HUGE_1G { "AMD NPT" } else { "AMD NPT without 1g blocks" };
-    const PAGE_SHIFT: u32 = 12;
-    const INDEX_BITS: u32 = 9;
-    const LARGEST_LEAF: u8 = if HUGE_1G { 2 } else { 1 };
-    const SOFTWARE: [u64; Software::MOST] = SW_USER;
-    const STATUS: u64 = A | D;
-    const MARK: u64 = MARK;
-    const RENEWED: u64 = SW_RENEWED;
-    const ACCESSED: u64 = A;
-    const WRITE: u64 = W;
-    const DIRTY: u64 = D;
-    const TABLE_ACCESSED: u64 = A;
-    const AGEING: u64 = SW_AGEING;
-    const REFILL_BREAKS: bool = false;
-    const KEEPS_FAULTING: bool = false;
-    const TABLE_WRITE: u64 = W;
+    long_mode!(BITS);
 
     /// Walks begin at the PML4, or with five levels at the PML5. Narrow guests use only the first
     /// entry of it. No guest address is wider than the CPU's physical addresses.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
-        let (root_level, widest) = if self.five_levels {
-            (4, Self::FIVE_LEVELS_BITS)
-        } else {
-            (3, Self::FOUR_LEVELS_BITS)
-        };
+        let (root_level, widest) =
+            if self.five_levels { (4, FIVE_LEVELS_BITS) } else { (3, FOUR_LEVELS_BITS) };
         let (min, max) = (Self::PAGE_SHIFT, widest.min(self.output_bits()));
         if !(min..=max).contains(&address_bits) {
             return Err(GeometryError { address_bits, min, max, format: Self::NAME });
         }
         let bits = address_bits.saturating_sub(Self::shift(root_level));
         Ok(Geometry { address_bits, root_level, root_entries: 1 << bits })
-    }
-
-    #[inline(always)]
-    fn output_bits(&self) -> u32 {
-        self.output_bits.min(Self::MAX_OUTPUT_BITS)
-    }
-
-    #[inline(always)]
-    fn kind(raw: u64, level: u8) -> Kind {
-        if raw & P != 0 {
-            let block = raw & BLOCK != 0;
-            return match level {
-                1.. if !block => Kind::Table,
-                // The bit is reserved above the largest leaf; a walk does not enter it.
-                1.. if level > Self::LARGEST_LEAF => Kind::Frozen,
-                _ if raw & MARK != 0 => Kind::Sealed,
-                _ => Kind::Leaf,
-            };
-        }
-        match raw & (MARK | RETIRED | RESERVED) {
-            0 | RETIRED => Kind::Empty,
-            RESERVED => Kind::Reserved,
-            bits if bits == RETIRED | RESERVED => Kind::Owned,
-            bits if bits & (MARK | RETIRED) == MARK | RETIRED => Kind::Retired,
-            _ => Kind::Frozen,
-        }
-    }
-
-    #[inline(always)]
-    fn all_tables(common: u64, any: u64, level: u8) -> bool {
-        level > 0 && common & P != 0 && any & BLOCK == 0
-    }
-
-    #[inline(always)]
-    fn all_pages(common: u64) -> bool {
-        common & P != 0
     }
 
     #[inline(always)]
@@ -285,67 +211,11 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
         }
     }
 
-    #[inline(always)]
-    fn leaf(attribute_bits: u64, level: u8, hpa: Hpa) -> u64 {
-        attribute_bits | hpa.0 | if level == 0 { 0 } else { BLOCK }
-    }
-
-    #[inline(always)]
-    fn attribute_bits(raw: u64, _level: u8) -> u64 {
-        raw & INHERITED
-    }
-
-    #[inline(always)]
-    fn leaf_address(raw: u64, level: u8) -> Hpa {
-        Hpa(raw & ADDRESS & !((1 << Self::shift(level)) - 1))
-    }
-
     /// With all rights, because leaves restrict them; and accessed, as a table above an accessed
     /// leaf must be.
     #[inline(always)]
     fn table(hpa: Hpa, _level: u8) -> u64 {
         hpa.0 | P | W | U | A
-    }
-
-    #[inline(always)]
-    fn table_address(raw: u64) -> Hpa {
-        Hpa(raw & ADDRESS)
-    }
-
-    #[inline(always)]
-    fn frozen(hpa: Hpa) -> u64 {
-        hpa.0 | MARK
-    }
-
-    #[inline(always)]
-    fn retired(hpa: Hpa) -> u64 {
-        hpa.0 | MARK | RETIRED
-    }
-
-    #[inline(always)]
-    fn reserved(token: u64) -> u64 {
-        token << TOKEN_SHIFT | RESERVED
-    }
-
-    #[inline(always)]
-    fn owned(word: u64) -> u64 {
-        Self::reserved(word) | RETIRED
-    }
-
-    #[inline(always)]
-    fn owner(raw: u64) -> u64 {
-        raw >> TOKEN_SHIFT & ((1 << TOKEN_BITS) - 1)
-    }
-
-    /// The dirty bit stays, to remember the write.
-    #[inline(always)]
-    fn write_protected(raw: u64) -> u64 {
-        raw & !W
-    }
-
-    #[inline(always)]
-    fn readable(raw: u64, _read: bool) -> u64 {
-        raw
     }
 
     #[inline(always)]
@@ -365,11 +235,6 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     #[inline(always)]
     fn cleaned(&self, raw: u64) -> u64 {
         raw & !D
-    }
-
-    /// As in the manual's figures, where the level of the PML4 is 4.
-    fn level_name(level: u8) -> i8 {
-        level as i8 + 1
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::vtd::{MissingVtd, Vtd};
 use super::*;
+use crate::format::long_mode::{ADDRESS, TOKEN_SHIFT};
 use crate::format::{RUN, links_tables};
 use std::vec::Vec;
 

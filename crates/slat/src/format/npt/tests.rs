@@ -1,6 +1,7 @@
 //! Tests of the bits of nested paging.
 
 use super::*;
+use crate::format::long_mode::{ADDRESS, TOKEN_SHIFT};
 use crate::format::{RUN, links_tables};
 use std::vec::Vec;
 
