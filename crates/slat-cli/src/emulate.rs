@@ -212,9 +212,8 @@ fn check_command(words: &[String]) -> anyhow::Result<(&'static str, &[String])> 
         return if own { Ok((BENCH, rest)) } else { Err(elsewhere()) };
     }
     let line = std::iter::once("slat").chain(words.iter().map(String::as_str));
-    let cli = Cli::try_parse_from(line).map_err(|error| {
-        bad_input(format!("the command for the machine:\n{}", error.render()))
-    })?;
+    let cli = Cli::try_parse_from(line)
+        .map_err(|error| bad_input(format!("the command for the machine:\n{}", error.render())))?;
     let own = match &cli.command {
         Some(Command::Bench { scenario }) => &scenario.out,
         Some(Command::Tune { what }) => &what.out,

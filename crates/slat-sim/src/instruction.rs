@@ -3,8 +3,6 @@
 
 use crate::Machine;
 use crate::arch::{Arch, Arm};
-#[cfg(feature = "trace")]
-use crate::record::Event;
 use crate::tlb::Scope;
 use slat::Vmid;
 use std::fmt;
@@ -140,15 +138,11 @@ impl Machine<Arm> {
     pub fn vttbr(&self, vmid: Vmid) {
         let mut state = self.state();
         state.issuer().vmid = Some(vmid);
-        #[cfg(feature = "trace")]
-        state.record(Event::Guest(vmid));
     }
 
     /// Executes a TLBI. It takes effect when a DSB waits for it.
     pub fn tlbi(&self, op: Tlbi, operand: u64) {
         let mut state = self.state();
-        #[cfg(feature = "trace")]
-        state.record(Event::Tlbi(op, operand));
         let arch = state.arch;
         let issuer = state.issuer();
         let vmid = issuer.vmid.unwrap_or_default();
@@ -171,15 +165,10 @@ impl Machine<Arm> {
             state.speculate();
         }
         state.drain();
-        #[cfg(feature = "trace")]
-        state.record(Event::Dsb(barrier));
     }
 
     /// Executes an ISB.
-    pub fn isb(&self) {
-        #[cfg(feature = "trace")]
-        self.state().record(Event::Isb);
-    }
+    pub fn isb(&self) {}
 }
 
 #[cfg(test)]

@@ -120,12 +120,8 @@ mod marked;
 mod memory;
 mod owned;
 mod platform;
-#[cfg(feature = "trace")]
-mod record;
 mod state;
 mod tlb;
-#[cfg(feature = "trace")]
-mod trace;
 mod uses;
 mod violation;
 
@@ -136,7 +132,5 @@ pub use lazy::{Choice, Lazy};
 pub use machine::{Machine, Moment, Place, Vcpu};
 pub use owned::PrivateCall;
 pub use tlb::Scope;
-#[cfg(feature = "trace")]
-pub use trace::Untold;
 pub use uses::CONSUMERS;
 pub use violation::{Kind, Violation};

@@ -5,8 +5,6 @@ use crate::firmware::Firmware;
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
 use crate::memory::Memory;
-#[cfg(feature = "trace")]
-use crate::record::Event;
 use crate::state::{Cpu, Eye, Root, State};
 use crate::tlb::{Scope, Walk};
 use crate::violation::{Kind, Log, Violation};
@@ -66,8 +64,6 @@ impl<A: Arch> Machine<A> {
     pub fn new(arch: A, cpus: usize) -> Self {
         let declared = arch.break_before_make();
         let state = State {
-            #[cfg(feature = "trace")]
-            recorder: None,
             arch,
             lazy: Lazy::ALL,
             choice: Choice::Stalest,
@@ -383,8 +379,6 @@ impl<A: Arch> Vcpu<'_, A> {
         state.cpus[self.index].root = Some(root);
         state.forget_roots();
         state.drain();
-        #[cfg(feature = "trace")]
-        state.record(Event::Load { cpu: self.index, vmid, root: root.table });
     }
 
     /// Unloads the tables. What the CPU has cached stays.
@@ -392,8 +386,6 @@ impl<A: Arch> Vcpu<'_, A> {
         let mut state = self.machine.state();
         state.cpus[self.index].root = None;
         state.forget_roots();
-        #[cfg(feature = "trace")]
-        state.record(Event::Unload { cpu: self.index });
     }
 
     /// The guest reads.

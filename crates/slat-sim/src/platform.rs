@@ -2,8 +2,6 @@
 
 use crate::arch::Arch;
 use crate::machine::{Machine, Moment};
-#[cfg(feature = "trace")]
-use crate::record::Event;
 use crate::state::{Eye, State};
 use crate::violation::Kind;
 use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte};
@@ -53,11 +51,6 @@ unsafe impl<A: Arch> Platform for Machine<A> {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let mut state = self.state();
         let hpa = state.memory.allocate(bytes)?;
-        #[cfg(feature = "trace")]
-        if let (Some(recorder), Some(table)) = (&state.recorder, state.memory.get(hpa)) {
-            recorder.track(table.words().addr().get(), bytes, hpa);
-            recorder.push(Event::Allocate { table: hpa, bytes });
-        }
         // SAFETY: `ptes` reaches it, it is of that size and alignment, and no other code has it.
         // It is below 2^40 until half a TiB was allocated, or where the test put it by
         // `frames_from`.
@@ -72,8 +65,6 @@ unsafe impl<A: Arch> Platform for Machine<A> {
             let used = format!("the frame at {hpa:#x} is freed with {bytes:#x} bytes");
             state.log.report(Kind::BadFree, None, None, used, expected);
         }
-        #[cfg(feature = "trace")]
-        state.record(Event::Free { table: hpa, bytes });
     }
 
     fn entries(&self, table: Hpa) -> NonNull<Pte> {

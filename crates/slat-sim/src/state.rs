@@ -6,8 +6,6 @@ use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
 use crate::memory::{Cell, Memory, POISON};
 use crate::owned::Owned;
-#[cfg(feature = "trace")]
-use crate::record::{Event, Recorder};
 use crate::tlb::{Clash, Entry, Holes, Leaves, Scope, Walk, Walks};
 use crate::uses::UseLog;
 use crate::violation::{Kind, Log};
@@ -50,9 +48,6 @@ pub(crate) struct Issuer {
 
 #[derive(Debug)]
 pub(crate) struct State<A> {
-    /// Comes first, so that it is dropped before the memory whose addresses it knows.
-    #[cfg(feature = "trace")]
-    pub recorder: Option<Recorder>,
     pub arch: A,
     pub lazy: Lazy,
     pub choice: Choice,
@@ -480,13 +475,6 @@ impl<A: Arch> State<A> {
                     }
                 }
             }
-        }
-    }
-
-    #[cfg(feature = "trace")]
-    pub fn record(&self, event: Event) {
-        if let Some(recorder) = &self.recorder {
-            recorder.push(event);
         }
     }
 }

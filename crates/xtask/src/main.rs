@@ -8,7 +8,6 @@ mod docs;
 mod e2e;
 mod emulators;
 mod fences;
-mod fuzz;
 mod hypervisor;
 mod kernels;
 mod litmus;
@@ -47,7 +46,6 @@ Examples:
   cargo xtask static --arch x86_64 --arch aarch64    programs for `slat emulate`
   cargo xtask dist                   programs to copy to other machines
   cargo xtask hypervisor run         Linux on the hypervisor, in QEMU
-  cargo xtask fuzz 60                fuzz the operations for a minute
   cargo xtask setup                  install what the tests need, and stop";
 
 /// Set-up, tests and checks of the workspace.
@@ -125,12 +123,6 @@ enum Task {
     /// Run Linux on the hypervisor, in QEMU
     #[command(subcommand)]
     Hypervisor(Hypervisor),
-    /// Fuzz the operations against a flat model; needs a nightly toolchain, which it installs
-    Fuzz {
-        /// Time to fuzz
-        #[arg(default_value_t = 60)]
-        seconds: u64,
-    },
     /// Install the tools that the tests need
     Setup,
 }
@@ -172,7 +164,6 @@ fn main() -> ExitCode {
         Task::Hypervisor(Hypervisor::Guest { dir, kernel, kexec }) => {
             hypervisor::image_to(&dir, kernel, kexec)
         }
-        Task::Fuzz { seconds } => fuzz::run(seconds),
         Task::Setup => setup::all(),
     };
     match done {

@@ -72,19 +72,6 @@ pub fn target(name: &str) -> anyhow::Result<()> {
     bail!("`rustup target add {name}` failed")
 }
 
-/// Installs cargo-fuzz, if it is missing.
-pub fn cargo_fuzz() -> anyhow::Result<()> {
-    if answers(Command::new(cargo()).args(["fuzz", "--version"])) {
-        return Ok(());
-    }
-    println!("installing cargo-fuzz");
-    let mut install = Command::new(cargo());
-    if install.args(["install", "--locked", "cargo-fuzz"]).status().is_ok_and(|s| s.success()) {
-        return Ok(());
-    }
-    bail!("`cargo install --locked cargo-fuzz` failed")
-}
-
 /// Installs cargo-semver-checks, if it is missing.
 pub fn cargo_semver_checks() -> anyhow::Result<()> {
     if answers(Command::new(cargo()).args(["semver-checks", "--version"])) {

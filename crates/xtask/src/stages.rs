@@ -1,8 +1,8 @@
 //! The stages of the tests, in the order in which they run: stages that fail fast come first.
 
 use crate::{
-    api, counts, docs, e2e, emulators, fences, fuzz, hypervisor, in_ci, kernels, litmus, miri,
-    msrv, peers, publish, root, setup, size, target, walkers,
+    api, counts, docs, e2e, emulators, fences, hypervisor, in_ci, kernels, litmus, miri, msrv,
+    peers, publish, root, setup, size, target, walkers,
 };
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -51,8 +51,6 @@ pub enum Stage {
     Shuttle,
     /// Undefined behaviour in the libraries' tests, by Miri; with --deep
     Miri,
-    /// A build of the fuzzed target; `cargo xtask fuzz` runs it
-    Fuzz,
     /// The engine compared with Linux's own code and other crates
     Peers,
     /// The programs in emulated machines: of this architecture, and with --long of the other
@@ -193,18 +191,13 @@ impl Stage {
                 // Where a guest can run, no test may skip it. Elsewhere, nothing is missing that
                 // could be installed.
                 let kvm = File::options().read(true).write(true).open("/dev/kvm");
-                let mut left_out = match kvm {
+                let left_out = match kvm {
                     Ok(_) => {
                         tests.env("SLAT_REQUIRE_KVM", "1");
                         Vec::new()
                     }
                     Err(reason) => vec![format!("tests with a guest: /dev/kvm: {reason}")],
                 };
-                // Casemate is not fetched: a user who has built it sets the variable.
-                if std::env::var_os("CASEMATE_CHECK").is_none() {
-                    let reason = "CASEMATE_CHECK does not name a `casemate-check`";
-                    left_out.push(format!("the engine before Casemate: {reason}"));
-                }
                 ran(&mut tests)?;
                 Ok(Outcome::Ran(left_out))
             }
@@ -218,8 +211,6 @@ impl Stage {
             Self::Herd7 => litmus::test(),
             Self::Shuttle => shuttle(long),
             Self::Miri => miri::test(),
-            Self::Fuzz if long => fuzz::run(600).map(|()| Outcome::Ran(Vec::new())),
-            Self::Fuzz => fuzz::check(),
             Self::Peers => peers::test(long),
             Self::Emulators => emulators::test(long),
             Self::Walkers => walkers::test(),

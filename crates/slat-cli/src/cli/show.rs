@@ -11,8 +11,7 @@ const EXAMPLES: &str = "\
 Examples:
   slat show --do map:0-2g:1g,protect:0-2g:rx,split:4m-6m:4k,write:5m+4k
       tables of the engine after four operations: a block split after a write to a logged guest
-  slat show --scenario dirty-log --svg dirty-log.svg
-  slat show --format arm64-64k --do map:0-4g,split:512m-1g:64k --strip 512m --svg out.svg
+  slat show --scenario dirty-log --format arm64
   slat show --scenario age --json > age.json; slat show age.json
   slat show --kvm                               a guest that runs on this arm64 host (root, Linux 6.12)
   slat show stage2_page_tables --page 16k       the same, copied from another host
@@ -63,14 +62,6 @@ pub struct ShowArgs {
     /// Memory that one character of the maps stands for [default: what fits on a page]
     #[arg(long, value_name = "SIZE", value_parser = power_of_two)]
     pub unit: Option<Size>,
-
-    /// Memory that one strip of the picture stands for
-    #[arg(long, value_name = "SIZE", default_value = "1g", value_parser = power_of_two)]
-    pub strip: Size,
-
-    /// Write a picture to this file, too
-    #[arg(long, value_name = "FILE")]
-    pub svg: Option<PathBuf>,
 
     /// Print the dump in place of the table
     #[arg(long, conflicts_with = "markdown")]

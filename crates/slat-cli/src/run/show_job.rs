@@ -2,8 +2,7 @@
 
 use crate::cli::ShowArgs;
 use crate::show::dump::Dump;
-use crate::show::{build, kvm, svg, text as drawing};
-use slat_lab::failure::bad_input;
+use crate::show::{build, kvm, text as drawing};
 use slat_lab::report::{markdown, text};
 use slat_lab::run::output;
 use std::path::Path;
@@ -16,11 +15,6 @@ pub fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
         dump = dump.within(range.start().0, range.end().0);
     }
     // The picture is written first, so that a pipe that closes early does not lose it.
-    if let Some(file) = &args.svg {
-        let picture = svg::render(&dump, args.strip.bytes())?;
-        slat_lab::files::write_whole(file, picture.as_bytes())
-            .map_err(|error| bad_input(format!("--svg: {error:#}")))?;
-    }
     let unit = args.unit.map_or_else(|| drawing::unit(&dump), |unit| unit.bytes());
     let table = drawing::table(&dump);
     output::print(&if args.json {
