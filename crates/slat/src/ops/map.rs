@@ -132,9 +132,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// 32m, with 64K 32 of 64k or of 512m.
     ///
     /// A group is one leaf: lookups show its size and the state that hardware set in any part of
-    /// it; ageing answers for all of it, and clears it where it is covered whole. Every other
-    /// change of a part of it unfolds it first, at the cost of an invalidation, executed inside,
-    /// and of a break, if the CPU demands one for changes of size. No operation folds leaves that
+    /// it; ageing answers for all of it, and clears it where it is covered whole. Where it is
+    /// covered whole, software bits change in place, and an unmap takes it out as it is. Every
+    /// other change, of all of it or a part, unfolds it first, at the cost of an invalidation,
+    /// executed inside, and of a break, if the CPU demands one for changes of size. No operation folds leaves that
     /// are mapped already, nor the children of a split.
     ///
     /// # Errors
@@ -193,8 +194,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let (mut budget, end) = (self.budget, plan.end);
         // A single page cannot be half done. Not inside the walk that maps: their frames do not
         // add.
-        if plan.end - plan.start > 1 << F::PAGE_SHIFT {
-            plan.end = self.check_empty(&plan, &mut budget)?;
+        let page = plan.end - plan.start == 1 << F::PAGE_SHIFT;
+        if !page {
+            // The other half is for the same entries once more.
+            let mut half = budget.half();
+            plan.end = self.check_empty(&plan, &mut half)?;
+            budget.used(half);
         }
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Map {
@@ -203,18 +208,21 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             maintenance: maintenance(&attributes),
             cache,
             sums: &mut self.sums,
+            limited: budget.is_bounded() && !page,
+            built: 0,
+            reached: u64::MAX,
             dry: None,
             why: MapError::Contended,
             change: PhantomData::<C>,
         };
-        let result = tables.walk(plan.start, plan.end, &mut visitor);
+        let result = tables.walk_within(plan.start, plan.end, &mut visitor, &mut budget);
         tables.platform.publish();
         let Map { dry, why, .. } = visitor;
-        self.keep(budget);
+        let paused = self.keep(budget);
         match result {
             Ok(()) if plan.end == end => Ok(self.sums.counts.bytes_changed - before),
             Ok(()) => Self::halted(Gpa(plan.end), MapError::Paused),
-            Err(at) => Self::halted(dry.map_or(at, Gpa), why),
+            Err(at) => Self::ended(dry.map_or(at, Gpa), paused, why),
         }
     }
 
@@ -437,6 +445,12 @@ struct Map<'t, 'a, 'c, F: Format, P: Platform, C> {
     maintenance: Option<Maintenance>,
     cache: &'a mut TableCache<'c, F, P>,
     sums: &'a mut Sums,
+    /// The guard has a limit: no more than one table of pages is built at a time.
+    limited: bool,
+    /// The entries of tables that were built and that the walk has not counted.
+    built: u64,
+    /// The end of what was built outside the walk.
+    reached: u64,
     /// The address at which the cache ran dry inside a subtree.
     dry: Option<u64>,
     why: MapError,
@@ -497,10 +511,23 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
         if at != level || !kind.is_vacant() {
             return Flow::Again;
         }
-        let end = self.plan.end.min(((start >> F::shift(level)) + 1) << F::shift(level));
+        // Under a limit, the walk goes on in the tables built for the first of these.
+        let part = if self.limited { 1 } else { level };
+        let end = self.plan.end.min(((start >> F::shift(part)) + 1) << F::shift(part));
+        self.reached = end;
         let flow = self.subtree::<false>(level, &Entry { pte, raw, start, end });
         self.tables.touch_above(start, level);
         flow
+    }
+
+    #[inline(always)]
+    fn by_itself(&mut self, level: u8) -> u64 {
+        if level == 0 { 0 } else { core::mem::take(&mut self.built) }
+    }
+
+    #[inline(always)]
+    fn reached(&self, end: u64) -> u64 {
+        end.min(self.reached)
     }
 
     #[inline]
@@ -560,12 +587,14 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
             return self.stop(MapError::CacheEmpty);
         };
         let counts = &mut self.sums.counts;
+        let before = counts.tables_built;
         let mut builder =
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None };
         // The part of the range that the entry covers and that is still to be done: the walk may
         // have begun anew.
         let plan = Plan { start: entry.start, end: entry.end, ..*self.plan };
         builder.fill(&mut frame, level - 1, entry.base::<F>(level), &plan);
+        self.built += (builder.counts.tables_built - before) * F::entries(0) as u64;
         let (dry, hpa) = (builder.dry, frame.hpa());
         let end = dry.unwrap_or(entry.end);
         if entry.start < end {

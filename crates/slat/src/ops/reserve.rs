@@ -248,7 +248,10 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                     }
                 }
                 Kind::Frozen => relax(),
-                Kind::Retired => (ptes, level) = root,
+                Kind::Retired => {
+                    relax();
+                    (ptes, level) = root;
+                }
             }
             patience -= 1;
             if patience == 0 {

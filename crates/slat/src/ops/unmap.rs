@@ -25,7 +25,7 @@
 //! address.
 
 use super::removals::{Removals, Removed};
-use super::unfold::folded;
+use super::unfold::{Group, folded};
 use super::{ChangeError, Refusal};
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::format::{Format, Kind, RUN};
@@ -495,29 +495,53 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     fn group(&mut self, level: u8, gpa: u64) -> Flow {
         let tables = self.tables;
         let Some(group) = tables.group(gpa, level) else { return Flow::Again };
-        // It is known too late whether the group continues the last leaf.
-        if !group.inside(self.start, self.end) || self.removals.is_full() {
+        let full = self.removals.is_full();
+        if full {
+            let Some(first) = group.state() else { return Flow::Wait };
+            let part = self.removed(&group, first, gpa);
+            if self.removals.continued(&part).is_none() {
+                self.why = UnmapError::Full;
+                return Flow::Stop;
+            }
+        }
+        if !group.inside(self.start, self.end) {
             return Flow::Aside;
         }
-        let first = match group.take(self.empty) {
+        // What hardware marks meanwhile may make it another run.
+        let empty = self.empty;
+        let fits = |first| {
+            let whole = self.removed(&group, first, group.start);
+            !full || self.removals.continued(&whole).is_some()
+        };
+        let first = match group.take(empty, fits) {
             Ok(first) => first,
-            Err(flow) => return flow,
+            Err(flow) => {
+                tables.platform.publish();
+                return flow;
+            }
         };
         self.sums.counts.entries_written += 2 * group.ptes.len() as u64;
         self.sums.counts.bytes_changed += group.bytes();
         self.sums.sizes.add_members(level, -(group.ptes.len() as i64));
         self.taken = group.end;
-        let mut attributes = tables.format.decode(first, level);
-        attributes.dirty |= tables.may_be_dirty(first);
-        self.removals.push(Removed {
-            gpa: Gpa(group.start),
-            bytes: group.bytes(),
-            size: F::size(level),
-            hpa: F::leaf_address(first, level),
-            attributes,
-        });
+        let mut removed = self.removed(&group, first, group.start);
+        removed.attributes.dirty |= tables.may_be_dirty(first);
+        self.removals.push(removed);
         // Where entries are retired, its own are not yet.
         Flow::Again
+    }
+
+    /// Returns the part from `start` on of a group, if its first member, with the state of all, is
+    /// `first`.
+    fn removed(&self, group: &Group<'_, F>, first: u64, start: u64) -> Removed {
+        let level = group.level();
+        Removed {
+            gpa: Gpa(start),
+            bytes: group.end - start,
+            size: F::size(level),
+            hpa: Hpa(F::leaf_address(first, level).0 + (start - group.start)),
+            attributes: self.tables.format.decode(first, level),
+        }
     }
 
     /// Returns the value for entries that are emptied now.

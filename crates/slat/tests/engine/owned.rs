@@ -1,7 +1,7 @@
 //! An address space with one owner, on every format, compared with a map of pages.
 
 use crate::common::stage::{K, M, RAM, range};
-use crate::common::{Event, TestPlatform};
+use crate::common::{Event, Moment, TestPlatform};
 use proptest::prelude::*;
 use slat::format::arm64::{Arm64K4, Arm64K16};
 use slat::format::ept::Ept1G;
@@ -9,11 +9,13 @@ use slat::format::npt::Npt2M;
 use slat::format::power::PowerK4;
 use slat::format::riscv::RiscV;
 use slat::{
-    AddressSpace, Ageing, Ages, AnyAddressSpace, Attributes, BreakBeforeMake, ChangeError, Execute,
-    Format, Gpa, GpaRange, Halted, Hpa, MapError, Memory, Owner, PageSize, Place, Rights, Skip,
-    Software, SpaceError, TableCache, UnmapError, Vmid,
+    AddressSpace, Ageing, Ages, AnyAddressSpace, Attributes, BreakBeforeMake, ChangeError,
+    Contended, Execute, Format, Gpa, GpaRange, Halted, Hpa, MapError, Memory, Owner, PageSize,
+    Place, Rights, Skip, Software, SpaceError, TableCache, UnmapError, Vmid,
 };
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::atomic::Ordering::SeqCst;
 
 type Any<'p> = AnyAddressSpace<'p, TestPlatform>;
@@ -318,11 +320,16 @@ fn a_look_up_waits_until_an_entry_is_released() {
     }
     // Frozen, as where another thread breaks the entry.
     let leaf = platform.table(table, 1)[0].swap(Arm64K4::MARK, SeqCst);
-    // The thread that holds the entry releases it when a look-up with a guard would have given up.
+    // A guard answers at once that it is held. A look-up waits for as long as an operation does.
+    assert!(space.guard().translate(Gpa(0)).is_err());
+    assert_eq!(
+        (space.query(Gpa(0)), space.translate(Gpa(0))),
+        (None, Err(Contended { at: Gpa(0) }))
+    );
     let mut attempts = 0;
     platform.entered(Some(Box::new(move |platform, entered| {
         attempts += u64::from(entered == table);
-        if attempts == 10_000 {
+        if attempts == 1_000 {
             platform.table(table, 1)[0].store(leaf, SeqCst);
         }
     })));
@@ -330,6 +337,51 @@ fn a_look_up_waits_until_an_entry_is_released() {
     platform.entered(None);
     // SAFETY: no machine has the root.
     unsafe { space.destroy() };
+}
+
+#[test]
+fn a_query_ends_while_a_mapping_of_that_address_is_told() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let space = owned(&platform);
+    let mut storage = [const { None }; 4];
+    let mut cache = TableCache::new(&platform, &mut storage);
+    cache.fill(4).unwrap();
+    let mut guard = space.guard();
+    let reserved = guard.reserve(Gpa(2 * M), PageSize::SIZE_4K, &mut cache).unwrap();
+    let told = reserved.commit_told(Hpa(M), RAM, || {
+        assert_eq!(space.query(Gpa(2 * M)), None);
+        let contended = Contended { at: Gpa(2 * M) };
+        assert_eq!(space.translate(Gpa(2 * M)), Err(contended));
+        Ok::<(), ()>(())
+    });
+    assert_eq!(told, Ok(Ok(Some(4 * K))));
+    assert_eq!(space.translate(Gpa(2 * M)).unwrap().unwrap().hpa, Hpa(M));
+    drop((guard, cache));
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+}
+
+/// An invalidation that interrupts other CPUs ends when each has served it. One of them handles an
+/// exit with interrupts off, and asks for the address whose leaf stands broken meanwhile.
+#[test]
+fn a_query_with_interrupts_off_does_not_stop_an_invalidation() {
+    // The hook outlives all borrows.
+    let platform: &'static _ = Box::leak(Box::new(TestPlatform::new(BreakBeforeMake::Never)));
+    let mut space = owned(platform);
+    let (page, read) = (range(2 * M, 4 * K), Attributes { write: false, ..RAM });
+    space.map(page, Hpa(0), read, PageSize::SIZE_4K).unwrap();
+    let space: &'static _ = Box::leak(Box::new(space));
+    let asked = Rc::new(Cell::new(0));
+    let asks = asked.clone();
+    platform.meanwhile(Some(Box::new(move |_, moment| {
+        if moment == Moment::Invalidating {
+            assert!(space.translate(Gpa(2 * M)).is_err());
+            asks.set(asks.get() + 1);
+        }
+    })));
+    space.guard().replace(page, Hpa(0), Hpa(M), read).unwrap();
+    platform.meanwhile(None);
+    assert_eq!((asked.get(), space.query(Gpa(2 * M)).unwrap().hpa), (1, Hpa(M)));
 }
 
 /// Returns the number of invalidations since the last call.
