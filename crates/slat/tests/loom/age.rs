@@ -8,7 +8,6 @@ use loom::thread::spawn;
 use slat::{Ageing, Skip};
 
 const HINT: Ageing = Ageing { clear: true, skip: Skip::Hint, fresh: true };
-const UNFRESH: Ageing = Ageing { fresh: false, ..HINT };
 const TEST: Ageing = Ageing { clear: false, skip: Skip::Exact, fresh: false };
 
 #[test]
@@ -105,7 +104,7 @@ fn a_scan_that_only_tests_finds_what_a_hint_has_hidden_and_no_exact_scan_has_cle
     explore("age (hint), then age (exact) || age (test)", || {
         let guest = X86::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
         guest.access(0, false, Use::Always);
-        guest.age(0..BIG, UNFRESH);
+        guest.age(0..BIG, HINT);
         guest.access(0, false, Use::Always);
         let scans = spawn(move || guest.age(0..BIG, EXACT).0);
         let (young, _) = guest.age(0..BIG, TEST);
@@ -124,7 +123,7 @@ fn a_scan_that_only_tests_misses_nothing_beside_a_hint_and_an_exact_scan() {
         let guest = X86::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
         guest.access(0, false, Use::Always);
         let hints = spawn(move || {
-            guest.age(0..BIG, UNFRESH);
+            guest.age(0..BIG, HINT);
             // Through a walk cache, if there is an entry: hardware marks the leaf alone.
             guest.access(0, false, Use::Always);
             guest.leaf(0).1.accessed
