@@ -7,13 +7,13 @@
 //! pages are not touched for a visitor that does not want them.
 //!
 //! # Concurrency
-//! The walk holds no lock. It loads an entry once, and the visitor works on that value: the visitor
-//! changes the entry by [`Pte::exchange`] from that very value, and asks for the entry to be loaded
-//! again where the exchange failed. An entry that another thread has marked goes to
-//! [`Visitor::held`], not to [`Visitor::visit`]; unless the visitor decides otherwise, the walk
-//! loads it again, after a turn of waiting ([`PATIENCE`]). A table that was unlinked while the walk was in it
-//! stays allocated until the walk's guard lets it go, and all of its entries say that it was
-//! retired. The walk then begins anew at the first address that the table covered. Visitors are
+//! The walk holds no lock. It loads an entry once, and the visitor works on that
+//! value: the visitor changes the entry by [`Pte::exchange`] from that very value, and asks for the
+//! entry to be loaded again where the exchange failed. An entry that another thread has marked goes
+//! to [`Visitor::held`], not to [`Visitor::visit`]; unless the visitor decides otherwise, the walk
+//! loads it again after a turn of waiting ([`PATIENCE`]). A table that was unlinked while the walk
+//! was in it stays allocated until the walk's guard lets it go, and all of its entries say that it
+//! was retired. The walk then begins anew at the first address that the table covered. Visitors are
 //! idempotent, so it does no harm to visit an entry twice; those that fill entries, and might fill
 //! one again that another thread has emptied meanwhile, go on where they were ([`Visitor::ONCE`]).
 //!

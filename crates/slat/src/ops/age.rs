@@ -1,8 +1,8 @@
 //! Ageing: finds the pages that were used, by their accessed bits, without a lock, into bitmaps.
 //!
 //! A leaf is cleared by compare-and-swap. A page whose entry another thread holds is *unanswered*,
-//! which is not the same as old. Nothing waits: a scan that comes into a table that is being unlinked
-//! begins that table anew once, and then its retired entries are unanswered as well.
+//! which is not the same as old. Nothing waits: a scan that comes into a table that is being
+//! unlinked begins that table anew once, and then its retired entries are unanswered as well.
 //!
 //! # Non-leaf accessed bits
 //! Where hardware marks the tables that it walks through (x86), a table that is not accessed shows

@@ -135,8 +135,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// it; ageing answers for all of it, and clears it where it is covered whole. Where it is
     /// covered whole, software bits change in place, and an unmap takes it out as it is. Every
     /// other change, of all of it or a part, unfolds it first, at the cost of an invalidation,
-    /// executed inside, and of a break, if the CPU demands one for changes of size. No operation folds leaves that
-    /// are mapped already, nor the children of a split.
+    /// executed inside, and of a break, if the CPU demands one for changes of size. No operation
+    /// folds leaves that are mapped already, nor the children of a split.
     ///
     /// # Errors
     /// Those of [`Guard::map`].

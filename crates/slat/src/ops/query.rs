@@ -169,9 +169,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         }
     }
 
-    /// Returns the first member of the group at `gpa`, with the state of all; 0 if another thread is
-    /// changing the group. It does not unwind, for the reason given at
-    /// `Tables::lookup_again`.
+    /// Returns the first member of the group at `gpa`, with the state of all; 0 if another thread
+    /// is changing the group. It does not unwind, for the reason given at `Tables::lookup_again`.
     #[cold]
     #[inline(never)]
     extern "C" fn folded_state(&self, level: u8, gpa: u64) -> u64 {

@@ -119,8 +119,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// invalidation, which takes long for a block. Unless rights alone change, each leaf faults
     /// until an invalidation, executed inside, has completed, and that maintenance, of the leaf or
     /// of the up to eight neighbouring pages that share the invalidation: a guest that uses it
-    /// meanwhile faults again. Other memory is the only one in use when this returns; rights that were taken are
-    /// gone after [`Guard::complete`].
+    /// meanwhile faults again. Other memory is the only one in use when this returns; rights that
+    /// were taken are gone after [`Guard::complete`].
     ///
     /// To move a page that the guest may write: [`Guard::write_protect`], [`Guard::owe`] (another
     /// thread may have protected it, and not completed), [`Guard::complete`], copy, replace. From

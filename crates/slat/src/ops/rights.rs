@@ -106,8 +106,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Nothing is done on [`ChangeError::Range`], and, but for a read, on
     /// [`ChangeError::CutsBlock`] unless the block appeared meanwhile: more than the range would
     /// get the right. A block that allows the access already, and for a write is dirty, is not
-    /// refused: it becomes accessed, as it does for a read. [`ChangeError::Contended`] leaves everything done that precedes the address
-    /// where it stopped.
+    /// refused: it becomes accessed, as it does for a read. [`ChangeError::Contended`] leaves
+    /// everything done that precedes the address where it stopped.
     #[inline(always)]
     pub fn relax(
         &mut self,

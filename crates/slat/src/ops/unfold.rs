@@ -2,8 +2,8 @@
 //!
 //! A group is one leaf: no member changes alone. The bits that hardware sets in one of them, and
 //! ageing clears in all of them, are the state of the group. Software bits, which hardware ignores,
-//! change in all members in place; any other change unfolds the group first, so that its members are
-//! leaves of their own, each with the group's state.
+//! change in all members in place; any other change unfolds the group first, so that its members
+//! are leaves of their own, each with the group's state.
 //!
 //! # Protocol
 //! 1. The members are held in ascending order (`Group::hold`). *Invariant*: the thread that holds

@@ -126,8 +126,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         Found { raw, level: place as u8, writable: place >> 8 != 0 }
     }
 
-    /// [`Tables::lookup`] after it met a mark. It does not unwind, which its C ABI tells callers: the
-    /// clean-up of a panic would keep their guards in memory.
+    /// [`Tables::lookup`] after it met a mark. It does not unwind, which its C ABI tells callers:
+    /// the clean-up of a panic would keep their guards in memory.
     #[cold]
     #[inline(never)]
     extern "C" fn lookup_again(&self, gpa: u64) -> Again {

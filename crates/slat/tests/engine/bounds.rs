@@ -120,7 +120,8 @@ fn calls<H: Hardware>() -> Vec<(&'static str, Call<H>)> {
             let _ = g.replace(all(), Hpa(0), Hpa(G), Attributes { write: false, ..RAM });
         }),
         ("replace, writable", |g, _| {
-            let _ = g.replace(all(), Hpa(0), Hpa(0), Attributes { execute: slat::Execute::None, ..RAM });
+            let other = Attributes { execute: slat::Execute::None, ..RAM };
+            let _ = g.replace(all(), Hpa(0), Hpa(0), other);
         }),
         ("unmap", |g, _| unmap::<H>(g, all())),
         ("unmap of a page", |g, _| unmap::<H>(g, page())),
@@ -196,8 +197,8 @@ fn waits<H: Hardware>(format: H::Format) {
                     let (pte, _) = hardware.pte(guard.platform(), at);
                     assert_eq!(pte.swap(raw, SeqCst), held, "{name} changed a {} entry", way.name);
                 }
-                // A turn reads at most the way to the entry, four tables, and a child; tables become
-                // accessed on the same way.
+                // A turn reads at most the way to the entry, four tables, and a child; tables
+                // become accessed on the same way.
                 let (read, looks) = (read, looks.load(SeqCst));
                 let said = format!("{name}, {}: {read} entries, {looks} tables", way.name);
                 assert!(
