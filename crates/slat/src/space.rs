@@ -405,7 +405,17 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// it contended, which it does only beside [guards](AddressSpace::guard).
     #[inline(always)]
     pub fn query(&self, gpa: Gpa) -> Option<Translation> {
-        self.translate(gpa).unwrap_or(None)
+        // No thread reclaims: that takes `&mut self`, and `self` is borrowed here.
+        match self.tables.translate::<false>(&self.tables.start(), gpa) {
+            Ok(found) => found,
+            Err(Contended { .. }) => self.query_again(gpa),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn query_again(&self, gpa: Gpa) -> Option<Translation> {
+        self.translate_again(gpa).unwrap_or(None)
     }
 
     /// Translates `gpa`; `None` if nothing is mapped there. Waits for as long as an operation of a
@@ -416,8 +426,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// about to appear or to vanish.
     #[inline(always)]
     pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        // No thread reclaims: that takes `&mut self`, and `self` is borrowed here.
-        match self.tables.translate_unmarked(&self.tables.start(), gpa) {
+        match self.tables.translate::<false>(&self.tables.start(), gpa) {
             Err(Contended { .. }) => self.translate_again(gpa),
             found => found,
         }
@@ -430,7 +439,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     #[inline(never)]
     fn translate_again(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
         for _ in 0..PATIENCE {
-            let found = self.tables.translate_at_once(&self.tables.start(), gpa);
+            let found = self.tables.translate::<false>(&self.tables.start(), gpa);
             if found.is_ok() {
                 return found;
             }

@@ -96,6 +96,9 @@ impl Entry<'_> {
 pub(crate) enum Flow {
     /// Goes on after the entry.
     Next,
+    /// As `Next` and as `Again`, after work that [`Visitor::by_itself`] tells.
+    NextCounted,
+    AgainCounted,
     /// Loads the entry again: it changed, or now links a table that the walk is to enter.
     Again,
     /// Loads the entry again after a while: another thread holds it.
@@ -229,11 +232,11 @@ pub(crate) trait Visitor<'t, F: Format> {
         None
     }
 
-    /// Returns how many entries the visitor has read, or built, by itself for the last entry at
-    /// `level`. The walk counts them. If the budget is spent there, it ends behind an entry that is
+    /// Returns how many entries the visitor has read, or built, by itself for the last entry, after
+    /// [`Flow::NextCounted`], [`Flow::AgainCounted`] and `aside`. The walk counts them. If the budget is spent there, it ends behind an entry that is
     /// done, and before one that is to be loaded again: a call from there finds that work done.
     #[inline(always)]
-    fn by_itself(&mut self, _level: u8) -> u64 {
+    fn by_itself(&mut self) -> u64 {
         0
     }
 
@@ -293,21 +296,21 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
             visitor.again();
         } else {
             match visitor.aside(why - End::ASIDE, at) {
-                Flow::Next => {
+                Flow::Next | Flow::NextCounted => {
                     let shift = F::shift(why - End::ASIDE);
                     from = visitor.reached(((at >> shift) + 1) << shift);
                     if from >= end {
                         return Ok(());
                     }
                     // No table has ended where the budget would be checked, so it is checked here.
-                    if budget.spend(visitor.by_itself(why - End::ASIDE)) {
+                    if budget.spend(visitor.by_itself()) {
                         return Err(Gpa(from));
                     }
                     tries = PATIENCE;
                     continue;
                 }
-                Flow::Again => {
-                    let read = visitor.by_itself(why - End::ASIDE);
+                Flow::Again | Flow::AgainCounted => {
+                    let read = visitor.by_itself();
                     if tries == 0 || read != 0 && budget.spend(read) {
                         return Err(Gpa(from));
                     }
@@ -574,16 +577,14 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
             kind => visitor.visit(LEVEL, kind, entry, tally),
         };
         match flow {
-            Flow::Next => {
-                let read = visitor.by_itself(LEVEL);
-                if read != 0 && budget.spend(read) {
-                    return Met::Done(End::stopped(end));
-                }
-                return Met::Done(End::DONE);
+            Flow::Next => return Met::Done(End::DONE),
+            Flow::NextCounted => {
+                let spent = budget.spend(visitor.by_itself());
+                return Met::Done(if spent { End::stopped(end) } else { End::DONE });
             }
-            Flow::Again => {
-                let read = visitor.by_itself(LEVEL);
-                if read != 0 && budget.spend(read) {
+            Flow::Again => {}
+            Flow::AgainCounted => {
+                if budget.spend(visitor.by_itself()) {
                     break;
                 }
             }

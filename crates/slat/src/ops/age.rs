@@ -24,6 +24,8 @@
 //! they are forgotten by then, each page that they hid was cleared, and reported, by another scan.
 //! One scan at a time clears tables.
 
+mod scans;
+
 use super::pages::{or_bits, set_bits};
 use super::unfold::{Group, folded};
 use super::{Atomically, ChangeError};
@@ -32,43 +34,13 @@ use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
-use crate::sync::{AtomicU64, Ordering, Turn, agreed};
+use crate::sync::agreed;
 use crate::table::{Pte, pte};
 use crate::tables::{Halted, Tables};
 use crate::walk::{
     Budget, Entry, Flow, Tally, Visitor, change_run, exchange_each, links, pages_alone,
 };
-
-/// State that the ageing scans of one guest share.
-///
-/// *Invariant*: a scan that clears tables has the turn. While no hint was given since the last
-/// exact scan of all of the guest, a table without its mark has no accessed leaf below.
-#[derive(Debug)]
-pub(crate) struct Scans {
-    /// Tables may have been marked as not accessed while walk caches held them.
-    hinted: AtomicU64,
-    turn: Turn,
-}
-
-impl Scans {
-    pub fn new() -> Self {
-        Self { hinted: AtomicU64::new(0), turn: Turn::new() }
-    }
-
-    fn hinted(&self) -> bool {
-        self.hinted.load(Ordering::Acquire) != 0
-    }
-
-    /// Called before a scan clears its first table without an invalidation.
-    fn hint(&self) {
-        self.hinted.store(1, Ordering::Release);
-    }
-
-    /// Called when an exact scan has covered all of the guest, and reads no leaf any more.
-    fn forget_hints(&self) {
-        self.hinted.store(0, Ordering::Release);
-    }
-}
+pub(crate) use scans::Scans;
 
 /// Options of an ageing scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,99 +1,23 @@
 //! Map: puts leaves of a range of guest memory onto host memory, the largest that fit.
 
-use super::owner::{Owner, owner};
+mod error;
+
+use super::owner::owner;
 use super::unfold::Group;
-use super::{Atomically, Change, ChangeError, Vacantly};
-use crate::addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
+use super::{Atomically, Change, Vacantly};
+use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
 use crate::counts::Counts;
-use crate::format::{AttributeError, Attributes, Execute, Format, Kind, Memory};
+use crate::format::{Attributes, Execute, Format, Kind, Memory};
 use crate::guard::{Guard, Sums};
 use crate::platform::{Maintenance, Platform};
 use crate::sync::agreed;
 use crate::table::{Pte, pte};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
-use core::fmt;
 use core::marker::PhantomData;
-
-/// Reason why a range was not mapped, or not all of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum MapError {
-    /// The range of guest addresses is not one that these tables can have.
-    Range(RangeError),
-    /// The host address is not a multiple of the page size, or reaches beyond what a descriptor
-    /// can hold.
-    HostAddress {
-        /// The address.
-        hpa: Hpa,
-        /// The page size.
-        page: PageSize,
-        /// Bits of a host address.
-        bits: u32,
-    },
-    /// The format has no leaf of that size.
-    LeafSize(LeafSizeError),
-    /// The format, as configured, cannot express the attributes.
-    Attributes(AttributeError),
-    /// The cache was filled from another platform.
-    ForeignCache,
-    /// Something else is mapped there.
-    Occupied {
-        /// The size of the leaf found.
-        size: PageSize,
-        /// The host address that the leaf maps to.
-        hpa: Hpa,
-    },
-    /// The address has an owner ([`Guard::set_owner`]).
-    Owned {
-        /// The owner.
-        owner: Owner,
-    },
-    /// The cache ran out of table pages.
-    CacheEmpty,
-    /// Another thread held an entry for too long.
-    Contended,
-    /// As many entries were read as [`Guard::limit`] allows.
-    Paused,
-}
-
-impl fmt::Display for MapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Range(error) => error.fmt(f),
-            Self::HostAddress { hpa, page, bits } => write!(
-                f,
-                "the host address {hpa} is not a multiple of {page}, or the range from there \
-                 exceeds {bits} bits"
-            ),
-            Self::LeafSize(error) => error.fmt(f),
-            Self::Attributes(error) => error.fmt(f),
-            Self::ForeignCache => f.write_str("the cache's table pages are another platform's"),
-            Self::Occupied { size, hpa } => {
-                write!(
-                    f,
-                    "a {size} leaf that points elsewhere or has other attributes ({hpa}) is mapped there; unmap it first"
-                )
-            }
-            Self::Owned { owner } => write!(
-                f,
-                "the address has an owner ({:#x}), who has to give it up first",
-                owner.word()
-            ),
-            Self::CacheEmpty => {
-                f.write_str("no table page at hand; fill the cache and go on from there")
-            }
-            Self::Contended => {
-                f.write_str("an entry is being changed by somebody else; go on from there")
-            }
-            Self::Paused => ChangeError::Paused.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for MapError {}
+pub use error::MapError;
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Maps `range` to the memory at `hpa`, with leaves of at most `largest`, as large as
@@ -521,8 +445,8 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
     }
 
     #[inline(always)]
-    fn by_itself(&mut self, level: u8) -> u64 {
-        if level == 0 { 0 } else { core::mem::take(&mut self.built) }
+    fn by_itself(&mut self) -> u64 {
+        core::mem::take(&mut self.built)
     }
 
     #[inline(always)]
@@ -612,6 +536,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         self.sums.counts.bytes_changed += end - entry.start;
         plan.count::<F>(level - 1, end, &mut self.sums.sizes);
         match dry {
+            None if self.limited => Flow::NextCounted,
             None => Flow::Next,
             Some(at) => {
                 self.dry = Some(at);

@@ -312,8 +312,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for SetOwner<'_, '_, '_, F, P> {
     }
 
     #[inline(always)]
-    fn by_itself(&mut self, level: u8) -> u64 {
-        if level == 0 || !self.many { 0 } else { core::mem::take(&mut self.built) }
+    fn by_itself(&mut self) -> u64 {
+        core::mem::take(&mut self.built)
     }
 
     #[inline]
@@ -346,6 +346,6 @@ impl<F: Format, P: Platform> SetOwner<'_, '_, '_, F, P> {
         } else {
             self.cache.put(frame);
         }
-        Flow::Again
+        if self.many { Flow::AgainCounted } else { Flow::Again }
     }
 }

@@ -19,7 +19,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// to vanish.
     #[inline(always)]
     pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        self.tables.translate(&self.start, gpa)
+        self.tables.translate::<true>(&self.start, gpa)
     }
 
     /// Returns the descriptor at which a walk for `gpa` ends, and the size of the part of the
@@ -74,9 +74,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// [`Guard::translate`]: the caller is inside a guard, or no thread reclaims.
+    /// [`Guard::translate`]: the caller is inside a guard, or no thread reclaims. `WAITS`: for a
+    /// table that is being unlinked.
     #[inline(always)]
-    pub(crate) fn translate(
+    pub(crate) fn translate<const WAITS: bool>(
         &self,
         start: &Start<'_, P>,
         gpa: Gpa,
@@ -84,45 +85,22 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         let found = start.lookup_any::<F>(gpa.0);
         // Most are pages: compiled for them, whose size is a constant, and for others.
         match found.level {
-            0 => self.translate_found(Found { level: 0, ..found }, gpa),
-            _ => self.translate_found(found, gpa),
+            0 => self.translate_found::<WAITS>(Found { level: 0, ..found }, gpa),
+            _ => self.translate_found::<WAITS>(found, gpa),
         }
-    }
-
-    /// As [`Tables::translate`], without a wait: a marked entry is contended, also one that
-    /// translates ([`Tables::translate_at_once`]).
-    #[inline(always)]
-    pub(crate) fn translate_unmarked(
-        &self,
-        start: &Start<'_, P>,
-        gpa: Gpa,
-    ) -> Result<Option<Translation>, Contended> {
-        let found = start.lookup_any::<F>(gpa.0);
-        if found.raw & F::MARK != 0 {
-            return Err(Contended { at: gpa });
-        }
-        match found.level {
-            0 => self.translation(Found { level: 0, ..found }, gpa),
-            _ => self.translation(found, gpa),
-        }
-    }
-
-    /// As [`Tables::translate`], without a wait.
-    pub(crate) fn translate_at_once(
-        &self,
-        start: &Start<'_, P>,
-        gpa: Gpa,
-    ) -> Result<Option<Translation>, Contended> {
-        self.translation(start.lookup_any::<F>(gpa.0), gpa)
     }
 
     #[inline(always)]
-    fn translate_found(&self, found: Found, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+    fn translate_found<const WAITS: bool>(
+        &self,
+        found: Found,
+        gpa: Gpa,
+    ) -> Result<Option<Translation>, Contended> {
         if found.raw & F::MARK == 0 {
             return self.translation(found, gpa);
         }
         // Compiled once more: a function that returned the result would return it in memory.
-        self.translation(self.lookup_marked(gpa.0), gpa)
+        self.translation(self.lookup_marked::<WAITS>(gpa.0), gpa)
     }
 
     #[inline(always)]

@@ -490,14 +490,15 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'t, '_, F, P> {
         if self.passes(entry.raw) {
             return None;
         }
-        Some(push_down::<F>(level, entry, children, &mut self.sums.counts, &mut self.down))
+        let (counts, down) = (&mut self.sums.counts, &mut self.down);
+        Some(match push_down::<F>(level, entry, children, counts, down) {
+            Flow::Again if self.many => Flow::AgainCounted,
+            flow => flow,
+        })
     }
 
     #[inline(always)]
-    fn by_itself(&mut self, level: u8) -> u64 {
-        if F::TABLE_WRITE == 0 || level == 0 || !self.many {
-            return 0;
-        }
+    fn by_itself(&mut self) -> u64 {
         core::mem::take(&mut self.down.read)
     }
 

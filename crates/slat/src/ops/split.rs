@@ -168,6 +168,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             execute,
             sums: &mut self.sums,
             waiting: None,
+            limited: self.budget.is_bounded(),
             built: 0,
             lost: u64::MAX,
             dry: None,
@@ -286,6 +287,8 @@ struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     execute: Option<(Access, u64)>,
     sums: &'a mut Sums,
     waiting: Option<Waiting<'t>>,
+    /// The guard has a limit.
+    limited: bool,
     /// The entries of tables that were built and that the walk has not counted.
     built: u64,
     /// The lowest block that changed while its replacement waited.
@@ -343,8 +346,8 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
     }
 
     #[inline(always)]
-    fn by_itself(&mut self, level: u8) -> u64 {
-        if level == 0 { 0 } else { core::mem::take(&mut self.built) }
+    fn by_itself(&mut self) -> u64 {
+        core::mem::take(&mut self.built)
     }
 
     #[inline]
@@ -432,6 +435,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
                 Flow::Stop
             }
             None if W::INTO_NEW => Flow::Again,
+            None if self.limited => Flow::NextCounted,
             None => Flow::Next,
         }
     }

@@ -117,12 +117,12 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     #[inline(always)]
     pub(crate) fn lookup(&self, gpa: u64) -> Found {
         let found = self.lookup_at_once(gpa);
-        if found.raw & F::MARK == 0 { found } else { self.lookup_marked(gpa) }
+        if found.raw & F::MARK == 0 { found } else { self.lookup_marked::<true>(gpa) }
     }
 
     #[inline(always)]
-    pub(crate) fn lookup_marked(&self, gpa: u64) -> Found {
-        let Again { raw, place } = self.lookup_again(gpa);
+    pub(crate) fn lookup_marked<const WAITS: bool>(&self, gpa: u64) -> Found {
+        let Again { raw, place } = self.lookup_again(gpa, if WAITS { PATIENCE } else { 0 });
         Found { raw, level: place as u8, writable: place >> 8 != 0 }
     }
 
@@ -130,8 +130,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// the clean-up of a panic would keep their guards in memory.
     #[cold]
     #[inline(never)]
-    extern "C" fn lookup_again(&self, gpa: u64) -> Again {
-        let Found { raw, level, writable } = self.lookup_within(gpa, &mut { PATIENCE });
+    extern "C" fn lookup_again(&self, gpa: u64, mut patience: u32) -> Again {
+        let Found { raw, level, writable } = self.lookup_within(gpa, &mut patience);
         Again { raw, place: u64::from(level) | u64::from(writable) << 8 }
     }
 

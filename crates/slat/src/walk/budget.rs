@@ -4,11 +4,12 @@ use super::PATIENCE;
 use crate::sync::relax;
 
 /// The number of entries that walks may still read before they end early, and the number of turns
-/// that those of one call may still wait.
+/// that those of one call have waited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     left: u64,
-    patience: u32,
+    /// The turns that they have waited: 0 at first, as a guard is made by few stores.
+    waited: u32,
     /// Whether the last walk ended early because nothing was left.
     pub spent: bool,
 }
@@ -19,18 +20,18 @@ impl Budget {
     }
 
     pub const fn of(ptes: u64) -> Self {
-        Self { left: ptes, patience: PATIENCE, spent: false }
+        Self { left: ptes, waited: 0, spent: false }
     }
 
     /// Returns a budget without a limit for a walk that does not wait.
     pub const fn impatient() -> Self {
-        Self { patience: 1, ..Self::unbounded() }
+        Self { waited: PATIENCE - 1, ..Self::unbounded() }
     }
 
     /// Returns the same number of entries for another call.
     #[inline(always)]
     pub const fn of_next_call(self) -> Self {
-        Self { patience: PATIENCE, spent: false, ..self }
+        Self { waited: 0, spent: false, ..self }
     }
 
     /// Returns a budget of half of the entries.
@@ -43,18 +44,18 @@ impl Budget {
     #[inline(always)]
     pub fn used(&mut self, half: Self) {
         self.count(self.half().left - half.left);
-        self.patience = half.patience;
+        self.waited = half.waited;
     }
 
     /// Waits for one turn; returns false if the call has waited for long enough.
     #[cold]
     #[inline(never)]
     pub fn wait(&mut self) -> bool {
-        self.patience = self.patience.saturating_sub(1);
-        if self.patience != 0 {
+        self.waited = PATIENCE.min(self.waited + 1);
+        if self.waited < PATIENCE {
             relax();
         }
-        self.patience != 0
+        self.waited < PATIENCE
     }
 
     /// Returns whether a caller set it: no walk reads as many entries as an unbounded budget has.

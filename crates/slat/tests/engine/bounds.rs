@@ -6,12 +6,16 @@ use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::stage::{G, K, M, RAM, on_stage, range};
 use crate::common::world::{CacheOf, GuardOf};
+use crate::common::{Moment, TestPlatform};
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, Ageing, Ages, Attributes, Format, Gpa, GpaRange, Granted, Hpa, Owner, PageSize, Pages,
-    Place, Rights, Skip, Software,
+    Access, AddressSpace, Ageing, Ages, Attributes, BreakBeforeMake, Contended, Format, Gpa,
+    GpaRange, Granted, Hpa, Owner, PageSize, Pages, Place, Rights, Skip, Software, TableCache,
+    Vmid,
 };
+use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -39,9 +43,7 @@ fn pages(bits: &[u64; 8]) -> Pages<'_> {
     Pages { start: Gpa(2 * M), bits }
 }
 
-fn granted<H: Hardware, E>(
-    result: Result<Granted<'_, '_, H::Format, crate::common::TestPlatform>, E>,
-) {
+fn granted<H: Hardware, E>(result: Result<Granted<'_, '_, H::Format, TestPlatform>, E>) {
     let _ = result.map(Granted::elsewhere);
 }
 
@@ -214,6 +216,51 @@ fn waits<H: Hardware>(format: H::Format) {
 fn an_operation_waits_one_patience_for_a_holder_that_never_comes_back() {
     waits::<Arm<12>>(Arm64K4 { hardware_dirty: true, ..Default::default() });
     waits::<Ept<true>>(ept());
+}
+
+#[test]
+fn a_query_ends_while_a_mapping_of_that_address_is_told() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let space = AddressSpace::new(ept(), Vmid(1), 40, &platform).unwrap();
+    let mut storage = [const { None }; 4];
+    let mut cache = TableCache::new(&platform, &mut storage);
+    cache.fill(4).unwrap();
+    let mut guard = space.guard();
+    let reserved = guard.reserve(Gpa(2 * M), PAGE, &mut cache).unwrap();
+    let told = reserved.commit_told(Hpa(M), RAM, || {
+        assert_eq!(space.query(Gpa(2 * M)), None);
+        let contended = Contended { at: Gpa(2 * M) };
+        assert_eq!(space.translate(Gpa(2 * M)), Err(contended));
+        Ok::<(), ()>(())
+    });
+    assert_eq!(told, Ok(Ok(Some(4 * K))));
+    assert_eq!(space.translate(Gpa(2 * M)).unwrap().unwrap().hpa, Hpa(M));
+    drop((guard, cache));
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+}
+
+/// An invalidation that interrupts other CPUs ends when each has served it. One of them handles an
+/// exit with interrupts off, and asks for the address whose leaf stands broken meanwhile.
+#[test]
+fn a_query_with_interrupts_off_does_not_stop_an_invalidation() {
+    // The hook outlives all borrows.
+    let platform: &'static _ = Box::leak(Box::new(TestPlatform::new(BreakBeforeMake::Never)));
+    let mut space = AddressSpace::new(ept(), Vmid(1), 40, platform).unwrap();
+    let (page, read) = (range(2 * M, 4 * K), Attributes { write: false, ..RAM });
+    space.map(page, Hpa(0), read, PAGE).unwrap();
+    let space: &'static _ = Box::leak(Box::new(space));
+    let asked = Rc::new(Cell::new(0));
+    let asks = asked.clone();
+    platform.meanwhile(Some(Box::new(move |_, moment| {
+        if moment == Moment::Invalidating {
+            assert!(space.translate(Gpa(2 * M)).is_err());
+            asks.set(asks.get() + 1);
+        }
+    })));
+    space.guard().replace(page, Hpa(0), Hpa(M), read).unwrap();
+    platform.meanwhile(None);
+    assert_eq!((asked.get(), space.query(Gpa(2 * M)).unwrap().hpa), (1, Hpa(M)));
 }
 
 /// What a call read, and the tables that it built, under a limit.

@@ -1,7 +1,7 @@
 //! An address space with one owner, on every format, compared with a map of pages.
 
 use crate::common::stage::{K, M, RAM, range};
-use crate::common::{Event, Moment, TestPlatform};
+use crate::common::{Event, TestPlatform};
 use proptest::prelude::*;
 use slat::format::arm64::{Arm64K4, Arm64K16};
 use slat::format::ept::Ept1G;
@@ -13,9 +13,7 @@ use slat::{
     Contended, Execute, Format, Gpa, GpaRange, Halted, Hpa, MapError, Memory, Owner, PageSize,
     Place, Rights, Skip, Software, SpaceError, TableCache, UnmapError, Vmid,
 };
-use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
 use std::sync::atomic::Ordering::SeqCst;
 
 type Any<'p> = AnyAddressSpace<'p, TestPlatform>;
@@ -337,51 +335,6 @@ fn a_look_up_waits_until_an_entry_is_released() {
     platform.entered(None);
     // SAFETY: no machine has the root.
     unsafe { space.destroy() };
-}
-
-#[test]
-fn a_query_ends_while_a_mapping_of_that_address_is_told() {
-    let platform = TestPlatform::new(BreakBeforeMake::Always);
-    let space = owned(&platform);
-    let mut storage = [const { None }; 4];
-    let mut cache = TableCache::new(&platform, &mut storage);
-    cache.fill(4).unwrap();
-    let mut guard = space.guard();
-    let reserved = guard.reserve(Gpa(2 * M), PageSize::SIZE_4K, &mut cache).unwrap();
-    let told = reserved.commit_told(Hpa(M), RAM, || {
-        assert_eq!(space.query(Gpa(2 * M)), None);
-        let contended = Contended { at: Gpa(2 * M) };
-        assert_eq!(space.translate(Gpa(2 * M)), Err(contended));
-        Ok::<(), ()>(())
-    });
-    assert_eq!(told, Ok(Ok(Some(4 * K))));
-    assert_eq!(space.translate(Gpa(2 * M)).unwrap().unwrap().hpa, Hpa(M));
-    drop((guard, cache));
-    // SAFETY: no machine has the root.
-    unsafe { space.destroy() };
-}
-
-/// An invalidation that interrupts other CPUs ends when each has served it. One of them handles an
-/// exit with interrupts off, and asks for the address whose leaf stands broken meanwhile.
-#[test]
-fn a_query_with_interrupts_off_does_not_stop_an_invalidation() {
-    // The hook outlives all borrows.
-    let platform: &'static _ = Box::leak(Box::new(TestPlatform::new(BreakBeforeMake::Never)));
-    let mut space = owned(platform);
-    let (page, read) = (range(2 * M, 4 * K), Attributes { write: false, ..RAM });
-    space.map(page, Hpa(0), read, PageSize::SIZE_4K).unwrap();
-    let space: &'static _ = Box::leak(Box::new(space));
-    let asked = Rc::new(Cell::new(0));
-    let asks = asked.clone();
-    platform.meanwhile(Some(Box::new(move |_, moment| {
-        if moment == Moment::Invalidating {
-            assert!(space.translate(Gpa(2 * M)).is_err());
-            asks.set(asks.get() + 1);
-        }
-    })));
-    space.guard().replace(page, Hpa(0), Hpa(M), read).unwrap();
-    platform.meanwhile(None);
-    assert_eq!((asked.get(), space.query(Gpa(2 * M)).unwrap().hpa), (1, Hpa(M)));
 }
 
 /// Returns the number of invalidations since the last call.

@@ -176,23 +176,18 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
             if let Some(flow) = self.refuse() {
                 return Some(flow);
             }
-            return Some(push_down::<F>(
-                level,
-                entry,
-                children,
-                &mut self.sums.counts,
-                &mut self.down,
-            ));
+            let (counts, down) = (&mut self.sums.counts, &mut self.down);
+            // A page cannot be half done.
+            return Some(match push_down::<F>(level, entry, children, counts, down) {
+                Flow::Again if self.range.size() > 1 << F::PAGE_SHIFT => Flow::AgainCounted,
+                flow => flow,
+            });
         }
         None
     }
 
-    /// A page cannot be half done.
     #[inline(always)]
-    fn by_itself(&mut self, level: u8) -> u64 {
-        if !R::WRITES || level == 0 || self.range.size() == 1 << F::PAGE_SHIFT {
-            return 0;
-        }
+    fn by_itself(&mut self) -> u64 {
         core::mem::take(&mut self.down.read)
     }
 
