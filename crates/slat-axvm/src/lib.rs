@@ -272,7 +272,9 @@ impl<F: Format, P: Platform, M: GuestMemory> NestedPageTableOps for NestedPageTa
     }
 
     fn query(&self, vaddr: GuestPhysAddr) -> AddrSpaceResult<(PhysAddr, MappingFlags, PageSize)> {
-        let found = self.space.query(Gpa(vaddr.as_usize() as u64));
+        // Contended beside a guard of another thread.
+        let found = self.space.translate(Gpa(vaddr.as_usize() as u64));
+        let found = found.map_err(|_| AddrSpaceError::MappingState)?;
         let found = found.ok_or(AddrSpaceError::Unmapped { address: vaddr })?;
         let hpa = PhysAddr::from(found.hpa.0 as usize);
         Ok((hpa, flags(found.attributes), page_size(found.size)))

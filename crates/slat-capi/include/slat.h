@@ -1034,7 +1034,8 @@ struct slat_result slat_unmap_leaf(struct slat_space *space,
 /*
  Translates `gpa`, and writes the result to `translation`.
 
- Returns `SLAT_STATUS_NOT_MAPPED` if nothing is mapped there, and then writes nothing.
+ Returns `SLAT_STATUS_NOT_MAPPED` if nothing is mapped there, and `SLAT_STATUS_CONTENDED` if
+ another CPU's call holds the entry for long; it then writes nothing.
 
  # Safety
  `space` is null, zero, or was passed to `slat_create`; `translation` is null or may be written.

@@ -361,7 +361,8 @@ pub unsafe extern "C" fn slat_unmap_leaf(
 
 /// Translates `gpa`, and writes the result to `translation`.
 ///
-/// Returns `SLAT_STATUS_NOT_MAPPED` if nothing is mapped there, and then writes nothing.
+/// Returns `SLAT_STATUS_NOT_MAPPED` if nothing is mapped there, and `SLAT_STATUS_CONTENDED` if
+/// another CPU's call holds the entry for long; it then writes nothing.
 ///
 /// # Safety
 /// `space` is null, zero, or was passed to `slat_create`; `translation` is null or may be written.
@@ -374,10 +375,11 @@ pub unsafe extern "C" fn slat_query(
 ) -> slat_status {
     // SAFETY: the caller's promise is the callee's.
     match unsafe { Entered::new(space) } {
-        Ok(entered) => match entered.space().query(Gpa(gpa)) {
+        Ok(entered) => match entered.space().translate(Gpa(gpa)) {
             // SAFETY: null, or the caller's to write.
-            Some(found) => unsafe { store(translation, found.into()) },
-            None => slat_status::NotMapped,
+            Ok(Some(found)) => unsafe { store(translation, found.into()) },
+            Ok(None) => slat_status::NotMapped,
+            Err(_) => slat_status::Contended,
         },
         Err(why) => why,
     }

@@ -5,7 +5,7 @@ use crate::format::{Attributes, Geometry, Rights, Software};
 use crate::ops::Removed;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, SpaceError};
-use crate::tables::{Halted, Translation};
+use crate::tables::{Contended, Halted, Translation};
 
 macro_rules! any_address_space {
     ($($(#[$feature:meta])* $format:ident: $of:ty;)*) => {
@@ -134,6 +134,14 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     /// The errors of [`AddressSpace::unmap_leaf`].
     pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<Removed>, Halted<SpaceError>> {
         of_each!(self, space => space.unmap_leaf(gpa))
+    }
+
+    /// As [`AddressSpace::translate`].
+    ///
+    /// # Errors
+    /// The errors of [`AddressSpace::translate`].
+    pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+        of_each!(self, space => space.translate(gpa))
     }
 
     /// As [`AddressSpace::query`].

@@ -26,6 +26,13 @@ use core::fmt;
 /// Where a CPU invalidates address by address (Arm without FEAT_TLBIRANGE, Power), a range around
 /// distant pages costs an invalidation of the whole guest: complete between such pages.
 ///
+/// A call waits for entries that other threads hold, but in all of it for at most 4,096 pauses of
+/// the CPU, some 100 microseconds: then it ends as *contended*, with everything before an address
+/// done. [`Guard::collapse`] waits for so long once for leaves and once for tables, and a call that
+/// gets a bitmap for each of its runs of pages. [`Guard::translate`] does not wait for a leaf, and
+/// [`Guard::age`] for nothing. A caller whose call was contended should let the thread run that
+/// holds the entry.
+///
 /// A guard that lives long keeps unlinked tables allocated; [`Guard::refresh`] lets them go.
 #[derive(Debug)]
 pub struct Guard<'t, 'p, F: Format, P: Platform> {
@@ -128,11 +135,15 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// done, and the caller goes on from there later. This is for a hypervisor that must not keep
     /// its CPU for long.
     ///
-    /// An operation ends after the table in which it reaches the limit, or after a block above that
-    /// table for which it builds several levels. So it reads at most one table more than the limit,
-    /// and each call finishes at least one; tables that it builds for one block do not count. The
-    /// limit does not bound lookups, operations on one page, nor those that answer by bitmap and
-    /// stop nowhere ([`Guard::age`]).
+    /// An operation ends after the table in which it reaches the limit; the entries of a table that
+    /// it builds, or whose protection it pushes down ([`Guard::write_protect_subtrees`]), count as
+    /// read. So it reads and builds at most one table more than the limit, with two exceptions: a
+    /// split of a block of blocks builds all of its tables, and [`Guard::map`] and
+    /// [`Guard::set_owner`], which look at the range first, look at one table and then change it.
+    /// Each call finishes at least one table; if that was a table to be cut or pushed down, the
+    /// address where the call pauses may be the one where it began. The limit does not bound
+    /// lookups, operations on one page, nor those that answer by bitmap and stop nowhere
+    /// ([`Guard::age`]).
     ///
     /// An operation that refuses a range reads only the entries at its ends; but [`Guard::map`] and
     /// [`Guard::set_owner`] read all of the range first. With a limit they check only the part that
@@ -146,8 +157,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// is left.
     #[inline]
     pub(crate) fn keep(&mut self, budget: Budget) -> bool {
-        self.budget = budget;
-        core::mem::take(&mut self.budget.spent)
+        self.budget = budget.of_next_call();
+        budget.spent
     }
 
     /// Ends an operation early: as paused, or for the reason `why`.

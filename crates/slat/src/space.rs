@@ -13,7 +13,9 @@ use crate::ops::{
 };
 use crate::platform::Platform;
 use crate::shootdown::Vmid;
+use crate::sync::relax;
 use crate::tables::{Contended, Halted, NewError, Tables, Translation};
+use crate::walk::PATIENCE;
 use core::fmt;
 
 /// A guest's address space with one owner; other libraries call this a page table.
@@ -399,26 +401,51 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         Ok(found)
     }
 
-    /// Translates `gpa`; `None` if nothing is mapped there.
+    /// Translates `gpa`; `None` if nothing is mapped there, or if [`AddressSpace::translate`] finds
+    /// it contended, which it does only beside [guards](AddressSpace::guard).
     #[inline(always)]
     pub fn query(&self, gpa: Gpa) -> Option<Translation> {
         // No thread reclaims: that takes `&mut self`, and `self` is borrowed here.
-        match self.tables.translate(&self.tables.start(), gpa) {
+        match self.tables.translate::<false>(&self.tables.start(), gpa) {
             Ok(found) => found,
             Err(Contended { .. }) => self.query_again(gpa),
         }
     }
 
-    /// The thread that holds the entry, in a guard of its own, releases it in a few steps.
     #[cold]
     #[inline(never)]
     fn query_again(&self, gpa: Gpa) -> Option<Translation> {
-        loop {
-            match self.tables.translate(&self.tables.start(), gpa) {
-                Ok(found) => return found,
-                Err(Contended { .. }) => core::hint::spin_loop(),
-            }
+        self.translate_again(gpa).unwrap_or(None)
+    }
+
+    /// Translates `gpa`; `None` if nothing is mapped there. Waits for as long as an operation of a
+    /// guard does if another thread's guard holds the entry.
+    ///
+    /// # Errors
+    /// [`Contended`]: the guard still holds the entry, which translates nothing now, and may be
+    /// about to appear or to vanish.
+    #[inline(always)]
+    pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+        match self.tables.translate::<false>(&self.tables.start(), gpa) {
+            Err(Contended { .. }) => self.translate_again(gpa),
+            found => found,
         }
+    }
+
+    /// The thread that holds the entry may wait for this CPU, or be this one, inside the closure of
+    /// [`Reservation::commit_told`](crate::Reservation::commit_told): so this does not wait for
+    /// longer.
+    #[cold]
+    #[inline(never)]
+    fn translate_again(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+        for _ in 0..PATIENCE {
+            let found = self.tables.translate::<false>(&self.tables.start(), gpa);
+            if found.is_ok() {
+                return found;
+            }
+            relax();
+        }
+        Err(Contended { at: gpa })
     }
 
     /// Gives back every table to the platform.

@@ -337,10 +337,11 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
 
     /// Gives back tables that were unlinked, and returns how many.
     ///
-    /// It never waits. Tables that a guard may still be in stay until a later call, and tables of
-    /// removals that have not completed stay until those have. If the own invalidation of some
-    /// tables has not completed, one invalidation of the whole guest covers them first. One thread
-    /// at a time does the work; other threads return 0.
+    /// It waits for no other thread. Tables that a guard may still be in stay until a later call,
+    /// and tables of removals that have not completed stay until those have. If the own
+    /// invalidation of some tables has not completed, one invalidation of the whole guest, which
+    /// may wait for all CPUs, covers them first. One thread at a time does the work; other threads
+    /// return 0.
     #[inline]
     pub fn reclaim(&self) -> usize {
         if self.retired.is_idle() {

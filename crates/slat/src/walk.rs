@@ -7,13 +7,13 @@
 //! pages are not touched for a visitor that does not want them.
 //!
 //! # Concurrency
-//! The walk holds no lock. It loads an entry once, and the visitor works on that value: the visitor
-//! changes the entry by [`Pte::exchange`] from that very value, and asks for the entry to be loaded
-//! again where the exchange failed. An entry that another thread has marked goes to
-//! [`Visitor::held`], not to [`Visitor::visit`]; unless the visitor decides otherwise, the walk
-//! loads it again, a bounded number of times. A table that was unlinked while the walk was in it
-//! stays allocated until the walk's guard lets it go, and all of its entries say that it was
-//! retired. The walk then begins anew at the first address that the table covered. Visitors are
+//! The walk holds no lock. It loads an entry once, and the visitor works on that
+//! value: the visitor changes the entry by [`Pte::exchange`] from that very value, and asks for the
+//! entry to be loaded again where the exchange failed. An entry that another thread has marked goes
+//! to [`Visitor::held`], not to [`Visitor::visit`]; unless the visitor decides otherwise, the walk
+//! loads it again after a turn of waiting ([`PATIENCE`]). A table that was unlinked while the walk
+//! was in it stays allocated until the walk's guard lets it go, and all of its entries say that it
+//! was retired. The walk then begins anew at the first address that the table covered. Visitors are
 //! idempotent, so it does no harm to visit an entry twice; those that fill entries, and might fill
 //! one again that another thread has emptied meanwhile, go on where they were ([`Visitor::ONCE`]).
 //!
@@ -33,7 +33,7 @@ mod runs;
 use crate::addr::{Gpa, Levels};
 use crate::format::{Format, Kind, RUN};
 use crate::platform::Platform;
-use crate::sync::{acquired, relax};
+use crate::sync::acquired;
 use crate::table::{self, Pte};
 pub(crate) use budget::Budget;
 use budget::End;
@@ -43,13 +43,15 @@ use marks::{touch, touch_path};
 use runs::pass_run;
 pub(crate) use runs::{change_pages, change_run, exchange_each, pages_alone, visit_each};
 
-/// How often a walk waits for a marker, or loses an entry to another thread, before it gives up.
+/// How many turns the walks of one call wait for markers, all together, before the call gives up;
+/// and how often a walk loses one entry to other threads.
 ///
 /// A thread holds a marker for one invalidation at most, and for cache maintenance where a memory
-/// type changes. A turn is a pause of the CPU (x86: 40 to 140 cycles; arm64: an `isb`, some tens),
-/// so this is 50 to 200 us: as long as a broadcast for 64 blocks takes, also on a CPU that
-/// virtualises it. Where a hypervisor below stops the holder's CPU, no number is enough: a caller
-/// whose operation returned *contended* should let the holder run.
+/// type changes. A turn is a pause of the CPU (x86: 40 to 140 cycles; arm64: an `isb`, some tens)
+/// and a few loads, so this is 50 to 200 us: longer than a broadcast for the 20 blocks takes that
+/// one thread breaks at a time, also on a CPU that virtualises it. Where a hypervisor below stops
+/// the holder's CPU, no number is enough: a caller whose operation returned *contended* should let
+/// the holder run.
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) const PATIENCE: u32 = 1 << 12;
 #[cfg(loom)]
@@ -94,6 +96,9 @@ impl Entry<'_> {
 pub(crate) enum Flow {
     /// Goes on after the entry.
     Next,
+    /// As `Next` and as `Again`, after work that [`Visitor::by_itself`] tells.
+    NextCounted,
+    AgainCounted,
     /// Loads the entry again: it changed, or now links a table that the walk is to enter.
     Again,
     /// Loads the entry again after a while: another thread holds it.
@@ -227,6 +232,20 @@ pub(crate) trait Visitor<'t, F: Format> {
         None
     }
 
+    /// Returns how many entries the visitor has read, or built, by itself for the last entry, after
+    /// [`Flow::NextCounted`], [`Flow::AgainCounted`] and `aside`. The walk counts them. If the budget is spent there, it ends behind an entry that is
+    /// done, and before one that is to be loaded again: a call from there finds that work done.
+    #[inline(always)]
+    fn by_itself(&mut self) -> u64 {
+        0
+    }
+
+    /// Returns the end of what `aside` has done, at most `end`, that of the entry.
+    #[inline(always)]
+    fn reached(&self, end: u64) -> u64 {
+        end
+    }
+
     /// Called after everything below an entry that links a table was visited.
     #[inline(always)]
     fn leave(&mut self, _level: u8, _entry: Entry<'t>, _children: &'t [Pte]) {}
@@ -258,9 +277,9 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     budget: &mut Budget,
 ) -> Outcome {
     let mut from = start;
-    let mut patience = PATIENCE;
+    let mut tries = PATIENCE;
     budget.spent = false;
-    while patience > 0 {
+    loop {
         let End { at, why } =
             tree::<F, P, V>(platform, ptes, level, (start, from, end), visitor, budget);
         // The budget may have been spent in the last table.
@@ -271,33 +290,40 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
             return Err(Gpa(at));
         }
         // A try that made progress does not count.
-        patience = if at > from { PATIENCE } else { patience - 1 };
+        tries = if at > from { PATIENCE } else { tries - 1 };
         from = at.max(start);
         if why == End::RETIRED {
             visitor.again();
         } else {
             match visitor.aside(why - End::ASIDE, at) {
-                Flow::Next => {
+                Flow::Next | Flow::NextCounted => {
                     let shift = F::shift(why - End::ASIDE);
-                    from = ((at >> shift) + 1) << shift;
+                    from = visitor.reached(((at >> shift) + 1) << shift);
                     if from >= end {
                         return Ok(());
                     }
                     // No table has ended where the budget would be checked, so it is checked here.
-                    if budget.spend(0) {
+                    if budget.spend(visitor.by_itself()) {
                         return Err(Gpa(from));
                     }
-                    patience = PATIENCE;
+                    tries = PATIENCE;
                     continue;
                 }
-                Flow::Again => continue,
+                Flow::Again | Flow::AgainCounted => {
+                    let read = visitor.by_itself();
+                    if tries == 0 || read != 0 && budget.spend(read) {
+                        return Err(Gpa(from));
+                    }
+                    continue;
+                }
                 Flow::Wait => {}
                 Flow::Stop | Flow::Aside => return Err(Gpa(at)),
             }
         }
-        relax();
+        if !budget.wait() {
+            return Err(Gpa(from));
+        }
     }
-    Err(Gpa(from))
 }
 
 /// Walks from `from` on; what precedes it is done. A range that lies within one entry, and is
@@ -334,7 +360,7 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         visitor.settle(level, Tally { read, ..Tally::NONE });
     }
     let result = match level {
-        0 if is_page => page::<F, P, V>(platform, ptes, from, visitor, read),
+        0 if is_page => page::<F, P, V>(platform, ptes, from, visitor, budget, read),
         0 => pages::<F, P, V>(platform, ptes, from, end, visitor, budget),
         1 => parents::<F, P, V>(platform, ptes, start, from, end, visitor, budget),
         _ => {
@@ -366,12 +392,13 @@ fn page<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     ptes: &'t [Pte],
     start: u64,
     visitor: &mut V,
+    budget: &mut Budget,
     read: u64,
 ) -> End {
     let mut tally = Tally { read, ..Tally::NONE };
     let pte = table::pte::<F>(ptes, start, 0);
     let end = start + (1 << F::PAGE_SHIFT);
-    let met = one::<F, P, V, 0, true>(platform, pte, start, end, visitor, &mut tally);
+    let met = one::<F, P, V, 0, true>(platform, pte, start, end, visitor, &mut tally, budget);
     visitor.settle(0, tally);
     met.done()
 }
@@ -413,7 +440,8 @@ fn pages<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         }
         let Some((pte, rest)) = ptes.split_first() else { break End::DONE };
         let next = at + (1 << shift);
-        let met = one::<F, P, V, 0, false>(platform, pte, at, next, visitor, &mut tally).done();
+        let met = one::<F, P, V, 0, false>(platform, pte, at, next, visitor, &mut tally, budget);
+        let met = met.done();
         if !met.is_done() {
             break met;
         }
@@ -459,7 +487,8 @@ fn parents<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         }
         let Some((pte, rest)) = ptes.split_first() else { break End::DONE };
         let next = (((at >> shift) + 1) << shift).min(end);
-        let result = match one::<F, P, V, 1, false>(platform, pte, at, next, visitor, &mut tally) {
+        let met = one::<F, P, V, 1, false>(platform, pte, at, next, visitor, &mut tally, budget);
+        let result = match met {
             Met::Done(result) => result,
             Met::Table { children, raw } => {
                 let below = if V::LEVELS.any_below(1) {
@@ -505,6 +534,7 @@ impl Met<'_> {
 /// Visits one entry until it is done, or links a table that the walk is to descend into. With
 /// `ALONE` no fence follows, so each load acquires.
 #[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "it is inlined")]
 fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALONE: bool>(
     platform: &'t P,
     pte: &'t Pte,
@@ -512,6 +542,7 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
     end: u64,
     visitor: &mut V,
     tally: &mut Tally,
+    budget: &mut Budget,
 ) -> Met<'t> {
     for _ in 0..PATIENCE {
         let raw = if ALONE { pte.load() } else { pte.peek() };
@@ -547,8 +578,21 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
         };
         match flow {
             Flow::Next => return Met::Done(End::DONE),
+            Flow::NextCounted => {
+                let spent = budget.spend(visitor.by_itself());
+                return Met::Done(if spent { End::stopped(end) } else { End::DONE });
+            }
             Flow::Again => {}
-            Flow::Wait => relax(),
+            Flow::AgainCounted => {
+                if budget.spend(visitor.by_itself()) {
+                    break;
+                }
+            }
+            Flow::Wait => {
+                if !budget.wait() {
+                    break;
+                }
+            }
             Flow::Stop => break,
             Flow::Aside => return Met::Done(End { at: start, why: End::ASIDE + LEVEL }),
         }

@@ -1,7 +1,8 @@
 //! Ageing: finds the pages that were used, by their accessed bits, without a lock, into bitmaps.
 //!
 //! A leaf is cleared by compare-and-swap. A page whose entry another thread holds is *unanswered*,
-//! which is not the same as old. Nothing waits.
+//! which is not the same as old. Nothing waits: a scan that comes into a table that is being
+//! unlinked begins that table anew once, and then its retired entries are unanswered as well.
 //!
 //! # Non-leaf accessed bits
 //! Where hardware marks the tables that it walks through (x86), a table that is not accessed shows
@@ -19,7 +20,11 @@
 //! (`walk::touch`; all agree on the order of exchanges and loads), and so does a scan that cannot
 //! clear a leaf because another thread holds it. A hint clears tables without an invalidation: it
 //! breaks the invariant, and makes exact scans look everywhere until one has covered the whole
-//! guest. One scan at a time clears tables.
+//! guest, and has cleared its last leaf. A scan that only tests asks for hints after its walk: if
+//! they are forgotten by then, each page that they hid was cleared, and reported, by another scan.
+//! One scan at a time clears tables.
+
+mod scans;
 
 use super::pages::{or_bits, set_bits};
 use super::unfold::{Group, folded};
@@ -29,41 +34,13 @@ use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
-use crate::sync::{AtomicU64, Ordering, Turn, agreed};
+use crate::sync::agreed;
 use crate::table::{Pte, pte};
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor, change_run, exchange_each, links, pages_alone};
-
-/// State that the ageing scans of one guest share.
-///
-/// *Invariant*: a scan that clears tables has the turn. While no hint was given since the last
-/// exact scan of all of the guest, a table without its mark has no accessed leaf below.
-#[derive(Debug)]
-pub(crate) struct Scans {
-    /// Tables may have been marked as not accessed while walk caches held them.
-    hinted: AtomicU64,
-    turn: Turn,
-}
-
-impl Scans {
-    pub fn new() -> Self {
-        Self { hinted: AtomicU64::new(0), turn: Turn::new() }
-    }
-
-    fn hinted(&self) -> bool {
-        self.hinted.load(Ordering::Acquire) != 0
-    }
-
-    /// Called before a scan clears its first table without an invalidation.
-    fn hint(&self) {
-        self.hinted.store(1, Ordering::Release);
-    }
-
-    /// Called when an exact scan has covered all of the guest.
-    fn forget_hints(&self) {
-        self.hinted.store(0, Ordering::Release);
-    }
-}
+use crate::walk::{
+    Budget, Entry, Flow, Tally, Visitor, change_run, exchange_each, links, pages_alone,
+};
+pub(crate) use scans::Scans;
 
 /// Options of an ageing scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -191,7 +168,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             (false, Skip::Nothing) => scan.run::<F, P, false, ALL>(tables),
             (false, skip) => {
                 scan.run::<F, P, false, MARKED>(tables);
-                // A concurrent or an earlier hint may have hidden pages that were used.
+                // A concurrent or an earlier hint may have hidden pages that were used, which no
+                // scan has cleared since.
                 if skip == Skip::Exact && tables.scans.hinted() {
                     scan.run::<F, P, false, ALL>(tables);
                 }
@@ -361,17 +339,25 @@ impl Scan<'_> {
         tables: &Tables<'_, F, P>,
     ) {
         let (mut from, end) = (self.range.start().0, self.range.end().0);
+        // The end of the last table that the walk came to a second time.
+        let (mut again, mut anew) = (0, false);
         while from < end {
-            let mut visitor = Leaves::<F, P, CLEAR, TABLES> { scan: self, tables, anew: false };
-            match tables.walk(from, end, &mut visitor) {
+            let mut visitor = Leaves::<F, P, CLEAR, TABLES> { scan: self, tables, anew };
+            match tables.walk_within(from, end, &mut visitor, &mut Budget::impatient()) {
                 Ok(()) => return,
-                // The exchange failed too often: the page stays without an answer.
+                // The table may be unlinked by now.
+                Err(Gpa(at)) if visitor.anew && at >= again => {
+                    again = ((at >> F::shift(1)) + 1) << F::shift(1);
+                    (from, anew) = (at, true);
+                }
+                // The page stays without an answer: its table is being unlinked, or the exchange
+                // failed too often.
                 Err(Gpa(at)) => {
-                    let level = tables.lookup(at).level;
+                    let level = tables.lookup_at_once(at).level;
                     tables.touch_above(at, level);
                     let next = (((at >> F::shift(level)) + 1) << F::shift(level)).min(end);
                     self.unanswered::<F>(at, next);
-                    from = next;
+                    (from, anew) = (next, false);
                 }
             }
         }
@@ -382,7 +368,8 @@ impl Scan<'_> {
         let all = start == 0 && end >> tables.geometry().address_bits != 0;
         let doubt = tables.scans.hinted();
         let mut note = Note { doubt, noted: false, sums: self.sums };
-        let result = tables.walk(start, end, &mut note);
+        // Where this would wait, the scan looks at all leaves.
+        let result = tables.walk_within(start, end, &mut note, &mut Budget::impatient());
         if note.noted {
             let mut stale = Owed::NOTHING;
             stale.table(start, end);
@@ -391,13 +378,14 @@ impl Scan<'_> {
         }
         // The tables' marks, then the leaves: `walk::touch` goes the other way.
         agreed();
-        match result {
-            Ok(()) if all => tables.scans.forget_hints(),
-            Ok(()) => {}
+        if result.is_err() {
             // A table changed all the time, and may not be noted, so the scan skips nothing.
-            Err(_) => return self.run::<F, P, true, ALL>(tables),
+            return self.run::<F, P, true, ALL>(tables);
         }
         self.run::<F, P, true, NOTED>(tables);
+        if all {
+            tables.scans.forget_hints();
+        }
     }
 
     fn page<F: Format>(&self, at: u64) -> usize {

@@ -79,7 +79,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         };
         let before = self.sums.counts.bytes_changed;
         let sums = &mut self.sums;
-        let mut visitor = Collapse { tables, to, fits, sums, contended: None };
+        let patience = PATIENCE;
+        let mut visitor = Collapse { tables, to, fits, sums, patience, contended: None };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let contended = visitor.contended;
@@ -101,6 +102,8 @@ struct Collapse<'t, 'g, F: Format, P: Platform, W> {
     /// Tells which leaves may become a block.
     fits: W,
     sums: &'g mut Sums,
+    /// How many turns it still waits for leaves, of all tables.
+    patience: u32,
     /// The first table that was skipped because another thread held an entry.
     contended: Option<u64>,
 }
@@ -198,7 +201,8 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
                 status |= raw & state;
                 continue;
             }
-            let raw = seal::<F>(child, level - 1).map_err(|unfit| (index, unfit))?;
+            let raw =
+                seal::<F>(child, level - 1, &mut self.patience).map_err(|unfit| (index, unfit))?;
             let same = continues::<F>(first, raw, state, level, index);
             // Its state may have been cleared since the first read.
             first = if index == 0 { raw } else { first };
@@ -302,7 +306,7 @@ impl<F: Format> Plain<F> {
 /// Seals a leaf, and returns it as it was.
 #[cold]
 #[inline(never)]
-fn seal<F: Format>(pte: &Pte, level: u8) -> Result<u64, Unfit> {
+fn seal<F: Format>(pte: &Pte, level: u8, patience: &mut u32) -> Result<u64, Unfit> {
     for _ in 0..PATIENCE {
         let raw = pte.load();
         match F::kind(raw, level) {
@@ -311,7 +315,11 @@ fn seal<F: Format>(pte: &Pte, level: u8) -> Result<u64, Unfit> {
                     return Ok(raw);
                 }
             }
-            Kind::Frozen | Kind::Sealed => relax(),
+            Kind::Frozen | Kind::Sealed if *patience <= 1 => break,
+            Kind::Frozen | Kind::Sealed => {
+                *patience -= 1;
+                relax();
+            }
             // Retired: by another collapse, which has done the work, or by an unmap.
             Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Table | Kind::Retired => {
                 return Err(Unfit::Differs);

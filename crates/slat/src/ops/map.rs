@@ -1,99 +1,23 @@
 //! Map: puts leaves of a range of guest memory onto host memory, the largest that fit.
 
-use super::owner::{Owner, owner};
+mod error;
+
+use super::owner::owner;
 use super::unfold::Group;
-use super::{Atomically, Change, ChangeError, Vacantly};
-use crate::addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
+use super::{Atomically, Change, Vacantly};
+use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
 use crate::counts::Counts;
-use crate::format::{AttributeError, Attributes, Execute, Format, Kind, Memory};
+use crate::format::{Attributes, Execute, Format, Kind, Memory};
 use crate::guard::{Guard, Sums};
 use crate::platform::{Maintenance, Platform};
 use crate::sync::agreed;
 use crate::table::{Pte, pte};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
-use core::fmt;
 use core::marker::PhantomData;
-
-/// Reason why a range was not mapped, or not all of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum MapError {
-    /// The range of guest addresses is not one that these tables can have.
-    Range(RangeError),
-    /// The host address is not a multiple of the page size, or reaches beyond what a descriptor
-    /// can hold.
-    HostAddress {
-        /// The address.
-        hpa: Hpa,
-        /// The page size.
-        page: PageSize,
-        /// Bits of a host address.
-        bits: u32,
-    },
-    /// The format has no leaf of that size.
-    LeafSize(LeafSizeError),
-    /// The format, as configured, cannot express the attributes.
-    Attributes(AttributeError),
-    /// The cache was filled from another platform.
-    ForeignCache,
-    /// Something else is mapped there.
-    Occupied {
-        /// The size of the leaf found.
-        size: PageSize,
-        /// The host address that the leaf maps to.
-        hpa: Hpa,
-    },
-    /// The address has an owner ([`Guard::set_owner`]).
-    Owned {
-        /// The owner.
-        owner: Owner,
-    },
-    /// The cache ran out of table pages.
-    CacheEmpty,
-    /// Another thread held an entry for too long.
-    Contended,
-    /// As many entries were read as [`Guard::limit`] allows.
-    Paused,
-}
-
-impl fmt::Display for MapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Range(error) => error.fmt(f),
-            Self::HostAddress { hpa, page, bits } => write!(
-                f,
-                "the host address {hpa} is not a multiple of {page}, or the range from there \
-                 exceeds {bits} bits"
-            ),
-            Self::LeafSize(error) => error.fmt(f),
-            Self::Attributes(error) => error.fmt(f),
-            Self::ForeignCache => f.write_str("the cache's table pages are another platform's"),
-            Self::Occupied { size, hpa } => {
-                write!(
-                    f,
-                    "a {size} leaf that points elsewhere or has other attributes ({hpa}) is mapped there; unmap it first"
-                )
-            }
-            Self::Owned { owner } => write!(
-                f,
-                "the address has an owner ({:#x}), who has to give it up first",
-                owner.word()
-            ),
-            Self::CacheEmpty => {
-                f.write_str("no table page at hand; fill the cache and go on from there")
-            }
-            Self::Contended => {
-                f.write_str("an entry is being changed by somebody else; go on from there")
-            }
-            Self::Paused => ChangeError::Paused.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for MapError {}
+pub use error::MapError;
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Maps `range` to the memory at `hpa`, with leaves of at most `largest`, as large as
@@ -132,10 +56,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// 32m, with 64K 32 of 64k or of 512m.
     ///
     /// A group is one leaf: lookups show its size and the state that hardware set in any part of
-    /// it; ageing answers for all of it, and clears it where it is covered whole. Every other
-    /// change of a part of it unfolds it first, at the cost of an invalidation, executed inside,
-    /// and of a break, if the CPU demands one for changes of size. No operation folds leaves that
-    /// are mapped already, nor the children of a split.
+    /// it; ageing answers for all of it, and clears it where it is covered whole. Where it is
+    /// covered whole, software bits change in place, and an unmap takes it out as it is. Every
+    /// other change, of all of it or a part, unfolds it first, at the cost of an invalidation,
+    /// executed inside, and of a break, if the CPU demands one for changes of size. No operation
+    /// folds leaves that are mapped already, nor the children of a split.
     ///
     /// # Errors
     /// Those of [`Guard::map`].
@@ -193,8 +118,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let (mut budget, end) = (self.budget, plan.end);
         // A single page cannot be half done. Not inside the walk that maps: their frames do not
         // add.
-        if plan.end - plan.start > 1 << F::PAGE_SHIFT {
-            plan.end = self.check_empty(&plan, &mut budget)?;
+        let page = plan.end - plan.start == 1 << F::PAGE_SHIFT;
+        if !page {
+            // The other half is for the same entries once more.
+            let mut half = budget.half();
+            plan.end = self.check_empty(&plan, &mut half)?;
+            budget.used(half);
         }
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Map {
@@ -203,18 +132,21 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             maintenance: maintenance(&attributes),
             cache,
             sums: &mut self.sums,
+            limited: budget.is_bounded() && !page,
+            built: 0,
+            reached: u64::MAX,
             dry: None,
             why: MapError::Contended,
             change: PhantomData::<C>,
         };
-        let result = tables.walk(plan.start, plan.end, &mut visitor);
+        let result = tables.walk_within(plan.start, plan.end, &mut visitor, &mut budget);
         tables.platform.publish();
         let Map { dry, why, .. } = visitor;
-        self.keep(budget);
+        let paused = self.keep(budget);
         match result {
             Ok(()) if plan.end == end => Ok(self.sums.counts.bytes_changed - before),
             Ok(()) => Self::halted(Gpa(plan.end), MapError::Paused),
-            Err(at) => Self::halted(dry.map_or(at, Gpa), why),
+            Err(at) => Self::ended(dry.map_or(at, Gpa), paused, why),
         }
     }
 
@@ -437,6 +369,12 @@ struct Map<'t, 'a, 'c, F: Format, P: Platform, C> {
     maintenance: Option<Maintenance>,
     cache: &'a mut TableCache<'c, F, P>,
     sums: &'a mut Sums,
+    /// The guard has a limit: no more than one table of pages is built at a time.
+    limited: bool,
+    /// The entries of tables that were built and that the walk has not counted.
+    built: u64,
+    /// The end of what was built outside the walk.
+    reached: u64,
     /// The address at which the cache ran dry inside a subtree.
     dry: Option<u64>,
     why: MapError,
@@ -497,10 +435,23 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
         if at != level || !kind.is_vacant() {
             return Flow::Again;
         }
-        let end = self.plan.end.min(((start >> F::shift(level)) + 1) << F::shift(level));
+        // Under a limit, the walk goes on in the tables built for the first of these.
+        let part = if self.limited { 1 } else { level };
+        let end = self.plan.end.min(((start >> F::shift(part)) + 1) << F::shift(part));
+        self.reached = end;
         let flow = self.subtree::<false>(level, &Entry { pte, raw, start, end });
         self.tables.touch_above(start, level);
         flow
+    }
+
+    #[inline(always)]
+    fn by_itself(&mut self) -> u64 {
+        core::mem::take(&mut self.built)
+    }
+
+    #[inline(always)]
+    fn reached(&self, end: u64) -> u64 {
+        end.min(self.reached)
     }
 
     #[inline]
@@ -560,12 +511,14 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
             return self.stop(MapError::CacheEmpty);
         };
         let counts = &mut self.sums.counts;
+        let before = counts.tables_built;
         let mut builder =
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None };
         // The part of the range that the entry covers and that is still to be done: the walk may
         // have begun anew.
         let plan = Plan { start: entry.start, end: entry.end, ..*self.plan };
         builder.fill(&mut frame, level - 1, entry.base::<F>(level), &plan);
+        self.built += (builder.counts.tables_built - before) * F::entries(0) as u64;
         let (dry, hpa) = (builder.dry, frame.hpa());
         let end = dry.unwrap_or(entry.end);
         if entry.start < end {
@@ -583,6 +536,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         self.sums.counts.bytes_changed += end - entry.start;
         plan.count::<F>(level - 1, end, &mut self.sums.sizes);
         match dry {
+            None if self.limited => Flow::NextCounted,
             None => Flow::Next,
             Some(at) => {
                 self.dry = Some(at);

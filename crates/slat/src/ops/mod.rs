@@ -206,7 +206,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             if edge & (F::size(F::LARGEST_LEAF).bytes() - 1) == 0 {
                 continue;
             }
-            let found = self.lookup(edge);
+            // The walk waits for a table that is being unlinked, and finds a block in its place.
+            let found = self.lookup_at_once(edge);
             let Found { raw, level, .. } = found;
             if level == 0 && (start ^ (end - 1)) >> F::shift(1) == 0 {
                 // The whole range is in one table of pages.

@@ -159,12 +159,15 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let hand = Hand { from, to };
         let mut check = Check { hand, read: 0, why: OwnerError::Contended };
         let mut budget = self.budget;
-        let result = tables.walk_within(start, end, &mut check, &mut budget);
+        // The other half is for the same entries once more.
+        let mut half = budget.half();
+        let result = tables.walk_within(start, end, &mut check, &mut half);
+        budget.used(half);
         self.sums.counts.entries_read += check.read;
         let looked = match result {
             Ok(()) => end,
             // The entries that were checked get their owner now.
-            Err(at) if budget.spent => at.0,
+            Err(at) if half.spent => at.0,
             // Nothing is done yet: the caller has to begin at the start again.
             Err(_) if check.why == OwnerError::Contended => {
                 return Self::halted(range.start(), check.why);
@@ -172,9 +175,16 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Err(at) => return Self::halted(at, check.why),
         };
         let before = self.sums.counts;
-        let mut visitor =
-            SetOwner { tables, hand, cache, sums: &mut self.sums, why: OwnerError::Contended };
-        let result = tables.walk(start, looked, &mut visitor);
+        let mut visitor = SetOwner {
+            tables,
+            hand,
+            cache,
+            sums: &mut self.sums,
+            many: end - start > 1 << F::PAGE_SHIFT,
+            built: 0,
+            why: OwnerError::Contended,
+        };
+        let result = tables.walk_within(start, looked, &mut visitor, &mut budget);
         let why = visitor.why;
         if self.sums.counts.tables_built != before.tables_built {
             tables.platform.publish();
@@ -183,8 +193,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let paused = self.keep(budget);
         match result {
             Ok(()) if looked == end => Ok(bytes),
-            Ok(()) => Self::ended(Gpa(looked), paused, OwnerError::Contended),
-            Err(at) => Self::halted(at, why),
+            Ok(()) => Self::halted(Gpa(looked), OwnerError::Paused),
+            Err(at) => Self::ended(at, paused, why),
         }
     }
 
@@ -265,6 +275,10 @@ struct SetOwner<'t, 'a, 'c, F: Format, P: Platform> {
     hand: Hand,
     cache: &'a mut TableCache<'c, F, P>,
     sums: &'a mut Sums,
+    /// Whether the range is more than a page, which cannot be half done.
+    many: bool,
+    /// The entries of the last table that was built and that the walk has not counted.
+    built: u64,
     why: OwnerError,
 }
 
@@ -297,6 +311,11 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for SetOwner<'_, '_, '_, F, P> {
         Flow::Next
     }
 
+    #[inline(always)]
+    fn by_itself(&mut self) -> u64 {
+        core::mem::take(&mut self.built)
+    }
+
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
         self.sums.settle::<F>(level, &tally, false);
@@ -323,9 +342,10 @@ impl<F: Format, P: Platform> SetOwner<'_, '_, '_, F, P> {
             frame.into_hpa();
             counts.tables_built += 1;
             counts.entries_written += all + 1;
+            self.built = all;
         } else {
             self.cache.put(frame);
         }
-        Flow::Again
+        if self.many { Flow::AgainCounted } else { Flow::Again }
     }
 }

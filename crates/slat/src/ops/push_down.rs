@@ -24,7 +24,7 @@ use crate::counts::Counts;
 use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
-use crate::sync::{agreed, relax};
+use crate::sync::agreed;
 use crate::table::{Pte, Run, load_run};
 use crate::tables::Halted;
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, change_pages, links};
@@ -133,19 +133,39 @@ fn protect_table<F: Format>(pte: &Pte, level: u8, table: u64) -> Result<u64, u64
     })
 }
 
+/// The push-downs of one call.
+#[derive(Default)]
+pub(super) struct Pushed<'t> {
+    /// The entries that were read and that the walk has not counted.
+    pub(super) read: u64,
+    /// The link of the last table that could not be pushed down, and the child that was not this
+    /// thread's to change: the walk waits for that child, without the mark.
+    held: Option<(&'t Pte, &'t Pte)>,
+}
+
 /// Takes the right to write from all `children` of a table without it, and gives it to the table.
 /// The walk then loads the table again.
 #[cold]
 #[inline(never)]
-pub(super) fn push_down<F: Format>(
+pub(super) fn push_down<'t, F: Format>(
     level: u8,
-    entry: &Entry<'_>,
-    children: &[Pte],
+    entry: &Entry<'t>,
+    children: &'t [Pte],
     counts: &mut Counts,
+    down: &mut Pushed<'t>,
 ) -> Flow {
     let table = entry.raw;
     if table & F::MARK != 0 {
         return Flow::Wait;
+    }
+    if let Some((link, child)) = down.held.take()
+        && core::ptr::eq(link, entry.pte)
+    {
+        counts.entries_read += 1;
+        if is_held::<F>(child.load(), level - 1) {
+            down.held = Some((link, child));
+            return Flow::Wait;
+        }
     }
     if entry.pte.exchange(table, table | F::MARK).is_err() {
         return Flow::Again;
@@ -153,10 +173,18 @@ pub(super) fn push_down<F: Format>(
     counts.entries_written += 2;
     // Orders the store of the mark before the reads of the children.
     agreed();
+    let before = counts.entries_read;
     let pushed = children.chunks(RUN).all(|run| {
         level == 1 && run.try_into().is_ok_and(|run| protect_run::<F>(run, counts))
-            || run.iter().all(|child| protect_child::<F>(child, level - 1, counts))
+            || run.iter().all(|child| {
+                let protected = protect_child::<F>(child, level - 1, counts);
+                if !protected {
+                    down.held = Some((entry.pte, child));
+                }
+                protected
+            })
     });
+    down.read += counts.entries_read - before;
     let unmarked = |raw: u64| raw & !(F::MARK | F::RENEWED);
     let _ = entry.pte.update(|raw| {
         let mine = links::<F>(raw, level, table) && raw & F::MARK != 0;
@@ -183,7 +211,14 @@ fn protect_run<F: Format>(run: &[Pte; RUN], counts: &mut Counts) -> bool {
     done == RUN
 }
 
-/// Returns whether the child, a leaf or a table, has no right to write any more.
+/// Returns whether only another thread may change the entry. A table with an entry that is retired
+/// is about to be unlinked.
+fn is_held<F: Format>(raw: u64, level: u8) -> bool {
+    matches!(F::kind(raw, level), Kind::Frozen | Kind::Sealed | Kind::Retired)
+}
+
+/// Returns whether the child, a leaf or a table, has no right to write any more. It does not wait,
+/// as other threads wait for the table meanwhile.
 fn protect_child<F: Format>(pte: &Pte, level: u8, counts: &mut Counts) -> bool {
     for _ in 0..PATIENCE {
         let raw = pte.load();
@@ -198,12 +233,7 @@ fn protect_child<F: Format>(pte: &Pte, level: u8, counts: &mut Counts) -> bool {
                 }
             },
             Kind::Empty | Kind::Reserved | Kind::Owned => return true,
-            // Another thread unlinked the table, and the mark with it.
-            Kind::Retired => return false,
-            Kind::Frozen | Kind::Sealed => {
-                relax();
-                continue;
-            }
+            Kind::Retired | Kind::Frozen | Kind::Sealed => return false,
         };
         if protected == raw {
             return true;
@@ -233,18 +263,20 @@ mod tests {
         let link = F::table(Hpa(0x5000), 1) & !F::TABLE_WRITE;
         let marker = F::frozen(Hpa(0));
         let pte = Pte::new(link);
-        // A child that is held, for which the push-down waits.
-        let children = [Pte::new(marker)];
+        // The table is marked until the push-down has come to the child that is held.
+        let mut children: std::vec::Vec<_> = (1..1 << 12).map(|_| Pte::new(0)).collect();
+        children.push(Pte::new(marker));
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !ended.load(Relaxed) && pte.exchange(link | F::MARK, marker).is_err() {
-                    std::thread::yield_now();
+                    std::hint::spin_loop();
                 }
             });
             for _ in 0..TRIES {
                 let entry = Entry { pte: &pte, raw: link, start: 0, end: 1 << F::shift(1) };
-                push_down::<F>(1, &entry, &children, &mut Counts::default());
+                let (counts, down) = (&mut Counts::default(), &mut Pushed::default());
+                push_down::<F>(1, &entry, &children, counts, down);
                 if pte.load() == marker {
                     break;
                 }

@@ -8,7 +8,7 @@ use crate::platform::{Maintenance, Platform};
 use crate::sync::acquired;
 use crate::table::Pte;
 use crate::tables::{Contended, Found, Halted, Start, Tables, Translation};
-use crate::walk::{Entry, Flow, Tally, Visitor, visit_each};
+use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, visit_each};
 use core::{fmt, slice};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
@@ -19,7 +19,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// to vanish.
     #[inline(always)]
     pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        self.tables.translate(&self.start, gpa)
+        self.tables.translate::<true>(&self.start, gpa)
     }
 
     /// Returns the descriptor at which a walk for `gpa` ends, and the size of the part of the
@@ -33,7 +33,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 
     /// Returns the leaves that overlap `range`, in ascending order, each as it is when the iterator
-    /// reads it.
+    /// reads it. No address is in two of them: of a leaf that appears around the address that the
+    /// iterator has reached, only the rest is shown, as leaves of the sizes that fit.
     ///
     /// # Errors
     /// [`ChangeError::Range`]. An item is [`Contended`] where an entry stands frozen.
@@ -73,9 +74,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// [`Guard::translate`]: the caller is inside a guard, or no thread reclaims.
+    /// [`Guard::translate`]: the caller is inside a guard, or no thread reclaims. `WAITS`: for a
+    /// table that is being unlinked.
     #[inline(always)]
-    pub(crate) fn translate(
+    pub(crate) fn translate<const WAITS: bool>(
         &self,
         start: &Start<'_, P>,
         gpa: Gpa,
@@ -83,18 +85,22 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         let found = start.lookup_any::<F>(gpa.0);
         // Most are pages: compiled for them, whose size is a constant, and for others.
         match found.level {
-            0 => self.translate_found(Found { level: 0, ..found }, gpa),
-            _ => self.translate_found(found, gpa),
+            0 => self.translate_found::<WAITS>(Found { level: 0, ..found }, gpa),
+            _ => self.translate_found::<WAITS>(found, gpa),
         }
     }
 
     #[inline(always)]
-    fn translate_found(&self, found: Found, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+    fn translate_found<const WAITS: bool>(
+        &self,
+        found: Found,
+        gpa: Gpa,
+    ) -> Result<Option<Translation>, Contended> {
         if found.raw & F::MARK == 0 {
             return self.translation(found, gpa);
         }
         // Compiled once more: a function that returned the result would return it in memory.
-        self.translation(self.lookup_marked(gpa.0), gpa)
+        self.translation(self.lookup_marked::<WAITS>(gpa.0), gpa)
     }
 
     #[inline(always)]
@@ -141,9 +147,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         }
     }
 
-    /// Returns the first member of the group at `gpa`, with the state of all; 0 if another thread is
-    /// changing the group. It does not unwind, for the reason given at
-    /// `Tables::lookup_again`.
+    /// Returns the first member of the group at `gpa`, with the state of all; 0 if another thread
+    /// is changing the group. It does not unwind, for the reason given at `Tables::lookup_again`.
     #[cold]
     #[inline(never)]
     extern "C" fn folded_state(&self, level: u8, gpa: u64) -> u64 {
@@ -260,8 +265,14 @@ pub struct Leaf {
 #[derive(Debug)]
 pub struct Leaves<'g, F: Format, P: Platform> {
     tables: &'g Tables<'g, F, P>,
+    /// Addresses from `start` to `at` are done.
+    start: u64,
     at: u64,
     end: u64,
+    /// How many turns it still waits, for all of its items, for tables that are being unlinked.
+    patience: u32,
+    /// The rest of a leaf of which a part was done before it appeared.
+    rest: Option<(Leaf, u64)>,
     /// The entries from `at` on of the current table of pages; none if there is no such table yet.
     ahead: slice::Iter<'g, Pte>,
     /// The entries that link the tables on the way there, if tables may withhold rights.
@@ -270,7 +281,8 @@ pub struct Leaves<'g, F: Format, P: Platform> {
 
 impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
     fn new(tables: &'g Tables<'g, F, P>, at: u64, end: u64) -> Self {
-        Self { tables, at, end, ahead: [].iter(), above: [None; 4] }
+        let (patience, rest) = (PATIENCE, None);
+        Self { tables, start: at, at, end, patience, rest, ahead: [].iter(), above: [None; 4] }
     }
 
     /// Returns whether all tables above let leaves be written.
@@ -286,15 +298,23 @@ impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
     /// Does one step by a lookup; returns the entry if it is a leaf or is being changed.
     #[inline(never)]
     fn look(&mut self) -> Option<Result<Leaf, Contended>> {
+        if let Some((leaf, end)) = self.rest {
+            return Some(Ok(self.piece(leaf, end)));
+        }
         let at = self.at;
-        let found = self.tables.lookup(at);
+        let found = self.tables.lookup_within(at, &mut self.patience);
         let level = found.level;
         self.at = ((at >> F::shift(level)) + 1) << F::shift(level);
         let item = match F::kind(found.raw, level) {
             Kind::Leaf | Kind::Sealed => {
                 let leaf = self.tables.leaf(found, at);
                 if let Ok(leaf) = leaf {
-                    self.at = leaf.gpa.0 + leaf.size.bytes();
+                    let end = leaf.gpa.0 + leaf.size.bytes();
+                    if leaf.gpa.0 < at && self.start < at {
+                        self.at = at;
+                        return Some(Ok(self.piece(leaf, end)));
+                    }
+                    self.at = end;
                 }
                 Some(leaf)
             }
@@ -305,6 +325,20 @@ impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
             self.stay(at);
         }
         item
+    }
+
+    /// Returns the largest part of `leaf`, up to `end`, that begins at `at` and has a size of this
+    /// format's.
+    #[cold]
+    fn piece(&mut self, leaf: Leaf, end: u64) -> Leaf {
+        let (at, far) = (self.at, self.at - leaf.gpa.0);
+        let hpa = Hpa(leaf.hpa.0 + far);
+        let fits = |bytes: u64| (at | hpa.0) & (bytes - 1) == 0 && bytes <= end - at;
+        let level = (1..=F::LARGEST_LEAF).rev().find(|&level| fits(F::size(level).bytes()));
+        let size = F::size(level.unwrap_or(0));
+        self.at = at + size.bytes();
+        self.rest = (self.at < end).then_some((leaf, end));
+        Leaf { gpa: Gpa(at), hpa, size, ..leaf }
     }
 
     /// Goes on in the table of pages around `gpa`, if there is more of it.

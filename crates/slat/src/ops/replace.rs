@@ -22,7 +22,7 @@
 
 use super::ChangeError;
 use super::map::{MapError, maintenance};
-use super::push_down::push_down;
+use super::push_down::{Pushed, push_down};
 use super::unfold::folded;
 use crate::addr::{GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::format::{AttributeError, Attributes, Format, Kind, Memory, RUN};
@@ -117,9 +117,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// Memory is made coherent first ([`Platform::maintain`]); if its type changes, after the
     /// invalidation, which takes long for a block. Unless rights alone change, each leaf faults
-    /// until an invalidation, executed inside, has completed: a guest that uses it meanwhile faults
-    /// again. Other memory is the only one in use when this returns; rights that were taken are
-    /// gone after [`Guard::complete`].
+    /// until an invalidation, executed inside, has completed, and that maintenance, of the leaf or
+    /// of the up to eight neighbouring pages that share the invalidation: a guest that uses it
+    /// meanwhile faults again. Other memory is the only one in use when this returns; rights that
+    /// were taken are gone after [`Guard::complete`].
     ///
     /// To move a page that the guest may write: [`Guard::write_protect`], [`Guard::owe`] (another
     /// thread may have protected it, and not completed), [`Guard::complete`], copy, replace. From
@@ -255,10 +256,13 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 struct Replace<'t, 'g, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     start: u64,
+    /// Whether the range is more than a page, which cannot be half done.
+    many: bool,
     from: Hpa,
     to: Hpa,
     attributes: Attributes,
     sums: &'g mut Sums,
+    down: Pushed<'t>,
     why: ReplaceError,
 }
 
@@ -279,8 +283,9 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         (from, to, attributes): (Hpa, Hpa, Attributes),
         sums: &'g mut Sums,
     ) -> Self {
-        let (start, why) = (range.start().0, ReplaceError::Contended);
-        Self { tables, start, from, to, attributes, sums, why }
+        let (start, many) = (range.start().0, range.size() > 1 << F::PAGE_SHIFT);
+        let (down, why) = (Pushed::default(), ReplaceError::Contended);
+        Self { tables, start, many, from, to, attributes, sums, down, why }
     }
 
     /// Returns the host address that is to be mapped at `gpa`.
@@ -442,7 +447,7 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
     }
 }
 
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, '_, F, P> {
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'t, '_, F, P> {
     const LEVELS: Levels = Levels::ALL;
     const TOUCHES: bool = true;
 
@@ -485,7 +490,16 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, '_, F, P> {
         if self.passes(entry.raw) {
             return None;
         }
-        Some(push_down::<F>(level, entry, children, &mut self.sums.counts))
+        let (counts, down) = (&mut self.sums.counts, &mut self.down);
+        Some(match push_down::<F>(level, entry, children, counts, down) {
+            Flow::Again if self.many => Flow::AgainCounted,
+            flow => flow,
+        })
+    }
+
+    #[inline(always)]
+    fn by_itself(&mut self) -> u64 {
+        core::mem::take(&mut self.down.read)
     }
 
     #[inline(always)]

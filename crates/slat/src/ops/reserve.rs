@@ -248,7 +248,10 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                     }
                 }
                 Kind::Frozen => relax(),
-                Kind::Retired => (ptes, level) = root,
+                Kind::Retired => {
+                    relax();
+                    (ptes, level) = root;
+                }
             }
             patience -= 1;
             if patience == 0 {
@@ -327,8 +330,8 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     /// As [`Reservation::commit`], for memory that another party has to know of before it is
     /// mapped, and may refuse (SNP's RMP, TDX's secure EPT). Calls `tell` if the reservation is not
     /// void; the leaf is then there when this returns, unless `tell` refuses. While `tell` runs,
-    /// the entry is frozen: no other thread maps, reserves or unmaps there; one that tries has to
-    /// try again ([`MapError::Contended`], [`UnmapError::Contended`]).
+    /// the entry is frozen: no other thread maps, reserves, unmaps or looks up there; one that
+    /// tries has to try again ([`MapError::Contended`], [`UnmapError::Contended`], [`Contended`]).
     ///
     /// An entry that an unmap has emptied can be reserved before its [`Removals`](crate::Removals)
     /// are completed. A caller that notifies another party of both, in order, keeps faults from
@@ -341,6 +344,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     /// mapped.
     ///
     /// [`UnmapError::Contended`]: crate::UnmapError::Contended
+    /// [`Contended`]: crate::Contended
     #[inline(always)]
     pub fn commit_told<E>(
         self,

@@ -10,6 +10,7 @@ mod named;
 mod rewrite;
 
 use super::map::maintenance;
+use super::push_down::Pushed;
 use super::rules::{
     Exactly, Executable, ForExecute, ForRead, ForWrite, Marked, NoExecute, NoWrite, Rule, Writable,
     WriteAt,
@@ -104,9 +105,9 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`], and, but for a read, on
     /// [`ChangeError::CutsBlock`] unless the block appeared meanwhile: more than the range would
-    /// get the right. A block that allows the access already is not refused, and a read covers the
-    /// whole block. [`ChangeError::Contended`] leaves everything done that precedes the address
-    /// where it stopped.
+    /// get the right. A block that allows the access already, and for a write is dirty, is not
+    /// refused: it becomes accessed, as it does for a read. [`ChangeError::Contended`] leaves
+    /// everything done that precedes the address where it stopped.
     #[inline(always)]
     pub fn relax(
         &mut self,
@@ -272,7 +273,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// both is set. Returns the bytes that changed.
     ///
     /// Rights, memory type and state stay. Hardware ignores the bits, so nothing is owed and
-    /// nothing published.
+    /// nothing published; but a group that the range covers in part is unfolded first
+    /// ([`Guard::map_contiguous`]).
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks, and on
@@ -370,9 +372,9 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let tables = self.tables;
         // One page cannot be half done: the walk itself finds the block that it would cut.
         let refusal = if R::WHOLE && range.size() > 1 << F::PAGE_SHIFT {
-            // A block that has the right already is not changed.
             let given = |found: &Found| {
-                (found.writable || !R::WRITES) && rule.change(found.raw) == found.raw
+                let changed = rule.change(found.raw);
+                (found.writable || !R::WRITES) && gives_nothing::<F>(found.raw, changed)
             };
             tables
                 .check_change_where(&range, |found| R::STALE || !given(found))
@@ -389,6 +391,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             rule,
             range,
             sums: &mut self.sums,
+            down: Pushed::default(),
             why: ChangeError::Contended,
             change: PhantomData,
         };
@@ -405,6 +408,13 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             Err(at) => Self::ended(at, paused, why),
         }
     }
+}
+
+/// Returns whether a leaf that becomes `changed` gets nothing but the accessed state, which a fault
+/// on a part of a block gives all of it.
+#[inline(always)]
+fn gives_nothing<F: Format>(raw: u64, changed: u64) -> bool {
+    (changed ^ raw) & !F::ACCESSED == 0
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {

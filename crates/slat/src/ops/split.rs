@@ -168,6 +168,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             execute,
             sums: &mut self.sums,
             waiting: None,
+            limited: self.budget.is_bounded(),
+            built: 0,
             lost: u64::MAX,
             dry: None,
             why: SplitError::Contended,
@@ -285,6 +287,10 @@ struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     execute: Option<(Access, u64)>,
     sums: &'a mut Sums,
     waiting: Option<Waiting<'t>>,
+    /// The guard has a limit.
+    limited: bool,
+    /// The entries of tables that were built and that the walk has not counted.
+    built: u64,
     /// The lowest block that changed while its replacement waited.
     lost: u64,
     /// The address at which the cache ran dry inside a block.
@@ -337,6 +343,11 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
         }
         let end = self.end.min(((start >> F::shift(level)) + 1) << F::shift(level));
         self.replaced::<false>(level, &Entry { pte, raw, start, end })
+    }
+
+    #[inline(always)]
+    fn by_itself(&mut self) -> u64 {
+        core::mem::take(&mut self.built)
     }
 
     #[inline]
@@ -396,6 +407,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         W::fill(&mut builder, &mut frame, level - 1, base, &plan);
         let dry = builder.dry;
         let built = builder.counts.tables_built - built;
+        self.built += built * F::entries(level - 1) as u64;
         let range = GpaRange::from_bounds(base, base + F::size(level).bytes());
         if !self.tables.platform.break_before_make().breaks_size_change() {
             if entry.pte.exchange(entry.raw, F::table(frame.hpa(), level)).is_err() {
@@ -423,6 +435,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
                 Flow::Stop
             }
             None if W::INTO_NEW => Flow::Again,
+            None if self.limited => Flow::NextCounted,
             None => Flow::Next,
         }
     }

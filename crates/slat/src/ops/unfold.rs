@@ -1,8 +1,9 @@
 //! Groups: aligned neighbours that a TLB may hold as one leaf ([`Format::CONTIGUOUS`]).
 //!
 //! A group is one leaf: no member changes alone. The bits that hardware sets in one of them, and
-//! ageing clears in all of them, are the state of the group; any other change unfolds it first, so
-//! that its members are leaves of their own, each with the group's state.
+//! ageing clears in all of them, are the state of the group. Software bits, which hardware ignores,
+//! change in all members in place; any other change unfolds the group first, so that its members
+//! are leaves of their own, each with the group's state.
 //!
 //! # Protocol
 //! 1. The members are held in ascending order (`Group::hold`). *Invariant*: the thread that holds
@@ -17,6 +18,9 @@
 //! an entry that was emptied next to valid members could be filled again while a CPU takes the old
 //! group from one of those. For the same reason a group is filled from frozen entries: entries that
 //! were found empty are the group's until the last member stands.
+//!
+//! To change software bits, a thread holds the group as well, with all members sealed, and releases
+//! the first one last.
 //!
 //! At most one group is broken at a time, with all its entries, until one invalidation has
 //! completed, as with one block. Between the first marker and the last release nothing is
@@ -126,12 +130,33 @@ impl<'t, F: Format> Group<'t, F> {
     }
 
     /// Takes a group out: freezes it, then leaves `empty` in its entries. Returns the first member,
-    /// with the state of all.
-    pub fn take(&self, empty: u64) -> Result<u64, Flow> {
+    /// with the state of all. If that does not fit, the group is put back.
+    pub fn take(&self, empty: u64, fits: impl FnOnce(u64) -> bool) -> Result<u64, Flow> {
         let frozen = F::frozen(Hpa(0));
         let first = self.hold(|_| frozen)?;
+        if !fits(first) {
+            self.put(first);
+            return Err(Flow::Again);
+        }
         self.ptes.iter().for_each(|pte| pte.release(frozen, empty));
         Ok(first)
+    }
+
+    /// Changes bits that hardware ignores in all members, in place.
+    pub fn rewrite(&self, change: impl Fn(u64) -> u64) -> Result<(), Flow> {
+        self.hold(|raw| raw | F::MARK)?;
+        for pte in self.ptes.iter().rev() {
+            let _ = pte.update(|raw| Some(change(raw & !F::MARK)));
+        }
+        Ok(())
+    }
+
+    /// Fills the entries, which this thread has frozen, with the group that `first` begins.
+    fn put(&self, first: u64) {
+        // The first member last: a thread that finds it may hold the group.
+        for (number, pte) in self.ptes.iter().enumerate().rev() {
+            pte.release(F::frozen(Hpa(0)), self.alone(first, number) | F::CONTIGUOUS);
+        }
     }
 
     /// Unfolds a group that no other thread, and no hardware, can reach.
@@ -252,11 +277,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 
     /// Fills a group that the caller has frozen.
     pub(super) fn fill_frozen_group(&self, group: &Group<'_, F>, first: u64, counts: &mut Counts) {
-        let frozen = F::frozen(Hpa(0));
-        // The first member last: a thread that finds it may hold the group.
-        for (number, pte) in group.ptes.iter().enumerate().rev() {
-            pte.release(frozen, group.alone(first, number) | F::CONTIGUOUS);
-        }
+        group.put(first);
         counts.entries_written += 2 * group.ptes.len() as u64;
     }
 

@@ -24,64 +24,18 @@
 //! all of them owns the link in the parent's entry: others may change bits of it, but not the
 //! address.
 
+mod error;
+
 use super::removals::{Removals, Removed};
-use super::unfold::folded;
-use super::{ChangeError, Refusal};
-use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
+use super::unfold::{Group, folded};
+use crate::addr::{Gpa, GpaRange, Hpa, Levels};
 use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::table::{Pte, pte};
 use crate::tables::{Halted, Link, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, links, visit_each};
-use core::fmt;
-
-/// Reason why a range was not unmapped, or not all of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum UnmapError {
-    /// The range of guest addresses is not one that these tables can have.
-    Range(RangeError),
-    /// The range ends inside a block.
-    CutsBlock {
-        /// The size of the block.
-        size: PageSize,
-    },
-    /// The removals have no room for another leaf.
-    Full,
-    /// The removals belong to other tables.
-    ForeignRemovals,
-    /// Another thread held an entry for too long.
-    Contended,
-    /// As many entries were read as [`Guard::limit`] allows.
-    Paused,
-}
-
-impl fmt::Display for UnmapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Range(error) => error.fmt(f),
-            Self::CutsBlock { size } => ChangeError::CutsBlock { size: *size }.fmt(f),
-            Self::Full => {
-                f.write_str("no room for more; complete the removals and go on from there")
-            }
-            Self::ForeignRemovals => f.write_str("the removals are those of other tables"),
-            Self::Contended => ChangeError::Contended.fmt(f),
-            Self::Paused => ChangeError::Paused.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for UnmapError {}
-
-impl From<Refusal> for UnmapError {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Range(error) => Self::Range(error),
-            Refusal::CutsBlock { size } => Self::CutsBlock { size },
-        }
-    }
-}
+pub use error::UnmapError;
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Unmaps `range` into `removals`; returns the bytes that were mapped. Reservations in the
@@ -495,29 +449,53 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     fn group(&mut self, level: u8, gpa: u64) -> Flow {
         let tables = self.tables;
         let Some(group) = tables.group(gpa, level) else { return Flow::Again };
-        // It is known too late whether the group continues the last leaf.
-        if !group.inside(self.start, self.end) || self.removals.is_full() {
+        let full = self.removals.is_full();
+        if full {
+            let Some(first) = group.state() else { return Flow::Wait };
+            let part = self.removed(&group, first, gpa);
+            if self.removals.continued(&part).is_none() {
+                self.why = UnmapError::Full;
+                return Flow::Stop;
+            }
+        }
+        if !group.inside(self.start, self.end) {
             return Flow::Aside;
         }
-        let first = match group.take(self.empty) {
+        // What hardware marks meanwhile may make it another run.
+        let empty = self.empty;
+        let fits = |first| {
+            let whole = self.removed(&group, first, group.start);
+            !full || self.removals.continued(&whole).is_some()
+        };
+        let first = match group.take(empty, fits) {
             Ok(first) => first,
-            Err(flow) => return flow,
+            Err(flow) => {
+                tables.platform.publish();
+                return flow;
+            }
         };
         self.sums.counts.entries_written += 2 * group.ptes.len() as u64;
         self.sums.counts.bytes_changed += group.bytes();
         self.sums.sizes.add_members(level, -(group.ptes.len() as i64));
         self.taken = group.end;
-        let mut attributes = tables.format.decode(first, level);
-        attributes.dirty |= tables.may_be_dirty(first);
-        self.removals.push(Removed {
-            gpa: Gpa(group.start),
-            bytes: group.bytes(),
-            size: F::size(level),
-            hpa: F::leaf_address(first, level),
-            attributes,
-        });
+        let mut removed = self.removed(&group, first, group.start);
+        removed.attributes.dirty |= tables.may_be_dirty(first);
+        self.removals.push(removed);
         // Where entries are retired, its own are not yet.
         Flow::Again
+    }
+
+    /// Returns the part from `start` on of a group, if its first member, with the state of all, is
+    /// `first`.
+    fn removed(&self, group: &Group<'_, F>, first: u64, start: u64) -> Removed {
+        let level = group.level();
+        Removed {
+            gpa: Gpa(start),
+            bytes: group.end - start,
+            size: F::size(level),
+            hpa: Hpa(F::leaf_address(first, level).0 + (start - group.start)),
+            attributes: self.tables.format.decode(first, level),
+        }
     }
 
     /// Returns the value for entries that are emptied now.

@@ -3,6 +3,7 @@
 use super::Tables;
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
+use crate::sync::relax;
 use crate::table::{self, Pte, pte};
 use crate::walk::PATIENCE;
 use core::fmt;
@@ -111,37 +112,45 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Returns the first entry from the root downwards that links no table.
     ///
     /// The caller is inside a guard, or no thread reclaims. If the entry is retired, the lookup
-    /// starts again, a bounded number of times.
+    /// waits, and starts again, `PATIENCE` times. So it is for calls that look once: others use
+    /// [`Tables::lookup_at_once`] or [`Tables::lookup_within`].
     #[inline(always)]
     pub(crate) fn lookup(&self, gpa: u64) -> Found {
-        let found = self.lookup_once(gpa);
-        if found.raw & F::MARK == 0 { found } else { self.lookup_marked(gpa) }
+        let found = self.lookup_at_once(gpa);
+        if found.raw & F::MARK == 0 { found } else { self.lookup_marked::<true>(gpa) }
     }
 
     #[inline(always)]
-    pub(crate) fn lookup_marked(&self, gpa: u64) -> Found {
-        let Again { raw, place } = self.lookup_again(gpa);
+    pub(crate) fn lookup_marked<const WAITS: bool>(&self, gpa: u64) -> Found {
+        let Again { raw, place } = self.lookup_again(gpa, if WAITS { PATIENCE } else { 0 });
         Found { raw, level: place as u8, writable: place >> 8 != 0 }
     }
 
-    /// [`Tables::lookup`] after it met a mark. It does not unwind, which its C ABI tells callers: the
-    /// clean-up of a panic would keep their guards in memory.
+    /// [`Tables::lookup`] after it met a mark. It does not unwind, which its C ABI tells callers:
+    /// the clean-up of a panic would keep their guards in memory.
     #[cold]
     #[inline(never)]
-    extern "C" fn lookup_again(&self, gpa: u64) -> Again {
-        let mut patience = PATIENCE;
+    extern "C" fn lookup_again(&self, gpa: u64, mut patience: u32) -> Again {
+        let Found { raw, level, writable } = self.lookup_within(gpa, &mut patience);
+        Again { raw, place: u64::from(level) | u64::from(writable) << 8 }
+    }
+
+    /// [`Tables::lookup`] that waits for as many turns as `patience` has left.
+    #[inline]
+    pub(crate) fn lookup_within(&self, gpa: u64, patience: &mut u32) -> Found {
         loop {
-            let Found { raw, level, writable } = self.lookup_once(gpa);
-            if patience == 0 || F::kind(raw, level) != Kind::Retired {
-                return Again { raw, place: u64::from(level) | u64::from(writable) << 8 };
+            let found = self.lookup_at_once(gpa);
+            if *patience == 0 || F::kind(found.raw, found.level) != Kind::Retired {
+                return found;
             }
-            patience -= 1;
+            *patience -= 1;
+            relax();
         }
     }
 
     /// [`Tables::lookup`] that looks once, and returns marked entries, too.
     #[inline(always)]
-    fn lookup_once(&self, gpa: u64) -> Found {
+    pub(crate) fn lookup_at_once(&self, gpa: u64) -> Found {
         let start = self.start();
         start.lookup_from::<F>(|level| pte::<F>(start.ptes, gpa, level).load(), gpa)
     }

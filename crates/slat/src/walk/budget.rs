@@ -1,9 +1,15 @@
-//! The limit of a walk, and how a walk ended.
+//! The limits of the walks of a call, and how a walk ended.
 
-/// The number of entries that walks may still read before they end early.
+use super::PATIENCE;
+use crate::sync::relax;
+
+/// The number of entries that walks may still read before they end early, and the number of turns
+/// that those of one call have waited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     left: u64,
+    /// The turns that they have waited: 0 at first, as a guard is made by few stores.
+    waited: u32,
     /// Whether the last walk ended early because nothing was left.
     pub spent: bool,
 }
@@ -14,7 +20,42 @@ impl Budget {
     }
 
     pub const fn of(ptes: u64) -> Self {
-        Self { left: ptes, spent: false }
+        Self { left: ptes, waited: 0, spent: false }
+    }
+
+    /// Returns a budget without a limit for a walk that does not wait.
+    pub const fn impatient() -> Self {
+        Self { waited: PATIENCE - 1, ..Self::unbounded() }
+    }
+
+    /// Returns the same number of entries for another call.
+    #[inline(always)]
+    pub const fn of_next_call(self) -> Self {
+        Self { waited: 0, spent: false, ..self }
+    }
+
+    /// Returns a budget of half of the entries.
+    #[inline(always)]
+    pub const fn half(self) -> Self {
+        if self.is_bounded() { Self { left: self.left / 2, ..self } } else { self }
+    }
+
+    /// Counts what a walk with [`Budget::half`] of this one used.
+    #[inline(always)]
+    pub fn used(&mut self, half: Self) {
+        self.count(self.half().left - half.left);
+        self.waited = half.waited;
+    }
+
+    /// Waits for one turn; returns false if the call has waited for long enough.
+    #[cold]
+    #[inline(never)]
+    pub fn wait(&mut self) -> bool {
+        self.waited = PATIENCE.min(self.waited + 1);
+        if self.waited < PATIENCE {
+            relax();
+        }
+        self.waited < PATIENCE
     }
 
     /// Returns whether a caller set it: no walk reads as many entries as an unbounded budget has.

@@ -94,7 +94,9 @@ impl Climb {
             let mut raw = core::mem::take(&mut self.raws[LEVEL as usize - 2]);
             let mut came = Some(below).filter(|_| raw != 0);
             if came.is_none() {
-                match one::<F, P, V, LEVEL, false>(platform, pte, at, next, visitor, &mut tally) {
+                match one::<F, P, V, LEVEL, false>(
+                    platform, pte, at, next, visitor, &mut tally, budget,
+                ) {
                     Met::Done(done) => result = done,
                     Met::Table { raw: link, .. } => {
                         raw = link;

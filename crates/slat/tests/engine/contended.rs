@@ -207,6 +207,62 @@ fn the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported() {
     }
 }
 
+/// Makes pages from 2m to 4m, of which the entries of the first 64 are retired so far, by a thread
+/// that does not go on.
+fn with_retired<H: Hardware>(format: H::Format, body: impl FnOnce(&mut GuardOf<'_, '_, H>)) {
+    on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+        guard.map(range(2 * M, 2 * M), Hpa(0), RAM, PageSize::SIZE_4K, cache).unwrap();
+        let places = (0..64).map(|page| 2 * M + page * 4 * K);
+        let retired = <H::Format as slat::Format>::retired(Hpa(0));
+        let pte = |at| H::of(tables).pte(guard.platform(), at).0;
+        let raws: Vec<_> = places.map(|at| (at, pte(at).swap(retired, SeqCst))).collect();
+        body(guard);
+        for (at, raw) in raws {
+            H::of(tables).pte(guard.platform(), at).0.store(raw, SeqCst);
+        }
+    });
+}
+
+#[test]
+fn ageing_does_not_wait_for_a_table_that_is_being_unmapped() {
+    fn ages<H: Hardware>(format: H::Format) {
+        for skip in [Skip::Nothing, Skip::Hint, Skip::Exact] {
+            with_retired::<H>(format, |guard| {
+                let (mut young, mut unanswered) = ([0; 8], [0; 8]);
+                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                let before = guard.counts().entries_read;
+                let how = Ageing { clear: true, skip, fresh: false };
+                let aged = guard.age(range(2 * M, 2 * M), &mut ages, how);
+                assert_eq!(aged, Ok(Aged { young: 448, unanswered: 64 }));
+                assert_eq!((young[0], unanswered[0], unanswered[1]), (0, !0, 0));
+                let read = guard.counts().entries_read - before;
+                assert!(read < 2 * 512, "{read} entries were read for 512 pages");
+            });
+        }
+    }
+    ages::<Arm<12>>(arm());
+    ages::<Ept<true>>(ept());
+}
+
+#[test]
+fn a_list_of_leaves_names_each_page_of_a_table_that_is_being_unmapped() {
+    fn lists<H: Hardware>(format: H::Format) {
+        with_retired::<H>(format, |guard| {
+            let leaves: Vec<_> = guard.leaves(range(2 * M, 2 * M)).unwrap().collect();
+            for (page, leaf) in leaves.iter().enumerate() {
+                let at = Gpa(2 * M + page as u64 * 4 * K);
+                assert_eq!(
+                    leaf.map(|leaf| leaf.gpa),
+                    if page < 64 { Err(Contended { at }) } else { Ok(at) }
+                );
+            }
+            assert_eq!(leaves.len(), 512);
+        });
+    }
+    lists::<Arm<12>>(arm());
+    lists::<Ept<true>>(ept());
+}
+
 #[test]
 fn an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_one_is() {
     fn looks<H: Hardware>(format: H::Format, sealed: bool) {

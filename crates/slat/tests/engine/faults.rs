@@ -5,11 +5,15 @@ use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::power::Core;
-use crate::common::stage::{K, M, RAM, on_stage, range, refused};
+use crate::common::hardware::riscv::Hart;
+use crate::common::stage::{K, M, RAM, on_stage, on_stage_of, range, refused};
 use crate::common::world::cache;
 use crate::common::{Event, TestPlatform};
 use crate::obligations::{arm, ept};
-use slat::{BreakBeforeMake, Gpa, Hpa, Invalidation, MapError, PageSize, Place, Tables, Vmid};
+use slat::{
+    Access, BreakBeforeMake, Format, Gpa, Hpa, Invalidation, MapError, PageSize, Place, Tables,
+    Vmid,
+};
 use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
@@ -155,4 +159,39 @@ fn of_a_table_that_a_fault_builds_the_entries_are_filled_and_not_the_rest_of_its
         assert_eq!(empty[1..32], [true; 31]);
         assert!(!empty[32..].contains(&true));
     });
+}
+
+/// A block that allows an access, and lacks nothing but the accessed state, becomes accessed.
+#[test]
+fn a_fault_in_an_old_block_that_allows_the_access_is_answered() {
+    fn answers<H: Hardware>(format: H::Format) {
+        on_stage_of::<H>(BreakBeforeMake::Never, (format, 40, 8), |_, guard, cache| {
+            let (all, page) = (range(2 * M, 2 * M), 1 << H::PAGE);
+            guard.map(all, Hpa(0), RAM, PageSize::SIZE_2M, cache).unwrap();
+            for access in [Access::Read, Access::Write, Access::Execute] {
+                for pages in [1, 3] {
+                    guard.age_leaf(Gpa(2 * M), true).unwrap().unwrap();
+                    let part = range(2 * M + 12 * page, pages * page);
+                    let result = guard.relax(part, access).map(slat::Granted::elsewhere);
+                    assert_eq!(result, Ok(2 * M), "{}, {access:?}", H::Format::NAME);
+                    let found = guard.translate(Gpa(2 * M)).unwrap().unwrap();
+                    assert_eq!((found.size.bytes(), found.attributes), (2 * M, RAM));
+                    let again = guard.relax(part, access).map(slat::Granted::elsewhere);
+                    assert_eq!(again, Ok(0));
+                }
+            }
+            // A part of a block gets no right that the block lacks, nor does it become dirty alone.
+            guard.clean(all).unwrap();
+            guard.write_protect(all).unwrap();
+            guard.complete();
+            let part = range(2 * M + 12 * page, page);
+            let why = slat::ChangeError::CutsBlock { size: PageSize::SIZE_2M };
+            let result = guard.relax(part, Access::Write).map(slat::Granted::elsewhere);
+            assert_eq!(result.unwrap_err().why, why);
+        });
+    }
+    answers::<Arm<12>>(slat::format::arm64::Arm64K4::default());
+    answers::<Ept<true>>(ept());
+    answers::<Hart<false>>(Default::default());
+    answers::<Core<12, false>>(slat::format::power::Power { output_bits: 48 });
 }

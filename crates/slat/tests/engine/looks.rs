@@ -1,15 +1,18 @@
 //! Operations that change no entry: what they find, in which pieces, and what they find where
 //! another thread changes the tables at the same moment.
 
-use crate::common::Event;
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::stage::{K, M, RAM, on_stage, range};
 use crate::common::world::{GuardOf, TablesOf};
+use crate::common::{Event, TestPlatform, destroy};
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
-use slat::{Attributes, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, PageSize};
+use slat::{
+    Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, PageSize,
+    TableCache, Tables, Vmid,
+};
 use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
@@ -144,14 +147,58 @@ fn an_address_whose_table_becomes_a_block_meanwhile_is_found_in_the_block() {
 }
 
 #[test]
-fn of_pages_that_become_a_block_meanwhile_those_that_were_not_read_yet_are_found_as_the_block() {
+fn of_pages_that_become_a_block_meanwhile_the_rest_is_found_in_the_block() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |tables, guard, cache| {
         let block = range(0, 2 * M);
         guard.map(block, Hpa(0), RAM, PAGE, cache).unwrap();
         // The first page is looked up; then the iterator goes down once more, to stay in its table.
         let found: Vec<_> = becomes_block((tables, &*guard), (true, 2), || {
-            guard.leaves(block).unwrap().map(|leaf| leaf.unwrap().size).collect()
+            guard.leaves(block).unwrap().map(Result::unwrap).collect()
         });
-        assert_eq!(found, [PAGE, BLOCK]);
+        let each = |page: u64| slat::Leaf {
+            gpa: Gpa(page * 4 * K),
+            hpa: Hpa(page * 4 * K),
+            size: PAGE,
+            attributes: RAM,
+        };
+        assert_eq!(found, (0..512).map(each).collect::<Vec<_>>());
     });
+}
+
+/// Leaves that appear around the address that the iterator has reached: a block in place of a
+/// table, and a group in place of pages.
+#[test]
+fn leaves_are_in_ascending_order_and_each_address_is_in_one() {
+    fn ascend<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(BreakBeforeMake::Never);
+        let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
+        let mut storage = [const { None }; 8];
+        let mut cache = TableCache::new(&platform, &mut storage);
+        cache.fill(8).unwrap();
+        let (mut one, mut two) = (platform.join(), platform.join());
+        let mut guard = tables.enter(&mut one).unwrap();
+        let mut other = tables.enter(&mut two).unwrap();
+        let all = range(2 * M, 4 * M);
+        guard.map(all, Hpa(0), RAM, PAGE, &mut cache).unwrap();
+        let mut leaves = guard.leaves(all).unwrap();
+        let mut items: Vec<_> = leaves.by_ref().take(10).map(Result::unwrap).collect();
+        other.collapse(all, BLOCK).unwrap();
+        items.extend(leaves.map(Result::unwrap));
+        assert_eq!(items.iter().map(|leaf| leaf.size.bytes()).sum::<u64>(), 4 * M);
+        let mut at = 2 * M;
+        for leaf in items {
+            assert_eq!((leaf.gpa, leaf.hpa, leaf.attributes), (Gpa(at), Hpa(at - 2 * M), RAM));
+            at += leaf.size.bytes();
+        }
+        let last = guard.leaves(all).unwrap().last().unwrap().unwrap();
+        assert_eq!((last.gpa, last.size), (Gpa(4 * M), BLOCK));
+        // A range that begins inside a block shows all of the block.
+        let first = guard.leaves(range(3 * M, 4 * K)).unwrap().next().unwrap().unwrap();
+        assert_eq!((first.gpa, first.size), (Gpa(2 * M), BLOCK));
+        drop((guard, other, cache));
+        drop((one, two));
+        destroy(tables);
+    }
+    ascend::<Arm<12>>(Arm64K4::default());
+    ascend::<Ept<true>>(Ept1G { output_bits: 48, ..Default::default() });
 }

@@ -9,9 +9,9 @@ use slat::format::npt::Npt2M;
 use slat::format::power::PowerK4;
 use slat::format::riscv::RiscV;
 use slat::{
-    AddressSpace, Ageing, Ages, AnyAddressSpace, Attributes, BreakBeforeMake, ChangeError, Execute,
-    Format, Gpa, GpaRange, Halted, Hpa, MapError, Memory, Owner, PageSize, Place, Rights, Skip,
-    Software, SpaceError, TableCache, UnmapError, Vmid,
+    AddressSpace, Ageing, Ages, AnyAddressSpace, Attributes, BreakBeforeMake, ChangeError,
+    Contended, Execute, Format, Gpa, GpaRange, Halted, Hpa, MapError, Memory, Owner, PageSize,
+    Place, Rights, Skip, Software, SpaceError, TableCache, UnmapError, Vmid,
 };
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
@@ -318,11 +318,16 @@ fn a_look_up_waits_until_an_entry_is_released() {
     }
     // Frozen, as where another thread breaks the entry.
     let leaf = platform.table(table, 1)[0].swap(Arm64K4::MARK, SeqCst);
-    // The thread that holds the entry releases it when a look-up with a guard would have given up.
+    // A guard answers at once that it is held. A look-up waits for as long as an operation does.
+    assert!(space.guard().translate(Gpa(0)).is_err());
+    assert_eq!(
+        (space.query(Gpa(0)), space.translate(Gpa(0))),
+        (None, Err(Contended { at: Gpa(0) }))
+    );
     let mut attempts = 0;
     platform.entered(Some(Box::new(move |platform, entered| {
         attempts += u64::from(entered == table);
-        if attempts == 10_000 {
+        if attempts == 1_000 {
             platform.table(table, 1)[0].store(leaf, SeqCst);
         }
     })));

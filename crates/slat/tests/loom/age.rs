@@ -98,6 +98,48 @@ fn a_scan_that_only_tests_finds_what_a_concurrent_exact_scan_has_not_yet_reporte
     });
 }
 
+/// The guest used the page through a walk cache after the hint, so that only its leaf is marked.
+#[test]
+fn a_scan_that_only_tests_finds_what_a_hint_has_hidden_and_no_exact_scan_has_cleared() {
+    explore("age (hint), then age (exact) || age (test)", || {
+        let guest = X86::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
+        guest.access(0, false, Use::Always);
+        guest.age(0..BIG, HINT);
+        guest.access(0, false, Use::Always);
+        let scans = spawn(move || guest.age(0..BIG, EXACT).0);
+        let (young, _) = guest.age(0..BIG, TEST);
+        assert!(young == [0] || !guest.leaf(0).1.accessed, "it is marked, and said to be old");
+        assert_eq!(scans.join().unwrap(), [0]);
+        guest.settle();
+        guest.end(0);
+    });
+}
+
+/// Two pages of two tables: the scan that tests may pass one by before the hint or the exact scan
+/// comes there.
+#[test]
+fn a_scan_that_only_tests_misses_nothing_beside_a_hint_and_an_exact_scan() {
+    bounded("age (hint) || age (exact) || age (test)", 3, || {
+        let guest = X86::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
+        guest.access(0, false, Use::Always);
+        let hints = spawn(move || {
+            guest.age(0..BIG, HINT);
+            // Through a walk cache, if there is an entry: hardware marks the leaf alone.
+            guest.access(0, false, Use::Always);
+            guest.leaf(0).1.accessed
+        });
+        let scans = spawn(move || guest.age(0..BIG, EXACT).0);
+        let hidden = hints.join().unwrap();
+        let (young, unanswered) = guest.age(0..BIG, TEST);
+        // If the exact scan has not cleared it since the hint, it is young.
+        let marked = guest.leaf(0).1.accessed;
+        assert!(!(hidden && marked) || young == [0] || unanswered == [0], "{young:?}");
+        scans.join().unwrap();
+        guest.settle();
+        guest.end(0);
+    });
+}
+
 #[test]
 fn two_scans_of_a_page_in_use_find_it_young_each() {
     explore("age (exact) twice || hardware", || {

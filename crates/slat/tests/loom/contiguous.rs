@@ -6,7 +6,7 @@ use crate::guest::*;
 use crate::hardware::Use;
 use crate::machine::*;
 use loom::thread::spawn;
-use slat::{BreakBeforeMake, MapError};
+use slat::{BreakBeforeMake, MapError, Software};
 
 fn on_both(name: &str, bound: Option<usize>, model: fn(BreakBeforeMake)) {
     run(name, bound, move || model(NEVER));
@@ -170,6 +170,43 @@ fn a_group_that_is_aged_while_it_is_unfolded_loses_no_use() {
         let rest = guest.protect(0..PAGE);
         ages.join().unwrap();
         guest.protect_rest(rest);
+        guest.settle();
+        guest.end(0);
+    });
+}
+
+#[test]
+fn a_group_whose_software_bits_change_in_place_loses_no_write() {
+    on_both("mark || hardware, group", None, |bbm| {
+        let guest = Guest::new(14, bbm).running().folded(0..BLOCK, CLEAN, PAGE);
+        let vcpu = spawn(move || guest.access(PAGE, true, Use::Always).map(drop));
+        assert!(guest.mark(0..BLOCK).is_none());
+        vcpu.join().unwrap();
+        for page in [0, PAGE] {
+            let (size, leaf) = guest.leaf(page);
+            assert!(size == BLOCK && leaf.software.contains(Software::B), "a group in part");
+        }
+        guest.settle();
+        guest.end(0);
+    });
+}
+
+#[test]
+fn a_group_whose_software_bits_change_while_it_is_unfolded_has_them_in_each_page() {
+    on_both("mark || protect of a page, group", Some(3), |bbm| {
+        let guest = Guest::new(14, bbm).folded(0..BLOCK, RAM, PAGE);
+        let marks = spawn(move || guest.mark(0..BLOCK));
+        let rest = guest.protect(0..PAGE);
+        let marked = marks.join().unwrap();
+        guest.protect_rest(rest);
+        if let Some(rest) = marked {
+            assert!(guest.mark(rest.range).is_none());
+        }
+        for page in [0, PAGE] {
+            let (size, leaf) = guest.leaf(page);
+            assert!(size == PAGE && leaf.software.contains(Software::B), "{page:#x}");
+        }
+        assert!(!guest.leaf(0).1.write && guest.leaf(PAGE).1.write);
         guest.settle();
         guest.end(0);
     });

@@ -536,6 +536,7 @@ unseated! {
     fn unmap(at: Range<u64>) -> (Vec<Removed>, Outcome<UnmapError>);
     fn age(at: Range<u64>, how: Ageing) -> (Vec<u64>, Vec<u64>);
     fn look(gpa: u64) -> Option<Option<Hpa>>;
+    fn mark(at: Range<u64>) -> Outcome<ChangeError>;
     fn clean(at: Range<u64>) -> usize;
 }
 

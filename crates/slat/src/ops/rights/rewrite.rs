@@ -1,9 +1,10 @@
 //! The walk that changes leaves by a rule.
 
+use super::gives_nothing;
 use crate::addr::{GpaRange, Levels};
 use crate::format::{Format, Kind, RUN};
 use crate::guard::Sums;
-use crate::ops::push_down::push_down;
+use crate::ops::push_down::{Pushed, push_down};
 use crate::ops::rules::Rule;
 use crate::ops::{Change, ChangeError, folded};
 use crate::platform::Platform;
@@ -17,6 +18,7 @@ pub(super) struct Rewrite<'t, 'g, F: Format, P: Platform, R, C> {
     pub(super) rule: R,
     pub(super) range: GpaRange,
     pub(super) sums: &'g mut Sums,
+    pub(super) down: Pushed<'t>,
     pub(super) why: ChangeError,
     pub(super) change: PhantomData<C>,
 }
@@ -30,7 +32,7 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
         if self.range.size() != 1 << F::PAGE_SHIFT {
             return None;
         }
-        let Found { raw, level, .. } = self.tables.lookup(self.range.start().0);
+        let Found { raw, level, .. } = self.tables.lookup_at_once(self.range.start().0);
         match F::kind(raw, level) {
             Kind::Empty | Kind::Reserved | Kind::Owned => return Some(Flow::Next),
             Kind::Leaf | Kind::Sealed if self.rule.concerns(raw & !F::MARK, level) => {}
@@ -47,7 +49,7 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
 
     /// Returns the new value of a member of a group, whose state is that of the group. Alone, a
     /// member can only become accessed, as its own fault demands. Otherwise the group stays as it
-    /// is, or is unfolded first: `Aside`.
+    /// is, or changes in place if hardware ignores the bits, or is unfolded first: `Aside`.
     #[cold]
     fn member(&mut self, level: u8, entry: &Entry<'_>) -> Result<u64, Flow> {
         let group = self.tables.group(entry.start, level).ok_or(Flow::Again)?;
@@ -55,12 +57,19 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
         // A rule may ask for the address, which is the member's own.
         let state = entry.raw | state & F::STATUS;
         let changed = self.rule.change(state);
-        if (changed ^ state) & !F::ACCESSED == 0 {
+        if gives_nothing::<F>(state, changed) {
             return Ok(entry.raw | changed & self.rule.change(entry.raw) & F::ACCESSED);
         }
         if level > 0 && (R::WHOLE && !entry.whole::<F>(level) || R::PAGES) {
             // The caller refuses it.
             return Ok(changed);
+        }
+        let inside = group.inside(self.range.start().0, self.range.end().0);
+        if !R::SEEN && inside && self.tables.format.marks_valid() {
+            group.rewrite(|raw| self.rule.change(raw))?;
+            self.sums.counts.entries_written += 2 * group.ptes.len() as u64;
+            self.sums.counts.bytes_changed += group.bytes();
+            return Err(Flow::Again);
         }
         if C::ALONE {
             group.unfold_alone();
@@ -71,7 +80,7 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
 }
 
 impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
-    for Rewrite<'_, '_, F, P, R, C>
+    for Rewrite<'t, '_, F, P, R, C>
 {
     const LEVELS: Levels = Levels::ALL;
     const QUIET: Option<u64> = Some(R::QUIET | F::CONTIGUOUS);
@@ -90,8 +99,8 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
         } else {
             self.rule.change(entry.raw)
         };
-        // A leaf that has the right already is not changed, whichever part of it the range covers.
-        let given = !R::STALE && changed == entry.raw;
+        // A leaf that has the right already is not refused, whichever part of it the range covers.
+        let given = !R::STALE && gives_nothing::<F>(entry.raw, changed);
         let cuts =
             R::WHOLE && !entry.whole::<F>(level) && !given || R::PAGES && changed != entry.raw;
         if level > 0 && cuts {
@@ -167,9 +176,19 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
             if let Some(flow) = self.refuse() {
                 return Some(flow);
             }
-            return Some(push_down::<F>(level, entry, children, &mut self.sums.counts));
+            let (counts, down) = (&mut self.sums.counts, &mut self.down);
+            // A page cannot be half done.
+            return Some(match push_down::<F>(level, entry, children, counts, down) {
+                Flow::Again if self.range.size() > 1 << F::PAGE_SHIFT => Flow::AgainCounted,
+                flow => flow,
+            });
         }
         None
+    }
+
+    #[inline(always)]
+    fn by_itself(&mut self) -> u64 {
+        core::mem::take(&mut self.down.read)
     }
 
     #[inline(always)]

@@ -230,21 +230,74 @@ fn a_group_that_needs_no_change_is_not_touched_and_one_that_is_aged_is_counted_e
 }
 
 #[test]
-fn a_group_that_finds_no_room_is_unfolded_and_stays() {
+fn an_unmap_that_is_full_leaves_the_group_behind_it_as_it_was() {
     on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
         let (page, one, group) = (size(4 * K), range(2 * M, 4 * K), range(2 * M + 64 * K, 64 * K));
         assert_eq!(guard.map(one, Hpa(G), RAM, page, cache), Ok(4 * K));
         assert_eq!(guard.map_contiguous(group, Hpa(2 * G), RAM, page, cache), Ok(64 * K));
+        // The range covers the group, or cuts it.
+        for bytes in [2 * M, 68 * K] {
+            guard.platform().take_events();
+            let mut storage = [Place::EMPTY; 1];
+            let mut removals = guard.removals(&mut storage);
+            let result = guard.unmap(range(2 * M, bytes), &mut removals);
+            refused(result, 2 * M + 64 * K, UnmapError::Full);
+            assert!(!invalidates(guard.platform()), "the group is not broken");
+            assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [4 * K]);
+            drop(removals);
+            let left: Vec<_> =
+                guard.leaves(group).unwrap().map(|leaf| leaf.unwrap().size).collect();
+            assert_eq!(left, [size(64 * K)]);
+            assert_eq!(guard.map(one, Hpa(G), RAM, page, cache), Ok(4 * K));
+        }
+        let mut storage = [Place::EMPTY; 2];
+        let mut removals = guard.removals(&mut storage);
+        assert_eq!(guard.unmap(range(2 * M, 2 * M), &mut removals), Ok(68 * K));
+        assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [4 * K, 64 * K]);
+    });
+}
+
+fn invalidates(platform: &TestPlatform) -> bool {
+    platform.take_events().iter().any(|event| matches!(event, Event::Invalidate(_)))
+}
+
+#[test]
+fn groups_that_continue_the_last_run_need_no_room_and_no_break() {
+    on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
+        let all = range(2 * M, 4 * 64 * K);
+        let page = size(4 * K);
+        assert_eq!(guard.map_contiguous(all, Hpa(G), RAM, page, cache), Ok(all.size()));
+        guard.platform().take_events();
         let mut storage = [Place::EMPTY; 1];
         let mut removals = guard.removals(&mut storage);
-        let result = guard.unmap(range(2 * M, 2 * M), &mut removals);
-        refused(result, 2 * M + 64 * K, UnmapError::Full);
-        assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [4 * K]);
-        let left: Vec<_> = guard.leaves(group).unwrap().map(|leaf| leaf.unwrap().size).collect();
-        assert_eq!(left, [page; 16]);
-        // There is room for the group as one run.
-        assert_eq!(guard.unmap(range(2 * M, 2 * M), &mut removals), Ok(64 * K));
-        assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [64 * K]);
+        assert_eq!(guard.unmap(all, &mut removals), Ok(all.size()));
+        assert!(!invalidates(guard.platform()), "no group is broken");
+        assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [all.size()]);
+    });
+}
+
+#[test]
+fn software_bits_of_a_whole_group_are_set_in_place() {
+    on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
+        let (group, page) = (range(2 * M, 64 * K), size(4 * K));
+        guard.map_contiguous(group, Hpa(0), RAM, page, cache).unwrap();
+        guard.platform().take_events();
+        for (bit, size) in [(Software::A, 64 * K), (Software::B, 64 * K)] {
+            assert_eq!(guard.set_software(group, bit, Software::NONE), Ok(64 * K));
+            assert_eq!(guard.set_software(group, bit, Software::NONE), Ok(0), "nothing to do");
+            let found = guard.translate(Gpa(2 * M + 60 * K)).unwrap().unwrap();
+            assert!(found.attributes.software.contains(bit) && found.size.bytes() == size);
+        }
+        assert_eq!(guard.set_software(group, Software::NONE, Software::A), Ok(64 * K));
+        assert!(!invalidates(guard.platform()) && guard.owed().is_none());
+        for member in 0..16 {
+            let found = guard.translate(Gpa(2 * M + member * 4 * K)).unwrap().unwrap();
+            assert_eq!(found.attributes, Attributes { software: Software::B, ..RAM });
+        }
+        // Of a part of it they are not.
+        assert_eq!(guard.set_software(range(2 * M, 4 * K), Software::A, Software::NONE), Ok(4 * K));
+        assert!(invalidates(guard.platform()));
+        assert_eq!(guard.translate(Gpa(2 * M)).unwrap().unwrap().size, page);
     });
 }
 

@@ -111,14 +111,15 @@ impl<H: Hardware> World<'_, H> {
             legal.extend(lacks.map(ChangeError::Attributes));
         }
         if !rule.stale() {
-            // A block that has the right already is not refused.
+            // A block that has the right already is not refused, even if it is old.
             let edges = [start, end].into_iter().filter_map(|edge| before.at(edge));
             let needs = |run: Run| {
                 let size = run.size;
                 let cut = [start, end]
                     .iter()
                     .any(|at| super::floor(*at, size) != *at && run.start <= *at && *at < run.end);
-                cut && rule.of::<H>(&run.leaf, marks) != own(rule, &run.leaf)
+                let (of, own) = (rule.of::<H>(&run.leaf, marks), own(rule, &run.leaf));
+                cut && Attributes { accessed: own.accessed, ..of } != own
             };
             let sizes: Vec<_> = edges.filter(|run| needs(**run)).map(|run| run.size).collect();
             let cuts = |why: &ChangeError| match why {

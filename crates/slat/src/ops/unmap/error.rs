@@ -1,0 +1,52 @@
+//! The errors of an unmap.
+
+use crate::addr::{PageSize, RangeError};
+use crate::ops::{ChangeError, Refusal};
+use core::fmt;
+
+/// Reason why a range was not unmapped, or not all of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum UnmapError {
+    /// The range of guest addresses is not one that these tables can have.
+    Range(RangeError),
+    /// The range ends inside a block.
+    CutsBlock {
+        /// The size of the block.
+        size: PageSize,
+    },
+    /// The removals have no room for another leaf.
+    Full,
+    /// The removals belong to other tables.
+    ForeignRemovals,
+    /// Another thread held an entry for too long.
+    Contended,
+    /// As many entries were read as [`Guard::limit`] allows.
+    Paused,
+}
+
+impl fmt::Display for UnmapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range(error) => error.fmt(f),
+            Self::CutsBlock { size } => ChangeError::CutsBlock { size: *size }.fmt(f),
+            Self::Full => {
+                f.write_str("no room for more; complete the removals and go on from there")
+            }
+            Self::ForeignRemovals => f.write_str("the removals are those of other tables"),
+            Self::Contended => ChangeError::Contended.fmt(f),
+            Self::Paused => ChangeError::Paused.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for UnmapError {}
+
+impl From<Refusal> for UnmapError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Range(error) => Self::Range(error),
+            Refusal::CutsBlock { size } => Self::CutsBlock { size },
+        }
+    }
+}

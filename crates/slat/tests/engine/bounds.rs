@@ -1,0 +1,392 @@
+//! How long each operation waits for a thread that never comes back, and how much it does after its
+//! limit.
+
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::stage::{G, K, M, RAM, on_stage, range};
+use crate::common::world::{CacheOf, GuardOf};
+use crate::common::{Moment, TestPlatform};
+use slat::format::arm64::Arm64K4;
+use slat::format::ept::Ept1G;
+use slat::{
+    Access, AddressSpace, Ageing, Ages, Attributes, BreakBeforeMake, Contended, Format, Gpa,
+    GpaRange, Granted, Hpa, Owner, PageSize, Pages, Place, Rights, Skip, Software, TableCache,
+    Vmid,
+};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+
+const PAGE: PageSize = PageSize::SIZE_4K;
+const BLOCK: PageSize = PageSize::SIZE_2M;
+/// The turns that one call may wait.
+const PATIENCE: u64 = 1 << 12;
+
+fn ept() -> Ept1G {
+    Ept1G { output_bits: 48, ..Default::default() }
+}
+
+fn all() -> GpaRange {
+    range(2 * M, 2 * M)
+}
+
+const HELD: u64 = 2 * M;
+
+fn page() -> GpaRange {
+    range(HELD, 4 * K)
+}
+
+fn pages(bits: &[u64; 8]) -> Pages<'_> {
+    Pages { start: Gpa(2 * M), bits }
+}
+
+fn granted<H: Hardware, E>(result: Result<Granted<'_, '_, H::Format, TestPlatform>, E>) {
+    let _ = result.map(Granted::elsewhere);
+}
+
+type Call<H> = for<'t, 'p> fn(&mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>);
+
+fn age<H: Hardware>(guard: &mut GuardOf<'_, '_, H>, clear: bool, skip: Skip) {
+    let (mut young, mut unanswered) = ([0; 8], [0; 8]);
+    let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+    guard.age(all(), &mut ages, Ageing { clear, skip, fresh: false }).unwrap();
+}
+
+fn unmap<H: Hardware>(guard: &mut GuardOf<'_, '_, H>, at: GpaRange) {
+    let mut places = [Place::EMPTY; 4];
+    let mut removals = guard.removals(&mut places);
+    let _ = guard.unmap(at, &mut removals);
+    removals.complete().for_each(drop);
+}
+
+/// Every operation of a guard, on a table whose first entries are held.
+#[rustfmt::skip]
+fn calls<H: Hardware>() -> Vec<(&'static str, Call<H>)> {
+    vec![
+        ("map", |g, c| { let _ = g.map(all(), Hpa(0), RAM, PAGE, c); }),
+        ("map of a page", |g, c| { let _ = g.map(page(), Hpa(0), RAM, PAGE, c); }),
+        ("map_contiguous", |g, c| { let _ = g.map_contiguous(all(), Hpa(0), RAM, PAGE, c); }),
+        ("reserve", |g, c| { let _ = g.reserve(Gpa(HELD), PAGE, c); }),
+        ("reserve_contiguous", |g, c| { let _ = g.reserve_contiguous(Gpa(HELD), PAGE, c); }),
+        ("set_owner", |g, c| { let _ = g.set_owner(all(), None, Owner::new(1), c); }),
+        ("owner", |g, _| { let _ = g.owner(Gpa(HELD)); }),
+        ("translate", |g, _| { let _ = g.translate(Gpa(HELD)); }),
+        ("descriptor", |g, _| { let _ = g.descriptor(Gpa(HELD)); }),
+        ("leaves", |g, _| { let _ = g.leaves(all()).unwrap().count(); }),
+        ("dump", |g, _| { let _ = g.dump().to_string(); }),
+        ("flush", |g, _| { let _ = g.flush(all()); }),
+        ("write_protect", |g, _| { let _ = g.write_protect(all()); }),
+        ("write_protect of a page", |g, _| { let _ = g.write_protect(page()); }),
+        ("write_protect_pages", |g, _| { let _ = g.write_protect_pages(&pages(&[!5; 8])); }),
+        ("write_protect_subtrees", |g, _| { let _ = g.write_protect_subtrees(page()); }),
+        ("execute_protect", |g, _| { let _ = g.execute_protect(all()); }),
+        ("protect", |g, _| { let _ = g.protect(all(), Rights::READ); }),
+        ("protect, writable", |g, _| { let _ = g.protect(all(), Rights::ALL); }),
+        ("relax, read", |g, _| granted::<H, _>(g.relax(all(), Access::Read))),
+        ("relax, write", |g, _| granted::<H, _>(g.relax(all(), Access::Write))),
+        ("relax, fetch", |g, _| granted::<H, _>(g.relax(all(), Access::Execute))),
+        ("relax of a page, read", |g, _| granted::<H, _>(g.relax(page(), Access::Read))),
+        ("relax of a page, write", |g, _| granted::<H, _>(g.relax(page(), Access::Write))),
+        ("relax of a page, fetch", |g, _| granted::<H, _>(g.relax(page(), Access::Execute))),
+        ("relax_where", |g, _| {
+            granted::<H, _>(g.relax_where(all(), Access::Write, Software::NONE));
+        }),
+        ("relax of a page behind", |g, _| {
+            granted::<H, _>(g.relax(range(4 * M - 4 * K, 4 * K), Access::Write));
+        }),
+        ("grant_write", |g, _| granted::<H, _>(g.grant_write(Gpa(HELD), Hpa(0), Software::NONE))),
+        ("allow_write", |g, _| granted::<H, _>(g.allow_write(all(), Software::NONE))),
+        ("allow_execute", |g, _| {
+            granted::<H, _>(g.allow_execute(all(), Access::Execute, Software::NONE));
+        }),
+        ("set_software", |g, _| { let _ = g.set_software(all(), Software::A, Software::NONE); }),
+        ("clean", |g, _| { let _ = g.clean(all()); }),
+        ("clean_pages", |g, _| { let _ = g.clean_pages(&pages(&[!5; 8])); }),
+        ("harvest", |g, _| { let _ = g.harvest(all(), &mut [0; 8]); }),
+        ("age, every leaf", |g, _| age::<H>(g, true, Skip::Nothing)),
+        ("age, a hint", |g, _| age::<H>(g, true, Skip::Hint)),
+        ("age, exact", |g, _| age::<H>(g, true, Skip::Exact)),
+        ("age, test", |g, _| age::<H>(g, false, Skip::Exact)),
+        ("age_leaf", |g, _| { let _ = g.age_leaf(Gpa(HELD), true); }),
+        ("split", |g, c| { let _ = g.split(all(), PAGE, c); }),
+        ("split_to_execute", |g, c| {
+            granted::<H, _>(g.split_to_execute(page(), c, Access::Execute, Software::NONE));
+        }),
+        ("collapse", |g, _| { let _ = g.collapse(range(0, 8 * M), BLOCK); }),
+        ("unfold", |g, _| { let _ = g.unfold(all()); }),
+        ("prune", |g, _| { let _ = g.prune(all()); }),
+        ("replace", |g, _| {
+            let _ = g.replace(all(), Hpa(0), Hpa(G), Attributes { write: false, ..RAM });
+        }),
+        ("replace, writable", |g, _| {
+            let other = Attributes { execute: slat::Execute::None, ..RAM };
+            let _ = g.replace(all(), Hpa(0), Hpa(0), other);
+        }),
+        ("unmap", |g, _| unmap::<H>(g, all())),
+        ("unmap of a page", |g, _| unmap::<H>(g, page())),
+    ]
+}
+
+/// What stands in the way: entries of pages from 2m on, each replaced by what `held` makes of it,
+/// and of other tables of pages one each; or the entry of a block at 2m.
+#[derive(Clone, Copy)]
+struct Way<H: Hardware> {
+    name: &'static str,
+    held: fn(u64) -> u64,
+    size: PageSize,
+    count: u64,
+    protected: bool,
+    hardware: std::marker::PhantomData<H>,
+}
+
+/// Each operation, beside each holder that never comes back.
+fn waits<H: Hardware>(format: H::Format) {
+    let way = |name, held, size, count, protected| Way::<H> {
+        name,
+        held,
+        size,
+        count,
+        protected,
+        hardware: std::marker::PhantomData,
+    };
+    let retired: fn(u64) -> u64 = |_| H::Format::retired(Hpa(0));
+    let ways = [
+        way("frozen", |_| H::MARK, PAGE, 64, false),
+        way("sealed", |raw| raw | H::MARK, PAGE, 64, false),
+        way("retired", retired, PAGE, 64, false),
+        way("all retired", retired, PAGE, 512, false),
+        way("a frozen block", |_| H::MARK, BLOCK, 1, false),
+        way("a sealed block", |raw| raw | H::MARK, BLOCK, 1, false),
+        way("frozen, protected", |_| H::MARK, PAGE, 1, true),
+        way("all but the first frozen, protected", |_| H::MARK, PAGE, 511, true),
+    ];
+    for way in ways {
+        for (name, call) in calls::<H>() {
+            on_stage::<H>((format, 40, 16), |tables, guard, cache| {
+                let four = range(0, 8 * M);
+                let size = if way.size == BLOCK { BLOCK } else { PAGE };
+                guard.map(four, Hpa(0), RAM, size, cache).unwrap();
+                if way.protected {
+                    guard.write_protect_subtrees(range(0, 2 * G)).unwrap();
+                    guard.complete();
+                }
+                let hardware = H::of(tables);
+                let from = 512 - way.count.max(if way.protected { 0 } else { 512 });
+                let places = (from..from + way.count).map(|page| 2 * M + page * 4 * K);
+                let others = [0, 4 * M, 6 * M].into_iter().filter(|_| way.size == PAGE);
+                let held: Vec<_> = places
+                    .chain(others)
+                    .map(|at| {
+                        let (pte, _) = hardware.pte(guard.platform(), at);
+                        let raw = pte.load(SeqCst);
+                        pte.store((way.held)(raw), SeqCst);
+                        (at, raw, (way.held)(raw))
+                    })
+                    .collect();
+                let looks = Arc::new(AtomicU64::new(0));
+                let seen = looks.clone();
+                guard.platform().entered(Some(Box::new(move |_, _| {
+                    seen.fetch_add(1, SeqCst);
+                })));
+                let before = guard.counts().entries_read;
+                call(guard, cache);
+                guard.platform().entered(None);
+                let read = guard.counts().entries_read - before;
+                for (at, raw, held) in held {
+                    let (pte, _) = hardware.pte(guard.platform(), at);
+                    assert_eq!(pte.swap(raw, SeqCst), held, "{name} changed a {} entry", way.name);
+                }
+                // A turn reads at most the way to the entry, four tables, and a child; tables
+                // become accessed on the same way.
+                let (read, looks) = (read, looks.load(SeqCst));
+                let said = format!("{name}, {}: {read} entries, {looks} tables", way.name);
+                assert!(
+                    read <= 5 * PATIENCE + 8 * 512 && looks <= 7 * PATIENCE + 8 * 512,
+                    "{said}"
+                );
+            });
+        }
+    }
+}
+
+#[test]
+fn an_operation_waits_one_patience_for_a_holder_that_never_comes_back() {
+    waits::<Arm<12>>(Arm64K4 { hardware_dirty: true, ..Default::default() });
+    waits::<Ept<true>>(ept());
+}
+
+#[test]
+fn a_query_ends_while_a_mapping_of_that_address_is_told() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let space = AddressSpace::new(ept(), Vmid(1), 40, &platform).unwrap();
+    let mut storage = [const { None }; 4];
+    let mut cache = TableCache::new(&platform, &mut storage);
+    cache.fill(4).unwrap();
+    let mut guard = space.guard();
+    let reserved = guard.reserve(Gpa(2 * M), PAGE, &mut cache).unwrap();
+    let told = reserved.commit_told(Hpa(M), RAM, || {
+        assert_eq!(space.query(Gpa(2 * M)), None);
+        let contended = Contended { at: Gpa(2 * M) };
+        assert_eq!(space.translate(Gpa(2 * M)), Err(contended));
+        Ok::<(), ()>(())
+    });
+    assert_eq!(told, Ok(Ok(Some(4 * K))));
+    assert_eq!(space.translate(Gpa(2 * M)).unwrap().unwrap().hpa, Hpa(M));
+    drop((guard, cache));
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+}
+
+/// An invalidation that interrupts other CPUs ends when each has served it. One of them handles an
+/// exit with interrupts off, and asks for the address whose leaf stands broken meanwhile.
+#[test]
+fn a_query_with_interrupts_off_does_not_stop_an_invalidation() {
+    // The hook outlives all borrows.
+    let platform: &'static _ = Box::leak(Box::new(TestPlatform::new(BreakBeforeMake::Never)));
+    let mut space = AddressSpace::new(ept(), Vmid(1), 40, platform).unwrap();
+    let (page, read) = (range(2 * M, 4 * K), Attributes { write: false, ..RAM });
+    space.map(page, Hpa(0), read, PAGE).unwrap();
+    let space: &'static _ = Box::leak(Box::new(space));
+    let asked = Rc::new(Cell::new(0));
+    let asks = asked.clone();
+    platform.meanwhile(Some(Box::new(move |_, moment| {
+        if moment == Moment::Invalidating {
+            assert!(space.translate(Gpa(2 * M)).is_err());
+            asks.set(asks.get() + 1);
+        }
+    })));
+    space.guard().replace(page, Hpa(0), Hpa(M), read).unwrap();
+    platform.meanwhile(None);
+    assert_eq!((asked.get(), space.query(Gpa(2 * M)).unwrap().hpa), (1, Hpa(M)));
+}
+
+/// What a call read, and the tables that it built, under a limit.
+fn work<H: Hardware>(
+    guard: &mut GuardOf<'_, '_, H>,
+    limit: u64,
+    call: impl FnOnce(&mut GuardOf<'_, '_, H>),
+) -> u64 {
+    guard.limit(limit);
+    let before = guard.counts();
+    call(guard);
+    let after = guard.counts();
+    guard.limit(u64::MAX);
+    after.entries_read - before.entries_read + 512 * (after.tables_built - before.tables_built)
+}
+
+#[test]
+fn a_limit_counts_tables_whose_protection_is_pushed_down() {
+    on_stage::<Ept<true>>((ept(), 40, 8), |_, guard, cache| {
+        for table in 0..4 {
+            guard.map(range(table * 2 * M, 4 * K), Hpa(0), RAM, PAGE, cache).unwrap();
+        }
+        let of = range(0, 8 * M);
+        // Returns where the call paused.
+        let calls: [fn(&mut GuardOf<'_, '_, Ept<true>>, GpaRange) -> Option<Gpa>; 2] = [
+            |guard, of| guard.protect(of, Rights::ALL).err().map(|halted| halted.at),
+            |guard, of| {
+                let result = guard.relax(of, Access::Write).map(Granted::elsewhere);
+                result.err().map(|halted| halted.at)
+            },
+        ];
+        for call in calls {
+            guard.write_protect_subtrees(range(0, G)).unwrap();
+            guard.complete();
+            let (mut left, mut calls) = (of, 0);
+            loop {
+                let mut at = None;
+                let work = work::<Ept<true>>(guard, 16, |guard| at = call(guard, left));
+                assert!(work <= 16 + 512 + 4, "{work} entries");
+                calls += 1;
+                let Some(at) = at else { break };
+                assert!(calls < 20, "it does not go on at {at}");
+                left = range(at.0, of.end().0 - at.0);
+            }
+            assert!(calls > 4, "{calls}");
+        }
+        // A page is not half done.
+        guard.write_protect_subtrees(range(0, G)).unwrap();
+        guard.complete();
+        guard.limit(0);
+        let page = guard.relax(range(0, 4 * K), Access::Write).map(Granted::elsewhere);
+        assert_eq!(page, Ok(4 * K));
+    });
+}
+
+#[test]
+fn a_limit_counts_both_readings_of_a_range_that_is_mapped() {
+    on_stage::<Ept<true>>((ept(), 40, 64), |_, guard, cache| {
+        let of = range(0, 32 * M);
+        guard.map(of, Hpa(0), RAM, PAGE, cache).unwrap();
+        for (limit, tables) in [(4096, 1), (1, 2)] {
+            let work = work::<Ept<true>>(guard, limit, |guard| {
+                assert!(guard.map(of, Hpa(0), RAM, PAGE, cache).is_err());
+            });
+            assert!(work <= limit + 512 * tables + 8, "{work} entries");
+        }
+    });
+}
+
+#[test]
+fn a_limit_counts_the_tables_of_an_owner_and_of_a_map_and_of_a_split() {
+    on_stage::<Ept<true>>((ept(), 40, 1100), |tables, guard, cache| {
+        let all = range(0, G);
+        let cut = range(4 * K, 16 * M - 8 * K);
+        let (mut left, mut calls) = (cut, 0);
+        while left.size() > 0 && calls < 100 {
+            let mut at = None;
+            let work = work::<Ept<true>>(guard, 1, |guard| {
+                let result = guard.set_owner(left, None, Owner::new(7), cache);
+                at = result.err().map(|halted| halted.at);
+            });
+            assert!(work <= 1 + 2 * 512 + 8, "{work} entries");
+            calls += 1;
+            let Some(at) = at else { break };
+            left = range(at.0, cut.end().0 - at.0);
+        }
+        assert!((3..100).contains(&calls), "{calls}");
+        assert_eq!(guard.owner(Gpa(8 * M)), Ok(Owner::new(7)));
+        guard.set_owner(cut, Owner::new(7), None, cache).unwrap();
+        guard.prune(all).unwrap();
+        guard.complete();
+        tables.reclaim();
+        guard.refresh();
+        tables.reclaim();
+
+        // Pages of an empty GiB: one table of them at a time, and once those above.
+        for (size, from) in [(PAGE, 0), (BLOCK, 1)] {
+            let (mut left, mut calls) = (range(from * G, G), 0);
+            loop {
+                let mut at = None;
+                let work = work::<Ept<true>>(guard, 1, |guard| {
+                    let result = guard.map(left, Hpa(left.start().0), RAM, size, cache);
+                    at = result.err().map(|halted| halted.at);
+                });
+                assert!(work <= 4 * 512 + 8, "{work} entries, call {calls}");
+                calls += 1;
+                let Some(at) = at else { break };
+                assert!(left.start() < at, "it goes on");
+                left = range(at.0, left.end().0 - at.0);
+            }
+            assert!(calls >= if size == PAGE { 512 } else { 1 }, "{calls}");
+            assert_eq!(guard.translate(Gpa(from * G + 5)).unwrap().unwrap().hpa, Hpa(from * G + 5));
+        }
+        // Blocks, which become tables one at a time.
+        let (mut left, mut calls) = (range(G, 16 * M), 0);
+        loop {
+            let mut at = None;
+            let work = work::<Ept<true>>(guard, 1, |guard| {
+                at = guard.split(left, PAGE, cache).err().map(|halted| halted.at);
+            });
+            assert!(work <= 512 + 8, "{work} entries");
+            calls += 1;
+            let Some(at) = at else { break };
+            assert_eq!(at.0, left.start().0 + 2 * M);
+            left = range(at.0, left.end().0 - at.0);
+        }
+        assert_eq!(calls, 8);
+    });
+}
