@@ -7,6 +7,7 @@ mod common;
 
 mod accounts;
 mod aged;
+mod batches;
 mod between;
 mod collapse;
 mod collapsed;

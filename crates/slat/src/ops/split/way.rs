@@ -52,4 +52,4 @@ pub(crate) mod sealed {
 
 /// Bounds how long a block stands broken: one invalidation, and a store for each block that waits
 /// with it (docs/adr/0026-*).
-pub(super) const MOST_MERGED: usize = 20;
+pub(in crate::ops) const MOST_MERGED: usize = 20;

@@ -318,6 +318,23 @@ pub trait Hardware: Copy + Debug + 'static {
         }
     }
 
+    /// Returns the entry that links the lowest table on the way to `gpa`.
+    fn link<'p>(&self, memory: &'p TestPlatform, gpa: u64) -> &'p AtomicU64 {
+        let (mut from, mut link) = (self.root(), None);
+        loop {
+            let index = (gpa >> Self::shift(from.height)) as usize % from.ptes;
+            let pte = &memory.table(from.table, from.ptes)[index];
+            let Descriptor::Table { table, .. } =
+                self.decode(pte.load(Ordering::SeqCst), from.height)
+            else {
+                return link.expect("there is a table");
+            };
+            link = Some(pte);
+            from.height -= 1;
+            (from.table, from.ptes) = (table, Self::entries(from.height));
+        }
+    }
+
     /// Returns everything that hardware could translate.
     fn tree(&self, memory: &TestPlatform) -> Tree {
         self.part(memory, 0, u64::MAX)
