@@ -150,7 +150,7 @@ fn a_table_whose_link_is_held_stays_and_its_leaves_are_released() {
             let platform = guard.platform();
             // The third table is held once the first has its turn, and released afterwards.
             let first = hardware.tree(platform).table(4 * M, 1).unwrap().0;
-            let link = hardware.link(platform, 4 * M);
+            let link = hardware.links(platform, 4 * M).pop().unwrap();
             let raw = link.fetch_or(H::MARK, SeqCst);
             refused(guard.collapse(all, BLOCK), 4 * M, SplitError::Contended);
             link.store(raw, SeqCst);

@@ -318,18 +318,18 @@ pub trait Hardware: Copy + Debug + 'static {
         }
     }
 
-    /// Returns the entry that links the lowest table on the way to `gpa`.
-    fn link<'p>(&self, memory: &'p TestPlatform, gpa: u64) -> &'p AtomicU64 {
-        let (mut from, mut link) = (self.root(), None);
+    /// Returns the entries that link the tables on the way to `gpa`, from the root downwards.
+    fn links<'p>(&self, memory: &'p TestPlatform, gpa: u64) -> Vec<&'p AtomicU64> {
+        let (mut from, mut links) = (self.root(), Vec::new());
         loop {
             let index = (gpa >> Self::shift(from.height)) as usize % from.ptes;
             let pte = &memory.table(from.table, from.ptes)[index];
             let Descriptor::Table { table, .. } =
                 self.decode(pte.load(Ordering::SeqCst), from.height)
             else {
-                return link.expect("there is a table");
+                return links;
             };
-            link = Some(pte);
+            links.push(pte);
             from.height -= 1;
             (from.table, from.ptes) = (table, Self::entries(from.height));
         }
