@@ -7,7 +7,7 @@ use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage_of, range};
 use crate::common::world::{CacheOf, GuardOf, invalidations};
-use crate::common::{Event, Moment};
+use crate::common::{Event, Moment, TestPlatform};
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::{
@@ -142,10 +142,20 @@ fn the_tables_above_a_leaf_that_is_given_as_used_are_marked_as_used() {
     each::<H>(
         format,
         |hardware, guard, at| {
-            let links = hardware.links(guard.platform(), at.start().0);
-            links.iter().for_each(|link| _ = link.fetch_and(!mark, SeqCst));
+            let forget = move |platform: &TestPlatform| {
+                let links = hardware.links(platform, at.start().0);
+                links.iter().for_each(|link| _ = link.fetch_and(!mark, SeqCst));
+            };
+            forget(guard.platform());
+            // Another thread ages the guest while new tables are filled.
+            guard.platform().meanwhile(Some(Box::new(move |platform, moment| {
+                if moment == Moment::Fill {
+                    forget(platform);
+                }
+            })));
         },
         |hardware, guard, way, _| {
+            guard.platform().meanwhile(None);
             let links = hardware.links(guard.platform(), way.at.start().0);
             let marked = links.iter().all(|link| link.load(SeqCst) & mark != 0);
             assert!(marked, "{}", way.name);
