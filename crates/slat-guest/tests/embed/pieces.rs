@@ -48,7 +48,7 @@ fn changes_of_a_slot_rest_between_pieces_outside_the_tables() {
 #[test]
 fn the_end_of_a_log_invalidates_for_each_gib_and_not_for_each_block() {
     for logging in [Logging::Protect, Logging::Hardware] {
-        for (bytes, collapse) in [(M2, 1), (32 * M2, 1), (G1, 2), (3 * G1, 6)] {
+        for (bytes, collapse) in [(M2, 1), (20 * M2, 1), (32 * M2, 2), (G1, 2), (3 * G1, 6)] {
             let machine = Counted::new();
             let eager_split = Some(PageSize::SIZE_4K);
             let config = Config { logging, eager_split, ..Config::new(1, PageSize::SIZE_2M) };

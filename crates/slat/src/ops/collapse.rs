@@ -49,7 +49,7 @@ use super::split::way::MOST_MERGED;
 const MOST_BYTES: u64 = 1 << 30;
 
 /// The most tables of a batch whose addresses are on the stack.
-const FEW: usize = 32;
+const FEW: usize = MOST_MERGED;
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Turns tables in `range`, where it covers them, back into blocks of at most `to`; returns
@@ -62,7 +62,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// moment, except that on a CPU that demands break-before-make an access faults while the block
     /// stands broken.
     ///
-    /// Blocks of up to 1 GiB together cost an invalidation, executed inside; the first 32 blocks of
+    /// Blocks of up to 1 GiB together cost an invalidation, executed inside; the first 20 blocks of
     /// a call cost one of their own, and where the CPU demands a break, each 20 do. Until it has
     /// completed, other threads that change these leaves wait, and may find them *contended*.
     ///

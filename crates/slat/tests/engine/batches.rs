@@ -56,11 +56,13 @@ fn blocks(tree: &Tree) -> [&Run; 3] {
 }
 
 #[test]
-fn tables_of_a_gib_become_blocks_by_two_invalidations_and_of_64_mib_by_one() {
+fn tables_of_a_gib_become_blocks_by_two_invalidations() {
     fn cost<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let breaks = bbm == BreakBeforeMake::Always;
-        // 32 tables share the first invalidation of a call; 20 each one, with a break.
-        for (bytes, shared, broken) in [(2 * M, 1, 1), (64 * M, 1, 2), (G, 2, 26), (2 * G, 3, 52)] {
+        // 20 tables share the first invalidation of a call; with a break, each 20 share one.
+        for (bytes, shared, broken) in
+            [(2 * M, 1, 1), (40 * M, 1, 1), (64 * M, 2, 2), (G, 2, 26), (2 * G, 3, 52)]
+        {
             on_stage_of::<H>(bbm, (format, 40, 1030), |tables, guard, cache| {
                 let all = range(0, bytes);
                 assert_eq!(guard.map(all, Hpa(0), RAM, PAGE, cache), Ok(bytes));

@@ -149,7 +149,7 @@ fn unmaps<H: Hardware>() -> [(&'static str, Unmap<H>); 7] {
     ]
 }
 
-/// A clean begins when an unmap has taken the pages of one table, before it takes those of the next.
+/// A clean begins when an unmap has taken the pages of one table, and not those of the next.
 fn between_tables<H: Hardware>(tables: Guest<H>, clean: &Rc<dyn Fn(GpaRange)>, more: u64) -> bool {
     map::<H>(tables, range(0, 2 * M), UNWRITTEN, PAGE);
     map::<H>(tables, range(2 * M, more), RAM, PAGE);

@@ -517,8 +517,8 @@ impl<H: Hardware> Search<'_, H> {
 }
 
 /// Returns the tables that share an invalidation as they become blocks: neighbours below one table,
-/// alike in the right to write, up to 1 GiB of them; the first batch that is full has 32, and with
-/// breaks each has 20.
+/// alike in the right to write, up to 1 GiB of them; the first batch that is full has 20, as each has
+/// with breaks.
 fn batches<H: Hardware>(
     tree: &Tree,
     gone: &BTreeSet<(u64, u64)>,
@@ -531,13 +531,7 @@ fn batches<H: Hardware>(
         let writable = |at| tree.table(at, H::height(size)).unwrap().1.write;
         let last = batches.last().filter(|batch| {
             let (first, end) = batch[0];
-            let most = if breaks {
-                20
-            } else if few {
-                32
-            } else {
-                H::entries(0) as u64
-            };
+            let most = if breaks || few { 20 } else { H::entries(0) as u64 };
             let parent = H::size(H::height(size) + 1);
             end - first == size
                 && floor(first, parent) == floor(at, parent)
@@ -549,7 +543,7 @@ fn batches<H: Hardware>(
             Some(_) => batches.last_mut().unwrap().push((at, at + size)),
             None => batches.push(vec![(at, at + size)]),
         }
-        few &= breaks || H::height(size) != 1 || place != 31;
+        few &= breaks || H::height(size) != 1 || place != 19;
     }
     batches
 }
