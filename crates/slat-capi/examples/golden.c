@@ -47,7 +47,7 @@ struct machine {
     unsigned char *arena;
     unsigned char taken[ARENA_FRAMES];
     unsigned left;
-    unsigned invalidations;
+    unsigned invalidations, local;
     struct slat_invalidation last;
     struct slat_space *space;
     enum slat_status inside;
@@ -98,6 +98,14 @@ static void invalidate(void *context, const struct slat_invalidation *what)
     machine->last = *what;
 }
 
+static void invalidate_local(void *context, const struct slat_invalidation *what)
+{
+    struct machine *machine = (struct machine *)context;
+
+    machine->local++;
+    machine->last = *what;
+}
+
 static struct slat_platform on(struct machine *machine, enum slat_break_before_make changes)
 {
     struct slat_platform platform;
@@ -112,6 +120,7 @@ static struct slat_platform on(struct machine *machine, enum slat_break_before_m
     platform.phys_to_virt = phys_to_virt;
     platform.publish = publish;
     platform.invalidate = invalidate;
+    platform.invalidate_local = invalidate_local;
     platform.break_before_make = (uint32_t)changes;
     return platform;
 }
@@ -259,9 +268,14 @@ static void arm64(void)
     /* Completed once; a second time costs nothing. */
     SAME(slat_complete(&space, owing.owed), SLAT_STATUS_OK);
     SAME(machine.invalidations, before + 1);
+    /* A write fault of the log invalidates on this CPU only. */
     owing = slat_relax(&space, gpa + 2 * MIB + 4 * KIB, 4 * KIB, SLAT_ACCESS_WRITE);
     SAME(owing.result.done, 4 * KIB);
     SAME(slat_complete(&space, owing.owed), SLAT_STATUS_OK);
+    SAME(machine.local, 1);
+    SAME(machine.last.start, gpa + 2 * MIB + 4 * KIB);
+    SAME(machine.last.bytes, 4 * KIB);
+    SAME(machine.invalidations, before + 1);
     SAME(walk(&machine, &space, gpa + 2 * MIB + 4 * KIB, 0) & (1 << 7), 1 << 7);
 
     /* What is lost joins what the space owes: the next call that completes covers it. */
@@ -331,6 +345,19 @@ static void arm64(void)
 
     SAME(slat_destroy(&space), SLAT_STATUS_OK);
     SAME(slat_destroy(&space), SLAT_STATUS_HANDLE);
+
+    /* A platform without a local invalidation invalidates on every CPU. */
+    platform.invalidate_local = NULL;
+    SAME(slat_create(&space, &platform, &format, 7, 40), SLAT_STATUS_OK);
+    done = slat_map(&space, gpa, 4 * KIB, 0x80000000, ram(), 4 * KIB);
+    SAME(done.status, SLAT_STATUS_OK);
+    before = machine.invalidations;
+    machine.local = 0;
+    owing = slat_relax(&space, gpa, 4 * KIB, SLAT_ACCESS_WRITE);
+    SAME(owing.owed.ticket, 0);
+    SAME(machine.invalidations - before, 1);
+    SAME(machine.local, 0);
+    SAME(slat_destroy(&space), SLAT_STATUS_OK);
     off(&machine);
 }
 
@@ -536,6 +563,12 @@ static void registers(void)
     SAME(counts[SLAT_TLBI_IPAS2LE1IS], 1);
     SAME(counts[SLAT_TLBI_VMALLE1IS], 1);
     CHECK(counts[SLAT_TLBI_DSB_ISH] >= 2 && counts[SLAT_TLBI_ISB] == 1);
+    memset(counts, 0, sizeof(counts));
+    SAME(slat_arm64_tlbi_local(&id, SLAT_FORMAT_KIND_ARM64_K4, &page, count, counts),
+         SLAT_STATUS_OK);
+    SAME(counts[SLAT_TLBI_IPAS2LE1], 1);
+    SAME(counts[SLAT_TLBI_VMALLE1], 1);
+    SAME(counts[SLAT_TLBI_IPAS2LE1IS] + counts[SLAT_TLBI_VMALLE1IS] + counts[SLAT_TLBI_DSB_ISH], 0);
     SAME(slat_destroy(&space), SLAT_STATUS_OK);
     off(&machine);
 }

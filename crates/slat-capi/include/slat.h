@@ -566,7 +566,8 @@ struct slat_owing {
  2. `phys_to_virt` of an address inside such a frame points to that memory, readable and writable
     until the frame is freed, the same at every call, and is not null.
  3. `invalidate` returns only when no CPU can use a translation, or a walk-cache entry, that it
-    names: on every CPU that may hold entries of the guest.
+    names: on every CPU that may hold entries of the guest; `invalidate_local`, only when the
+    calling CPU cannot.
  4. No function unwinds, by an exception or `longjmp`.
  5. Each thread that calls the library may call the functions. None of them calls the library
     with the same space, which would return `SLAT_STATUS_BUSY`.
@@ -598,6 +599,12 @@ struct slat_platform {
    that may hold entries of the guest. `what` is valid during the call.
    */
   void (*invalidate)(void *context, const struct slat_invalidation *what);
+  /*
+   The same for the calling CPU alone, which faulted and goes on with the rights of
+   `slat_relax`. Null for `invalidate`, which then reaches every CPU at each such fault. Not
+   called for x86 and Power.
+   */
+  void (*invalidate_local)(void *context, const struct slat_invalidation *what);
   /*
    Makes `bytes` bytes of memory at a host address coherent. Null where the machine needs no
    maintenance (x86, RISC-V, Power; Arm with FEAT_S2FWB and CTR_EL0.DIC).
@@ -764,6 +771,24 @@ enum slat_status slat_arm64_tlbi(const struct slat_arm64_id *id,
                                  void *context);
 
 /*
+ Does `slat_arm64_tlbi` for the calling CPU alone, as `invalidate_local` needs it.
+
+ Returns what `slat_arm64_tlbi` does.
+
+ # Safety
+ `id` and `what` are null or point to values. `execute` may be called with `context`, and does
+ not unwind.
+ */
+SLAT_MUST_USE
+enum slat_status slat_arm64_tlbi_local(const struct slat_arm64_id *id,
+                                       uint32_t kind,
+                                       const struct slat_invalidation *what,
+                                       void (*execute)(void *context,
+                                                       enum slat_tlbi instruction,
+                                                       uint64_t operand),
+                                       void *context);
+
+/*
  Completes the invalidation `owed`: returns when no CPU uses the old entries any more. It
  completes all that the space owes, so the last of several is enough. One that was completed
  before costs nothing. If nothing is owed any more, it gives back the tables that the operations
@@ -813,8 +838,9 @@ struct slat_owing slat_write_protect_pages(struct slat_space *space,
  Gives every leaf in a range the rights for an access, one of `enum slat_access`, as a fault does
  to a leaf that is there. The caller knows whether the guest may have them.
 
- Nothing is owed to other CPUs. On Arm and RISC-V it calls the platform's `invalidate`, so that
- the calling CPU, which faulted, drops the old rights (on x86 the fault has done so). A caller
+ Nothing is owed to other CPUs. On Arm and RISC-V it calls the platform's `invalidate_local` (or
+ `invalidate`, if that is null), so that the calling CPU, which faulted, drops the old rights (on
+ x86 and Power the fault has done so). A caller
  that logs writes reports the page after this call, not before.
 
  Returns the bytes that changed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`, and, except for a read,

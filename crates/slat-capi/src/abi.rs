@@ -167,7 +167,8 @@ pub enum slat_break_before_make {
 /// 2. `phys_to_virt` of an address inside such a frame points to that memory, readable and writable
 ///    until the frame is freed, the same at every call, and is not null.
 /// 3. `invalidate` returns only when no CPU can use a translation, or a walk-cache entry, that it
-///    names: on every CPU that may hold entries of the guest.
+///    names: on every CPU that may hold entries of the guest; `invalidate_local`, only when the
+///    calling CPU cannot.
 /// 4. No function unwinds, by an exception or `longjmp`.
 /// 5. Each thread that calls the library may call the functions. None of them calls the library
 ///    with the same space, which would return `SLAT_STATUS_BUSY`.
@@ -188,6 +189,11 @@ pub struct slat_platform {
     /// Makes earlier stores to tables visible, invalidates, and waits for completion on every CPU
     /// that may hold entries of the guest. `what` is valid during the call.
     pub invalidate:
+        Option<unsafe extern "C" fn(context: *mut c_void, what: *const slat_invalidation)>,
+    /// The same for the calling CPU alone, which faulted and goes on with the rights of
+    /// `slat_relax`. Null for `invalidate`, which then reaches every CPU at each such fault. Not
+    /// called for x86 and Power.
+    pub invalidate_local:
         Option<unsafe extern "C" fn(context: *mut c_void, what: *const slat_invalidation)>,
     /// Makes `bytes` bytes of memory at a host address coherent. Null where the machine needs no
     /// maintenance (x86, RISC-V, Power; Arm with FEAT_S2FWB and CTR_EL0.DIC).

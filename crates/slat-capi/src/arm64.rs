@@ -211,6 +211,7 @@ mod with {
         what: *const slat_invalidation,
         execute: Option<unsafe extern "C" fn(*mut c_void, slat_tlbi, u64)>,
         context: *mut c_void,
+        local: bool,
     ) -> Result<(), slat_status> {
         let execute = execute.ok_or(slat_status::NullPointer)?;
         // SAFETY: null or values, by the caller's promise.
@@ -226,7 +227,8 @@ mod with {
         let what = Invalidation { vmid: Vmid(what.vmid), range, leaf, tables: what.tables };
         let tlbi = of_kind!(number, |SHIFT, DS| {
             let format = id.format::<SHIFT, DS>().map_err(|_| slat_status::Unsupported)?;
-            Ok(id.tlbi(&format))
+            let tlbi = id.tlbi(&format);
+            Ok(if local { tlbi.local() } else { tlbi })
         })?;
         for instruction in tlbi.sequence(&what) {
             let (instruction, operand) = numbered(instruction);
@@ -335,7 +337,37 @@ pub unsafe extern "C" fn slat_arm64_tlbi(
 ) -> slat_status {
     #[cfg(feature = "arm64")]
     // SAFETY: the caller's promises are the callee's.
-    return unsafe { with::sequence(id, kind, what, execute, context) }
+    return unsafe { with::sequence(id, kind, what, execute, context, false) }
+        .err()
+        .unwrap_or(slat_status::Ok);
+    #[cfg(not(feature = "arm64"))]
+    {
+        _ = (id, kind, what, execute, context);
+        slat_status::Format
+    }
+}
+
+/// Does `slat_arm64_tlbi` for the calling CPU alone, as `invalidate_local` needs it.
+///
+/// Returns what `slat_arm64_tlbi` does.
+///
+/// # Safety
+/// `id` and `what` are null or point to values. `execute` may be called with `context`, and does
+/// not unwind.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slat_arm64_tlbi_local(
+    id: *const slat_arm64_id,
+    kind: u32,
+    what: *const slat_invalidation,
+    execute: Option<
+        unsafe extern "C" fn(context: *mut c_void, instruction: slat_tlbi, operand: u64),
+    >,
+    context: *mut c_void,
+) -> slat_status {
+    #[cfg(feature = "arm64")]
+    // SAFETY: the caller's promises are the callee's.
+    return unsafe { with::sequence(id, kind, what, execute, context, true) }
         .err()
         .unwrap_or(slat_status::Ok);
     #[cfg(not(feature = "arm64"))]

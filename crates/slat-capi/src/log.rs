@@ -139,8 +139,9 @@ pub unsafe extern "C" fn slat_write_protect_pages(
 /// Gives every leaf in a range the rights for an access, one of `enum slat_access`, as a fault does
 /// to a leaf that is there. The caller knows whether the guest may have them.
 ///
-/// Nothing is owed to other CPUs. On Arm and RISC-V it calls the platform's `invalidate`, so that
-/// the calling CPU, which faulted, drops the old rights (on x86 the fault has done so). A caller
+/// Nothing is owed to other CPUs. On Arm and RISC-V it calls the platform's `invalidate_local` (or
+/// `invalidate`, if that is null), so that the calling CPU, which faulted, drops the old rights (on
+/// x86 and Power the fault has done so). A caller
 /// that logs writes reports the page after this call, not before.
 ///
 /// Returns the bytes that changed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`, and, except for a read,

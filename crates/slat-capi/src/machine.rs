@@ -5,7 +5,7 @@ use core::ffi::c_void;
 use core::ptr::NonNull;
 use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte, Seat};
 
-/// The hypervisor's functions, none of which is missing except `maintain`.
+/// The hypervisor's functions; two of them may be missing.
 pub struct Machine {
     context: *mut c_void,
     allocate: unsafe extern "C" fn(*mut c_void, usize) -> u64,
@@ -13,6 +13,7 @@ pub struct Machine {
     phys_to_virt: unsafe extern "C" fn(*mut c_void, u64) -> *mut c_void,
     publish: unsafe extern "C" fn(*mut c_void),
     invalidate: unsafe extern "C" fn(*mut c_void, *const slat_invalidation),
+    invalidate_local: Option<unsafe extern "C" fn(*mut c_void, *const slat_invalidation)>,
     maintain: Option<unsafe extern "C" fn(*mut c_void, u64, u64, slat_maintenance)>,
     break_before_make: BreakBeforeMake,
     /// One thread at a time uses a space, and needs no seat.
@@ -31,6 +32,7 @@ impl Machine {
             phys_to_virt: of.phys_to_virt.ok_or(null)?,
             publish: of.publish.ok_or(null)?,
             invalidate: of.invalidate.ok_or(null)?,
+            invalidate_local: of.invalidate_local,
             maintain: of.maintain,
             break_before_make: match of.break_before_make {
                 0 => BreakBeforeMake::Always,
@@ -43,11 +45,24 @@ impl Machine {
     }
 }
 
+impl From<&Invalidation> for slat_invalidation {
+    fn from(what: &Invalidation) -> Self {
+        Self {
+            start: what.range.map_or(0, |range| range.start().0),
+            bytes: what.range.map_or(0, |range| range.size()),
+            leaf: what.leaf.map_or(0, |leaf| leaf.bytes()),
+            vmid: what.vmid.0,
+            tables: what.tables,
+        }
+    }
+}
+
 // SAFETY: by the promises of `slat_platform`, which `Machine::new` requires:
 // 1. a frame is memory of that size that no other code uses (1); `allocate` here refuses one that
 //    is not aligned.
 // 2. `ptes` points to it, the same at every call, until it is given back (2).
-// 3. `invalidate` returns when no CPU can use what it names any more (3).
+// 3. `invalidate` returns when no CPU can use what it names any more, and `invalidate_local` when
+//    the calling CPU cannot (3).
 // 4. `grace` is a field; `break_before_make` was read once, in `new`.
 // 5. `fill` is the engine's own.
 // 6. functions of C do not unwind (4). The code here panics only if a promise is broken, which ends
@@ -84,15 +99,16 @@ unsafe impl Platform for Machine {
     }
 
     fn invalidate(&self, what: &Invalidation) {
-        let what = slat_invalidation {
-            start: what.range.map_or(0, |range| range.start().0),
-            bytes: what.range.map_or(0, |range| range.size()),
-            leaf: what.leaf.map_or(0, |leaf| leaf.bytes()),
-            vmid: what.vmid.0,
-            tables: what.tables,
-        };
+        let what = slat_invalidation::from(what);
         // SAFETY: the hypervisor's function; `what` lives until it returns.
         unsafe { (self.invalidate)(self.context, &raw const what) };
+    }
+
+    fn invalidate_local(&self, what: &Invalidation) {
+        let (what, invalidate) =
+            (slat_invalidation::from(what), self.invalidate_local.unwrap_or(self.invalidate));
+        // SAFETY: as in `invalidate`.
+        unsafe { invalidate(self.context, &raw const what) };
     }
 
     fn break_before_make(&self) -> BreakBeforeMake {

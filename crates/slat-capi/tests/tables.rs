@@ -50,6 +50,7 @@ fn tables_that_a_collapse_unlinks_are_given_back_once_that_is_completed() {
             phys_to_virt: Some(phys_to_virt),
             publish: Some(publish),
             invalidate: Some(invalidate),
+            invalidate_local: None,
             maintain: None,
             break_before_make,
         };

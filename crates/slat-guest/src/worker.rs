@@ -169,12 +169,34 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.until_done_in(tables, range, |_, piece, run| run(piece), change);
     }
 
+    /// As [`Worker::until_done`], for a change that gives rights: a CPU that holds the old ones
+    /// faults once, and need not be interrupted.
+    pub(crate) fn until_given(
+        &mut self,
+        tables: &'w Tables<'w, F, H>,
+        range: GpaRange,
+        change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Changed,
+    ) {
+        self.repeat(tables, range, false, |_, piece, run| run(piece), change);
+    }
+
     /// As [`Worker::until_done`], for the parts of each piece that `parts` calls its last argument
     /// with, by the memslots as the thread finds them inside the tables.
     pub(crate) fn until_done_in(
         &mut self,
         tables: &'w Tables<'w, F, H>,
         range: GpaRange,
+        parts: impl Fn(&View, GpaRange, &mut dyn FnMut(GpaRange)),
+        change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Changed,
+    ) {
+        self.repeat(tables, range, true, parts, change);
+    }
+
+    fn repeat(
+        &mut self,
+        tables: &'w Tables<'w, F, H>,
+        range: GpaRange,
+        takes: bool,
         parts: impl Fn(&View, GpaRange, &mut dyn FnMut(GpaRange)),
         mut change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Changed,
     ) {
@@ -201,8 +223,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         }
                     }
                 });
-                guard.owe(piece).expect("a slot's pages");
-                guard.complete();
+                if takes {
+                    guard.owe(piece).expect("a slot's pages");
+                    guard.complete();
+                }
             });
             self.guest.piece_done(piece);
         }

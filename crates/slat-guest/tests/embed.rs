@@ -8,6 +8,9 @@ mod alone;
 mod events;
 #[path = "embed/forwards.rs"]
 mod forwards;
+#[cfg(not(miri))]
+#[path = "embed/lock_file.rs"]
+mod lock_file;
 #[path = "embed/machine.rs"]
 mod machine;
 #[path = "embed/pieces.rs"]

@@ -1,7 +1,8 @@
 //! Every interleaving of a fault with other operations on the guest's memory, on tables of two
 //! entries.
 //!
-//! `RUSTFLAGS="--cfg loom -C debug-assertions" cargo test -p slat-guest --release --test loom`
+//! `RUSTFLAGS="--cfg loom -C debug-assertions" cargo test -p slat-guest --release --features
+//! loom --test loom`
 //!
 //! TLBs, and hardware that sets bits, are in the engine's models; here a vCPU reads its leaf, uses
 //! it, or faults. Models that bound the number of preemptions say so.

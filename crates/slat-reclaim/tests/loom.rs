@@ -2,7 +2,8 @@
 //! page away with a vCPU that writes the page, faults that bring it back, and a thread that copies
 //! it. No write is lost. Tables have two entries.
 //!
-//! `RUSTFLAGS="--cfg loom -C debug-assertions" cargo test -p slat-reclaim --release --test loom`
+//! `RUSTFLAGS="--cfg loom -C debug-assertions" cargo test -p slat-reclaim --release --features
+//! loom --test loom`
 //!
 //! The host is the one of the models of `slat-guest`. Memory has one word per page. A vCPU writes
 //! while its leaf allows it, as a CPU does before an invalidation has completed.

@@ -1,7 +1,7 @@
 //! Longer histories than loom can explore, and threads that stop for good, under shuttle.
 //!
-//! `RUSTFLAGS="--cfg shuttle -C debug-assertions" cargo test -p slat --release --test shuttle`,
-//! or `cargo xtask test shuttle`.
+//! `RUSTFLAGS="--cfg shuttle -C debug-assertions" cargo test -p slat --release --features
+//! shuttle --test shuttle`, or `cargo xtask test shuttle`.
 //!
 //! Shuttle treats every atomic access as sequentially consistent; loom checks weaker orderings.
 //!

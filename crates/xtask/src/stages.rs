@@ -237,7 +237,7 @@ fn with(component: &str, mut command: Command) -> anyhow::Result<Outcome> {
 
 fn loom(long: bool) -> anyhow::Result<Outcome> {
     let mut tests = cargo(&["test", "--package", "slat", "--package", "slat-guest"]);
-    tests.args(["--profile", "explore", "--test", "loom"]);
+    tests.args(["--profile", "explore", "--features", "loom", "--test", "loom"]);
     if long {
         tests.args(["--package", "slat-reclaim"]);
     } else {
@@ -285,7 +285,7 @@ fn formats() -> anyhow::Result<Outcome> {
 
 fn shuttle(long: bool) -> anyhow::Result<Outcome> {
     let mut tests = cargo(&["test", "--package", "slat", "--profile", "explore"]);
-    tests.args(["--test", "shuttle"]);
+    tests.args(["--features", "shuttle", "--test", "shuttle"]);
     if long {
         tests.env("SHUTTLE_ITERATIONS", "20000");
     }

@@ -152,11 +152,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     fn one_right_to_write(&mut self, range: GpaRange) {
         let guest = self.guest;
         if guest.marks_writes {
-            // No TLB invalidation is needed: a vCPU that has the old rights in its TLB faults once.
             let change = |guard: &mut Guard<'_, 'w, F, H>, rest| {
                 guard.allow_write(rest, MAY_WRITE).map(Granted::elsewhere)
             };
-            self.until_done(&guest.tables, range, change);
+            self.until_given(&guest.tables, range, change);
         } else {
             self.protect(&guest.tables, range);
         }

@@ -1,4 +1,4 @@
-//! A machine without CPUs that counts its frames, and the memory behind a guest.
+//! A machine without CPUs that counts its frames and invalidations, and the memory behind a guest.
 
 use slat::format::ept::Ept1G;
 use slat::{
@@ -23,6 +23,7 @@ pub struct Counted<E: Events = ()> {
     events: E,
     grace: Grace<[Seat; SEATS]>,
     frames: AtomicU64,
+    invalidations: AtomicU64,
     clock: AtomicU64,
     /// Runs between pieces of a change.
     between: Mutex<Option<Box<dyn FnMut() + Send>>>,
@@ -41,6 +42,7 @@ impl<E: Events> Counted<E> {
             events,
             grace,
             frames: AtomicU64::new(0),
+            invalidations: AtomicU64::new(0),
             clock: AtomicU64::new(0),
             between: Mutex::default(),
         })
@@ -52,6 +54,11 @@ impl<E: Events> Counted<E> {
 
     pub fn events(&self) -> &E {
         &self.events
+    }
+
+    /// Returns the number of invalidations on all CPUs since the last call.
+    pub fn invalidations(&self) -> u64 {
+        self.invalidations.swap(0, Ordering::Relaxed)
     }
 
     /// Returns the number of frames that were not given back.
@@ -94,7 +101,9 @@ unsafe impl<E: Events> Platform for Counted<E> {
 
     fn publish(&self) {}
 
-    fn invalidate(&self, _: &Invalidation) {}
+    fn invalidate(&self, _: &Invalidation) {
+        self.invalidations.fetch_add(1, Ordering::Relaxed);
+    }
 
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::Never

@@ -45,6 +45,32 @@ fn changes_of_a_slot_rest_between_pieces_outside_the_tables() {
     }
 }
 
+#[test]
+fn the_end_of_a_log_invalidates_for_each_gib_and_not_for_each_block() {
+    for logging in [Logging::Protect, Logging::Hardware] {
+        for (bytes, collapse) in [(M2, 1), (20 * M2, 1), (32 * M2, 2), (G1, 2), (3 * G1, 6)] {
+            let machine = Counted::new();
+            let eager_split = Some(PageSize::SIZE_4K);
+            let config = Config { logging, eager_split, ..Config::new(1, PageSize::SIZE_2M) };
+            let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
+            let mut vcpu = guest.vcpu(0).unwrap();
+            vcpu.with(|vcpu| {
+                let all = slot(bytes);
+                vcpu.worker().set_memslot(all).unwrap();
+                for gpa in (0..bytes).step_by(M2 as usize) {
+                    vcpu.fault(Gpa(BASE + gpa), Access::Write);
+                }
+                vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..all }).unwrap();
+                vcpu.fault(Gpa(BASE + bytes - K4), Access::Write);
+                machine.invalidations();
+                let off = vcpu.worker().set_memslot(all).unwrap();
+                assert_eq!(off, MemslotChange::LogOff { collapsed: bytes });
+                assert_eq!(machine.invalidations(), collapse, "{bytes:#x}, {logging:?}");
+            });
+        }
+    }
+}
+
 /// While a deletion pauses, everything else goes on, except other changes of memslots.
 #[test]
 fn a_change_that_rests_holds_up_other_changes_alone() {

@@ -346,6 +346,27 @@ fn the_engines_collapse_takes_along_what_a_walk_cache_lets_through<C: Case>() {
     clean(&machine);
 }
 
+/// Tables that share an invalidation: CPUs hold walk caches of each.
+fn the_engines_collapse_of_many_tables_takes_every_write_along<C: Case>() {
+    let machine = C::machine();
+    let guest = C::guest(&machine);
+    let (tables, all) = (3, 3 * (2 << 20));
+    guest.map_clean(BASE, RAM, all, K4);
+    (0..tables).for_each(|table| guest.read(1, BASE + table * (2 << 20)));
+    machine.meanwhile(move |machine, moment| {
+        if moment == Moment::Invalidate {
+            for table in 0..tables {
+                let _ = machine.cpu(1).write(BASE + table * (2 << 20) + 0x7000);
+            }
+        }
+    });
+    guest.collapse(BASE, all, M2);
+    machine.undisturbed();
+    guest.fresh(BASE, all);
+    guest.check_dirty(BASE, all);
+    clean(&machine);
+}
+
 fn a_table_that_loses_the_right_to_write_protects_nothing_before_the_invalidation<C: Case>() {
     let machine = C::machine();
     let guest = C::guest(&machine);
@@ -394,6 +415,7 @@ fn the_engine_pushes_write_protection_down_before_it_lets_go<C: Case>() {
 on_every_format! {
     the_engines_harvest_misses_no_write,
     the_engines_collapse_takes_along_what_a_walk_cache_lets_through,
+    the_engines_collapse_of_many_tables_takes_every_write_along,
 }
 
 on_x86! {

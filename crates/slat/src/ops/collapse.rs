@@ -13,8 +13,21 @@
 //!    block, whose seal goes with the same compare-and-swap, or which takes the marker's place.
 //! 5. The table is retired; it is given back once no walker can be in it.
 //!
-//! Between the first seal and the last release, nothing is allocated, and nothing is called except
-//! the invalidation; a table's entries and one more are held.
+//! # Batches
+//! Neighbouring tables, of up to 1 GiB, share steps 3 to 5: one invalidation covers all of them.
+//! Step 2 of a table follows its step 1; with a break it waits for the last table of the batch, so
+//! that no block stands broken while leaves are sealed.
+//!
+//! *Invariants*: (a) every leaf of a table of the batch is sealed until step 4 of that table, and
+//! step 4 of none precedes the invalidation, which follows step 2 of all: so no leaf's state is
+//! lost, and no other software changes what a block is made of. (b) The table that holds the
+//! parents' entries stays: nothing unlinks a table before its entries are its own, and those of the
+//! batch are this thread's. (c) A thread that waits for another's entry has no batch: it finishes
+//! its batch first. So threads do not wait for each other in a circle.
+//!
+//! The addresses of the batch's tables are kept on the stack, or, once a batch has retired a table,
+//! in the retired markers of that table. Between the first seal and the last release nothing is
+//! allocated, and nothing is called except the invalidation and the caller's `fits`.
 
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Attributes, Format, Kind};
@@ -23,13 +36,20 @@ use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::shootdown::Owed;
 use crate::sync::relax;
-use crate::table::Pte;
+use crate::table::{self, Pte, pte};
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, PATIENCE, Tally, Visitor, links};
+use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
 use core::marker::PhantomData;
 
 use super::folded;
 use super::split::SplitError;
+use super::split::way::MOST_MERGED;
+
+/// The most guest memory whose tables share an invalidation: other threads wait for its leaves.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// The most tables of a batch whose addresses are on the stack.
+const FEW: usize = MOST_MERGED;
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Turns tables in `range`, where it covers them, back into blocks of at most `to`; returns
@@ -40,7 +60,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// other tables stay as they are. The block is accessed, dirty, or dirty for a
     /// [consumer](crate::Consumer), if one of the leaves is. Translations stay as they are at every
     /// moment, except that on a CPU that demands break-before-make an access faults while the block
-    /// stands broken. Each block costs an invalidation, executed inside.
+    /// stands broken.
+    ///
+    /// Blocks of up to 1 GiB together cost an invalidation, executed inside; the first 20 blocks of
+    /// a call cost one of their own, and where the CPU demands a break, each 20 do. Until it has
+    /// completed, other threads that change these leaves wait, and may find them *contended*.
     ///
     /// # Errors
     /// Nothing is done on [`SplitError::Range`], [`SplitError::LeafSize`] and, if a device that
@@ -55,9 +79,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 
     /// As [`Guard::collapse`], for those tables whose leaves, which agree but for accessed and
     /// dirty state, are accepted by `fits`. It is called with the attributes of the first leaf
-    /// before any leaf is sealed, and a table whose leaves differ from these by then stays: so its
-    /// answer cannot be out of date, and if it panics no leaf is held. It gets the user's software
-    /// bits, and no marks of consumers.
+    /// before any leaf of that table is sealed, and a table whose leaves differ from these by then
+    /// stays: so its answer cannot be out of date. If it panics, the blocks before it are made, and
+    /// no leaf stays held. It gets the user's software bits, and no marks of consumers. It does not
+    /// change the range: this thread holds leaves of tables that it accepted before.
     ///
     /// # Errors
     /// Those of [`Guard::collapse`].
@@ -79,11 +104,14 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         };
         let before = self.sums.counts.bytes_changed;
         let sums = &mut self.sums;
-        let patience = PATIENCE;
-        let mut visitor = Collapse { tables, to, fits, sums, patience, contended: None };
+        let (few, spare, patience) = ([0; FEW], None, PATIENCE);
+        let (contended, batch) = (None, None);
+        let mut visitor = Collapse { tables, to, fits, sums, patience, contended, batch, few, spare };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
+        visitor.finish();
         let contended = visitor.contended;
+        drop(visitor);
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match (contended, result) {
@@ -106,6 +134,25 @@ struct Collapse<'t, 'g, F: Format, P: Platform, W> {
     patience: u32,
     /// The first table that was skipped because another thread held an entry.
     contended: Option<u64>,
+    batch: Option<Batch<'t>>,
+    /// The addresses of the batch's tables, by place; 0 where there is none.
+    few: [u64; FEW],
+    /// An unlinked table of pages that holds them, in retired markers, in place of `few`.
+    spare: Option<Hpa>,
+}
+
+/// Tables below one table whose leaves are sealed. A table's place is its distance from the first.
+struct Batch<'t> {
+    /// The entry that links the first, or holds its block.
+    first: &'t Pte,
+    /// The first address that the first covers.
+    start: u64,
+    /// The place of the last.
+    last: usize,
+    /// The level of the entries.
+    level: u8,
+    /// Whether the links allow writes: all of them, or none.
+    writable: bool,
 }
 
 /// Reason why a table does not become a block.
@@ -117,20 +164,28 @@ enum Unfit {
 }
 
 impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
-    for Collapse<'_, '_, F, P, W>
+    for Collapse<'t, '_, F, P, W>
 {
     const LEVELS: Levels = Levels::above(0);
     const TABLES: bool = true;
 
     #[inline(always)]
     fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Pte]) {
-        if level > self.to || level > F::LARGEST_LEAF || !entry.whole::<F>(level) {
-            return;
+        let fits = level <= self.to && level <= F::LARGEST_LEAF && entry.whole::<F>(level);
+        if fits || self.batch.is_some() {
+            self.left(level, &entry, children, fits);
         }
-        match self.table(level, &entry, children) {
-            Err(Unfit::Held) => _ = self.contended.get_or_insert(entry.start),
-            Ok(()) | Err(Unfit::Differs) => {}
-        }
+    }
+
+    #[inline(always)]
+    fn held(&mut self, _level: u8, _entry: &Entry<'t>) -> Flow {
+        self.finish();
+        Flow::Wait
+    }
+
+    #[inline(always)]
+    fn again(&mut self) {
+        self.finish();
     }
 
     #[inline]
@@ -139,8 +194,28 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
     }
 }
 
-impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, W> {
-    fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Pte]) -> Result<(), Unfit> {
+impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'t, '_, F, P, W> {
+    #[inline(never)]
+    fn left(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Pte], fits: bool) {
+        if self.batch.as_ref().is_some_and(|batch| !self.joins(batch, level, entry)) {
+            self.finish();
+        }
+        if !fits {
+            return;
+        }
+        let mut result = self.table(level, entry, children);
+        if matches!(result, Err(Unfit::Held)) && self.batch.is_some() {
+            self.finish();
+            result = self.table(level, entry, children);
+        }
+        match result {
+            Err(Unfit::Held) => _ = self.contended.get_or_insert(entry.start),
+            Ok(writable) => self.add(level, entry, writable),
+            Err(Unfit::Differs) => {}
+        }
+    }
+
+    fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Pte]) -> Result<bool, Unfit> {
         // Reads before it seals: most tables that do not fit show it at once.
         let (first, state) = (children[0].load(), self.tables.state());
         self.sums.counts.entries_read += 1;
@@ -173,27 +248,22 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
         }
         let result = self.sealed(level, entry, children, first);
         if let Err((sealed, _)) = result {
-            // The thread that holds the first member of a group holds the group: it is released
-            // last.
-            for child in children[..sealed].iter().rev() {
-                let _ = child.update(|raw| Some(raw & !F::MARK));
-            }
+            unseal::<F>(&children[..sealed]);
         }
         result.map_err(|(_, unfit)| unfit)
     }
 
-    /// Seals the leaves and replaces the table, if the leaves continue `first`; an error has the
-    /// number of seals to be taken back.
+    /// Seals the leaves, if they continue `first`. Without a break it also replaces the table, and
+    /// returns whether its link allowed writes. An error has the number of seals to be taken back.
     fn sealed(
         &mut self,
         level: u8,
         entry: &Entry<'_>,
         children: &[Pte],
         mut first: u64,
-    ) -> Result<(), (usize, Unfit)> {
+    ) -> Result<bool, (usize, Unfit)> {
         let (mut status, state) = (0, self.tables.state());
-        // Leaves that agree may be members of groups or not.
-        let mut members = 0;
+        let alone = self.batch.is_none();
         let plain = Plain::<F>::of(first, state, level);
         for (index, child) in children.iter().enumerate() {
             let raw = child.load();
@@ -201,8 +271,8 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
                 status |= raw & state;
                 continue;
             }
-            let raw =
-                seal::<F>(child, level - 1, &mut self.patience).map_err(|unfit| (index, unfit))?;
+            let patience = if alone { Some(&mut self.patience) } else { None };
+            let raw = seal::<F>(child, level - 1, patience).map_err(|unfit| (index, unfit))?;
             let same = continues::<F>(first, raw, state, level, index);
             // Its state may have been cleared since the first read.
             first = if index == 0 { raw } else { first };
@@ -210,64 +280,208 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
                 return Err((index + 1, Unfit::Differs));
             }
             status |= raw & state;
-            members += i64::from(folded::<F>(raw));
         }
-        self.sums.counts.entries_written += 2 * children.len() as u64 + 2;
-        let table = F::table_address(entry.raw);
-        let breaks = self.tables.platform.break_before_make().breaks_size_change();
-        let block = |status: u64| {
-            let bits = F::attribute_bits(first, level - 1) | status;
-            F::leaf(bits, level, F::leaf_address(first, level - 1))
-        };
-        // The value of the parent's entry while hardware may be in the table.
-        let interim = |raw: u64| {
-            if breaks {
-                return F::frozen(table);
-            }
-            let block = block(status);
-            let writable = raw & F::TABLE_WRITE == F::TABLE_WRITE;
-            F::MARK | if writable { block } else { F::write_protected(block) }
-        };
+        if self.breaks() {
+            return Ok(allows::<F>(entry.raw));
+        }
+        let writable = self.batch.as_ref().map(|batch| batch.writable);
         let link = entry.pte.update(|raw| {
-            let free = links::<F>(raw, level, entry.raw) && raw & F::MARK == 0;
-            free.then(|| interim(raw))
+            let free = free_link::<F>(raw, level, F::table_address(entry.raw), writable);
+            free.then(|| {
+                let bits = F::attribute_bits(first, level - 1) | status;
+                let block = F::leaf(bits, level, F::leaf_address(first, level - 1));
+                F::MARK | if allows::<F>(raw) { block } else { F::write_protected(block) }
+            })
         });
         let link = link.map_err(|_| (children.len(), Unfit::Held))?;
+        Ok(allows::<F>(link))
+    }
+}
 
-        let mut stale = Owed::NOTHING;
-        stale.table(entry.start, entry.end);
-        if let Some(what) = self.tables.invalidation(&stale) {
-            self.tables.platform.invalidate(&what);
+impl<'t, F: Format, P: Platform, W> Collapse<'t, '_, F, P, W> {
+    fn breaks(&self) -> bool {
+        self.tables.platform.break_before_make().breaks_size_change()
+    }
+
+    /// Returns the most places of a batch whose entries are at `level`.
+    fn most(&self, level: u8) -> usize {
+        let places = match self.spare {
+            _ if self.breaks() => MOST_MERGED,
+            Some(_) => F::entries(0),
+            None => FEW,
+        };
+        places.min((MOST_BYTES >> F::shift(level)) as usize).max(1)
+    }
+
+    /// Returns whether the table that `entry` links may be one of the batch.
+    fn joins(&self, batch: &Batch<'_>, level: u8, entry: &Entry<'_>) -> bool {
+        level == batch.level
+            && (entry.start ^ batch.start) >> F::shift(level + 1) == 0
+            && ((entry.start - batch.start) >> F::shift(level)) < self.most(level) as u64
+            && batch.writable == allows::<F>(entry.raw)
+    }
+
+    /// Returns the entries of a table at `level`, whose leaves this thread has sealed or retired.
+    fn children(&self, table: Hpa, level: u8) -> &'t [Pte] {
+        // SAFETY: a table that was linked has that many entries. It is not given back: this thread
+        // is inside the tables, or has unlinked it, and has not handed it on.
+        unsafe { table::entries(self.tables.platform, table, F::entries(level)) }
+    }
+
+    /// Notes the table of `place`, or takes the note back: address 0.
+    fn note(&mut self, place: usize, table: Hpa) {
+        match self.spare {
+            None => self.few[place] = table.0,
+            Some(spare) => {
+                let pte = &self.children(spare, 0)[place];
+                pte.release(pte.load(), F::retired(table));
+            }
         }
-        self.sums.counts.invalidations += 1;
-        self.sums.counts.broken += u64::from(breaks);
-        let retired = F::retired(Hpa(0));
-        let status = children.iter().fold(0, |status, child| {
-            // This update never fails: no other software changes a sealed leaf.
-            status | child.update(|_| Some(retired)).unwrap_or(0) & state
-        });
-        if breaks {
-            let writable = link & F::TABLE_WRITE == F::TABLE_WRITE;
-            let block = block(status);
-            let block = if writable { block } else { F::write_protected(block) };
-            entry.pte.release(F::frozen(table), block);
+    }
+
+    /// Returns the table of `place`, if there is one.
+    fn noted(&self, place: usize) -> Option<Hpa> {
+        let table = match self.spare {
+            None => Hpa(self.few[place]),
+            Some(spare) => F::table_address(self.children(spare, 0)[place].load()),
+        };
+        Some(table).filter(|table| table.0 != 0)
+    }
+
+    /// Adds a table whose leaves are sealed, and finishes the batch if it is full.
+    fn add(&mut self, level: u8, entry: &Entry<'t>, writable: bool) {
+        let first = Batch { first: entry.pte, start: entry.start, last: 0, level, writable };
+        let batch = self.batch.get_or_insert(first);
+        let place = ((entry.start - batch.start) >> F::shift(level)) as usize;
+        batch.last = place;
+        self.note(place, F::table_address(entry.raw));
+        if place + 1 == self.most(level) {
+            self.finish();
+        }
+    }
+
+    /// Does what is left of the protocol for the tables of the batch.
+    #[inline(never)]
+    fn finish(&mut self) {
+        let Some(Batch { first, start, last, level, writable }) = self.batch.take() else {
+            return;
+        };
+        let (tables, breaks, size) = (self.tables, self.breaks(), F::size(level).bytes());
+        // With a break the links are still there.
+        let mut writable = Some(writable).filter(|_| !breaks || last != 0);
+        let mut read = 0;
+        let ptes = if last == 0 {
+            core::slice::from_ref(first)
         } else {
-            let merged = if link & F::TABLE_WRITE == F::TABLE_WRITE {
-                status
-            } else {
-                F::write_protected(block(status)) & state
-            };
-            let _ = entry.pte.update(|raw| Some((raw | merged) & !F::MARK));
+            let (ptes, at) = tables.descend(start, level, |_, _| read += 1);
+            debug_assert_eq!(at, level, "a table that holds entries of a batch was unlinked");
+            ptes
+        };
+        self.sums.counts.entries_read += read;
+        let base = |place: usize| start + place as u64 * size;
+        let mut stale = Owed::NOTHING;
+        for place in 0..=last {
+            let Some(table) = self.noted(place) else { continue };
+            if breaks {
+                let link = pte::<F>(ptes, base(place), level).update(|raw| {
+                    free_link::<F>(raw, level, table, writable).then(|| F::frozen(table))
+                });
+                let Ok(link) = link else {
+                    unseal::<F>(self.children(table, level - 1));
+                    self.note(place, Hpa(0));
+                    let _ = self.contended.get_or_insert(base(place));
+                    continue;
+                };
+                writable = Some(allows::<F>(link));
+                self.sums.counts.broken += 1;
+            }
+            stale.table(base(place), base(place) + size);
         }
-        self.tables.platform.publish();
+        let Some(what) = tables.invalidation(&stale) else { return };
+        tables.platform.invalidate(&what);
+        self.sums.counts.invalidations += 1;
         let mut chain = Chain::<F>::EMPTY;
-        chain.add(table, &children[0]);
-        self.tables.retired.invalidated(self.tables.platform, &chain);
-        self.sums.counts.bytes_changed += entry.end - entry.start;
-        self.sums.sizes.add(level, 1);
-        self.sums.sizes.add(level - 1, members - children.len() as i64);
-        self.sums.sizes.add_members(level - 1, -members);
-        Ok(())
+        let mut spare = None;
+        for place in 0..=last {
+            let Some(table) = self.noted(place) else { continue };
+            self.note(place, Hpa(0));
+            let pte = pte::<F>(ptes, base(place), level);
+            let children = self.replace(table, pte, level, writable == Some(true));
+            if spare.is_none() && self.spare.is_none() && level == 1 && last + 1 == FEW {
+                spare = Some(table);
+            } else {
+                chain.add(table, &children[0]);
+            }
+        }
+        tables.platform.publish();
+        self.spare = self.spare.or(spare);
+        tables.retired.invalidated(tables.platform, &chain);
+    }
+
+    /// Retires the entries of a table that no hardware is in any more, and completes its block at
+    /// `pte`.
+    fn replace(&mut self, table: Hpa, pte: &Pte, level: u8, writable: bool) -> &'t [Pte] {
+        let (children, state) = (self.children(table, level - 1), self.tables.state());
+        let (mut first, mut status, mut members) = (None, 0, 0);
+        for child in children {
+            // This update never fails: no other software changes a sealed leaf.
+            let raw = child.update(|_| Some(F::retired(Hpa(0)))).unwrap_or(0) & !F::MARK;
+            first = first.or(Some(raw));
+            status |= raw & state;
+            // Leaves that agree may be members of groups or not.
+            members += i64::from(folded::<F>(raw));
+        }
+        let first = first.unwrap_or(0);
+        let bits = F::attribute_bits(first, level - 1) | status;
+        let block = F::leaf(bits, level, F::leaf_address(first, level - 1));
+        let block = if writable { block } else { F::write_protected(block) };
+        if self.breaks() {
+            pte.release(F::frozen(table), block);
+        } else {
+            let merged = if writable { status } else { block & state };
+            let _ = pte.update(|raw| Some((raw | merged) & !F::MARK));
+        }
+        let Sums { counts, sizes, .. } = &mut *self.sums;
+        counts.entries_written += 2 * children.len() as u64 + 2;
+        counts.bytes_changed += F::size(level).bytes();
+        sizes.add(level, 1);
+        sizes.add(level - 1, members - children.len() as i64);
+        sizes.add_members(level - 1, -members);
+        children
+    }
+}
+
+/// Also where the caller's `fits` panics.
+impl<F: Format, P: Platform, W> Drop for Collapse<'_, '_, F, P, W> {
+    fn drop(&mut self) {
+        self.finish();
+        if let Some(spare) = self.spare.take() {
+            let mut chain = Chain::<F>::EMPTY;
+            chain.add(spare, &self.children(spare, 0)[0]);
+            self.tables.retired.invalidated(self.tables.platform, &chain);
+        }
+    }
+}
+
+/// Returns whether the entry `raw` at `level` links `table`, no other thread holds it, and it
+/// allows writes if `writable` says so.
+fn free_link<F: Format>(raw: u64, level: u8, table: Hpa, writable: Option<bool>) -> bool {
+    F::kind(raw, level) == Kind::Table
+        && F::table_address(raw) == table
+        && raw & F::MARK == 0
+        && writable.is_none_or(|writable| writable == allows::<F>(raw))
+}
+
+/// Returns whether the link allows writes.
+fn allows<F: Format>(link: u64) -> bool {
+    link & F::TABLE_WRITE == F::TABLE_WRITE
+}
+
+/// Releases sealed leaves. The thread that holds the first member of a group holds the group: it is
+/// released last.
+fn unseal<F: Format>(children: &[Pte]) {
+    for child in children.iter().rev() {
+        let _ = child.update(|raw| Some(raw & !F::MARK));
     }
 }
 
@@ -303,10 +517,10 @@ impl<F: Format> Plain<F> {
     }
 }
 
-/// Seals a leaf, and returns it as it was.
+/// Seals a leaf, and returns it as it was. Waits for another thread only if `waits`.
 #[cold]
 #[inline(never)]
-fn seal<F: Format>(pte: &Pte, level: u8, patience: &mut u32) -> Result<u64, Unfit> {
+fn seal<F: Format>(pte: &Pte, level: u8, mut patience: Option<&mut u32>) -> Result<u64, Unfit> {
     for _ in 0..PATIENCE {
         let raw = pte.load();
         match F::kind(raw, level) {
@@ -315,11 +529,13 @@ fn seal<F: Format>(pte: &Pte, level: u8, patience: &mut u32) -> Result<u64, Unfi
                     return Ok(raw);
                 }
             }
-            Kind::Frozen | Kind::Sealed if *patience <= 1 => break,
-            Kind::Frozen | Kind::Sealed => {
-                *patience -= 1;
-                relax();
-            }
+            Kind::Frozen | Kind::Sealed => match &mut patience {
+                Some(turns) if **turns > 1 => {
+                    **turns -= 1;
+                    relax();
+                }
+                _ => return Err(Unfit::Held),
+            },
             // Retired: by another collapse, which has done the work, or by an unmap.
             Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Table | Kind::Retired => {
                 return Err(Unfit::Differs);

@@ -1,12 +1,13 @@
 //! Collapse against threads whose changes it could lose: a page unmapped or protected at the same
-//! time, and writes of hardware through a walk cache after the block is there.
+//! time, and writes of hardware through a walk cache after the block is there; the same for two
+//! tables that share an invalidation.
 
 use crate::guest::*;
 use crate::hardware::{Use, Walked};
 use crate::machine::*;
 use loom::thread::spawn;
 use slat::format::tiny::{Tiny, TinyEpt};
-use slat::{BreakBeforeMake, UnmapError};
+use slat::{Access, BreakBeforeMake, ChangeError, SplitError, UnmapError};
 
 fn on_all(name: &str, bound: Option<usize>, models: [fn(BreakBeforeMake); 2]) {
     let [arm, intel] = models;
@@ -100,4 +101,99 @@ fn three_tables_become_one_block_and_no_write_is_lost() {
         Some(3),
         [both_levels::<Tiny>, both_levels::<TinyEpt>],
     );
+}
+
+/// What another thread does to a page of either of two tables that share an invalidation.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Beside {
+    Fault,
+    Hardware,
+    Harvest,
+    Age,
+    Unmap,
+    Split,
+    Protect,
+    Collapse,
+}
+
+fn batch<F: Walked>(bbm: BreakBeforeMake, beside: Beside, at: u64) {
+    let attributes = match beside {
+        Beside::Fault => PROTECTED,
+        Beside::Hardware => CLEAN,
+        _ => RAM,
+    };
+    let (page, table) = (at..at + PAGE, at & !(BLOCK - 1));
+    let mut guest = On::<F>::new(15, bbm);
+    if matches!(beside, Beside::Hardware | Beside::Protect) {
+        guest = guest.running();
+    }
+    let guest = guest.mapped(0..BIG, attributes, PAGE);
+    if beside == Beside::Hardware {
+        guest.access(at, false, Use::Always);
+    }
+    let mut cache = guest.cache(1);
+    let other = spawn(move || match beside {
+        Beside::Fault => match guest.relax(page, Access::Write) {
+            None => true,
+            Some(Rest { why: ChangeError::Contended | ChangeError::CutsBlock { .. }, .. }) => false,
+            Some(rest) => panic!("{rest:?}"),
+        },
+        Beside::Hardware => guest.access(at, true, Use::Always).is_some(),
+        Beside::Harvest => guest.inside().harvest(0..BIG).is_none(),
+        Beside::Age => guest.age(0..BIG, EXACT).1.is_empty(),
+        Beside::Unmap => {
+            let (gone, rest) = guest.unmap(page);
+            let held = matches!(
+                rest,
+                None | Some(Rest { why: UnmapError::Contended | UnmapError::CutsBlock { .. }, .. })
+            );
+            assert!(held && rest.is_none() != gone.is_empty(), "{rest:?}");
+            !gone.is_empty()
+        }
+        Beside::Split => {
+            let rest = guest.split(table..table + BLOCK, PAGE, &mut cache).1;
+            rest.is_none_or(|rest| rest.why != SplitError::Contended)
+        }
+        Beside::Protect => guest.protect(page).is_none(),
+        Beside::Collapse => guest.collapse(0..BIG, BLOCK).is_none(),
+    });
+    let rest = guest.collapse(0..BIG, BLOCK);
+    let done = other.join().unwrap();
+    let alone = matches!(beside, Beside::Hardware | Beside::Age);
+    for gpa in pages(&(0..BIG)) {
+        let there = beside != Beside::Unmap || !done || gpa != at;
+        assert_eq!(guest.at(gpa).is_some(), there, "{gpa:#x}");
+        if !there {
+            continue;
+        }
+        let (size, state) = guest.leaf(gpa);
+        assert!(!alone || rest.is_some() || size == BLOCK, "{gpa:#x}");
+        let inside = (table..table + BLOCK).contains(&gpa);
+        match beside {
+            Beside::Fault => assert_eq!(state.write, done && gpa == at, "{gpa:#x}"),
+            Beside::Protect => assert_eq!(state.write, !done || gpa != at, "{gpa:#x}"),
+            Beside::Hardware => assert_eq!(state.dirty, done && inside, "{gpa:#x}"),
+            _ => assert!(state.write),
+        }
+    }
+    assert!(beside != Beside::Hardware || done || bbm == ALWAYS, "a fault without a break");
+    guest.settle();
+    let retired = guest.pages() - 1 - guest.linked();
+    guest.end(retired);
+}
+
+#[test]
+fn of_two_tables_that_share_an_invalidation_none_loses_what_another_thread_does() {
+    use Beside::*;
+    // Ageing reads both tables, and many orders of that differ in nothing.
+    let whole = [(Harvest, 0, 2), (Age, 0, 1), (Collapse, 0, 1)];
+    let one = [Fault, Hardware, Unmap, Split, Protect];
+    // A page of the first table, and of the last.
+    let one = one.into_iter().flat_map(|beside| [(beside, 0, 2), (beside, BLOCK + PAGE, 2)]);
+    for (beside, at, most) in one.chain(whole) {
+        let name = |machine| std::format!("collapse of two || {beside:?} {at:#x}, {machine}");
+        bounded(&name("Arm"), most, move || batch::<Tiny>(NEVER, beside, at));
+        bounded(&name("Arm, break"), most, move || batch::<Tiny>(ALWAYS, beside, at));
+        bounded(&name("Intel"), most, move || batch::<TinyEpt>(NEVER, beside, at));
+    }
 }

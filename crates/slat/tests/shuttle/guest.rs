@@ -3,6 +3,7 @@
 use crate::hardware::Walked;
 use crate::ledger::{Expected, Ledger, PAGES, pages};
 use crate::machine::{ALL, BITS, PAGE, World};
+use slat::format::Kind;
 use slat::*;
 
 pub const RAM: Attributes = Attributes::RAM;
@@ -13,6 +14,8 @@ pub fn range(start: u64, end: u64) -> GpaRange {
     GpaRange::new(Gpa(start), end - start).unwrap()
 }
 
+const OWNER: Option<Owner> = Owner::new(7);
+
 /// An operation, and how its caller goes on.
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
@@ -22,6 +25,7 @@ pub enum Op {
         attributes: Attributes,
         largest: u64,
         each: bool,
+        fold: bool,
         frames: usize,
     },
     Unmap {
@@ -35,6 +39,7 @@ pub enum Op {
     Fault {
         gpa: u64,
         largest: u64,
+        fold: bool,
         frames: usize,
     },
     Protect {
@@ -66,6 +71,18 @@ pub enum Op {
     },
     Harvest {
         at: GpaRange,
+    },
+    /// Gives addresses to an owner, or takes them back.
+    Own {
+        at: GpaRange,
+        gives: bool,
+        frames: usize,
+    },
+    /// Takes the right to write, by a leaf for new memory, or for the same with this type.
+    Replace {
+        at: GpaRange,
+        moves: bool,
+        memory: Memory,
     },
     Reclaim,
     Translate {
@@ -116,7 +133,9 @@ fn size(bytes: u64) -> PageSize {
 
 fn map_end<T>(result: Result<T, Halted<MapError>>) -> End {
     match result.map_err(|halted| halted.why) {
-        Ok(_) | Err(MapError::Occupied { .. } | MapError::CacheEmpty) => End::Done,
+        Ok(_) | Err(MapError::Occupied { .. } | MapError::Owned { .. } | MapError::CacheEmpty) => {
+            End::Done
+        }
         Err(MapError::Contended) => End::Contended,
         Err(error) => panic!("{error}"),
     }
@@ -165,12 +184,14 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     fn execute(&self, participant: &mut Participant<'w, World>, op: Op) -> End {
         match op {
-            Op::Map { at, attributes, largest, each, frames } => {
-                self.map(participant, at, attributes, largest, each, frames)
+            Op::Map { at, attributes, largest, each, fold, frames } => {
+                self.map(participant, at, (attributes, largest), (each, fold), frames)
             }
             Op::Unmap { at } => self.unmap(participant, at).0,
             Op::Evict { page } => self.evict(participant, page),
-            Op::Fault { gpa, largest, frames } => self.fault(participant, gpa, largest, frames),
+            Op::Fault { gpa, largest, fold, frames } => {
+                self.fault(participant, gpa, (largest, fold), frames)
+            }
             Op::Protect { at, complete } => self.protect(participant, at, complete, false),
             Op::ProtectSubtrees { at, complete } => self.protect(participant, at, complete, true),
             Op::Relax { at, access, complete } => self.relax(participant, at, access, complete),
@@ -183,6 +204,8 @@ impl<'w, F: Walked> Guest<'w, F> {
             }
             Op::Age { at, how } => self.age(participant, at, how),
             Op::Harvest { at } => self.harvest(participant, at),
+            Op::Own { at, gives, frames } => self.own(participant, at, gives, frames),
+            Op::Replace { at, moves, memory } => self.replace(participant, at, moves, memory),
             Op::Reclaim => {
                 self.tables.reclaim();
                 End::Done
@@ -202,9 +225,8 @@ impl<'w, F: Walked> Guest<'w, F> {
         &self,
         participant: &mut Participant<'w, World>,
         at: GpaRange,
-        attributes: Attributes,
-        largest: u64,
-        each: bool,
+        (attributes, largest): (Attributes, u64),
+        (each, fold): (bool, bool),
         frames: usize,
     ) -> End {
         let region = self.ledger().fresh();
@@ -218,7 +240,10 @@ impl<'w, F: Walked> Guest<'w, F> {
         for start in (at.start().0..at.end().0).step_by(step as usize) {
             let piece = range(start, start + step);
             let hpa = Ledger::hpa(region, start);
-            let result = guard.map(piece, hpa, attributes, size(largest), &mut cache);
+            let result = match fold {
+                true => guard.map_contiguous(piece, hpa, attributes, size(largest), &mut cache),
+                false => guard.map(piece, hpa, attributes, size(largest), &mut cache),
+            };
             if map_end(result) == End::Contended {
                 end = End::Contended;
             }
@@ -273,14 +298,18 @@ impl<'w, F: Walked> Guest<'w, F> {
         &self,
         participant: &mut Participant<'w, World>,
         gpa: u64,
-        largest: u64,
+        (largest, fold): (u64, bool),
         frames: usize,
     ) -> End {
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(self.world, &mut storage);
         cache.fill(frames).unwrap();
         let mut guard = self.tables.enter(participant).unwrap();
-        let reservation = match guard.reserve(Gpa(gpa), size(largest), &mut cache) {
+        let reserved = match fold {
+            true => guard.reserve_contiguous(Gpa(gpa), size(largest), &mut cache),
+            false => guard.reserve(Gpa(gpa), size(largest), &mut cache),
+        };
+        let reservation = match reserved {
             Ok(reservation) => reservation,
             Err(error) => return map_end::<()>(Err(error)),
         };
@@ -359,6 +388,62 @@ impl<'w, F: Walked> Guest<'w, F> {
         split_end(result)
     }
 
+    fn own(
+        &self,
+        participant: &mut Participant<'w, World>,
+        at: GpaRange,
+        gives: bool,
+        frames: usize,
+    ) -> End {
+        let mut storage = [const { None }; 8];
+        let mut cache = TableCache::new(self.world, &mut storage);
+        cache.fill(frames).unwrap();
+        let (from, to) = if gives { (None, OWNER) } else { (OWNER, None) };
+        let mut guard = self.tables.enter(participant).unwrap();
+        match guard.set_owner(at, from, to, &mut cache).map_err(|halted| halted.why) {
+            Err(OwnerError::Contended) => End::Contended,
+            Err(error @ (OwnerError::Range(_) | OwnerError::ForeignCache)) => panic!("{error}"),
+            _ => End::Done,
+        }
+    }
+
+    fn replace(
+        &self,
+        participant: &mut Participant<'w, World>,
+        at: GpaRange,
+        moves: bool,
+        memory: Memory,
+    ) -> End {
+        let begin = self.ledger().protects();
+        let mut guard = self.tables.enter(participant).unwrap();
+        let Some(found) = guard.translate(at.start()).ok().flatten() else {
+            self.ledger().protected();
+            return End::Done;
+        };
+        let region = moves.then(|| self.ledger().fresh());
+        let to = region.map_or(found.hpa, |region| Ledger::hpa(region, at.start().0));
+        let new = Attributes { write: false, memory, ..CLEAN };
+        let result = guard.replace(at, found.hpa, to, new);
+        let alone = self.ledger().protects_alone();
+        guard.complete();
+        drop(guard);
+        if let Some(region) = region {
+            self.ledger().mapped(region);
+            if result == Ok(at.size()) {
+                self.ledger().handed_out(found.hpa, at.size(), begin);
+            }
+        }
+        if alone && result.is_ok() {
+            self.ledger().promise(pages(at), begin);
+        }
+        self.ledger().protected();
+        match result.map_err(|halted| halted.why) {
+            Err(ReplaceError::Contended) => End::Contended,
+            Err(error @ ReplaceError::Attributes(_)) => panic!("{error}"),
+            _ => End::Done,
+        }
+    }
+
     fn age(&self, participant: &mut Participant<'w, World>, at: GpaRange, how: Ageing) -> End {
         if how.clear {
             self.ledger().takes();
@@ -419,9 +504,13 @@ impl<'w, F: Walked> Guest<'w, F> {
     pub fn finish(self) {
         let world = self.world;
         world.running.set(false);
-        self.whole(self.tables.root(), self.tables.geometry().root_level, 0);
+        let mut owned = Vec::new();
+        self.whole(self.tables.root(), self.tables.geometry().root_level, 0, &mut owned);
         world.ledger.account();
         let mut participant = Participant::register(world).unwrap();
+        for at in owned {
+            assert_eq!(self.own(&mut participant, at, false, 0), End::Done);
+        }
         let all = range(0, ALL);
         // A block is unmapped as a whole, and the storage has room for each page.
         assert_eq!(self.unmap(&mut participant, all).0, End::Done);
@@ -433,20 +522,27 @@ impl<'w, F: Walked> Guest<'w, F> {
         assert_eq!(world.live(), 0, "frames that were not given back");
     }
 
-    /// Checks a table and all below it, and reports the state of leaves.
-    fn whole(&self, table: Hpa, level: u8, base: u64) {
-        for index in 0..2 {
-            // SAFETY: the table is linked, and has two entries.
-            let raw = unsafe { self.world.entries(table).add(index).as_ref() }.load();
+    /// Checks a table and all below it, reports the state of leaves, and finds what has an owner.
+    fn whole(&self, table: Hpa, level: u8, base: u64, owned: &mut Vec<GpaRange>) {
+        // SAFETY: the table is linked, and has two entries.
+        let raw = |index| unsafe { self.world.entries(table).add(index).as_ref() }.load();
+        let both = [raw(0), raw(1)];
+        // The state of a group is that of any of its leaves.
+        let group = |raw: &u64| F::reach(*raw, level) > 1 << F::shift(level);
+        let folded = both.iter().all(|raw| F::kind(*raw, level) == Kind::Leaf && group(raw));
+        for (index, mut raw) in both.into_iter().enumerate() {
+            if folded {
+                raw |= (both[0] | both[1]) & F::STATUS;
+            }
             let at = base + ((index as u64) << F::shift(level));
             let kind = F::kind(raw, level);
             let marked = raw & (F::MARK | F::RENEWED) != 0;
             match kind {
-                _ if marked && kind != slat::format::Kind::Reserved => {
+                _ if marked && !matches!(kind, Kind::Reserved | Kind::Owned) => {
                     panic!("a marker is left at {at:#x}: {raw:#x}")
                 }
-                slat::format::Kind::Table => self.whole(F::table_address(raw), level - 1, at),
-                slat::format::Kind::Leaf => {
+                Kind::Table => self.whole(F::table_address(raw), level - 1, at, owned),
+                Kind::Leaf => {
                     let state = self.tables.format().decode(raw, level);
                     let leaf = range(at, at + (1 << F::shift(level)));
                     pages(leaf).for_each(|page| {
@@ -454,7 +550,8 @@ impl<'w, F: Walked> Guest<'w, F> {
                         self.world.ledger.report(page, state.accessed, state.dirty);
                     });
                 }
-                slat::format::Kind::Empty | slat::format::Kind::Reserved => {}
+                Kind::Owned => owned.push(range(at, at + (1 << F::shift(level)))),
+                Kind::Empty | Kind::Reserved => {}
                 other => panic!("{at:#x} is left {other:?}"),
             }
         }

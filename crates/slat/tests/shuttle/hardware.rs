@@ -17,6 +17,10 @@ pub trait Walked: Format + Default {
     fn lets_write(raw: u64) -> bool;
     /// The leaf after an access; `None` if that faults.
     fn used(raw: u64, write: bool) -> Option<u64>;
+    /// The bytes that a TLB may hold as one entry with the leaf, a power of two.
+    fn reach(_raw: u64, level: u8) -> u64 {
+        1 << Self::shift(level)
+    }
     /// Returns whether a write through the TLB goes on without reading the leaf again.
     fn written(raw: u64) -> bool;
 }
@@ -38,6 +42,11 @@ impl Walked for Tiny {
     fn used(raw: u64, write: bool) -> Option<u64> {
         let fits = raw & 1 != 0 && raw & 1 << 6 != 0 && (!write || raw & (1 << 7 | 1 << 51) != 0);
         fits.then_some(raw | 1 << 10 | if write { 1 << 7 } else { 0 })
+    }
+
+    /// Bit 52: contiguous with its neighbour.
+    fn reach(raw: u64, level: u8) -> u64 {
+        1 << (Self::shift(level) + u32::from(raw >> 52 & 1 == 1))
     }
 
     fn written(raw: u64) -> bool {
@@ -74,6 +83,8 @@ impl Walked for TinyEpt {
 struct Entry {
     range: Range<u64>,
     hpa: u64,
+    /// The bytes of the leaf, or of each leaf of the group.
+    size: u64,
     /// A write goes on without reading the descriptor again.
     dirty: bool,
 }
@@ -108,8 +119,8 @@ impl Tlb {
     pub fn invalidate(&mut self, what: &Invalidation) {
         let range = what.range.map_or(0..u64::MAX, |r| r.start().0..r.end().0);
         self.entries.retain(|entry| {
-            let size = entry.range.end - entry.range.start;
-            !overlap(&entry.range, &range) || what.leaf.is_some_and(|leaf| leaf.bytes() != size)
+            let other = what.leaf.is_some_and(|leaf| leaf.bytes() != entry.size);
+            !overlap(&entry.range, &range) || other
         });
         self.walks.retain(|walk| !what.tables || !overlap(&walk.range, &range));
     }
@@ -199,11 +210,12 @@ impl<F: Walked> Guest<'_, F> {
             if new != raw && pte.exchange(raw, new).is_err() {
                 continue;
             }
-            let start = gpa & !((1 << F::shift(level)) - 1);
-            let range = start..start + (1 << F::shift(level));
-            let hpa = F::leaf_address(raw, level).0;
+            let (size, reach) = (1 << F::shift(level), F::reach(raw, level));
+            let start = gpa & !(reach - 1);
+            let range = start..start + reach;
+            let hpa = F::leaf_address(raw, level).0 - ((gpa & !(size - 1)) - start);
             let dirty = writes && F::written(new);
-            let entry = Entry { range, hpa, dirty };
+            let entry = Entry { range, hpa, size, dirty };
             world.tlb.borrow_mut().insert::<F>(world.break_before_make(), entry);
             return Some(hpa + (gpa - start));
         }

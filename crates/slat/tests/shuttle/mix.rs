@@ -47,15 +47,19 @@ impl Random {
     fn op(&mut self) -> Op {
         let at = self.range();
         let (frames, complete) = (self.below(7) as usize, self.below(4) != 0);
-        match self.below(17) {
+        match self.below(21) {
             0 | 1 => {
                 let attributes = self.of(&[RAM, CLEAN]);
                 let largest = self.of(&[PAGE, BLOCK, BIG]);
-                Op::Map { at, attributes, largest, each: self.coin(), frames }
+                let (each, fold) = (self.coin(), self.coin());
+                Op::Map { at, attributes, largest, each, fold, frames }
             }
             2 | 3 => Op::Unmap { at },
             4 => Op::Evict { page: self.gpa() },
-            5 | 6 => Op::Fault { gpa: self.gpa(), largest: self.of(&[PAGE, BLOCK, BIG]), frames },
+            5 | 6 => {
+                let (gpa, largest) = (self.gpa(), self.of(&[PAGE, BLOCK, BIG]));
+                Op::Fault { gpa, largest, fold: self.coin(), frames }
+            }
             7 => Op::Protect { at, complete },
             8 => Op::ProtectSubtrees { at, complete },
             9 | 10 => {
@@ -73,6 +77,12 @@ impl Random {
                 Op::Age { at: self.of(&whole), how }
             }
             15 => Op::Harvest { at },
+            16 => Op::Own { at, gives: true, frames },
+            17 => Op::Own { at, gives: false, frames },
+            18 | 19 => {
+                let memory = self.of(&[Memory::Normal, Memory::Device]);
+                Op::Replace { at, moves: self.coin(), memory }
+            }
             _ => self.of(&[Op::Reclaim, Op::Reclaim, Op::Translate { gpa: at.start().0 }]),
         }
     }
@@ -88,7 +98,8 @@ fn history<F: Walked>(bbm: BreakBeforeMake) {
     let mut participant = Participant::register(&world).unwrap();
     for at in [range(0, BIG), range(BIG, ALL)] {
         let (attributes, largest) = (random.of(&[RAM, CLEAN]), random.of(&[PAGE, BLOCK, BIG]));
-        let op = Op::Map { at, attributes, largest, each: false, frames: 3 };
+        let fold = random.coin();
+        let op = Op::Map { at, attributes, largest, each: false, fold, frames: 3 };
         assert_eq!(guest.perform(&mut participant, op), End::Done);
     }
     drop(participant);

@@ -73,6 +73,7 @@ fn before(guest: &Guest<'_, impl Walked>, first: Op) {
         attributes,
         largest,
         each: false,
+        fold: false,
         frames: 4,
     };
     let mut all = vec![
@@ -103,7 +104,7 @@ fn others() -> Vec<Op> {
         Op::Unmap { at: range(0, PAGE) },
         Op::Split { at: all, to: PAGE, frames: 4, complete: true },
         Op::Relax { at: range(0, PAGE), access: Access::Write, complete: true },
-        Op::Fault { gpa: PAGE, largest: BIG, frames: 4 },
+        Op::Fault { gpa: PAGE, largest: BIG, fold: false, frames: 4 },
     ]);
     others
 }
@@ -117,6 +118,7 @@ fn operations() -> Vec<(&'static str, Op)> {
         attributes: RAM,
         largest: BLOCK,
         each: false,
+        fold: false,
         frames: 4,
     };
     vec![
@@ -133,7 +135,10 @@ fn operations() -> Vec<(&'static str, Op)> {
         ("age, by a hint", age(Skip::Hint)),
         ("age, exactly", age(Skip::Exact)),
         ("harvest", Op::Harvest { at: all }),
-        ("reserve and commit", Op::Fault { gpa: ALL - PAGE, largest: BLOCK, frames: 4 }),
+        (
+            "reserve and commit",
+            Op::Fault { gpa: ALL - PAGE, largest: BLOCK, fold: false, frames: 4 },
+        ),
         ("reclaim", Op::Reclaim),
     ]
 }

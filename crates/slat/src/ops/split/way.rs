@@ -53,4 +53,4 @@ pub(crate) mod sealed {
 /// Bounds how long a block stands broken: one invalidation, and a store for each block that waits
 /// with it. 64 would take 8 invalidations a GiB in place of 26, and 3 KiB of stack, which a
 /// hypervisor may not have in a fault.
-pub(super) const MOST_MERGED: usize = 20;
+pub(in crate::ops) const MOST_MERGED: usize = 20;

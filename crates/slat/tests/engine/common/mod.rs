@@ -4,6 +4,7 @@
 // Each test target uses its own part.
 #![allow(dead_code)]
 
+pub mod beside;
 pub mod flat;
 pub mod hardware;
 pub mod history;

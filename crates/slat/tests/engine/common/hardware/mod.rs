@@ -318,6 +318,23 @@ pub trait Hardware: Copy + Debug + 'static {
         }
     }
 
+    /// Returns the entries that link the tables on the way to `gpa`, from the root downwards.
+    fn links<'p>(&self, memory: &'p TestPlatform, gpa: u64) -> Vec<&'p AtomicU64> {
+        let (mut from, mut links) = (self.root(), Vec::new());
+        loop {
+            let index = (gpa >> Self::shift(from.height)) as usize % from.ptes;
+            let pte = &memory.table(from.table, from.ptes)[index];
+            let Descriptor::Table { table, .. } =
+                self.decode(pte.load(Ordering::SeqCst), from.height)
+            else {
+                return links;
+            };
+            links.push(pte);
+            from.height -= 1;
+            (from.table, from.ptes) = (table, Self::entries(from.height));
+        }
+    }
+
     /// Returns everything that hardware could translate.
     fn tree(&self, memory: &TestPlatform) -> Tree {
         self.part(memory, 0, u64::MAX)

@@ -1,0 +1,236 @@
+//! Tables that become blocks by one invalidation: how many share it, and that each of them, not the
+//! first alone, is treated as if it were by itself.
+
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+#[cfg(feature = "every-format")]
+use crate::common::hardware::npt::{self, Npt};
+use crate::common::hardware::{Hardware, Run, Tree};
+use crate::common::stage::{BBM, CLEAN, G, K, M, RAM, on_stage_of, range, refused};
+use crate::common::world::{GuardOf, Mapping, Rule, TablesOf, World};
+use crate::common::{Moment, TestPlatform};
+use slat::format::arm64::Arm64K4;
+use slat::{BreakBeforeMake, Gpa, Hpa, PageSize, SplitError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::SeqCst;
+
+const PAGE: PageSize = PageSize::SIZE_4K;
+const BLOCK: PageSize = PageSize::SIZE_2M;
+
+fn arm() -> Arm64K4 {
+    Arm64K4 { hardware_dirty: true, ..Default::default() }
+}
+
+fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
+    slat::format::ept::Ept { output_bits: 48, ..Default::default() }
+}
+
+/// Calls a test for each format, and for each demand of a break.
+macro_rules! on_each {
+    ($test:ident) => {
+        for bbm in BBM {
+            $test::<Arm<12>>(arm(), bbm);
+            $test::<Ept<true>>(ept(), bbm);
+            #[cfg(feature = "every-format")]
+            $test::<Npt<true>>(npt::FORMAT, bbm);
+            #[cfg(feature = "every-format")]
+            $test::<Ept<false>>(ept(), bbm);
+        }
+    };
+}
+
+fn sizes<H: Hardware, const N: usize>(guard: &GuardOf<'_, '_, H>) -> [PageSize; N] {
+    core::array::from_fn(|n| guard.translate(Gpa(n as u64 * 2 * M)).unwrap().unwrap().size)
+}
+
+/// Gives back the tables that the guard's thread has unlinked.
+fn given_back<H: Hardware>(tables: &TablesOf<'_, H>, guard: &mut GuardOf<'_, '_, H>) -> usize {
+    let first = tables.reclaim();
+    guard.refresh();
+    first + tables.reclaim()
+}
+
+/// The blocks in a tree, from address 0 on.
+fn blocks(tree: &Tree) -> [&Run; 3] {
+    [0, 1, 2].map(|n| tree.at(n * 2 * M).unwrap())
+}
+
+#[test]
+fn tables_of_a_gib_become_blocks_by_two_invalidations() {
+    fn cost<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+        let breaks = bbm == BreakBeforeMake::Always;
+        // 20 tables share the first invalidation of a call; with a break, each 20 share one.
+        for (bytes, shared, broken) in
+            [(2 * M, 1, 1), (40 * M, 1, 1), (64 * M, 2, 2), (G, 2, 26), (2 * G, 3, 52)]
+        {
+            on_stage_of::<H>(bbm, (format, 40, 1030), |tables, guard, cache| {
+                let all = range(0, bytes);
+                assert_eq!(guard.map(all, Hpa(0), RAM, PAGE, cache), Ok(bytes));
+                assert_eq!(guard.collapse(all, BLOCK), Ok(bytes));
+                let counts = guard.counts();
+                assert_eq!(counts.invalidations, if breaks { broken } else { shared });
+                assert_eq!(counts.broken, if breaks { bytes / (2 * M) } else { 0 });
+                assert_eq!(guard.leaves(all).unwrap().count() as u64, bytes / (2 * M));
+                assert_eq!(H::of(tables).tree(guard.platform()).marks, 0);
+                assert_eq!(given_back::<H>(tables, guard) as u64, bytes / (2 * M));
+            });
+        }
+    }
+    on_each!(cost);
+}
+
+/// The state that hardware sets in any table of a batch, until the invalidation has completed.
+#[test]
+fn a_page_of_any_table_that_is_written_while_all_of_them_collapse_leaves_its_block_dirty() {
+    fn written<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+        for table in 0..3 {
+            let platform = TestPlatform::new(bbm);
+            let mut world = World::<H>::new(&platform, bbm, format, 40);
+            let what = Mapping { hpa: 0, attributes: CLEAN, largest: PAGE };
+            assert_eq!(world.map(range(0, 6 * M), what, 8), None);
+            let at = table * 2 * M + 28 * K;
+            world.access(at, false, false);
+            world.meanwhile(vec![(at, true, false)]);
+            world.collapse(range(0, 6 * M), BLOCK);
+            platform.meanwhile(None);
+            let found = blocks(&world.tree()).map(|run| (run.size, run.leaf.own.dirty));
+            assert_eq!(found, [0, 1, 2].map(|n| (2 * M, n == table)), "{bbm:?}");
+            world.destroy();
+        }
+    }
+    on_each!(written);
+}
+
+#[test]
+fn a_table_below_a_link_without_the_right_to_write_shares_with_its_like_only() {
+    fn alike<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+        for protected in [0b001, 0b010, 0b110, 0b111, 0b101_u64] {
+            let platform = TestPlatform::new(bbm);
+            let mut world = World::<H>::new(&platform, bbm, format, 40);
+            let what = Mapping { hpa: 0, attributes: RAM, largest: PAGE };
+            assert_eq!(world.map(range(0, 6 * M), what, 8), None);
+            for table in (0..3).filter(|table| protected >> table & 1 == 1) {
+                world.rewrite(range(table * 2 * M, 2 * M), Rule::Subtrees);
+            }
+            world.collapse(range(0, 6 * M), BLOCK);
+            let writable = blocks(&world.tree()).map(|run| run.leaf.attributes().write);
+            let wanted = [0, 1, 2].map(|table| protected >> table & 1 == 0);
+            assert_eq!(writable, wanted, "{bbm:?}");
+            world.destroy();
+        }
+    }
+    on_each!(alike);
+}
+
+/// Otherwise two threads could wait for each other.
+#[test]
+fn a_thread_that_waits_for_a_leaf_holds_no_table_itself() {
+    fn waits<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+        on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
+            let all = range(0, 6 * M);
+            assert_eq!(guard.map(all, Hpa(0), RAM, PAGE, cache), Ok(6 * M));
+            let (pte, _) = H::of(tables).pte(guard.platform(), 2 * M + 12 * K);
+            let raw = pte.fetch_or(H::MARK, SeqCst);
+            refused(guard.collapse(all, BLOCK), 2 * M, SplitError::Contended);
+            // One before it waits, and one for the table behind.
+            assert_eq!(guard.counts().invalidations, 2);
+            assert_eq!(sizes::<H, 3>(guard), [BLOCK, PAGE, BLOCK]);
+            pte.store(raw, SeqCst);
+            assert_eq!(guard.collapse(all, BLOCK), Ok(2 * M));
+        });
+    }
+    on_each!(waits);
+}
+
+#[test]
+fn a_table_whose_link_is_held_stays_and_its_leaves_are_released() {
+    fn stays<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+        on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
+            let all = range(0, 8 * M);
+            assert_eq!(guard.map(all, Hpa(0), RAM, PAGE, cache), Ok(8 * M));
+            let hardware = H::of(tables);
+            let platform = guard.platform();
+            // The third table is held once the first has its turn, and released afterwards.
+            let first = hardware.tree(platform).table(4 * M, 1).unwrap().0;
+            let link = hardware.links(platform, 4 * M).pop().unwrap();
+            let raw = link.fetch_or(H::MARK, SeqCst);
+            refused(guard.collapse(all, BLOCK), 4 * M, SplitError::Contended);
+            link.store(raw, SeqCst);
+            let tree = hardware.tree(platform);
+            assert_eq!((tree.marks, tree.table(4 * M, 1).unwrap().0), (0, first));
+            assert_eq!(sizes::<H, 4>(guard), [BLOCK, BLOCK, PAGE, BLOCK]);
+            assert_eq!(guard.write_protect(range(4 * M, 2 * M)), Ok(2 * M));
+        });
+    }
+    on_each!(stays);
+}
+
+#[test]
+fn a_panic_of_the_closure_that_chooses_blocks_makes_those_before_and_holds_no_leaf() {
+    fn panics<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+        on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
+            let all = range(0, 6 * M);
+            assert_eq!(guard.map(all, Hpa(0), RAM, PAGE, cache), Ok(6 * M));
+            let asked = std::cell::Cell::new(0);
+            let third = || {
+                guard.collapse_where(all, BLOCK, |_| {
+                    asked.set(asked.get() + 1);
+                    assert!(asked.get() < 3, "the closure's own");
+                    true
+                })
+            };
+            assert!(catch_unwind(AssertUnwindSafe(third)).is_err());
+            assert_eq!(sizes::<H, 3>(guard), [BLOCK, BLOCK, PAGE]);
+            assert_eq!(H::of(tables).tree(guard.platform()).marks, 0);
+            assert_eq!(given_back::<H>(tables, guard), 2);
+        });
+    }
+    on_each!(panics);
+}
+
+#[test]
+fn a_collapse_that_is_paused_holds_nothing_and_a_hole_does_not_end_a_batch() {
+    fn paused<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+        on_stage_of::<H>(bbm, (format, 40, 16), |tables, guard, cache| {
+            let all = range(0, 16 * M);
+            assert_eq!(guard.map(all, Hpa(0), RAM, PAGE, cache), Ok(16 * M));
+            crate::common::unmap(guard, range(4 * M + 4 * K, 4 * K));
+            guard.limit(1500);
+            refused(guard.collapse(all, BLOCK), 6 * M, SplitError::Paused);
+            assert_eq!(H::of(tables).tree(guard.platform()).marks, 0);
+            assert_eq!(sizes::<H, 4>(guard), [BLOCK, BLOCK, PAGE, PAGE]);
+            guard.limit(u64::MAX);
+            let before = guard.counts().invalidations;
+            assert_eq!(guard.map(range(4 * M + 4 * K, 4 * K), Hpa(0), RAM, PAGE, cache), Ok(4 * K));
+            assert_eq!(guard.collapse(all, BLOCK), Ok(10 * M));
+            assert_eq!(guard.counts().invalidations - before, 1);
+        });
+    }
+    on_each!(paused);
+}
+
+/// What the platform sees during the one invalidation of a batch.
+#[test]
+fn while_a_batch_is_invalidated_each_address_translates_or_stands_broken() {
+    fn translates<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+        on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
+            let all = range(0, 6 * M);
+            assert_eq!(guard.map(all, Hpa(0), RAM, PAGE, cache), Ok(6 * M));
+            let hardware = H::of(tables);
+            let seen = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
+            let sees = seen.clone();
+            guard.platform().meanwhile(Some(Box::new(move |platform, moment| {
+                if moment == Moment::Invalidating {
+                    let tree = hardware.tree(platform);
+                    let run = |n: u64| tree.at(n * 2 * M).map(|run| run.size);
+                    sees.borrow_mut().push([0, 1, 2].map(run));
+                }
+            })));
+            assert_eq!(guard.collapse(all, BLOCK), Ok(6 * M));
+            guard.platform().meanwhile(None);
+            let there = (bbm != BreakBeforeMake::Always).then_some(2 * M);
+            assert_eq!(*seen.borrow(), [[there; 3]]);
+        });
+    }
+    on_each!(translates);
+}

@@ -1,0 +1,322 @@
+//! Cleans and removals under way: they end with their invalidation and not before, for each way to
+//! clean and each way to unmap; an invalidation covers nothing that came after it began.
+
+use crate::common::Event;
+use crate::common::beside::{guest, inside, meanwhile};
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::hardware::grouped::Grouped;
+use crate::common::stage::{BBM, K, M, RAM, range};
+use crate::common::world::{ALL, GuardOf, TablesOf, invalidations};
+use slat::format::arm64::Arm64K4;
+use slat::{
+    Attributes, BreakBeforeMake, Consumer, Gpa, GpaRange, Hpa, PageSize, Pages, Place, Removals,
+    Software,
+};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+const PAGE: PageSize = PageSize::SIZE_4K;
+const BLOCK: PageSize = PageSize::SIZE_2M;
+const UNWRITTEN: Attributes = Attributes { dirty: false, ..RAM };
+
+type Guest<H> = &'static TablesOf<'static, H>;
+
+fn arm() -> Arm64K4 {
+    Arm64K4 { hardware_dirty: true, ..Default::default() }
+}
+
+fn ept() -> slat::format::ept::Ept1G {
+    slat::format::ept::Ept1G { output_bits: 48, ..Default::default() }
+}
+
+fn with_consumer<H: Hardware>(format: H::Format) -> (Guest<H>, Consumer) {
+    let mut consumer = None;
+    let tables = guest::<H>(BreakBeforeMake::Never, format, |tables| {
+        consumer = tables.add_consumer(Software::A).ok();
+    });
+    (tables, consumer.unwrap())
+}
+
+fn map<H: Hardware>(tables: Guest<H>, at: GpaRange, attributes: Attributes, size: PageSize) {
+    inside::<H, _>(tables, |guard, cache| {
+        guard.map(at, Hpa(at.start().0), attributes, size, cache).unwrap();
+    });
+}
+
+/// Unmaps by one call, and returns whether each of the leaves is said to be dirty.
+fn dirty<H: Hardware>(tables: Guest<H>, at: GpaRange) -> bool {
+    inside::<H, _>(tables, |guard, _| {
+        let removed = crate::common::unmap(guard, at);
+        assert_ne!(removed.len(), 0, "nothing was mapped");
+        removed.iter().all(|run| run.attributes.dirty)
+    })
+}
+
+/// A way to take the dirty state of four pages.
+type Clean<H> = fn(&mut GuardOf<'_, 'static, H>, Consumer);
+
+const PAGES: u64 = 16 * K;
+
+fn cleans<H: Hardware>() -> [(&'static str, Clean<H>); 6] {
+    const NAMED: Pages<'static> = Pages { start: Gpa(0), bits: &[0b1111] };
+    [
+        ("clean", |guard, _| _ = guard.clean(range(0, PAGES)).unwrap()),
+        ("clean_pages", |guard, _| _ = guard.clean_pages(&NAMED).unwrap()),
+        ("clean_for", |guard, named| _ = guard.clean_for(named, range(0, PAGES)).unwrap()),
+        ("clean_pages_for", |guard, named| _ = guard.clean_pages_for(named, &NAMED).unwrap()),
+        ("harvest", |guard, _| _ = guard.harvest(range(0, PAGES), &mut [0]).unwrap()),
+        ("harvest_for", |guard, named| {
+            _ = guard.harvest_for(named, range(0, PAGES), &mut [0]).unwrap();
+        }),
+    ]
+}
+
+#[test]
+fn a_page_that_is_unmapped_during_the_invalidation_of_any_clean_counts_as_dirty() {
+    fn counts<H: Hardware>(format: H::Format) {
+        for (name, clean) in cleans::<H>() {
+            let (tables, consumer) = with_consumer::<H>(format);
+            map::<H>(tables, range(0, PAGES), RAM, PAGE);
+            let said = Rc::new(Cell::new(false));
+            let says = said.clone();
+            let unmaps = move || says.set(dirty::<H>(tables, range(0, 4 * K)));
+            meanwhile(tables.platform(), unmaps, || {
+                inside::<H, _>(tables, |guard, _| {
+                    clean(guard, consumer);
+                    guard.complete();
+                });
+            });
+            assert!(said.get(), "{name}: written through a TLB, and said to be clean");
+            assert!(!dirty::<H>(tables, range(4 * K, 4 * K)), "{name} has completed");
+        }
+    }
+    counts::<Arm<12>>(arm());
+    counts::<Ept<true>>(ept());
+}
+
+/// Maps, cleans what `clean` names by another thread, and unmaps; returns whether all of it is said
+/// to be dirty.
+type Unmap<H> = fn(Guest<H>, &Rc<dyn Fn(GpaRange)>) -> bool;
+
+fn unmaps<H: Hardware>() -> [(&'static str, Unmap<H>); 7] {
+    [
+        ("a page", |tables, clean| {
+            map::<H>(tables, range(0, 4 * K), RAM, PAGE);
+            clean(range(0, 4 * K));
+            dirty::<H>(tables, range(0, 4 * K))
+        }),
+        ("a page that continues one that was taken before", |tables, clean| {
+            map::<H>(tables, range(0, 4 * K), UNWRITTEN, PAGE);
+            map::<H>(tables, range(4 * K, 4 * K), RAM, PAGE);
+            let mut places = [const { Place::EMPTY }; 1];
+            let mut removals = Removals::new(tables, &mut places);
+            inside::<H, _>(tables, |guard, _| {
+                guard.unmap(range(0, 4 * K), &mut removals).unwrap();
+                clean(range(4 * K, 4 * K));
+                guard.unmap(range(4 * K, 4 * K), &mut removals).unwrap();
+            });
+            removals.complete().all(|run| run.bytes == 8 * K && run.attributes.dirty)
+        }),
+        ("a page of a larger range", |tables, clean| {
+            map::<H>(tables, range(0, 4 * K), RAM, PAGE);
+            clean(range(0, 4 * K));
+            dirty::<H>(tables, range(0, 8 * K))
+        }),
+        ("a block", |tables, clean| {
+            map::<H>(tables, range(0, 2 * M), RAM, BLOCK);
+            clean(range(0, 2 * M));
+            dirty::<H>(tables, range(0, 2 * M))
+        }),
+        ("pages that continue those of the table before", |tables, clean| {
+            between_tables::<H>(tables, clean, 16 * K)
+        }),
+        ("a run of pages that continues those of the table before", |tables, clean| {
+            between_tables::<H>(tables, clean, 256 * K)
+        }),
+        ("a group", |tables, clean| {
+            inside::<H, _>(tables, |guard, cache| {
+                guard.map_contiguous(range(0, 64 * K), Hpa(0), RAM, PAGE, cache).unwrap();
+                // A clean unfolds a group: this one is clean already, and another is cleaned.
+                crate::common::unmap(guard, range(0, 64 * K));
+                guard.map_contiguous(range(0, 64 * K), Hpa(0), UNWRITTEN, PAGE, cache).unwrap();
+                guard.map(range(M, 4 * K), Hpa(M), RAM, PAGE, cache).unwrap();
+            });
+            clean(range(M, 4 * K));
+            dirty::<H>(tables, range(0, 64 * K))
+        }),
+    ]
+}
+
+/// A clean begins when an unmap has taken the pages of one table, and not those of the next.
+fn between_tables<H: Hardware>(tables: Guest<H>, clean: &Rc<dyn Fn(GpaRange)>, more: u64) -> bool {
+    map::<H>(tables, range(0, 2 * M), UNWRITTEN, PAGE);
+    map::<H>(tables, range(2 * M, more), RAM, PAGE);
+    let platform = tables.platform();
+    let second = H::of(tables).tree(platform).table(2 * M, 1).unwrap().0;
+    let (clean, hardware, mut begun) = (clean.clone(), H::of(tables), false);
+    platform.entered(Some(Box::new(move |platform, table| {
+        if table == second && !begun && hardware.tree(platform).at(0).is_none() {
+            begun = true;
+            clean(range(2 * M, more));
+        }
+    })));
+    let mut places = [const { Place::EMPTY }; 2];
+    let mut removals = Removals::new(tables, &mut places);
+    let all = range(0, 2 * M + more);
+    inside::<H, _>(tables, |guard, _| guard.unmap(all, &mut removals).unwrap());
+    platform.entered(None);
+    let runs: Vec<_> = removals.complete().collect();
+    assert_eq!(runs.iter().map(|run| run.bytes).sum::<u64>(), all.size());
+    assert_eq!(runs.len(), 1, "the second table's pages continue those of the first");
+    runs[0].attributes.dirty
+}
+
+#[test]
+fn what_any_unmap_takes_while_a_clean_is_under_way_counts_as_dirty() {
+    fn counts<H: Hardware>(format: H::Format) {
+        for dropped in [false, true] {
+            for (name, unmap) in unmaps::<H>() {
+                let tables = guest::<H>(BreakBeforeMake::Never, format, |_| ());
+                let member = Box::leak(Box::new(tables.platform().join()));
+                let log = RefCell::new(tables.enter(member).unwrap());
+                let clean: Rc<dyn Fn(GpaRange)> = Rc::new(move |at| {
+                    log.borrow_mut().clean(at).unwrap();
+                    if dropped {
+                        drop(tables.shootdown(&mut log.borrow_mut()).unwrap());
+                    }
+                });
+                assert!(unmap(tables, &clean), "{name}, handed on and dropped: {dropped}");
+            }
+        }
+    }
+    counts::<Grouped<12>>(arm());
+    counts::<Ept<true>>(ept());
+}
+
+/// Drops what is owed, so that the next thread that completes invalidates all of the guest; during
+/// that, another thread does `late`.
+fn late<H: Hardware>(tables: Guest<H>, late: impl FnOnce() + 'static) {
+    inside::<H, _>(tables, |guard, _| {
+        guard.write_protect(range(0, 4 * K)).unwrap();
+        drop(tables.shootdown(guard).unwrap());
+    });
+    meanwhile(tables.platform(), late, || inside::<H, _>(tables, |guard, _| guard.complete()));
+    tables.platform().take_events();
+}
+
+/// The invalidation had begun before the drop, so it covers nothing of what was dropped.
+#[test]
+fn what_is_dropped_during_an_invalidation_of_all_is_not_covered_by_it() {
+    fn uncovered<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+        let page = |number: u64| range(number * 4 * K, 4 * K);
+        let new = || {
+            let tables = guest::<H>(bbm, format, |_| ());
+            map::<H>(tables, range(0, PAGES), RAM, PAGE);
+            tables
+        };
+        let executed = |tables: Guest<H>| invalidations(&tables.platform().take_events());
+        // Rights.
+        let tables = new();
+        late::<H>(tables, move || {
+            inside::<H, _>(tables, |guard, _| {
+                guard.write_protect(page(1)).unwrap();
+                drop(tables.shootdown(guard).unwrap());
+            });
+        });
+        inside::<H, _>(tables, |guard, _| guard.complete());
+        assert_eq!(executed(tables), [ALL], "what the other thread dropped");
+        inside::<H, _>(tables, |guard, _| guard.complete());
+        assert_eq!(executed(tables), [], "it is covered now");
+        // Removals.
+        let tables = new();
+        late::<H>(tables, move || {
+            let mut places = [const { Place::EMPTY }; 1];
+            let mut removals = Removals::new(tables, &mut places);
+            inside::<H, _>(tables, |guard, _| guard.unmap(page(1), &mut removals).unwrap());
+        });
+        map::<H>(tables, page(1), RAM, PAGE);
+        let breaks = H::REFILL_BREAKS || bbm == BreakBeforeMake::Always;
+        assert_eq!(executed(tables).len(), usize::from(breaks), "before the entry is filled");
+        // Cleans.
+        let tables = new();
+        late::<H>(tables, move || {
+            inside::<H, _>(tables, |guard, _| {
+                guard.clean(page(1)).unwrap();
+                drop(tables.shootdown(guard).unwrap());
+            });
+        });
+        assert!(dirty::<H>(tables, page(1)), "it may be written through a TLB");
+    }
+    for bbm in BBM {
+        uncovered::<Arm<12>>(arm(), bbm);
+        uncovered::<Ept<true>>(ept(), bbm);
+    }
+}
+
+#[test]
+fn an_entry_is_filled_during_the_invalidation_of_its_unmap_only_behind_another() {
+    fn fills<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+        let tables = guest::<H>(bbm, format, |_| ());
+        map::<H>(tables, range(0, 8 * K), RAM, PAGE);
+        let count = Rc::new(Cell::new(0));
+        let counts = count.clone();
+        let refill = move || {
+            let before = tables.platform().take_events();
+            map::<H>(tables, range(0, 4 * K), RAM, PAGE);
+            let events = tables.platform().take_events();
+            counts.set(invalidations(&events).len());
+            *tables.platform().events.borrow_mut() = before;
+        };
+        let mut places = [const { Place::EMPTY }; 1];
+        let mut removals = Removals::new(tables, &mut places);
+        inside::<H, _>(tables, |guard, _| guard.unmap(range(0, 4 * K), &mut removals).unwrap());
+        meanwhile(tables.platform(), refill, || assert_eq!(removals.complete().count(), 1));
+        let breaks = H::REFILL_BREAKS || bbm == BreakBeforeMake::Always;
+        assert_eq!(count.get(), usize::from(breaks), "{bbm:?}");
+    }
+    for bbm in BBM {
+        fills::<Arm<12>>(arm(), bbm);
+        fills::<Ept<true>>(ept(), bbm);
+    }
+}
+
+/// A guard that is dropped, with what each operation took.
+#[test]
+fn a_guard_that_is_dropped_with_any_right_taken_completes() {
+    type Take<H> = fn(&mut GuardOf<'_, 'static, H>);
+    fn takes<H: Hardware>(format: H::Format) {
+        let all = range(0, 2 * M);
+        let calls: [(&str, Take<H>); 8] = [
+            ("write_protect", |guard| _ = guard.write_protect(range(0, 8 * K)).unwrap()),
+            ("write_protect, a page", |guard| _ = guard.write_protect(range(0, 4 * K)).unwrap()),
+            ("write_protect_pages", |guard| {
+                let pages = Pages { start: Gpa(0), bits: &[0b101] };
+                _ = guard.write_protect_pages(&pages).unwrap();
+            }),
+            ("write_protect_subtrees", |guard| {
+                _ = guard.write_protect_subtrees(range(0, 2 * M)).unwrap();
+            }),
+            ("execute_protect", |guard| _ = guard.execute_protect(range(0, 8 * K)).unwrap()),
+            ("protect", |guard| {
+                _ = guard.protect(range(0, 4 * K), slat::Rights::READ).unwrap();
+            }),
+            ("clean", |guard| _ = guard.clean(range(0, 4 * K)).unwrap()),
+            ("clean_pages", |guard| {
+                _ = guard.clean_pages(&Pages { start: Gpa(0), bits: &[0b101] }).unwrap();
+            }),
+        ];
+        for (name, take) in calls {
+            let tables = guest::<H>(BreakBeforeMake::Never, format, |_| ());
+            map::<H>(tables, all, RAM, PAGE);
+            tables.platform().take_events();
+            inside::<H, _>(tables, |guard, _| take(guard));
+            let events = tables.platform().take_events();
+            let found = events.iter().filter(|event| matches!(event, Event::Invalidate(_)));
+            assert_eq!(found.count(), 1, "{name}");
+        }
+    }
+    takes::<Arm<12>>(arm());
+    takes::<Ept<true>>(ept());
+}
