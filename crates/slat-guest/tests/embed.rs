@@ -10,9 +10,13 @@ mod events;
 mod forwards;
 #[path = "embed/machine.rs"]
 mod machine;
+#[path = "embed/panics.rs"]
+mod panics;
 #[path = "embed/pieces.rs"]
 mod pieces;
 #[path = "embed/scale.rs"]
 mod scale;
 #[path = "embed/shared.rs"]
 mod shared;
+#[path = "embed/waits.rs"]
+mod waits;

@@ -24,6 +24,8 @@ pub struct Counted<E: Events = ()> {
     grace: Grace<[Seat; SEATS]>,
     frames: AtomicU64,
     clock: AtomicU64,
+    /// The number of calls of `Host::wait`.
+    pub waits: AtomicU64,
     /// Runs between pieces of a change.
     between: Mutex<Option<Box<dyn FnMut() + Send>>>,
 }
@@ -42,6 +44,7 @@ impl<E: Events> Counted<E> {
             grace,
             frames: AtomicU64::new(0),
             clock: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
             between: Mutex::default(),
         })
     }
@@ -124,6 +127,7 @@ impl<E: Events> Host for Counted<E> {
     }
 
     fn wait(&self) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
         std::thread::yield_now();
     }
 }

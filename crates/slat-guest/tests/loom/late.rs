@@ -1,10 +1,11 @@
 //! A fault on a page that is missing, while a thread brings the page.
 
 use crate::fixture::*;
-use loom::sync::atomic::Ordering;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread::spawn;
-use slat::{Access, BreakBeforeMake, Gpa};
-use slat_guest::{Arrival, Hva, HvaRange, Outcome, Retry};
+use slat::{Access, BreakBeforeMake, Gpa, PageSize};
+use slat_guest::{Arrival, Backing, Hva, HvaRange, Outcome, PostCopy, Retry};
 
 #[test]
 fn no_arrival_is_lost_between_asking_and_waiting() {
@@ -32,5 +33,67 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
             }
             outcome => panic!("{outcome:?}"),
         }
+    });
+}
+
+/// A page that comes late, whose memory is one word; nothing maps it.
+type Late = PostCopy<&'static Ram>;
+
+fn late() -> (&'static TheGuest, &'static Late, HvaRange) {
+    let page = PageSize::from_bytes(PAGE).unwrap();
+    let host = HvaRange { start: Hva(HOST), bytes: PAGE };
+    let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+    let late = PostCopy::new(ram, host, page, page).unwrap();
+    (guest(world, ram, config()), Box::leak(Box::new(late)), host)
+}
+
+/// A thread fetches the page, whose content is `source`, and places it in `memory`.
+fn fetch(guest: &'static TheGuest, late: &Late, source: &AtomicU64, memory: &AtomicU64) {
+    let Some(fetch) = late.next(1) else { return };
+    let content = source.load(Ordering::SeqCst);
+    fetch.place(|_| memory.store(content, Ordering::SeqCst));
+    fetch.arrived(&mut worker(guest));
+}
+
+#[test]
+fn what_a_fetch_brings_is_not_written_over_a_page_that_was_discarded() {
+    bounded("fetch of a page || discard of it, then a write", 3, || {
+        let (guest, late, host) = late();
+        let words = (Arc::new(AtomicU64::new(7)), Arc::new(AtomicU64::new(0)));
+        let (source, memory) = words.clone();
+        let taken = worker(guest).invalidate(host, |_| {});
+        let thread = spawn(move || fetch(guest, late, &source, &memory));
+        late.discard(host, &taken);
+        words.1.store(0, Ordering::SeqCst);
+        drop(taken);
+        assert!(late.page(host.start, Access::Read).is_ok(), "it is here, with zeroes");
+        words.1.store(1, Ordering::SeqCst);
+        thread.join().unwrap();
+        assert_eq!(words.1.load(Ordering::SeqCst), 1, "the guest's write is lost");
+        assert!(late.next(1).is_none());
+        assert_eq!(late.counts().missing, 0);
+    });
+}
+
+#[test]
+fn a_page_that_was_lost_holds_what_a_later_fetch_brings() {
+    bounded("fetch of a page || loss of it", 3, || {
+        let (guest, late, host) = late();
+        let words = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicU64::new(0)));
+        let (source, memory) = words.clone();
+        let taken = worker(guest).invalidate(host, |_| {});
+        let thread = spawn(move || fetch(guest, late, &source, &memory));
+        // From here on the source has the snapshot.
+        words.0.store(2, Ordering::SeqCst);
+        late.lose(host, &taken);
+        drop(taken);
+        let asked = late.page(host.start, Access::Read).is_err();
+        thread.join().unwrap();
+        if late.page(host.start, Access::Read).is_err() {
+            assert!(late.next(0).is_some_and(|fetch| fetch.asked()), "nobody fetches it: {asked}");
+            fetch(guest, late, &words.0, &words.1);
+        }
+        assert_eq!(words.1.load(Ordering::SeqCst), 2, "what it was before the loss");
+        assert_eq!(late.counts().missing, 0);
     });
 }
