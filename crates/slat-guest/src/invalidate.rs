@@ -30,7 +30,8 @@ pub struct Taken {
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Unmaps the memory at `host` from the guest. Once the guest cannot access the memory any
     /// more, it calls `taken` with what was mapped there, and with pages that were used or written
-    /// and are no longer mapped. Blocks that overlap the range are unmapped whole. With an empty
+    /// and are no longer mapped. A page may be told more than once, for example while its mark moves
+    /// from a leaf into a log: its state is all that was told together. Blocks that overlap the range are unmapped whole. With an empty
     /// range it does nothing.
     ///
     /// When this returns the host may take the memory back, or change it. No fault maps any of it

@@ -594,6 +594,7 @@ impl<F: Format, H: Host, B: Backing> Worker<'_, F, H, B> {
     /// Forms a block whose pages are all here: if the guest has some of it mapped in small leaves,
     /// this maps the others, and collapses the block. If nothing of it is mapped, a fault maps it
     /// whole. Returns the number of blocks it made.
+    #[inline(never)]
     fn put_together(&mut self, host: HvaRange, block: PageSize) -> u64 {
         let mut formed = 0;
         for range in self.guest_ranges(host) {

@@ -324,7 +324,7 @@ on_all! {
     /// The fetch is of what the page was before; a fault waits for it.
     fn what_is_lost_while_it_is_fetched_is_fetched_once_more<C: Case>() {
         let machine = C::machine(2);
-        let (ram, late) = memory::<C>(PageSize::SIZE_2M);
+        let (_, late) = memory::<C>(PageSize::SIZE_2M);
         let guest = new::<C>(&machine, late);
         let mut room = room();
         let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
