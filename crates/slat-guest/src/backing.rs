@@ -32,7 +32,10 @@ impl HvaRange {
 
     /// Returns whether the two ranges have a byte in common.
     pub const fn overlaps(&self, other: &Self) -> bool {
-        self.start.0 < other.end().0 && other.start.0 < self.end().0
+        self.bytes != 0
+            && other.bytes != 0
+            && self.start.0 < other.end().0
+            && other.start.0 < self.end().0
     }
 }
 
@@ -44,6 +47,9 @@ impl HvaRange {
 /// wait for the guest's faults: changes of memslots, reads of logs that hardware keeps, switches of
 /// caches, [`Worker::host_wrote`](crate::Worker::host_wrote). For a page that has not arrived yet
 /// it returns [`NoPage::NotYet`].
+///
+/// If a method panics, the panic passes through the fault. The page is not mapped, or as it was, or,
+/// after a call of `grant`, writable and in the log; a later fault asks again.
 pub trait Backing {
     /// Returns the page at `host`, for `access`.
     ///
@@ -71,6 +77,12 @@ pub trait Backing {
     /// own ([`Config::fault_around`](crate::Config::fault_around)).
     fn at_hand(&self, _host: Hva) -> Option<Page> {
         None
+    }
+
+    /// Lets other threads run while a backing of this crate, around this one, waits for a thread
+    /// that copies pages: the VMM's [`Host::wait`](crate::Host::wait).
+    fn wait(&self) {
+        core::hint::spin_loop();
     }
 
     /// Makes the page at `host`, which the guest may already read, writable, and calls `grant`,

@@ -135,7 +135,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             Err(SplitStop::OutOfFrames { .. } | SplitStop::TableLimit { .. }) => {
                 let _moving = guest.leaving.begin();
                 self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
-                    guest.unmap(&guest.tables, guard, [leaf], |removed| {
+                    guest.unmap(view, &guest.tables, guard, [leaf], |removed| {
                         guest.keep_marks(view, &removed);
                     });
                 });

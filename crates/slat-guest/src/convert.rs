@@ -15,6 +15,7 @@ use crate::outcome::{Refused, TableLimit};
 use crate::private::{Denied, MemoryKind, PrivateLeaves, PrivateRange};
 use crate::ranges::{cut_by, pieces};
 use crate::sync::agreed;
+use crate::unmap::each_even_if_one_panics;
 use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -81,7 +82,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// - [`ConvertError::Unaligned`], [`ConvertError::Pinned`], [`ConvertError::NotPrivate`]:
     ///   nothing was done. For `NotPrivate` the address is the first that is not in a memslot with
     ///   private memory.
-    /// - Other errors: everything before the address is converted, and nothing behind it is.
+    /// - Other errors, and a panic of `taken` or of a hook: everything before the address is converted, and nothing behind it is.
     ///   Private leaves behind it may have been split, or unmapped; faults map them again.
     pub fn convert(
         &mut self,
@@ -137,14 +138,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         taken: &mut impl FnMut(Taken),
     ) -> Result<(), ConvertError> {
         let guest = self.guest;
-        kinds.change::<F>(&slot.spec, &run, true);
+        // Ends also if `taken` or a hook panics: the pages then keep their kind.
+        let changing = kinds.changing::<F>(&slot.spec, &run);
         agreed();
         let emptied = self.empty_run(slot, run, to, taken);
         if emptied.is_ok() {
             guest.wait_for_faults();
             kinds.set::<F>(&slot.spec, &run, to);
         }
-        kinds.change::<F>(&slot.spec, &run, false);
+        drop(changing);
         if emptied.is_ok() && to == MemoryKind::Private {
             // vCPUs that wait for the shared page, which may never arrive, ask again. A vCPU that
             // takes a place later asks the backing after this, and the page's new kind then decides
@@ -320,13 +322,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     let mut storage = [const { Place::EMPTY }; BATCH];
                     let mut removals = Removals::new(tables, &mut storage);
                     let result = guard.unmap(range, &mut removals);
-                    for leaves in removals.complete() {
-                        let leaves =
-                            PrivateLeaves { gpa: leaves.gpa, hpa: leaves.hpa, bytes: leaves.bytes };
+                    let leaves = removals.complete().map(|leaves| {
                         bytes += leaves.bytes;
+                        PrivateLeaves { gpa: leaves.gpa, hpa: leaves.hpa, bytes: leaves.bytes }
+                    });
+                    each_even_if_one_panics(leaves, |leaves| {
                         host.private_hooks().removed(leaves);
                         removed(leaves);
-                    }
+                    });
                     result
                 });
                 guest.counters.private_bytes_taken.add(bytes);

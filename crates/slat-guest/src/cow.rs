@@ -24,9 +24,14 @@ use crate::worker::Worker;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
+use core::ops::DerefMut;
 use slat::{Access, Format, Gpa, GpaRange, Hpa, Memory, PageSize};
 
 /// The memory of guests that share it, in numbered frames of one page each.
+///
+/// If a method panics, the panic passes through the call that a VMM made, and each page is as it
+/// was: a later fault tries again. If [`Frames::freed`] panics because another method does, the
+/// program ends.
 pub trait Frames {
     /// Returns the host physical address of a frame.
     fn hpa(&self, frame: u32) -> Hpa;
@@ -43,6 +48,12 @@ pub trait Frames {
     /// vCPUs just try again it does nothing. The thread that freed the frame calls it, which may be
     /// inside a fault: it must not wait for faults.
     fn freed(&self) {}
+
+    /// Lets other threads run while the caller waits for one that copies a page: the VMM's
+    /// [`Host::wait`].
+    fn wait(&self) {
+        core::hint::spin_loop();
+    }
 }
 
 /// The frames that guests share.
@@ -67,7 +78,11 @@ impl<M: Frames> SharedFrames<M> {
 
     /// Returns the number of free frames.
     pub fn free(&self) -> u32 {
-        self.free.lock().len() as u32
+        self.list().len() as u32
+    }
+
+    fn list(&self) -> impl DerefMut<Target = Vec<u32>> + '_ {
+        self.free.lock_patiently(|| self.memory.wait())
     }
 
     /// Returns the memory that has the frames.
@@ -77,7 +92,7 @@ impl<M: Frames> SharedFrames<M> {
 
     /// Takes a free frame. If there is none, the thread that frees the next one finds `short` set.
     fn take(&self) -> Option<u32> {
-        let mut free = self.free.lock();
+        let mut free = self.list();
         let Some(frame) = free.pop() else {
             self.short.store(1, Ordering::Release);
             return None;
@@ -87,9 +102,18 @@ impl<M: Frames> SharedFrames<M> {
     }
 
     fn give(&self, frame: u32) {
+        self.put(frame);
+        self.report();
+    }
+
+    fn put(&self, frame: u32) {
         if self.counts[frame as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.free.lock().push(frame);
+            self.list().push(frame);
         }
+    }
+
+    /// Reports frames that this thread has freed, or left to one guest, if a fault found none.
+    fn report(&self) {
         agreed();
         if self.short.load(Ordering::Acquire) != 0 && self.short.swap(0, Ordering::AcqRel) != 0 {
             self.memory.freed();
@@ -202,7 +226,8 @@ impl<'s, M: Frames> Cow<'s, M> {
     /// runs on: the two share all frames until one of them writes.
     ///
     /// `worker` is of the guest whose backing this is, and which has all memslots that have any of
-    /// it. The guest's writes wait while this goes over its leaves and pages; its reads do not.
+    /// it. The VMM itself writes no page meanwhile, and asks for each page again
+    /// ([`Backing::page`]) before it writes the page after this. The guest's writes wait while this goes over its leaves and pages; its reads do not.
     ///
     /// # Errors
     /// [`ForkError`]; the guest's memory is as it was.
@@ -226,8 +251,8 @@ impl<'s, M: Frames> Cow<'s, M> {
             return Err(ForkError::Devices);
         }
         for (word, childs) in self.words.iter().zip(&child.words) {
-            let now = word.load(Ordering::SeqCst) & !OWN;
-            if now > BUSY {
+            let now = self.settled(word) & !OWN;
+            if now != NOWHERE {
                 self.shared.counts[frame_of(now) as usize].fetch_add(1, Ordering::AcqRel);
                 word.store(now, Ordering::SeqCst);
                 childs.store(now, Ordering::SeqCst);
@@ -235,6 +260,16 @@ impl<'s, M: Frames> Cow<'s, M> {
         }
         drop(held);
         Ok(child)
+    }
+
+    /// Returns the word once no thread is giving its page a frame, at most the copy of a page later.
+    fn settled(&self, word: &AtomicU64) -> u64 {
+        loop {
+            match word.load(Ordering::SeqCst) {
+                BUSY => self.shared.memory.wait(),
+                now => return now,
+            }
+        }
     }
 
     /// Returns the frame of a page, if it has one: for readers of the memory of a stopped guest.
@@ -245,29 +280,80 @@ impl<'s, M: Frames> Cow<'s, M> {
     }
 
     /// Gives the claimed word `now` a frame for reading, or for writing; `None` if no frame is
-    /// free.
-    fn place(&self, now: u64, write: bool) -> Option<u64> {
+    /// free. Also returns the frame that the word had, if it has another now.
+    fn place(&self, now: u64, write: bool) -> Option<(u64, Option<u32>)> {
         let shared = self.shared;
         if now == NOWHERE {
-            let frame = shared.take()?;
-            shared.memory.zero(frame);
-            return Some(word(frame, true));
+            let new = New { shared, frame: shared.take()? };
+            shared.memory.zero(new.frame);
+            return Some((new.own(), None));
         }
         let frame = frame_of(now);
         // If no other word has it now, none gets it: only a fork of this memory can share it again.
         if !write || shared.is_alone(frame) {
-            return Some(now | if write { OWN } else { 0 });
+            return Some((now | if write { OWN } else { 0 }, None));
         }
         let Some(own) = shared.take() else {
             agreed();
             // The other guest may have taken the last free frame for its own copy, and left this
             // one.
-            return shared.is_alone(frame).then_some(now | OWN);
+            return shared.is_alone(frame).then_some((now | OWN, None));
         };
+        let new = New { shared, frame: own };
         shared.memory.copy(frame, own);
-        shared.give(frame);
         self.copied.fetch_add(1, Ordering::Relaxed);
-        Some(word(own, true))
+        Some((new.own(), Some(frame)))
+    }
+
+    /// Gives the page of `place`, whose word is `now`, a frame; returns the new word. `Ok(None)`:
+    /// another thread has changed the word.
+    fn settle(&self, place: &AtomicU64, now: u64, write: bool) -> Result<Option<u64>, NoPage> {
+        if place.compare_exchange(now, BUSY, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return Ok(None);
+        }
+        let mut claim = Claim { place, to: now };
+        let placed = self.place(now, write);
+        claim.to = placed.map_or(now, |(new, _)| new);
+        drop(claim);
+        let (new, old) = placed.ok_or(NoPage::NotYet)?;
+        // Last, as it may call the VMM: the word has no part in the frame any more.
+        if let Some(old) = old {
+            self.shared.give(old);
+        }
+        Ok(Some(new))
+    }
+}
+
+/// A word that is busy. Dropped, also by a panic, it gets its new value.
+struct Claim<'c> {
+    place: &'c AtomicU64,
+    to: u64,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.place.store(self.to, Ordering::SeqCst);
+    }
+}
+
+/// A frame that is being filled. Dropped, by a panic, it is free again.
+struct New<'s, M: Frames> {
+    shared: &'s SharedFrames<M>,
+    frame: u32,
+}
+
+impl<M: Frames> New<'_, M> {
+    /// Returns the word of a page that has the frame for its own.
+    fn own(self) -> u64 {
+        let word = word(self.frame, true);
+        core::mem::forget(self);
+        word
+    }
+}
+
+impl<M: Frames> Drop for New<'_, M> {
+    fn drop(&mut self) {
+        self.shared.give(self.frame);
     }
 }
 
@@ -278,22 +364,13 @@ impl<M: Frames> Backing for Cow<'_, M> {
         let place = place.ok_or(NoPage::Never)?;
         let write = access == Access::Write;
         let now = loop {
-            let now = place.load(Ordering::SeqCst);
-            if now == BUSY {
-                // The wait lasts at most as long as the copy of a page.
-                core::hint::spin_loop();
-                continue;
-            }
+            let now = self.settled(place);
             if now != NOWHERE && (now & OWN != 0 || !write) {
                 break now;
             }
-            let claim = place.compare_exchange(now, BUSY, Ordering::SeqCst, Ordering::SeqCst);
-            if claim.is_err() {
-                continue;
+            if let Some(new) = self.settle(place, now, write)? {
+                break new;
             }
-            let new = self.place(now, write);
-            place.store(new.unwrap_or(now), Ordering::SeqCst);
-            break new.ok_or(NoPage::NotYet)?;
         };
         Ok(Page {
             hpa: self.shared.memory.hpa(frame_of(now)),
@@ -307,11 +384,15 @@ impl<M: Frames> Backing for Cow<'_, M> {
 
 impl<M: Frames> Drop for Cow<'_, M> {
     fn drop(&mut self) {
-        for word in &self.words {
-            let now = word.load(Ordering::Acquire);
+        let mut any = false;
+        for now in self.words.iter().map(|word| word.load(Ordering::Acquire)) {
             if now > BUSY {
-                self.shared.give(frame_of(now));
+                self.shared.put(frame_of(now));
+                any = true;
             }
+        }
+        if any {
+            self.shared.report();
         }
     }
 }

@@ -11,7 +11,8 @@ use slat::{Access, Gpa, GpaRange, Vmid};
 ///
 /// The thread that does the work calls it. The thread may be inside the guest's tables (when a
 /// fault splits a block), or hold the lock for changes of memslots. So an implementation works on
-/// no guest of the host, and does not wait for a thread that does.
+/// no guest of the host, and does not wait for a thread that does. If it panics, the operation has
+/// done what the event reports, and can be called again.
 pub trait Events {
     /// Whether `event` is called.
     const WANTED: bool = true;

@@ -119,12 +119,15 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         let _at_hand = self.worker.top_up(PATH);
         let (id, own_view, tables) = (self.id, self.view.is_some(), guest.space(self.view));
         self.worker.with_slots(tables, |view, inside| {
-            let Some(slot) = view.at(gpa) else { return Outcome::Mmio.into() };
+            let Some(slot) = view.at(gpa) else {
+                // No VMM may emulate a private access.
+                return match wanted {
+                    Some(to @ MemoryKind::Private) => Outcome::Convert { to }.into(),
+                    _ => Outcome::Mmio.into(),
+                };
+            };
             if slot.deleting {
                 return Outcome::Retry(Retry::MemslotGoing).into();
-            }
-            if access == Access::Write && slot.spec.read_only {
-                return Outcome::Mmio.into();
             }
             let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
             let page = GpaRange::new(page, F::size(0).bytes()).expect("a page");
@@ -133,6 +136,9 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
             };
             if let Some(to) = wanted.filter(|&wanted| wanted != kind) {
                 return Outcome::Convert { to }.into();
+            }
+            if access == Access::Write && slot.spec.read_only {
+                return Outcome::Mmio.into();
             }
             // Two faults that fold one group may void each other's reservations, so only first
             // attempts fold. All pages of a group are of one kind.
@@ -200,23 +206,12 @@ impl Fault<'_> {
     }
 }
 
-impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
-    #[inline]
-    pub(crate) fn fault(&mut self, fault: &Fault<'_>) -> Step {
-        let Ok(found) = self.guard.translate(fault.gpa) else { return Step::Again };
-        match (found, fault.access) {
-            (None, _) => self.map(fault, self.guest.config.largest),
-            (Some(leaf), Access::Read) => self.relax(fault, leaf.size, Software::NONE),
-            (Some(leaf), Access::Write) => self.write(fault, leaf),
-            (Some(leaf), _) => self.execute(fault, leaf),
-        }
-    }
-
+impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
     /// Logs the pages of `range` as written. Called after the leaf has become writable.
     #[inline]
-    fn written(&self, fault: &Fault<'_>, range: GpaRange) {
+    pub(crate) fn written(&self, fault: &Fault<'_>, range: GpaRange) {
         if let Some(log) = &fault.slot.log
-            && self.guest.config.faults_log()
+            && self.config.faults_log()
         {
             self.log(fault, log, range);
         }
@@ -236,8 +231,21 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     #[inline]
     fn pushed(&self, fault: &Fault<'_>, gpa: u64) -> bool {
         let page = || (gpa - fault.slot.spec.gpa.0) >> F::PAGE_SHIFT;
-        let ring = self.guest.rings.get(fault.id as usize);
+        let ring = self.rings.get(fault.id as usize);
         ring.is_some_and(|ring| ring.push(fault.slot.spec.id, page()))
+    }
+}
+
+impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
+    #[inline]
+    pub(crate) fn fault(&mut self, fault: &Fault<'_>) -> Step {
+        let Ok(found) = self.guard.translate(fault.gpa) else { return Step::Again };
+        match (found, fault.access) {
+            (None, _) => self.map(fault, self.guest.config.largest),
+            (Some(leaf), Access::Read) => self.relax(fault, leaf.size, Software::NONE),
+            (Some(leaf), Access::Write) => self.write(fault, leaf),
+            (Some(leaf), _) => self.execute(fault, leaf),
+        }
     }
 
     /// Gives the leaf around the address the right that the access needs, if its software bits have
@@ -251,7 +259,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                     _ if !granted.is_changed() => Outcome::Spurious,
                     Access::Read => Outcome::MadeAccessed,
                     Access::Write => {
-                        self.written(fault, range);
+                        self.guest.written(fault, range);
                         Outcome::MadeWritable(size)
                     }
                     _ => Outcome::MadeExecutable(size),
@@ -392,14 +400,18 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         let range = fault.page(F::size(0));
         let host = fault.slot.spec.host_of(range.start().0);
         let tells = self.tells_devices();
-        let (guard, telling) = (&mut self.guard, &self.guest.telling);
+        let (guard, guest) = (&mut self.guard, self.guest);
         let platform = self.tables.platform();
-        let granted = self.guest.backing.make_writable(host, |page| {
+        let granted = guest.backing.make_writable(host, |page| {
             if !page.write {
                 return Ok(None);
             }
-            let _turn = tells.then(|| telling.lock());
+            let _turn = tells.then(|| guest.telling_turn());
             let granted = guard.grant_write(range.start(), page.hpa, MAY_WRITE)?;
+            // Before anything else is called, which may panic: the leaf is writable.
+            if granted.is_changed() {
+                guest.written(fault, range);
+            }
             if tells && granted.is_changed() {
                 let (gpa, bytes) = (range.start(), range.size());
                 let leaf = DeviceLeaf { gpa, hpa: page.hpa, bytes, write: true };
@@ -409,7 +421,6 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         })?;
         match granted {
             Ok(Some(granted)) if granted.is_changed() => {
-                self.written(fault, range);
                 granted.flush_local();
                 Some(Outcome::MadeWritable(F::size(0)).into())
             }
@@ -430,7 +441,9 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         keep: impl Fn(&Guest<'w, F, H, B>, &View, &Removed),
     ) {
         let (guest, view, range) = (self.guest, fault.slots, fault.page(size));
-        guest.unmap(self.tables, &mut self.guard, [range], |removed| keep(guest, view, &removed));
+        guest.unmap(view, self.tables, &mut self.guard, [range], |removed| {
+            keep(guest, view, &removed);
+        });
     }
 
     /// [`Inside::map`], apart from its caller.
@@ -555,6 +568,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 attributes.dirty = attributes.write;
             }
             let hpa = slat::Hpa(page.hpa.0.wrapping_sub(at - range.start().0));
+            let mut to_log = written;
             let committed = match kind {
                 MemoryKind::Private => {
                     let hooks = self.tables.platform().private_hooks();
@@ -565,9 +579,12 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                     }
                 }
                 MemoryKind::Shared => {
-                    let _turn = tells.then(|| self.guest.telling.lock());
+                    let _turn = tells.then(|| self.guest.telling_turn());
                     let committed = reservation.commit(hpa, attributes);
                     if let (true, Ok(Some(_))) = (tells, &committed) {
+                        if core::mem::take(&mut to_log) {
+                            self.guest.written(fault, range);
+                        }
                         let leaf = DeviceLeaf { gpa: range.start(), hpa, bytes, write };
                         self.tables.platform().device_tables().mapped(leaf);
                     }
@@ -577,8 +594,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             return match committed {
                 Ok(Some(_)) if fault.access.is_fetch() && !execute => Step::Again,
                 Ok(Some(_)) => {
-                    if written {
-                        self.written(fault, range);
+                    if to_log {
+                        self.guest.written(fault, range);
                     }
                     self.guest.count_maintained(self.counters, bytes, fault.own_view, page.memory);
                     Outcome::Mapped(PageSize::from_bytes(bytes).unwrap_or(F::size(0))).into()

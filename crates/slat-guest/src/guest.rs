@@ -52,6 +52,9 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) resetting: Lock<()>,
     /// A thread holds it while it recovers huge pages.
     pub(crate) recovering: Lock<()>,
+    /// Not 0: huge pages lose the right to be executed, and not all were searched for yet. The lock
+    /// for changes of memslots guards it.
+    pub(crate) unsearched: AtomicU64,
     pub(crate) budget: Budget,
     pub(crate) eager_split: EagerSize,
     /// Hardware marks the first write through a leaf, so a leaf may be writable before it is
@@ -221,6 +224,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             rings: (0..config.vcpus).filter_map(ring).collect(),
             resetting: Lock::new(()),
             recovering: Lock::new(()),
+            unsearched: AtomicU64::new(0),
             budget: Budget::new(config.table_pages),
             eager_split: EagerSize::new(config.eager_split),
             marks_writes,
@@ -338,6 +342,11 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         self.changing.lock_patiently(|| self.tables.platform().wait())
     }
 
+    /// Takes the lock for reports to devices. A thread may hold it while it waits for others.
+    pub(crate) fn telling_turn(&self) -> impl DerefMut<Target = ()> + '_ {
+        self.telling.lock_patiently(|| self.tables.platform().wait())
+    }
+
     /// Reports that work on a piece of a memslot is done. The calling thread is outside the tables.
     pub(crate) fn piece_done(&self, range: GpaRange) {
         self.event(|| Event::Piece { range });
@@ -356,8 +365,21 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// Waits until all threads that were inside tables of this guest, or of another with its VMID,
     /// have left.
     pub(crate) fn wait_for_faults(&self) {
+        struct Waits<L: Fn() -> bool>(L);
+
+        // A panic of `Host::wait` does not end the wait: the caller changes what these threads
+        // read, and its locks are released after this.
+        impl<L: Fn() -> bool> Drop for Waits<L> {
+            fn drop(&mut self) {
+                while !(self.0)() {
+                    core::hint::spin_loop();
+                }
+            }
+        }
+
         let moment = self.tables.platform().grace().moment();
-        while !self.tables.is_past(moment) {
+        let left = Waits(|| self.tables.is_past(moment));
+        while !(left.0)() {
             self.tables.platform().wait();
         }
     }

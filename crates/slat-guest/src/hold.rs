@@ -74,7 +74,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for piece in pieces(range, F::size(F::LARGEST_LEAF)) {
             self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
                 // Until it is released, no leaf comes or goes, so devices have what is found here.
-                let _turn = guest.telling.lock();
+                let _turn = guest.telling_turn();
                 shared::<F>(view, piece, &mut |run| {
                     let leaves = loop {
                         let leaves = guard.leaves(run).expect("a slot's pages");

@@ -6,6 +6,13 @@ use crate::private::{NoHooks, PrivateHooks};
 use slat::{Platform, Vmid};
 
 /// The machine: a [`Platform`] with a clock.
+///
+/// # Panics
+/// If a method that this crate calls on behalf of an operation panics, the panic passes through the
+/// operation, which has done a part of its work, and can be called again. Pages keep their state,
+/// their marks stay to be reported, and changes of memslots go on where they stopped. [`Host::now`]
+/// and [`Host::wait`] are called while work is half done, so they must not panic; where they do, no
+/// memory is used after it was freed. [`Platform`] methods do not panic: its contract says so.
 pub trait Host: Platform {
     /// Returns the time by a clock that never goes back, in ticks of its own: the unit of
     /// [`Stats`](crate::Stats).
@@ -48,6 +55,15 @@ pub trait Host: Platform {
     /// has arrived ([`Vcpu::ready`](crate::Vcpu::ready)). A host whose vCPUs sleep meanwhile, or
     /// run something else, wakes the vCPU. A wake-up that comes before the sleep must end the sleep
     /// at once, as with `std::thread::unpark`.
+    ///
+    /// `vmid` is the VMID of the guest's tables. Where guests have the same VMID, as they may with
+    /// [`OwnSeats`](crate::OwnSeats), it does not tell them apart: such a host wakes this vCPU of
+    /// each, or gives each guest a machine that knows the guest.
+    ///
+    /// If it panics, vCPUs that were to be woken after this one are not: [`Guest::arrived`] for the
+    /// same memory wakes them.
+    ///
+    /// [`Guest::arrived`]: crate::Guest::arrived
     fn wake(&self, _vmid: Vmid, _vcpu: u16) {}
 
     /// Lets other threads run while the caller waits for them.

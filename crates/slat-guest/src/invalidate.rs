@@ -30,13 +30,15 @@ pub struct Taken {
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Unmaps the memory at `host` from the guest. Once the guest cannot access the memory any
     /// more, it calls `taken` with what was mapped there, and with pages that were used or written
-    /// and are no longer mapped. Blocks that overlap the range are unmapped whole. With an empty
+    /// and are no longer mapped. A page may be told more than once, for example while its mark moves
+    /// from a leaf into a log: its state is all that was told together. Blocks that overlap the range are unmapped whole. With an empty
     /// range it does nothing.
     ///
     /// When this returns the host may take the memory back, or change it. No fault maps any of it
     /// until the result is dropped. The caller may hold locks that [`Backing::page`] takes.
     ///
-    /// `taken` runs inside the tables. It must not take a lock under which a thread changes
+    /// If `taken` panics, what it has not been told stays to be told: to a later call for these
+    /// pages, as dirty if in doubt. `taken` runs inside the tables. It must not take a lock under which a thread changes
     /// memslots, reads a log that hardware keeps, switches caches, or reports host writes
     /// ([`Worker::host_wrote`]): these operations wait for this call.
     pub fn invalidate(&mut self, host: HvaRange, mut taken: impl FnMut(Taken)) -> Invalidation<'w> {
@@ -123,7 +125,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     ) -> u64 {
         let hardware = self.config.logging == Logging::Hardware;
         let _taking = hardware.then(|| self.taking.begin());
-        self.unmap(tables, guard, ranges, |removed| {
+        self.unmap(view, tables, guard, ranges, |removed| {
             self.keep_dirty(view, &removed);
             let Removed { gpa, bytes, attributes, .. } = removed;
             // Each memslot's own part, with its host addresses and its kept marks.

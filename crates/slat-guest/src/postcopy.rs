@@ -2,18 +2,28 @@
 //! migration, or a snapshot that is restored on demand.
 //!
 //! # Protocol
-//! Each page has three bits: its content is *here*; it is *claimed*, because a thread has to fetch
-//! it; it is *asked* for by a fault. A thread claims a page before it fetches it, so each page is
-//! fetched once. The thread writes the content, then sets *here*, then wakes vCPUs that wait
-//! ([`Guest::arrived`](crate::Guest::arrived)).
+//! Each page has three bits: its content is *here*; it is *claimed*, because a thread fetches it; it
+//! is *asked* for by a fault. A thread claims a page before it fetches it. It writes the content,
+//! then sets *here* and ends its claim, then wakes vCPUs that wait
+//! ([`Guest::arrived`](crate::Guest::arrived)). Another thread may decide meanwhile what the page
+//! holds: it discards the page, which is here from then on, or loses it. This *overtakes* the fetch.
+//!
+//! One lock, of the queue and of the fetches under way, guards all changes of these bits. Faults
+//! read *here* without it.
 //!
 //! *Invariants*:
 //! - All pages of a leaf are *here*: the block size in the backing's answer grows from the page, as
 //!   long as all of the larger block is here.
 //! - If a fault has asked for a page, the page is in the queue, or a thread fetches it, until it is
-//!   here. A fault asks, and a failed fetch is undone, under the queue's lock. The fault puts the
-//!   page into the queue, where a thread that takes it finds out whether it is claimed. A thread
-//!   that undoes a fetch puts the page at the front of the queue if a fault has asked for it.
+//!   here. The fault puts the page into the queue. A thread that takes it from there skips it if it
+//!   is claimed. A thread whose fetch ends, and has not brought a page that a fault has asked for,
+//!   puts it at the front of the queue.
+//! - A page is claimed by at most one [`Fetch`], until that fetch ends. So no fetch is taken for a
+//!   later one of the same page, and to be overtaken is a state of the fetch.
+//! - No content of a fetch that was overtaken gets into a page. A fetch writes ([`Fetch::place`])
+//!   only pages for which it was not overtaken, and is *placing* meanwhile. A thread that overtakes
+//!   it waits until it is not placing. Only then does its caller change the memory; and no fault
+//!   maps the memory before, because the caller holds an [`Invalidation`] of it.
 //! - Only one thread brings the last page of each block: each block has a count of its pages that
 //!   are not here.
 
@@ -38,16 +48,44 @@ pub struct PostCopy<B> {
     page: PageSize,
     block: PageSize,
     here: Box<[AtomicU64]>,
-    /// Pages that a thread fetches, or has fetched.
+    /// Pages that a thread fetches.
     claimed: Box<[AtomicU64]>,
     asked: Box<[AtomicU64]>,
     /// The number of pages of each block that are not here.
     left: Box<[AtomicU64]>,
     missing: AtomicU64,
-    queue: Lock<VecDeque<u64>>,
+    work: Lock<Work>,
     /// The word from which background fetches continue: near the last page that a fault asked for.
     cursor: AtomicU64,
     counts: [AtomicU64; 4],
+}
+
+/// What is to be fetched, and what is being fetched.
+#[derive(Debug, Default)]
+struct Work {
+    queue: VecDeque<u64>,
+    fetches: Vec<UnderWay>,
+}
+
+/// A [`Fetch`] that has not ended.
+#[derive(Debug)]
+struct UnderWay {
+    /// Its first page, by which it is found: no two fetches have a page in common.
+    first: u64,
+    /// One bit for each of its pages.
+    pages: u64,
+    overtaken: u64,
+    placing: bool,
+}
+
+impl UnderWay {
+    /// Returns the bits of the pages that it has among `pages`, from number `first` on.
+    fn common(&self, first: u64, pages: u64) -> u64 {
+        let end = first.saturating_add(pages);
+        let (from, to) = (first.saturating_sub(self.first), end.saturating_sub(self.first));
+        let below = |n: u64| if n >= 64 { u64::MAX } else { (1 << n) - 1 };
+        self.pages & below(to) & !below(from)
+    }
 }
 
 /// The numbers of the memory's pages so far.
@@ -153,7 +191,7 @@ impl<B> PostCopy<B> {
             asked: words(len)?,
             left: words(blocks)?,
             missing: AtomicU64::new(pages),
-            queue: Lock::new(VecDeque::new()),
+            work: Lock::new(Work::default()),
             cursor: AtomicU64::new(0),
             counts: core::array::from_fn(|_| AtomicU64::new(0)),
         };
@@ -208,31 +246,10 @@ impl<B> PostCopy<B> {
 
     /// Records that the content of `host` is there because it came before: by a round of pre-copy,
     /// or as a page of zeroes. A page of which only a part came is still to be fetched. It is for
-    /// memory that no guest uses yet.
+    /// memory that no guest uses yet; [`PostCopy::discard`] is for a guest that runs.
     pub fn have(&mut self, host: HvaRange) {
         let (first, pages) = self.whole_pages(&host);
-        each(first, pages, |word, mask| _ = self.claimed[word].fetch_or(mask, Ordering::SeqCst));
         self.land(first, pages, |_| {});
-    }
-
-    /// Records that the content of `host` is no longer there, and has to be fetched again, with
-    /// pages that `host` overlaps in part: the guest goes back to a snapshot.
-    ///
-    /// The caller has unmapped the memory from the guest and holds `_taken`, which
-    /// [`Worker::invalidate`] returned for all of it; no [`Fetch`] of it is under way.
-    pub fn lose(&self, host: HvaRange, _taken: &Invalidation<'_>) {
-        let (first, pages) = self.pages(&host);
-        let mut lost = 0;
-        for page in first..first + pages {
-            let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
-            if self.here[word].fetch_and(!bit, Ordering::SeqCst) & bit != 0 {
-                self.left[self.block_of(page)].fetch_add(1, Ordering::SeqCst);
-                lost += 1;
-            }
-            self.asked[word].fetch_and(!bit, Ordering::SeqCst);
-            self.claimed[word].fetch_and(!bit, Ordering::SeqCst);
-        }
-        self.missing.fetch_add(lost, Ordering::SeqCst);
     }
 
     fn block_of(&self, page: u64) -> usize {
@@ -240,8 +257,9 @@ impl<B> PostCopy<B> {
         (at - (self.range.start.0 >> self.block.shift())) as usize
     }
 
-    /// Marks the pages as here; calls `whole` with each block whose last page is among them.
-    fn land(&self, first: u64, pages: u64, mut whole: impl FnMut(Hva)) {
+    /// Marks the pages as here; calls `whole` with each block whose last page is among them. Returns
+    /// how many were not here.
+    fn land(&self, first: u64, pages: u64, mut whole: impl FnMut(Hva)) -> u64 {
         let mut landed = 0;
         for page in first..first + pages {
             let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
@@ -254,6 +272,7 @@ impl<B> PostCopy<B> {
             }
         }
         self.missing.fetch_sub(landed, Ordering::SeqCst);
+        landed
     }
 
     fn is_here(&self, first: u64, pages: u64) -> bool {
@@ -287,9 +306,9 @@ impl<B> PostCopy<B> {
     /// Asks for the page, which a fault needs.
     fn ask(&self, page: u64) {
         let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
-        let mut queue = self.queue.lock();
+        let mut work = self.work.lock();
         if self.asked[word].fetch_or(bit, Ordering::SeqCst) & bit == 0 {
-            queue.push_back(page);
+            work.queue.push_back(page);
         }
     }
 
@@ -298,15 +317,15 @@ impl<B> PostCopy<B> {
     /// page asked for. Returns `None` if all pages are there or other threads fetch the rest; with
     /// `most` 0, if each page that a fault waits for is being fetched.
     ///
-    /// Any number of threads call this. A page is handed out again only if its [`Fetch`] was
-    /// dropped before the page arrived.
+    /// Any number of threads call this. A page is handed out again only after its [`Fetch`] has
+    /// ended without it.
     pub fn next(&self, most: u64) -> Option<Fetch<'_, B>> {
         loop {
-            let Some(page) = self.queue.lock().pop_front() else { break };
-            let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
-            // If it is claimed, it is here, or a thread fetches it, or it comes back to the queue.
-            if self.claimed[word].fetch_or(bit, Ordering::SeqCst) & bit == 0 {
-                self.cursor.store(word as u64, Ordering::Relaxed);
+            let mut work = self.work.lock();
+            let Some(page) = work.queue.pop_front() else { break };
+            // If it is claimed, it comes back to the queue when that fetch ends without it.
+            if self.claim(&mut work, page, 1) != 0 {
+                self.cursor.store(page / 64, Ordering::Relaxed);
                 return Some(Fetch { late: self, first: page, pages: 1, asked: true });
             }
         }
@@ -319,27 +338,64 @@ impl<B> PostCopy<B> {
             let word = (start + step) % len;
             let valid = (self.range.bytes >> self.page.shift()) - word * 64;
             let valid = if valid >= 64 { u64::MAX } else { (1 << valid) - 1 };
-            let claimed = &self.claimed[word as usize];
             loop {
-                let now = claimed.load(Ordering::SeqCst);
-                let free = !now & valid;
+                let free = !self.taken(word as usize) & valid;
                 if free == 0 {
                     break;
                 }
                 let first = free.trailing_zeros();
                 let pages = (free >> first).trailing_ones().min(most);
-                let mask = (u64::MAX >> (64 - pages)) << first;
-                if claimed
-                    .compare_exchange(now, now | mask, Ordering::SeqCst, Ordering::SeqCst)
-                    .is_ok()
-                {
+                let first = word * 64 + u64::from(first);
+                let pages = self.claim(&mut self.work.lock(), first, pages.into());
+                if pages != 0 {
                     self.cursor.store(word, Ordering::Relaxed);
-                    let (first, pages) = (word * 64 + u64::from(first), pages.into());
                     return Some(Fetch { late: self, first, pages, asked: false });
                 }
             }
         }
         None
+    }
+
+    /// Returns the pages of a word that are here or claimed.
+    fn taken(&self, word: usize) -> u64 {
+        let claimed = self.claimed[word].load(Ordering::SeqCst);
+        claimed | self.here[word].load(Ordering::SeqCst)
+    }
+
+    /// Claims the pages from `first` on, up to the first that is here or claimed, at most `most`,
+    /// which are in one word; returns their number.
+    fn claim(&self, work: &mut Work, first: u64, most: u64) -> u64 {
+        let word = (first / 64) as usize;
+        let free = !self.taken(word) >> (first % 64);
+        let pages = u64::from(free.trailing_ones()).min(most);
+        if pages != 0 {
+            let bits = u64::MAX >> (64 - pages);
+            self.claimed[word].fetch_or(bits << (first % 64), Ordering::SeqCst);
+            work.fetches.push(UnderWay { first, pages: bits, overtaken: 0, placing: false });
+        }
+        pages
+    }
+
+    /// Ends the fetch of the pages from `first` on, and marks those as here that have `arrived`,
+    /// except where it was overtaken. Returns how many are here by this. Calls `whole` as `land`
+    /// does.
+    fn end(&self, first: u64, arrived: bool, mut whole: impl FnMut(Hva)) -> u64 {
+        let mut work = self.work.lock();
+        let at = work.fetches.iter().position(|fetch| fetch.first == first);
+        let ended = work.fetches.swap_remove(at.expect("it is under way until it ends"));
+        let lands = if arrived { ended.pages & !ended.overtaken } else { 0 };
+        let mut landed = 0;
+        for bit in (0..64).filter(|bit| ended.pages >> bit & 1 != 0).rev() {
+            let page = first + bit;
+            if lands >> bit & 1 != 0 {
+                landed += self.land(page, 1, &mut whole);
+            }
+            self.claimed[(page / 64) as usize].fetch_and(!(1 << (page % 64)), Ordering::SeqCst);
+            if !get(&self.here, page) && get(&self.asked, page) {
+                work.queue.push_front(page);
+            }
+        }
+        landed
     }
 
     /// Returns the page with the largest block that may be mapped. The page is here.
@@ -371,16 +427,56 @@ impl<B> Fetch<'_, B> {
         self.asked
     }
 
+    /// Runs `change` on the record of the fetch.
+    fn under_way<R>(&self, change: impl FnOnce(&mut UnderWay) -> R) -> R {
+        let mut work = self.late.work.lock();
+        let mine = work.fetches.iter_mut().find(|fetch| fetch.first == self.first);
+        change(mine.expect("it is under way until it ends"))
+    }
+
+    /// Calls `put` with each part of the pages that is still to be fetched: `put` writes the
+    /// content there, in `inner`'s memory. Returns the number of these pages; 0 if all of them were
+    /// discarded, or lost, since they were handed out. A thread that discards or loses them waits
+    /// while `put` runs, so `put` only copies what was fetched before.
+    ///
+    /// A caller that neither discards nor loses pages while they are fetched may write them without
+    /// this.
+    pub fn place(&self, mut put: impl FnMut(HvaRange)) -> u64 {
+        struct Placing<'f, 'l, B>(&'f Fetch<'l, B>);
+
+        impl<B> Drop for Placing<'_, '_, B> {
+            fn drop(&mut self) {
+                self.0.under_way(|fetch| fetch.placing = false);
+            }
+        }
+
+        let wanted = self.under_way(|fetch| {
+            fetch.placing = true;
+            fetch.pages & !fetch.overtaken
+        });
+        let _placing = Placing(self);
+        let mut rest = wanted;
+        while rest != 0 {
+            let from = u64::from(rest.trailing_zeros());
+            let pages = u64::from((rest >> from).trailing_ones());
+            put(self.late.host(self.first + from, pages));
+            rest &= !((u64::MAX >> (64 - pages)) << from);
+        }
+        wanted.count_ones().into()
+    }
+
     /// Reports that the content is in its place, in `inner`'s memory. It wakes vCPUs that wait for
-    /// it, and forms the blocks whose last page has arrived.
+    /// it, and forms the blocks whose last page has arrived. Pages that were discarded or lost since
+    /// they were handed out stay as that call has left them.
     pub fn arrived<F: Format, H: Host, G: Backing>(mut self, worker: &mut Worker<'_, F, H, G>) {
         let (late, host) = (self.late, self.host());
         let mut whole = Vec::new();
-        late.land(self.first, self.pages, |block| whole.push(block));
-        worker.guest().arrived(host);
-        let count = if self.asked { ASKED } else { BACKGROUND };
-        late.counts[count].fetch_add(self.pages, Ordering::Relaxed);
+        // From here on there is nothing to give back, even if a call to the VMM panics.
         self.pages = 0;
+        let landed = late.end(self.first, true, |block| whole.push(block));
+        let count = if self.asked { ASKED } else { BACKGROUND };
+        late.counts[count].fetch_add(landed, Ordering::Relaxed);
+        worker.guest().arrived(host);
         for start in whole {
             let block = HvaRange { start, bytes: late.block.bytes() };
             let formed = worker.put_together(block, late.block);
@@ -391,17 +487,71 @@ impl<B> Fetch<'_, B> {
 
 impl<B> Drop for Fetch<'_, B> {
     fn drop(&mut self) {
-        let late = self.late;
-        if self.pages == 0 {
-            return;
+        if self.pages != 0 {
+            self.late.counts[GIVEN_BACK].fetch_add(self.pages, Ordering::Relaxed);
+            self.late.end(self.first, false, |_| {});
         }
-        late.counts[GIVEN_BACK].fetch_add(self.pages, Ordering::Relaxed);
-        let mut queue = late.queue.lock();
-        for page in (self.first..self.first + self.pages).rev() {
-            late.claimed[(page / 64) as usize].fetch_and(!(1 << (page % 64)), Ordering::SeqCst);
-            if get(&late.asked, page) {
-                queue.push_front(page);
+    }
+}
+
+impl<B: Backing> PostCopy<B> {
+    /// Records that the content of `host` no longer matters, whether it was there or not: the guest
+    /// has given the memory away (a balloon, free page reporting), and reads zeroes when it uses it
+    /// again. Nobody fetches these pages from then on. If they are being fetched, what that thread
+    /// brings is ignored ([`Fetch::place`]). A page of which `host` has only a part stays as it is.
+    ///
+    /// The caller
+    /// 1. unmaps the memory, and holds `_taken`, which [`Worker::invalidate`] returned for it;
+    /// 2. calls this;
+    /// 3. empties the memory;
+    /// 4. drops `_taken`, and calls [`Guest::arrived`](crate::Guest::arrived) for the memory,
+    ///    because a vCPU may wait for a page of it.
+    ///
+    /// It waits for a thread that is in [`Fetch::place`] of some of it, by [`Backing::wait`]. Pages
+    /// of a block that this completes stay pages until [`Worker::collapse`].
+    pub fn discard(&self, host: HvaRange, _taken: &Invalidation<'_>) {
+        let (first, pages) = self.whole_pages(&host);
+        self.overtake(first, pages, || _ = self.land(first, pages, |_| {}));
+    }
+
+    /// Records that the content of `host` is no longer there, and has to be fetched again, with
+    /// pages that `host` overlaps in part: the guest goes back to a snapshot. If some of it is being
+    /// fetched, what that thread brings is ignored, and fetched once more.
+    ///
+    /// The caller has unmapped the memory from the guest and holds `_taken`, which
+    /// [`Worker::invalidate`] returned for all of it. This waits as [`PostCopy::discard`] does.
+    pub fn lose(&self, host: HvaRange, _taken: &Invalidation<'_>) {
+        let (first, pages) = self.pages(&host);
+        self.overtake(first, pages, || {
+            let mut lost = 0;
+            for page in first..first + pages {
+                let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
+                // A page that is not here keeps its bit: if a fault has asked for it, a vCPU waits.
+                if self.here[word].fetch_and(!bit, Ordering::SeqCst) & bit != 0 {
+                    self.asked[word].fetch_and(!bit, Ordering::SeqCst);
+                    self.left[self.block_of(page)].fetch_add(1, Ordering::SeqCst);
+                    lost += 1;
+                }
             }
+            self.missing.fetch_add(lost, Ordering::SeqCst);
+        });
+    }
+
+    /// Overtakes all fetches of the pages, and changes the pages' state under the same lock.
+    fn overtake(&self, first: u64, pages: u64, change: impl FnOnce()) {
+        loop {
+            let mut work = self.work.lock_patiently(|| self.inner.wait());
+            let mut placing = false;
+            for fetch in &mut work.fetches {
+                let common = fetch.common(first, pages);
+                fetch.overtaken |= common;
+                placing |= common != 0 && fetch.placing;
+            }
+            if !placing {
+                return change();
+            }
+            drop(work);
+            self.inner.wait();
         }
     }
 }
@@ -444,6 +594,7 @@ impl<F: Format, H: Host, B: Backing> Worker<'_, F, H, B> {
     /// Forms a block whose pages are all here: if the guest has some of it mapped in small leaves,
     /// this maps the others, and collapses the block. If nothing of it is mapped, a fault maps it
     /// whole. Returns the number of blocks it made.
+    #[inline(never)]
     fn put_together(&mut self, host: HvaRange, block: PageSize) -> u64 {
         let mut formed = 0;
         for range in self.guest_ranges(host) {

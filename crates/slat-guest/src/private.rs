@@ -46,7 +46,9 @@ pub struct PrivateRange {
 impl PrivateRange {
     /// Returns whether the two ranges have a byte in common.
     pub(crate) const fn overlaps(&self, other: &Self) -> bool {
-        self.start.0 < other.start.0.saturating_add(other.bytes)
+        self.bytes != 0
+            && other.bytes != 0
+            && self.start.0 < other.start.0.saturating_add(other.bytes)
             && other.start.0 < self.start.0.saturating_add(self.bytes)
     }
 }
@@ -101,6 +103,10 @@ impl core::error::Error for Denied {}
 /// They run inside the guest's tables. `convert`, `split`, and the calls of `removed` that
 /// conversions cause also run under the lock for changes of memslots. They must not call the guest,
 /// or wait for anything that waits for faults.
+///
+/// If `convert`, `split` or `map` panics, this counts as a refusal: pages keep their kind, blocks
+/// stay, nothing is mapped. `removed` cannot be called again for the same memory, so where it panics
+/// the machine keeps that memory; it must not panic again for what was removed with it.
 pub trait PrivateHooks {
     /// `range` is about to become `to`. No fault maps any of it meanwhile; its leaves still exist.
     ///

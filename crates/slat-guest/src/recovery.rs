@@ -9,7 +9,8 @@ use crate::memslots::spec::MemslotSpec;
 use crate::ranges::pieces;
 use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
-use alloc::vec::Vec;
+use alloc::vec::{self, Vec};
+use core::marker::PhantomData;
 use slat::{Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Granted, Guard, Halted, Leaf};
 
 /// The result of a turn of recovery.
@@ -31,7 +32,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// The caller calls this once in each period, and chooses its length (Linux: an hour).
     pub fn recover_huge_pages(&mut self) -> Recovered {
         let guest = self.guest;
-        let _turn = guest.recovering.lock();
+        let _turn = guest.recovering.lock_patiently(|| guest.tables.platform().wait());
         let mut recovered = Recovered::default();
         let slots = self.look(|view| {
             let kept = view.iter().filter(|slot| !slot.deleting);
@@ -43,7 +44,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             splits.turn::<F>(&spec, |gpa| tables.push(gpa));
             // Neighbouring blocks become a larger block, as tables come in ascending order.
             let mut larger = None;
-            for gpa in tables {
+            let mut tables = Untried {
+                tables: tables.into_iter(),
+                of: (&splits, spec),
+                format: PhantomData::<F>,
+            };
+            while let Some(gpa) = tables.tables.next() {
                 let bytes = if logs { None } else { self.recover(&spec, &splits, gpa) };
                 let Some(bytes) = bytes else {
                     splits.add::<F>(&spec, gpa);
@@ -179,6 +185,21 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 }
             });
         }
+    }
+}
+
+/// Tables that this turn has not tried yet. If the host panics between pieces, a later turn tries
+/// them.
+struct Untried<'s, F: Format> {
+    tables: vec::IntoIter<u64>,
+    of: (&'s Splits, MemslotSpec),
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Drop for Untried<'_, F> {
+    fn drop(&mut self) {
+        let (splits, spec) = &self.of;
+        self.tables.by_ref().for_each(|gpa| splits.add::<F>(spec, gpa));
     }
 }
 

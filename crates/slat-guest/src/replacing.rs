@@ -61,7 +61,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         other && !leaf.is_some_and(|leaf| may(leaf.attributes.software))
                     })
                     .collect();
-                guest.unmap(tables, guard, parts, |removed| guest.keep_marks(view, &removed));
+                guest.unmap(view, tables, guard, parts, |removed| guest.keep_marks(view, &removed));
             });
             drop(moving);
         }

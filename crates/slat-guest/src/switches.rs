@@ -18,6 +18,7 @@ use crate::guest::Guest;
 use crate::host::Host;
 use crate::memslots::spec::MemslotError;
 use crate::memslots::work::Unfinished;
+use crate::sync::Ordering;
 use crate::worker::Worker;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -72,7 +73,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let mut turn = guest.change_turn();
         // SAFETY: the lock is held, and `view` is a copy.
         let mut view = unsafe { guest.slots.view() }.clone();
-        if view.execute_huge == to {
+        if view.execute_huge == to && guest.unsearched.load(Ordering::Relaxed) == 0 {
             return Ok(0);
         }
         let specs: Vec<_> = view.iter().map(|slot| slot.spec).collect();
@@ -97,13 +98,18 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         moving.iter_mut().zip(new).for_each(|(slot, splits)| slot.splits = splits);
         let before = core::mem::replace(&mut view.execute_huge, to);
+        let search = to != ExecuteHuge::Allowed
+            && (before == ExecuteHuge::Allowed || guest.unsearched.load(Ordering::Relaxed) != 0);
+        // If the host panics between pieces, a later call searches.
+        guest.unsearched.store(search.into(), Ordering::Relaxed);
         self.replace(view);
         let mut bytes = 0;
-        if before == ExecuteHuge::Allowed {
+        if search {
             for spec in &specs {
                 bytes += self.take_execution(spec.range());
                 self.hand_to_recovery(spec, spec.range());
             }
+            guest.unsearched.store(0, Ordering::Relaxed);
         }
         Ok(bytes)
     }

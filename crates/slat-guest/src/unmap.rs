@@ -64,15 +64,16 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 
     /// Unmaps `ranges`, and blocks that cross their ends. Calls `removed` with each unmapped part,
     /// once no CPU can access it and it is maintained, because a vCPU may have written it past the
-    /// caches.
+    /// caches. If that call panics, the marks of the parts behind it, and of its own, are kept.
     pub(crate) fn unmap(
         &self,
+        view: &View,
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,
         mut removed: impl FnMut(Removed),
     ) -> u64 {
-        self.remove(tables, guard, ranges, |leaves| {
+        self.remove(view, tables, guard, ranges, |leaves| {
             if self.caches.matters() && leaves.attributes.memory == Memory::Normal {
                 tables.platform().maintain(leaves.hpa, leaves.bytes, Maintenance::Data);
                 self.counters.flushed_bytes.add(leaves.bytes);
@@ -85,43 +86,49 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// entry; they do not hold it for long.
     pub(crate) fn remove(
         &self,
+        view: &View,
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,
-        removed: impl FnMut(Removed),
+        mut removed: impl FnMut(Removed),
     ) -> u64 {
         if !self.config.devices || !core::ptr::eq(tables, &*self.tables) {
-            return self.remove_alone(tables, guard, ranges, removed);
+            return self.remove_alone(tables, guard, ranges, |leaves| {
+                Unreported { guest: self, view, now: None, leaves }.report(&mut removed)
+            });
         }
         let host = tables.platform();
-        let turn = self.telling.lock();
+        let turn = self.telling_turn();
         let mut all = Vec::new();
         let bytes = self.remove_alone(tables, guard, ranges, |leaves| {
+            leaves.map(|leaves| (all.push(leaves), leaves.bytes).1).sum()
+        });
+        let all = Unreported { guest: self, view, now: None, leaves: all.into_iter() };
+        each_even_if_one_panics(all.leaves.as_slice().iter(), |leaves| {
             let range = GpaRange::new(leaves.gpa, leaves.bytes).expect("a leaf is not empty");
             host.device_tables().unmapped(range);
-            all.push(leaves);
         });
         drop(turn);
         // Outside the lock: while a fault waits for this lock the backing may hold a lock of its
         // own ([`Backing::make_writable`]), and `removed` may take the backing's.
-        all.into_iter().for_each(removed);
+        all.report(&mut removed);
         bytes
     }
 
+    /// Unmaps `ranges`; calls `removed` with the leaves of each batch, which returns their bytes.
     fn remove_alone(
         &self,
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,
-        mut removed: impl FnMut(Removed),
+        mut removed: impl FnMut(&mut dyn Iterator<Item = Removed>) -> u64,
     ) -> u64 {
         let mut storage = [const { Place::EMPTY }; BATCH];
         let mut removals = Removals::new(tables, &mut storage);
         let mut bytes = 0;
         let mut complete = |removals: &mut Removals<'_, '_, F, H>| {
             let before = bytes;
-            bytes +=
-                removals.complete().map(|leaves| (removed(leaves), leaves.bytes).1).sum::<u64>();
+            bytes += removed(&mut removals.complete());
             self.counters.invalidations.add(u64::from(bytes != before));
             bytes
         };
@@ -156,5 +163,61 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             }
         }
         complete(&mut removals)
+    }
+}
+
+/// Unmapped leaves that are being reported. If a report panics, this keeps the marks of all leaves
+/// whose report has not returned, for the next thread that asks.
+struct Unreported<'g, 'p, F: Format, H: Host, B: Backing, I: Iterator<Item = Removed>> {
+    guest: &'g Guest<'p, F, H, B>,
+    view: &'g View,
+    /// The leaves whose report is under way.
+    now: Option<Removed>,
+    leaves: I,
+}
+
+impl<F: Format, H: Host, B: Backing, I: Iterator<Item = Removed>> Unreported<'_, '_, F, H, B, I> {
+    /// Reports the leaves; returns their bytes.
+    fn report(mut self, removed: &mut impl FnMut(Removed)) -> u64 {
+        let mut bytes = 0;
+        while let Some(leaves) = self.leaves.next() {
+            self.now = Some(leaves);
+            removed(leaves);
+            self.now = None;
+            bytes += leaves.bytes;
+        }
+        bytes
+    }
+}
+
+impl<F: Format, H: Host, B: Backing, I: Iterator<Item = Removed>> Drop
+    for Unreported<'_, '_, F, H, B, I>
+{
+    fn drop(&mut self) {
+        // The report may have taken marks that were kept for these pages.
+        if let Some(mut now) = self.now.take() {
+            (now.attributes.dirty, now.attributes.accessed) = (true, true);
+            self.guest.keep_marks(self.view, &now);
+        }
+        for leaves in self.leaves.by_ref() {
+            self.guest.keep_marks(self.view, &leaves);
+        }
+    }
+}
+
+/// Calls `call` with each item, also with those behind an item for which it panics: the other side
+/// must not keep memory that is no longer the guest's.
+pub(crate) fn each_even_if_one_panics<T>(items: impl Iterator<Item = T>, call: impl FnMut(T)) {
+    struct All<T, I: Iterator<Item = T>, C: FnMut(T)>(I, C);
+
+    impl<T, I: Iterator<Item = T>, C: FnMut(T)> Drop for All<T, I, C> {
+        fn drop(&mut self) {
+            self.0.by_ref().for_each(&mut self.1);
+        }
+    }
+
+    let mut all = All(items, call);
+    while let Some(item) = all.0.next() {
+        (all.1)(item);
     }
 }

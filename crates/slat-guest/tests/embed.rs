@@ -13,9 +13,13 @@ mod forwards;
 mod lock_file;
 #[path = "embed/machine.rs"]
 mod machine;
+#[path = "embed/panics.rs"]
+mod panics;
 #[path = "embed/pieces.rs"]
 mod pieces;
 #[path = "embed/scale.rs"]
 mod scale;
 #[path = "embed/shared.rs"]
 mod shared;
+#[path = "embed/waits.rs"]
+mod waits;

@@ -169,7 +169,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
             // A reader of the log waits for this guard, and after that finds in the log the marks
             // of what is unmapped here.
             self.worker.with_slots(&view.tables, |slots, Inside { guard, .. }| {
-                guest.remove(&view.tables, guard, [part], |removed| {
+                guest.remove(slots, &view.tables, guard, [part], |removed| {
                     guest.keep_marks(slots, &removed);
                 });
             });

@@ -57,11 +57,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         count: u64,
         bitmap: &[u64],
     ) -> Result<Cleared, LogError> {
+        // In Linux's order.
+        if !first.is_multiple_of(64) {
+            return Err(LogError::Unaligned);
+        }
         let logging = self.logging(id, usize::MAX)?;
         let all = logging.spec.pages(self.guest.page());
         let end = first.checked_add(count).filter(|&end| end <= all);
         let Some(end) = end else { return Err(LogError::Beyond { pages: all }) };
-        if !first.is_multiple_of(64) || !(count.is_multiple_of(64) || end == all) {
+        if !count.is_multiple_of(64) && end != all {
             return Err(LogError::Unaligned);
         }
         let needed = count.div_ceil(64) as usize;
@@ -86,11 +90,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let mut result = Ok(());
         for (at, words) in words.chunks(CHUNK).enumerate() {
             let from = from + at * CHUNK;
-            let mut bits = [0; CHUNK];
-            let taken = &mut bits[..words.len()];
-            let start = Gpa(spec.gpa.0 + ((from as u64) << (F::PAGE_SHIFT + 6)));
+            let mut taken = Taken { log, from, bits: [0; CHUNK], done: 0 };
             // The number of words that are done in all tables.
-            let mut done = taken.len();
+            let mut done = words.len();
+            let start = Gpa(spec.gpa.0 + ((from as u64) << (F::PAGE_SHIFT + 6)));
             for tables in guest.spaces() {
                 let shared = core::ptr::eq(tables, &*guest.tables);
                 let one = self.with_slots(tables, |view, inside| {
@@ -98,19 +101,19 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         return Err(LogError::Missing { id: spec.id });
                     }
                     if shared {
-                        taken.iter_mut().zip(words).enumerate().for_each(|(at, (taken, &word))| {
-                            *taken = log.take(from + at, word);
-                        });
+                        let bits = taken.bits.iter_mut().zip(words).enumerate();
+                        bits.for_each(|(at, (taken, &word))| *taken = log.take(from + at, word));
                     }
                     // The log takes the leaves' marks, which are yet to be reported to the host.
                     let moving = kept.map(|kept| kept.moves.begin());
                     let marks = kept.map(|kept| (spec, kept, &**log));
                     let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
                     let mut clear = Clear { cleared: &mut cleared, marks, split };
-                    let result = inside.clear(&mut clear, start, taken);
+                    let bits = &taken.bits[..words.len()];
+                    let result = inside.clear(&mut clear, start, bits);
                     let guard = &mut inside.guard;
                     if let Some(kept) = kept {
-                        keep(guest, (spec, kept), guard, start, taken);
+                        keep(guest, (spec, kept), guard, start, bits);
                     }
                     drop(moving);
                     match shared {
@@ -139,10 +142,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     }
                 }
             }
-            // The bits go back into the log, from the first word that is not done.
-            let ones = taken[..done].iter().map(|bits| u64::from(bits.count_ones()));
-            cleared.pages += ones.sum::<u64>();
-            taken.iter().enumerate().skip(done).for_each(|(at, &bits)| log.add(from + at, bits));
+            taken.done = done;
+            cleared.pages +=
+                taken.bits[..done].iter().map(|bits| u64::from(bits.count_ones())).sum::<u64>();
+            drop(taken);
             if result.is_err() {
                 break;
             }
@@ -155,6 +158,24 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let at = Gpa(spec.gpa.0 + ((from as u64) << (F::PAGE_SHIFT + 6)));
         guest.count_split(self.counters, at, cleared.split);
         result.map(|()| cleared)
+    }
+}
+
+/// The bits of a chunk, which a clear has taken from the log. Dropped, also by a panic, it puts them
+/// back from the first word on that is not done in all tables.
+struct Taken<'l> {
+    log: &'l Bits,
+    /// The number of the first word.
+    from: usize,
+    bits: [u64; CHUNK],
+    /// The number of words that are done.
+    done: usize,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        let words = self.bits.iter().enumerate().skip(self.done);
+        words.for_each(|(at, &bits)| self.log.add(self.from + at, bits));
     }
 }
 

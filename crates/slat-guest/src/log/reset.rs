@@ -71,7 +71,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// the rings after it, stay as they were, and a later call can reset them.
     pub fn reset_rings(&mut self) -> Result<u64, LogError> {
         let guest = self.guest;
-        let _turn = guest.resetting.lock();
+        let _turn = guest.resetting.lock_patiently(|| guest.tables.platform().wait());
         let mut total = 0;
         for ring in &guest.rings {
             let entries = ring.harvested();

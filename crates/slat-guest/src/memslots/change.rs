@@ -211,8 +211,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         let ended = turn.swap_remove(at);
         let progress = ended.progress().clone();
+        let host = ended.host();
         let change = self.end(ended);
         progress.end(change);
+        if goes {
+            // vCPUs that wait for its memory ask again, and see the change: those that took a place
+            // before the end are found here, and those that take one later ask after it. It comes
+            // last, because it calls the VMM.
+            guest.arrived(host);
+        }
         // If a change begins and ends in one call, `begin` reports its end.
         if pieces != 0 {
             guest.event(|| Event::MemslotEnd { id: spec.id });
@@ -228,7 +235,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             let moving = guest.leaving.begin();
             self.with_slots(tables, |view, Inside { guard, .. }| {
                 let slot = view.named(id).expect("it stays until it is empty");
-                guest.unmap(tables, guard, [piece], |removed| {
+                guest.unmap(view, tables, guard, [piece], |removed| {
                     guest.keep_marks(view, &removed);
                     guest.tell_private(slot, &removed);
                 })
@@ -261,10 +268,6 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let mut view = unsafe { self.guest.slots.view() }.clone();
         let before = view.named(id).expect("it stays until it is empty").clone();
         view.remove(id);
-        // vCPUs that wait for its memory ask again, and see the change. `arrived` finds a vCPU that
-        // took a place, and asked, before the wait for faults. A vCPU that takes a place later asks
-        // after that wait.
-        self.guest.arrived(before.spec.host_range());
         if let Some(mut slot) = instead {
             // The memory is the same: its marks of use and of writes are yet to be reported.
             slot.kept = before.kept;

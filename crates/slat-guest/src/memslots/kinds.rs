@@ -25,6 +25,7 @@
 use crate::bits::{Bits, each_word};
 use crate::memslots::spec::MemslotSpec;
 use crate::private::MemoryKind;
+use core::marker::PhantomData;
 use slat::{Format, GpaRange};
 
 /// The kinds of a memslot's pages.
@@ -73,12 +74,11 @@ impl Kinds {
         end
     }
 
-    /// Marks the pages as changing, or removes the mark.
-    pub fn change<F: Format>(&self, spec: &MemslotSpec, range: &GpaRange, changing: bool) {
-        each_word::<F>(spec, range.start().0, range.size(), |word, mask| match changing {
-            true => self.changing.add(word, mask),
-            false => _ = self.changing.take(word, mask),
-        });
+    /// Marks the pages as changing until the result is dropped.
+    pub fn changing<F: Format>(&self, spec: &MemslotSpec, range: &GpaRange) -> Changing<'_, F> {
+        let mark = |word, mask| self.changing.add(word, mask);
+        each_word::<F>(spec, range.start().0, range.size(), mark);
+        Changing { kinds: self, spec: *spec, range: *range, format: PhantomData }
     }
 
     /// Sets the kind of the pages.
@@ -86,6 +86,23 @@ impl Kinds {
         each_word::<F>(spec, range.start().0, range.size(), |word, mask| match kind {
             MemoryKind::Private => self.private.add(word, mask),
             MemoryKind::Shared => _ = self.private.take(word, mask),
+        });
+    }
+}
+
+/// Pages that are being converted. Dropped, also by a panic, it removes their mark.
+pub(crate) struct Changing<'k, F: Format> {
+    kinds: &'k Kinds,
+    spec: MemslotSpec,
+    range: GpaRange,
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Drop for Changing<'_, F> {
+    fn drop(&mut self) {
+        let (start, bytes) = (self.range.start().0, self.range.size());
+        each_word::<F>(&self.spec, start, bytes, |word, mask| {
+            self.kinds.changing.take(word, mask);
         });
     }
 }

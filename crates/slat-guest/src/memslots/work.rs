@@ -36,6 +36,7 @@
 //!
 //! `tests/loom/paused.rs` has a model of each.
 
+use crate::backing::HvaRange;
 use crate::memslots::Memslot;
 use crate::memslots::progress::{MemslotWork, Progress};
 use crate::memslots::spec::{MemslotId, MemslotSpec};
@@ -67,6 +68,8 @@ pub(crate) struct Unfinished {
     spec: MemslotSpec,
     /// The memslot's guest addresses before the change.
     range: GpaRange,
+    /// The memslot's host memory.
+    host: HvaRange,
     /// The memslot's private memory.
     private: Option<PrivateRange>,
     pub work: Work,
@@ -79,7 +82,8 @@ impl Unfinished {
     pub fn new(spec: MemslotSpec, before: &MemslotSpec, work: Work) -> Self {
         let (range, private) = (before.range(), before.private_range());
         let progress = Arc::new(Progress::new(range.size()));
-        Self { spec, range, private, work, next: range.start(), progress }
+        let host = before.host_range();
+        Self { spec, range, host, private, work, next: range.start(), progress }
     }
 
     /// Makes the value by which a caller runs the change.
@@ -97,6 +101,10 @@ impl Unfinished {
 
     pub const fn spec(&self) -> &MemslotSpec {
         &self.spec
+    }
+
+    pub const fn host(&self) -> HvaRange {
+        self.host
     }
 
     pub const fn progress(&self) -> &Arc<Progress> {
@@ -146,7 +154,8 @@ impl Unfinished {
     }
 }
 
+/// Returns whether `spec` asks for some of `range`. A deletion asks for no address, as in Linux.
 fn overlap(range: &GpaRange, spec: &MemslotSpec) -> bool {
     let end = spec.gpa.0.saturating_add(spec.bytes);
-    range.start().0 < end && spec.gpa < range.end()
+    spec.bytes != 0 && range.start().0 < end && spec.gpa < range.end()
 }

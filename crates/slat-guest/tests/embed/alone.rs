@@ -4,6 +4,7 @@ use crate::machine::*;
 use slat::format::ept::Ept1G;
 use slat::{Access, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
 use slat_guest::*;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -127,4 +128,56 @@ fn a_guest_whose_seats_are_all_taken_is_refused_more_and_another_guest_is_not() 
     drop((one, two));
     guests[0].worker().unwrap();
     drop(workers);
+}
+
+/// Pages of which none ever arrives, or that come at once.
+struct Late(bool);
+
+impl Backing for Late {
+    fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
+        if self.0 { Err(NoPage::NotYet) } else { OnePiece(PageSize::SIZE_4K).page(host, access) }
+    }
+}
+
+/// Runs a small guest; returns all that it has cost. `crowded`: beside a guest with many memslots
+/// and pages, a bound on tables that it has reached, vCPUs that wait for as many pages as they can,
+/// a change of a memslot that nobody ends, and an invalidation that nobody ends.
+fn cost(crowded: bool) -> String {
+    let machine = Counted::new();
+    let config = Config::new(1, PageSize::SIZE_2M);
+    let crowd = crowded.then(|| shared(&machine, 1, Late(false), config));
+    let full = Config { table_pages: Some(4), ..config };
+    let waits = crowded.then(|| shared(&machine, 2, Late(true), full));
+    let spec = |id, bytes| {
+        let at = u64::from(id) * 4 * M2;
+        MemslotSpec::new(MemslotId(id), Gpa(at), bytes, Hva(HOST + at))
+    };
+    let mut parts = Vec::new();
+    for guest in crowd.iter().chain(&waits) {
+        let mut vcpu = guest.vcpu(0).unwrap();
+        vcpu.with(|vcpu| {
+            for id in 0..500 {
+                vcpu.worker().set_memslot(spec(id, M2)).unwrap();
+                vcpu.fault(spec(id, M2).gpa, Access::Write);
+            }
+            drop(vcpu.worker().begin_memslot(spec(7, 0)).unwrap());
+        });
+        parts.push(vcpu);
+    }
+    let never_ends = crowd.as_ref().map(|guest| {
+        let host = HvaRange { start: Hva(HOST), bytes: 1000 * 4 * M2 };
+        let mut worker = guest.worker().unwrap();
+        worker.with(|worker| core::mem::forget(worker.invalidate(host, |_| {})));
+        worker
+    });
+    let guest = shared(&machine, 3, OnePiece(PageSize::SIZE_4K), config);
+    everything(&guest);
+    let cost = format!("{:?}, {} waits", guest.get().stats(), machine.waits.swap(0, SeqCst));
+    drop((never_ends, parts));
+    cost
+}
+
+#[test]
+fn what_a_guest_pays_is_no_function_of_another_guest() {
+    assert_eq!(cost(true), cost(false));
 }

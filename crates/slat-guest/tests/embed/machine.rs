@@ -25,6 +25,8 @@ pub struct Counted<E: Events = ()> {
     frames: AtomicU64,
     invalidations: AtomicU64,
     clock: AtomicU64,
+    /// The number of calls of `Host::wait`.
+    pub waits: AtomicU64,
     /// Runs between pieces of a change.
     between: Mutex<Option<Box<dyn FnMut() + Send>>>,
 }
@@ -44,6 +46,7 @@ impl<E: Events> Counted<E> {
             frames: AtomicU64::new(0),
             invalidations: AtomicU64::new(0),
             clock: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
             between: Mutex::default(),
         })
     }
@@ -133,6 +136,7 @@ impl<E: Events> Host for Counted<E> {
     }
 
     fn wait(&self) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
         std::thread::yield_now();
     }
 }

@@ -158,6 +158,10 @@ impl Backing for &'static Ram {
         })
     }
 
+    fn wait(&self) {
+        loom::thread::yield_now();
+    }
+
     fn private_page(&self, at: PrivateAt) -> Result<PrivatePage, NoPage> {
         let block = PageSize::from_bytes(self.block).unwrap();
         Ok(PrivatePage { hpa: Hpa(PRIVATE + at.0), block })

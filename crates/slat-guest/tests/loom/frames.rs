@@ -21,6 +21,10 @@ impl Frames for Told {
     fn freed(&self) {
         self.0.fetch_add(1, Ordering::AcqRel);
     }
+
+    fn wait(&self) {
+        loom::thread::yield_now();
+    }
 }
 
 /// A guest and its fork share a page, with `frames` frames. Each writes; or, if `ends`, the fork

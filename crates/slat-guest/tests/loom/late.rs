@@ -1,10 +1,11 @@
 //! A fault on a page that is missing, while a thread brings the page.
 
 use crate::fixture::*;
-use loom::sync::atomic::Ordering;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread::spawn;
-use slat::{Access, BreakBeforeMake, Gpa};
-use slat_guest::{Arrival, Hva, HvaRange, Outcome, Retry};
+use slat::{Access, BreakBeforeMake, Gpa, PageSize};
+use slat_guest::{Arrival, Backing, Hva, HvaRange, Outcome, PostCopy, Retry};
 
 #[test]
 fn no_arrival_is_lost_between_asking_and_waiting() {
@@ -32,5 +33,82 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
             }
             outcome => panic!("{outcome:?}"),
         }
+    });
+}
+
+/// A page that comes late, whose memory is one word; nothing maps it.
+type Late = PostCopy<&'static Ram>;
+
+#[inline(never)]
+fn late() -> &'static Late {
+    let page = PageSize::from_bytes(PAGE).unwrap();
+    Box::leak(Box::new(PostCopy::new(Ram::new(PAGE), LATE, page, page).unwrap()))
+}
+
+const LATE: HvaRange = HvaRange { start: Hva(HOST), bytes: PAGE };
+
+/// A thread fetches the page, whose content is `source`, and places it in `memory`.
+#[inline(never)]
+fn fetch(worker: &mut TheWorker, late: &Late, source: &AtomicU64, memory: &AtomicU64) {
+    let Some(fetch) = late.next(1) else { return };
+    let content = source.load(Ordering::SeqCst);
+    fetch.place(|_| memory.store(content, Ordering::SeqCst));
+    fetch.arrived(worker);
+}
+
+#[test]
+fn what_a_fetch_brings_is_not_written_over_a_page_that_was_discarded() {
+    bounded("fetch of a page || discard of it, then a write", 3, || {
+        let (late, world) = (late(), World::new(BreakBeforeMake::Never));
+        let guest = guest(world, Ram::new(PAGE), config());
+        let words = (Arc::new(AtomicU64::new(7)), Arc::new(AtomicU64::new(0)));
+        let (source, memory) = words.clone();
+        let mut fetches = worker(guest);
+        let taken = fetches.invalidate(LATE, |_| {});
+        let fetches = Sent(fetches);
+        let thread = spawn(move || {
+            let mut worker = fetches.get();
+            fetch(&mut worker, late, &source, &memory);
+            Sent(worker)
+        });
+        late.discard(LATE, &taken);
+        words.1.store(0, Ordering::SeqCst);
+        drop(taken);
+        assert!(late.page(LATE.start, Access::Read).is_ok(), "it is here, with zeroes");
+        words.1.store(1, Ordering::SeqCst);
+        drop(thread.join().unwrap());
+        assert_eq!(words.1.load(Ordering::SeqCst), 1, "the guest's write is lost");
+        assert!(late.next(1).is_none());
+        assert_eq!(late.counts().missing, 0);
+    });
+}
+
+#[test]
+fn a_page_that_was_lost_holds_what_a_later_fetch_brings() {
+    bounded("fetch of a page || loss of it", 3, || {
+        let (late, world) = (late(), World::new(BreakBeforeMake::Never));
+        let guest = guest(world, Ram::new(PAGE), config());
+        let words = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicU64::new(0)));
+        let (source, memory) = words.clone();
+        let mut fetches = worker(guest);
+        let taken = fetches.invalidate(LATE, |_| {});
+        let fetches = Sent(fetches);
+        let thread = spawn(move || {
+            let mut worker = fetches.get();
+            fetch(&mut worker, late, &source, &memory);
+            Sent(worker)
+        });
+        // From here on the source has the snapshot.
+        words.0.store(2, Ordering::SeqCst);
+        late.lose(LATE, &taken);
+        drop(taken);
+        let asked = late.page(LATE.start, Access::Read).is_err();
+        let mut worker = thread.join().unwrap().get();
+        if late.page(LATE.start, Access::Read).is_err() {
+            assert!(late.next(0).is_some_and(|fetch| fetch.asked()), "nobody fetches it: {asked}");
+            fetch(&mut worker, late, &words.0, &words.1);
+        }
+        assert_eq!(words.1.load(Ordering::SeqCst), 2, "what it was before the loss");
+        assert_eq!(late.counts().missing, 0);
     });
 }

@@ -108,3 +108,71 @@ fn write_and_private_fault() {
 fn a_write_that_replaces_shared_memory_leaves_private_pages_alone() {
     bounded("write of a shared page || fault of a private page", 3, write_and_private_fault);
 }
+
+/// A vCPU writes page 0 while another thread inserts a memslot that has the same memory, and a third
+/// reads the page there as soon as it can.
+fn write_and_alias_that_is_inserted() {
+    let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::that_is_shared());
+    let guest = guest(world, ram, config());
+    let alias = |id, gpa| MemslotSpec::new(MemslotId(id), Gpa(gpa), BLOCK, Hva(HOST));
+    let mut setup = worker(guest);
+    setup.set_memslot(alias(0, 0)).unwrap();
+    let (writes, reads) = (Sent(vcpu(guest)), Sent(worker(guest)));
+    let page = |gpa| slat::GpaRange::new(Gpa(gpa), PAGE).unwrap();
+    let write = spawn(move || {
+        let mut vcpu = writes.get();
+        vcpu.fault(Gpa(0), Access::Write);
+        Sent(vcpu)
+    });
+    let read = spawn(move || {
+        let mut worker = reads.get();
+        worker.prefault(page(BLOCK), Access::Read, || false);
+        Sent(worker)
+    });
+    setup.set_memslot(alias(1, BLOCK)).unwrap();
+    drop((write.join().unwrap(), read.join().unwrap()));
+    let (first, second) = (at(&mut setup, 0), at(&mut setup, BLOCK));
+    if first.is_some_and(|leaf| leaf.hpa.0 == NEW) {
+        assert!(second.is_none_or(|leaf| leaf.hpa.0 == NEW), "{second:?}");
+    }
+}
+
+#[test]
+fn what_a_write_replaced_is_not_left_in_a_slot_that_is_inserted() {
+    let name = "write of a shared page || insertion of an alias || read by it";
+    bounded(name, 2, write_and_alias_that_is_inserted);
+}
+
+/// A thread writes page 0 in the guest's tables while a vCPU switches its caches off, or on, and
+/// then reads the page.
+fn write_and_switch(on: bool) {
+    let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::that_is_shared());
+    let guest = uncached(world, ram);
+    let mut setup = worker(guest);
+    setup.set_memslot(slot(false)).unwrap();
+    let mut switches = vcpu(guest);
+    switches.set_caches(!on);
+    if on {
+        switches.fault(Gpa(0), Access::Read);
+    }
+    let switches = Sent(switches);
+    let thread = spawn(move || {
+        let mut vcpu = switches.get();
+        vcpu.set_caches(on);
+        vcpu.fault(Gpa(0), Access::Read);
+        Sent(vcpu)
+    });
+    let page = slat::GpaRange::new(Gpa(0), PAGE).unwrap();
+    setup.prefault(page, Access::Write, || false);
+    let mut vcpu = thread.join().unwrap().get();
+    if at(&mut setup, 0).is_some_and(|leaf| leaf.hpa.0 == NEW) {
+        let read = vcpu.translate(Gpa(0));
+        assert!(read.is_none_or(|leaf| leaf.hpa.0 == NEW), "{read:?}");
+    }
+}
+
+#[test]
+fn what_a_write_replaced_is_not_left_in_a_view_that_comes_or_goes() {
+    bounded("write of a shared page || caches off, then read", 2, || write_and_switch(false));
+    bounded("write of a shared page || caches on, then read", 2, || write_and_switch(true));
+}

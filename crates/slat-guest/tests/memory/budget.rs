@@ -2,7 +2,7 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, PageSize};
+use slat::{Access, Hpa, PageSize};
 use slat_guest::*;
 
 on_all! {
@@ -179,4 +179,25 @@ fn views_do_not_grow_beyond_the_bound_and_vcpus_go_on() {
     assert_eq!(used, vec![0b11; blocks as usize]);
     drop(vcpus);
     assert!(machine.finish().is_empty());
+}
+
+/// The vCPU's view is emptied for a table page, and the host finds what it maps there after that.
+#[test]
+fn a_view_that_was_left_for_room_is_found_by_the_host() {
+    type C = ArmUncached;
+    for last in 0..24 {
+        let config = Config { table_pages: Some(12), ..Config::new(1, PageSize::SIZE_2M) };
+        with_guest!(C, config, slot(64 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        let mut at = Hpa(0);
+        for block in 0..=last {
+            at = attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap().0;
+        }
+        let host = host_range(HOST + last * M2, K4);
+        ram.change(host.start.0, |page| page.ready = false);
+        let held = vcpu.worker().invalidate(host, |_| {});
+        machine.take_back(at, K4);
+        assert!(machine.cpu(0).read(BASE + last * M2).is_err(), "block {last} is still used");
+        drop(held);
+        assert!(machine.finish().is_empty(), "{last}");
+    }
 }

@@ -48,6 +48,8 @@ pub struct HostState {
     next: u64,
     /// The number of faults that asked.
     pub asked: u64,
+    /// The number of calls of `Backing::wait`.
+    pub waits: u64,
 }
 
 /// The host's memory, by its addresses.
@@ -61,7 +63,8 @@ impl Ram {
 
     /// Host physical memory from `next` on is free.
     pub fn from(next: u64) -> Self {
-        let state = HostState { pages: HashMap::new(), private: HashMap::new(), next, asked: 0 };
+        let (pages, private, asked, waits) = Default::default();
+        let state = HostState { pages, private, next, asked, waits };
         Self(Arc::new(Mutex::new(state)))
     }
 
@@ -169,6 +172,11 @@ impl Backing for Ram {
     fn at_hand(&self, host: Hva) -> Option<Page> {
         let page = self.get(host.0).filter(|page| page.ready)?;
         Some(answer(page))
+    }
+
+    fn wait(&self) {
+        self.state().waits += 1;
+        std::thread::yield_now();
     }
 
     fn make_writable<R>(&self, host: Hva, grant: impl FnOnce(Page) -> R) -> Option<R> {

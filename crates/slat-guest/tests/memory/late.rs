@@ -227,3 +227,22 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
         assert_eq!(vcpu.waiting().count(), 0);
     }
 }
+
+#[test]
+fn all_waits_of_a_vcpu_end_that_one_arrival_is_for() {
+    type C = Intel;
+    with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    let at = |page: u64| Gpa(BASE + page * K4);
+    late(&ram, 0..17);
+    let all: Vec<_> = (0..16).map(|page| waits(vcpu.fault(at(page), Access::Read))).collect();
+    // One more than a vCPU can wait for: it is told to try again, and no wait is lost for it.
+    let more = |vcpu: &mut TheVcpu<'_, C>| vcpu.fault(at(16), Access::Read);
+    assert_eq!(more(&mut vcpu), Outcome::Retry(Retry::NotYet(None)));
+    (0..17).for_each(|page| ram.change(HOST + page * K4, |page| page.ready = true));
+    assert_eq!(guest.arrived(host_range(HOST, 17 * K4)), 1, "the vCPU is woken once");
+    assert!(all.iter().all(|wait| vcpu.is_ready(wait)), "a page has arrived, and it sleeps on");
+    assert!(matches!(more(&mut vcpu), Outcome::Mapped(_)), "its places are taken until it asks");
+    assert_eq!(core::iter::from_fn(|| vcpu.ready()).count(), 16);
+    assert_eq!(vcpu.waiting().count(), 0);
+    assert!(machine.finish().is_empty());
+}

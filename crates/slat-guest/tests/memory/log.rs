@@ -330,3 +330,35 @@ mod by_block {
         assert_eq!(worker.set_memslot(spec(M2)), Err(MemslotError::LogBlocks));
     }
 }
+
+/// A clear takes 512 words at a time.
+#[test]
+fn the_invalidation_of_a_clear_is_of_all_its_chunks() {
+    type C = Intel;
+    let bytes = 160 << 20;
+    with_guest!(C, config(), logged(bytes), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    let pages = [0, 7, 32_767, 32_768, 40_000];
+    for page in pages {
+        attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+    }
+    let mut bits = vec![0; (bytes / K4 / 64) as usize];
+    assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(5));
+    let cleared = vcpu.worker().clear_log(MemslotId(0), 0, bytes / K4, &bits).unwrap();
+    assert_eq!(cleared.pages, 5);
+    for page in pages {
+        assert!(machine.cpu(0).write(BASE + page * K4).is_err(), "page {page} is still writable");
+    }
+    assert!(machine.finish().is_empty());
+}
+
+/// The order of Linux's checks: the first page, the memslot, the end.
+#[test]
+fn a_clear_that_begins_between_words_is_refused_before_its_slot_is_looked_for() {
+    type C = Intel;
+    with_guest!(C, config(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    let mut clear =
+        |id, first, count| vcpu.worker().clear_log(MemslotId(id), first, count, &[0; 8]);
+    assert_eq!(clear(9, 1, 64), Err(LogError::Unaligned));
+    assert_eq!(clear(9, 64, 1), Err(LogError::Missing { id: MemslotId(9) }));
+    assert_eq!(clear(0, 64, 1), Err(LogError::Unaligned));
+}

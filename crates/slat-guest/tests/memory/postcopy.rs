@@ -254,3 +254,140 @@ fn half_a_page_that_came_before_is_to_be_fetched() {
     late.have(host_range(HOST, BYTES));
     assert_eq!(late.counts().missing, 0);
 }
+
+/// The balloon takes a page that is late; the caller empties it, and the guest uses it again.
+fn discard<C: Case>(
+    machine: &Machine<C::A>,
+    (guest, ram): (&Late<'_, C>, &Ram),
+    vcpu: &mut Vcpu<'_, C::F, Machine<C::A>, PostCopy<Ram>>,
+    page: u64,
+) {
+    let host = host_range(HOST + page * K4, K4);
+    let taken = vcpu.worker().invalidate(host, |_| {});
+    guest.backing().discard(host, &taken);
+    machine.give(Hpa(ram.get(host.start.0).unwrap().hpa), K4);
+    drop(taken);
+    guest.arrived(host);
+}
+
+on_all! {
+    fn a_page_that_is_discarded_before_it_is_fetched_is_not_fetched<C: Case>() {
+        let machine = C::machine(2);
+        let (ram, late) = memory::<C>(PageSize::SIZE_2M);
+        let guest = new::<C>(&machine, late);
+        let mut room = room();
+        let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
+        machine.cpu(0).load(VMID, vcpu.root());
+        vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+        let waits = touch::<C>(&machine, &mut vcpu, 3).unwrap_err();
+        for page in [3, 4] {
+            discard::<C>(&machine, (&guest, &ram), &mut vcpu, page);
+        }
+        assert!(vcpu.is_ready(&waits), "the vCPU that waits for it goes on");
+        touch::<C>(&machine, &mut vcpu, 3).unwrap();
+        touch::<C>(&machine, &mut vcpu, 4).unwrap();
+        assert_eq!(guest.backing().counts().missing, PAGES - 2);
+        while let Some(fetch) = guest.backing().next(64) {
+            let host = fetch.host();
+            assert!(host.end().0 <= HOST + 3 * K4 || host.start.0 >= HOST + 5 * K4, "{host:?}");
+            land::<C>(&machine, &fetch, &ram);
+            fetch.arrived(vcpu.worker());
+        }
+        assert_eq!(guest.backing().counts().missing, 0);
+        drop(vcpu);
+        assert!(machine.finish().is_empty());
+    }
+
+    fn a_fetch_finds_out_which_of_its_pages_were_discarded<C: Case>() {
+        let machine = C::machine(2);
+        let (ram, late) = memory::<C>(PageSize::SIZE_2M);
+        let guest = new::<C>(&machine, late);
+        let mut room = room();
+        let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
+        machine.cpu(0).load(VMID, vcpu.root());
+        vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+        let late = guest.backing();
+        let fetch = late.next(64).unwrap();
+        discard::<C>(&machine, (&guest, &ram), &mut vcpu, 5);
+        touch::<C>(&machine, &mut vcpu, 5).unwrap();
+        let (mut parts, placed) = (Vec::new(), late.counts().missing);
+        assert_eq!(fetch.place(|part| parts.push(part)), 63);
+        assert_eq!(parts, [host_range(HOST, 5 * K4), host_range(HOST + 6 * K4, 58 * K4)]);
+        land::<C>(&machine, &fetch, &ram);
+        fetch.arrived(vcpu.worker());
+        let counts = late.counts();
+        assert_eq!((counts.missing, counts.background), (placed - 63, 63));
+        drop(vcpu);
+        assert!(machine.finish().is_empty());
+    }
+
+    /// The fetch is of what the page was before; a fault waits for it.
+    fn what_is_lost_while_it_is_fetched_is_fetched_once_more<C: Case>() {
+        let machine = C::machine(2);
+        let (_, late) = memory::<C>(PageSize::SIZE_2M);
+        let guest = new::<C>(&machine, late);
+        let mut room = room();
+        let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
+        machine.cpu(0).load(VMID, vcpu.root());
+        vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+        let late = guest.backing();
+        let page = host_range(HOST + 7 * K4, K4);
+        for then_given_back in [false, true] {
+            touch::<C>(&machine, &mut vcpu, 7).unwrap_err();
+            let old = late.next(0).unwrap();
+            assert_eq!(old.host(), page);
+            late.lose(page, &vcpu.worker().invalidate(page, |_| {}));
+            assert!(late.next(0).is_none(), "no two fetches of one page");
+            assert_eq!(old.place(|part| panic!("{part:?} is out of date")), 0);
+            match then_given_back {
+                true => drop(old),
+                false => old.arrived(vcpu.worker()),
+            }
+            touch::<C>(&machine, &mut vcpu, 7).unwrap_err();
+            let fetch = late.next(0).expect("a vCPU waits for it");
+            assert_eq!((fetch.asked(), fetch.host()), (true, page));
+            drop(fetch);
+        }
+        drop(vcpu);
+        assert!(machine.finish().is_empty());
+    }
+}
+
+#[test]
+fn a_thread_that_discards_waits_until_no_fetch_places_the_page() {
+    type C = Intel;
+    let machine = C::machine(2);
+    let (ram, late) = memory::<C>(PageSize::SIZE_2M);
+    let guest = new::<C>(&machine, late);
+    let (mut first, mut second) = (room(), room());
+    let mut vcpu = Vcpu::new(&guest, 0, &mut first).unwrap();
+    vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+    let late = guest.backing();
+    let fetch = late.next(64).unwrap();
+    let mut worker = Worker::new(&guest, &mut second).unwrap();
+    let host = host_range(HOST, K4);
+    let taken = worker.invalidate(host, |_| {});
+    let placed = std::sync::atomic::AtomicBool::new(false);
+    let order = std::sync::atomic::Ordering::SeqCst;
+    let meet = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        let (waits, placed, taken) = (&meet, &placed, &taken);
+        let discards = move || {
+            waits.wait();
+            late.discard(host, taken);
+            assert!(placed.load(order), "the thread still writes the page");
+        };
+        let thread = scope.spawn(discards);
+        fetch.place(|_| {
+            waits.wait();
+            // The other thread waits by now, or comes later.
+            let before = ram.state().waits;
+            while ram.state().waits == before {
+                std::thread::yield_now();
+            }
+            placed.store(true, order);
+        });
+        thread.join().unwrap();
+    });
+    drop((fetch, taken));
+}

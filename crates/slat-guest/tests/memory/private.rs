@@ -45,6 +45,24 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
+    fn a_private_access_without_private_memory_is_not_mmio<C: Case>() {
+        with_guest!(C, config(), hidden(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        let rom = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + 2 * M2), ..slot(M2) };
+        vcpu.worker().set_memslot(MemslotSpec { read_only: true, ..rom }).unwrap();
+        for (gpa, access) in [
+            (BASE - K4, Access::Read),
+            (BASE + M2, Access::Write),
+            (BASE + 2 * M2, Access::Read),
+            (BASE + 2 * M2, Access::Write),
+        ] {
+            let outcome = vcpu.fault_as(Gpa(gpa), access, MemoryKind::Private);
+            assert_eq!(outcome, Outcome::Convert { to: MemoryKind::Private }, "{gpa:#x}");
+        }
+        let shared = MemoryKind::Shared;
+        assert_eq!(vcpu.fault_as(Gpa(BASE - K4), Access::Read, shared), Outcome::Mmio);
+        assert_eq!(vcpu.fault_as(rom.gpa, Access::Write, shared), Outcome::Mmio);
+    }
+
     fn an_access_of_the_other_kind_is_the_vmms_to_answer<C: Case>() {
         with_guest!(C, config(), hidden(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.populate_private(HIDDEN, M2, PageSize::SIZE_4K);

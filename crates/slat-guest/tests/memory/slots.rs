@@ -132,3 +132,26 @@ fn a_guest_that_cannot_be_is_refused_with_the_reason() {
     let error = Vcpu::new(&vcpus, 2, &mut room).unwrap_err();
     assert_eq!(error.to_string(), "the guest has vCPUs 0 to 1");
 }
+
+/// Linux looks at neither. Inside the place that a memslot moves to, or that it leaves, or inside
+/// the private memory of a memslot that goes, a deletion of another neither fails nor completes
+/// that change.
+#[test]
+fn a_deletion_is_of_a_memslot_whatever_else_the_request_says() {
+    type C = Intel;
+    with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    let worker = vcpu.worker();
+    let away = Gpa(64 * G1);
+    let moves = worker.begin_memslot(MemslotSpec { gpa: away, ..slot(4 * M2) }).unwrap();
+    let private = MemslotSpec { id: MemslotId(2), gpa: Gpa(32 * G1), ..hidden(M2) };
+    worker.set_memslot(private).unwrap();
+    let goes = worker.begin_memslot(MemslotSpec { bytes: 0, ..private }).unwrap();
+    for gpa in [Gpa(away.0 + M2), Gpa(BASE + M2), Gpa(1), Gpa(u64::MAX)] {
+        let other = MemslotSpec::new(MemslotId(1), Gpa(0), M2, Hva(HOST + 64 * G1));
+        worker.set_memslot(other).unwrap();
+        let at = private.private.map(|at| PrivateAt(at.0 + K4));
+        let delete = MemslotSpec { gpa, bytes: 0, host: Hva(3), private: at, ..other };
+        assert_eq!(worker.set_memslot(delete), Ok(MemslotChange::Deleted), "{gpa:?}");
+        assert_eq!((moves.change(), goes.change()), (None, None), "{gpa:?}");
+    }
+}
