@@ -230,13 +230,13 @@ impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     }
 }
 
-/// A member of another platform's grace, or a guard in other tables.
+/// A member of another platform's grace, a guard in other tables, or work on other tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Foreign;
 
 impl fmt::Display for Foreign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("it belongs to another platform than these tables; join theirs")
+        f.write_str("it belongs to other tables, or to another platform; use those of these tables")
     }
 }
 

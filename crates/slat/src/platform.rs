@@ -4,6 +4,7 @@ use crate::addr::Hpa;
 use crate::grace::Grace;
 use crate::shootdown::Invalidation;
 use crate::table::{Frame, Pte};
+use core::num::NonZeroUsize;
 use core::ptr::NonNull;
 
 /// The machine under the tables: a hypervisor, a simulator, a benchmark.
@@ -85,6 +86,19 @@ pub unsafe trait Platform {
     /// [`Guard::flush`](crate::Guard::flush).
     #[inline(always)]
     fn maintain(&self, _memory: Hpa, _bytes: u64, _what: Maintenance) {}
+
+    /// Returns a number that no other thread, or CPU, has at the same time; `None` if the platform
+    /// does not tell threads apart.
+    ///
+    /// Only debug builds call this: a thread that is inside tables and would wait until all threads
+    /// have left them panics with a message, where a release build waits for ever
+    /// ([`Tables::caller_is_inside`](crate::Tables::caller_is_inside)). The default tells the
+    /// threads of a process apart, with the feature `std`; otherwise it is `None`. A platform
+    /// without an operating system returns the number of the CPU plus 1. A guard stays with the
+    /// thread that entered.
+    fn thread(&self) -> Option<NonZeroUsize> {
+        crate::sync::thread()
+    }
 
     /// Fills exclusively owned entries with `first`, `first + step`, `first + 2 * step`, ...
     ///
