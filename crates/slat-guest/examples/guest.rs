@@ -34,7 +34,7 @@ unsafe impl Platform for Machine {
         NonNull::new(table.0 as *mut Pte).expect("a frame is not at address 0")
     }
     fn publish(&self) {}
-    fn invalidate(&self, what: &slat::Invalidation) {
+    fn invalidate(&self, what: &Invalidation) {
         println!("  every CPU that runs the guest: INVEPT, for {what:?}");
     }
     fn break_before_make(&self) -> BreakBeforeMake {

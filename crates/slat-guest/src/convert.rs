@@ -8,7 +8,7 @@ use crate::budget::NoPages;
 use crate::config::ExecuteHuge;
 use crate::host::Host;
 use crate::invalidate::Taken;
-use crate::invalidations::Invalidation;
+use crate::invalidations::InvalidationInProgress;
 use crate::memslots::Memslot;
 use crate::memslots::kinds::Kinds;
 use crate::outcome::{Refused, TableLimit};
@@ -199,7 +199,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         range: PrivateRange,
         mut removed: impl FnMut(PrivateLeaves),
-    ) -> Result<Invalidation<'w>, Halted<ConvertError>> {
+    ) -> Result<InvalidationInProgress<'w>, Halted<ConvertError>> {
         let guest = self.guest;
         if (range.start.0 | range.bytes) & (F::size(0).bytes() - 1) != 0 {
             return Err(Halted { at: Gpa(0), why: ConvertError::Unaligned });

@@ -398,7 +398,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             if !page.write {
                 return Ok(None);
             }
-            let _turn = tells.then(|| telling.lock());
+            let _turn = tells.then(|| telling.take(platform));
             let granted = guard.grant_write(range.start(), page.hpa, MAY_WRITE)?;
             if tells && granted.is_changed() {
                 let (gpa, bytes) = (range.start(), range.size());
@@ -565,11 +565,12 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                     }
                 }
                 MemoryKind::Shared => {
-                    let _turn = tells.then(|| self.guest.telling.lock());
+                    let host = self.tables.platform();
+                    let _turn = tells.then(|| self.guest.telling.take(host));
                     let committed = reservation.commit(hpa, attributes);
                     if let (true, Ok(Some(_))) = (tells, &committed) {
                         let leaf = DeviceLeaf { gpa: range.start(), hpa, bytes, write };
-                        self.tables.platform().device_tables().mapped(leaf);
+                        host.device_tables().mapped(leaf);
                     }
                     committed
                 }

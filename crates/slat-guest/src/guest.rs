@@ -7,6 +7,7 @@ use crate::caches::CacheState;
 use crate::config::{Config, EagerSize, Logging};
 use crate::events::{Event, tell};
 use crate::host::Host;
+use crate::identity::Identity;
 use crate::invalidations::Invalidations;
 use crate::memslots::Memslots;
 use crate::memslots::work::Unfinished;
@@ -14,7 +15,8 @@ use crate::pins::Pins;
 use crate::ring::{DirtyGfn, Ring};
 use crate::stalls::StallCells;
 use crate::stats::{Counters, Stats, VcpuCounters, WorkerCounters, vcpu_counters};
-use crate::sync::{AtomicU64, Lock, Ordering};
+use crate::sync::{AtomicU64, Ordering};
+use crate::turn::Turn;
 use crate::waits::Waits;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -36,9 +38,11 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) views: Box<[OwnView<'p, F, H>]>,
     pub(crate) backing: B,
     pub(crate) config: Config,
+    /// Handles that leave the guest, and come back to an operation of it, have it too.
+    pub(crate) identity: Identity,
     pub(crate) slots: Memslots,
     /// The unfinished changes of memslots. A thread holds the lock while it changes memslots.
-    pub(crate) changing: Lock<Vec<Unfinished>>,
+    pub(crate) changing: Turn<Vec<Unfinished>>,
     pub(crate) invalidations: Invalidations,
     /// Invalidations of private memory, by addresses of private memory.
     pub(crate) private_invalidations: Invalidations,
@@ -47,11 +51,11 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) pins: Pins,
     /// A thread holds it while it passes a change on to devices' tables
     /// ([`DeviceTables`](crate::DeviceTables)).
-    pub(crate) telling: Lock<()>,
+    pub(crate) telling: Turn<()>,
     pub(crate) rings: Box<[Ring<'p>]>,
-    pub(crate) resetting: Lock<()>,
+    pub(crate) resetting: Turn<()>,
     /// A thread holds it while it recovers huge pages.
-    pub(crate) recovering: Lock<()>,
+    pub(crate) recovering: Turn<()>,
     pub(crate) budget: Budget,
     pub(crate) eager_split: EagerSize,
     /// Hardware marks the first write through a leaf, so a leaf may be writable before it is
@@ -74,10 +78,22 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
 /// The tables of one vCPU while its caches are off.
 #[derive(Debug)]
 pub(crate) struct OwnView<'p, F: Format, H: Host> {
-    pub tables: Owned<'p, F, H>,
+    pub tables: ManuallyDrop<Tables<'p, F, H>>,
     /// Whether the view may have leaves. The vCPU sets it before it maps the first: see
     /// `Guest::spaces`.
     pub live: AtomicU64,
+}
+
+impl<F: Format, H: Host> Drop for OwnView<'_, F, H> {
+    fn drop(&mut self) {
+        // SAFETY:
+        // 1. `take`: this is the only call, and `self.tables` is not used after `drop`.
+        // 2. `deactivate_invalidated`, 1: as in the drop of `Owned`.
+        // 3. 2: no CPU ever had the root loaded, as `Guest::new` failed; or the guest's own tables,
+        //    which have the same VMID, were dropped before, as `Guest` declares them first, and
+        //    invalidated all of it.
+        unsafe { ManuallyDrop::take(&mut self.tables).deactivate_invalidated().destroy() }
+    }
 }
 
 /// Tables that are destroyed with the guest.
@@ -197,7 +213,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             return Err(GuestError::RingSize { entries });
         }
         let new = || match Tables::new(format, vmid, address_bits, host) {
-            Ok(tables) => Ok(Owned(ManuallyDrop::new(tables))),
+            Ok(tables) => Ok(ManuallyDrop::new(tables)),
             Err(error) => Err(GuestError::Tables(error)),
         };
         let own = if config.needs_views(format.forces_caches()) { config.vcpus } else { 0 };
@@ -207,20 +223,21 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
         let ring = |_| config.ring.map(Ring::new);
         Ok(Self {
-            tables: new()?,
+            tables: Owned(new()?),
             views: views.into_boxed_slice(),
             backing,
             config,
+            identity: Identity::new(),
             slots: Memslots::new(config.execute_huge),
-            changing: Lock::new(Vec::new()),
+            changing: Turn::new(Vec::new()),
             invalidations: Invalidations::new(),
             private_invalidations: Invalidations::new(),
             replacing: Invalidations::new(),
             pins: Pins::new(),
-            telling: Lock::new(()),
+            telling: Turn::new(()),
             rings: (0..config.vcpus).filter_map(ring).collect(),
-            resetting: Lock::new(()),
-            recovering: Lock::new(()),
+            resetting: Turn::new(()),
+            recovering: Turn::new(()),
             budget: Budget::new(config.table_pages),
             eager_split: EagerSize::new(config.eager_split),
             marks_writes,
@@ -334,8 +351,10 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 
     /// Takes the lock for changes of memslots. A thread may hold it for as long as
     /// [`Host::between_pieces`] takes.
+    #[track_caller]
     pub(crate) fn change_turn(&self) -> impl DerefMut<Target = Vec<Unfinished>> + '_ {
-        self.changing.lock_patiently(|| self.tables.platform().wait())
+        self.assert_outside();
+        self.changing.take(self.tables.platform())
     }
 
     /// Reports that work on a piece of a memslot is done. The calling thread is outside the tables.
@@ -353,9 +372,23 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
     }
 
+    /// Panics, in debug builds, if the calling thread is inside tables of this guest: it would wait
+    /// for itself. Threads call it before they change anything that others wait for.
+    #[track_caller]
+    pub(crate) fn assert_outside(&self) {
+        assert!(
+            !self.tables.caller_is_inside(),
+            "this thread would wait for itself: it is inside the guest's tables, by a guard of its \
+             own or in a call of the VMM from there (`Backing`, `taken`, hooks); do this after the \
+             guard is dropped, or the call has returned"
+        );
+    }
+
     /// Waits until all threads that were inside tables of this guest, or of another with its VMID,
     /// have left.
+    #[track_caller]
     pub(crate) fn wait_for_faults(&self) {
+        self.assert_outside();
         let moment = self.tables.platform().grace().moment();
         while !self.tables.is_past(moment) {
             self.tables.platform().wait();

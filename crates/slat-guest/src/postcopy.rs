@@ -19,7 +19,7 @@
 
 use crate::backing::{Backing, Hva, HvaRange, NoPage, Page};
 use crate::host::Host;
-use crate::invalidations::Invalidation;
+use crate::invalidations::InvalidationInProgress;
 use crate::private::{PrivateAt, PrivatePage};
 use crate::sync::{AtomicU64, Lock, Ordering};
 use crate::worker::{Inside, Worker};
@@ -220,7 +220,7 @@ impl<B> PostCopy<B> {
     ///
     /// The caller has unmapped the memory from the guest and holds `_taken`, which
     /// [`Worker::invalidate`] returned for all of it; no [`Fetch`] of it is under way.
-    pub fn lose(&self, host: HvaRange, _taken: &Invalidation<'_>) {
+    pub fn lose(&self, host: HvaRange, _taken: &InvalidationInProgress<'_>) {
         let (first, pages) = self.pages(&host);
         let mut lost = 0;
         for page in first..first + pages {

@@ -94,7 +94,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             return self.remove_alone(tables, guard, ranges, removed);
         }
         let host = tables.platform();
-        let turn = self.telling.lock();
+        let turn = self.telling.take(host);
         let mut all = Vec::new();
         let bytes = self.remove_alone(tables, guard, ranges, |leaves| {
             let range = GpaRange::new(leaves.gpa, leaves.bytes).expect("a leaf is not empty");

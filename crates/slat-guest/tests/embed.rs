@@ -10,9 +10,14 @@ mod events;
 mod forwards;
 #[path = "embed/machine.rs"]
 mod machine;
+#[path = "embed/misuse.rs"]
+mod misuse;
 #[path = "embed/pieces.rs"]
 mod pieces;
 #[path = "embed/scale.rs"]
 mod scale;
 #[path = "embed/shared.rs"]
 mod shared;
+#[cfg(debug_assertions)]
+#[path = "embed/waits.rs"]
+mod waits;

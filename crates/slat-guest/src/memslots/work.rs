@@ -36,6 +36,7 @@
 //!
 //! `tests/loom/paused.rs` has a model of each.
 
+use crate::identity::Identity;
 use crate::memslots::Memslot;
 use crate::memslots::progress::{MemslotWork, Progress};
 use crate::memslots::spec::{MemslotId, MemslotSpec};
@@ -83,8 +84,8 @@ impl Unfinished {
     }
 
     /// Makes the value by which a caller runs the change.
-    pub fn ticket(&self) -> MemslotWork {
-        MemslotWork { id: self.id(), progress: self.progress.clone() }
+    pub fn ticket(&self, guest: &Identity) -> MemslotWork {
+        MemslotWork { guest: guest.clone(), id: self.id(), progress: self.progress.clone() }
     }
 
     pub fn is_of(&self, work: &MemslotWork) -> bool {

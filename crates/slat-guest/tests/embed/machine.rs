@@ -23,8 +23,9 @@ pub struct Counted<E: Events = ()> {
     events: E,
     grace: Grace<[Seat; SEATS]>,
     frames: AtomicU64,
+    invalidations: AtomicU64,
     clock: AtomicU64,
-    /// Runs between pieces of a change.
+    /// Runs between pieces of a change, and when a leaf is reported to devices.
     between: Mutex<Option<Box<dyn FnMut() + Send>>>,
 }
 
@@ -41,6 +42,7 @@ impl<E: Events> Counted<E> {
             events,
             grace,
             frames: AtomicU64::new(0),
+            invalidations: AtomicU64::new(0),
             clock: AtomicU64::new(0),
             between: Mutex::default(),
         })
@@ -57,6 +59,11 @@ impl<E: Events> Counted<E> {
     /// Returns the number of frames that were not given back.
     pub fn frames(&self) -> u64 {
         self.frames.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of invalidations.
+    pub fn invalidations(&self) -> u64 {
+        self.invalidations.load(Ordering::Relaxed)
     }
 }
 
@@ -94,7 +101,9 @@ unsafe impl<E: Events> Platform for Counted<E> {
 
     fn publish(&self) {}
 
-    fn invalidate(&self, _: &Invalidation) {}
+    fn invalidate(&self, _: &Invalidation) {
+        self.invalidations.fetch_add(1, Ordering::Relaxed);
+    }
 
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::Never
@@ -105,7 +114,19 @@ unsafe impl<E: Events> Platform for Counted<E> {
     }
 }
 
+impl<E: Events> DeviceTables for Counted<E> {
+    fn mapped(&self, _: DeviceLeaf) {
+        if let Some(work) = &mut *self.between.lock().unwrap() {
+            work();
+        }
+    }
+}
+
 impl<E: Events> Host for Counted<E> {
+    fn device_tables(&self) -> &dyn DeviceTables {
+        self
+    }
+
     fn events(&self) -> impl Events {
         &self.events
     }
