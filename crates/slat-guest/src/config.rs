@@ -42,9 +42,10 @@ pub struct Config {
     /// Whether vCPUs begin with their caches on. The default, `false`, is what a vCPU does after an
     /// architectural reset; with [`CachePolicy::Exact`] it is then in tables of its own, in pages,
     /// until [`Vcpu::set_caches`](crate::Vcpu::set_caches) reports that it has switched them on.
-    /// `true` is for guests that begin in the tables that vCPUs share: the VMM has set the registers
-    /// so (Arm: M and C of SCTLR_EL1), or their accesses never bypass the caches, as in a user-space
-    /// machine. A [`Vcpu::reset`](crate::Vcpu::reset) switches the caches off in any case.
+    /// `true` is for guests that begin in the tables that vCPUs share: the VMM has set the
+    /// registers so (Arm: M and C of SCTLR_EL1), or their accesses never bypass the caches, as in a
+    /// user-space machine. A [`Vcpu::reset`](crate::Vcpu::reset) switches the caches off in any
+    /// case.
     pub caches_on: bool,
     /// Whether devices access the guest's memory. If so, devices' tables follow what is mapped and
     /// unmapped ([`DeviceTables`](crate::DeviceTables)), no fault maps anything while something is

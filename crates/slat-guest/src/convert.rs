@@ -204,7 +204,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         if (range.start.0 | range.bytes) & (F::size(0).bytes() - 1) != 0 {
             return Err(Halted { at: Gpa(0), why: ConvertError::Unaligned });
         }
-        let _turn = guest.change_turn();
+        let _turn = guest.no_change();
         let host = HvaRange { start: Hva(range.start.0), bytes: range.bytes };
         let invalidation = guest.private_invalidations.begin(&host);
         let parts = self.look(|view| {
@@ -232,7 +232,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Splits the private block that has the page at `gpa`, if there is one, because a fetch may
     /// not execute from it. This takes turns with conversions and changes of memslots.
     pub(crate) fn split_private_page(&mut self, gpa: Gpa) -> Result<(), Refused> {
-        let _turn = self.guest.change_turn();
+        let _turn = self.guest.no_change();
         let page = F::size(0).bytes();
         let start = gpa.0 & !(page - 1);
         let at = GpaRange::new(Gpa(start), page).expect("a page is not empty");

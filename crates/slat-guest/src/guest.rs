@@ -30,7 +30,26 @@ use slat::{Attributes, Format, Gpa, GpaRange, LeafSizeError, NewError, PageSize,
 /// Any number of threads work on it: a thread that runs a vCPU as [`Vcpu`](crate::Vcpu), any other
 /// thread as [`Worker`](crate::Worker). Faults, ageing, clears of the log and invalidations by the
 /// host take no lock, unless devices have tables that follow the guest's
-/// ([`Config::devices`](crate::Config::devices)). One thread at a time changes memslots.
+/// ([`Config::devices`](crate::Config::devices)). One thread at a time changes memslots. No call
+/// needs interrupts to be off.
+///
+/// Dropping the guest frees its tables, after one invalidation of its VMID.
+///
+/// ```
+/// # use slat::format::ept::Ept1G;
+/// # use slat::*;
+/// # use slat_guest::*;
+/// # fn run<H: Host, B: Backing>(host: &H, backing: B) -> Result<(), Box<dyn std::error::Error>> {
+/// let config = Config::new(1, PageSize::SIZE_1G);
+/// let guest = Guest::new(Ept1G::default(), Vmid(1), 40, host, backing, config)?;
+/// let mut room = [const { None }; TABLE_PAGES];
+/// let mut vcpu = Vcpu::new(&guest, 0, &mut room)?;
+/// let ram = MemslotSpec::new(MemslotId(0), Gpa(0), 64 << 20, Hva(0));
+/// vcpu.worker().set_memslot(ram)?;
+/// println!("{:?}, {:?}", vcpu.fault(Gpa(0x1234), Access::Write), guest.stats().mapped);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) tables: Owned<'p, F, H>,
@@ -268,8 +287,26 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         Ok(self)
     }
 
-    /// Returns the tables that vCPUs load. While its caches are off, a vCPU loads a view of its own
-    /// instead, if the policy gives it one ([`Vcpu::root`](crate::Vcpu::root)).
+    /// Returns the tables that vCPUs share. **A CPU loads [`Vcpu::root`](crate::Vcpu::root), not
+    /// the root of these tables**: on Arm without FEAT_S2FWB a vCPU is in tables of its own while
+    /// its caches are off ([`Vcpu::has_view`](crate::Vcpu::has_view)), as it is at first unless
+    /// [`Config::caches_on`](crate::Config::caches_on); with this root it would fault for ever.
+    ///
+    /// A caller may look up, copy and compare, and move pages by [`slat::Guard::replace`]
+    /// ([`Worker::is_pinned`](crate::Worker::is_pinned)). Other operations of a guard change what
+    /// this crate does not learn of: what it maps, unmaps, splits or collapses is missing in
+    /// [`Stats::mapped`](crate::Stats::mapped) and in the bound on table pages
+    /// ([`Guest::table_pages`]), rights that it gives and dirty marks that it clears are missing in
+    /// the log, and devices' tables do not follow. Only the operations of
+    /// [`Worker`](crate::Worker) and [`Vcpu`](crate::Vcpu) keep these right. A guard does not cover
+    /// vCPUs' own tables.
+    ///
+    /// While a thread has a guard, it changes no memslot, and does nothing else that waits until
+    /// threads have left the tables: it would wait for itself. Debug builds panic then, before
+    /// anything has changed, if the platform tells threads apart ([`slat::Platform::thread`]);
+    /// release builds hang. The same holds in calls of the VMM from inside the tables
+    /// ([`Backing`], `taken`, hooks), and, for the work that calls it, in
+    /// [`Host::between_pieces`] and in [`Events`](crate::Events).
     ///
     /// A caller that loads their root into a CPU promises that no CPU has it loaded when the guest
     /// is dropped: dropping the guest frees the frames of its tables.
@@ -349,11 +386,17 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         tell(self.tables.platform().events(), || self.tables.vmid(), event);
     }
 
-    /// Takes the lock for changes of memslots. A thread may hold it for as long as
-    /// [`Host::between_pieces`] takes.
+    /// Takes the lock for changes of memslots, for work that waits for faults. A thread may hold it
+    /// for as long as [`Host::between_pieces`] takes.
     #[track_caller]
     pub(crate) fn change_turn(&self) -> impl DerefMut<Target = Vec<Unfinished>> + '_ {
         self.assert_outside();
+        self.no_change()
+    }
+
+    /// Takes the same lock, for work that waits for no fault: no thread changes memslots meanwhile.
+    #[track_caller]
+    pub(crate) fn no_change(&self) -> impl DerefMut<Target = Vec<Unfinished>> + '_ {
         self.changing.take(self.tables.platform())
     }
 

@@ -5,7 +5,32 @@ use crate::follow::{DeviceTables, NoDevices};
 use crate::private::{NoHooks, PrivateHooks};
 use slat::{Platform, Vmid};
 
-/// The machine: a [`Platform`] with a clock.
+/// The machine: a [`Platform`] with a clock. Threads share it, so it is `Sync` if there is more
+/// than one.
+///
+/// ```
+/// # use slat::*;
+/// # use slat_guest::*;
+/// # struct Machine { start: std::time::Instant }
+/// # // SAFETY: nothing calls it.
+/// # unsafe impl Platform for Machine {
+/// #     fn allocate(&self, _: usize) -> Option<Frame> { unimplemented!() }
+/// #     unsafe fn free(&self, _: Frame, _: usize) { unimplemented!() }
+/// #     fn entries(&self, _: Hpa) -> core::ptr::NonNull<Pte> { unimplemented!() }
+/// #     fn publish(&self) {}
+/// #     fn invalidate(&self, _: &Invalidation) {}
+/// #     fn break_before_make(&self) -> BreakBeforeMake { BreakBeforeMake::Never }
+/// #     fn grace(&self) -> &Grace { unimplemented!() }
+/// # }
+/// impl Host for Machine {
+///     fn now(&self) -> u64 {
+///         self.start.elapsed().as_nanos() as u64
+///     }
+///     fn wait(&self) {
+///         std::thread::yield_now();
+///     }
+/// }
+/// ```
 pub trait Host: Platform {
     /// Returns the time by a clock that never goes back, in ticks of its own: the unit of
     /// [`Stats`](crate::Stats).

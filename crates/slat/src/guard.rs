@@ -27,6 +27,30 @@ use core::fmt;
 /// distant pages costs an invalidation of the whole guest: complete between such pages.
 ///
 /// A guard that lives long keeps unlinked tables allocated; [`Guard::refresh`] lets them go.
+///
+/// ```
+/// # use slat::*;
+/// /// Begins a dirty log of `ram`: when this returns, no write goes unnoticed.
+/// fn log<'p, F: Format, P: Platform>(
+///     tables: &Tables<'p, F, P>,
+///     participant: &mut Participant<'p, P>,
+///     ram: GpaRange,
+/// ) -> Result<(), Halted<ChangeError>> {
+///     let mut guard = tables.enter(participant).expect("a participant of the same platform");
+///     guard.write_protect(ram)?;
+///     guard.complete();
+///     Ok(())
+/// }
+///
+/// /// A write fault, on the CPU that faulted.
+/// fn fault<F: Format, P: Platform>(
+///     guard: &mut Guard<'_, '_, F, P>,
+///     page: GpaRange,
+/// ) -> Result<(), Halted<ChangeError>> {
+///     guard.relax(page, Access::Write)?.flush_local();
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Guard<'t, 'p, F: Format, P: Platform> {
     pub(crate) tables: &'t Tables<'p, F, P>,

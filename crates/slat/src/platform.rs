@@ -9,12 +9,18 @@ use core::ptr::NonNull;
 
 /// The machine under the tables: a hypervisor, a simulator, a benchmark.
 ///
+/// Threads that share tables share it, so it is `Sync` if there is more than one thread. No call of
+/// the engine needs interrupts to be off ([`Ran::enter`](crate::Ran::enter) does); a thread that is
+/// interrupted inside tables keeps unlinked tables allocated meanwhile.
+///
 /// # Safety
 /// Implementations promise:
 /// 1. [`Platform::allocate`] returns frames of the size asked for, aligned to it, that no other
 ///    code uses until they are given back.
 /// 2. [`Platform::entries`] of an address inside such a frame is a pointer to that memory, valid
-///    for reads and writes of the whole frame until it is given back, the same at every call.
+///    for reads and writes of the whole frame until it is given back, the same at every call. The
+///    hypervisor's own mapping of it is Normal memory, cacheable as its walkers use it: tables
+///    change by compare-and-swap (Arm: with the MMU off, exclusive accesses are not defined).
 /// 3. [`Platform::invalidate`] returns only when no CPU can use a translation, or a walk-cache
 ///    entry, that the invalidation names.
 /// 4. [`Platform::grace`] and [`Platform::break_before_make`] are the same at every call.
@@ -47,7 +53,8 @@ pub unsafe trait Platform {
     ///
     /// Where TLB entries are tagged by EPT root, ASID or VMID, CPUs that ran the guest earlier may
     /// hold entries as well, until they invalidate. The platform interrupts them too, or notes that
-    /// such a CPU has to invalidate before it enters the guest again ([`Ran`](crate::Ran)).
+    /// such a CPU has to invalidate before it enters the guest again ([`Ran`](crate::Ran)). It
+    /// keeps a `Ran` for each guest, and a table in which it finds the guest's by the VMID.
     ///
     /// Other walkers of the tables may hold entries, too: an IOMMU in its TLB and walk caches,
     /// devices by ATS. The platform invalidates and waits for them as for CPUs, because the engine

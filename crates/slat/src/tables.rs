@@ -30,6 +30,7 @@ use root::Root;
 ///
 /// Dropping the tables leaks their frames, as hardware may still be walking them.
 /// [`Tables::deactivate`] and [`Inactive::destroy`] give them back.
+#[must_use = "dropped, the tables leak their frames"]
 #[derive(Debug)]
 pub struct Tables<'p, F: Format, P: Platform> {
     pub(crate) format: F,

@@ -34,8 +34,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// policy is [`CachePolicy::Exact`](crate::CachePolicy::Exact) on a format that does not force
     /// it to use them. Its faults then map pages of the smallest size, in the view only:
     /// [`Stats::views`](crate::Stats::views) counts them,
-    /// [`Worker::translate`](crate::Worker::translate) does not find them, and [`Vcpu::root`] is not
-    /// the root of [`Guest::tables`](crate::Guest::tables).
+    /// [`Worker::translate`](crate::Worker::translate) does not find them, and [`Vcpu::root`] is
+    /// not the root of [`Guest::tables`](crate::Guest::tables).
     pub const fn has_view(&self) -> bool {
         self.view.is_some()
     }

@@ -27,7 +27,8 @@ impl MemslotWork {
     /// turns, as changes of memslots do. [`Host::between_pieces`] runs between pieces.
     ///
     /// # Errors
-    /// [`MemslotError::Missing`]: the change is of another guest than the worker's; nothing was done.
+    /// [`MemslotError::Missing`]: the change is of another guest than the worker's; nothing was
+    /// done.
     pub fn run<F: Format, H: Host, B: Backing>(
         &self,
         worker: &mut Worker<'_, F, H, B>,

@@ -63,10 +63,6 @@ fn on_ept() -> Vec<Work<Ept1G>> {
             let range = GpaRange::new(private().gpa, K4).unwrap();
             vcpu.worker().convert(range, MemoryKind::Private, |_| {}).unwrap();
         }),
-        ("invalidate_private", |vcpu| {
-            let range = PrivateRange { start: PrivateAt(0), bytes: K4 };
-            drop(vcpu.worker().invalidate_private(range, |_| {}).unwrap());
-        }),
         ("hold_writes", |vcpu| {
             drop(vcpu.worker().hold_writes(HvaRange { start: Hva(HOST), bytes: K4 }));
         }),
