@@ -100,8 +100,8 @@ impl Invalidations {
 }
 
 /// An invalidation by the host that is under way (Linux: `mmu_invalidate_in_progress`): the guest
-/// retries faults on the memory. Dropping it ends the invalidation. ([`slat::Invalidation`] is a
-/// TLB invalidation.)
+/// retries faults on the memory, those of the thread that holds it as well. Dropping it ends the
+/// invalidation. ([`slat::Invalidation`] is a TLB invalidation.)
 #[must_use = "dropped, the invalidation ends: the backing must have changed by then"]
 #[derive(Debug)]
 pub struct InvalidationInProgress<'i> {
