@@ -34,7 +34,7 @@ unsafe impl Platform for Machine {
         NonNull::new(table.0 as *mut Pte).expect("a frame is not at address 0")
     }
     fn publish(&self) {}
-    fn invalidate(&self, what: &slat::Invalidation) {
+    fn invalidate(&self, what: &Invalidation) {
         println!("  every CPU that runs the guest: INVEPT, for {what:?}");
     }
     fn break_before_make(&self) -> BreakBeforeMake {
@@ -79,9 +79,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..ram })?
     });
     println!("a write at 0x5678: {:?}", vcpu.fault(Gpa(0x5678), Access::Write));
+    // The VMM writes a page itself, as a device would. Without this the page would not be copied.
+    let page = GpaRange::new(Gpa(0x9000), 0x1000)?;
+    vcpu.worker().host_wrote(page, Maintenance::Data);
     let mut dirty = [0; 256];
     let pages = vcpu.worker().read_log(MemslotId(0), &mut dirty)?;
-    println!("the log has {pages} page, {:#b}; clear it, then copy it", dirty[0]);
+    println!("the log has {pages} pages, {:#b}; clear it, then copy it", dirty[0]);
     println!("{:?}", vcpu.worker().clear_log(MemslotId(0), 0, 64, &dirty[..1])?);
     println!("it ends: {:?}", vcpu.worker().set_memslot(ram)?);
 

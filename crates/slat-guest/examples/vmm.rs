@@ -46,7 +46,7 @@ unsafe impl Platform for Machine {
     }
     fn publish(&self) {}
     // A real VMM makes the CPUs that run the guest execute INVEPT here, and waits for them.
-    fn invalidate(&self, _: &slat::Invalidation) {}
+    fn invalidate(&self, _: &Invalidation) {}
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::Never
     }

@@ -4,7 +4,8 @@ use crate::private::{PrivateAt, PrivatePage};
 use core::fmt;
 use slat::{Access, Hpa, Memory, PageSize, Software};
 
-/// An address in the backing's own address space: in the VMM's process, or in a file.
+/// An address in the backing's own address space: in the VMM's process, in a file, or any number by
+/// which the backing finds the memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Hva(pub u64);
 
@@ -50,6 +51,26 @@ impl HvaRange {
 ///
 /// If a method panics, the panic passes through the fault. The page is not mapped, or as it was, or,
 /// after a call of `grant`, writable and in the log; a later fault asks again.
+///
+/// ```
+/// # use slat::*;
+/// # use slat_guest::*;
+/// /// Memory in one piece of the machine's, in blocks of 2 MiB.
+/// struct OnePiece {
+///     start: Hpa,
+///     bytes: u64,
+/// }
+///
+/// impl Backing for OnePiece {
+///     fn page(&self, host: Hva, _access: Access) -> Result<Page, NoPage> {
+///         if host.0 >= self.bytes {
+///             return Err(NoPage::Never);
+///         }
+///         let (hpa, block) = (Hpa(self.start.0 + host.0), PageSize::SIZE_2M);
+///         Ok(Page { hpa, block, write: true, execute: true, memory: Memory::Normal })
+///     }
+/// }
+/// ```
 pub trait Backing {
     /// Returns the page at `host`, for `access`.
     ///

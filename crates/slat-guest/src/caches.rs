@@ -17,6 +17,7 @@ pub(crate) mod flush;
 pub(crate) mod switch;
 
 use crate::config::{CachePolicy, Config};
+use crate::identity::Identity;
 use crate::sync::{AtomicU64, Lock, Ordering};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -74,11 +75,15 @@ impl CacheState {
     /// `forced`: the format always makes the guest use its caches.
     pub fn new(config: &Config, forced: bool) -> Self {
         let policy = (!forced).then_some(config.caches);
-        let traps = if policy.is_some() { TRAPS } else { 0 };
+        let (state, uncached) = match (config.caches_on, policy) {
+            (true, _) => (ON, 0),
+            (false, Some(_)) => (TRAPS, config.vcpus),
+            (false, None) => (0, config.vcpus),
+        };
         Self {
             policy,
-            vcpus: (0..config.vcpus).map(|_| AtomicU64::new(traps)).collect(),
-            uncached: AtomicU64::new(u64::from(config.vcpus)),
+            vcpus: (0..config.vcpus).map(|_| AtomicU64::new(state)).collect(),
+            uncached: AtomicU64::new(uncached.into()),
             epoch: AtomicU64::new(1),
             flushed: AtomicU64::new(0),
             running: Lock::new(Vec::new()),
@@ -193,6 +198,7 @@ impl CacheState {
 /// with leaves, cut at chunks, and takes the size of a cache line into account.
 #[derive(Debug)]
 pub struct Flush {
+    guest: Identity,
     /// The ranges, each with its offset in their concatenation.
     parts: Vec<(u64, GpaRange)>,
     total: u64,

@@ -39,6 +39,14 @@ pub struct Config {
     /// How memory is maintained when vCPUs switch their caches on or off, on a format that does not
     /// force the guest to use them (Arm without FEAT_S2FWB). On other formats it has no effect.
     pub caches: CachePolicy,
+    /// Whether vCPUs begin with their caches on. The default, `false`, is what a vCPU does after an
+    /// architectural reset; with [`CachePolicy::Exact`] it is then in tables of its own, in pages,
+    /// until [`Vcpu::set_caches`](crate::Vcpu::set_caches) reports that it has switched them on.
+    /// `true` is for guests that begin in the tables that vCPUs share: the VMM has set the
+    /// registers so (Arm: M and C of SCTLR_EL1), or their accesses never bypass the caches, as in a
+    /// user-space machine. A [`Vcpu::reset`](crate::Vcpu::reset) switches the caches off in any
+    /// case.
+    pub caches_on: bool,
     /// Whether devices access the guest's memory. If so, devices' tables follow what is mapped and
     /// unmapped ([`DeviceTables`](crate::DeviceTables)), no fault maps anything while something is
     /// unmapped, and two bits for each page record its use by devices
@@ -75,6 +83,7 @@ impl Config {
             contiguous: false,
             execute_huge: ExecuteHuge::Allowed,
             caches: CachePolicy::DEFAULT,
+            caches_on: false,
             devices: false,
             table_pages: None,
             fault_around: 0,

@@ -8,7 +8,7 @@ use crate::budget::NoPages;
 use crate::config::ExecuteHuge;
 use crate::host::Host;
 use crate::invalidate::Taken;
-use crate::invalidations::Invalidation;
+use crate::invalidations::InvalidationInProgress;
 use crate::memslots::Memslot;
 use crate::memslots::kinds::Kinds;
 use crate::outcome::{Refused, TableLimit};
@@ -201,12 +201,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         range: PrivateRange,
         mut removed: impl FnMut(PrivateLeaves),
-    ) -> Result<Invalidation<'w>, Halted<ConvertError>> {
+    ) -> Result<InvalidationInProgress<'w>, Halted<ConvertError>> {
         let guest = self.guest;
         if (range.start.0 | range.bytes) & (F::size(0).bytes() - 1) != 0 {
             return Err(Halted { at: Gpa(0), why: ConvertError::Unaligned });
         }
-        let _turn = guest.change_turn();
+        let _turn = guest.no_change();
         let host = HvaRange { start: Hva(range.start.0), bytes: range.bytes };
         let invalidation = guest.private_invalidations.begin(&host);
         let parts = self.look(|view| {
@@ -234,7 +234,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Splits the private block that has the page at `gpa`, if there is one, because a fetch may
     /// not execute from it. This takes turns with conversions and changes of memslots.
     pub(crate) fn split_private_page(&mut self, gpa: Gpa) -> Result<(), Refused> {
-        let _turn = self.guest.change_turn();
+        let _turn = self.guest.no_change();
         let page = F::size(0).bytes();
         let start = gpa.0 & !(page - 1);
         let at = GpaRange::new(Gpa(start), page).expect("a page is not empty");

@@ -11,6 +11,10 @@ use slat::{Format, Gpa, GpaRange, Halted, PageSize, SplitError};
 /// A split of a range, in chunks that any number of threads take in turn.
 ///
 /// The threads can stop between chunks, and run it again later.
+///
+/// It splits only: nothing is logged or protected, and faults go on mapping blocks where the
+/// memslot does not log. [`Config::eager_split`](crate::Config::eager_split) splits when a memslot
+/// begins to log, after which faults map pages there.
 #[derive(Debug)]
 pub struct EagerSplit {
     range: GpaRange,

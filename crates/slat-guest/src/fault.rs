@@ -55,8 +55,10 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// Handles a fault of the guest: its MMU refused `access` to `gpa`.
     ///
     /// If the fault gives a leaf a right, the calling CPU invalidates its own TLB entries of the
-    /// leaf ([`slat::Platform::invalidate_local`]); other CPUs may fault once more. The guest may
-    /// be run again after every outcome except [`Outcome::Mmio`], [`Outcome::RingFull`],
+    /// leaf ([`slat::Platform::invalidate_local`], which this calls); other CPUs may fault once
+    /// more. On RISC-V without Svvptc the caller executes HFENCE.GVMA without an address after
+    /// every outcome. Where [`slat::Ran`] is used, the CPU has left it before this call. The guest
+    /// may be run again after every outcome except [`Outcome::Mmio`], [`Outcome::RingFull`],
     /// [`Outcome::Convert`] and [`Outcome::Refused`], which say what has to be done first.
     ///
     /// If pages may be private, the access counts as one of the page's kind. A machine that reports
@@ -406,7 +408,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             if !page.write {
                 return Ok(None);
             }
-            let _turn = tells.then(|| guest.telling_turn());
+            let _turn = tells.then(|| telling.take(platform));
             let granted = guard.grant_write(range.start(), page.hpa, MAY_WRITE)?;
             // Before anything else is called, which may panic: the leaf is writable.
             if granted.is_changed() {
@@ -579,14 +581,15 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                     }
                 }
                 MemoryKind::Shared => {
-                    let _turn = tells.then(|| self.guest.telling_turn());
+                    let host = self.tables.platform();
+                    let _turn = tells.then(|| self.guest.telling.take(host));
                     let committed = reservation.commit(hpa, attributes);
                     if let (true, Ok(Some(_))) = (tells, &committed) {
                         if core::mem::take(&mut to_log) {
                             self.guest.written(fault, range);
                         }
                         let leaf = DeviceLeaf { gpa: range.start(), hpa, bytes, write };
-                        self.tables.platform().device_tables().mapped(leaf);
+                        host.device_tables().mapped(leaf);
                     }
                     committed
                 }

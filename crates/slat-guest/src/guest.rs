@@ -7,6 +7,7 @@ use crate::caches::CacheState;
 use crate::config::{Config, EagerSize, Logging};
 use crate::events::{Event, tell};
 use crate::host::Host;
+use crate::identity::Identity;
 use crate::invalidations::Invalidations;
 use crate::memslots::Memslots;
 use crate::memslots::work::Unfinished;
@@ -14,7 +15,8 @@ use crate::pins::Pins;
 use crate::ring::{DirtyGfn, Ring};
 use crate::stalls::StallCells;
 use crate::stats::{Counters, Stats, VcpuCounters, WorkerCounters, vcpu_counters};
-use crate::sync::{AtomicU64, Lock, Ordering};
+use crate::sync::{AtomicU64, Ordering};
+use crate::turn::Turn;
 use crate::waits::Waits;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -28,7 +30,26 @@ use slat::{Attributes, Format, Gpa, GpaRange, LeafSizeError, NewError, PageSize,
 /// Any number of threads work on it: a thread that runs a vCPU as [`Vcpu`](crate::Vcpu), any other
 /// thread as [`Worker`](crate::Worker). Faults, ageing, clears of the log and invalidations by the
 /// host take no lock, unless devices have tables that follow the guest's
-/// ([`Config::devices`](crate::Config::devices)). One thread at a time changes memslots.
+/// ([`Config::devices`](crate::Config::devices)). One thread at a time changes memslots. No call
+/// needs interrupts to be off.
+///
+/// Dropping the guest frees its tables, after one invalidation of its VMID.
+///
+/// ```
+/// # use slat::format::ept::Ept1G;
+/// # use slat::*;
+/// # use slat_guest::*;
+/// # fn run<H: Host, B: Backing>(host: &H, backing: B) -> Result<(), Box<dyn std::error::Error>> {
+/// let config = Config::new(1, PageSize::SIZE_1G);
+/// let guest = Guest::new(Ept1G::default(), Vmid(1), 40, host, backing, config)?;
+/// let mut room = [const { None }; TABLE_PAGES];
+/// let mut vcpu = Vcpu::new(&guest, 0, &mut room)?;
+/// let ram = MemslotSpec::new(MemslotId(0), Gpa(0), 64 << 20, Hva(0));
+/// vcpu.worker().set_memslot(ram)?;
+/// println!("{:?}, {:?}", vcpu.fault(Gpa(0x1234), Access::Write), guest.stats().mapped);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) tables: Owned<'p, F, H>,
@@ -36,9 +57,11 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) views: Box<[OwnView<'p, F, H>]>,
     pub(crate) backing: B,
     pub(crate) config: Config,
+    /// Handles that leave the guest, and come back to an operation of it, have it too.
+    pub(crate) identity: Identity,
     pub(crate) slots: Memslots,
     /// The unfinished changes of memslots. A thread holds the lock while it changes memslots.
-    pub(crate) changing: Lock<Vec<Unfinished>>,
+    pub(crate) changing: Turn<Vec<Unfinished>>,
     pub(crate) invalidations: Invalidations,
     /// Invalidations of private memory, by addresses of private memory.
     pub(crate) private_invalidations: Invalidations,
@@ -47,11 +70,11 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) pins: Pins,
     /// A thread holds it while it passes a change on to devices' tables
     /// ([`DeviceTables`](crate::DeviceTables)).
-    pub(crate) telling: Lock<()>,
+    pub(crate) telling: Turn<()>,
     pub(crate) rings: Box<[Ring<'p>]>,
-    pub(crate) resetting: Lock<()>,
+    pub(crate) resetting: Turn<()>,
     /// A thread holds it while it recovers huge pages.
-    pub(crate) recovering: Lock<()>,
+    pub(crate) recovering: Turn<()>,
     /// Not 0: huge pages lose the right to be executed, and not all were searched for yet. The lock
     /// for changes of memslots guards it.
     pub(crate) unsearched: AtomicU64,
@@ -77,10 +100,22 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
 /// The tables of one vCPU while its caches are off.
 #[derive(Debug)]
 pub(crate) struct OwnView<'p, F: Format, H: Host> {
-    pub tables: Owned<'p, F, H>,
+    pub tables: ManuallyDrop<Tables<'p, F, H>>,
     /// Whether the view may have leaves. The vCPU sets it before it maps the first: see
     /// `Guest::spaces`.
     pub live: AtomicU64,
+}
+
+impl<F: Format, H: Host> Drop for OwnView<'_, F, H> {
+    fn drop(&mut self) {
+        // SAFETY:
+        // 1. `take`: this is the only call, and `self.tables` is not used after `drop`.
+        // 2. `deactivate_invalidated`, 1: as in the drop of `Owned`.
+        // 3. 2: no CPU ever had the root loaded, as `Guest::new` failed; or the guest's own tables,
+        //    which have the same VMID, were dropped before, as `Guest` declares them first, and
+        //    invalidated all of it.
+        unsafe { ManuallyDrop::take(&mut self.tables).deactivate_invalidated().destroy() }
+    }
 }
 
 /// Tables that are destroyed with the guest.
@@ -200,7 +235,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             return Err(GuestError::RingSize { entries });
         }
         let new = || match Tables::new(format, vmid, address_bits, host) {
-            Ok(tables) => Ok(Owned(ManuallyDrop::new(tables))),
+            Ok(tables) => Ok(ManuallyDrop::new(tables)),
             Err(error) => Err(GuestError::Tables(error)),
         };
         let own = if config.needs_views(format.forces_caches()) { config.vcpus } else { 0 };
@@ -210,20 +245,21 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
         let ring = |_| config.ring.map(Ring::new);
         Ok(Self {
-            tables: new()?,
+            tables: Owned(new()?),
             views: views.into_boxed_slice(),
             backing,
             config,
+            identity: Identity::new(),
             slots: Memslots::new(config.execute_huge),
-            changing: Lock::new(Vec::new()),
+            changing: Turn::new(Vec::new()),
             invalidations: Invalidations::new(),
             private_invalidations: Invalidations::new(),
             replacing: Invalidations::new(),
             pins: Pins::new(),
-            telling: Lock::new(()),
+            telling: Turn::new(()),
             rings: (0..config.vcpus).filter_map(ring).collect(),
-            resetting: Lock::new(()),
-            recovering: Lock::new(()),
+            resetting: Turn::new(()),
+            recovering: Turn::new(()),
             unsearched: AtomicU64::new(0),
             budget: Budget::new(config.table_pages),
             eager_split: EagerSize::new(config.eager_split),
@@ -255,8 +291,26 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         Ok(self)
     }
 
-    /// Returns the tables that vCPUs load. While its caches are off, a vCPU loads a view of its own
-    /// instead, if the policy gives it one ([`Vcpu::root`](crate::Vcpu::root)).
+    /// Returns the tables that vCPUs share. **A CPU loads [`Vcpu::root`](crate::Vcpu::root), not
+    /// the root of these tables**: on Arm without FEAT_S2FWB a vCPU is in tables of its own while
+    /// its caches are off ([`Vcpu::has_view`](crate::Vcpu::has_view)), as it is at first unless
+    /// [`Config::caches_on`](crate::Config::caches_on); with this root it would fault for ever.
+    ///
+    /// A caller may look up, copy and compare, and move pages by [`slat::Guard::replace`]
+    /// ([`Worker::is_pinned`](crate::Worker::is_pinned)). Other operations of a guard change what
+    /// this crate does not learn of: what it maps, unmaps, splits or collapses is missing in
+    /// [`Stats::mapped`](crate::Stats::mapped) and in the bound on table pages
+    /// ([`Guest::table_pages`]), rights that it gives and dirty marks that it clears are missing in
+    /// the log, and devices' tables do not follow. Only the operations of
+    /// [`Worker`](crate::Worker) and [`Vcpu`](crate::Vcpu) keep these right. A guard does not cover
+    /// vCPUs' own tables.
+    ///
+    /// While a thread has a guard, it changes no memslot, and does nothing else that waits until
+    /// threads have left the tables: it would wait for itself. Debug builds panic then, before
+    /// anything has changed, if the platform tells threads apart ([`slat::Platform::thread`]);
+    /// release builds hang. The same holds in calls of the VMM from inside the tables
+    /// ([`Backing`], `taken`, hooks), and, for the work that calls it, in
+    /// [`Host::between_pieces`] and in [`Events`](crate::Events).
     ///
     /// A caller that loads their root into a CPU promises that no CPU has it loaded when the guest
     /// is dropped: dropping the guest frees the frames of its tables.
@@ -336,15 +390,18 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         tell(self.tables.platform().events(), || self.tables.vmid(), event);
     }
 
-    /// Takes the lock for changes of memslots. A thread may hold it for as long as
-    /// [`Host::between_pieces`] takes.
+    /// Takes the lock for changes of memslots, for work that waits for faults. A thread may hold it
+    /// for as long as [`Host::between_pieces`] takes.
+    #[track_caller]
     pub(crate) fn change_turn(&self) -> impl DerefMut<Target = Vec<Unfinished>> + '_ {
-        self.changing.lock_patiently(|| self.tables.platform().wait())
+        self.assert_outside();
+        self.no_change()
     }
 
-    /// Takes the lock for reports to devices. A thread may hold it while it waits for others.
-    pub(crate) fn telling_turn(&self) -> impl DerefMut<Target = ()> + '_ {
-        self.telling.lock_patiently(|| self.tables.platform().wait())
+    /// Takes the same lock, for work that waits for no fault: no thread changes memslots meanwhile.
+    #[track_caller]
+    pub(crate) fn no_change(&self) -> impl DerefMut<Target = Vec<Unfinished>> + '_ {
+        self.changing.take(self.tables.platform())
     }
 
     /// Reports that work on a piece of a memslot is done. The calling thread is outside the tables.
@@ -362,9 +419,24 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
     }
 
+    /// Panics, in debug builds, if the calling thread is inside tables of this guest: it would wait
+    /// for itself. Threads call it before they change anything that others wait for.
+    #[track_caller]
+    pub(crate) fn assert_outside(&self) {
+        assert!(
+            // A model's threads are not told apart, and their stacks are small.
+            cfg!(loom) || !self.tables.caller_is_inside(),
+            "this thread would wait for itself: it is inside the guest's tables, by a guard of its \
+             own or in a call of the VMM from there (`Backing`, `taken`, hooks); do this after the \
+             guard is dropped, or the call has returned"
+        );
+    }
+
     /// Waits until all threads that were inside tables of this guest, or of another with its VMID,
     /// have left.
+    #[track_caller]
     pub(crate) fn wait_for_faults(&self) {
+        self.assert_outside();
         struct Waits<L: Fn() -> bool>(L);
 
         // A panic of `Host::wait` does not end the wait: the caller changes what these threads

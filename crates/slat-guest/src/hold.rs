@@ -3,7 +3,7 @@
 use crate::backing::{Backing, HvaRange, MAY_WRITE};
 use crate::follow::{DeviceLeaf, DeviceTables};
 use crate::host::Host;
-use crate::invalidations::Invalidation;
+use crate::invalidations::InvalidationInProgress;
 use crate::memslots::View;
 use crate::private::MemoryKind;
 use crate::ranges::pieces;
@@ -35,7 +35,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// 1. Faults that asked before the invalidation began are waited for; later ones see it, and do
     ///    not ask.
     /// 2. Then all leaves lose the software bit, and only then the right itself.
-    pub fn hold_writes(&mut self, host: HvaRange) -> Invalidation<'w> {
+    pub fn hold_writes(&mut self, host: HvaRange) -> InvalidationInProgress<'w> {
         let guest = self.guest;
         let held = guest.invalidations.begin(&host);
         guest.wait_for_faults();
@@ -74,7 +74,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for piece in pieces(range, F::size(F::LARGEST_LEAF)) {
             self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
                 // Until it is released, no leaf comes or goes, so devices have what is found here.
-                let _turn = guest.telling_turn();
+                let _turn = guest.telling.take(platform);
                 shared::<F>(view, piece, &mut |run| {
                     let leaves = loop {
                         let leaves = guard.leaves(run).expect("a slot's pages");

@@ -5,7 +5,8 @@ use crate::follow::{DeviceTables, NoDevices};
 use crate::private::{NoHooks, PrivateHooks};
 use slat::{Platform, Vmid};
 
-/// The machine: a [`Platform`] with a clock.
+/// The machine: a [`Platform`] with a clock. Threads share it, so it is `Sync` if there is more
+/// than one.
 ///
 /// # Panics
 /// If a method that this crate calls on behalf of an operation panics, the panic passes through the
@@ -13,6 +14,30 @@ use slat::{Platform, Vmid};
 /// their marks stay to be reported, and changes of memslots go on where they stopped. [`Host::now`]
 /// and [`Host::wait`] are called while work is half done, so they must not panic; where they do, no
 /// memory is used after it was freed. [`Platform`] methods do not panic: its contract says so.
+///
+/// ```
+/// # use slat::*;
+/// # use slat_guest::*;
+/// # struct Machine { start: std::time::Instant }
+/// # // SAFETY: nothing calls it.
+/// # unsafe impl Platform for Machine {
+/// #     fn allocate(&self, _: usize) -> Option<Frame> { unimplemented!() }
+/// #     unsafe fn free(&self, _: Frame, _: usize) { unimplemented!() }
+/// #     fn entries(&self, _: Hpa) -> core::ptr::NonNull<Pte> { unimplemented!() }
+/// #     fn publish(&self) {}
+/// #     fn invalidate(&self, _: &Invalidation) {}
+/// #     fn break_before_make(&self) -> BreakBeforeMake { BreakBeforeMake::Never }
+/// #     fn grace(&self) -> &Grace { unimplemented!() }
+/// # }
+/// impl Host for Machine {
+///     fn now(&self) -> u64 {
+///         self.start.elapsed().as_nanos() as u64
+///     }
+///     fn wait(&self) {
+///         std::thread::yield_now();
+///     }
+/// }
+/// ```
 pub trait Host: Platform {
     /// Returns the time by a clock that never goes back, in ticks of its own: the unit of
     /// [`Stats`](crate::Stats).

@@ -6,7 +6,7 @@ use crate::config::Logging;
 use crate::events::Event;
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::invalidations::Invalidation;
+use crate::invalidations::InvalidationInProgress;
 use crate::memslots::{Memslot, View};
 use crate::private::MemoryKind;
 use crate::sync::agreed;
@@ -41,7 +41,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// pages, as dirty if in doubt. `taken` runs inside the tables. It must not take a lock under which a thread changes
     /// memslots, reads a log that hardware keeps, switches caches, or reports host writes
     /// ([`Worker::host_wrote`]): these operations wait for this call.
-    pub fn invalidate(&mut self, host: HvaRange, mut taken: impl FnMut(Taken)) -> Invalidation<'w> {
+    pub fn invalidate(
+        &mut self,
+        host: HvaRange,
+        mut taken: impl FnMut(Taken),
+    ) -> InvalidationInProgress<'w> {
         let invalidation = self.guest.invalidations.begin(&host);
         if host.bytes != 0 {
             self.take_pages(&[host], &mut taken);

@@ -49,9 +49,9 @@ impl Invalidations {
 
     /// Begins an invalidation: faults on the memory are retried until the result is dropped. An
     /// empty range delays no fault.
-    pub fn begin(&self, range: &HvaRange) -> Invalidation<'_> {
+    pub fn begin(&self, range: &HvaRange) -> InvalidationInProgress<'_> {
         if range.bytes == 0 {
-            return Invalidation { invalidations: None, place: None };
+            return InvalidationInProgress { invalidations: None, place: None };
         }
         let place = self.places.iter().position(|(start, _)| {
             start.compare_exchange(FREE, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -66,7 +66,7 @@ impl Invalidations {
         }
         self.active.fetch_add(1, Ordering::AcqRel);
         agreed();
-        Invalidation { invalidations: Some(self), place }
+        InvalidationInProgress { invalidations: Some(self), place }
     }
 
     fn end(&self, place: Option<usize>) {
@@ -99,17 +99,18 @@ impl Invalidations {
     }
 }
 
-/// An invalidation that is under way: the guest retries faults on the memory. Dropping it ends the
-/// invalidation.
+/// An invalidation by the host that is under way (Linux: `mmu_invalidate_in_progress`): the guest
+/// retries faults on the memory, those of the thread that holds it as well. Dropping it ends the
+/// invalidation. ([`slat::Invalidation`] is a TLB invalidation.)
 #[must_use = "dropped, the invalidation ends: the backing must have changed by then"]
 #[derive(Debug)]
-pub struct Invalidation<'i> {
+pub struct InvalidationInProgress<'i> {
     /// `None` if the range is empty.
     invalidations: Option<&'i Invalidations>,
     place: Option<usize>,
 }
 
-impl Drop for Invalidation<'_> {
+impl Drop for InvalidationInProgress<'_> {
     fn drop(&mut self) {
         if let Some(invalidations) = self.invalidations {
             invalidations.end(self.place);

@@ -7,9 +7,26 @@
 //! [`Worker`]. Faults, clears of the log, ageing and invalidations take no lock, unless devices
 //! have tables that follow the guest's ([`Config::devices`]).
 //!
+//! A VMM begins here; of [`slat`] it needs a [`Platform`](slat::Platform) and a format. On Arm
+//! without FEAT_S2FWB a vCPU is in tables of its own, in the smallest pages, while its caches are
+//! off, as they are at first: [`Config::caches_on`], [`Vcpu::set_caches`], `examples/arm.rs`.
+//!
 //! The machine is a [`Host`]: the engine's [`Platform`](slat::Platform) with a clock. The host
 //! memory behind the guest's addresses is a [`Backing`]. `examples/guest.rs` is a complete program
 //! that uses the crate; `docs/guest.md` compares the crate with Linux's KVM.
+//!
+//! No two names of this crate and of [`slat`] are the same:
+//! ```
+//! use slat::*;
+//! use slat_guest::*;
+//!
+//! fn both<F: Format, H: Host, B: Backing>(worker: &mut Worker<'_, F, H, B>, what: &Invalidation) {
+//!     let host = HvaRange { start: Hva(0), bytes: 0x1000 };
+//!     let taken: InvalidationInProgress<'_> = worker.invalidate(host, |_| {});
+//!     worker.guest().tables().platform().invalidate(what);
+//!     drop(taken);
+//! }
+//! ```
 //!
 //! # What does not compile
 //! A guest is destroyed only when no thread can be inside its tables: a worker borrows its guest.
@@ -53,6 +70,7 @@ mod follow;
 mod guest;
 mod hold;
 mod host;
+mod identity;
 mod invalidate;
 mod invalidations;
 mod late;
@@ -74,6 +92,7 @@ mod stalls;
 mod stats;
 mod switches;
 mod sync;
+mod turn;
 mod unmap;
 mod vcpu;
 mod waits;
@@ -95,7 +114,7 @@ pub use follow::{DeviceLeaf, DeviceTables, NoDevices};
 pub use guest::{Guest, GuestError};
 pub use host::Host;
 pub use invalidate::Taken;
-pub use invalidations::Invalidation;
+pub use invalidations::InvalidationInProgress;
 pub use log::{Cleared, LogError, PML_ENTRIES, hdbss_addresses, pml_addresses};
 pub use mapped::Mapped;
 pub use memslots::progress::{MemslotChange, MemslotWork};

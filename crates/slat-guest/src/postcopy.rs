@@ -23,13 +23,13 @@
 //! - No content of a fetch that was overtaken gets into a page. A fetch writes ([`Fetch::place`])
 //!   only pages for which it was not overtaken, and is *placing* meanwhile. A thread that overtakes
 //!   it waits until it is not placing. Only then does its caller change the memory; and no fault
-//!   maps the memory before, because the caller holds an [`Invalidation`] of it.
+//!   maps the memory before, because the caller holds an [`InvalidationInProgress`] of it.
 //! - Only one thread brings the last page of each block: each block has a count of its pages that
 //!   are not here.
 
 use crate::backing::{Backing, Hva, HvaRange, NoPage, Page};
 use crate::host::Host;
-use crate::invalidations::Invalidation;
+use crate::invalidations::InvalidationInProgress;
 use crate::private::{PrivateAt, PrivatePage};
 use crate::sync::{AtomicU64, Lock, Ordering};
 use crate::worker::{Inside, Worker};
@@ -509,7 +509,7 @@ impl<B: Backing> PostCopy<B> {
     ///
     /// It waits for a thread that is in [`Fetch::place`] of some of it, by [`Backing::wait`]. Pages
     /// of a block that this completes stay pages until [`Worker::collapse`].
-    pub fn discard(&self, host: HvaRange, _taken: &Invalidation<'_>) {
+    pub fn discard(&self, host: HvaRange, _taken: &InvalidationInProgress<'_>) {
         let (first, pages) = self.whole_pages(&host);
         self.overtake(first, pages, || _ = self.land(first, pages, |_| {}));
     }
@@ -520,7 +520,7 @@ impl<B: Backing> PostCopy<B> {
     ///
     /// The caller has unmapped the memory from the guest and holds `_taken`, which
     /// [`Worker::invalidate`] returned for all of it. This waits as [`PostCopy::discard`] does.
-    pub fn lose(&self, host: HvaRange, _taken: &Invalidation<'_>) {
+    pub fn lose(&self, host: HvaRange, _taken: &InvalidationInProgress<'_>) {
         let (first, pages) = self.pages(&host);
         self.overtake(first, pages, || {
             let mut lost = 0;

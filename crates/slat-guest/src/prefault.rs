@@ -6,7 +6,7 @@ use crate::budget::NoPages;
 use crate::config::ExecuteHuge;
 use crate::fault::{ATTEMPTS, Fault, PATH, Step};
 use crate::host::Host;
-use crate::invalidations::Invalidation;
+use crate::invalidations::InvalidationInProgress;
 use crate::outcome::{Outcome, Refused, Retry, TableLimit};
 use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
@@ -95,7 +95,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ) -> Result<(u64, Count), PrefaultStop> {
         let guest = self.guest;
         let page = F::size(0).bytes();
-        let mut replacing: Option<(HvaRange, Invalidation<'_>)> = None;
+        let mut replacing: Option<(HvaRange, InvalidationInProgress<'_>)> = None;
         for attempt in 0..ATTEMPTS {
             let _at_hand = self.top_up(PATH);
             let found = self.with_slots(&guest.tables, |view, inside| {

@@ -32,7 +32,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// The caller calls this once in each period, and chooses its length (Linux: an hour).
     pub fn recover_huge_pages(&mut self) -> Recovered {
         let guest = self.guest;
-        let _turn = guest.recovering.lock_patiently(|| guest.tables.platform().wait());
+        let _turn = guest.recovering.take(guest.tables.platform());
         let mut recovered = Recovered::default();
         let slots = self.look(|view| {
             let kept = view.iter().filter(|slot| !slot.deleting);

@@ -26,7 +26,7 @@
 
 use crate::backing::{Backing, HvaRange, MAY_WRITE};
 use crate::host::Host;
-use crate::invalidations::Invalidation;
+use crate::invalidations::InvalidationInProgress;
 use crate::private::MemoryKind;
 use crate::worker::{Inside, Worker};
 use alloc::vec::Vec;
@@ -39,7 +39,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         (own, gpa): (&Tables<'w, F, H>, Gpa),
         host: HvaRange,
-    ) -> Invalidation<'w> {
+    ) -> InvalidationInProgress<'w> {
         let guest = self.guest;
         let replacing = guest.replacing.begin(&host);
         for tables in guest.spaces() {

@@ -14,6 +14,7 @@ use crate::host::Host;
 use crate::private::PrivateHooks;
 use alloc::sync::Arc;
 use core::fmt;
+use core::num::NonZeroUsize;
 use core::ptr::NonNull;
 use slat::{
     BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte, Seat, Vmid,
@@ -126,6 +127,11 @@ unsafe impl<M: sealed::Leads, const SEATS: usize> Platform for OwnSeats<M, SEATS
     #[inline]
     fn grace(&self) -> &Grace {
         &self.grace
+    }
+
+    #[inline]
+    fn thread(&self) -> Option<NonZeroUsize> {
+        self.machine().thread()
     }
 
     #[inline]

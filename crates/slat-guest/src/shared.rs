@@ -15,76 +15,6 @@
 //!    even of one guest, have two lifetimes, and cannot be exchanged.
 //! 3. Fields are dropped in the order in which they are declared: the worker, its room, the guest,
 //!    the host.
-//!
-//! ```
-//! # use slat::{Access, Format, Gpa};
-//! # use slat_guest::*;
-//! fn run<F: Format, H: Host + 'static, B: Backing + 'static>(vcpu: &mut SharedVcpu<F, H, B>) {
-//!     let outcome: Outcome = vcpu.with(|vcpu| vcpu.fault(Gpa(0), Access::Read));
-//! #   drop(outcome);
-//! }
-//! ```
-//! # What does not compile
-//! A reference that a part borrows cannot leave the closure as its result.
-//! ```compile_fail
-//! # use slat::Format;
-//! # use slat_guest::*;
-//! fn keep<F: Format, H: Host + 'static, B: Backing + 'static>(vcpu: &mut SharedVcpu<F, H, B>) {
-//!     let guest = vcpu.with(|vcpu| vcpu.worker().guest());
-//! }
-//! ```
-//! It cannot leave by a captured variable.
-//! ```compile_fail
-//! # use slat::Format;
-//! # use slat_guest::*;
-//! fn keep<F: Format, H: Host + 'static, B: Backing + 'static>(vcpu: &mut SharedVcpu<F, H, B>) {
-//!     let mut kept = None;
-//!     vcpu.with(|vcpu| kept = Some(vcpu.worker().guest()));
-//! }
-//! ```
-//! Two parts cannot be exchanged.
-//! ```compile_fail
-//! # use slat::Format;
-//! # use slat_guest::*;
-//! fn swap<F: Format, H: Host + 'static, B: Backing + 'static>(
-//!     one: &mut SharedVcpu<F, H, B>,
-//!     other: &mut SharedVcpu<F, H, B>,
-//! ) {
-//!     one.with(|one| other.with(|other| core::mem::swap(one, other)));
-//! }
-//! ```
-//! A part cannot be replaced by another that borrows for less.
-//! ```compile_fail
-//! # use slat::Format;
-//! # use slat_guest::*;
-//! fn replace<F: Format, H: Host + 'static, B: Backing + 'static>(
-//!     worker: &mut SharedWorker<F, H, B>,
-//!     guest: &SharedGuest<F, H, B>,
-//!     room: &mut TableStorage,
-//! ) {
-//!     worker.with(|worker| *worker = Worker::new(guest.get(), room).unwrap());
-//! }
-//! ```
-//! A reference to the guest cannot outlive the handle that it came from.
-//! ```compile_fail,E0505
-//! # use slat::Format;
-//! # use slat_guest::*;
-//! fn keep<F: Format, H: Host + 'static, B: Backing + 'static>(guest: SharedGuest<F, H, B>) {
-//!     let inside = guest.get();
-//!     drop(guest);
-//!     inside.stats();
-//! }
-//! ```
-//! Neither can a reference to its machine.
-//! ```compile_fail,E0505
-//! # use slat::Format;
-//! # use slat_guest::*;
-//! fn keep<F: Format, H: Host + 'static, B: Backing + 'static>(guest: SharedGuest<F, H, B>) {
-//!     let machine = guest.get().tables().platform();
-//!     drop(guest);
-//!     machine.now();
-//! }
-//! ```
 
 use crate::backing::Backing;
 use crate::budget::TABLE_PAGES;
@@ -225,8 +155,6 @@ impl Drop for Room {
 macro_rules! part {
     ($(#[$doc:meta])* $name:ident, $part:ident) => {
         $(#[$doc])*
-        ///
-        /// It may be sent to another thread, and keeps the guest alive.
         pub struct $name<F: Format, H: Host + 'static, B: Backing + 'static> {
             part: $part<'static, F, H, B>,
             _room: Room,
@@ -261,10 +189,87 @@ macro_rules! part {
 }
 
 part!(
-    /// A thread that works on a guest's memory: a [`Worker`] that owns what it uses.
+    /// A thread that works on a guest's memory: a [`Worker`] that owns what it uses. It may be sent
+    /// to another thread, and keeps the guest alive.
     SharedWorker, Worker
 );
 part!(
-    /// A thread that runs one of the guest's vCPUs: a [`Vcpu`] that owns what it uses.
+    /// A thread that runs one of the guest's vCPUs: a [`Vcpu`] that owns what it uses. It may be
+    /// sent to another thread, and keeps the guest alive.
+    ///
+    /// ```
+    /// # use slat::{Access, Format, Gpa};
+    /// # use slat_guest::*;
+    /// fn run<F: Format, H: Host + 'static, B: Backing + 'static>(vcpu: &mut SharedVcpu<F, H, B>) {
+    ///     let outcome: Outcome = vcpu.with(|vcpu| vcpu.fault(Gpa(0), Access::Read));
+    /// #   drop(outcome);
+    /// }
+    /// ```
+    ///
+    /// # What does not compile
+    /// A reference that a part borrows cannot leave the closure as its result.
+    /// ```compile_fail
+    /// # use slat::Format;
+    /// # use slat_guest::*;
+    /// fn keep<F: Format, H: Host + 'static, B: Backing + 'static>(
+    ///     vcpu: &mut SharedVcpu<F, H, B>,
+    /// ) {
+    ///     let guest = vcpu.with(|vcpu| vcpu.worker().guest());
+    /// }
+    /// ```
+    /// It cannot leave by a captured variable.
+    /// ```compile_fail
+    /// # use slat::Format;
+    /// # use slat_guest::*;
+    /// fn keep<F: Format, H: Host + 'static, B: Backing + 'static>(
+    ///     vcpu: &mut SharedVcpu<F, H, B>,
+    /// ) {
+    ///     let mut kept = None;
+    ///     vcpu.with(|vcpu| kept = Some(vcpu.worker().guest()));
+    /// }
+    /// ```
+    /// Two parts cannot be exchanged.
+    /// ```compile_fail
+    /// # use slat::Format;
+    /// # use slat_guest::*;
+    /// fn swap<F: Format, H: Host + 'static, B: Backing + 'static>(
+    ///     one: &mut SharedVcpu<F, H, B>,
+    ///     other: &mut SharedVcpu<F, H, B>,
+    /// ) {
+    ///     one.with(|one| other.with(|other| core::mem::swap(one, other)));
+    /// }
+    /// ```
+    /// A part cannot be replaced by another that borrows for less.
+    /// ```compile_fail
+    /// # use slat::Format;
+    /// # use slat_guest::*;
+    /// fn replace<F: Format, H: Host + 'static, B: Backing + 'static>(
+    ///     worker: &mut SharedWorker<F, H, B>,
+    ///     guest: &SharedGuest<F, H, B>,
+    ///     room: &mut TableStorage,
+    /// ) {
+    ///     worker.with(|worker| *worker = Worker::new(guest.get(), room).unwrap());
+    /// }
+    /// ```
+    /// A reference to the guest cannot outlive the handle that it came from.
+    /// ```compile_fail,E0505
+    /// # use slat::Format;
+    /// # use slat_guest::*;
+    /// fn keep<F: Format, H: Host + 'static, B: Backing + 'static>(guest: SharedGuest<F, H, B>) {
+    ///     let inside = guest.get();
+    ///     drop(guest);
+    ///     inside.stats();
+    /// }
+    /// ```
+    /// Neither can a reference to its machine.
+    /// ```compile_fail,E0505
+    /// # use slat::Format;
+    /// # use slat_guest::*;
+    /// fn keep<F: Format, H: Host + 'static, B: Backing + 'static>(guest: SharedGuest<F, H, B>) {
+    ///     let machine = guest.get().tables().platform();
+    ///     drop(guest);
+    ///     machine.now();
+    /// }
+    /// ```
     SharedVcpu, Vcpu
 );

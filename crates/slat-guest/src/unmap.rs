@@ -98,7 +98,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             });
         }
         let host = tables.platform();
-        let turn = self.telling_turn();
+        let turn = self.telling.take(host);
         let mut all = Vec::new();
         let bytes = self.remove_alone(tables, guard, ranges, |leaves| {
             leaves.map(|leaves| (all.push(leaves), leaves.bytes).1).sum()

@@ -10,6 +10,26 @@ use core::sync::atomic::Ordering;
 use slat::{Format, Frame, Hpa, NoSeat};
 
 /// A thread that runs one of the guest's vCPUs and handles its faults.
+///
+/// ```
+/// # use slat::*;
+/// # use slat_guest::*;
+/// # fn load(_root: Hpa) {}
+/// # fn enter_guest() -> (Gpa, Access) { (Gpa(0), Access::Read) }
+/// # fn emulate(_gpa: Gpa) {}
+/// fn run<F: Format, H: Host, B: Backing>(vcpu: &mut Vcpu<'_, F, H, B>) -> Refused {
+///     load(vcpu.root());
+///     loop {
+///         let (gpa, access) = enter_guest();
+///         match vcpu.fault(gpa, access) {
+///             Outcome::Mmio => emulate(gpa),
+///             Outcome::RingFull => _ = vcpu.worker().reset_rings(), // after a harvest
+///             Outcome::Refused(why) => return why,
+///             _ => {} // the guest goes on
+///         }
+///     }
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Vcpu<'w, F: Format, H: Host, B: Backing> {
     pub(crate) worker: Worker<'w, F, H, B>,

@@ -40,7 +40,48 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
     }
 }
 
-/// A thread that works on a guest's memory.
+/// A thread that works on a guest's memory. It has one seat of the platform's
+/// [`Grace`](slat::Grace); [`Vcpu::worker`](crate::Vcpu::worker) uses that of its vCPU.
+///
+/// - Memslots: [`set_memslot`](Self::set_memslot), [`begin_memslot`](Self::begin_memslot),
+///   [`slots`](Self::slots), [`teardown`](Self::teardown)
+/// - The log: [`read_log`](Self::read_log), [`clear_log`](Self::clear_log),
+///   [`take_log`](Self::take_log), [`log_addresses`](Self::log_addresses)
+/// - Rings: [`harvest_ring`](Self::harvest_ring), [`reset_rings`](Self::reset_rings)
+/// - What the host writes and reads: [`host_wrote`](Self::host_wrote),
+///   [`mark_written`](Self::mark_written), [`host_reads`](Self::host_reads),
+///   [`help_flush`](Self::help_flush)
+/// - Memory that the host takes: [`invalidate`](Self::invalidate), [`evict`](Self::evict),
+///   [`hold_writes`](Self::hold_writes), [`age`](Self::age), [`age_host`](Self::age_host)
+/// - Huge pages: [`collapse`](Self::collapse), [`recover_huge_pages`](Self::recover_huge_pages),
+///   [`set_execute_huge`](Self::set_execute_huge), [`execute_huge`](Self::execute_huge);
+///   [`EagerSplit`](crate::EagerSplit) splits
+/// - Memory before its use: [`prefault`](Self::prefault)
+/// - Private memory: [`convert`](Self::convert), [`invalidate_private`](Self::invalidate_private)
+/// - Devices: [`pin`](Self::pin), [`is_pinned`](Self::is_pinned),
+///   [`device_used`](Self::device_used)
+/// - Look-ups: [`translate`](Self::translate), [`guest_ranges`](Self::guest_ranges),
+///   [`leaves_by_size`](Self::leaves_by_size), [`guest`](Self::guest)
+///
+/// A round of a migration:
+/// ```
+/// # use slat::*;
+/// # use slat_guest::*;
+/// # fn send(_page: u64) {}
+/// fn round<F: Format, H: Host, B: Backing>(
+///     worker: &mut Worker<'_, F, H, B>,
+///     slot: MemslotId,
+///     pages: u64,
+///     log: &mut [u64],
+/// ) -> Result<(), LogError> {
+///     worker.read_log(slot, log)?;
+///     worker.clear_log(slot, 0, pages, log)?; // clear, then copy
+///     for (word, bits) in (0..).zip(log) {
+///         (0..64).filter(|bit| *bits >> bit & 1 != 0).for_each(|bit| send(word * 64 + bit));
+///     }
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Worker<'w, F: Format, H: Host, B: Backing> {
     pub(crate) guest: &'w Guest<'w, F, H, B>,

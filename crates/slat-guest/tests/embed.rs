@@ -11,8 +11,12 @@ mod forwards;
 #[cfg(not(miri))]
 #[path = "embed/lock_file.rs"]
 mod lock_file;
+#[path = "embed/held_up.rs"]
+mod held_up;
 #[path = "embed/machine.rs"]
 mod machine;
+#[path = "embed/misuse.rs"]
+mod misuse;
 #[path = "embed/panics.rs"]
 mod panics;
 #[path = "embed/pieces.rs"]
@@ -21,5 +25,6 @@ mod pieces;
 mod scale;
 #[path = "embed/shared.rs"]
 mod shared;
+#[cfg(debug_assertions)]
 #[path = "embed/waits.rs"]
 mod waits;

@@ -28,6 +28,9 @@ use crate::platform::{Platform, same};
 use crate::shootdown::Vmid;
 use crate::sync::{AtomicU64, Ordering, agreed};
 use core::fmt;
+use core::num::NonZeroUsize;
+#[cfg(debug_assertions)]
+use core::sync::atomic::AtomicUsize;
 
 /// A seat that no thread has taken.
 const FREE: u64 = 0;
@@ -63,6 +66,25 @@ pub struct Seat {
     /// The next token; a multiple of `BLOCK` once the block is used up. Only the seat's thread uses
     /// it.
     token: AtomicU64,
+    /// The number of the thread that was inside last ([`Platform::thread`]); 0 if it has none.
+    /// Relaxed: a thread looks for its own number, and the entry's store to `place` has released
+    /// those of other threads.
+    #[cfg(debug_assertions)]
+    thread: AtomicUsize,
+}
+
+impl Seat {
+    #[cfg(debug_assertions)]
+    fn enters(&self, thread: Option<NonZeroUsize>) {
+        self.thread.store(thread.map_or(0, NonZeroUsize::get), Ordering::Relaxed);
+    }
+
+    fn thread(&self) -> Option<NonZeroUsize> {
+        #[cfg(debug_assertions)]
+        return NonZeroUsize::new(self.thread.load(Ordering::Relaxed));
+        #[cfg(not(debug_assertions))]
+        None
+    }
 }
 
 macro_rules! constructors {
@@ -71,7 +93,12 @@ macro_rules! constructors {
             /// A free seat.
             #[expect(clippy::new_without_default, reason = "a `const fn` beside no other use")]
             pub $($const)? fn new() -> Self {
-                Self { place: AtomicU64::new(FREE), token: AtomicU64::new(0) }
+                Self {
+                    place: AtomicU64::new(FREE),
+                    token: AtomicU64::new(0),
+                    #[cfg(debug_assertions)]
+                    thread: AtomicUsize::new(0),
+                }
             }
         }
 
@@ -137,6 +164,15 @@ impl Grace {
         self.each(|inside, whose| whose != guest || inside >= reading)
     }
 
+    /// Returns whether the thread with this number is inside tables of `guest`. Release builds do
+    /// not know.
+    pub(crate) fn has(&self, thread: NonZeroUsize, guest: Vmid) -> bool {
+        self.seats.iter().any(|seat| {
+            let now = seat.place.load(Ordering::Acquire);
+            now >= START && Vmid(now as u16) == guest && seat.thread() == Some(thread)
+        })
+    }
+
     /// Returns whether `fine` holds for each thread that is inside. Its arguments are the seat's
     /// value, which is at least the thread's reading and less than the next, and the guest whose
     /// tables the thread is in.
@@ -180,6 +216,8 @@ impl<'p, P: Platform> Participant<'p, P> {
 
     #[inline(always)]
     pub(crate) fn enter(&mut self, guest: Vmid) -> Inside<'_> {
+        #[cfg(debug_assertions)]
+        self.seat.enters(self.platform.thread());
         let clock = &self.platform.grace().clock;
         let now = inside(clock.load(Ordering::Acquire), guest);
         if self.seat.place.swap(now, Ordering::AcqRel) != outside(guest) {

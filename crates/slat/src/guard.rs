@@ -34,6 +34,30 @@ use core::fmt;
 /// holds the entry.
 ///
 /// A guard that lives long keeps unlinked tables allocated; [`Guard::refresh`] lets them go.
+///
+/// ```
+/// # use slat::*;
+/// /// Begins a dirty log of `ram`: when this returns, no write goes unnoticed.
+/// fn log<'p, F: Format, P: Platform>(
+///     tables: &Tables<'p, F, P>,
+///     participant: &mut Participant<'p, P>,
+///     ram: GpaRange,
+/// ) -> Result<(), Halted<ChangeError>> {
+///     let mut guard = tables.enter(participant).expect("a participant of the same platform");
+///     guard.write_protect(ram)?;
+///     guard.complete();
+///     Ok(())
+/// }
+///
+/// /// A write fault, on the CPU that faulted.
+/// fn fault<F: Format, P: Platform>(
+///     guard: &mut Guard<'_, '_, F, P>,
+///     page: GpaRange,
+/// ) -> Result<(), Halted<ChangeError>> {
+///     guard.relax(page, Access::Write)?.flush_local();
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Guard<'t, 'p, F: Format, P: Platform> {
     pub(crate) tables: &'t Tables<'p, F, P>,
@@ -241,13 +265,13 @@ impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     }
 }
 
-/// A member of another platform's grace, or a guard in other tables.
+/// A member of another platform's grace, a guard in other tables, or work on other tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Foreign;
 
 impl fmt::Display for Foreign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("it belongs to another platform than these tables; join theirs")
+        f.write_str("it belongs to other tables, or to another platform; use those of these tables")
     }
 }
 

@@ -15,6 +15,9 @@ use crate::tables::{Halted, NewError, Tables};
 /// `&mut` excludes threads but not the MMU; this type excludes the MMU as well. Its own methods
 /// change entries by plain stores, at the speed of memory. All other operations are those of
 /// [`Inactive::guard`].
+///
+/// Dropping them leaks their frames: [`Inactive::destroy`] gives them back.
+#[must_use = "dropped, the tables leak their frames"]
 #[derive(Debug)]
 pub struct Inactive<'p, F: Format, P: Platform>(pub(crate) Tables<'p, F, P>);
 

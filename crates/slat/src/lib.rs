@@ -105,7 +105,13 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs)]
 
-#[cfg(any(test, loom, shuttle))]
+#[cfg(any(
+    test,
+    loom,
+    shuttle,
+    // See `sync::thread`.
+    all(feature = "std", debug_assertions, any(unix, windows))
+))]
 extern crate std;
 
 mod addr;

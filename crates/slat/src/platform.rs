@@ -4,16 +4,23 @@ use crate::addr::Hpa;
 use crate::grace::Grace;
 use crate::shootdown::Invalidation;
 use crate::table::{Frame, Pte};
+use core::num::NonZeroUsize;
 use core::ptr::NonNull;
 
 /// The machine under the tables: a hypervisor, a simulator, a benchmark.
+///
+/// Threads that share tables share it, so it is `Sync` if there is more than one thread. No call of
+/// the engine needs interrupts to be off ([`Ran::enter`](crate::Ran::enter) does); a thread that is
+/// interrupted inside tables keeps unlinked tables allocated meanwhile.
 ///
 /// # Safety
 /// Implementations promise:
 /// 1. [`Platform::allocate`] returns frames of the size asked for, aligned to it, that no other
 ///    code uses until they are given back.
 /// 2. [`Platform::entries`] of an address inside such a frame is a pointer to that memory, valid
-///    for reads and writes of the whole frame until it is given back, the same at every call.
+///    for reads and writes of the whole frame until it is given back, the same at every call. The
+///    hypervisor's own mapping of it is Normal memory, cacheable as its walkers use it: tables
+///    change by compare-and-swap (Arm: with the MMU off, exclusive accesses are not defined).
 /// 3. [`Platform::invalidate`] returns only when no CPU can use a translation, or a walk-cache
 ///    entry, that the invalidation names.
 /// 4. [`Platform::grace`] and [`Platform::break_before_make`] are the same at every call.
@@ -46,7 +53,8 @@ pub unsafe trait Platform {
     ///
     /// Where TLB entries are tagged by EPT root, ASID or VMID, CPUs that ran the guest earlier may
     /// hold entries as well, until they invalidate. The platform interrupts them too, or notes that
-    /// such a CPU has to invalidate before it enters the guest again ([`Ran`](crate::Ran)).
+    /// such a CPU has to invalidate before it enters the guest again ([`Ran`](crate::Ran)). It
+    /// keeps a `Ran` for each guest, and a table in which it finds the guest's by the VMID.
     ///
     /// Other walkers of the tables may hold entries, too: an IOMMU in its TLB and walk caches,
     /// devices by ATS. The platform invalidates and waits for them as for CPUs, because the engine
@@ -85,6 +93,19 @@ pub unsafe trait Platform {
     /// [`Guard::flush`](crate::Guard::flush).
     #[inline(always)]
     fn maintain(&self, _memory: Hpa, _bytes: u64, _what: Maintenance) {}
+
+    /// Returns a number that no other thread, or CPU, has at the same time; `None` if the platform
+    /// does not tell threads apart.
+    ///
+    /// Only debug builds call this: a thread that is inside tables and would wait until all threads
+    /// have left them panics with a message, where a release build waits for ever
+    /// ([`Tables::caller_is_inside`](crate::Tables::caller_is_inside)). The default tells the
+    /// threads of a process apart, with the feature `std`; otherwise it is `None`. A platform
+    /// without an operating system returns the number of the CPU plus 1. A guard stays with the
+    /// thread that entered.
+    fn thread(&self) -> Option<NonZeroUsize> {
+        crate::sync::thread()
+    }
 
     /// Fills exclusively owned entries with `first`, `first + step`, `first + 2 * step`, ...
     ///

@@ -67,7 +67,8 @@ struct Shared(AtomicU64);
 ///
 /// Its owner keeps one for each guest, next to the guest's tables.
 /// [`Platform::invalidate`](crate::Platform::invalidate) calls [`Ran::invalidate`] instead of a
-/// broadcast.
+/// broadcast; it finds the guest's in a table of its own, by the VMID. A CPU leaves before it
+/// answers a fault, as the answer may invalidate.
 ///
 /// # Example
 ///

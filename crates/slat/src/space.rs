@@ -38,6 +38,7 @@ use core::fmt;
 ///     guard.dump();
 /// }
 /// ```
+#[must_use = "dropped, the address space leaks its tables"]
 #[derive(Debug)]
 pub struct AddressSpace<'p, F: Format, P: Platform> {
     tables: Tables<'p, F, P>,

@@ -41,6 +41,23 @@ pub(crate) fn acquired() {
     fence(Ordering::Acquire);
 }
 
+/// Returns a number of the calling thread that no other thread has at the same time: the address of
+/// a variable of its own. Threads of a model share such variables.
+pub(crate) fn thread() -> Option<core::num::NonZeroUsize> {
+    #[cfg(all(feature = "std", debug_assertions, any(unix, windows), not(any(loom, shuttle))))]
+    {
+        std::thread_local!(static OWN: u8 = const { 0 });
+        return OWN.try_with(|own| core::ptr::from_ref(own).addr()).ok()?.try_into().ok();
+    }
+    #[cfg(not(all(
+        feature = "std",
+        debug_assertions,
+        any(unix, windows),
+        not(any(loom, shuttle))
+    )))]
+    None
+}
+
 /// Work that one thread at a time does. No thread waits: one that does not get the turn skips the
 /// work.
 ///

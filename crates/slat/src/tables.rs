@@ -30,6 +30,7 @@ use root::Root;
 ///
 /// Dropping the tables leaks their frames, as hardware may still be walking them.
 /// [`Tables::deactivate`] and [`Inactive::destroy`] give them back.
+#[must_use = "dropped, the tables leak their frames"]
 #[derive(Debug)]
 pub struct Tables<'p, F: Format, P: Platform> {
     pub(crate) format: F,
@@ -366,6 +367,17 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.platform.grace().passed(moment.0, self.seat)
     }
 
+    /// Returns whether the calling thread is inside tables of this guest, or of another with its
+    /// VMID, so that [`Tables::is_past`] would never become true while it waits. Debug builds know
+    /// it, if the platform tells threads apart ([`Platform::thread`]); otherwise this is false.
+    pub fn caller_is_inside(&self) -> bool {
+        cfg!(debug_assertions)
+            && self
+                .platform
+                .thread()
+                .is_some_and(|thread| self.platform.grace().has(thread, self.seat))
+    }
+
     /// Takes the tables out of use.
     ///
     /// Invalidates all of the guest's translations. Afterwards no CPU and no other thread uses the
@@ -375,6 +387,18 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// No CPU has the root loaded, nor will load it before [`Inactive::activate`].
     pub unsafe fn deactivate(self) -> Inactive<'p, F, P> {
         self.invalidate_all();
+        self.pending.clear();
+        Inactive(self)
+    }
+
+    /// As [`Tables::deactivate`], without an invalidation of its own: for tables whose VMID others
+    /// have too, of which one invalidation covers all.
+    ///
+    /// # Safety
+    /// 1. As [`Tables::deactivate`].
+    /// 2. Since no CPU has had the root loaded, all CPUs have dropped the entries that they held
+    ///    under the VMID.
+    pub unsafe fn deactivate_invalidated(self) -> Inactive<'p, F, P> {
         self.pending.clear();
         Inactive(self)
     }

@@ -6,6 +6,7 @@ use super::private::Keeper;
 use alloc::alloc::{alloc, dealloc};
 use core::alloc::Layout;
 use core::arch::asm;
+use core::num::NonZeroUsize;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 use slat::format::arm64::id::IdRegisters;
@@ -106,6 +107,8 @@ impl El2 {
 const CTR_DATA_LINE_SHIFT: u32 = 16;
 const CTR_IDC: u64 = 1 << 28;
 const CTR_DIC: u64 = 1 << 29;
+/// The fields of MPIDR_EL1 by which CPUs differ.
+const MPIDR_AFFINITY: u64 = 0xff_00ff_ffff;
 /// Position of the VMID in VTTBR_EL2.
 const VTTBR_VMID: u32 = 48;
 
@@ -245,6 +248,10 @@ unsafe impl Platform for El2 {
 
     fn grace(&self) -> &Grace {
         &self.grace
+    }
+
+    fn thread(&self) -> Option<NonZeroUsize> {
+        NonZeroUsize::new((cpu::read!("mpidr_el1") & MPIDR_AFFINITY) as usize + 1)
     }
 
     fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {

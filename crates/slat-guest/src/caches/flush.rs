@@ -10,7 +10,7 @@ use crate::sync::{AtomicU64, Ordering, agreed};
 use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use slat::{Contended, Execute, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, Tables};
+use slat::{Contended, Execute, Foreign, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, Tables};
 
 impl Flush {
     /// The size of chunks in bytes: some milliseconds of work.
@@ -32,8 +32,8 @@ impl Flush {
                 total += range.size();
             }
         }
-        let zero = || AtomicU64::new(0);
-        Self { parts, total, next: zero(), done: zero(), bytes: zero() }
+        let (guest, zero) = (worker.guest.identity.clone(), || AtomicU64::new(0));
+        Self { guest, parts, total, next: zero(), done: zero(), bytes: zero() }
     }
 
     /// Returns whether all of it is maintained.
@@ -48,7 +48,18 @@ impl Flush {
 
     /// Takes chunks until none is left; returns the bytes that were mapped there. Other threads may
     /// still work on their chunks: [`Flush::finish`] waits for them.
-    pub fn run<F: Format, H: Host, B: Backing>(&self, worker: &mut Worker<'_, F, H, B>) -> u64 {
+    ///
+    /// # Errors
+    /// [`Foreign`]: the flush is of another guest than the worker's; nothing was done.
+    pub fn run<F: Format, H: Host, B: Backing>(
+        &self,
+        worker: &mut Worker<'_, F, H, B>,
+    ) -> Result<u64, Foreign> {
+        if self.guest == worker.guest.identity { Ok(self.share(worker)) } else { Err(Foreign) }
+    }
+
+    /// [`Flush::run`] by a worker of the same guest.
+    fn share<F: Format, H: Host, B: Backing>(&self, worker: &mut Worker<'_, F, H, B>) -> u64 {
         let mut bytes = 0;
         while self.next.load(Ordering::Acquire) < self.total {
             let start = self.next.fetch_add(Self::CHUNK, Ordering::AcqRel);
@@ -68,8 +79,19 @@ impl Flush {
     }
 
     /// Takes chunks until none is left, and waits until other threads have finished theirs.
-    pub fn finish<F: Format, H: Host, B: Backing>(&self, worker: &mut Worker<'_, F, H, B>) {
-        self.run(worker);
+    ///
+    /// # Errors
+    /// [`Foreign`]: the flush is of another guest than the worker's; nothing was done.
+    pub fn finish<F: Format, H: Host, B: Backing>(
+        &self,
+        worker: &mut Worker<'_, F, H, B>,
+    ) -> Result<(), Foreign> {
+        self.run(worker)?;
+        self.wait(worker);
+        Ok(())
+    }
+
+    fn wait<F: Format, H: Host, B: Backing>(&self, worker: &Worker<'_, F, H, B>) {
         while !self.is_done() {
             worker.guest.tables.platform().wait();
         }
@@ -81,7 +103,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// calls it on idle cores while a vCPU switches its caches.
     pub fn help_flush(&mut self) -> u64 {
         let running = self.guest.caches.running.lock().clone();
-        running.iter().map(|flush| flush.run(self)).sum()
+        running.iter().map(|flush| flush.share(self)).sum()
     }
 
     /// Flushes all memory; returns the bytes.
@@ -89,7 +111,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let caches = &self.guest.caches;
         let flush = Arc::new(Flush::new(self));
         caches.running.lock().push(flush.clone());
-        flush.finish(self);
+        flush.share(self);
+        flush.wait(self);
         caches.running.lock().retain(|other| !Arc::ptr_eq(other, &flush));
         self.guest.counters.flushes.add(1);
         flush.bytes()

@@ -24,9 +24,20 @@ pub struct CacheSwitch {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
-    /// Returns whether the vCPU's caches are on, as last reported.
+    /// Returns whether the vCPU's caches are on, as last reported; at first as
+    /// [`Config::caches_on`](crate::Config::caches_on) says.
     pub fn is_cached(&self) -> bool {
         self.worker.guest.caches.is_on(self.id)
+    }
+
+    /// Returns whether the vCPU is in tables of its own, a *view*: its caches are off, and the
+    /// policy is [`CachePolicy::Exact`](crate::CachePolicy::Exact) on a format that does not force
+    /// it to use them. Its faults then map pages of the smallest size, in the view only:
+    /// [`Stats::views`](crate::Stats::views) counts them,
+    /// [`Worker::translate`](crate::Worker::translate) does not find them, and [`Vcpu::root`] is
+    /// not the root of [`Guest::tables`](crate::Guest::tables).
+    pub const fn has_view(&self) -> bool {
+        self.view.is_some()
     }
 
     /// Records that the vCPU wrote a register that switches caches, and whether they are now on
@@ -58,10 +69,10 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// Restarts the vCPU with its caches off: it was reset, or another vCPU switched it on (PSCI
     /// CPU_ON). It sees data and instructions that the host wrote before.
     ///
-    /// Does nothing if the vCPU has never run: it has left nothing behind.
+    /// Does nothing if the vCPU has never run and its caches are off: it has left nothing behind.
     pub fn reset(&mut self) -> CacheSwitch {
         let guest = self.worker.guest;
-        if !guest.caches.has_run(self.id) {
+        if !guest.caches.has_run(self.id) && !self.is_cached() {
             // The vCPU is about to run, and may do so without a fault.
             guest.caches.runs(self.id);
             return self.unchanged();
@@ -108,6 +119,10 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
 
     fn switch(&mut self, event: Event) -> CacheSwitch {
         let guest = self.worker.guest;
+        // It waits for faults, or flushes, and a flush waits for them.
+        if guest.caches.matters() && (event != Event::On || !guest.caches.is_exact()) {
+            guest.assert_outside();
+        }
         let begin = guest.tables.platform().now();
         guest.caches.begin(self.id, event);
         // A write that saw no vCPU with a view does not search the views: see `replacing`.

@@ -5,7 +5,7 @@ use crate::backing::{Backing, HvaRange, NoPage, Page};
 use crate::budget::NoPages;
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::invalidations::Invalidation;
+use crate::invalidations::InvalidationInProgress;
 use crate::outcome::{Outcome, Refused, Retry};
 use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
@@ -24,7 +24,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
     ) -> Outcome {
         let guest = self.worker.guest;
         let mut left = false;
-        let mut replacing: Option<(HvaRange, Invalidation<'_>)> = None;
+        let mut replacing: Option<(HvaRange, InvalidationInProgress<'_>)> = None;
         for attempts in 1..=ATTEMPTS {
             match step {
                 Step::Done(outcome) => return outcome,

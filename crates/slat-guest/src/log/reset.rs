@@ -57,8 +57,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let Some(ring) = guest.rings.get(vcpu as usize) else { return 0 };
         // A reset empties what the other process has harvested, which this side may be about to
         // harvest too.
-        let wait = || guest.tables.platform().wait();
-        let _turn = ring.is_shared().then(|| guest.resetting.lock_patiently(wait));
+        let host = guest.tables.platform();
+        let _turn = ring.is_shared().then(|| guest.resetting.take(host));
         ring.harvest(pages)
     }
 
@@ -71,7 +71,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// the rings after it, stay as they were, and a later call can reset them.
     pub fn reset_rings(&mut self) -> Result<u64, LogError> {
         let guest = self.guest;
-        let _turn = guest.resetting.lock_patiently(|| guest.tables.platform().wait());
+        let _turn = guest.resetting.take(guest.tables.platform());
         let mut total = 0;
         for ring in &guest.rings {
             let entries = ring.harvested();

@@ -27,13 +27,17 @@ impl MemslotWork {
     /// turns, as changes of memslots do. [`Host::between_pieces`] runs between pieces.
     ///
     /// # Errors
-    /// [`MemslotError::Missing`]: the worker's guest has no such change; nothing was done.
+    /// [`MemslotError::Missing`]: the change is of another guest than the worker's; nothing was
+    /// done.
     pub fn run<F: Format, H: Host, B: Backing>(
         &self,
         worker: &mut Worker<'_, F, H, B>,
         pieces: u64,
     ) -> Result<Option<MemslotChange>, MemslotError> {
         let guest = worker.guest;
+        if self.guest != guest.identity {
+            return Err(MemslotError::Missing { id: self.id });
+        }
         let mut turn = guest.change_turn();
         if let Some(change) = self.change() {
             return Ok(Some(change));
@@ -90,7 +94,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ) -> Result<MemslotWork, MemslotError> {
         let guest = self.guest;
         if let Some(unfinished) = turn.iter().find(|unfinished| unfinished.does(&spec)) {
-            return Ok(unfinished.ticket());
+            return Ok(unfinished.ticket(&guest.identity));
         }
         while let Some(at) = turn.iter().position(|unfinished| unfinished.precedes(&spec)) {
             self.work_on(turn, at, u64::MAX);
@@ -104,7 +108,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         let view = now.clone();
         if plan == Plan::Nothing {
-            return Ok(MemslotWork::over(spec.id, MemslotChange::Same));
+            return Ok(MemslotWork::over(&guest.identity, spec.id, MemslotChange::Same));
         }
         let before = view.named(spec.id).map(|slot| slot.spec);
         guest.event(|| Event::MemslotBegin { before, after: spec });
@@ -123,6 +127,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         mut view: View,
         (spec, before): (MemslotSpec, Option<MemslotSpec>),
     ) -> Result<MemslotWork, MemslotError> {
+        let guest = self.guest;
         let Some(before) = before else {
             let slot = self.new_slot(spec, view.execute_huge)?;
             if !view.aliases && view.backed_by(spec.host_range()).next().is_some() {
@@ -133,7 +138,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             view.insert(slot);
             self.replace(view);
-            return Ok(MemslotWork::over(spec.id, MemslotChange::Inserted));
+            return Ok(MemslotWork::over(&guest.identity, spec.id, MemslotChange::Inserted));
         };
         let new = |work| Unfinished::new(spec, &before, work);
         let unfinished = match plan {
@@ -175,7 +180,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 new(Work::LogOff { collapsed: 0 })
             }
         };
-        let work = unfinished.ticket();
+        let work = unfinished.ticket(&guest.identity);
         turn.push(unfinished);
         self.work_on(turn, turn.len() - 1, 0);
         Ok(work)
@@ -337,6 +342,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     /// Makes `view` current, and waits for faults that saw the previous one.
     pub(crate) fn replace(&mut self, view: View) {
+        // Before the old list is one that the next change overwrites.
+        self.guest.assert_outside();
         // SAFETY:
         // 1. The callers hold the lock.
         // 2. `view` is owned, and no caller uses a reference from before.

@@ -1,5 +1,6 @@
 //! The progress of a change of a memslot, and its result.
 
+use crate::identity::Identity;
 use crate::memslots::spec::MemslotId;
 use crate::outcome::SplitReport;
 use crate::sync::{AtomicU64, Lock, Ordering};
@@ -45,14 +46,16 @@ pub enum MemslotChange {
 #[derive(Debug)]
 #[must_use = "the slot stays as it is between two states until the change is run to its end"]
 pub struct MemslotWork {
+    pub(crate) guest: Identity,
     pub(crate) id: MemslotId,
     pub(crate) progress: Arc<Progress>,
 }
 
 impl MemslotWork {
     /// Makes the value for a change that takes no work on the memslot's memory.
-    pub(crate) fn over(id: MemslotId, change: MemslotChange) -> Self {
-        let work = Self { id, progress: Arc::new(Progress::new(0)) };
+    pub(crate) fn over(guest: &Identity, id: MemslotId, change: MemslotChange) -> Self {
+        let progress = Arc::new(Progress::new(0));
+        let work = Self { guest: guest.clone(), id, progress };
         work.progress.end(change);
         work
     }

@@ -37,6 +37,7 @@
 //! `tests/loom/paused.rs` has a model of each.
 
 use crate::backing::HvaRange;
+use crate::identity::Identity;
 use crate::memslots::Memslot;
 use crate::memslots::progress::{MemslotWork, Progress};
 use crate::memslots::spec::{MemslotId, MemslotSpec};
@@ -87,8 +88,8 @@ impl Unfinished {
     }
 
     /// Makes the value by which a caller runs the change.
-    pub fn ticket(&self) -> MemslotWork {
-        MemslotWork { id: self.id(), progress: self.progress.clone() }
+    pub fn ticket(&self, guest: &Identity) -> MemslotWork {
+        MemslotWork { guest: guest.clone(), id: self.id(), progress: self.progress.clone() }
     }
 
     pub fn is_of(&self, work: &MemslotWork) -> bool {

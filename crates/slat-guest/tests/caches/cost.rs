@@ -109,8 +109,8 @@ fn workers_share_a_flush_and_maintain_each_byte_once() {
             let run = || {
                 let mut room = room();
                 let mut worker = Worker::new(guest, &mut room).unwrap();
-                let bytes = flush.run(&mut worker);
-                flush.finish(&mut worker);
+                let bytes = flush.run(&mut worker).unwrap();
+                flush.finish(&mut worker).unwrap();
                 assert!(flush.is_done());
                 bytes
             };
@@ -168,10 +168,10 @@ fn a_thread_that_finishes_a_flush_waits_for_threads_that_help() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut room = room();
-                flush.run(&mut Worker::new(guest, &mut room).unwrap());
+                flush.run(&mut Worker::new(guest, &mut room).unwrap()).unwrap();
             });
             helps.recv().unwrap();
-            flush.finish(cpu.worker());
+            flush.finish(cpu.worker()).unwrap();
             assert!(flush.is_done());
             let _ = finished.send(());
         });

@@ -7,6 +7,7 @@ use slat::{
 use slat_guest::*;
 use std::cell::RefCell;
 use std::mem::take;
+use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
 /// A machine that does nothing but note the calls.
@@ -55,6 +56,11 @@ unsafe impl Platform for Noted {
 
     fn grace(&self) -> &Grace {
         unreachable!("the guest has its own")
+    }
+
+    fn thread(&self) -> Option<NonZeroUsize> {
+        self.note("thread");
+        None
     }
 
     fn maintain(&self, _: Hpa, _: u64, _: Maintenance) {
@@ -140,6 +146,8 @@ fn a_host_with_seats_of_its_own_passes_each_call_on_to_its_machine() {
     passes("invalidate_local");
     host.break_before_make();
     passes("break_before_make");
+    assert_eq!(host.thread(), None);
+    passes("thread");
     host.maintain(Hpa(0), 4096, Maintenance::Data);
     passes("maintain");
     host.fill(&mut [], 0, 0);

@@ -27,7 +27,7 @@ pub struct Counted<E: Events = ()> {
     clock: AtomicU64,
     /// The number of calls of `Host::wait`.
     pub waits: AtomicU64,
-    /// Runs between pieces of a change.
+    /// Runs between pieces of a change, and when a leaf is reported to devices.
     between: Mutex<Option<Box<dyn FnMut() + Send>>>,
 }
 
@@ -67,6 +67,11 @@ impl<E: Events> Counted<E> {
     /// Returns the number of frames that were not given back.
     pub fn frames(&self) -> u64 {
         self.frames.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of invalidations.
+    pub fn invalidations(&self) -> u64 {
+        self.invalidations.load(Ordering::Relaxed)
     }
 }
 
@@ -117,7 +122,19 @@ unsafe impl<E: Events> Platform for Counted<E> {
     }
 }
 
+impl<E: Events> DeviceTables for Counted<E> {
+    fn mapped(&self, _: DeviceLeaf) {
+        if let Some(work) = &mut *self.between.lock().unwrap() {
+            work();
+        }
+    }
+}
+
 impl<E: Events> Host for Counted<E> {
+    fn device_tables(&self) -> &dyn DeviceTables {
+        self
+    }
+
     fn events(&self) -> impl Events {
         &self.events
     }

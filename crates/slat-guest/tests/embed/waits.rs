@@ -1,123 +1,274 @@
-//! A thread that is held up by another one calls `Host::wait`, wherever that is: a host with one CPU,
-//! or with priorities, lets the other run there.
+//! A thread that would wait for itself panics with a message, and leaves the guest as it was.
 
 use crate::machine::*;
+use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
-use slat::{Access, Gpa, GpaRange, Hpa, Memory, PageSize};
+use slat::{Access, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, PageSize, Participant, Vmid};
 use slat_guest::*;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
-use std::thread::{spawn, yield_now};
+use std::time::Duration;
 
-type Work = SharedWorker<Ept1G, Counted, Gate>;
-
-/// Memory in blocks. Faults on its last page stop in the backing until the gate opens.
-#[derive(Clone)]
-struct Gate {
-    inside: Sender<()>,
-    open: Arc<AtomicBool>,
-}
-
-const BYTES: u64 = 2 * G1;
-const LAST: u64 = BYTES - K4;
-
-impl Backing for Gate {
-    fn page(&self, host: Hva, _: Access) -> Result<Page, NoPage> {
-        if host.0 == HOST + LAST {
-            _ = self.inside.send(());
-            while !self.open.load(Ordering::SeqCst) {
-                yield_now();
-            }
-        }
-        let (hpa, block) = (Hpa(host.0 & ((1 << 40) - 1)), PageSize::SIZE_2M);
-        Ok(Page { hpa, block, write: true, execute: true, memory: Memory::Normal })
+/// Runs `work` on a thread of its own; fails if that hangs.
+fn in_time<R: Send + 'static>(what: &str, work: impl FnOnce() -> R + Send + 'static) -> R {
+    let (done, is_done) = sync_channel(1);
+    let thread = std::thread::spawn(move || done.send(work()).unwrap());
+    match is_done.recv_timeout(Duration::from_secs(60)) {
+        Ok(result) => result,
+        Err(_) if thread.is_finished() => panic!("{what}: {:?}", thread.join()),
+        Err(_) => panic!("{what}: a thread waits for itself"),
     }
 }
 
-/// Holds up `second` by `first`, which stops in the backing or between pieces, and asserts that
-/// `second` has called `Host::wait` before `first` goes on.
-fn holds_up(
-    what: &str,
-    first: impl FnOnce(&mut Work) + Send + 'static,
-    second: impl FnOnce(&mut Work) + Send + 'static,
+/// Asserts that `work` panics because its thread would wait for itself.
+fn waits_for_itself<R>(what: &str, work: impl FnOnce() -> R) {
+    let panic = catch_unwind(AssertUnwindSafe(work)).err();
+    let panic = panic.unwrap_or_else(|| panic!("{what}: it did not panic"));
+    let message = panic.downcast_ref::<&str>().copied().map(String::from);
+    let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap();
+    assert!(message.contains("this thread would wait for itself"), "{what}: {message}");
+}
+
+type OneVcpu<'w, F> = Vcpu<'w, F, Counted, OnePiece>;
+type Work<F> = (&'static str, for<'v, 'w> fn(&'v mut OneVcpu<'w, F>));
+
+fn page() -> GpaRange {
+    GpaRange::new(Gpa(BASE), K4).unwrap()
+}
+
+fn private() -> MemslotSpec {
+    MemslotSpec {
+        private: Some(PrivateAt(0)),
+        gpa: Gpa(BASE + G1),
+        id: MemslotId(1),
+        host: Hva(HOST + G1),
+        ..slot(M2)
+    }
+}
+
+/// Every operation that waits until threads have left the tables, or for its turn to change them.
+/// Each succeeds once the thread is outside.
+fn on_ept() -> Vec<Work<Ept1G>> {
+    vec![
+        ("set_memslot", |vcpu| {
+            vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..slot(M2) }).unwrap();
+        }),
+        ("begin_memslot", |vcpu| {
+            let _work = vcpu.worker().begin_memslot(slot(M2)).unwrap();
+        }),
+        ("pin", |vcpu| drop(vcpu.worker().pin(page()).unwrap())),
+        ("convert", |vcpu| {
+            let range = GpaRange::new(private().gpa, K4).unwrap();
+            vcpu.worker().convert(range, MemoryKind::Private, |_| {}).unwrap();
+        }),
+        ("hold_writes", |vcpu| {
+            drop(vcpu.worker().hold_writes(HvaRange { start: Hva(HOST), bytes: K4 }));
+        }),
+        ("set_execute_huge", |vcpu| {
+            vcpu.worker().set_execute_huge(ExecuteHuge::Split).unwrap();
+        }),
+        ("teardown", |vcpu| vcpu.worker().teardown()),
+    ]
+}
+
+/// The same where vCPUs switch their caches and hardware logs.
+fn on_arm() -> Vec<Work<Arm64K4>> {
+    vec![
+        ("set_memslot", |vcpu| {
+            vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..slot(M2) }).unwrap();
+        }),
+        ("read_log", |vcpu| {
+            vcpu.worker().read_log(MemslotId(0), &mut [0; 8]).unwrap();
+        }),
+        ("take_log", |vcpu| {
+            vcpu.worker().take_log(MemslotId(0), &mut [0; 8]).unwrap();
+        }),
+        ("host_wrote", |vcpu| {
+            vcpu.worker().host_wrote(page(), Maintenance::Instructions);
+        }),
+        ("Flush::new", |vcpu| drop(Flush::new(vcpu.worker()))),
+        ("set_way", |vcpu| {
+            vcpu.set_way();
+        }),
+        ("set_caches", |vcpu| {
+            vcpu.set_caches(false);
+        }),
+        ("reset", |vcpu| {
+            vcpu.reset();
+        }),
+    ]
+}
+
+fn each_waits<F: Format + 'static>(
+    format: F,
+    config: Config,
+    slots: &[MemslotSpec],
+    works: Vec<Work<F>>,
 ) {
     let machine = Counted::new();
-    let (inside, stopped): (_, Receiver<()>) = channel();
-    let gate = Gate { inside: inside.clone(), open: Arc::default() };
-    let open = gate.open.clone();
-    let config = Config { execute_huge: ExecuteHuge::Split, ..Config::new(1, PageSize::SIZE_2M) };
-    let guest: Shared<Gate> = shared(&machine, 1, gate, config);
-    let mut one = guest.worker().unwrap();
-    one.with(|worker| {
-        worker.set_memslot(slot(BYTES)).unwrap();
-        worker.prefault(GpaRange::new(Gpa(BASE), K4).unwrap(), Access::Write, || false);
-    });
+    let ram = OnePiece(PageSize::SIZE_2M);
+    let guest = SharedGuest::new(format, Vmid(1), 39, machine, ram, config).unwrap();
     let mut vcpu = guest.vcpu(0).unwrap();
-    vcpu.with(|vcpu| vcpu.fault(Gpa(BASE), Access::Execute));
-    one.with(|worker| worker.recover_huge_pages());
-    let (inside, stops) = (Mutex::new(inside), open.clone());
-    machine.between(move || {
-        _ = inside.lock().unwrap().send(());
-        while !stops.load(Ordering::SeqCst) {
-            yield_now();
+    vcpu.with(|vcpu| {
+        for &slot in slots {
+            vcpu.worker().set_memslot(slot).unwrap();
         }
+        assert!(matches!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(_)));
     });
-    let mut two = guest.worker().unwrap();
-    let first = spawn(move || first(&mut one));
-    stopped.recv().unwrap();
-    let before = machine.waits.load(Ordering::SeqCst);
-    let ended = Arc::new(AtomicBool::new(false));
-    let end = ended.clone();
-    let second = spawn(move || {
-        second(&mut two);
-        end.store(true, Ordering::SeqCst);
-    });
-    // A thread that spins without `Host::wait` hangs the test here.
-    while machine.waits.load(Ordering::SeqCst) == before {
-        assert!(!ended.load(Ordering::SeqCst), "{what}: nothing held it up");
-        yield_now();
+    for (what, work) in works {
+        let tables = guest.get().tables();
+        let mut participant = Participant::register(tables.platform()).unwrap();
+        let guard = tables.enter(&mut participant).unwrap();
+        vcpu.with(|vcpu| waits_for_itself(what, || work(vcpu)));
+        drop(guard);
+        // In the call that tells which pages were taken.
+        let mut other = guest.worker().unwrap();
+        vcpu.with(|vcpu| {
+            let page = HvaRange { start: Hva(HOST), bytes: K4 };
+            vcpu.fault(Gpa(BASE), Access::Write);
+            let mut taken = 0;
+            other.with(|other| {
+                drop(other.invalidate(page, |_| {
+                    taken += 1;
+                    waits_for_itself(what, || work(vcpu));
+                }));
+            });
+            assert_eq!(taken, 1, "{what}");
+            // Outside it works.
+            work(vcpu);
+        });
     }
-    open.store(true, Ordering::SeqCst);
-    first.join().unwrap();
-    second.join().unwrap();
-    drop((vcpu, guest));
-}
-
-fn last() -> GpaRange {
-    GpaRange::new(Gpa(BASE + LAST), K4).unwrap()
 }
 
 #[test]
-fn a_thread_that_is_held_up_calls_the_hosts_wait() {
-    let fault = |work: &mut Work| {
-        work.with(|worker| worker.prefault(last(), Access::Write, || false));
-    };
-    let recover = |work: &mut Work| {
-        work.with(|worker| worker.recover_huge_pages());
-    };
-    let log_dirty = MemslotSpec { log_dirty: true, ..slot(BYTES) };
-    let log = move |work: &mut Work| {
-        work.with(|worker| worker.set_memslot(log_dirty)).unwrap();
-    };
-    let delete = |work: &mut Work| {
-        work.with(|worker| worker.set_memslot(slot(0))).unwrap();
-    };
-    let execute = |work: &mut Work| {
-        work.with(|worker| worker.set_execute_huge(ExecuteHuge::Allowed)).unwrap();
-    };
-    let pin = |work: &mut Work| work.with(|worker| drop(worker.pin(last()).unwrap()));
-    let hold = |work: &mut Work| {
-        let host = HvaRange { start: Hva(HOST), bytes: BYTES };
-        work.with(|worker| drop(worker.hold_writes(host)));
-    };
-    holds_up("a recovery, by a recovery", recover, recover);
-    holds_up("a log that begins, by a log that begins", log, delete);
-    holds_up("a deletion, by a log that begins", log, delete);
-    holds_up("a switch of execution, by a log that begins", log, execute);
-    holds_up("a pin, by a log that begins", log, pin);
-    holds_up("a deletion, by a fault", fault, delete);
-    holds_up("a switch of execution, by a fault", fault, execute);
-    holds_up("a pin, by a fault", fault, pin);
-    holds_up("held writes, by a fault", fault, hold);
+fn a_thread_inside_the_tables_panics_where_it_would_wait_for_itself() {
+    in_time("EPT", || {
+        let config = Config::new(1, PageSize::SIZE_2M);
+        each_waits(Ept1G::default(), config, &[slot(M2), private()], on_ept());
+    });
+    in_time("Arm", || {
+        let format = Arm64K4 { hardware_dirty: true, ..Arm64K4::default() };
+        let config = Config::new(1, PageSize::SIZE_2M);
+        let config = Config { caches_on: true, logging: Logging::Hardware, ..config };
+        each_waits(format, config, &[slot(M2)], on_arm());
+    });
+}
+
+#[test]
+fn a_backing_that_changes_memslots_in_a_fault_panics() {
+    /// Changes a memslot when it is asked for a page.
+    struct Changes(Mutex<Option<SharedWorker<Ept1G, Counted, Changes>>>);
+    impl Backing for Changes {
+        fn page(&self, _: Hva, _: Access) -> Result<Page, NoPage> {
+            if let Some(mut worker) = self.0.lock().unwrap().take() {
+                let change = || worker.with(|worker| worker.set_memslot(slot(K4)));
+                waits_for_itself("in the backing", change);
+            }
+            let (hpa, block) = (Hpa(G1), PageSize::SIZE_4K);
+            Ok(Page { hpa, block, write: true, execute: true, memory: Memory::Normal })
+        }
+    }
+    in_time("the backing", || {
+        let config = Config::new(1, PageSize::SIZE_2M);
+        let guest = shared(&Counted::new(), 1, Changes(Mutex::new(None)), config);
+        let mut vcpu = guest.vcpu(0).unwrap();
+        vcpu.with(|vcpu| vcpu.worker().set_memslot(slot(M2))).unwrap();
+        *guest.get().backing().0.lock().unwrap() = Some(guest.worker().unwrap());
+        let outcome = vcpu.with(|vcpu| vcpu.fault(Gpa(BASE), Access::Write));
+        assert_eq!(outcome, Outcome::Mapped(PageSize::SIZE_4K));
+    });
+}
+
+/// Makes the machine do `work` between pieces and when it hears of a leaf, as a thread that would
+/// wait for itself there.
+fn meanwhile(
+    machine: &Counted,
+    guest: &Shared,
+    mut work: impl FnMut(&mut Worker<'_, Ept1G, Counted, OnePiece>) + Send + 'static,
+) -> Arc<AtomicU64> {
+    let (times, mut other) = (Arc::new(AtomicU64::new(0)), guest.worker().unwrap());
+    let counts = times.clone();
+    machine.between(move || {
+        counts.fetch_add(1, Ordering::Relaxed);
+        waits_for_itself("a turn", || other.with(&mut work));
+    });
+    times
+}
+
+/// The VMM is called while a thread has the turn to change memslots, to recover huge pages, or to
+/// report to devices.
+#[test]
+fn a_vmm_that_is_called_in_a_turn_and_asks_for_another_panics() {
+    in_time("recovery", || {
+        let machine = Counted::new();
+        let split = ExecuteHuge::Split;
+        let config = Config { execute_huge: split, ..Config::new(1, PageSize::SIZE_2M) };
+        let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
+        let mut vcpu = guest.vcpu(0).unwrap();
+        let times = meanwhile(&machine, &guest, |other| _ = other.recover_huge_pages());
+        vcpu.with(|vcpu| {
+            vcpu.worker().set_memslot(slot(M2)).unwrap();
+            vcpu.fault(Gpa(BASE), Access::Execute);
+            let recovered = [(); 3].map(|()| vcpu.worker().recover_huge_pages().bytes);
+            assert!(recovered.contains(&M2));
+        });
+        assert!(times.load(Ordering::Relaxed) >= 1);
+        machine.between(|| ());
+    });
+    in_time("devices", || {
+        let machine = Counted::new();
+        let config = Config { devices: true, ..Config::new(1, PageSize::SIZE_2M) };
+        let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
+        let mut vcpu = guest.vcpu(0).unwrap();
+        vcpu.with(|vcpu| vcpu.worker().set_memslot(slot(2 * M2)).unwrap());
+        let times = meanwhile(&machine, &guest, |other| {
+            let next = GpaRange::new(Gpa(BASE + M2), K4).unwrap();
+            other.prefault(next, Access::Write, || false);
+        });
+        let outcome = vcpu.with(|vcpu| vcpu.fault(Gpa(BASE), Access::Write));
+        assert!(matches!(outcome, Outcome::Mapped(_)));
+        assert_eq!(times.load(Ordering::Relaxed), 1);
+        machine.between(|| ());
+    });
+    in_time("between pieces", || {
+        let machine = Counted::new();
+        let config = Config::new(1, PageSize::SIZE_2M);
+        let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
+        let mut worker = guest.worker().unwrap();
+        worker.with(|worker| worker.set_memslot(slot(2 * G1))).unwrap();
+        let times = meanwhile(&machine, &guest, |other| _ = other.set_memslot(slot(K4)));
+        let log = MemslotSpec { log_dirty: true, ..slot(2 * G1) };
+        worker.with(|worker| worker.set_memslot(log)).unwrap();
+        assert!(times.load(Ordering::Relaxed) >= 2);
+        machine.between(|| ());
+    });
+}
+
+/// Invalidations that a thread holds, and other guests, keep it from nothing.
+#[test]
+fn what_a_thread_holds_outside_the_tables_keeps_no_change_back() {
+    in_time("an invalidation", || {
+        let machine = Counted::new();
+        let config = Config::new(1, PageSize::SIZE_2M);
+        let make = |vmid| shared(&machine, vmid, OnePiece(PageSize::SIZE_2M), config);
+        let (guest, other) = (make(1), make(2));
+        let [mut worker, mut holds] = [(); 2].map(|()| guest.worker().unwrap());
+        let tables = other.get().tables();
+        let mut participant = Participant::register(tables.platform()).unwrap();
+        let _elsewhere = tables.enter(&mut participant).unwrap();
+        let log = |log_dirty| MemslotSpec { log_dirty, ..slot(M2) };
+        worker.with(|worker| worker.set_memslot(log(false))).unwrap();
+        holds.with(|holds| {
+            let host = HvaRange { start: Hva(HOST), bytes: M2 };
+            let _invalidation = holds.invalidate(host, |_| {});
+            worker.with(|worker| {
+                let _held = worker.hold_writes(host);
+                worker.set_memslot(log(true)).unwrap();
+                worker.set_memslot(log(false)).unwrap();
+                worker.teardown();
+            });
+        });
+    });
 }

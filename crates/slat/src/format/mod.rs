@@ -390,7 +390,7 @@ pub struct Attributes {
 
 impl Attributes {
     /// Normal memory that the guest may read, write and execute, as a fault maps it: accessed,
-    /// dirty.
+    /// dirty. Memory whose writes hardware marks for a log is mapped with `dirty: false`.
     pub const RAM: Self = Self {
         read: true,
         write: true,

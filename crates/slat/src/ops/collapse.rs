@@ -517,7 +517,7 @@ impl<F: Format> Plain<F> {
     }
 }
 
-/// Seals a leaf, and returns it as it was. Waits for another thread only if `waits`.
+/// Seals a leaf, and returns it as it was. Waits for another thread only with patience.
 #[cold]
 #[inline(never)]
 fn seal<F: Format>(pte: &Pte, level: u8, mut patience: Option<&mut u32>) -> Result<u64, Unfit> {

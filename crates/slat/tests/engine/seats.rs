@@ -57,3 +57,40 @@ fn a_thread_that_drops_a_guard_that_owes_has_left_also_if_the_invalidation_panic
         destroy(tables);
     }
 }
+
+#[test]
+#[cfg(debug_assertions)]
+fn a_thread_knows_the_guests_whose_tables_it_is_inside() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let made = |vmid| TablesOf::<Arm<12>>::new(arm(), Vmid(vmid), 40, &platform).unwrap();
+    let (tables, other, same) = (made(1), made(2), made(1));
+    let inside = || [&tables, &other, &same].map(|tables| tables.caller_is_inside());
+    let mut member = platform.join();
+    assert_eq!(inside(), [false; 3]);
+    let mut guard = tables.enter(&mut member).unwrap();
+    assert_eq!(inside(), [true, false, true], "guests of one VMID are not told apart");
+    guard.refresh();
+    assert_eq!(inside(), [true, false, true]);
+    drop(guard);
+    assert_eq!(inside(), [false; 3]);
+    std::mem::forget(other.enter(&mut member).unwrap());
+    assert_eq!(inside(), [false, true, false], "a guard that is forgotten is not left");
+    drop(member);
+    assert_eq!(inside(), [false; 3]);
+    [tables, other, same].map(destroy);
+}
+
+#[test]
+fn tables_whose_vmid_was_invalidated_are_given_back_without_another() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let made = || TablesOf::<Arm<12>>::new(arm(), Vmid(1), 40, &platform).unwrap();
+    let (tables, other) = (made(), made());
+    let mut member = platform.join();
+    drop(tables.enter(&mut member).unwrap());
+    platform.take_events();
+    destroy(other);
+    assert_eq!(platform.take_events().len(), 1);
+    // SAFETY: no CPU has loaded the root, and the VMID's entries were invalidated since.
+    unsafe { tables.deactivate_invalidated() }.destroy();
+    assert_eq!((platform.take_events(), platform.live()), (vec![], 0));
+}

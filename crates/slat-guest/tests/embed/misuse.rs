@@ -1,0 +1,131 @@
+//! Handles of one guest that come to another guest's worker, and what a guest costs that is dropped
+//! unused.
+
+use crate::machine::*;
+use slat::format::arm64::Arm64K4;
+use slat::{Access, Foreign, Gpa, PageSize, Vmid};
+use slat_guest::*;
+use std::sync::Arc;
+
+type OnArm = SharedGuest<Arm64K4, Counted, OnePiece>;
+
+/// A guest on a format on which vCPUs may bypass their caches.
+fn on_arm(machine: &Arc<Counted>, config: Config) -> OnArm {
+    let (format, ram) = (Arm64K4::default(), OnePiece(PageSize::SIZE_2M));
+    SharedGuest::new(format, Vmid(1), 39, machine.clone(), ram, config).unwrap()
+}
+
+#[test]
+fn a_change_of_a_memslot_is_refused_to_another_guests_worker() {
+    let machine = Counted::new();
+    let config = Config::new(1, PageSize::SIZE_2M);
+    let guests = [1, 2].map(|vmid| shared(&machine, vmid, OnePiece(PageSize::SIZE_2M), config));
+    let [mut own, mut other] = guests.map(|guest| guest.worker().unwrap());
+    let missing = Err(MemslotError::Missing { id: MemslotId(0) });
+    let log = MemslotSpec { log_dirty: true, ..slot(G1) };
+    // One that takes no work, two that take some, and one that changes nothing.
+    for spec in [slot(G1), log, slot(G1), slot(G1)] {
+        let work = own.with(|own| own.begin_memslot(spec)).unwrap();
+        assert_eq!(other.with(|other| work.run(other, 1)), missing, "{spec:?}, as it began");
+        let change = own.with(|own| work.run(own, 9)).unwrap();
+        assert!(change.is_some());
+        assert_eq!(other.with(|other| work.run(other, 1)), missing, "{spec:?}, when it is over");
+        assert_eq!(own.with(|own| work.run(own, 1)), Ok(change));
+    }
+}
+
+#[test]
+fn a_change_is_refused_to_a_guest_made_after_its_own_was_dropped() {
+    let machine = Counted::new();
+    let make = || on_arm(&machine, Config::new(1, PageSize::SIZE_2M)).worker().unwrap();
+    let work = make().with(|worker| worker.begin_memslot(slot(G1))).unwrap();
+    for _ in 0..8 {
+        let refused = make().with(|worker| work.run(worker, 1));
+        assert_eq!(refused, Err(MemslotError::Missing { id: MemslotId(0) }));
+    }
+}
+
+#[test]
+fn a_flush_is_refused_to_another_guests_worker_and_goes_on() {
+    let machine = Counted::new();
+    let config = Config { caches: CachePolicy::Every, ..Config::new(1, PageSize::SIZE_2M) };
+    let mut workers = [(); 2].map(|()| on_arm(&machine, config).vcpu(0).unwrap());
+    for vcpu in &mut workers {
+        vcpu.with(|vcpu| {
+            vcpu.worker().set_memslot(slot(M2)).unwrap();
+            assert!(matches!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(_)));
+        });
+    }
+    let [own, other] = &mut workers;
+    let flush = own.with(|own| Flush::new(own.worker()));
+    assert_eq!(other.with(|other| flush.run(other.worker())), Err(Foreign));
+    assert_eq!(other.with(|other| flush.finish(other.worker())), Err(Foreign));
+    assert!(!flush.is_done());
+    assert_eq!(own.with(|own| flush.run(own.worker())), Ok(M2));
+    assert!(flush.is_done());
+}
+
+#[test]
+fn a_guest_that_is_dropped_invalidates_once_however_many_vcpus_it_has() {
+    for (vcpus, caches_on, used) in [(1, false, true), (64, false, false), (64, true, true)] {
+        let machine = Counted::new();
+        let config = Config { caches_on, ..Config::new(vcpus, PageSize::SIZE_2M) };
+        let guest = on_arm(&machine, config);
+        if used {
+            let mut vcpu = guest.vcpu(0).unwrap();
+            vcpu.with(|vcpu| {
+                vcpu.worker().set_memslot(slot(M2)).unwrap();
+                assert!(matches!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(_)));
+            });
+        }
+        let before = machine.invalidations();
+        drop(guest);
+        assert_eq!(machine.invalidations() - before, 1, "{vcpus} vCPUs");
+        assert_eq!(machine.frames(), 0);
+    }
+}
+
+#[test]
+fn vcpus_whose_caches_are_on_from_the_start_share_tables_and_blocks() {
+    let machine = Counted::new();
+    let config = Config { caches_on: true, ..Config::new(2, PageSize::SIZE_2M) };
+    let guest = on_arm(&machine, config);
+    let [mut one, mut two] = [0, 1].map(|id| guest.vcpu(id).unwrap());
+    let root = guest.get().tables().root();
+    one.with(|vcpu| {
+        assert!(vcpu.is_cached() && !vcpu.has_view());
+        assert_eq!(vcpu.root(), root);
+        vcpu.worker().set_memslot(slot(M2)).unwrap();
+        let outcome = vcpu.fault(Gpa(BASE), Access::Write);
+        assert_eq!(outcome, Outcome::Mapped(PageSize::SIZE_2M));
+    });
+    two.with(|vcpu| {
+        assert_eq!(vcpu.fault(Gpa(BASE + K4), Access::Write), Outcome::Spurious);
+        assert!(vcpu.worker().translate(Gpa(BASE)).unwrap().is_some());
+        // A reset switches them off, even if the vCPU has not run before.
+        let switch = vcpu.reset();
+        assert!(switch.root_changed && switch.trap && vcpu.has_view());
+        assert_ne!(vcpu.root(), root);
+        let outcome = vcpu.fault(Gpa(BASE), Access::Write);
+        assert_eq!(outcome, Outcome::Mapped(PageSize::SIZE_4K));
+    });
+    let stats = guest.get().stats();
+    assert_eq!((stats.mapped.bytes(), stats.views.bytes()), (M2, K4));
+    one.with(|vcpu| assert_eq!(vcpu.root(), root));
+}
+
+#[test]
+fn a_reset_before_the_first_run_switches_caches_off_that_were_on() {
+    for policy in [CachePolicy::Exact, CachePolicy::Every] {
+        let machine = Counted::new();
+        let config =
+            Config { caches_on: true, caches: policy, ..Config::new(1, PageSize::SIZE_2M) };
+        let guest = on_arm(&machine, config);
+        guest.vcpu(0).unwrap().with(|vcpu| {
+            assert!(vcpu.reset().trap);
+            assert!(!vcpu.is_cached());
+            assert_eq!(vcpu.has_view(), policy == CachePolicy::Exact);
+            assert!(!vcpu.set_caches(true).trap);
+        });
+    }
+}
