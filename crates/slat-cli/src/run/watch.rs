@@ -38,8 +38,8 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     let which = args.pid.map_or(Which::All, Which::Pid);
     let session = Session::interactive()?;
     let files = Files::here();
-    let events = |vcpus| {
-        let mut events = Events::open(vcpus);
+    let events = |_| {
+        let mut events = Events::open();
         if !args.no_calibration {
             events.calibrate();
         }
