@@ -168,7 +168,7 @@ pub(crate) struct Heard {
 impl Events {
     /// Listens by the best means that the host allows.
     pub fn open() -> Self {
-        match Programs::load() {
+        match Programs::load(Tracefs::open()) {
             Ok((programs, why)) => Self::of(How::Programs(Box::new(programs)), why),
             Err(refused) => Self::counting(&refused),
         }
@@ -353,8 +353,10 @@ fn all(why: &str) -> BTreeMap<&'static str, String> {
 }
 
 impl Programs {
-    fn load() -> Result<(Self, BTreeMap<&'static str, String>), String> {
-        let tracefs = Tracefs::open()?;
+    /// Loads what the kernel takes. Without tracefs these are the programs that read no field.
+    fn load(
+        tracefs: Result<Tracefs, String>,
+    ) -> Result<(Self, BTreeMap<&'static str, String>), String> {
         let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
         if namespace.as_os_str() != FIRST_NAMESPACE {
             return Err("in a container threads have other numbers than programs see".to_owned());
@@ -372,26 +374,34 @@ impl Programs {
         let order = ["kvm_mmio", "kvm_guest_fault", ENTRY, EXIT, USER_EXIT, PUSH];
         for name in order.into_iter().chain([UNMAP, AGE, TEST_AGE]) {
             let run = || -> Result<_, String> {
-                let event = tracefs.event(&format!("kvm/{name}"))?;
-                let text = |event: &Tracepoint| match name {
-                    EXIT => programs::exit(event, maps),
-                    ENTRY => Ok(programs::entry(maps)),
-                    "kvm_mmio" => Ok(programs::mmio(maps)),
-                    "kvm_guest_fault" => programs::guest_fault(event, maps),
-                    USER_EXIT => Ok(programs::counted(programs::USER_EXITS, maps)),
-                    PUSH => Ok(programs::counted(programs::PUSHES, maps)),
-                    UNMAP => programs::notice(event, Notice::Unmap, maps),
-                    AGE => programs::notice(event, Notice::Age, maps),
+                let listen = |text: &[u64]| {
+                    let program = Program::load(Called::Raw, text).ok()?;
+                    Event::run_raw(name, &program).ok().map(|event| (program, event))
+                };
+                let plain = match name {
+                    ENTRY => Some(programs::entry(maps)),
+                    "kvm_mmio" => Some(programs::mmio(maps)),
+                    USER_EXIT => Some(programs::counted(programs::USER_EXITS, maps)),
+                    PUSH => Some(programs::counted(programs::PUSHES, maps)),
+                    _ => None,
+                };
+                if let Some(listens) = plain.as_deref().and_then(listen) {
+                    return Ok(listens);
+                }
+                let event =
+                    tracefs.as_ref().map_err(Clone::clone)?.event(&format!("kvm/{name}"))?;
+                let text = |event: &Tracepoint| match (name, &plain) {
+                    (_, Some(plain)) => Ok(plain.clone()),
+                    (EXIT, _) => programs::exit(event, maps),
+                    ("kvm_guest_fault", _) => programs::guest_fault(event, maps),
+                    (UNMAP, _) => programs::notice(event, Notice::Unmap, maps),
+                    (AGE, _) => programs::notice(event, Notice::Age, maps),
                     _ => programs::notice(event, Notice::TestAge, maps),
                 };
-                let without_fields = [ENTRY, "kvm_mmio", USER_EXIT, PUSH].contains(&name);
-                let known =
-                    if without_fields { Some(event.clone()) } else { event.arguments(name) };
-                if let Some(known) = known
-                    && let Ok(program) = Program::load(Called::Raw, &text(&known)?)
-                    && let Ok(event) = Event::run_raw(name, &program)
+                if let Some(known) = event.arguments(name)
+                    && let Some(listens) = listen(&text(&known)?)
                 {
-                    return Ok((program, event));
+                    return Ok(listens);
                 }
                 let program =
                     Program::load(Called::ByPerf, &text(&event)?).map_err(

@@ -26,6 +26,18 @@ fn the_kernel_takes_every_program_whose_event_it_has() {
 }
 
 #[test]
+fn without_tracefs_events_whose_fields_are_not_read_are_received() {
+    if events().is_none() {
+        return;
+    }
+    let (programs, why) = Programs::load(Err("no tracefs".to_owned())).unwrap();
+    let raw = |it: &Program| it.called().unwrap() == Some(Called::Raw);
+    assert!(!programs.programs.is_empty() && programs.programs.iter().all(raw));
+    assert!(!why.contains_key(USER_EXIT), "{why:?}");
+    assert_eq!(why[UNMAP], "no tracefs");
+}
+
+#[test]
 fn only_an_event_whose_arguments_do_not_tell_its_fields_costs_a_record() {
     let Some(events) = events() else { return };
     let How::Programs(programs) = &events.how else { return };
