@@ -288,11 +288,13 @@ impl<'f> Watch<'f> {
         }
     }
 
-    /// Takes the values that only the end needs: all counters of KVM, by the kernel's names.
+    /// Takes the values that only the end needs, all counters of KVM by the kernel's names, and
+    /// releases all guests: what their readers do later delays the end of no VM.
     pub fn end(&mut self) {
         for watched in &mut self.guests {
-            if let Some(guest) = &watched.guest {
+            if let Some(guest) = watched.guest.take() {
                 watched.total.take(guest.changes());
+                self.traced.forget(guest.pid());
             }
         }
     }

@@ -257,3 +257,16 @@ fn ranges_that_were_lost_make_invalidations_unknown_and_not_zero() {
     assert!(why.contains("process 6 (tool)"), "{why}");
     assert_eq!(total.total[&Metric::UserExits], 0);
 }
+
+#[test]
+fn the_end_of_a_watch_releases_its_guests_and_keeps_their_totals() {
+    let host = Made::new();
+    host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
+    let mut watch = hearing(&host, Which::All, &[100, 107]);
+    watch.step();
+    let before = watch.guests()[0].total().clone();
+    watch.end();
+    assert!(!watch.guests()[0].is_there());
+    assert_eq!(*watch.guests()[0].total(), before);
+    assert_eq!((before.total[&Metric::UserExits], before.state), (7, State::Runs));
+}
