@@ -76,7 +76,7 @@ fn start(which: impl Fn(i32) -> Which) -> Option<(Other, Other, Watch<'static>)>
         != Some(&Source::Tracepoints)
     {
         eprintln!("skipped: {}", watch.events().how());
-        [bad, good].map(Other::end);
+        [bad, good].into_iter().for_each(Other::end);
         return None;
     }
     Some((bad, good, watch))
@@ -103,7 +103,7 @@ fn a_guest_that_changes_threads_hides_no_event_of_another() {
     assert!(watch.lost() > 0);
     let vcpu = &total(&watch, &bad).vcpus[0].total;
     assert_eq!(vcpu.get(&Metric::UserExits), None, "{vcpu:?}");
-    [bad, good].map(Other::end);
+    [bad, good].into_iter().for_each(Other::end);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn guests_that_are_not_watched_fill_no_account() {
     let told = [Metric::UserExits, Metric::Invalidations].map(|metric| values.get(&metric));
     assert_eq!(told, [Some(&EVENTS); 2]);
     assert_eq!(watch.lost(), 0);
-    [bad, good].map(Other::end);
+    [bad, good].into_iter().for_each(Other::end);
 }
 
 #[test]
@@ -129,5 +129,5 @@ fn a_guest_that_unmaps_many_places_hides_no_range_of_another() {
     watch.step();
     let told = [&bad, &good].map(|of| total(&watch, of).total.get(&Metric::Invalidations).copied());
     assert_eq!(told, [Some(PLACES), Some(EVENTS)]);
-    [bad, good].map(Other::end);
+    [bad, good].into_iter().for_each(Other::end);
 }
