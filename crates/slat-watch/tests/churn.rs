@@ -7,6 +7,7 @@ use other::{CHILD, Other, watch};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use slat_watch::{GuestTotal, Metric, Source, Watch, Which};
 use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
 
 /// Threads that run a vCPU one after the other: more than a room has accounts.
 const THREADS: u64 = 1200;
@@ -64,6 +65,9 @@ fn unmap(place: u64) {
     }
 }
 
+/// Guests of one test that end within a sample of another may have unmapped memory of any guest.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// Starts both guests, and watches; `None` if events of the second are not received by programs.
 fn start(which: impl Fn(i32) -> Which) -> Option<(Other, Other, Watch<'static>)> {
     if !cfg!(target_arch = "x86_64") {
@@ -89,6 +93,7 @@ fn total<'w>(watch: &'w Watch<'_>, of: &Other) -> &'w GuestTotal {
 
 #[test]
 fn a_guest_that_changes_threads_hides_no_event_of_another() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((mut bad, mut good, mut watch)) = start(|_| Which::All) else { return };
     let mut truth = [0; 2];
     for _ in 0..3 {
@@ -108,21 +113,27 @@ fn a_guest_that_changes_threads_hides_no_event_of_another() {
 
 #[test]
 fn guests_that_are_not_watched_fill_no_account() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((mut bad, mut good, mut watch)) = start(Which::Pid) else { return };
     bad.told(&format!("threads {THREADS}"));
     bad.told(&format!("places {PLACES}"));
     good.told(&format!("runs {EVENTS}"));
     good.told(&format!("places {EVENTS}"));
     watch.step();
-    let values = &total(&watch, &good).total;
-    let told = [Metric::UserExits, Metric::Invalidations].map(|metric| values.get(&metric));
-    assert_eq!(told, [Some(&EVENTS); 2]);
+    let total = total(&watch, &good);
+    assert_eq!(total.total.get(&Metric::UserExits), Some(&EVENTS));
+    match total.knowledge.unknown.get(&Metric::Invalidations) {
+        // Another process of this host did so meanwhile, and is gone.
+        Some(why) => assert!(why.contains("a process that ended"), "{why}"),
+        None => assert_eq!(total.total.get(&Metric::Invalidations), Some(&EVENTS)),
+    }
     assert_eq!(watch.lost(), 0);
     [bad, good].into_iter().for_each(Other::end);
 }
 
 #[test]
 fn a_guest_that_unmaps_many_places_hides_no_range_of_another() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((mut bad, mut good, mut watch)) = start(|_| Which::All) else { return };
     bad.told(&format!("places {PLACES}"));
     good.told(&format!("places {EVENTS}"));
