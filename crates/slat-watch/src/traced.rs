@@ -48,8 +48,8 @@ pub(crate) struct Traced {
     watched: BTreeMap<i32, String>,
     /// Notifications of each watched guest that are not in its own account.
     noticed: BTreeMap<i32, Noticed>,
-    /// Guests for which notifications may be missing, and why.
-    unplaced: BTreeMap<i32, String>,
+    /// Guests for which notifications of unmaps, and of ageing, may be missing, and why.
+    unplaced: [BTreeMap<i32, String>; 2],
     /// Ranges that were lost when somebody last looked.
     lost: u64,
     /// Events without room of guests that ended.
@@ -90,7 +90,7 @@ impl Traced {
             ambiguous: 0,
             watched: BTreeMap::new(),
             noticed: BTreeMap::new(),
-            unplaced: BTreeMap::new(),
+            unplaced: Default::default(),
             lost: 0,
             lost_before: 0,
             fires: false,
@@ -115,7 +115,9 @@ impl Traced {
         self.lost_before += own.map_or(0, |own| own.roomless());
         self.watched.remove(&pid);
         self.noticed.remove(&pid);
-        self.unplaced.remove(&pid);
+        for unplaced in &mut self.unplaced {
+            unplaced.remove(&pid);
+        }
         self.owners.retain(|_, owner| owner.is_some_and(|owner| owner != pid));
     }
 
@@ -178,11 +180,11 @@ impl Traced {
         let lost = self.heard.lost > self.lost;
         self.lost = self.heard.lost;
         if lost {
-            self.miss("of processes that found no room for an account");
+            self.miss("of processes that found no room for an account", [true; 2]);
         }
         if self.open.len() > PLACES {
             self.open.clear();
-            self.miss("at more places than can be given to guests");
+            self.miss("at more places than can be given to guests", [true; 2]);
         }
     }
 
@@ -195,16 +197,25 @@ impl Traced {
             it.add(notices, &name);
             it.own += notices.unmaps;
         } else if find::guest(files, by).is_err() {
-            self.miss(&format!("of process {by} ({}) at too many places", name(files, by)));
+            let what = format!("of process {by} ({}) at too many places", name(files, by));
+            self.miss(&what, [notices.unmaps > 0, notices.ages > 0]);
         }
     }
 
     /// Notes that notifications are missing that may be of any guest.
-    fn miss(&mut self, what: &str) {
-        for pid in self.watched.keys() {
-            let why = || format!("events were lost: ranges {what}");
-            self.unplaced.entry(*pid).or_insert_with(why);
+    fn miss(&mut self, what: &str, kinds: [bool; 2]) {
+        for (unplaced, _) in self.unplaced.iter_mut().zip(kinds).filter(|(_, is)| *is) {
+            for pid in self.watched.keys() {
+                let why = || format!("events were lost: ranges {what}");
+                unplaced.entry(*pid).or_insert_with(why);
+            }
         }
+    }
+
+    /// Returns why a metric of notifications lost some, if it did.
+    fn lost_of_notices(&self, pid: i32, metric: Metric) -> Option<&str> {
+        let kind = usize::from(metric == Metric::Ageings);
+        self.unplaced[kind].get(&pid).map(String::as_str)
     }
 
     /// Adds notices at a place to those of its owner.
@@ -296,10 +307,8 @@ impl Traced {
     /// Returns the metrics of a guest that lost events, and why. Their values are too small from
     /// then on.
     pub fn lossy(&self, pid: i32) -> impl Iterator<Item = (Metric, &str)> {
-        let noticed = self.unplaced.get(&pid);
-        let noticed = noticed
-            .into_iter()
-            .flat_map(|why| Metric::of(Scope::Noticed).map(move |metric| (metric, why.as_str())));
+        let noticed = Metric::of(Scope::Noticed)
+            .filter_map(move |metric| Some((metric, self.lost_of_notices(pid, metric)?)));
         let traced = Metric::of(Scope::Traced).filter_map(move |metric| {
             Some((metric, self.lost_of_threads(pid, metric.event()?, false)?))
         });
@@ -396,7 +405,7 @@ impl Traced {
                 _ => 0,
             };
             let unread = self.heard.no_places.as_deref().or(self.unread(pid));
-            let lost = self.unplaced.get(&pid).map(String::as_str);
+            let lost = self.lost_of_notices(pid, metric);
             let why = self.events.why(event).or(unread).or(lost);
             sink.put(metric, self.events.source(), why.map_or(Ok(value), Err));
         }
@@ -404,7 +413,7 @@ impl Traced {
 
     /// Returns the processes that unmapped memory of a process, by name, and how often each did.
     pub fn invalidated_by(&self, pid: i32) -> BTreeMap<String, u64> {
-        if self.unplaced.contains_key(&pid) {
+        if self.unplaced[0].contains_key(&pid) {
             return BTreeMap::new();
         }
         let mut by = self.noticed.get(&pid).map(|it| it.by.clone()).unwrap_or_default();

@@ -255,6 +255,8 @@ fn ranges_that_were_lost_make_invalidations_unknown_and_not_zero() {
     assert_eq!(total.total.get(&Metric::Invalidations), None);
     let why = &total.knowledge.unknown[&Metric::Invalidations];
     assert!(why.contains("process 6 (tool)"), "{why}");
+    // None of them aged anything.
+    assert_eq!(total.total.get(&Metric::Ageings), Some(&0));
     assert_eq!(total.total[&Metric::UserExits], 0);
 }
 
