@@ -110,7 +110,11 @@ pub(crate) fn sum(folders: &[PathBuf], counters: &[&str]) -> Result<u64, String>
             Err(error) => return Err(format!("debugfs: {error}")),
         }
     }
-    sum.ok_or_else(|| format!("this kernel's KVM has no {}", counters.join(" or ")))
+    // Also the last file of a guest that ended is not found.
+    sum.ok_or_else(|| match folders.iter().any(|folder| folder.exists()) {
+        true => format!("this kernel's KVM has no {}", counters.join(" or ")),
+        false => "the guest's folder in debugfs is gone: the guest ended".to_owned(),
+    })
 }
 
 /// Returns the thread of a vCPU.
@@ -142,6 +146,8 @@ mod tests {
         assert!(sum(&folders, &["exits"]).unwrap_err().contains("no exits"));
         assert!(sum(&folders, &["odd"]).unwrap_err().contains("no number"));
         assert!(sum(&[], &["pf_taken"]).unwrap_err().contains("no folder"));
+        let gone = [root.path().join("8-4")];
+        assert!(sum(&gone, &["exits"]).unwrap_err().contains("the guest ended"));
         assert_eq!((thread(&folders[1], 1), thread(&folders[1], 0)), (Some(79), None));
     }
 }

@@ -5,24 +5,22 @@
 //! this process however it ends.
 
 mod programs;
+mod rooms;
 pub(crate) mod times;
 pub(crate) mod tracepoint;
 mod transition;
 
 use crate::bpf::sys::{Called, Event, Kind, Map, Program};
 use crate::metric::Source;
-use programs::{Maps, Notice, RANGE_SHIFT, RANGE_WORDS, THREAD_WORDS};
+use programs::{ANYWHERE, Maps, Notice, RANGE_SHIFT, THREAD_WORDS};
+pub(crate) use rooms::Own;
+use rooms::{Places, Rooms};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use times::{STRIDE, Stalls, Times, Why};
 use tracepoint::{Tracefs, Tracepoint};
 use transition::Outside;
-
-/// Least and most threads of vCPUs in the map of accounts. Each takes 6 KiB.
-const THREADS: [usize; 2] = [1024, 8192];
-/// Most pairs of a process and a place whose unmapped ranges are in the map of accounts.
-const RANGES: usize = 8192;
 
 /// Events that perf counts if the kernel refuses programs.
 const COUNTED: [&str; 2] = [USER_EXIT, PUSH];
@@ -46,6 +44,8 @@ pub struct Events {
     why: BTreeMap<&'static str, String>,
     /// Nanoseconds of a transition, or why that is not known.
     transition: Result<u64, String>,
+    /// Why a process has no room for accounts.
+    roomless: BTreeMap<i32, String>,
 }
 
 #[derive(Debug)]
@@ -63,8 +63,8 @@ enum How {
 
 #[derive(Debug)]
 struct Programs {
-    threads: Map,
-    ranges: Map,
+    rooms: Rooms,
+    places: Places,
     lost: Map,
     /// Keeps the map open, which the programs use.
     _empty: Map,
@@ -81,6 +81,24 @@ pub(crate) struct Thread {
     pub counts: BTreeMap<&'static str, u64>,
     /// Times out of the guest; `None` if the kernel does not provide them.
     pub stalls: Option<Stalls>,
+    /// Nanoseconds of the kernel's clock at its last exit; 0 if it had none.
+    pub last: u64,
+}
+
+impl Thread {
+    /// Adds another account of the same thread, or of one that ran the same vCPU.
+    fn add(&mut self, other: &Self) {
+        if other.last >= self.last {
+            self.vcpu = other.vcpu.or(self.vcpu);
+        }
+        self.last = self.last.max(other.last);
+        for (event, count) in &other.counts {
+            *self.counts.entry(event).or_default() += count;
+        }
+        for (why, times) in other.stalls.iter().flatten() {
+            self.stalls.get_or_insert_default().entry(*why).or_default().add(times);
+        }
+    }
 }
 
 /// MMU notifier events: numbers and bytes.
@@ -89,6 +107,14 @@ pub(crate) struct Notices {
     pub unmaps: u64,
     pub unmapped_bytes: u64,
     pub ages: u64,
+}
+
+impl Notices {
+    pub fn add(&mut self, more: Self) {
+        self.unmaps += more.unmaps;
+        self.unmapped_bytes += more.unmapped_bytes;
+        self.ages += more.ages;
+    }
 }
 
 /// A range of addresses, and the process on whose behalf the notification came.
@@ -105,20 +131,34 @@ impl Place {
         begin..begin + (1 << RANGE_SHIFT)
     }
 
+    /// Returns whether the addresses are not known: there was no room for more places.
+    pub fn is_anywhere(self) -> bool {
+        self.chunk == ANYWHERE
+    }
+
+    #[cfg(test)]
+    pub fn anywhere(by: i32) -> Self {
+        Self { by, chunk: ANYWHERE }
+    }
+
     #[cfg(test)]
     pub fn new(by: i32, address: u64) -> Self {
         Self { by, chunk: (address >> RANGE_SHIFT) as u32 }
     }
 }
 
-/// The accounts of all events that were received since they were opened.
+/// The accounts of the guests that are watched, and of places.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Heard {
     pub threads: BTreeMap<(i32, i32), Thread>,
+    /// The guests' own accounts.
+    pub guests: BTreeMap<i32, Own>,
+    /// What other processes caused since somebody took it from here.
     pub places: BTreeMap<Place, Notices>,
-    /// Events that are not in the accounts, because there was no room or, from Linux 6.7 on,
-    /// another program ran.
+    /// Ranges that found no room.
     pub lost: u64,
+    /// Events that a program missed because, from Linux 6.7 on, another one ran.
+    pub missed: u64,
     /// Why the accounts of threads are not known, if they could not be read so far.
     pub no_threads: Option<String>,
     /// Why the accounts of places are not known, if they could not be read so far.
@@ -126,9 +166,9 @@ pub(crate) struct Heard {
 }
 
 impl Events {
-    /// Listens by the best means that the host allows, with room for about `vcpus` vCPUs.
-    pub fn open(vcpus: usize) -> Self {
-        match Programs::load(vcpus) {
+    /// Listens by the best means that the host allows.
+    pub fn open() -> Self {
+        match Programs::load(Tracefs::open()) {
             Ok((programs, why)) => Self::of(How::Programs(Box::new(programs)), why),
             Err(refused) => Self::counting(&refused),
         }
@@ -194,7 +234,7 @@ impl Events {
     }
 
     fn of(how: How, why: BTreeMap<&'static str, String>) -> Self {
-        Self { how, why, transition: Err(UNMEASURED.to_owned()) }
+        Self { how, why, transition: Err(UNMEASURED.to_owned()), roomless: BTreeMap::new() }
     }
 
     /// Measures the transition: what an exit takes before `kvm_exit` and after `kvm_entry`. A guest
@@ -205,8 +245,12 @@ impl Events {
             None => Ok(()),
         });
         self.transition = heard.and_then(|()| {
-            let How::Programs(programs) = &self.how else { return Err(UNMEASURED.to_owned()) };
-            transition::measure(|| programs.outside())
+            let How::Programs(programs) = &mut self.how else { return Err(UNMEASURED.to_owned()) };
+            let own = std::process::id().cast_signed();
+            programs.rooms.open(own, 1).map_err(refusal)?;
+            let transition = transition::measure(|| programs.outside());
+            programs.rooms.close(own);
+            transition
         });
     }
 
@@ -251,17 +295,29 @@ impl Events {
         }
     }
 
-    /// Ends the account of a thread, so that its next event begins another one. Returns whether
-    /// that is so; otherwise the account goes on.
-    pub(crate) fn restart(&self, (pid, tid): (i32, i32)) -> bool {
-        let How::Programs(programs) = &self.how else { return false };
-        programs.threads.delete((pid as u64) << 32 | tid as u64).is_ok()
+    /// Begins accounts of a process, which has about `vcpus` vCPUs: with nothing that was before.
+    pub(crate) fn begin(&mut self, pid: i32, vcpus: usize) {
+        let How::Programs(programs) = &mut self.how else { return };
+        let why = match programs.rooms.open(pid, vcpus) {
+            Ok(()) => return drop(self.roomless.remove(&pid)),
+            Err(Errno::TOOBIG) => "more guests are watched than have room for accounts".to_owned(),
+            Err(error) => refusal(error),
+        };
+        self.roomless.insert(pid, why);
     }
 
-    /// Releases the events of a process.
+    /// Returns why a process has no accounts, if it has none.
+    pub(crate) fn roomless(&self, pid: i32) -> Option<&str> {
+        self.roomless.get(&pid).map(String::as_str)
+    }
+
+    /// Ends the accounts of a process.
     pub(crate) fn forget(&mut self, pid: i32) {
-        if let How::Counts { threads, .. } = &mut self.how {
-            threads.retain(|(of, _), _| *of != pid);
+        self.roomless.remove(&pid);
+        match &mut self.how {
+            How::Counts { threads, .. } => threads.retain(|(of, _), _| *of != pid),
+            How::Programs(programs) => programs.rooms.close(pid),
+            _ => {}
         }
     }
 
@@ -297,45 +353,55 @@ fn all(why: &str) -> BTreeMap<&'static str, String> {
 }
 
 impl Programs {
-    fn load(vcpus: usize) -> Result<(Self, BTreeMap<&'static str, String>), String> {
-        let tracefs = Tracefs::open()?;
+    /// Loads what the kernel takes. Without tracefs these are the programs that read no field.
+    fn load(
+        tracefs: Result<Tracefs, String>,
+    ) -> Result<(Self, BTreeMap<&'static str, String>), String> {
         let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
         if namespace.as_os_str() != FIRST_NAMESPACE {
             return Err("in a container threads have other numbers than programs see".to_owned());
         }
         let map = |kind, words, most| Map::new(kind, words, most).map_err(refusal);
-        let threads = map(Kind::Hash, THREAD_WORDS, (2 * vcpus).clamp(THREADS[0], THREADS[1]))?;
-        let ranges = map(Kind::Hash, RANGE_WORDS, RANGES)?;
+        let rooms = Rooms::new().map_err(refusal)?;
+        let places = Places::new().map_err(refusal)?;
         let empty = map(Kind::Array, THREAD_WORDS, 1)?;
         let lost = map(Kind::Array, 1, 1)?;
         let maps =
-            Maps { threads: threads.fd(), ranges: ranges.fd(), empty: empty.fd(), lost: lost.fd() };
+            Maps { rooms: rooms.fd(), ranges: places.fd(), empty: empty.fd(), lost: lost.fd() };
         let (mut programs, mut events) = (Vec::new(), Vec::new());
         let mut why = BTreeMap::new();
         // Programs that refine the reason of an exit come first: one that is missing does no harm.
         let order = ["kvm_mmio", "kvm_guest_fault", ENTRY, EXIT, USER_EXIT, PUSH];
         for name in order.into_iter().chain([UNMAP, AGE, TEST_AGE]) {
             let run = || -> Result<_, String> {
-                let event = tracefs.event(&format!("kvm/{name}"))?;
-                let text = |event: &Tracepoint| match name {
-                    EXIT => programs::exit(event, maps),
-                    ENTRY => Ok(programs::entry(maps)),
-                    "kvm_mmio" => Ok(programs::mmio(maps)),
-                    "kvm_guest_fault" => programs::guest_fault(event, maps),
-                    USER_EXIT => Ok(programs::counted(programs::USER_EXITS, maps)),
-                    PUSH => Ok(programs::counted(programs::PUSHES, maps)),
-                    UNMAP => programs::notice(event, Notice::Unmap, maps),
-                    AGE => programs::notice(event, Notice::Age, maps),
+                let listen = |text: &[u64]| {
+                    let program = Program::load(Called::Raw, text).ok()?;
+                    Event::run_raw(name, &program).ok().map(|event| (program, event))
+                };
+                let plain = match name {
+                    ENTRY => Some(programs::entry(maps)),
+                    "kvm_mmio" => Some(programs::mmio(maps)),
+                    USER_EXIT => Some(programs::counted(programs::USER_EXITS, maps)),
+                    PUSH => Some(programs::counted(programs::PUSHES, maps)),
+                    _ => None,
+                };
+                if let Some(listens) = plain.as_deref().and_then(listen) {
+                    return Ok(listens);
+                }
+                let event =
+                    tracefs.as_ref().map_err(Clone::clone)?.event(&format!("kvm/{name}"))?;
+                let text = |event: &Tracepoint| match (name, &plain) {
+                    (_, Some(plain)) => Ok(plain.clone()),
+                    (EXIT, _) => programs::exit(event, maps),
+                    ("kvm_guest_fault", _) => programs::guest_fault(event, maps),
+                    (UNMAP, _) => programs::notice(event, Notice::Unmap, maps),
+                    (AGE, _) => programs::notice(event, Notice::Age, maps),
                     _ => programs::notice(event, Notice::TestAge, maps),
                 };
-                let without_fields = [ENTRY, "kvm_mmio", USER_EXIT, PUSH].contains(&name);
-                let known =
-                    if without_fields { Some(event.clone()) } else { event.arguments(name) };
-                if let Some(known) = known
-                    && let Ok(program) = Program::load(Called::Raw, &text(&known)?)
-                    && let Ok(event) = Event::run_raw(name, &program)
+                if let Some(known) = event.arguments(name)
+                    && let Some(listens) = listen(&text(&known)?)
                 {
-                    return Ok((program, event));
+                    return Ok(listens);
                 }
                 let program =
                     Program::load(Called::ByPerf, &text(&event)?).map_err(
@@ -360,49 +426,25 @@ impl Programs {
         if events.is_empty() {
             return Err(why.remove(UNMAP).unwrap_or_default());
         }
-        Ok((Self { threads, ranges, lost, _empty: empty, programs, _events: events }, why))
+        Ok((Self { rooms, places, lost, _empty: empty, programs, _events: events }, why))
     }
 
     /// What is known of this thread's exits, if it had any.
     fn outside(&self) -> Option<Outside> {
-        let key =
-            u64::from(std::process::id()) << 32 | rustix::thread::gettid().as_raw_pid() as u64;
-        let stalls = thread(&self.threads.value(key).ok()?).stalls?;
+        let own = std::process::id().cast_signed();
+        let words = self.rooms.account(own, rustix::thread::gettid().as_raw_pid())?;
+        let stalls = thread(&words).stalls?;
         let sum = |of: fn(&Times) -> u64| stalls.values().map(of).sum();
         Some(Outside { exits: sum(|times| times.count), ns: sum(|times| times.total_ns) })
     }
 
-    fn hear(&self, heard: &mut Heard) {
-        let of = |(key, words): (u64, Vec<u64>)| (ids(key), thread(&words));
-        take(self.threads.entries(), of, &mut heard.threads, &mut heard.no_threads);
-        let of = |(key, words): (u64, Vec<u64>)| (place(key), notices(&words));
-        take(self.ranges.entries(), of, &mut heard.places, &mut heard.no_places);
-        let missed: u64 = self.programs.iter().filter_map(|it| it.missed().ok()).sum();
-        let lost = self.lost.value(0).map_or(0, |value| value[0]);
+    fn hear(&mut self, heard: &mut Heard) {
+        self.rooms.hear(heard);
+        self.places.hear(heard);
         // Both only grow. One that cannot be read now may be readable the next time.
-        heard.lost = heard.lost.max(lost + missed);
-    }
-}
-
-/// Takes the accounts that were read from a map. If it cannot be read now, which may be otherwise
-/// the next time, the last accounts stay; without any, `why` becomes the reason.
-fn take<K: Ord, A>(
-    read: Result<Vec<(u64, Vec<u64>)>, Errno>,
-    of: impl Fn((u64, Vec<u64>)) -> (K, A),
-    known: &mut BTreeMap<K, A>,
-    why: &mut Option<String>,
-) {
-    match read {
-        Ok(entries) => {
-            *known = entries.into_iter().map(of).collect();
-            *why = None;
-        }
-        Err(error) if known.is_empty() => {
-            *why = Some(format!(
-                "the accounts of eBPF's programs cannot be read: {error} (the call is Linux 5.6's)"
-            ));
-        }
-        Err(_) => {}
+        let missed: u64 = self.programs.iter().filter_map(|it| it.missed().ok()).sum();
+        heard.missed = heard.missed.max(missed);
+        heard.lost = heard.lost.max(self.lost.value(0).map_or(0, |value| value[0]));
     }
 }
 
@@ -426,6 +468,7 @@ fn thread(words: &[u64]) -> Thread {
         vcpu: u32::try_from(words[programs::VCPU]).ok().and_then(|vcpu| vcpu.checked_sub(1)),
         counts: [(USER_EXIT, words[programs::USER_EXITS]), (PUSH, words[programs::PUSHES])].into(),
         stalls: fired.then_some(stalls),
+        last: words[programs::LAST],
     }
 }
 

@@ -15,6 +15,23 @@ const ANSWER: Duration = Duration::from_secs(3);
 /// Most bytes of a message.
 const MOST: usize = 1 << 20;
 
+/// States of a migration that has begun and not ended (`MigrationStatus` in QEMU's
+/// qapi/migration.json).
+const UNDER_WAY: [&str; 12] = [
+    "setup",
+    "cancelling",
+    "active",
+    "postcopy-device",
+    "postcopy-active",
+    "postcopy-paused",
+    "postcopy-recover-setup",
+    "postcopy-recover",
+    "colo",
+    "pre-switchover",
+    "device",
+    "wait-unplug",
+];
+
 /// A connection to QEMU's monitor.
 #[derive(Debug)]
 pub struct Qmp {
@@ -37,7 +54,7 @@ pub struct DirtyRate {
 /// QEMU's account of a migration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Migration {
-    /// Whether the migration is active.
+    /// Whether a migration has begun and not ended.
     pub runs: bool,
     /// Number of times that the dirty log was read.
     pub rounds: u64,
@@ -186,7 +203,7 @@ impl Qmp {
         let ram = &answer["ram"];
         let pages = ram["dirty-pages-rate"].as_f64().unwrap_or(0.0);
         Ok(Migration {
-            runs: answer["status"] == "active",
+            runs: answer["status"].as_str().is_some_and(|status| UNDER_WAY.contains(&status)),
             rounds: ram["dirty-sync-count"].as_u64().unwrap_or(0),
             bytes_per_second: pages * ram["page-size"].as_f64().unwrap_or(4096.0),
             remaining: ram["remaining"].as_u64().unwrap_or(0),
@@ -242,6 +259,8 @@ mod tests {
                 "{\"return\": {\"status\": \"active\", \"ram\": {\"dirty-pages-rate\": 100, \
                  \"page-size\": 4096, \"dirty-sync-count\": 3, \"remaining\": 77}}}\n",
                 "{\"return\": {}}\n",
+                "{\"return\": {\"status\": \"completed\"}}\n",
+                "{\"return\": {\"status\": \"setup\"}}\n",
             ],
         );
         let mut qmp = Qmp::connect(&folder.path().join("qmp")).unwrap();
@@ -257,6 +276,8 @@ mod tests {
             qmp.migration(),
             Ok(Migration { bytes_per_second: 0.0, ..Migration::default() })
         );
+        let runs = [(); 2].map(|()| qmp.migration().unwrap().runs);
+        assert_eq!(runs, [false, true]);
         drop(qmp);
         let asked = asked.join().unwrap();
         let words: Vec<_> = asked.iter().map(|it| it["execute"].as_str().unwrap()).collect();

@@ -5,7 +5,7 @@
 //! these addresses.
 
 use crate::events::times::{Stalls, Why, faults};
-use crate::events::{EXIT, Events, Heard, Notices, Place, Thread};
+use crate::events::{EXIT, Events, Heard, Notices, PUSH, Place, Thread, USER_EXIT};
 use crate::find;
 use crate::guest::SPARE;
 use crate::metric::{Metric, Scope, Sink, Source};
@@ -23,6 +23,16 @@ const SILENT: &str = "kvm_exit has not fired, though KVM has it: where KVM works
 const UNFOLLOWED: &str = "perf counts events of single threads, and no thread of a vCPU is known \
                           whose events it counts";
 
+/// Why times of exits have no values, though some were measured.
+const UNTIMED: &str = "events were lost: more threads of this guest ran vCPUs than have room for \
+                       an account";
+
+/// Most places whose owner is not known yet, and most places whose owner is kept.
+const PLACES: usize = 1 << 15;
+/// Most names of processes that unmapped memory of a guest. Others count as [`OTHERS`].
+const NAMES: usize = 64;
+const OTHERS: &str = "other processes";
+
 /// Everything that tracepoints counted up to now.
 #[derive(Debug)]
 pub(crate) struct Traced {
@@ -30,15 +40,20 @@ pub(crate) struct Traced {
     heard: Heard,
     /// The process whose memory lies at a place; `None` if several guests have memory there.
     owners: BTreeMap<Place, Option<i32>>,
-    /// The counts of a place when its owner ended: the kernel goes on counting from there, and the
-    /// place may have another owner by then.
-    settled: BTreeMap<Place, Notices>,
-    /// Unmaps among `settled` at places where several guests had memory.
-    settled_ambiguous: u64,
-    /// Names of the processes on whose behalf notifications came.
-    names: BTreeMap<i32, String>,
-    /// Notifications of each guest, summed over places.
+    /// What was counted at places whose owner is not known yet.
+    open: BTreeMap<Place, Notices>,
+    /// Unmaps at places where several guests have memory.
+    ambiguous: u64,
+    /// The guests that are watched, with their processes' names.
+    watched: BTreeMap<i32, String>,
+    /// Notifications of each watched guest that are not in its own account.
     noticed: BTreeMap<i32, Noticed>,
+    /// Guests for which notifications of unmaps, and of ageing, may be missing, and why.
+    unplaced: [BTreeMap<i32, String>; 2],
+    /// Ranges that were lost when somebody last looked.
+    lost: u64,
+    /// Events without room of guests that ended.
+    lost_before: u64,
     /// Whether an exit of any guest was received.
     fires: bool,
     look_again: Instant,
@@ -48,8 +63,21 @@ pub(crate) struct Traced {
 #[derive(Clone, Debug, Default)]
 struct Noticed {
     all: Notices,
-    /// Number of unmaps by the process that caused them.
-    by: BTreeMap<i32, u64>,
+    /// Unmaps by the guest's own process.
+    own: u64,
+    /// Number of unmaps by the name of the process that caused them.
+    by: BTreeMap<String, u64>,
+}
+
+impl Noticed {
+    fn add(&mut self, notices: Notices, name: &str) {
+        self.all.add(notices);
+        if notices.unmaps > 0 {
+            let is_known = self.by.len() < NAMES || self.by.contains_key(name);
+            let name = if is_known { name } else { OTHERS };
+            *self.by.entry(name.to_owned()).or_default() += notices.unmaps;
+        }
+    }
 }
 
 impl Traced {
@@ -58,10 +86,13 @@ impl Traced {
             events,
             heard: Heard::default(),
             owners: BTreeMap::new(),
-            settled: BTreeMap::new(),
-            settled_ambiguous: 0,
-            names: BTreeMap::new(),
+            open: BTreeMap::new(),
+            ambiguous: 0,
+            watched: BTreeMap::new(),
             noticed: BTreeMap::new(),
+            unplaced: Default::default(),
+            lost: 0,
+            lost_before: 0,
             fires: false,
             look_again: Instant::now(),
         }
@@ -78,98 +109,145 @@ impl Traced {
     /// Ends the account of a process's guests. What is counted later at its places belongs to the
     /// guest that has memory there then.
     pub fn forget(&mut self, pid: i32) {
-        self.restart(pid);
         self.events.forget(pid);
-        self.settled_ambiguous = self.ambiguous();
-        let (settled, heard) = (&mut self.settled, &self.heard);
-        self.owners.retain(|place, owner| {
-            let stays = owner.is_some_and(|owner| owner != pid);
-            if !stays {
-                settled.insert(*place, heard.places.get(place).copied().unwrap_or_default());
-            }
-            stays
-        });
+        self.heard.threads.retain(|thread, _| thread.0 != pid);
+        let own = self.heard.guests.remove(&pid);
+        self.lost_before += own.map_or(0, |own| own.roomless());
+        self.watched.remove(&pid);
+        self.noticed.remove(&pid);
+        for unplaced in &mut self.unplaced {
+            unplaced.remove(&pid);
+        }
+        self.owners.retain(|_, owner| owner.is_some_and(|owner| owner != pid));
     }
 
-    /// Begins the accounts of guests of the processes `new`: they have nothing that was counted
-    /// before. `there` are the processes whose guests are watched already.
-    pub fn begin(&mut self, files: &Files<'_>, there: Vec<i32>, new: &[i32]) {
+    /// Begins the accounts of guests of the processes `new`, each with its number of vCPUs: they
+    /// have nothing that was counted before. `there` are the processes whose guests are watched
+    /// already.
+    pub fn begin(&mut self, files: &Files<'_>, there: Vec<i32>, new: &[(i32, usize)]) {
+        for (pid, vcpus) in new {
+            self.events.begin(*pid, *vcpus);
+        }
         self.events.hear(&mut self.heard);
         // Places of guests that are watched already get their owners now, whenever the last look
         // was. What was counted at all others belongs to no guest.
-        if !there.is_empty() {
-            self.look_again = Instant::now();
-            self.own(files, Some(there));
+        self.look_again = Instant::now();
+        self.place(files, Some(there));
+        self.open.clear();
+        for (pid, _) in new {
+            self.watched.insert(*pid, name(files, *pid));
         }
-        for (place, notices) in &self.heard.places {
-            if !self.owners.contains_key(place) {
-                self.settled.insert(*place, *notices);
-            }
-        }
-        new.iter().for_each(|pid| self.restart(*pid));
-        self.sum();
-    }
-
-    /// Ends the accounts of a process's threads, if the events can: later events begin others.
-    fn restart(&mut self, pid: i32) {
-        let events = &self.events;
-        self.heard.threads.retain(|thread, _| thread.0 != pid || !events.restart(*thread));
-    }
-
-    /// Returns what was counted at a place since its last owner ended.
-    fn since(&self, place: &Place, now: &Notices) -> Notices {
-        let before = self.settled.get(place).copied().unwrap_or_default();
-        Notices {
-            unmaps: now.unmaps - before.unmaps,
-            unmapped_bytes: now.unmapped_bytes - before.unmapped_bytes,
-            ages: now.ages - before.ages,
-        }
+        self.note_fires();
     }
 
     /// Returns the number of events that are not in the accounts.
     pub fn lost(&self) -> u64 {
-        self.heard.lost
+        let roomless = self.heard.guests.values().map(|own| own.roomless()).sum::<u64>();
+        self.heard.lost + self.heard.missed + self.lost_before + roomless
     }
 
     /// Returns the number of unmaps at places where several guests have memory.
     pub fn ambiguous(&self) -> u64 {
-        let several = |place: &Place| self.owners.get(place) == Some(&None);
-        let places = self.heard.places.iter().filter(|(place, _)| several(place));
-        let since = places.map(|(place, now)| self.since(place, now).unmaps).sum::<u64>();
-        self.settled_ambiguous + since
+        self.ambiguous
     }
 
     /// Reads the accounts. `guests` are the processes that may own memory; `None` means all that
     /// have guests.
     pub fn hear(&mut self, files: &Files<'_>, guests: Option<Vec<i32>>) {
         self.events.hear(&mut self.heard);
-        self.own(files, guests);
-        self.sum();
+        self.place(files, guests);
+        self.note_fires();
     }
 
-    /// Computes the sums once, which are then read for each guest.
-    fn sum(&mut self) {
-        // Accounts end, but what fired once can fire again.
+    /// Accounts end, but what fired once can fire again.
+    fn note_fires(&mut self) {
         self.fires |= self.heard.threads.values().any(|thread| thread.stalls.is_some());
-        self.noticed.clear();
-        for (place, notices) in &self.heard.places {
-            let Some(Some(pid)) = self.owners.get(place) else { continue };
-            let notices = self.since(place, notices);
-            let it = self.noticed.entry(*pid).or_default();
-            it.all.unmaps += notices.unmaps;
-            it.all.unmapped_bytes += notices.unmapped_bytes;
-            it.all.ages += notices.ages;
-            *it.by.entry(place.by).or_default() += notices.unmaps;
+    }
+
+    /// Gives what was counted at places to the guests that have memory there.
+    fn place(&mut self, files: &Files<'_>, guests: Option<Vec<i32>>) {
+        let mut names = BTreeMap::new();
+        for (place, notices) in std::mem::take(&mut self.heard.places) {
+            if place.is_anywhere() {
+                self.take_anywhere(files, place.by, notices);
+            } else if let Some(owner) = self.owners.get(&place) {
+                self.give(files, place, *owner, notices, &mut names);
+            } else {
+                self.open.entry(place).or_default().add(notices);
+            }
+        }
+        self.own(files, guests, &mut names);
+        let lost = self.heard.lost > self.lost;
+        self.lost = self.heard.lost;
+        if lost {
+            self.miss("of processes that found no room for an account", [true; 2]);
+        }
+        if self.open.len() > PLACES {
+            self.open.clear();
+            self.miss("at more places than can be given to guests", [true; 2]);
+        }
+    }
+
+    /// Takes notices of a process at places that found no room. If the process has a guest, they
+    /// are of that guest; otherwise they may be of any.
+    fn take_anywhere(&mut self, files: &Files<'_>, by: i32, notices: Notices) {
+        if self.watched.contains_key(&by) {
+            let name = name(files, by);
+            let it = self.noticed.entry(by).or_default();
+            it.add(notices, &name);
+            it.own += notices.unmaps;
+        } else if find::guest(files, by).is_err() {
+            let what = format!("of process {by} ({}) at too many places", name(files, by));
+            self.miss(&what, [notices.unmaps > 0, notices.ages > 0]);
+        }
+    }
+
+    /// Notes that notifications are missing that may be of any guest.
+    fn miss(&mut self, what: &str, kinds: [bool; 2]) {
+        for (unplaced, _) in self.unplaced.iter_mut().zip(kinds).filter(|(_, is)| *is) {
+            for pid in self.watched.keys() {
+                let why = || format!("events were lost: ranges {what}");
+                unplaced.entry(*pid).or_insert_with(why);
+            }
+        }
+    }
+
+    /// Returns why a metric of notifications lost some, if it did.
+    fn lost_of_notices(&self, pid: i32, metric: Metric) -> Option<&str> {
+        let kind = usize::from(metric == Metric::Ageings);
+        self.unplaced[kind].get(&pid).map(String::as_str)
+    }
+
+    /// Adds notices at a place to those of its owner.
+    fn give(
+        &mut self,
+        files: &Files<'_>,
+        place: Place,
+        owner: Option<i32>,
+        notices: Notices,
+        names: &mut BTreeMap<i32, String>,
+    ) {
+        match owner {
+            None => self.ambiguous += notices.unmaps,
+            Some(pid) if self.watched.contains_key(&pid) => {
+                let name = names.entry(place.by).or_insert_with(|| name(files, place.by));
+                let it = self.noticed.entry(pid).or_default();
+                it.add(notices, name);
+                it.own += if place.by == pid { notices.unmaps } else { 0 };
+            }
+            Some(_) => {}
         }
     }
 
     /// Finds the owners of places with notifications, for at most one part in [`SPARE`] of the
-    /// time, because it reads each process's mappings.
-    fn own(&mut self, files: &Files<'_>, guests: Option<Vec<i32>>) {
-        let places = self.heard.places.keys();
-        let open: Vec<Place> =
-            places.filter(|place| !self.owners.contains_key(place)).copied().collect();
-        if open.is_empty() || Instant::now() < self.look_again {
+    /// time, because it reads each process's mappings. What has no owner then is of no guest.
+    fn own(
+        &mut self,
+        files: &Files<'_>,
+        guests: Option<Vec<i32>>,
+        names: &mut BTreeMap<i32, String>,
+    ) {
+        if self.open.is_empty() || Instant::now() < self.look_again {
             return;
         }
         let began = Instant::now();
@@ -177,32 +255,38 @@ impl Traced {
         let pids: Vec<i32> = guests.unwrap_or_else(find);
         let mappings: Vec<(i32, Vec<Range<u64>>)> =
             pids.iter().map(|pid| (*pid, task::mappings(files, *pid, |_| true))).collect();
-        for place in open {
-            self.names.entry(place.by).or_insert_with(|| {
-                let name = files.text(format!("proc/{}/comm", place.by));
-                name.unwrap_or_else(|| "a process that ended".to_owned())
-            });
-            if pids.contains(&place.by) {
-                self.owners.insert(place, Some(place.by));
-                continue;
-            }
-            let here = place.addresses();
-            let overlaps = |it: &Range<u64>| it.start < here.end && here.start < it.end;
-            let mut has =
-                mappings.iter().filter(|(_, all)| all.iter().any(overlaps)).map(|(pid, _)| *pid);
-            match (has.next(), has.next()) {
-                (None, _) => {}
-                (Some(pid), None) => drop(self.owners.insert(place, Some(pid))),
-                _ => drop(self.owners.insert(place, None)),
-            }
+        if self.owners.len() > PLACES {
+            self.owners.clear();
+        }
+        // A guest that is not watched yet causes notifications of its own memory alone.
+        let mut have_guests: BTreeMap<i32, bool> = BTreeMap::new();
+        for (place, notices) in std::mem::take(&mut self.open) {
+            let has_guest = |by| pids.contains(by) || find::guest(files, *by).is_ok();
+            let by = place.by;
+            let owner = if *have_guests.entry(by).or_insert_with(|| has_guest(&by)) {
+                Some(by)
+            } else {
+                let here = place.addresses();
+                let overlaps = |it: &Range<u64>| it.start < here.end && here.start < it.end;
+                let has = mappings.iter().filter(|(_, all)| all.iter().any(overlaps));
+                let mut has = has.map(|(pid, _)| *pid);
+                match (has.next(), has.next()) {
+                    (None, _) => continue,
+                    (one, None) => one,
+                    _ => None,
+                }
+            };
+            self.owners.insert(place, owner);
+            self.give(files, place, owner, notices, names);
         }
         self.look_again = Instant::now() + began.elapsed() * SPARE;
     }
 
     /// Returns the thread that ran a vCPU last, if the kernel provides it.
     pub fn thread(&self, pid: i32, vcpu: u32) -> Option<i32> {
-        let mut threads = self.heard.threads.range((pid, 0)..=(pid, i32::MAX));
-        threads.find(|(_, thread)| thread.vcpu == Some(vcpu)).map(|((_, tid), _)| *tid)
+        let threads = self.heard.threads.range((pid, 1)..=(pid, i32::MAX));
+        let of_it = threads.filter(|(_, thread)| thread.vcpu == Some(vcpu));
+        of_it.max_by_key(|(_, thread)| thread.last).map(|((_, tid), _)| *tid)
     }
 
     /// Returns the accounts of a process's threads: of `tids`, or of all.
@@ -212,9 +296,36 @@ impl Traced {
         threads.filter(move |((_, tid), _)| wanted(*tid)).map(|(_, thread)| thread)
     }
 
+    /// Returns why a metric of a process's threads lost events: of each vCPU's, or of all.
+    fn lost_of_threads(&self, pid: i32, event: &str, of_vcpu: bool) -> Option<&'static str> {
+        let own = self.heard.guests.get(&pid)?;
+        let unattributed = own.roomless() > 0 || self.heard.threads.contains_key(&(pid, 0));
+        let lost = if of_vcpu { unattributed } else { event == EXIT && own.untimed > 0 };
+        lost.then_some(UNTIMED)
+    }
+
+    /// Returns the metrics of a guest that lost events, and why. Their values are too small from
+    /// then on.
+    pub fn lossy(&self, pid: i32) -> impl Iterator<Item = (Metric, &str)> {
+        let noticed = Metric::of(Scope::Noticed)
+            .filter_map(move |metric| Some((metric, self.lost_of_notices(pid, metric)?)));
+        let traced = Metric::of(Scope::Traced).filter_map(move |metric| {
+            Some((metric, self.lost_of_threads(pid, metric.event()?, false)?))
+        });
+        traced.chain(noticed)
+    }
+
+    /// Returns whether events of a guest's vCPUs are in no thread's account.
+    pub fn lossy_vcpus(&self, pid: i32) -> bool {
+        self.lost_of_threads(pid, EXIT, true).is_some()
+    }
+
     /// Returns how long threads of a process were out of the guest, by reason.
     pub fn stalls(&self, pid: i32, tids: Option<&[i32]>) -> Stalls {
         let mut sum = Stalls::new();
+        if self.lost_of_threads(pid, EXIT, tids.is_some()).is_some() {
+            return sum;
+        }
         for (why, times) in self.threads(pid, tids).filter_map(|it| it.stalls.as_ref()).flatten() {
             sum.entry(*why).or_default().add(times);
         }
@@ -242,9 +353,19 @@ impl Traced {
                 Metric::FaultsProtected => count(Why::FaultProtected),
                 Metric::ProtectedNs => time(Why::FaultProtected),
                 Metric::FaultsExecuted => count(Why::FaultExecute),
-                _ => self.threads(pid, tids).filter_map(|thread| thread.counts.get(event)).sum(),
+                _ => {
+                    let each = self.threads(pid, tids).filter_map(|it| it.counts.get(event));
+                    let own = self.heard.guests.get(&pid).filter(|_| tids.is_none());
+                    let roomless = own.map_or(0, |own| match event {
+                        USER_EXIT => own.user_exits,
+                        PUSH => own.pushes,
+                        _ => 0,
+                    });
+                    each.sum::<u64>() + roomless
+                }
             };
-            let unread = self.heard.no_threads.as_deref();
+            let unread = self.unread(pid);
+            let lost = self.lost_of_threads(pid, event, tids.is_some());
             let mut counts = self.threads(pid, tids).map(|thread| &thread.counts);
             let by_thread = self.events.source() == Source::PerfCounts;
             let unfollowed = by_thread && !counts.any(|counts| counts.contains_key(event));
@@ -254,40 +375,60 @@ impl Traced {
                 Metric::FaultNsWithTransitions => transition.err(),
                 _ => None,
             };
-            let why = self.events.why(event).or(unread).or(unfollowed).or(silent).or(unmeasured);
+            let why = self.events.why(event).or(unread).or(unfollowed).or(silent).or(lost);
+            let why = why.or(unmeasured);
             sink.put(metric, self.events.source(), why.map_or(Ok(value), Err));
         }
     }
 
+    /// Returns why the accounts of a process are not known, if they are not.
+    fn unread(&self, pid: i32) -> Option<&str> {
+        let unread = self.heard.no_threads.as_deref();
+        let unread = unread.filter(|_| !self.heard.guests.contains_key(&pid));
+        self.events.roomless(pid).or(unread)
+    }
+
     /// Puts the metrics of the host's notifications about a process's memory.
     pub fn guest(&self, pid: i32, sink: &mut Sink) {
-        let none = Noticed::default();
-        let noticed = self.noticed.get(&pid).unwrap_or(&none);
+        let mut noticed = self.noticed.get(&pid).cloned().unwrap_or_default();
+        if let Some(own) = self.heard.guests.get(&pid) {
+            noticed.all.add(own.notices);
+            noticed.own += own.notices.unmaps;
+        }
         for metric in Metric::of(Scope::Noticed) {
             let Some(event) = metric.event() else { continue };
-            let own = noticed.by.get(&pid).copied().unwrap_or(0);
             let value = match metric {
                 Metric::Invalidations => noticed.all.unmaps,
                 Metric::InvalidatedBytes => noticed.all.unmapped_bytes,
-                Metric::InvalidationsByOthers => noticed.all.unmaps - own,
+                Metric::InvalidationsByOthers => noticed.all.unmaps - noticed.own,
                 Metric::Ageings => noticed.all.ages,
                 _ => 0,
             };
-            let why = self.events.why(event).or(self.heard.no_places.as_deref());
+            let unread = self.heard.no_places.as_deref().or(self.unread(pid));
+            let lost = self.lost_of_notices(pid, metric);
+            let why = self.events.why(event).or(unread).or(lost);
             sink.put(metric, self.events.source(), why.map_or(Ok(value), Err));
         }
     }
 
     /// Returns the processes that unmapped memory of a process, by name, and how often each did.
     pub fn invalidated_by(&self, pid: i32) -> BTreeMap<String, u64> {
-        let mut by = BTreeMap::new();
-        let each = self.noticed.get(&pid).into_iter().flat_map(|noticed| &noticed.by);
-        for (who, unmaps) in each.filter(|(_, unmaps)| **unmaps > 0) {
-            let name = self.names.get(who).cloned().unwrap_or_default();
-            *by.entry(name).or_default() += unmaps;
+        if self.unplaced[0].contains_key(&pid) {
+            return BTreeMap::new();
+        }
+        let mut by = self.noticed.get(&pid).map(|it| it.by.clone()).unwrap_or_default();
+        let own = self.heard.guests.get(&pid).map_or(0, |own| own.notices.unmaps);
+        if own > 0 {
+            *by.entry(self.watched.get(&pid).cloned().unwrap_or_default()).or_default() += own;
         }
         by
     }
+}
+
+/// Returns the name that a process has now.
+fn name(files: &Files<'_>, pid: i32) -> String {
+    let name = files.text(format!("proc/{pid}/comm"));
+    name.unwrap_or_else(|| "a process that ended".to_owned())
 }
 
 #[cfg(test)]
@@ -302,6 +443,13 @@ mod tests {
         let notices = |unmaps| Notices { unmaps, unmapped_bytes: unmaps << 12, ages: 3 * unmaps };
         let place = |&(by, at, unmaps): &(i32, u64, u64)| (Place::new(by, at), notices(unmaps));
         Heard { places: places.iter().map(place).collect(), ..Heard::default() }
+    }
+
+    /// Watches guests of these processes, from nothing on.
+    fn watching(pids: &[i32]) -> Traced {
+        let mut traced = Traced::new(Events::heard_in_a_test());
+        traced.watched = pids.iter().map(|pid| (*pid, "vmm".to_owned())).collect();
+        traced
     }
 
     fn of(traced: &Traced, pid: i32) -> [u64; 4] {
@@ -322,8 +470,7 @@ mod tests {
         host.write("proc/10/maps", &format!("{HERE:x}-{:x} rw-p 0 00:00 0\n", HERE + (1 << 30)));
         let other = HERE + (1 << 29);
         host.write("proc/11/maps", &format!("{other:x}-{:x} rw-p 0 00:00 0\n", HERE + (2 << 30)));
-        let mut traced = Traced::new(Events::nothing("made up"));
-        traced.events = Events::heard_in_a_test();
+        let mut traced = watching(&[10, 11]);
         let all = [
             (11, HERE, 5),                   // A guest itself, wherever.
             (2, HERE + 4096, 7),             // Only one has memory there.
@@ -332,8 +479,7 @@ mod tests {
             (2, HERE + (1 << 30) + 4096, 1), // Only the other.
         ];
         traced.heard = heard(&all);
-        traced.own(&host.files(), None);
-        traced.sum();
+        traced.place(&host.files(), None);
         assert_eq!(of(&traced, 10), [7, 7 << 12, 7, 21]);
         assert_eq!(of(&traced, 11), [6, 6 << 12, 1, 18]);
         assert_eq!(traced.ambiguous(), 11);
@@ -353,26 +499,26 @@ mod tests {
         host.process(10, "vmm", &["anon_inode:kvm-vm"]);
         host.process(2, "ksmd", &[]);
         maps(10);
-        let mut traced = Traced::new(Events::heard_in_a_test());
+        let mut traced = watching(&[10, 11]);
         let hear = |traced: &mut Traced, pids: &[i32], unmaps| {
             traced.heard = heard(&[(2, HERE, unmaps)]);
             traced.look_again = Instant::now();
-            traced.own(&host.files(), Some(pids.to_vec()));
-            traced.sum();
+            traced.place(&host.files(), Some(pids.to_vec()));
         };
         hear(&mut traced, &[10], 7);
         assert_eq!(of(&traced, 10)[0], 7);
         traced.forget(10);
         host.process(11, "vmm", &["anon_inode:kvm-vm"]);
         maps(11);
-        hear(&mut traced, &[11], 9);
+        hear(&mut traced, &[11], 2);
         assert_eq!((of(&traced, 10)[0], of(&traced, 11)[0]), (0, 2));
         // Several guests have memory there for a while: these unmaps stay ambiguous.
         traced.forget(11);
-        hear(&mut traced, &[10, 11], 14);
+        traced.watched = watching(&[10, 11]).watched;
+        hear(&mut traced, &[10, 11], 5);
         assert_eq!((traced.ambiguous(), of(&traced, 11)[0]), (5, 0));
         traced.forget(10);
-        hear(&mut traced, &[11], 15);
+        hear(&mut traced, &[11], 1);
         assert_eq!((traced.ambiguous(), of(&traced, 11)[0]), (5, 1));
     }
 
@@ -392,7 +538,7 @@ mod tests {
         let told = |events| {
             let mut traced = Traced::new(events);
             traced.heard.threads = [((10, 20), thread.clone())].into();
-            traced.sum();
+            traced.note_fires();
             let mut sink = Sink::default();
             traced.vcpu(10, None, &mut sink);
             sink
@@ -438,11 +584,11 @@ mod tests {
         let thread = |exits: u64, vcpu| Thread {
             vcpu,
             counts: [("kvm_userspace_exit", exits)].into(),
-            stalls: None,
+            ..Thread::default()
         };
         traced.heard.threads = [((10, 20), thread(3, None)), ((10, 21), thread(4, Some(1)))].into();
         traced.heard.threads.insert((11, 22), thread(100, Some(1)));
-        traced.sum();
+        traced.note_fires();
         let told = |traced: &Traced, tids| {
             let mut sink = Sink::default();
             traced.vcpu(10, tids, &mut sink);
@@ -457,7 +603,32 @@ mod tests {
         assert_eq!((traced.thread(10, 1), traced.thread(10, 0)), (Some(21), None));
         // Once an exit of any guest is received, a guest without exits has zero.
         traced.heard.threads.get_mut(&(11, 22)).unwrap().stalls = Some(Stalls::new());
-        traced.sum();
+        traced.note_fires();
         assert_eq!(told(&traced, None).values[&Metric::FaultNs], 0);
+    }
+
+    #[test]
+    fn a_vcpu_that_moved_is_on_the_thread_that_had_its_last_exit() {
+        let mut traced = watching(&[10]);
+        let thread = |last| Thread { vcpu: Some(0), last, ..Thread::default() };
+        traced.heard.threads = [((10, 20), thread(5)), ((10, 31), thread(9))].into();
+        traced.heard.threads.insert((10, 40), thread(7));
+        assert_eq!(traced.thread(10, 0), Some(31));
+    }
+
+    #[test]
+    fn a_process_that_has_anothers_number_has_its_own_name() {
+        let host = Made::new();
+        host.process(10, "vmm", &["anon_inode:kvm-vm"]).process(2, "first", &[]);
+        host.write("proc/10/maps", &format!("{HERE:x}-{:x} rw-p 0 00:00 0\n", HERE + (1 << 30)));
+        let mut traced = watching(&[10]);
+        for (name, unmaps) in [("first", 3), ("second", 5)] {
+            host.write("proc/2/comm", name);
+            traced.heard = heard(&[(2, HERE, unmaps)]);
+            traced.look_again = Instant::now();
+            traced.place(&host.files(), Some(vec![10]));
+        }
+        let by = [("first".to_owned(), 3), ("second".to_owned(), 5)];
+        assert_eq!(traced.invalidated_by(10), by.into());
     }
 }

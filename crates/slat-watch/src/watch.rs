@@ -288,11 +288,13 @@ impl<'f> Watch<'f> {
         }
     }
 
-    /// Takes the values that only the end needs: all counters of KVM, by the kernel's names.
+    /// Takes the values that only the end needs, all counters of KVM by the kernel's names, and
+    /// releases all guests: what their readers do later delays the end of no VM.
     pub fn end(&mut self) {
         for watched in &mut self.guests {
-            if let Some(guest) = &watched.guest {
+            if let Some(guest) = watched.guest.take() {
                 watched.total.take(guest.changes());
+                self.traced.forget(guest.pid());
             }
         }
     }
@@ -371,6 +373,7 @@ impl<'f> Watch<'f> {
             let changes = (state != State::Runs).then(|| guest.changes());
             let (stalls, each) = guest.stalls(&self.traced);
             let pid = guest.pid();
+            watched.lose(self.traced.lossy(pid), self.traced.lossy_vcpus(pid));
             watched.take(at, now, knowledge);
             if let Some(changes) = changes {
                 watched.total.take(changes);
@@ -435,7 +438,7 @@ impl<'f> Watch<'f> {
         }
         if !new.is_empty() {
             // As in a step, all readings follow one look at the accounts of tracepoints.
-            let pids: Vec<i32> = new.iter().map(Guest::pid).collect();
+            let pids: Vec<_> = new.iter().map(|it| (it.pid(), it.vcpus().count())).collect();
             let share = u32::try_from(known.len() + new.len()).unwrap_or(u32::MAX);
             self.traced.begin(&self.files, known, &pids);
             for guest in new {
@@ -480,6 +483,25 @@ impl<'f> Watch<'f> {
 }
 
 impl Watched {
+    /// Forgets what is known of metrics that lost events: what was counted is not all of it.
+    fn lose<'w>(&mut self, metrics: impl Iterator<Item = (Metric, &'w str)>, vcpus: bool) {
+        for (metric, why) in metrics {
+            self.first.guest.remove(&metric);
+            self.last.guest.remove(&metric);
+            let knowledge = &mut self.total.knowledge;
+            // Another reason why it is not known tells more.
+            if knowledge.sources.remove(&metric).is_some() {
+                knowledge.unknown.insert(metric, why.to_owned());
+            }
+        }
+        if vcpus {
+            let readings = [&mut self.first, &mut self.last].into_iter();
+            readings.flat_map(|it| &mut it.vcpus).for_each(|values| {
+                values.retain(|metric, _| metric.scope() != Scope::Traced);
+            });
+        }
+    }
+
     /// Takes a reading.
     fn take(&mut self, at: Duration, mut now: Reading, knowledge: Knowledge) {
         if !(now.knows_what(&self.last) && now.knows_what(&self.first)) {

@@ -165,8 +165,8 @@ fn pages(backing: Backing) {
 
 /// Watches the process, with the transition measured, if programs may listen.
 fn listening(other: &Other) -> Option<Watch<'static>> {
-    let events = |vcpus| {
-        let mut events = Events::open(vcpus);
+    let events = |_| {
+        let mut events = Events::open();
         events.calibrate();
         events
     };

@@ -14,8 +14,11 @@ use slat_lab::size::Size;
 use slat_procfs::Files;
 use slat_watch::{Debugfs, Events, NotFound, Watch, Which, WorkingSets};
 use std::io::{IsTerminal, Write};
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Ctrl-C is noticed within this time.
@@ -38,8 +41,8 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     let which = args.pid.map_or(Which::All, Which::Pid);
     let session = Session::interactive()?;
     let files = Files::here();
-    let events = |vcpus| {
-        let mut events = Events::open(vcpus);
+    let events = |_| {
+        let mut events = Events::open();
         if !args.no_calibration {
             events.calibrate();
         }
@@ -57,7 +60,8 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     let mut monitor = connected.map_err(|why| bad_input(format!("--qmp {why}")))?;
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let to_stdout = args.json.is_some() && file.is_none();
-    let ended = run(args, &mut watch, &session, monitor.as_mut(), &mut View::new(to_stdout))?;
+    let mut view = View::new(to_stdout);
+    let ended = run(args, &mut watch, &session, monitor.as_mut(), &mut view)?;
     watch.end();
     let debugfs = match watch.debugfs() {
         Ok(debugfs) if debugfs.is_private() => "mounted for this process alone".to_owned(),
@@ -95,6 +99,8 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.html {
         write_whole(path, page::render(&report).as_bytes())?;
     }
+    // What follows may wait for a reader: nothing of a guest is held any more.
+    view.end()?;
     output::print(&if to_stdout { report.json()? } else { report.text(output::width()) })?;
     Ok(match (ended, args.time) {
         (Ended::Interrupted, Some(_)) => ExitCode::from(130),
@@ -146,11 +152,20 @@ fn run(
 }
 
 /// Where samples are shown, and how.
+///
+/// A thread of its own writes them: while nobody reads (Ctrl-S, a pager), the watch goes on, and
+/// releases guests that end. A VM exists as long as somebody holds a descriptor of it.
 struct View {
     on_terminal: bool,
-    to_stderr: bool,
     drawn: bool,
+    /// What the thread has not taken yet.
+    waiting: String,
+    texts: Option<SyncSender<String>>,
+    writer: Option<JoinHandle<anyhow::Result<()>>>,
 }
+
+/// Most bytes of lines that wait for a reader.
+const WAITING: usize = 1 << 20;
 
 impl View {
     /// On stdout, unless that is for the JSON.
@@ -159,7 +174,55 @@ impl View {
             true => std::io::stderr().is_terminal(),
             false => std::io::stdout().is_terminal(),
         };
-        Self { on_terminal, to_stderr, drawn: false }
+        let print = move |text: &str| match to_stderr {
+            true => {
+                let _ = std::io::stderr().lock().write_all(text.as_bytes());
+                Ok(())
+            }
+            false => output::print(text),
+        };
+        Self::by(on_terminal, print)
+    }
+
+    fn by(on_terminal: bool, print: impl Fn(&str) -> anyhow::Result<()> + Send + 'static) -> Self {
+        let (texts, received) = sync_channel::<String>(1);
+        let write = move || received.into_iter().try_for_each(|text| print(&text));
+        let writer = Some(std::thread::spawn(write));
+        let (drawn, waiting) = (false, String::new());
+        Self { on_terminal, drawn, waiting, texts: Some(texts), writer }
+    }
+
+    /// Hands text to the writer if it is ready. A table replaces the one that waits; of lines, the
+    /// newest are left out if too many wait.
+    fn hand(&mut self, text: &str) -> anyhow::Result<()> {
+        if self.on_terminal {
+            self.waiting.clear();
+        }
+        if self.waiting.len() + text.len() <= WAITING {
+            self.waiting += text;
+        }
+        let Some(texts) = self.texts.as_ref().filter(|_| !self.waiting.is_empty()) else {
+            return Ok(());
+        };
+        match texts.try_send(std::mem::take(&mut self.waiting)) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full(text)) => {
+                self.waiting = text;
+                Ok(())
+            }
+            // It ends early because it cannot write.
+            Err(TrySendError::Disconnected(_)) => self.end(),
+        }
+    }
+
+    /// Waits until all is written.
+    fn end(&mut self) -> anyhow::Result<()> {
+        if let Some(texts) = self.texts.take() {
+            // Fails if the writer ended, which then says why.
+            let _ = texts.send(std::mem::take(&mut self.waiting));
+        }
+        let ended = self.writer.take().map(JoinHandle::join);
+        ended.map_or(Ok(()), |ended| ended.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
     fn show(&mut self, watch: &Watch<'_>, step: &slat_watch::Step) -> anyhow::Result<()> {
@@ -181,13 +244,7 @@ impl View {
             }
             text
         };
-        match self.to_stderr {
-            true => {
-                let _ = std::io::stderr().lock().write_all(text.as_bytes());
-                Ok(())
-            }
-            false => output::print(&text),
-        }
+        self.hand(&text)
     }
 }
 
@@ -240,4 +297,48 @@ fn more_descriptors() {
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    /// A view whose texts are written once the lock is free.
+    fn view(on_terminal: bool, written: &Arc<Mutex<String>>) -> View {
+        let written = Arc::clone(written);
+        View::by(on_terminal, move |text| {
+            written.lock().unwrap().push_str(text);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn samples_that_nobody_reads_do_not_stop_the_watch() {
+        for on_terminal in [false, true] {
+            let written = Arc::new(Mutex::new(String::new()));
+            let mut view = view(on_terminal, &written);
+            let blocked = written.lock().unwrap();
+            for sample in 0..100 {
+                view.hand(&format!("{sample}\n")).unwrap();
+            }
+            // As much as waits at most.
+            view.hand(&"x".repeat(WAITING + 1)).unwrap();
+            assert!(view.waiting.len() <= WAITING);
+            view.hand("last\n").unwrap();
+            drop(blocked);
+            view.end().unwrap();
+            let written = written.lock().unwrap();
+            assert!(written.ends_with("last\n"), "{written}");
+            let all: String = (0..100).map(|sample| format!("{sample}\n")).collect();
+            assert_eq!(on_terminal, *written != all + "last\n");
+        }
+    }
+
+    #[test]
+    fn a_view_that_cannot_be_written_to_says_why() {
+        let mut view = View::by(false, |_| Err(anyhow::anyhow!("no space")));
+        let failed = std::iter::repeat_with(|| view.hand("line\n")).find_map(Result::err);
+        assert!(failed.unwrap().to_string().contains("no space"));
+    }
 }

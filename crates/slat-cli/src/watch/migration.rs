@@ -81,7 +81,7 @@ pub struct Monitor {
     migration: Migration,
     /// The migration that ran during the watch, if one did.
     migrated: Option<Migration>,
-    /// Why a value is unknown. It is shown once.
+    /// Why the last step could not ask QEMU what it wanted.
     why: Option<String>,
 }
 
@@ -102,34 +102,37 @@ impl Monitor {
 
     /// Takes the measurement, and begins the next one, which QEMU makes in the background.
     pub fn step(&mut self) {
-        let step = || -> Result<(), String> {
-            self.migration = self.qmp.migration()?;
-            if self.migration.runs {
-                // Before QEMU reads the log for the first time, it has no rate.
-                let known = self.migration.bytes_per_second > 0.0 || self.migrated.is_none();
-                self.migrated = Some(self.migration).filter(|_| known).or(self.migrated);
-            }
-            if self.measures
-                && let Some(rate) = self.qmp.dirty_rate()?
-            {
-                self.rates.push(rate);
-                self.measures = false;
-            }
-            if !self.measures {
-                self.qmp.begin_dirty_rate(1)?;
-                self.measures = true;
-            }
-            Ok(())
-        };
-        let mut step = step;
-        if let Err(why) = step() {
-            self.why.get_or_insert(why);
-        }
+        self.why = self.ask().err();
     }
 
-    /// Returns why a value is unknown.
+    fn ask(&mut self) -> Result<(), String> {
+        self.migration = self.qmp.migration()?;
+        if self.migration.runs {
+            // Before QEMU reads the log for the first time, it has no rate.
+            let known = self.migration.bytes_per_second > 0.0 || self.migrated.is_none();
+            self.migrated = Some(self.migration).filter(|_| known).or(self.migrated);
+        }
+        if self.measures
+            && let Some(rate) = self.qmp.dirty_rate()?
+        {
+            self.rates.push(rate);
+            self.measures = false;
+        }
+        // The log of a migration is exact: samples beside it cost the guest, and tell less.
+        if self.migration.runs {
+            return Err("a migration runs, and QEMU has not read its log yet".to_owned());
+        }
+        if !self.measures {
+            self.qmp.begin_dirty_rate(1)?;
+            self.measures = true;
+        }
+        Ok(())
+    }
+
+    /// Returns why no rate of QEMU's is known, if none is.
     pub fn why(&self) -> Option<&str> {
-        self.why.as_deref()
+        let knows = self.migrated.is_some_and(|it| it.bytes_per_second > 0.0);
+        self.why.as_deref().filter(|_| !knows && self.rates.is_empty())
     }
 
     /// Returns the rates from the log of an active migration and from samples.
@@ -362,6 +365,64 @@ mod tests {
         let mut guest = guest("qemu");
         guest.total.insert(Metric::RssBytes, gib << 30);
         guest
+    }
+
+    /// A monitor of a QEMU that answers each command in this way.
+    fn monitor(answer: impl Fn(&str) -> String + Send + 'static) -> (Monitor, Commands) {
+        use std::io::{BufRead, BufReader, Write};
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("qmp");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"{\"QMP\": {}}\n").unwrap();
+            let mut asked = Vec::new();
+            for line in BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok) {
+                let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+                let command = line["execute"].as_str().unwrap().to_owned();
+                writeln!(stream, "{}", answer(&command)).unwrap();
+                asked.push(command);
+            }
+            asked
+        });
+        (Monitor::connect(&socket).unwrap(), thread)
+    }
+
+    type Commands = std::thread::JoinHandle<Vec<String>>;
+
+    const MIGRATES: &str = "{\"return\": {\"status\": \"active\", \"ram\": {\"dirty-pages-rate\": 100, \
+                            \"page-size\": 4096, \"dirty-sync-count\": 3}}}";
+    const NOTHING: &str = "{\"return\": {}}";
+    const REFUSED: &str = "{\"error\": {\"class\": \"GenericError\", \"desc\": \"refused\"}}";
+
+    #[test]
+    fn qemu_takes_no_samples_while_a_migration_runs() {
+        let (mut monitor, asked) = monitor(|command| match command {
+            "query-migrate" => MIGRATES.to_owned(),
+            command if command.contains("dirty-rate") => REFUSED.to_owned(),
+            _ => NOTHING.to_owned(),
+        });
+        monitor.step();
+        assert_eq!(monitor.rates(1)[0].bytes_per_second, 409_600.0);
+        assert_eq!(monitor.why(), None);
+        drop(monitor);
+        assert!(!asked.join().unwrap().contains(&"calc-dirty-rate".to_owned()));
+    }
+
+    #[test]
+    fn a_refusal_of_qemus_that_is_over_is_not_told() {
+        use std::sync::Arc;
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let refuses = Arc::new(AtomicBool::new(true));
+        let now = Arc::clone(&refuses);
+        let (mut monitor, _) = monitor(move |command| match command {
+            "calc-dirty-rate" if now.load(Ordering::Relaxed) => REFUSED.to_owned(),
+            _ => NOTHING.to_owned(),
+        });
+        assert!(monitor.why().is_some_and(|why| why.contains("refused")));
+        refuses.store(false, Ordering::Relaxed);
+        monitor.step();
+        assert_eq!(monitor.why(), None);
     }
 
     #[test]

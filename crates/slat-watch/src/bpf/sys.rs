@@ -12,7 +12,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 const MAP_CREATE: i32 = 0;
 const MAP_LOOKUP: i32 = 1;
-#[cfg(test)]
 const MAP_UPDATE: i32 = 2;
 const MAP_DELETE: i32 = 3;
 const PROG_LOAD: i32 = 5;
@@ -38,6 +37,15 @@ const LOG: usize = 1 << 16;
 pub(crate) enum Kind {
     Hash = 1,
     Array = 2,
+    /// Maps of the kinds above whose values are maps (Linux 4.12).
+    ArrayOfMaps = 12,
+    HashOfMaps = 13,
+}
+
+impl Kind {
+    fn has_words_as_keys(self) -> bool {
+        matches!(self, Self::Hash | Self::HashOfMaps)
+    }
 }
 
 /// `union bpf_attr` of `BPF_MAP_CREATE`, as far as it is used. The kernel takes the rest as 0.
@@ -49,6 +57,7 @@ struct Create {
     value_size: u32,
     max_entries: u32,
     flags: u32,
+    inner: u32,
 }
 
 /// `union bpf_attr` of `BPF_MAP_LOOKUP_ELEM`, `BPF_MAP_UPDATE_ELEM` and `BPF_MAP_DELETE_ELEM`.
@@ -159,16 +168,47 @@ pub(crate) struct Map {
 impl Map {
     /// Creates a map of at most `most` entries, each of `words` words.
     pub fn new(kind: Kind, words: usize, most: usize) -> Result<Self, Errno> {
+        Self::create(kind, words, 8 * words, most, 0)
+    }
+
+    /// Creates a map of at most `most` maps that are like `inner`.
+    pub fn of_maps(kind: Kind, inner: &Self, most: usize) -> Result<Self, Errno> {
+        Self::create(kind, 1, 4, most, inner.fd() as u32)
+    }
+
+    fn create(
+        kind: Kind,
+        words: usize,
+        bytes: usize,
+        most: usize,
+        inner: u32,
+    ) -> Result<Self, Errno> {
         let mut create = Create {
             kind: kind as u32,
-            key_size: if kind == Kind::Hash { 8 } else { 4 },
-            value_size: (words * 8) as u32,
+            key_size: if kind.has_words_as_keys() { 8 } else { 4 },
+            value_size: bytes as u32,
             max_entries: most as u32,
             flags: 0,
+            inner,
         };
         // SAFETY: the attribute has no address; the kernel returns a new descriptor.
         let fd = unsafe { own(bpf(MAP_CREATE, &mut create)?) };
         Ok(Self { fd, kind, words, most, room: RefCell::default() })
+    }
+
+    /// Returns the greatest number of entries.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Returns the bytes of a key, of which an array takes the first four.
+    fn key(&self, key: u64) -> [u8; 8] {
+        if self.kind.has_words_as_keys() {
+            return key.to_ne_bytes();
+        }
+        let mut bytes = [0; 8];
+        bytes[..4].copy_from_slice(&(key as u32).to_ne_bytes());
+        bytes
     }
 
     pub fn fd(&self) -> RawFd {
@@ -184,7 +224,7 @@ impl Map {
 
     /// Returns the value of a key.
     pub fn value(&self, key: u64) -> Result<Vec<u64>, Errno> {
-        let key = [key];
+        let key = self.key(key);
         let mut value = vec![0; self.words];
         let mut element = Element {
             map: self.fd() as u32,
@@ -199,23 +239,34 @@ impl Map {
     }
 
     /// Sets the value of a key.
-    #[cfg(test)]
     pub fn set(&self, key: u64, value: &[u64]) -> Result<(), Errno> {
         assert_eq!(value.len(), self.words);
-        let key = [key];
-        let mut element = Element {
-            map: self.fd() as u32,
-            key: address(&key),
-            value: address(value),
-            ..Element::default()
-        };
-        // SAFETY: as in `value`; the kernel writes nothing.
+        // SAFETY: a value has as many words as the map was made with.
+        unsafe { self.update(key, address(value)) }
+    }
+
+    /// Sets the map of a key. When this returns, no program uses the former one any more: since
+    /// Linux 4.20 the call waits for those that began before it.
+    pub fn set_map(&self, key: u64, inner: &Self) -> Result<(), Errno> {
+        let value = [inner.fd()];
+        // SAFETY: a value of a map of maps is a descriptor.
+        unsafe { self.update(key, address(&value)) }
+    }
+
+    /// # Safety
+    /// `value` is the address of a value of this map, which is valid for the call.
+    unsafe fn update(&self, key: u64, value: u64) -> Result<(), Errno> {
+        let key = self.key(key);
+        let mut element =
+            Element { map: self.fd() as u32, key: address(&key), value, ..Element::default() };
+        // SAFETY: a key has 8 bytes at most; the caller guarantees the value. The kernel writes
+        // nothing.
         unsafe { bpf(MAP_UPDATE, &mut element) }.map(drop)
     }
 
     /// Deletes a key of a hash.
     pub fn delete(&self, key: u64) -> Result<(), Errno> {
-        let key = [key];
+        let key = self.key(key);
         let mut element =
             Element { map: self.fd() as u32, key: address(&key), ..Element::default() };
         // SAFETY: a key has 8 bytes at most; the kernel writes nothing.

@@ -1,8 +1,11 @@
 //! The programs that run in the kernel at each event. They keep accounts of vCPUs' threads, and of
 //! ranges that the host unmaps or ages.
 //!
+//! Each guest that is watched has a map of its own, its room, for the accounts of its threads: a
+//! guest that fills it takes nothing from another, and a process that is not watched fills none.
 //! Only the thread itself writes a thread's account, because its events come on it; so plain stores
-//! suffice. Several CPUs may write a range's account, so those stores are atomic.
+//! suffice. A room also has the guest's own account. Several CPUs may write that one, or a range's,
+//! so those stores are atomic.
 
 use super::times::{BUCKETS, FIRST, LONGEST, STRIDE, SUM, Why};
 use super::tracepoint::{Field, Tracepoint};
@@ -16,8 +19,19 @@ pub(crate) const WHY: usize = 1;
 pub(crate) const VCPU: usize = 2;
 pub(crate) const USER_EXITS: usize = 3;
 pub(crate) const PUSHES: usize = 4;
-pub(crate) const TIMES: usize = 5;
+/// Nanoseconds at the last exit.
+pub(crate) const LAST: usize = 5;
+pub(crate) const TIMES: usize = 6;
 pub(crate) const THREAD_WORDS: usize = TIMES + Why::ALL.len() * STRIDE;
+
+/// Words of a guest's own account, which has the size of a thread's and the thread 0. It has events
+/// of threads that found no room: exits here, the others at [`USER_EXITS`] and [`PUSHES`].
+pub(crate) const UNTIMED: usize = 0;
+/// The words of a range's account, of all ranges that the guest's own threads unmapped or aged.
+pub(crate) const OWN: usize = TIMES;
+
+/// The place of ranges that found no room at their place.
+pub(crate) const ANYWHERE: u32 = u32::MAX;
 
 /// Words of a range's account: for each [`Notice`] a count, and bytes.
 pub(crate) const RANGE_WORDS: usize = 6;
@@ -36,19 +50,21 @@ pub(crate) enum Notice {
 /// Descriptors of the maps that programs use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Maps {
-    /// Accounts by process and thread.
-    pub threads: i32,
-    /// Accounts by process and place.
+    /// A room for each watched process: accounts by process and thread.
+    pub rooms: i32,
+    /// Two maps of accounts by process and place; the second has [`ANYWHERE`].
     pub ranges: i32,
     /// The empty account of a thread.
     pub empty: i32,
-    /// Number of events that found no room.
+    /// Number of ranges that found no room at all.
     pub lost: i32,
 }
 
 const KEY: i16 = -8;
 const INDEX: i16 = -16;
-const RANGE: i16 = -64;
+/// The key of a guest's room, and of its own account therein.
+const GUEST: i16 = -24;
+const RANGE: i16 = -72;
 
 const fn at(word: usize) -> i16 {
     (word * 8) as i16
@@ -67,47 +83,71 @@ fn load(program: &mut Program, dst: Reg, field: Field) {
 /// Sets R0 to the value that a map has for the key on the stack.
 fn lookup(program: &mut Program, map: i32, key: i16) {
     program.map(R1, map);
+    find(program, key);
+}
+
+/// Sets R0 to the value that the map R9 has for the key on the stack.
+fn lookup_inner(program: &mut Program, key: i16) {
+    program.op_reg(Op::Mov, R1, R9);
+    find(program, key);
+}
+
+fn find(program: &mut Program, key: i16) {
     program.op_reg(Op::Mov, R2, Stack);
     program.op(Op::Add, R2, key.into());
     program.call(Helper::Lookup);
 }
 
-/// Counts an event that found no room.
-fn lost(program: &mut Program, maps: Maps, out: Label) {
-    program.store_imm(Width::B4, Stack, INDEX, 0);
-    lookup(program, maps.lost, INDEX);
-    program.jump_if(If::Equal, R0, 0, out);
+/// Adds 1 to a word of the account R0, which other CPUs write as well. R2 points to the word then.
+fn count_atomically(program: &mut Program, word: usize) {
+    program.op_reg(Op::Mov, R2, R0);
+    program.op(Op::Add, R2, at(word).into());
     program.op(Op::Mov, R1, 1);
-    program.add_atomically(R0, 0, R1);
-    program.jump(out);
+    program.add_atomically(R2, 0, R1);
 }
 
-/// Sets R0 to the account of this thread, and creates it if necessary.
-fn account(program: &mut Program, maps: Maps, out: Label) {
+/// Sets R9 to the room of this thread's process, if that is watched; the keys of the thread and the
+/// process are on the stack then.
+fn room(program: &mut Program, maps: Maps, out: Label) {
+    program.call(Helper::Thread);
+    program.store(Width::B8, Stack, KEY, R0);
+    program.op(Op::Shr, R0, 32);
+    program.op(Op::Shl, R0, 32);
+    program.store(Width::B8, Stack, GUEST, R0);
+    lookup(program, maps.rooms, GUEST);
+    program.jump_if(If::Equal, R0, 0, out);
+    program.op_reg(Op::Mov, R9, R0);
+}
+
+/// Sets R0 to the account of this thread, and creates it if necessary. If there is no room, it
+/// counts the event at `without` in the guest's own account. R9 changes.
+fn account(program: &mut Program, maps: Maps, without: usize, out: Label) {
     let found = program.label();
-    known(program, maps);
+    known(program, maps, out);
     program.jump_if(If::NotEqual, R0, 0, found);
     program.store_imm(Width::B4, Stack, INDEX, 0);
     lookup(program, maps.empty, INDEX);
     program.jump_if(If::Equal, R0, 0, out);
     program.op_reg(Op::Mov, R3, R0);
-    insert(program, maps.threads);
-    lookup(program, maps.threads, KEY);
+    insert_inner(program);
+    lookup_inner(program, KEY);
     program.jump_if(If::NotEqual, R0, 0, found);
-    lost(program, maps, out);
+    lookup_inner(program, GUEST);
+    program.jump_if(If::Equal, R0, 0, out);
+    count_atomically(program, without);
+    program.jump(out);
     program.here(found);
 }
 
-/// Sets R0 to the account of this thread, or to 0.
-fn known(program: &mut Program, maps: Maps) {
-    program.call(Helper::Thread);
-    program.store(Width::B8, Stack, KEY, R0);
-    lookup(program, maps.threads, KEY);
+/// Sets R0 to the account of this thread, or to 0. R9 changes.
+fn known(program: &mut Program, maps: Maps, out: Label) {
+    room(program, maps, out);
+    lookup_inner(program, KEY);
 }
 
-/// Inserts the value that R3 points to into a map, unless the key exists.
-fn insert(program: &mut Program, map: i32) {
-    program.map(R1, map);
+/// Inserts the value that R3 points to into the map R9, unless the key exists.
+fn insert_inner(program: &mut Program) {
+    program.op_reg(Op::Mov, R1, R9);
     program.op_reg(Op::Mov, R2, Stack);
     program.op(Op::Add, R2, KEY.into());
     // BPF_NOEXIST.
@@ -215,12 +255,13 @@ pub(crate) fn exit(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, String> {
         }
         Err(_) => program.op(Op::Mov, R7, 0),
     }
-    account(&mut program, maps, out);
+    account(&mut program, maps, UNTIMED, out);
     program.op_reg(Op::Mov, R9, R0);
     program.store(Width::B8, R9, at(WHY), R8);
     program.store(Width::B8, R9, at(VCPU), R7);
     program.call(Helper::Nanoseconds);
     program.store(Width::B8, R9, at(BEGAN), R0);
+    program.store(Width::B8, R9, at(LAST), R0);
     program.here(out);
     program.end();
     Ok(program.assemble())
@@ -230,7 +271,7 @@ pub(crate) fn exit(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, String> {
 pub(crate) fn entry(maps: Maps) -> Vec<u64> {
     let mut program = Program::default();
     let out = program.label();
-    known(&mut program, maps);
+    known(&mut program, maps, out);
     program.jump_if(If::Equal, R0, 0, out);
     program.op_reg(Op::Mov, R7, R0);
     program.load(Width::B8, R8, R7, at(BEGAN));
@@ -307,7 +348,7 @@ fn bucket(program: &mut Program) {
 pub(crate) fn mmio(maps: Maps) -> Vec<u64> {
     let mut program = Program::default();
     let out = program.label();
-    known(&mut program, maps);
+    known(&mut program, maps, out);
     program.jump_if(If::Equal, R0, 0, out);
     program.load(Width::B8, R1, R0, at(WHY));
     program.jump_if(If::Above, R1, Why::FaultExecute as i32, out);
@@ -324,7 +365,7 @@ pub(crate) fn guest_fault(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, St
     let out = program.label();
     program.op_reg(Op::Mov, R6, R1);
     load(&mut program, R7, event.field("hsr")?);
-    known(&mut program, maps);
+    known(&mut program, maps, out);
     program.jump_if(If::Equal, R0, 0, out);
     program.load(Width::B8, R1, R0, at(WHY));
     program.jump_if(If::NotEqual, R1, Why::FaultRead as i32, out);
@@ -350,7 +391,7 @@ pub(crate) fn guest_fault(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, St
 pub(crate) fn counted(word: usize, maps: Maps) -> Vec<u64> {
     let mut program = Program::default();
     let out = program.label();
-    account(&mut program, maps, out);
+    account(&mut program, maps, word, out);
     count(&mut program, word);
     program.here(out);
     program.end();
@@ -374,28 +415,49 @@ pub(crate) fn notice(event: &Tracepoint, notice: Notice, maps: Maps) -> Result<V
             program.op(Op::Mov, R8, 0);
         }
     }
-    program.call(Helper::Thread);
-    program.op(Op::Shr, R0, 32);
-    program.op(Op::Shl, R0, 32);
+    let other = program.label();
+    let word = 2 * notice as usize;
+    room(&mut program, maps, other);
+    // A guest's own thread: the address says nothing more.
+    lookup_inner(&mut program, GUEST);
+    program.jump_if(If::Equal, R0, 0, out);
+    program.op(Op::Add, R0, at(OWN).into());
+    program.jump(found);
+    program.here(other);
     program.op(Op::Shr, R7, RANGE_SHIFT);
-    program.op_reg(Op::Or, R0, R7);
-    program.store(Width::B8, Stack, KEY, R0);
-    lookup(&mut program, maps.ranges, KEY);
-    program.jump_if(If::NotEqual, R0, 0, found);
     for word in 0..RANGE_WORDS {
         program.store_imm(Width::B8, Stack, RANGE + at(word), 0);
     }
-    program.op_reg(Op::Mov, R3, Stack);
-    program.op(Op::Add, R3, RANGE.into());
-    insert(&mut program, maps.ranges);
-    lookup(&mut program, maps.ranges, KEY);
-    program.jump_if(If::NotEqual, R0, 0, found);
-    lost(&mut program, maps, out);
+    for index in 0..2 {
+        program.store_imm(Width::B4, Stack, INDEX, index);
+        lookup(&mut program, maps.ranges, INDEX);
+        program.jump_if(If::Equal, R0, 0, out);
+        program.op_reg(Op::Mov, R9, R0);
+        program.load(Width::B8, R1, Stack, GUEST);
+        program.op_reg(Op::Or, R1, R7);
+        program.store(Width::B8, Stack, KEY, R1);
+        lookup_inner(&mut program, KEY);
+        program.jump_if(If::NotEqual, R0, 0, found);
+        program.op_reg(Op::Mov, R3, Stack);
+        program.op(Op::Add, R3, RANGE.into());
+        insert_inner(&mut program);
+        lookup_inner(&mut program, KEY);
+        program.jump_if(If::NotEqual, R0, 0, found);
+        // ANYWHERE, of 32 bits.
+        program.op(Op::Mov, R7, -1);
+        program.op(Op::Shl, R7, 32);
+        program.op(Op::Shr, R7, 32);
+    }
+    program.store_imm(Width::B4, Stack, INDEX, 0);
+    lookup(&mut program, maps.lost, INDEX);
+    program.jump_if(If::Equal, R0, 0, out);
+    count_atomically(&mut program, 0);
+    program.jump(out);
     program.here(found);
-    let word = 2 * notice as usize;
-    program.op(Op::Mov, R1, 1);
-    program.add_atomically(R0, at(word), R1);
-    program.add_atomically(R0, at(word + 1), R8);
+    count_atomically(&mut program, word);
+    program.op(Op::Add, R2, 8);
+    program.op_reg(Op::Mov, R1, R8);
+    program.add_atomically(R2, 0, R1);
     program.here(out);
     program.end();
     Ok(program.assemble())

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// Listens, or prints the reason why it cannot.
 fn events() -> Option<Events> {
-    let events = Events::open(0);
+    let events = Events::open();
     match events.how {
         How::Programs(_) => Some(events),
         _ => {
@@ -26,6 +26,18 @@ fn the_kernel_takes_every_program_whose_event_it_has() {
 }
 
 #[test]
+fn without_tracefs_events_whose_fields_are_not_read_are_received() {
+    if events().is_none() {
+        return;
+    }
+    let (programs, why) = Programs::load(Err("no tracefs".to_owned())).unwrap();
+    let raw = |it: &Program| it.called().unwrap() == Some(Called::Raw);
+    assert!(!programs.programs.is_empty() && programs.programs.iter().all(raw));
+    assert!(!why.contains_key(USER_EXIT), "{why:?}");
+    assert_eq!(why[UNMAP], "no tracefs");
+}
+
+#[test]
 fn only_an_event_whose_arguments_do_not_tell_its_fields_costs_a_record() {
     let Some(events) = events() else { return };
     let How::Programs(programs) = &events.how else { return };
@@ -36,35 +48,86 @@ fn only_an_event_whose_arguments_do_not_tell_its_fields_costs_a_record() {
     assert_eq!(by_perf, usize::from(exit), "{:?}", events.why);
 }
 
+/// Words of an account of a thread that had so many exits to the VMM.
+fn words(exits: u64) -> [u64; THREAD_WORDS] {
+    let mut words = [0; THREAD_WORDS];
+    words[programs::USER_EXITS] = exits;
+    words
+}
+
+/// A process that does not exist.
+const NOBODY: i32 = i32::MAX;
+
+fn key(pid: i32, tid: i32) -> u64 {
+    (pid as u64) << 32 | u64::from(tid as u32)
+}
+
 #[test]
-fn an_account_that_ends_is_not_heard_again_and_the_threads_next_event_begins_another() {
+fn a_guest_that_is_forgotten_is_not_heard_and_begins_with_nothing() {
     let Some(mut events) = events() else { return };
-    let How::Programs(programs) = &events.how else { return };
-    let words = |exits| {
-        let mut words = [0; THREAD_WORDS];
-        words[programs::USER_EXITS] = exits;
-        words
-    };
-    // Two numbers that no process has.
-    let [one, two] = [(i32::MAX, i32::MAX - 1), (i32::MAX, i32::MAX - 2)];
-    let key = |(pid, tid): (i32, i32)| (pid as u64) << 32 | tid as u64;
-    for thread in [one, two] {
-        programs.threads.set(key(thread), &words(5)).unwrap();
-    }
-    assert!(events.restart(one));
-    assert!(!events.restart(one));
-    let exits = |heard: &Heard, thread| heard.threads.get(&thread).map(|it| it.counts[USER_EXIT]);
     let mut heard = Heard::default();
+    for pid in [NOBODY, NOBODY - 1] {
+        events.begin(pid, 1);
+        let How::Programs(programs) = &events.how else { return };
+        programs.rooms.room(pid).set(key(pid, 5), &words(7)).unwrap();
+    }
+    events.forget(NOBODY);
     events.hear(&mut heard);
-    assert_eq!((exits(&heard, one), exits(&heard, two)), (None, Some(5)));
+    let exits = heard.threads.iter().map(|(key, it)| (*key, it.counts[USER_EXIT]));
+    assert_eq!(exits.collect::<Vec<_>>(), [((NOBODY - 1, 5), 7)]);
+    events.begin(NOBODY, 1);
+    events.hear(&mut heard);
+    assert_eq!(heard.guests[&NOBODY], Own::default());
+    assert!(!heard.threads.contains_key(&(NOBODY, 5)));
+}
+
+#[test]
+fn accounts_of_threads_that_ended_are_given_back_and_still_count() {
+    let Some(mut events) = events() else { return };
+    let own = std::process::id().cast_signed();
+    events.begin(own, 1);
+    let mut heard = Heard::default();
+    let mut most = 0;
+    // A thread's numbers are below 2^22.
+    for round in 0..100 {
+        let How::Programs(programs) = &events.how else { return };
+        let room = programs.rooms.room(own);
+        most = room.most();
+        for tid in 0..most as i32 / 2 {
+            room.set(key(own, (1 << 23) + round * 1000 + tid), &words(1)).unwrap();
+        }
+        room.set(key(own, rustix::thread::gettid().as_raw_pid()), &words(9)).unwrap();
+        events.hear(&mut heard);
+    }
+    let all: u64 = heard.threads.values().map(|it| it.counts[USER_EXIT]).sum();
+    assert_eq!(all, 100 * (most as u64 / 2) + 9);
+    assert!(heard.threads.len() < 400, "{}", heard.threads.len());
+}
+
+#[test]
+fn places_are_heard_once_and_their_room_is_given_back() {
+    let Ok(mut places) = Places::with_room([2, 1]) else { return eprintln!("skipped: no eBPF") };
+    let mut heard = Heard::default();
+    for round in 0..5 {
+        for place in 0..2 {
+            places.used(0).set(key(2, 10 * round + place), &[1, 4096, 0, 0, 0, 0]).unwrap();
+        }
+        places.used(1).set(key(3, -1), &[5, 0, 0, 0, 0, 0]).unwrap();
+        heard.places.clear();
+        places.hear(&mut heard);
+        assert_eq!(heard.places.values().map(|it| it.unmaps).sum::<u64>(), 7);
+        assert!(heard.places.contains_key(&Place::anywhere(3)), "{heard:?}");
+    }
+    heard.places.clear();
+    places.hear(&mut heard);
+    assert_eq!(heard, Heard::default());
 }
 
 #[test]
 fn accounts_that_cannot_be_read_stay_and_without_any_there_is_a_reason() {
-    let map = |words| Map::unreadable(Kind::Hash, words);
-    let programs = Programs {
-        threads: map(THREAD_WORDS),
-        ranges: map(RANGE_WORDS),
+    let mut programs = Programs {
+        rooms: Rooms::unreadable(10),
+        places: Places::unreadable(),
         lost: Map::unreadable(Kind::Array, 1),
         _empty: Map::unreadable(Kind::Array, 1),
         programs: Vec::new(),
@@ -75,12 +138,38 @@ fn accounts_that_cannot_be_read_stay_and_without_any_there_is_a_reason() {
     for why in [&heard.no_threads, &heard.no_places] {
         assert!(why.as_ref().unwrap().contains("cannot be read"), "{heard:?}");
     }
-    let mut heard = Heard { lost: 3, ..Heard::default() };
+    let mut heard = Heard { lost: 3, no_places: heard.no_places, ..Heard::default() };
     heard.threads.insert((10, 20), Thread::default());
+    heard.guests.insert(10, Own::default());
     heard.places.insert(Place::new(2, 0), Notices { unmaps: 5, ..Notices::default() });
     let before = heard.clone();
     programs.hear(&mut heard);
     assert_eq!(heard, before);
+}
+
+/// Maps for programs, and a room of this process with place for `most` accounts.
+struct Alone {
+    rooms: Map,
+    room: Map,
+    empty: Map,
+    lost: Map,
+}
+
+impl Alone {
+    fn new(most: usize) -> Option<Self> {
+        let room = Map::new(Kind::Hash, THREAD_WORDS, most).ok()?;
+        let rooms = Map::of_maps(Kind::HashOfMaps, &room, 1).unwrap();
+        let own = std::process::id().cast_signed();
+        room.set(key(own, 0), &words(0)).unwrap();
+        rooms.set_map(key(own, 0), &room).unwrap();
+        let empty = Map::new(Kind::Array, THREAD_WORDS, 1).unwrap();
+        Some(Self { rooms, room, empty, lost: Map::new(Kind::Array, 1, 1).unwrap() })
+    }
+
+    fn maps(&self) -> Maps {
+        let [rooms, empty, lost] = [&self.rooms, &self.empty, &self.lost].map(Map::fd);
+        Maps { rooms, ranges: rooms, empty, lost }
+    }
 }
 
 /// Runs the programs for exits on a system call that sleeps for a known time. So the kernel's
@@ -91,14 +180,8 @@ fn times_in_the_kernel_are_those_that_the_thread_stood_still() {
     let calls =
         ["enter", "exit"].map(|end| tracefs.event(&format!("syscalls/sys_{end}_clock_nanosleep")));
     let [Ok(enter), Ok(exit)] = calls else { return eprintln!("skipped: no such tracepoints") };
-    let new = |kind, words, most| Map::new(kind, words, most);
-    let Ok(threads) = new(Kind::Hash, THREAD_WORDS, 64) else {
-        return eprintln!("skipped: no eBPF");
-    };
-    let empty = new(Kind::Array, THREAD_WORDS, 1).unwrap();
-    let lost = new(Kind::Array, 1, 1).unwrap();
-    let maps =
-        Maps { threads: threads.fd(), ranges: threads.fd(), empty: empty.fd(), lost: lost.fd() };
+    let Some(alone) = Alone::new(64) else { return eprintln!("skipped: no eBPF") };
+    let maps = alone.maps();
     // On Intel, reason 48 is an EPT violation. Here each call has it: its clock (1) is taken as the
     // ISA, and its flags as the reason.
     let stand_in = tracepoint::parse(&format!(
@@ -130,7 +213,7 @@ fn times_in_the_kernel_are_those_that_the_thread_stood_still() {
     // SAFETY: the call has no argument and changes nothing.
     let own = (std::process::id().cast_signed(), unsafe { libc::gettid() });
     let entries: BTreeMap<_, _> =
-        threads.entries().unwrap().into_iter().map(|(key, words)| (ids(key), words)).collect();
+        alone.room.entries().unwrap().into_iter().map(|(key, words)| (ids(key), words)).collect();
     let stalls = thread(&entries[&own]).stalls.unwrap();
     let (why, slept) = stalls.iter().next().unwrap();
     assert!(stalls.len() == 1 && why.is_fault(), "{stalls:?}");
@@ -142,19 +225,13 @@ fn times_in_the_kernel_are_those_that_the_thread_stood_still() {
 }
 
 #[test]
-fn events_that_find_no_room_are_counted() {
+fn events_that_find_no_room_are_in_the_guests_own_account() {
     let Ok(tracefs) = Tracefs::open() else { return eprintln!("skipped: no tracefs") };
     let Ok(call) = tracefs.event("syscalls/sys_enter_clock_nanosleep") else {
         return eprintln!("skipped: no such tracepoint");
     };
-    let Ok(threads) = Map::new(Kind::Hash, THREAD_WORDS, 1) else {
-        return eprintln!("skipped: no eBPF");
-    };
-    let empty = Map::new(Kind::Array, THREAD_WORDS, 1).unwrap();
-    let lost = Map::new(Kind::Array, 1, 1).unwrap();
-    let maps =
-        Maps { threads: threads.fd(), ranges: threads.fd(), empty: empty.fd(), lost: lost.fd() };
-    threads.set(u64::MAX, &[0; THREAD_WORDS]).unwrap();
+    let Some(alone) = Alone::new(1) else { return eprintln!("skipped: no eBPF") };
+    let maps = alone.maps();
     let program = Program::load(Called::ByPerf, &programs::counted(programs::USER_EXITS, maps));
     let program = program.unwrap_or_else(|error| panic!("{error}"));
     let Ok(_event) = Event::run(call.number, &program) else {
@@ -163,8 +240,9 @@ fn events_that_find_no_room_are_counted() {
     for _ in 0..5 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(lost.value(0).unwrap()[0] >= 5);
-    assert_eq!(threads.entries().unwrap().len(), 1);
+    let own = alone.room.value(key(std::process::id().cast_signed(), 0)).unwrap();
+    assert!(own[programs::USER_EXITS] >= 5);
+    assert_eq!(alone.room.entries().unwrap().len(), 1);
 }
 
 #[test]
@@ -173,13 +251,8 @@ fn a_perf_counter_counts_all_events_while_a_program_is_attached() {
     let Ok(call) = tracefs.event("syscalls/sys_enter_clock_nanosleep") else {
         return eprintln!("skipped: no such tracepoint");
     };
-    let Ok(threads) = Map::new(Kind::Hash, THREAD_WORDS, 64) else {
-        return eprintln!("skipped: no eBPF");
-    };
-    let empty = Map::new(Kind::Array, THREAD_WORDS, 1).unwrap();
-    let lost = Map::new(Kind::Array, 1, 1).unwrap();
-    let maps =
-        Maps { threads: threads.fd(), ranges: threads.fd(), empty: empty.fd(), lost: lost.fd() };
+    let Some(alone) = Alone::new(64) else { return eprintln!("skipped: no eBPF") };
+    let maps = alone.maps();
     let program =
         Program::load(Called::ByPerf, &programs::counted(programs::USER_EXITS, maps)).unwrap();
     let Ok(_event) = Event::run(call.number, &program) else {
@@ -233,7 +306,7 @@ fn listens_until_it_is_killed() {
     if std::env::var_os(LISTENS).is_none() {
         return;
     }
-    let events = Events::open(0);
+    let events = Events::open();
     let How::Programs(programs) = &events.how else { return println!("NONE") };
     for program in &programs.programs {
         println!("PROGRAM {}", program.number().unwrap());

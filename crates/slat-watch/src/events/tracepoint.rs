@@ -4,6 +4,7 @@
 use crate::debugfs;
 use rustix::io::Errno;
 use rustix::mount::MountAttrFlags;
+use slat_procfs::Files;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -11,6 +12,24 @@ use std::path::{Path, PathBuf};
 
 /// Where tracefs is usually mounted.
 const USUAL: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+
+/// How far the kernel is locked down, if securityfs is mounted.
+const LOCKDOWN: &str = "sys/kernel/security/lockdown";
+
+/// Returns why tracefs has no readable folder of events. `lockdown` is the kernel's level of
+/// it, if that is known.
+fn no_events(error: &std::io::Error, lockdown: Option<&str>) -> String {
+    // The kernel then creates no file in tracefs, or refuses to open it.
+    let may_be = [ErrorKind::NotFound, ErrorKind::PermissionDenied].contains(&error.kind());
+    let why = match lockdown {
+        Some("confidentiality") if may_be => {
+            "the kernel is locked down for confidentiality (/sys/kernel/security/lockdown)"
+        }
+        None if may_be => "the kernel may be locked down for confidentiality",
+        _ => return format!("tracefs shows no events: {error}"),
+    };
+    format!("tracefs shows no events: {why}")
+}
 
 /// The folder of events in tracefs.
 #[derive(Debug)]
@@ -69,10 +88,7 @@ impl Tracefs {
         let events = PathBuf::from(format!("/proc/self/fd/{}/events", mount.as_raw_fd()));
         match fs::read_dir(&events) {
             Ok(_) => Ok(Self { events, _mount: Some(mount) }),
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                Err("tracefs shows no events: the kernel is locked down".to_owned())
-            }
-            Err(error) => Err(format!("tracefs shows no events: {error}")),
+            Err(error) => Err(no_events(&error, Files::here().choice(LOCKDOWN).as_deref())),
         }
     }
 
@@ -200,6 +216,18 @@ format:
         // Another event, and x86's fields, which KVM gathers for the record.
         assert_eq!(arm.arguments("kvm_guest_fault"), None);
         assert_eq!(parse(EXIT).unwrap().arguments("kvm_exit"), None);
+    }
+
+    #[test]
+    fn a_kernel_that_is_locked_down_is_said_to_be() {
+        let missing = std::io::Error::from(ErrorKind::NotFound);
+        let locked = no_events(&missing, Some("confidentiality"));
+        assert!(locked.contains("is locked down for confidentiality"), "{locked}");
+        assert!(no_events(&missing, None).contains("may be locked down"));
+        for open in ["none", "integrity"] {
+            let other = no_events(&missing, Some(open));
+            assert!(!other.contains("locked"), "{other}");
+        }
     }
 
     #[test]

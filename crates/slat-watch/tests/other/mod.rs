@@ -91,5 +91,5 @@ impl Other {
 }
 
 pub fn watch(which: Which) -> Result<Watch<'static>, NotFound> {
-    Watch::begin(Files::here(), Debugfs::open(), Events::open, which)
+    Watch::begin(Files::here(), Debugfs::open(), |_| Events::open(), which)
 }

@@ -6,7 +6,17 @@ use crate::events::times::{Stalls, faults};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-const MAPS: Maps = Maps { threads: 1, ranges: 2, empty: 3, lost: 4 };
+const MAPS: Maps = Maps { rooms: 1, ranges: 2, empty: 3, lost: 4 };
+
+/// The map number of a process's room is this and the process, that of places this and the index.
+const ROOM: u64 = 1000;
+const RANGES: u64 = 100;
+
+/// The process whose threads run vCPUs.
+const PID: u64 = 7;
+
+/// The interpreter's number of an atomic addition, which it does not have: an imagined helper.
+const ADD: u32 = 200;
 
 /// The map number of accounts that are made before the programs run.
 const SPARE: u64 = 9;
@@ -18,7 +28,8 @@ struct Machine {
     thread: u64,
     /// Accounts by map and key. They are never moved, because programs have their addresses.
     accounts: BTreeMap<(u64, u64), &'static mut [u64]>,
-    room: usize,
+    /// Spare accounts of each map.
+    room: BTreeMap<u64, usize>,
 }
 
 thread_local!(static MACHINE: RefCell<Machine> = RefCell::default());
@@ -29,7 +40,8 @@ fn made(words: usize) -> &'static mut [u64] {
 }
 
 fn key(map: u64, address: u64) -> u64 {
-    let bytes = if map == MAPS.empty as u64 || map == MAPS.lost as u64 { 4 } else { 8 };
+    let is_array = [MAPS.empty, MAPS.lost, MAPS.ranges].map(|map| map as u64).contains(&map);
+    let bytes = if is_array { 4 } else { 8 };
     let mut key = [0; 8];
     // SAFETY: the program's key lies on its stack, with as many bytes as keys of this map have.
     unsafe { std::ptr::copy_nonoverlapping(address as *const u8, key.as_mut_ptr(), bytes) };
@@ -38,24 +50,37 @@ fn key(map: u64, address: u64) -> u64 {
 
 fn lookup(map: u64, at: u64, _: u64, _: u64, _: u64) -> u64 {
     MACHINE.with_borrow(|machine| {
-        machine.accounts.get(&(map, key(map, at))).map_or(0, |it| it.as_ptr() as u64)
+        let key = key(map, at);
+        let room = ROOM + (key >> 32);
+        match i32::try_from(map) {
+            Ok(map) if map == MAPS.ranges => RANGES + key,
+            Ok(map) if map == MAPS.rooms && machine.room.contains_key(&room) => room,
+            _ => machine.accounts.get(&(map, key)).map_or(0, |it| it.as_ptr() as u64),
+        }
     })
 }
 
-fn update(map: u64, at: u64, value: u64, flags: u64, _: u64) -> u64 {
+fn update(map: u64, at: u64, _: u64, flags: u64, _: u64) -> u64 {
     assert_eq!(flags, 1);
     MACHINE.with_borrow_mut(|machine| {
-        assert_eq!(value, machine.accounts[&(MAPS.empty as u64, 0)].as_ptr() as u64);
         let key = (map, key(map, at));
-        if machine.accounts.contains_key(&key) || machine.room == 0 {
+        let room = machine.room.get_mut(&map).expect("programs insert into maps that there are");
+        if machine.accounts.contains_key(&key) || *room == 0 {
             return u64::MAX;
         }
-        machine.room -= 1;
+        *room -= 1;
         let spare = *machine.accounts.keys().find(|(map, _)| *map == SPARE).expect("there is room");
         let account = machine.accounts.remove(&spare).unwrap();
         machine.accounts.insert(key, account);
         0
     })
+}
+
+fn add(amount: u64, at: u64, _: u64, _: u64, _: u64) -> u64 {
+    let word = at as *mut u64;
+    // SAFETY: programs add to words of accounts, which are never freed; this thread alone runs.
+    unsafe { word.write(word.read() + amount) };
+    0
 }
 
 fn nanoseconds(_: u64, _: u64, _: u64, _: u64, _: u64) -> u64 {
@@ -73,30 +98,42 @@ struct Kernel {
     mmio: Vec<u8>,
     user: Vec<u8>,
     fault: Vec<u8>,
+    unmap: Vec<u8>,
     arm: bool,
     memory: Vec<std::ops::Range<u64>>,
 }
 
 fn bytes(program: Vec<u64>) -> Vec<u8> {
-    program.into_iter().flat_map(u64::to_le_bytes).collect()
+    let mut bytes: Vec<u8> = program.into_iter().flat_map(u64::to_le_bytes).collect();
+    for it in bytes.chunks_exact_mut(8).filter(|it| it[0] == 0xdb) {
+        // R2 has the address, and R1 what is added.
+        assert_eq!(it[1..4], [0x12, 0, 0]);
+        it[..4].copy_from_slice(&[0x85, 0, 0, 0]);
+        it[4..].copy_from_slice(&ADD.to_le_bytes());
+    }
+    bytes
 }
 
 const ARM_EXIT: &str = "ID: 1\n\tfield:int ret;\toffset:8;\tsize:4;\n\tfield:unsigned int esr_ec;\
                         \toffset:12;\tsize:4;\n";
+const UNMAP: &str = "ID: 1\n\tfield:u64 start;\toffset:8;\tsize:8;\n\tfield:u64 end;\toffset:16;\t\
+                     size:8;\n";
 const ARM_FAULT: &str = "ID: 1\n\tfield:unsigned long hsr;\toffset:16;\tsize:8;\n";
 
 impl Kernel {
     fn new(format: &str, room: usize) -> Self {
         let tracepoint = |text: &str| crate::events::tracepoint::parse(text).unwrap();
+        let own = ((ROOM + PID, PID << 32), made(THREAD_WORDS));
         let accounts =
-            [((MAPS.empty as u64, 0), made(THREAD_WORDS)), ((MAPS.lost as u64, 0), made(1))];
-        let spare = (0..room as u64).map(|place| ((SPARE, place), made(THREAD_WORDS)));
+            [((MAPS.empty as u64, 0), made(THREAD_WORDS)), ((MAPS.lost as u64, 0), made(1)), own];
+        let spare = (0..2 * room as u64 + 1).map(|place| ((SPARE, place), made(THREAD_WORDS)));
         let accounts: BTreeMap<_, _> = accounts.into_iter().chain(spare).collect();
         let memory = accounts.values().map(|it| {
             let begin = it.as_ptr() as u64;
             begin..begin + 8 * it.len() as u64
         });
         let memory = memory.collect();
+        let room = [(ROOM + PID, room), (RANGES, room), (RANGES + 1, 1)].into();
         MACHINE.set(Machine { accounts, room, ..Machine::default() });
         Self {
             exit: bytes(exit(&tracepoint(format), MAPS).unwrap()),
@@ -104,6 +141,7 @@ impl Kernel {
             mmio: bytes(mmio(MAPS)),
             user: bytes(counted(USER_EXITS, MAPS)),
             fault: bytes(guest_fault(&tracepoint(ARM_FAULT), MAPS).unwrap()),
+            unmap: bytes(notice(&tracepoint(UNMAP), Notice::Unmap, MAPS).unwrap()),
             arm: format == ARM_EXIT,
             memory,
         }
@@ -111,9 +149,8 @@ impl Kernel {
 
     fn run(&self, program: &[u8], event: &mut [u8]) {
         let mut machine = rbpf::EbpfVmRaw::new(None).unwrap();
-        // The interpreter's verifier refuses atomic additions, which the interpreter lacks. None of
-        // them is reached as long as there is room. Another test runs the kernel's verifier on all
-        // programs.
+        // The interpreter's verifier does not know the imagined helper. Another test runs the
+        // kernel's verifier on all programs.
         machine.set_verifier(|_| Ok(())).unwrap();
         machine.set_program(program).unwrap();
         let helpers: [(Helper, rbpf::ebpf::Helper); 4] = [
@@ -125,6 +162,7 @@ impl Kernel {
         for (helper, function) in helpers {
             machine.register_helper(helper as u32, function).unwrap();
         }
+        machine.register_helper(ADD, add).unwrap();
         self.memory.iter().for_each(|range| machine.register_allowed_memory(range.clone()));
         machine.execute_program(event).unwrap();
     }
@@ -134,13 +172,16 @@ impl Kernel {
     fn hear(&self, stream: &str) {
         for line in stream.lines().map(str::trim).filter(|line| !line.is_empty()) {
             let words: Vec<&str> = line.split_whitespace().collect();
-            let number = |word: usize| match words[word].strip_prefix("0x") {
+            let number = |word: usize| match words[word].trim_start_matches('-').strip_prefix("0x")
+            {
                 Some(hex) => u64::from_str_radix(hex, 16).unwrap(),
-                None => words[word].parse().unwrap(),
+                None => words[word].trim_start_matches('-').parse().unwrap(),
             };
             let (time, tid) = (number(0), number(1));
             MACHINE.with_borrow_mut(|machine| {
-                (machine.now, machine.thread) = (time, 7 << 32 | tid);
+                // A thread of another process is written as a negative number.
+                let pid = if words[1].starts_with('-') { tid } else { PID };
+                (machine.now, machine.thread) = (time, pid << 32 | tid);
             });
             let mut event = vec![0; 96];
             let mut put =
@@ -161,6 +202,11 @@ impl Kernel {
                 "entry" => &self.entry,
                 "mmio" => &self.mmio,
                 "user" => &self.user,
+                "unmap" => {
+                    put(8, &number(3).to_le_bytes());
+                    put(16, &number(4).to_le_bytes());
+                    &self.unmap
+                }
                 "fault" => {
                     put(16, &number(3).to_le_bytes());
                     &self.fault
@@ -173,8 +219,13 @@ impl Kernel {
 
     fn thread(&self, tid: u64) -> Option<crate::events::Thread> {
         MACHINE.with_borrow(|machine| {
-            machine.accounts.get(&(MAPS.threads as u64, 7 << 32 | tid)).map(|words| thread(words))
+            machine.accounts.get(&(ROOM + PID, PID << 32 | tid)).map(|words| thread(words))
         })
+    }
+
+    /// Returns the words of an account.
+    fn words(&self, map: u64, key: u64) -> Option<Vec<u64>> {
+        MACHINE.with_borrow(|machine| machine.accounts.get(&(map, key)).map(|it| it.to_vec()))
     }
 
     fn stalls(&self, tid: u64) -> Stalls {
@@ -346,4 +397,51 @@ fn entries_without_an_exit_and_exits_without_an_entry_are_no_times() {
 fn an_architecture_whose_exits_are_not_known_is_refused_in_words() {
     let event = crate::events::tracepoint::parse("ID: 5\n").unwrap();
     assert!(exit(&event, MAPS).unwrap_err().contains("architecture"));
+}
+
+#[test]
+fn a_process_that_is_not_watched_takes_no_room_for_threads() {
+    let kernel = Kernel::new(EXIT, 1);
+    kernel.hear("1000 -41 exit 1 48 2 0\n1500 -41 entry\n1600 -42 user\n1700 -43 mmio");
+    assert!(MACHINE.with_borrow(|machine| machine.room[&(ROOM + PID)]) == 1);
+    kernel.hear("2000 31 exit 1 48 2 0\n2500 31 entry");
+    assert_eq!(told(&kernel.stalls(31)), [(Why::FaultWrite, 1, 500, 500)]);
+}
+
+#[test]
+fn events_of_threads_without_room_are_in_the_guests_account() {
+    let kernel = Kernel::new(EXIT, 1);
+    kernel.hear(
+        "1000 31 user
+         1100 32 user
+         1200 33 user
+         1300 33 exit 1 48 2 0
+         1400 33 entry
+         1500 31 user",
+    );
+    assert_eq!(kernel.thread(31).unwrap().counts["kvm_userspace_exit"], 2);
+    let own = kernel.words(ROOM + PID, PID << 32).unwrap();
+    assert_eq!((own[UNTIMED], own[USER_EXITS], own[PUSHES]), (1, 2, 0));
+    assert_eq!(kernel.words(MAPS.lost as u64, 0), Some(vec![0]));
+}
+
+#[test]
+fn places_that_find_no_room_are_counted_for_their_process_and_then_as_lost() {
+    let kernel = Kernel::new(EXIT, 1);
+    kernel.hear(
+        "1000 31 unmap 0x1000 0x3000
+         1000 32 unmap 0x7f0000000000 0x7f0000001000
+         1100 -5 unmap 0x1000 0x2000
+         1200 -5 unmap 0x2000 0x4000
+         1300 -5 unmap 0x7f0000000000 0x7f0000001000
+         1400 -5 unmap 0x7f8000000000 0x7f8000001000
+         1500 -6 unmap 0x1000 0x2000",
+    );
+    let notices = |words: Option<Vec<u64>>, at: usize| words.map(|it| (it[at], it[at + 1]));
+    // The guest's own ranges need no place.
+    assert_eq!(notices(kernel.words(ROOM + PID, PID << 32), OWN), Some((2, 0x3000)));
+    assert_eq!(notices(kernel.words(RANGES, 5 << 32), 0), Some((2, 0x3000)));
+    let anywhere = 5 << 32 | u64::from(ANYWHERE);
+    assert_eq!(notices(kernel.words(RANGES + 1, anywhere), 0), Some((2, 0x2000)));
+    assert_eq!(kernel.words(MAPS.lost as u64, 0), Some(vec![1]));
 }
