@@ -408,7 +408,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             if !page.write {
                 return Ok(None);
             }
-            let _turn = tells.then(|| telling.take(platform));
+            let _turn = tells.then(|| guest.telling.take(platform));
             let granted = guard.grant_write(range.start(), page.hpa, MAY_WRITE)?;
             // Before anything else is called, which may panic: the leaf is writable.
             if granted.is_changed() {

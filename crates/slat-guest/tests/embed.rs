@@ -8,11 +8,11 @@ mod alone;
 mod events;
 #[path = "embed/forwards.rs"]
 mod forwards;
+#[path = "embed/held_up.rs"]
+mod held_up;
 #[cfg(not(miri))]
 #[path = "embed/lock_file.rs"]
 mod lock_file;
-#[path = "embed/held_up.rs"]
-mod held_up;
 #[path = "embed/machine.rs"]
 mod machine;
 #[path = "embed/misuse.rs"]

@@ -68,11 +68,6 @@ impl<E: Events> Counted<E> {
     pub fn frames(&self) -> u64 {
         self.frames.load(Ordering::Relaxed)
     }
-
-    /// Returns the number of invalidations.
-    pub fn invalidations(&self) -> u64 {
-        self.invalidations.load(Ordering::Relaxed)
-    }
 }
 
 /// A machine that is dropped before its tables would free their memory.

@@ -106,7 +106,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let sums = &mut self.sums;
         let (few, spare, patience) = ([0; FEW], None, PATIENCE);
         let (contended, batch) = (None, None);
-        let mut visitor = Collapse { tables, to, fits, sums, patience, contended, batch, few, spare };
+        let mut visitor =
+            Collapse { tables, to, fits, sums, patience, contended, batch, few, spare };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         visitor.finish();
