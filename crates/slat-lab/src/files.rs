@@ -1,12 +1,25 @@
 //! Files that are written completely or not at all, and the names of a run's files.
+//!
+//! Root writes reports into folders in which others can change names at any time. So a path is
+//! resolved here, one name at a time, and each name is opened once: what is found is looked at and
+//! used by its descriptor. A link of another user is not followed, and a file of another owner is
+//! not replaced. The kernel's `fs.protected_symlinks` refuses the first in some folders only, and
+//! would not stop a name that changes between two looks.
 
 use crate::failure::bad_input;
 use anyhow::Context;
-use std::fs;
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, fstatfs, openat, readlinkat,
+    renameat, renameat_with, unlinkat,
+};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Component, Path};
 
 /// Name of the results file for programs.
 pub const RESULTS: &str = "results.json";
@@ -18,7 +31,7 @@ pub const PAGE: &str = "report.html";
 /// # Errors
 /// Files cannot be created there.
 pub fn writable(directory: &Path) -> anyhow::Result<()> {
-    let made = fs::create_dir_all(directory).and_then(|()| temporary(directory).map(drop));
+    let made = fs::create_dir_all(directory).and_then(|()| check(&directory.join(RESULTS)));
     made.map_err(|error| {
         bad_input(format!(
             "--output {}: cannot write there ({error}); name a directory that can be written to",
@@ -28,86 +41,278 @@ pub fn writable(directory: &Path) -> anyhow::Result<()> {
 }
 
 /// Writes a file that exists completely or not at all, even if the process is killed or the machine
-/// stops. A symbolic link stays, and its target is written. What is no regular file (a FIFO, a
-/// device) is opened and written to.
+/// stops. A symbolic link of this user or of root stays, and its target is written. The mode of a
+/// file that is replaced stays. What is no regular file (a FIFO, a device) is opened and written
+/// to.
 ///
 /// # Errors
-/// The file cannot be written.
+/// The file cannot be written, belongs to another user, or is reached through another user's link.
 pub fn write_whole(path: &Path, text: &[u8]) -> anyhow::Result<()> {
-    let write = || -> io::Result<()> {
-        let Some(path) = replaced(path)? else { return opened(path)?.write_all(text) };
-        let mut file = temporary(folder(&path))?;
-        file.write_all(text)?;
-        file.as_file().sync_all()?;
-        let _ = file.persist(path)?;
-        Ok(())
-    };
+    let write = || Staged::new(path, text)?.publish();
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Checks that [`write_whole`] can write a file, and changes nothing.
 ///
 /// # Errors
-/// The file cannot be written.
+/// Those of [`write_whole`].
 pub fn check(path: &Path) -> io::Result<()> {
-    match replaced(path)? {
-        Some(path) => temporary(folder(&path)).map(drop),
+    match Target::find(path)? {
+        Target::Name(name) => name.temporary().map(drop),
         // To open a FIFO would wait for its reader.
-        None if fs::metadata(path)?.file_type().is_fifo() => Ok(()),
-        None => opened(path).map(drop),
+        Target::Opened(Some(node)) if !node.is_fifo() => node.append().map(drop),
+        Target::Opened(_) => Ok(()),
     }
+}
+
+/// A text that is on disk under a temporary name, or that is written where nothing can be replaced.
+pub struct Staged(Stage);
+
+enum Stage {
+    File(Temporary),
+    Open(File, Vec<u8>),
+}
+
+impl Staged {
+    /// Writes the text beside the file that it will replace.
+    ///
+    /// # Errors
+    /// Those of [`write_whole`].
+    pub fn new(path: &Path, text: &[u8]) -> io::Result<Self> {
+        let stage = match Target::find(path)? {
+            Target::Name(name) => {
+                let mut file = name.temporary()?;
+                file.file.write_all(text)?;
+                file.file.sync_all()?;
+                Stage::File(file)
+            }
+            Target::Opened(Some(there)) => Stage::Open(there.append()?, text.to_owned()),
+            Target::Opened(None) => {
+                Stage::Open(File::options().append(true).open(path)?, text.to_owned())
+            }
+        };
+        Ok(Self(stage))
+    }
+
+    /// Gives the file its name.
+    ///
+    /// # Errors
+    /// Another file has the name by now, or it cannot be written.
+    pub fn publish(self) -> io::Result<()> {
+        match self.0 {
+            Stage::File(file) => file.publish(),
+            Stage::Open(mut file, text) => file.write_all(&text),
+        }
+    }
+}
+
+/// What a path leads to.
+enum Target {
+    /// A name in a folder, under which there is a file of this user's or none.
+    Name(Name),
+    /// A device or a FIFO. `None`: an open file of a process, to be opened by its path.
+    Opened(Option<Node>),
+}
+
+/// A name in a folder that was opened.
+struct Name {
+    folder: OwnedFd,
+    name: OsString,
+    /// The permissions of the file that is there.
+    mode: Option<Mode>,
+}
+
+/// What is no regular file.
+struct Node {
+    folder: OwnedFd,
+    name: OsString,
+    found: Stat,
 }
 
 /// Most symbolic links that lead to a file, as in path_resolution(7).
 const LINKS: usize = 40;
+/// The file system's number of procfs (statfs(2)).
+const PROC: u64 = 0x9fa0;
 
-/// Returns the file that is replaced when `path` is written; `None` if `path` is opened instead,
-/// because a file in its place would be another thing: a device, a FIFO.
-fn replaced(path: &Path) -> io::Result<Option<PathBuf>> {
-    match fs::metadata(path) {
-        Ok(found) if !found.is_file() && !found.is_dir() => return Ok(None),
-        // Perhaps the kernel follows no link of another user here (`fs.protected_symlinks`). Nor
-        // must this.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
-        _ => {}
+fn refused(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, what)
+}
+
+/// Returns the names of a path in their order, behind `/` where it begins so.
+fn names(path: &Path) -> impl DoubleEndedIterator<Item = OsString> {
+    path.components().map(|part| part.as_os_str().to_owned())
+}
+
+impl Target {
+    fn find(path: &Path) -> io::Result<Self> {
+        const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+        const LINK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+        let open = |at: &str| openat(rustix::fs::CWD, at, FOLDER, Mode::empty());
+        let user = rustix::process::geteuid().as_raw();
+        let mut left: VecDeque<OsString> = names(path).collect();
+        let (mut folder, mut links) = (open(".")?, 0);
+        while let Some(name) = left.pop_front() {
+            if Path::new(&name).components().next() == Some(Component::RootDir) {
+                folder = open("/")?;
+                continue;
+            }
+            let here = match openat(&folder, &name, LINK, Mode::empty()) {
+                Err(Errno::NOENT) if left.is_empty() => {
+                    return Ok(Self::Name(Name { folder, name, mode: None }));
+                }
+                here => here?,
+            };
+            let found = fstat(&here)?;
+            match FileType::from_raw_mode(found.st_mode) {
+                FileType::Symlink if is_open_file(&folder, &name)? => {
+                    return Self::open_file(&folder, &name);
+                }
+                FileType::Symlink if ![0, user].contains(&found.st_uid) => {
+                    return Err(refused(format!(
+                        "{} is a link of another user (number {}); name the file itself",
+                        Path::new(&name).display(),
+                        found.st_uid
+                    )));
+                }
+                FileType::Symlink if links == LINKS => {
+                    return Err(io::Error::other("too many symbolic links"));
+                }
+                FileType::Symlink => {
+                    links += 1;
+                    let target = OsString::from_vec(readlinkat(&here, "", [])?.into_bytes());
+                    names(Path::new(&target)).rev().for_each(|name| left.push_front(name));
+                }
+                FileType::Directory if left.is_empty() => return Err(Errno::ISDIR.into()),
+                FileType::Directory => folder = here,
+                _ if !left.is_empty() => return Err(Errno::NOTDIR.into()),
+                kind => return Self::of(folder, name, kind, found, user),
+            }
+        }
+        // The path ends in a directory.
+        Err(Errno::ISDIR.into())
     }
-    let mut path = path.to_owned();
-    for _ in 0..LINKS {
-        let Ok(target) = fs::read_link(&path) else { return Ok(Some(path)) };
-        if fs::canonicalize(folder(&path))?.starts_with("/proc") {
-            // `/dev/stdout` of a process whose output goes to a file. A new file would not have what
-            // the process writes, and a second opening has a position of its own.
+
+    fn of(
+        folder: OwnedFd,
+        name: OsString,
+        kind: FileType,
+        found: Stat,
+        user: u32,
+    ) -> io::Result<Self> {
+        let own = found.st_uid == user;
+        match kind {
+            FileType::RegularFile if own => {
+                let mode = Some(Mode::from_raw_mode(found.st_mode));
+                Ok(Self::Name(Name { folder, name, mode }))
+            }
+            FileType::RegularFile => Err(refused(format!(
+                "the file belongs to another user (number {}); remove it, or name another",
+                found.st_uid
+            ))),
+            FileType::Fifo if !own && found.st_uid != 0 => {
+                Err(refused(format!("the FIFO belongs to another user (number {})", found.st_uid)))
+            }
+            _ => Ok(Self::Opened(Some(Node { folder, name, found }))),
+        }
+    }
+
+    /// A descriptor of a process, such as `/dev/stdout`, which is opened by its path.
+    fn open_file(folder: &OwnedFd, name: &OsStr) -> io::Result<Self> {
+        let found = rustix::fs::statat(folder, name, AtFlags::empty())?;
+        if FileType::from_raw_mode(found.st_mode) == FileType::RegularFile {
+            // A new file would not have what the process writes, and a second opening has a
+            // position of its own.
             return Err(io::Error::other("an open file of a process; name the file itself"));
         }
-        path = folder(&path).join(target);
+        Ok(Self::Opened(None))
     }
-    Err(io::Error::other("too many symbolic links"))
 }
 
-/// Opens what is already there.
-fn opened(path: &Path) -> io::Result<fs::File> {
-    fs::File::options().append(true).open(path)
+/// Returns whether a link is one of procfs that stands for a file, not for a path.
+fn is_open_file(folder: &OwnedFd, name: &OsStr) -> io::Result<bool> {
+    Ok(fstatfs(folder)?.f_type as u64 == PROC && name != "self" && name != "thread-self")
 }
 
-/// Returns the folder that a file lies in.
-fn folder(path: &Path) -> &Path {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    parent.unwrap_or(Path::new("."))
+impl Node {
+    fn is_fifo(&self) -> bool {
+        FileType::from_raw_mode(self.found.st_mode) == FileType::Fifo
+    }
+
+    /// Opens what was looked at, and nothing that has its name by now.
+    fn append(&self) -> io::Result<File> {
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&self.folder, &self.name, flags, Mode::empty())?;
+        let found = fstat(&file)?;
+        let same = (found.st_dev, found.st_ino) == (self.found.st_dev, self.found.st_ino);
+        if self.is_fifo() && !same {
+            return Err(refused("another file has the name by now".to_owned()));
+        }
+        Ok(file.into())
+    }
 }
 
-/// Creates a file in `directory` under a temporary name. It is deleted when it is dropped.
-pub fn temporary(directory: &Path) -> io::Result<NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    let _ = builder.prefix(".slat-");
-    // Others may read a report, as any new file.
-    builder.permissions(fs::Permissions::from_mode(0o666));
-    builder.tempfile_in(directory)
+/// A file under a temporary name, which is removed when it is dropped.
+struct Temporary {
+    file: File,
+    temporary: OsString,
+    to: Name,
+}
+
+impl Name {
+    /// Creates a file that will get this name.
+    fn temporary(self) -> io::Result<Temporary> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        // Others may read a report, as any new file, unless they could not read the last one.
+        let mode = self.mode.unwrap_or(Mode::from_raw_mode(0o666));
+        loop {
+            let name = format!(".slat-{:016x}", fastrand::u64(..));
+            match openat(&self.folder, &name, flags | OFlags::CLOEXEC, mode) {
+                Err(Errno::EXIST) => {}
+                file => {
+                    let file = File::from(file?);
+                    if self.mode.is_some() {
+                        fchmod(&file, mode)?;
+                    }
+                    return Ok(Temporary { file, temporary: name.into(), to: self });
+                }
+            }
+        }
+    }
+}
+
+impl Temporary {
+    fn publish(mut self) -> io::Result<()> {
+        let (folder, from, to) = (self.to.folder.as_fd(), &self.temporary, &self.to.name);
+        let replaces = || renameat(folder, from, folder, to);
+        let renamed = match self.to.mode {
+            Some(_) => replaces(),
+            // Where there was no file, one that came meanwhile is not ours.
+            None => match renameat_with(folder, from, folder, to, RenameFlags::NOREPLACE) {
+                // File systems without it.
+                Err(Errno::INVAL | Errno::NOSYS) => replaces(),
+                renamed => renamed,
+            },
+        };
+        renamed?;
+        self.temporary.clear();
+        Ok(())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if !self.temporary.is_empty() {
+            // There is nobody to tell; the name says whose file it is.
+            let _ = unlinkat(&self.to.folder, &self.temporary, AtFlags::empty());
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, chown, lchown, symlink};
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     /// Names in a folder, with what kind of file each is.
     fn kinds(folder: &Path) -> Vec<(String, fs::FileType)> {
@@ -167,24 +372,100 @@ mod tests {
         assert!(fs::symlink_metadata(at("loop")).unwrap().is_symlink());
     }
 
-    #[test]
-    fn a_link_that_another_user_put_into_a_folder_of_all_users_is_not_followed() {
-        let protected = fs::read_to_string("/proc/sys/fs/protected_symlinks");
-        if protected.unwrap_or_default().trim() != "1" {
-            return eprintln!("skipped: fs.protected_symlinks is off");
+    /// Number of another user.
+    const OTHER: Option<u32> = Some(65534);
+
+    fn is_root() -> bool {
+        let root = rustix::process::geteuid().is_root();
+        if !root {
+            eprintln!("skipped: only root can make files of another user");
         }
+        root
+    }
+
+    #[test]
+    fn a_link_of_another_user_is_followed_in_no_folder() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::create_dir(at("all")).unwrap();
-        fs::set_permissions(at("all"), fs::Permissions::from_mode(0o1777)).unwrap();
-        fs::write(at("file"), "old").unwrap();
-        symlink(at("file"), at("all/link")).unwrap();
-        if std::os::unix::fs::lchown(at("all/link"), Some(65534), None).is_err() {
-            return eprintln!("skipped: only root can make a link of another user");
+        fs::create_dir(at("mine")).unwrap();
+        fs::write(at("mine/file"), "old").unwrap();
+        symlink(at("mine/file"), at("all/link")).unwrap();
+        symlink(at("mine"), at("all/folder")).unwrap();
+        if !is_root() {
+            return;
         }
-        assert!(check(&at("all/link")).is_err());
-        assert!(write_whole(&at("all/link"), b"report").is_err());
-        assert_eq!(fs::read_to_string(at("file")).unwrap(), "old");
+        lchown(at("all/link"), OTHER, None).unwrap();
+        lchown(at("all/folder"), OTHER, None).unwrap();
+        for mode in [0o1777, 0o755] {
+            fs::set_permissions(at("all"), fs::Permissions::from_mode(mode)).unwrap();
+            for name in ["all/link", "all/folder/file", "all/folder/new"] {
+                let error = check(&at(name)).unwrap_err().to_string();
+                assert!(error.contains("a link of another user (number 65534)"), "{error}");
+                assert!(write_whole(&at(name), b"report").is_err());
+            }
+        }
+        assert_eq!(fs::read_to_string(at("mine/file")).unwrap(), "old");
+        assert!(!at("mine/new").exists());
+    }
+
+    #[test]
+    fn a_file_of_another_owner_is_not_replaced() {
+        if !is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "old").unwrap();
+        chown(&path, OTHER, None).unwrap();
+        let error = check(&path).unwrap_err().to_string();
+        assert!(error.contains("belongs to another user (number 65534)"), "{error}");
+        assert!(write_whole(&path, b"report").is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_keeps_its_mode() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        for mode in [0o600, 0o644, 0o666] {
+            fs::write(&path, "old").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            write_whole(&path, b"report").unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), "report");
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
+        }
+    }
+
+    #[test]
+    fn a_link_that_comes_and_goes_never_leads_to_another_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("all")).unwrap();
+        fs::write(at("file"), "old").unwrap();
+        if !is_root() {
+            return;
+        }
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    // Of another user before it has the name.
+                    let _ = symlink(at("file"), at("all/made"));
+                    let _ = lchown(at("all/made"), OTHER, None);
+                    let _ = fs::rename(at("all/made"), at("all/out"));
+                    let _ = fs::remove_file(at("all/out"));
+                }
+            });
+            for _ in 0..2000 {
+                let _ = write_whole(&at("all/out"), b"report");
+                assert_eq!(fs::read_to_string(at("file")).unwrap(), "old");
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let left = fs::read_dir(at("all")).unwrap().map(|it| it.unwrap().file_name());
+        let left: Vec<_> = left.filter(|it| it.to_string_lossy().starts_with(".slat-")).collect();
+        assert!(left.is_empty(), "{left:?}");
     }
 
     #[test]

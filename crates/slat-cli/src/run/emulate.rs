@@ -3,17 +3,14 @@
 use crate::PROGRAM;
 use crate::cli::EmulateArgs;
 use crate::emulate::{self, Emulated};
-use anyhow::Context;
 use slat_lab::failure::bad_input;
-use slat_lab::files::temporary;
+use slat_lab::files::{check, write_whole};
 use slat_lab::report::tables::counts;
 use slat_lab::report::text;
 use slat_lab::run::output::{self, print};
 use slat_lab::session::Session;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tempfile::NamedTempFile;
 
 /// Runs a command in an emulated machine and shows what it counted.
 pub fn emulate(args: &EmulateArgs) -> anyhow::Result<ExitCode> {
@@ -50,10 +47,9 @@ fn shown(report: &Emulated, width: u16) -> String {
     shown
 }
 
-/// An output file that was found to be writable: a temporary file, and the path that it will get.
+/// An output file that was found to be writable.
 struct Destination {
     path: PathBuf,
-    file: NamedTempFile,
 }
 
 impl Destination {
@@ -68,18 +64,14 @@ impl Destination {
         if path.is_dir() {
             return Err(refuse("it is a directory".to_owned()));
         }
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let file = temporary(parent.unwrap_or(Path::new(".")));
-        let file = file.map_err(|error| refuse(error.to_string()))?;
-        Ok(Self { path: path.to_owned(), file })
+        check(path).map_err(|error| refuse(error.to_string()))?;
+        Ok(Self { path: path.to_owned() })
     }
 
     /// Writes the text and moves the file to its path, so that the path never has an incomplete
     /// file.
-    fn write(mut self, text: &str) -> anyhow::Result<PathBuf> {
-        let failed = || format!("cannot write {}", self.path.display());
-        self.file.write_all(text.as_bytes()).with_context(failed)?;
-        self.file.persist(&self.path).with_context(failed)?;
+    fn write(self, text: &str) -> anyhow::Result<PathBuf> {
+        write_whole(&self.path, text.as_bytes())?;
         Ok(self.path)
     }
 }

@@ -1,14 +1,13 @@
 //! Output of results: stdout, and two files in a directory.
 
 use crate::failure::bad_input;
-use crate::files::{PAGE, RESULTS, temporary, writable};
+use crate::files::{PAGE, RESULTS, Staged, writable};
 use crate::reader::Reader;
 use crate::record::Report;
 use crate::report::{html, json};
 use anyhow::Context;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
 
 /// A directory that was found writable before measuring.
 ///
@@ -41,17 +40,13 @@ impl Output {
     /// Writes both files, each completely or not at all, and returns their directory.
     pub fn write(self, report: &Report, readers: &[Reader]) -> anyhow::Result<PathBuf> {
         let directory = self.directory;
-        let write = |text: &str| -> io::Result<NamedTempFile> {
-            let mut file = temporary(&directory)?;
-            file.write_all(text.as_bytes())?;
-            Ok(file)
-        };
+        let stage = |name: &str, text: &str| Staged::new(&directory.join(name), text.as_bytes());
         let name = directory.display().to_string();
         let failed = || format!("cannot write {RESULTS} and {PAGE} to {name}");
-        let results = write(&json::render(report)?).with_context(failed)?;
-        let page = write(&html::render(report, readers)).with_context(failed)?;
-        let _ = results.persist(directory.join(RESULTS)).with_context(failed)?;
-        let _ = page.persist(directory.join(PAGE)).with_context(failed)?;
+        let results = stage(RESULTS, &json::render(report)?).with_context(failed)?;
+        let page = stage(PAGE, &html::render(report, readers)).with_context(failed)?;
+        results.publish().with_context(failed)?;
+        page.publish().with_context(failed)?;
         Ok(directory)
     }
 }
