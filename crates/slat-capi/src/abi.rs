@@ -578,7 +578,7 @@ impl From<SpaceError> for slat_status {
             SpaceError::Map(why) => why.into(),
             SpaceError::Change(why) => why.into(),
             SpaceError::Unmap(why) => why.into(),
-            SpaceError::Split(why) => why.into(),
+            SpaceError::Contended => Self::Contended,
             SpaceError::OutOfFrames => Self::OutOfFrames,
             _ => Self::Argument,
         }

@@ -1,18 +1,23 @@
 //! Tables with one owner, which needs no seat, no cache and no guard.
 
-mod cursor;
+mod change;
+mod empty;
+mod fill;
+mod walk;
 
-use self::cursor::Cursor;
-use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
-use crate::cache::{OutOfFrames, TableCache};
+use self::change::Rewrite;
+use self::empty::Empty;
+use self::fill::Fill;
+use crate::addr::{Gpa, GpaRange, Hpa, PageSize, RangeError};
 use crate::format::{Attributes, Format, Geometry, Rights, Software};
 use crate::guard::Guard;
 use crate::ops::{
-    ChangeError, Consumer, ConsumerError, MapError, Place, Refusal, Removed, SplitError,
-    UnmapError, Vacantly,
+    ChangeError, Consumer, ConsumerError, Exactly, MapError, Marked, Removed, Rule, UnmapError,
+    maintenance,
 };
 use crate::platform::Platform;
-use crate::shootdown::Vmid;
+use crate::retired::Chain;
+use crate::shootdown::{Owed, Vmid};
 use crate::sync::relax;
 use crate::tables::{Contended, Halted, NewError, Tables, Translation};
 use crate::walk::PATIENCE;
@@ -42,12 +47,7 @@ use core::fmt;
 #[derive(Debug)]
 pub struct AddressSpace<'p, F: Format, P: Platform> {
     tables: Tables<'p, F, P>,
-    /// The table in which a page was mapped last.
-    cursor: Cursor,
 }
-
-/// The number of table pages that a call asks the platform for at once.
-const BATCH: usize = 8;
 
 /// The number of runs of leaves that an unmap hands out after one invalidation.
 const RUNS: usize = 16;
@@ -63,11 +63,13 @@ pub enum SpaceError {
     Change(ChangeError),
     /// Nothing was unmapped: the range is not valid.
     Unmap(UnmapError),
-    /// A block that an end of the range cuts could not be split.
-    Split(SplitError),
     /// The platform has no more table pages. [`AddressSpace::map`] has mapped what precedes the
     /// address; other calls have changed nothing, but may have split a block.
     OutOfFrames,
+    /// A guard's operation was forgotten half way, such as a reservation inside
+    /// [`commit_told`](crate::Reservation::commit_told) that panicked, and left its marker at the
+    /// address. What precedes the address is done.
+    Contended,
 }
 
 impl fmt::Display for SpaceError {
@@ -76,18 +78,13 @@ impl fmt::Display for SpaceError {
             Self::Map(error) => error.fmt(f),
             Self::Change(error) => error.fmt(f),
             Self::Unmap(error) => error.fmt(f),
-            Self::Split(error) => error.fmt(f),
             Self::OutOfFrames => f.write_str("the platform has no more table pages"),
+            Self::Contended => f.write_str("an operation was forgotten half way at this address"),
         }
     }
 }
 
 impl core::error::Error for SpaceError {}
-
-/// Returns the part of a range from an address in it on.
-fn rest(range: GpaRange, at: Gpa) -> GpaRange {
-    GpaRange::new(at, range.end().0 - at.0).unwrap_or(range)
-}
 
 impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// Makes empty tables for guest physical addresses of `address_bits` bits, which decide at
@@ -101,8 +98,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         address_bits: u32,
         platform: &'p P,
     ) -> Result<Self, NewError> {
-        let tables = Tables::new(format, vmid, address_bits, platform)?;
-        Ok(Self { tables, cursor: Cursor::new() })
+        Ok(Self { tables: Tables::new(format, vmid, address_bits, platform)? })
     }
 
     /// Returns the address of the root, as [`Tables::root`].
@@ -142,7 +138,6 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// Returns the tables, for threads that have seats. They may work on the tables, and reclaim,
     /// at once.
     pub fn tables(&mut self) -> &Tables<'p, F, P> {
-        self.cursor.forget();
         &self.tables
     }
 
@@ -152,7 +147,6 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// state, dropping the guard completes it. Tables that an operation unlinks stay until
     /// [`AddressSpace::reclaim`].
     pub fn guard(&self) -> Guard<'_, 'p, F, P> {
-        self.cursor.forget();
         // SAFETY: the guard borrows `self`, so no thread calls `Tables::reclaim` while it lives:
         // only methods that borrow `self` mutably do, and users of `AddressSpace::tables`, which
         // also borrows it mutably.
@@ -171,7 +165,6 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// [`Tables::reclaim`]. [`AddressSpace::unmap`] and [`AddressSpace::discard`] do so at their
     /// end.
     pub fn reclaim(&mut self) -> usize {
-        self.cursor.forget();
         self.tables.reclaim()
     }
 
@@ -181,7 +174,6 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// # Errors
     /// [`SpaceError::Map`]: nothing is mapped. [`SpaceError::OutOfFrames`]: what precedes the
     /// address is.
-    #[inline]
     pub fn map(
         &mut self,
         range: GpaRange,
@@ -189,51 +181,20 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         attributes: Attributes,
         largest: PageSize,
     ) -> Result<(), Halted<SpaceError>> {
-        let Self { tables, cursor } = self;
-        if let Some(ptes) = cursor.entries::<F, P>(tables.platform, range.start())
-            && tables.map_in(ptes, &range, hpa, attributes, largest)
-        {
-            return Ok(());
+        let tables = &self.tables;
+        let refused = |why| Halted { at: range.start(), why: SpaceError::Map(why) };
+        let plan = tables.plan(&range, hpa, attributes, largest).map_err(refused)?;
+        let bounds = (plan.start, plan.end);
+        let maintenance = maintenance(&attributes);
+        let mut fill = Fill { tables, plan, maintenance, fills: false };
+        // A single page cannot be half done.
+        if range.size() != 1 << F::PAGE_SHIFT {
+            tables.each(bounds, &mut fill)?;
         }
-        self.map_walk(range, hpa, attributes, largest)
-    }
-
-    #[inline(never)]
-    fn map_walk(
-        &mut self,
-        range: GpaRange,
-        hpa: Hpa,
-        attributes: Attributes,
-        largest: PageSize,
-    ) -> Result<(), Halted<SpaceError>> {
-        let platform = self.tables.platform();
-        let page = range.size() == 1 << F::PAGE_SHIFT;
-        let mut storage = [const { None }; BATCH];
-        let mut cache = TableCache::new(platform, &mut storage);
-        let mut guard = self.tables.exclusive();
-        let mut left = range;
-        loop {
-            let to = Hpa(hpa.0.wrapping_add(left.start().0 - range.start().0));
-            let memory = (to, false);
-            let result = guard.map_by::<Vacantly>(left, memory, attributes, largest, &mut cache);
-            let Err(Halted { at, why }) = result else { break };
-            match why {
-                MapError::CacheEmpty if page => {
-                    // The cache needs as many pages as tables are missing.
-                    let (_, missing) = guard.tables.descend(at.0, 0, |_, _| ());
-                    fill(&mut cache, at, usize::from(missing.max(1)))?;
-                }
-                MapError::CacheEmpty => fill(&mut cache, at, BATCH)?,
-                MapError::Contended => {}
-                why => return Err(Halted { at, why: SpaceError::Map(why) }),
-            }
-            left = rest(range, at);
-        }
-        drop(guard);
-        if page {
-            self.cursor.set(&self.tables, range.start());
-        }
-        Ok(())
+        fill.fills = true;
+        let result = tables.each(bounds, &mut fill);
+        tables.platform.publish();
+        result
     }
 
     /// Sets the rights of all that is mapped in `range` to exactly `rights`, as [`Guard::protect`],
@@ -245,7 +206,18 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// rights that the format, as configured, cannot express; [`SpaceError::OutOfFrames`] where a
     /// block that the range cuts cannot be split. No leaf's rights are changed.
     pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Halted<SpaceError>> {
-        self.change(range, |guard, left| guard.protect(left, rights))
+        let format = self.tables.format;
+        let Rights { read, write, execute } = rights;
+        let leaf = Attributes { read, write, execute, ..Attributes::RAM };
+        if let Err(why) = format.encode(leaf) {
+            let why = SpaceError::Change(ChangeError::Attributes(why));
+            return Err(Halted { at: range.start(), why });
+        }
+        if write {
+            self.rewrite(range, Exactly::<F, true>(format, rights))
+        } else {
+            self.rewrite(range, Exactly::<F, false>(format, rights))
+        }
     }
 
     /// Sets the software bits `set` of all that is mapped in `range`, and clears those of `clear`,
@@ -263,30 +235,36 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         set: Software,
         clear: Software,
     ) -> Result<u64, Halted<SpaceError>> {
-        self.change(range, |guard, left| guard.set_software(left, set, clear))
+        let bits = |software| {
+            let refused = |why| Halted { at: range.start(), why: SpaceError::Change(why) };
+            self.tables.user_bits(software).map_err(refused)
+        };
+        let (set, clear) = (bits(set)?, bits(clear)?);
+        self.rewrite(range, Marked { set, clear })
     }
 
-    /// Repeats `change` until all leaves are changed, and splits a block that the range cuts.
-    fn change(
-        &mut self,
-        range: GpaRange,
-        change: impl Fn(&mut Guard<'_, 'p, F, P>, GpaRange) -> Result<u64, Halted<ChangeError>>,
-    ) -> Result<u64, Halted<SpaceError>> {
-        self.cursor.forget();
-        let (mut left, mut changed) = (range, 0);
-        loop {
-            let mut guard = self.tables.exclusive();
-            let result = change(&mut guard, left);
-            changed += guard.counts().bytes_changed;
-            guard.complete();
-            drop(guard);
-            let Err(Halted { at, why }) = result else { return Ok(changed) };
-            match why {
-                ChangeError::CutsBlock { .. } => self.split_edges(range)?,
-                ChangeError::Contended => left = rest(range, at),
-                why => return Err(Halted { at, why: SpaceError::Change(why) }),
-            }
-        }
+    /// Rewrites each leaf by `rule`, and splits a block that the range cuts and that changes.
+    fn rewrite(&mut self, range: GpaRange, rule: impl Rule<F>) -> Result<u64, Halted<SpaceError>> {
+        let tables = &self.tables;
+        let refused = |why| SpaceError::Change(ChangeError::Range(why));
+        let bounds = self.bounds(&range, refused)?;
+        let mut owed = Owed::NOTHING;
+        let split = tables.cut(bounds, |raw| rule.change(raw) == raw, &mut owed);
+        let mut rewrite = Rewrite { tables, rule, owed, changed: 0 };
+        let result = split.and_then(|()| tables.each(bounds, &mut rewrite));
+        tables.complete(rewrite.owed);
+        result.map(|()| rewrite.changed)
+    }
+
+    /// Returns the ends of a range that these tables can have.
+    fn bounds(
+        &self,
+        range: &GpaRange,
+        refused: impl Fn(RangeError) -> SpaceError,
+    ) -> Result<(u64, u64), Halted<SpaceError>> {
+        let (at, end) = (range.start(), range.end());
+        self.tables.check(range).map_err(|why| Halted { at, why: refused(why) })?;
+        Ok((at.0, end.0))
     }
 
     /// Unmaps `range`, and splits a block that the range cuts. Hands what was mapped to `removed`,
@@ -297,56 +275,36 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// # Errors
     /// [`SpaceError::Unmap`], and [`SpaceError::OutOfFrames`] where a block that the range cuts
     /// cannot be split: nothing is unmapped.
-    #[inline(always)]
     pub fn unmap(
         &mut self,
         range: GpaRange,
-        removed: impl FnMut(Removed),
-    ) -> Result<u64, Halted<SpaceError>> {
-        self.cursor.forget();
-        // A page makes one run.
-        if range.size() == 1 << F::PAGE_SHIFT {
-            self.unmap_runs(range, &mut [Place::EMPTY], removed)
-        } else {
-            self.unmap_many(range, removed)
-        }
-    }
-
-    #[inline(never)]
-    fn unmap_many(
-        &mut self,
-        range: GpaRange,
-        removed: impl FnMut(Removed),
-    ) -> Result<u64, Halted<SpaceError>> {
-        self.unmap_runs(range, &mut [const { Place::EMPTY }; RUNS], removed)
-    }
-
-    #[inline(always)]
-    fn unmap_runs(
-        &mut self,
-        range: GpaRange,
-        places: &mut [Place],
         mut removed: impl FnMut(Removed),
     ) -> Result<u64, Halted<SpaceError>> {
-        let (mut left, mut bytes) = (range, 0);
-        loop {
-            let mut guard = self.tables.exclusive();
-            let mut removals = guard.removals(places);
-            let result = guard.unmap(left, &mut removals);
-            for run in removals.complete() {
-                bytes += run.bytes;
-                removed(run);
-            }
-            drop((removals, guard));
-            let Err(Halted { at, why }) = result else { break };
-            match why {
-                UnmapError::CutsBlock { .. } => self.split_edges(range)?,
-                UnmapError::Full | UnmapError::Contended => left = rest(range, at),
-                why => return Err(Halted { at, why: SpaceError::Unmap(why) }),
-            }
+        // A page makes one run.
+        if range.size() == 1 << F::PAGE_SHIFT {
+            self.empty(range, &mut [None], Some(&mut removed))
+        } else {
+            self.empty(range, &mut [const { None }; RUNS], Some(&mut removed))
         }
-        self.tables.reclaim();
-        Ok(bytes)
+    }
+
+    fn empty<'a>(
+        &'a mut self,
+        range: GpaRange,
+        runs: &'a mut [Option<Removed>],
+        removed: Option<&'a mut dyn FnMut(Removed)>,
+    ) -> Result<u64, Halted<SpaceError>> {
+        let tables = &self.tables;
+        let bounds = self.bounds(&range, |why| SpaceError::Unmap(UnmapError::Range(why)))?;
+        let mut owed = Owed::NOTHING;
+        let split = tables.cut(bounds, |_| false, &mut owed);
+        let unlinked = Chain::EMPTY;
+        let mut empty = Empty { tables, runs, len: 0, removed, unlinked, owed, bytes: 0 };
+        let result = split.and_then(|()| tables.each(bounds, &mut empty));
+        empty.hand_out();
+        let bytes = empty.bytes;
+        tables.reclaim();
+        result.map(|()| bytes)
     }
 
     /// Unmaps `range`, as [`AddressSpace::unmap`], for an owner that knows which memory is behind
@@ -361,31 +319,13 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// [`SpaceError::Unmap`], and [`SpaceError::OutOfFrames`] where a block that the range cuts
     /// cannot be split: nothing is unmapped.
     pub fn discard(&mut self, range: GpaRange) -> Result<(), Halted<SpaceError>> {
-        self.cursor.forget();
-        while let Err(refusal) = self.tables.drop_tables(&range) {
-            match refusal {
-                Refusal::CutsBlock { .. } => self.split_edges(range)?,
-                Refusal::Range(error) => {
-                    let why = SpaceError::Unmap(UnmapError::Range(error));
-                    return Err(Halted { at: range.start(), why });
-                }
-            }
-        }
-        let mut left = range;
-        loop {
-            let mut places = [Place::EMPTY];
-            let mut guard = self.tables.exclusive();
-            let mut removals = guard.removals(&mut places).forgetting();
-            let result = guard.unmap(left, &mut removals);
-            removals.complete().for_each(drop);
-            let Err(Halted { at, why }) = result else { break };
-            match why {
-                UnmapError::Contended => left = rest(range, at),
-                why => return Err(Halted { at, why: SpaceError::Unmap(why) }),
-            }
-        }
-        self.tables.reclaim();
-        Ok(())
+        let bounds = self.bounds(&range, |why| SpaceError::Unmap(UnmapError::Range(why)))?;
+        let mut owed = Owed::NOTHING;
+        let split = self.tables.cut(bounds, |_| false, &mut owed);
+        self.tables.complete(owed);
+        split?;
+        self.tables.drop_tables(&range);
+        self.empty(range, &mut [], None).map(drop)
     }
 
     /// Unmaps the leaf that translates `gpa`, and returns its address, size, memory and attributes;
@@ -456,43 +396,5 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     pub unsafe fn destroy(self) {
         // SAFETY: the caller's promise is the callee's.
         unsafe { self.tables.deactivate() }.destroy();
-    }
-
-    /// Splits the blocks that an end of the range cuts, down to pages at that end.
-    fn split_edges(&mut self, range: GpaRange) -> Result<(), Halted<SpaceError>> {
-        let platform = self.tables.platform();
-        let page = F::size(0);
-        for edge in [range.start(), range.end()] {
-            // The size of the leaf itself: a query gives that of its group.
-            let entry = self.tables.exclusive().descriptor(edge);
-            let cuts = entry.is_some_and(|(_, size)| edge.0 & (size.bytes() - 1) != 0);
-            if !cuts || self.query(edge).is_none() {
-                continue;
-            }
-            let at = GpaRange::new(edge, page.bytes()).unwrap_or(range);
-            let mut storage = [const { None }; BATCH];
-            let mut cache = TableCache::new(platform, &mut storage);
-            let mut guard = self.tables.exclusive();
-            while let Err(Halted { at, why }) = guard.split(at, page, &mut cache) {
-                match why {
-                    SplitError::CacheEmpty => fill(&mut cache, at, BATCH)?,
-                    SplitError::Contended => {}
-                    why => return Err(Halted { at, why: SpaceError::Split(why) }),
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Adds table pages to the cache of an operation that stopped for lack of them.
-fn fill<F: Format, P: Platform>(
-    cache: &mut TableCache<'_, F, P>,
-    at: Gpa,
-    pages: usize,
-) -> Result<(), Halted<SpaceError>> {
-    match cache.fill(pages) {
-        Err(OutOfFrames { at_hand: 0, .. }) => Err(Halted { at, why: SpaceError::OutOfFrames }),
-        _ => Ok(()),
     }
 }

@@ -61,6 +61,16 @@ impl Pte {
         self.always(new, Order::Release, || self.0.store(new, Ordering::Release));
     }
 
+    /// Replaces the value, whatever it is, and returns it. For a caller that is the only software
+    /// in the tables: hardware may mark the entry at any time before.
+    #[inline(always)]
+    pub(crate) fn swap(&self, new: u64) -> u64 {
+        let mut old = 0;
+        let swap = || old = self.0.swap(new, Ordering::AcqRel);
+        self.always(new, Order::Release, swap);
+        old
+    }
+
     /// Does a store of `raw` that cannot fail.
     #[inline(always)]
     fn always(&self, raw: u64, order: Order, store: impl FnOnce()) {

@@ -13,7 +13,6 @@
 //! fill of the entry invalidate first (`Tables::break_before_fill`); they go with the tables. So
 //! while any are under way, all of the guest is invalidated.
 
-use super::Refusal;
 use crate::addr::GpaRange;
 use crate::build::dismantle;
 use crate::format::{Format, Kind};
@@ -23,13 +22,12 @@ use crate::table::{self, Frame, Pte};
 use crate::tables::Tables;
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Refuses a range that is not valid or that cuts a block. Then unmaps all that lies in tables
-    /// that `range` covers whole, and gives the tables back; leaves outside such tables stay. Does
-    /// nothing where addresses have owners, as an owner keeps its entry.
-    pub(crate) fn drop_tables(&mut self, range: &GpaRange) -> Result<(), Refusal> {
-        self.check_change(range)?;
+    /// Unmaps all that lies in tables that `range`, which cuts no block, covers whole, and gives
+    /// the tables back; leaves outside such tables stay. Does nothing where addresses have owners,
+    /// as an owner keeps its entry.
+    pub(crate) fn drop_tables(&mut self, range: &GpaRange) {
         if self.owners.are_known() {
-            return Ok(());
+            return;
         }
         let (start, end) = (range.start().0, range.end().0);
         let mut hull = Owed::NOTHING;
@@ -41,7 +39,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             }
         });
         if hull.is_nothing() {
-            return Ok(());
+            return;
         }
         if self.pending.removals.count() == 0 {
             self.complete(hull);
@@ -55,7 +53,6 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
                 pte.release(raw, 0);
             }
         });
-        Ok(())
     }
 
     /// Shows `each` the topmost entries above pages that a range covers whole, with their level and

@@ -4,7 +4,7 @@ mod error;
 
 use super::owner::owner;
 use super::unfold::Group;
-use super::{Atomically, Change, Vacantly};
+use super::{Atomically, Change};
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
@@ -170,7 +170,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 
 /// Returns the maintenance of memory that a guest will use as `attributes` say.
 #[inline]
-pub(super) fn maintenance(attributes: &Attributes) -> Option<Maintenance> {
+pub(crate) fn maintenance(attributes: &Attributes) -> Option<Maintenance> {
     match (attributes.memory, attributes.execute) {
         (Memory::Device | Memory::DeviceStrict, _) => None,
         (_, Execute::None) => Some(Maintenance::Data),
@@ -247,47 +247,18 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         C::exchange(pte, raw, F::leaf(bits, 0, hpa)).is_ok()
     }
 
-    /// Maps a page in the table that has these `ptes`, if its entry is empty; otherwise does
-    /// nothing, and the walk finds the reason. For one owner; the tables above must be accessed
-    /// already.
+    /// Plans to map a range, and checks all that does not depend on the tables.
     #[inline(always)]
-    pub(crate) fn map_in(
-        &self,
-        ptes: &[Pte],
-        range: &GpaRange,
-        hpa: Hpa,
-        attributes: Attributes,
-        largest: PageSize,
-    ) -> bool {
-        let gpa = range.start().0;
-        let page = 1 << F::PAGE_SHIFT;
-        let Ok(bits) = self.format.encode(attributes) else { return false };
-        let filled = range.size() == page
-            && gpa & (page - 1) == 0
-            && self.check_host(hpa, page).is_ok()
-            && F::level_of(largest).is_ok()
-            && self.fill_page::<Vacantly>(ptes, gpa, hpa, bits, &attributes);
-        if filled {
-            self.platform.publish();
-        }
-        filled
-    }
-
-    #[inline(always)]
-    fn plan_map(
+    pub(crate) fn plan(
         &self,
         range: &GpaRange,
         hpa: Hpa,
         attributes: Attributes,
         largest: PageSize,
-        cache: &TableCache<'_, F, P>,
     ) -> Result<Plan, MapError> {
         self.check(range).map_err(MapError::Range)?;
         self.check_host(hpa, range.size())?;
         let largest = F::level_of(largest).map_err(MapError::LeafSize)?;
-        if !cache.serves(self.platform) {
-            return Err(MapError::ForeignCache);
-        }
         let bits = self.format.encode(attributes).map_err(MapError::Attributes)?;
         Ok(Plan {
             bits,
@@ -299,6 +270,21 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             outside: Outside::Empty,
             contiguous: false,
         })
+    }
+
+    #[inline(always)]
+    fn plan_map(
+        &self,
+        range: &GpaRange,
+        hpa: Hpa,
+        attributes: Attributes,
+        largest: PageSize,
+        cache: &TableCache<'_, F, P>,
+    ) -> Result<Plan, MapError> {
+        if !cache.serves(self.platform) {
+            return Err(MapError::ForeignCache);
+        }
+        self.plan(range, hpa, attributes, largest)
     }
 
     #[inline(always)]
@@ -315,7 +301,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 
 /// Returns whether a leaf translates `entry` as `plan` would, regardless of the bits of `state`.
 #[inline]
-fn agrees<F: Format>(
+pub(crate) fn agrees<F: Format>(
     plan: &Plan,
     state: u64,
     level: u8,

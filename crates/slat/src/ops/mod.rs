@@ -32,6 +32,7 @@ pub(crate) use age::Scans;
 pub use age::{Aged, Ageing, Ages, Skip};
 pub use consumer::{Consumer, ConsumerError};
 pub use map::MapError;
+pub(crate) use map::{agrees, maintenance};
 pub(crate) use owner::Owners;
 pub use owner::{Owner, OwnerError};
 pub use pages::Pages;
@@ -40,6 +41,7 @@ pub use removals::{Place, Removals, Removed};
 pub use replace::ReplaceError;
 pub use reserve::Reservation;
 pub(crate) use reserve::{SEATS_TOKENS, Tokens};
+pub(crate) use rules::{Exactly, Marked, Rule};
 pub use split::SplitError;
 pub(crate) use unfold::folded;
 pub use unmap::UnmapError;
@@ -161,9 +163,6 @@ pub(crate) trait Change {
 
 /// For entries in tables that hardware or other threads may use.
 pub(crate) struct Atomically;
-/// For vacant entries, in tables that hardware may use, but no other thread: hardware changes no
-/// invalid entry.
-pub(crate) struct Vacantly;
 /// For entries in tables that no other thread, and no hardware, can reach.
 pub(crate) struct Plainly;
 
@@ -173,16 +172,6 @@ impl Change for Atomically {
     #[inline(always)]
     fn exchange(pte: &Pte, old: u64, new: u64) -> Result<(), u64> {
         pte.exchange(old, new)
-    }
-}
-
-impl Change for Vacantly {
-    const ALONE: bool = false;
-
-    #[inline(always)]
-    fn exchange(pte: &Pte, old: u64, new: u64) -> Result<(), u64> {
-        pte.release(old, new);
-        Ok(())
     }
 }
 

@@ -44,7 +44,7 @@ impl Owner {
 
     /// Returns the owner in an entry of [`Kind::Owned`].
     #[inline(always)]
-    pub(super) fn of<F: Format>(raw: u64) -> Self {
+    pub(crate) fn of<F: Format>(raw: u64) -> Self {
         Self(F::owner(raw))
     }
 }

@@ -34,6 +34,16 @@ pub struct Removed {
     pub attributes: Attributes,
 }
 
+impl Removed {
+    /// Returns whether `new` continues these leaves, so that both are one run.
+    #[inline(always)]
+    pub(crate) fn continues(&self, new: &Self) -> bool {
+        self.gpa.0 + self.bytes == new.gpa.0
+            && self.hpa.0 + self.bytes == new.hpa.0
+            && (self.size, self.attributes) == (new.size, new.attributes)
+    }
+}
+
 /// Storage of one run of neighbouring leaves in [`Removals`].
 #[derive(Debug)]
 pub struct Place(Option<Removed>);
@@ -115,10 +125,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
     #[inline]
     pub(super) fn continued(&mut self, new: &Removed) -> Option<&mut Removed> {
         let last = self.storage[..self.len].last_mut()?.0.as_mut()?;
-        let continues = last.gpa.0 + last.bytes == new.gpa.0
-            && last.hpa.0 + last.bytes == new.hpa.0
-            && (last.size, last.attributes) == (new.size, new.attributes);
-        continues.then_some(last)
+        last.continues(new).then_some(last)
     }
 
     /// Returns whether memory at `hpa` follows what was removed last.

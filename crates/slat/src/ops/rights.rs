@@ -259,14 +259,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Returns `software` as bits of a leaf; refuses bits that are marks of consumers.
     #[inline]
     fn bits(&self, range: GpaRange, software: Software) -> Result<u64, Halted<ChangeError>> {
-        let refused = |why| Halted { at: range.start(), why };
-        let bits = software.encode(F::SOFTWARE);
-        let bits = bits.map_err(|why| refused(ChangeError::Attributes(why)))?;
-        if bits & self.tables.marks != 0 {
-            let marks = self.tables.consumers();
-            return Err(refused(ChangeError::Consumers { given: software, marks }));
-        }
-        Ok(bits)
+        self.tables.user_bits(software).map_err(|why| Halted { at: range.start(), why })
     }
 
     /// Sets the software bits `set` of every leaf in `range`, and clears those of `clear`; a bit of
@@ -418,10 +411,19 @@ fn gives_nothing<F: Format>(raw: u64, changed: u64) -> bool {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
+    /// Returns the bits of a leaf that are `software`, which must be the user's own.
+    pub(crate) fn user_bits(&self, software: Software) -> Result<u64, ChangeError> {
+        let bits = software.encode(F::SOFTWARE).map_err(ChangeError::Attributes)?;
+        if bits & self.marks != 0 {
+            return Err(ChangeError::Consumers { given: software, marks: self.consumers() });
+        }
+        Ok(bits)
+    }
+
     /// Makes memory coherent before `raw` becomes `changed`, if `changed` may be executed and `raw`
     /// may not.
     #[cold]
-    fn make_coherent(&self, level: u8, raw: u64, changed: u64) {
+    pub(crate) fn make_coherent(&self, level: u8, raw: u64, changed: u64) {
         let format = &self.format;
         let after = format.decode(changed, level);
         if format.decode(raw, level).execute != after.execute

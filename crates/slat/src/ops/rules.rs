@@ -4,7 +4,7 @@ use crate::addr::Hpa;
 use crate::format::{Access, Execute, Format, Rights};
 
 /// A rule by which leaves are rewritten.
-pub(super) trait Rule<F: Format>: Copy {
+pub(crate) trait Rule<F: Format>: Copy {
     /// A leaf with none of these bits stays as it is.
     const QUIET: u64 = !0;
     /// A leaf with any of them changes.
@@ -35,7 +35,7 @@ pub(super) trait Rule<F: Format>: Copy {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct NoWrite;
+pub(crate) struct NoWrite;
 impl<F: Format> Rule<F> for NoWrite {
     const QUIET: u64 = F::WRITE;
     const SURE: bool = true;
@@ -47,7 +47,7 @@ impl<F: Format> Rule<F> for NoWrite {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct NoExecute;
+pub(crate) struct NoExecute;
 impl<F: Format> Rule<F> for NoExecute {
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
@@ -58,29 +58,29 @@ impl<F: Format> Rule<F> for NoExecute {
 /// Rules of a fault: for a read (a leaf that is not accessed is in no TLB), a write, and a fetch.
 /// They are only for leaves that have all of the bits given.
 #[derive(Clone, Copy)]
-pub(super) struct ForRead<F>(pub(super) F, pub(super) u64);
+pub(crate) struct ForRead<F>(pub(crate) F, pub(crate) u64);
 #[derive(Clone, Copy)]
-pub(super) struct ForWrite<F>(pub(super) F, pub(super) u64);
+pub(crate) struct ForWrite<F>(pub(crate) F, pub(crate) u64);
 #[derive(Clone, Copy)]
-pub(super) struct ForExecute<F>(pub(super) F, pub(super) u64, pub(super) Access);
+pub(crate) struct ForExecute<F>(pub(crate) F, pub(crate) u64, pub(crate) Access);
 /// A right that is given without a use: leaves do not become accessed.
 #[derive(Clone, Copy)]
-pub(super) struct Writable<F>(pub(super) F, pub(super) u64);
+pub(crate) struct Writable<F>(pub(crate) F, pub(crate) u64);
 #[derive(Clone, Copy)]
-pub(super) struct Executable<F>(pub(super) F, pub(super) u64, pub(super) Access);
+pub(crate) struct Executable<F>(pub(crate) F, pub(crate) u64, pub(crate) Access);
 /// For a write to a page at a host address; also sets software bits.
 #[derive(Clone, Copy)]
-pub(super) struct WriteAt<F>(pub(super) F, pub(super) Hpa, pub(super) u64);
+pub(crate) struct WriteAt<F>(pub(crate) F, pub(crate) Hpa, pub(crate) u64);
 
 /// Sets exactly these rights. `WRITES`: they include the right to write.
 #[derive(Clone, Copy)]
-pub(super) struct Exactly<F, const WRITES: bool>(pub(super) F, pub(super) Rights);
+pub(crate) struct Exactly<F, const WRITES: bool>(pub(crate) F, pub(crate) Rights);
 
 /// Sets and clears software bits.
 #[derive(Clone, Copy)]
-pub(super) struct Marked {
-    pub(super) set: u64,
-    pub(super) clear: u64,
+pub(crate) struct Marked {
+    pub(crate) set: u64,
+    pub(crate) clear: u64,
 }
 
 /// Returns `relaxed` if the leaf `raw` has all bits of `needed`, otherwise `raw`.

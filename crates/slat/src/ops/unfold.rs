@@ -193,7 +193,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// with the entry.
     #[cold]
     #[inline(never)]
-    pub(super) fn unfold(&self, gpa: u64, level: u8, sums: &mut Sums) -> Flow {
+    pub(crate) fn unfold(&self, gpa: u64, level: u8, sums: &mut Sums) -> Flow {
         match self.unfolded(gpa, level, sums) {
             Ok(_) => Flow::Again,
             Err(flow) => flow,

@@ -1,0 +1,67 @@
+//! Changes the rights, or the software bits, of a range of an owner's tables.
+
+use super::SpaceError;
+use super::walk::{Step, Visit};
+use crate::addr::Gpa;
+use crate::format::{Format, Kind};
+use crate::ops::{Rule, folded};
+use crate::platform::Platform;
+use crate::shootdown::Owed;
+use crate::table::Pte;
+use crate::tables::{Halted, Tables};
+use crate::walk::Entry;
+
+/// Rewrites each leaf of a range by a rule.
+pub(super) struct Rewrite<'t, 'p, F: Format, P: Platform, R> {
+    pub tables: &'t Tables<'p, F, P>,
+    pub rule: R,
+    pub owed: Owed,
+    /// Bytes that changed.
+    pub changed: u64,
+}
+
+impl<'t, F: Format, P: Platform, R: Rule<F>> Visit<'t, F> for Rewrite<'t, '_, F, P, R> {
+    fn entry(
+        &mut self,
+        level: u8,
+        kind: Kind,
+        entry: Entry<'t>,
+    ) -> Result<Step, Halted<SpaceError>> {
+        match kind {
+            Kind::Leaf => {}
+            Kind::Empty | Kind::Reserved | Kind::Owned => return Ok(Step::Next),
+            _ => return Err(Halted { at: Gpa(entry.start), why: SpaceError::Contended }),
+        }
+        let mut raw = entry.raw;
+        loop {
+            let new = self.rule.change(raw);
+            if new == raw {
+                return Ok(Step::Next);
+            }
+            if folded::<F>(raw) {
+                self.tables.unfold_at(entry.start, level)?;
+                return Ok(Step::Again);
+            }
+            if R::EXECUTES {
+                self.tables.make_coherent(level, raw, new);
+            }
+            match entry.pte.exchange(raw, new) {
+                Ok(()) => break,
+                Err(found) => raw = found,
+            }
+        }
+        let size = F::size(level);
+        self.changed += size.bytes();
+        if R::STALE {
+            let base = entry.base::<F>(level);
+            self.owed.leaves(base, base + size.bytes(), size);
+        }
+        Ok(Step::Next)
+    }
+
+    fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Pte]) {
+        if R::WRITES && entry.raw & F::TABLE_WRITE != F::TABLE_WRITE {
+            Tables::<F, P>::push_protection_down(entry.pte, level, children);
+        }
+    }
+}
