@@ -66,7 +66,7 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
     /// Whether CPUs may have the tables loaded; if not, no invalidation is ever owed.
     live: bool,
     /// The entries that operations may still read ([`Guard::limit`]).
-    pub(crate) budget: Budget,
+    pub(crate) limit: u64,
     pub(crate) sums: Sums,
 }
 
@@ -105,9 +105,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         inside: Option<Inside<'t>>,
         live: bool,
     ) -> Self {
-        let budget = Budget::unbounded();
         let sums = Sums { counts: Counts::NONE, sizes: Sizes::NONE, owed: Owed::NOTHING };
-        Self { tables, start: tables.start(), inside, live, budget, sums }
+        Self { tables, start: tables.start(), inside, live, limit: u64::MAX, sums }
     }
 
     /// Returns the value to leave in entries that one call reserves or empties. No other call
@@ -174,14 +173,20 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// they then change, and find an obstacle further on in a later call. A collapse to blocks of
     /// blocks that paused inside one of them has to be repeated for the whole range.
     pub fn limit(&mut self, ptes: u64) {
-        self.budget = Budget::of(ptes);
+        self.limit = ptes;
+    }
+
+    /// Returns the budget of a call: what is left of the limit, and all of its patience.
+    #[inline(always)]
+    pub(crate) const fn budget(&self) -> Budget {
+        Budget::of(self.limit)
     }
 
     /// Keeps what a walk left of the budget. Returns whether the walk ended early because nothing
     /// is left.
     #[inline]
     pub(crate) fn keep(&mut self, budget: Budget) -> bool {
-        self.budget = budget.of_next_call();
+        self.limit = budget.left();
         budget.spent
     }
 

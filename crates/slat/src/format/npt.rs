@@ -146,8 +146,11 @@ impl core::error::Error for MissingFeatures {}
 // SAFETY: `long_mode` answers for its items, and these add:
 // 1. The attribute bits of `encode` include bit 0, and so does `table`. Methods that make a leaf
 //    from a leaf change only W, NX, A and D.
+// 2. `table` sets no bit of an address but those of the frame.
 // 3. `geometry` puts the root at level 3 or 4.
+// 4. The tables are those of `long_mode`.
 // 5. A leaf has the address unchanged, in bits that no attribute uses.
+// 6. There are no groups.
 unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     const NAME: &'static str = if HUGE_1G { "AMD NPT" } else { "AMD NPT without 1g blocks" };
     long_mode!(BITS);

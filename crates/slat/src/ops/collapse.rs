@@ -38,7 +38,7 @@ use crate::shootdown::Owed;
 use crate::sync::relax;
 use crate::table::{self, Pte, pte};
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
+use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor};
 use core::marker::PhantomData;
 
 use super::folded;
@@ -108,7 +108,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let (contended, batch) = (None, None);
         let mut visitor =
             Collapse { tables, to, fits, sums, patience, contended, batch, few, spare };
-        let mut budget = self.budget;
+        let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         visitor.finish();
         let contended = visitor.contended;

@@ -15,7 +15,7 @@ use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::table::Pte;
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor, change_pages, change_run};
+use crate::walk::{Budget, Entry, Flow, Tally, Visitor, change_pages, change_run};
 
 /// Takes dirty state. `NAMED`: for a consumer, so leaves with its mark as well.
 #[derive(Clone, Copy)]
@@ -97,7 +97,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             sums: &mut self.sums,
             why: ChangeError::Contended,
         };
-        let mut budget = self.budget;
+        let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let Harvest { pages, why, .. } = visitor;
         let paused = self.keep(budget);

@@ -115,7 +115,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Ok(plan) => Plan { contiguous, ..plan },
             Err(why) => return Self::halted(range.start(), why),
         };
-        let (mut budget, end) = (self.budget, plan.end);
+        let (mut budget, end) = (Budget::of(self.limit), plan.end);
         // A single page cannot be half done. Not inside the walk that maps: their frames do not
         // add.
         let page = plan.end - plan.start == 1 << F::PAGE_SHIFT;

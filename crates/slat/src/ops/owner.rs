@@ -21,7 +21,7 @@ use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::sync::{AtomicU64, Ordering};
 use crate::tables::{Contended, Halted, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor};
+use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::fmt;
 
 /// The owner of an address where nothing is mapped: a word of [`Owner::BITS`] bits.
@@ -158,7 +158,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
         let hand = Hand { from, to };
         let mut check = Check { hand, read: 0, why: OwnerError::Contended };
-        let mut budget = self.budget;
+        let mut budget = Budget::of(self.limit);
         // The other half is for the same entries once more.
         let mut half = budget.half();
         let result = tables.walk_within(start, end, &mut check, &mut half);

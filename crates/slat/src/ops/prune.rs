@@ -10,7 +10,7 @@ use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::table::Pte;
 use crate::tables::Halted;
-use crate::walk::{Entry, Tally, Visitor};
+use crate::walk::{Budget, Entry, Tally, Visitor};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Retires the tables that overlap `range` and hold neither a leaf nor an owner, such as those
@@ -33,7 +33,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         tables.pending.removals.begin();
         let (start, end) = (range.start().0, range.end().0);
         let mut visitor = Prune(Unmap::of(tables, &mut removals, &range, 0, &mut self.sums));
-        let mut budget = self.budget;
+        let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.0.retire_ends(result.map_or_else(|at| at.0, |()| end));
         let paused = self.keep(budget);

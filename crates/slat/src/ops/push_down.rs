@@ -27,7 +27,7 @@ use crate::platform::Platform;
 use crate::sync::agreed;
 use crate::table::{Pte, Run, load_run};
 use crate::tables::Halted;
-use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, change_pages, links};
+use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor, change_pages, links};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// As [`Guard::write_protect`], by the tables as far up as `range` covers them, where the
@@ -54,7 +54,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         agreed();
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Protect { sums: &mut self.sums, why: ChangeError::Contended };
-        let mut budget = self.budget;
+        let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let why = visitor.why;
         let paused = self.keep(budget);

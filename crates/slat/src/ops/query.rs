@@ -8,7 +8,7 @@ use crate::platform::{Maintenance, Platform};
 use crate::sync::acquired;
 use crate::table::Pte;
 use crate::tables::{Contended, Found, Halted, Start, Tables, Translation};
-use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, visit_each};
+use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor, visit_each};
 use core::{fmt, slice};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
@@ -55,7 +55,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             return Self::halted(range.start(), ChangeError::Range(why));
         }
         let mut visitor = Flush { tables: self.tables, at: range.start().0, flushed: 0 };
-        let mut budget = self.budget;
+        let mut budget = Budget::of(self.limit);
         let (start, end) = (range.start().0, range.end().0);
         let result = self.tables.walk_within(start, end, &mut visitor, &mut budget);
         let flushed = visitor.flushed;

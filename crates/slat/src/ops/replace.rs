@@ -31,7 +31,7 @@ use crate::platform::Platform;
 use crate::shootdown::Owed;
 use crate::table::{Pte, pte};
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor};
+use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::fmt;
 
 /// Reason why the leaves of a range were not replaced, or not all of them.
@@ -205,7 +205,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Replace::of(tables, &range, (from, to, attributes), &mut self.sums);
-        let mut budget = self.budget;
+        let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let why = visitor.why;
         let paused = self.keep(budget);

@@ -23,6 +23,7 @@ use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::table::pte;
 use crate::tables::{Found, Halted, Tables};
+use crate::walk::Budget;
 use core::marker::PhantomData;
 use rewrite::Rewrite;
 
@@ -388,7 +389,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             why: ChangeError::Contended,
             change: PhantomData,
         };
-        let mut budget = self.budget;
+        let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let why = visitor.why;
         let paused = self.keep(budget);

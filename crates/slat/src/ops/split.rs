@@ -27,7 +27,7 @@ use crate::platform::Platform;
 use crate::shootdown::Owed;
 use crate::table::{Frame, Pte, pte};
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
+use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor};
 use core::marker::PhantomData;
 pub use error::SplitError;
 use way::MOST_MERGED;
@@ -168,7 +168,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             execute,
             sums: &mut self.sums,
             waiting: None,
-            limited: self.budget.is_bounded(),
+            limited: Budget::of(self.limit).is_bounded(),
             built: 0,
             lost: u64::MAX,
             dry: None,
@@ -177,7 +177,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         };
         let mut from = start;
         let mut patience = PATIENCE;
-        let mut budget = self.budget;
+        let mut budget = Budget::of(self.limit);
         let result = loop {
             let result = tables.walk_within(from, end, &mut visitor, &mut budget);
             visitor.link_waiting();

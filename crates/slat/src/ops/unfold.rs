@@ -36,7 +36,7 @@ use crate::platform::Platform;
 use crate::shootdown::Owed;
 use crate::table::Pte;
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor};
+use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
 
 /// Returns whether the leaf `raw` is a member of a group.
@@ -337,7 +337,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Unfold { tables, sums: &mut self.sums };
-        let mut budget = self.budget;
+        let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let bytes = self.sums.counts.bytes_changed - before;
         let paused = self.keep(budget);

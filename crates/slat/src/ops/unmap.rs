@@ -34,7 +34,7 @@ use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::table::{Pte, pte};
 use crate::tables::{Halted, Link, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor, links, visit_each};
+use crate::walk::{Budget, Entry, Flow, Tally, Visitor, links, visit_each};
 pub use error::UnmapError;
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
@@ -149,7 +149,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let empty = if tables.refill_breaks() { self.token() } else { 0 };
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Unmap::of(tables, removals, range, empty, &mut self.sums);
-        let mut budget = self.budget;
+        let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.unmark();
         visitor.retire_ends(result.map_or_else(|at| at.0, |()| end));

@@ -28,10 +28,10 @@ impl Budget {
         Self { waited: PATIENCE - 1, ..Self::unbounded() }
     }
 
-    /// Returns the same number of entries for another call.
+    /// Returns the number of entries that further calls may read.
     #[inline(always)]
-    pub const fn of_next_call(self) -> Self {
-        Self { waited: 0, spent: false, ..self }
+    pub const fn left(&self) -> u64 {
+        self.left
     }
 
     /// Returns a budget of half of the entries.
@@ -62,12 +62,6 @@ impl Budget {
     #[inline(always)]
     pub const fn is_bounded(&self) -> bool {
         self.left < u64::MAX / 2
-    }
-
-    /// Returns whether nothing is left.
-    #[inline(always)]
-    pub const fn is_spent(&self) -> bool {
-        self.left == 0
     }
 
     /// Counts `ptes` read in a table that is not finished.

@@ -302,7 +302,7 @@ fn members_removals_and_guards_of_others_are_refused() {
     // The reclaimer of these tables would not see a participant of another platform.
     let error = tables.enter(&mut foreign).err();
     assert_eq!(error, Some(Foreign));
-    says(&Foreign.to_string(), &["another platform", "join"]);
+    says(&Foreign.to_string(), &["another platform", "use those of these tables"]);
     let (mut one, mut two) = (platform.join(), platform.join());
     let (mut guard, beside) = (tables.enter(&mut one).unwrap(), second.enter(&mut two).unwrap());
     let mut storage = [const { Place::EMPTY }; 1];

@@ -25,7 +25,7 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
             assert!(!R::TOUCHES && !R::WRITES && !R::EXECUTES, "rules that give no right");
             assert!(R::STALE || !R::SEEN, "nothing is published");
         }
-        if self.budget.is_bounded() {
+        if self.budget().is_bounded() {
             return self.rewrite_pages_limited(pages, rule);
         }
         let before = self.sums.counts.bytes_changed;
@@ -114,13 +114,13 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
         let table = |at: u64| at >> F::shift(1);
         let mut done = None;
         pages.each::<F>(|range| {
-            if self.budget.is_spent() && done.is_some_and(|it| it != table(range.start().0)) {
+            if self.limit == 0 && done.is_some_and(|it| it != table(range.start().0)) {
                 return Self::halted(range.start(), ChangeError::Paused);
             }
             done = Some(table(range.end().0 - 1));
             // The walk of one page does not count it.
             if range.size() == 1 << F::PAGE_SHIFT {
-                self.budget.count(1);
+                self.limit = self.limit.saturating_sub(1);
             }
             self.rewrite_walk::<Atomically, R>(range, rule)
         })

@@ -527,11 +527,12 @@ fn batches<H: Hardware>(
     let mut walked: Vec<_> = gone.iter().copied().collect();
     walked.sort_by_key(|&(at, size)| (at + size, size));
     let (mut batches, mut few) = (Vec::<Vec<_>>::new(), true);
+    // Of the last batch: a batch that is full makes room for later ones, not for itself.
+    let mut most = 20;
     for (at, size) in walked {
         let writable = |at| tree.table(at, H::height(size)).unwrap().1.write;
         let last = batches.last().filter(|batch| {
             let (first, end) = batch[0];
-            let most = if breaks || few { 20 } else { H::entries(0) as u64 };
             let parent = H::size(H::height(size) + 1);
             end - first == size
                 && floor(first, parent) == floor(at, parent)
@@ -541,7 +542,10 @@ fn batches<H: Hardware>(
         let place = last.map_or(0, |batch| (at - batch[0].0) / size);
         match last {
             Some(_) => batches.last_mut().unwrap().push((at, at + size)),
-            None => batches.push(vec![(at, at + size)]),
+            None => {
+                most = if breaks || few { 20 } else { H::entries(0) as u64 };
+                batches.push(vec![(at, at + size)]);
+            }
         }
         few &= breaks || H::height(size) != 1 || place != 19;
     }
