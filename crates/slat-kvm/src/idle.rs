@@ -82,8 +82,17 @@ impl Marker {
             }
             Tracking::Generations => {
                 let path = Path::new("/").join(LRU_GEN);
-                let text = std::fs::read_to_string(&path).map_err(Error::os("read of lru_gen"))?;
-                let own = slat_procfs::Files::here().group("memory");
+                let text = lru_gen(&path)?;
+                let files = slat_procfs::Files::here();
+                if !files.in_first_namespace("cgroup") {
+                    // The file has the host's names: another group may have this one's.
+                    return Err(Error::invalid(
+                        "/sys/kernel/debug/lru_gen",
+                        "does not name",
+                        "groups as this namespace of control groups does",
+                    ));
+                }
+                let own = files.group("memory");
                 let group = group(&text, &own).ok_or_else(|| {
                     Error::invalid(
                         "/sys/kernel/debug/lru_gen",
@@ -105,7 +114,7 @@ impl Marker {
                     .map_err(Error::os("write of page_idle/bitmap"))
             }),
             Self::Generations { path, group } => {
-                let text = std::fs::read_to_string(path).map_err(Error::os("read of lru_gen"))?;
+                let text = lru_gen(path)?;
                 for (node, newest) in generations(&text, *group) {
                     // The last two numbers allow swap, and make the kernel look at every page.
                     let command = format!("+ {group} {node} {newest} 1 1");
@@ -155,12 +164,19 @@ fn frames(memory: &HostMemory) -> Result<BTreeMap<u64, u64>, Error> {
     Ok(words)
 }
 
+/// Returns the text of lru_gen, in which another group's name may be no UTF-8.
+fn lru_gen(path: &Path) -> Result<String, Error> {
+    std::fs::read(path).map(slat_procfs::lossy).map_err(Error::os("read of lru_gen"))
+}
+
 /// Returns the number of a cgroup by its path.
 fn group(text: &str, path: &str) -> Option<u64> {
     let mut groups = text.lines().filter_map(|line| {
-        let mut words = line.split_whitespace();
-        (words.next()? == "memcg").then_some(())?;
-        Some((words.next()?.parse().ok()?, words.next().unwrap_or("/")))
+        // A path may have blanks. The root's is empty.
+        let line = line.strip_prefix("memcg")?.trim();
+        let (number, of) = line.split_once(' ').unwrap_or((line, ""));
+        let of = of.trim();
+        Some((number.parse().ok()?, if of.is_empty() { "/" } else { of }))
     });
     groups.find(|(_, of)| *of == path).map(|(number, _)| number)
 }

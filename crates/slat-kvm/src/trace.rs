@@ -34,7 +34,7 @@ impl Events {
 
     /// Returns how often an event occurred.
     pub fn count(&self, event: &str) -> Option<u64> {
-        let text = std::fs::read_to_string(self.instance.join("trace")).ok()?;
+        let text = slat_procfs::lossy(std::fs::read(self.instance.join("trace")).ok()?);
         Some(count(&text, event))
     }
 }

@@ -62,14 +62,33 @@ impl Files<'_> {
         (!text.is_empty()).then_some(text)
     }
 
+    /// Returns whether this process is in the host's first namespace of a kind (`pid`, `cgroup`), so
+    /// that its numbers and names of that kind are those of the host. A host without such
+    /// namespaces has one.
+    pub fn in_first_namespace(&self, kind: &str) -> bool {
+        // The kernel's fixed numbers of them (include/linux/proc_ns.h).
+        let first = match kind {
+            "pid" => "pid:[4026531836]",
+            "cgroup" => "cgroup:[4026531835]",
+            kind => panic!("{kind}: no kind of namespace that is looked at"),
+        };
+        let link = fs::read_link(self.0.join("proc/self/ns").join(kind));
+        link.map_or(true, |name| name.as_os_str() == first)
+    }
+
     /// Returns the number in a file.
     pub fn number(&self, path: impl AsRef<Path>) -> Option<u64> {
         self.text(path)?.parse().ok()
     }
 
-    /// Returns the CPUs or nodes that a file lists.
+    /// Returns the CPUs or nodes that a file lists. The kernel ends a list by a newline, but may cut
+    /// a long one at a page: the number that it cut does not count.
     pub fn list(&self, path: impl AsRef<Path>) -> Option<Vec<usize>> {
-        list(&self.text(path)?)
+        const CUT: usize = 4095;
+        let text = whole(&fs::File::open(self.0.join(path)).ok()?)?;
+        let whole = text.ends_with('\n') || text.len() < CUT;
+        let text = if whole { &text[..] } else { &text[..text.rfind(',')?] };
+        list(text.trim())
     }
 
     /// Returns the selected word of a file such as `always [madvise] never`.
@@ -249,8 +268,16 @@ impl Files<'_> {
     }
 }
 
-/// All of a file, which may be read again later. The kernel says that files of its own are empty,
-/// so that the library would begin with little room, and ask for most of them a dozen times.
+/// Returns text, with a replacement character for what is no UTF-8.
+pub fn lossy(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+}
+
+/// All of a file, which may be read again later. Bytes that are no UTF-8, such as those of a name
+/// that the kernel cut within a character, become replacement characters: they hide nothing else.
+/// The kernel says that files of its own are empty, so that the library would begin with little
+/// room, and ask for most of them a dozen times.
 pub fn whole(file: &fs::File) -> Option<String> {
     const ROOM: usize = 4096;
     let (mut bytes, mut length) = (Vec::new(), 0);
@@ -266,7 +293,7 @@ pub fn whole(file: &fs::File) -> Option<String> {
         }
     }
     bytes.truncate(length);
-    String::from_utf8(bytes).ok()
+    Some(lossy(bytes))
 }
 
 fn address(text: &str) -> Result<u64, std::num::ParseIntError> {
@@ -307,6 +334,22 @@ mod tests {
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(file, text).unwrap();
         ask(Files(root.path()))
+    }
+
+    #[test]
+    fn the_last_number_of_a_list_that_the_kernel_cut_does_not_count() {
+        let host = tempfile::tempdir().unwrap();
+        let list = |text: &str| {
+            fs::write(host.path().join("list"), text).unwrap();
+            Files(host.path()).list("list")
+        };
+        assert_eq!(list("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
+        let mut text: String = (0..2000).map(|cpu| format!("{},", 2 * cpu)).collect();
+        text.truncate(4093);
+        text.insert_str(0, "0,");
+        assert!(text.len() == 4095 && text.ends_with(",185"), "a part of a number");
+        let last = list(&text).unwrap().last().copied();
+        assert_eq!(last, Some(1856));
     }
 
     #[test]

@@ -5,12 +5,14 @@
 
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use slat_procfs::Files;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 /// Where debugfs is usually mounted.
 const USUAL: &str = "/sys/kernel/debug/kvm";
@@ -29,6 +31,12 @@ impl Debugfs {
     /// # Errors
     /// Why the folder cannot be read, and what would change that.
     pub fn open() -> Result<Self, String> {
+        if !Files::here().in_first_namespace("pid") {
+            return Err("debugfs names guests by the host's numbers of processes, and this is a \
+                        namespace of processes, in which others have these numbers: watch from the \
+                        host"
+                .to_owned());
+        }
         match fs::read_dir(USUAL) {
             Ok(_) => return Ok(Self { folder: USUAL.into(), mount: None }),
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
@@ -58,7 +66,7 @@ impl Debugfs {
 
     /// Uses a made-up folder.
     #[cfg(test)]
-    pub(crate) fn made(folder: &Path) -> Self {
+    pub(crate) fn made(folder: &std::path::Path) -> Self {
         Self { folder: folder.to_owned(), mount: None }
     }
 
@@ -68,15 +76,43 @@ impl Debugfs {
         entries.map(|entry| entry.file_name()).collect()
     }
 
-    /// Returns the folders of a process's VMs.
-    pub(crate) fn of(&self, pid: i32) -> Vec<PathBuf> {
+    /// Returns the folders of a process's VMs. KVM names each by the thread that made it, any
+    /// thread of the process.
+    pub(crate) fn of(&self, files: &Files<'_>, pid: i32) -> Vec<VmFolder> {
+        let mut makers: BTreeSet<i32> = files
+            .names(format!("proc/{pid}/task"))
+            .iter()
+            .filter_map(|name| name.parse().ok())
+            .collect();
+        makers.insert(pid);
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let is_its =
-            |name: &str| name.split_once('-').is_some_and(|(own, _)| own.parse() == Ok(pid));
+        let is_its = |name: &str| {
+            let maker = name.split_once('-').and_then(|(maker, _)| maker.parse().ok());
+            maker.is_some_and(|maker| makers.contains(&maker))
+        };
         let its = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_its));
-        let mut folders: Vec<PathBuf> = its.map(|entry| entry.path()).collect();
+        let of = |entry: fs::DirEntry| {
+            let number = entry.metadata().ok()?.ino();
+            Some(VmFolder { path: entry.path(), number })
+        };
+        let mut folders: Vec<VmFolder> = its.filter_map(of).collect();
         folders.sort();
         folders
+    }
+}
+
+/// The folder of a VM.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct VmFolder {
+    pub path: PathBuf,
+    /// Its inode. A VM that is made later has another one, also where it has the same name.
+    number: u64,
+}
+
+impl VmFolder {
+    /// Returns whether the VM is still the same.
+    pub fn is_there(&self) -> bool {
+        fs::metadata(&self.path).is_ok_and(|now| now.ino() == self.number)
     }
 }
 
@@ -88,12 +124,13 @@ pub(crate) fn private(kind: &str, how: MountAttrFlags) -> Result<OwnedFd, Errno>
 }
 
 /// Returns the sum, over folders, of the counters that the kernel has.
-pub(crate) fn sum(folders: &[PathBuf], counters: &[&str]) -> Result<u64, String> {
+pub(crate) fn sum(folders: &[VmFolder], counters: &[&str]) -> Result<u64, String> {
     if folders.is_empty() {
         return Err("debugfs has no folder of this process's".to_owned());
     }
     let mut sum = None;
-    for path in folders.iter().flat_map(|folder| counters.iter().map(|name| folder.join(name))) {
+    let of = |folder: &VmFolder| counters.iter().map(|name| folder.path.join(name)).collect();
+    for path in folders.iter().flat_map::<Vec<PathBuf>, _>(of) {
         match fs::read_to_string(&path) {
             Ok(text) => {
                 let value: u64 = text.trim().parse().map_err(|_| "debugfs has no number there")?;
@@ -111,15 +148,16 @@ pub(crate) fn sum(folders: &[PathBuf], counters: &[&str]) -> Result<u64, String>
         }
     }
     // Also the last file of a guest that ended is not found.
-    sum.ok_or_else(|| match folders.iter().any(|folder| folder.exists()) {
+    sum.ok_or_else(|| match folders.iter().any(|folder| folder.path.exists()) {
         true => format!("this kernel's KVM has no {}", counters.join(" or ")),
         false => "the guest's folder in debugfs is gone: the guest ended".to_owned(),
     })
 }
 
-/// Returns the thread of a vCPU.
-pub(crate) fn thread(folder: &Path, vcpu: u32) -> Option<i32> {
-    fs::read_to_string(folder.join(format!("vcpu{vcpu}/pid"))).ok()?.trim().parse().ok()
+/// Returns the thread of a vCPU; `None` before it has run (KVM says 0).
+pub(crate) fn thread(folder: &VmFolder, vcpu: u32) -> Option<i32> {
+    let text = fs::read_to_string(folder.path.join(format!("vcpu{vcpu}/pid"))).ok()?;
+    text.trim().parse().ok().filter(|thread| *thread > 0)
 }
 
 #[cfg(test)]
@@ -140,13 +178,21 @@ mod tests {
         write("77-4/pf_taken", "100\n");
         write("pf_taken", "113\n");
         write("7-4/odd", "many\n");
-        let folders = Debugfs::made(root.path()).of(7);
-        assert_eq!(folders, ["7-4", "7-9"].map(|name| root.path().join(name)));
-        assert_eq!(sum(&folders, &["pf_taken"]), Ok(13));
+        // A VM that another thread of the process made.
+        write("8-5/pf_taken", "2\n");
+        write("proc/7/task/8/comm", "a");
+        write("7-9/vcpu0/pid", "0\n");
+        let folders = Debugfs::made(root.path()).of(&Files(root.path()), 7);
+        let paths: Vec<_> = folders.iter().map(|folder| folder.path.clone()).collect();
+        assert_eq!(paths, ["7-4", "7-9", "8-5"].map(|name| root.path().join(name)));
+        assert_eq!(sum(&folders, &["pf_taken"]), Ok(15));
         assert!(sum(&folders, &["exits"]).unwrap_err().contains("no exits"));
         assert!(sum(&folders, &["odd"]).unwrap_err().contains("no number"));
         assert!(sum(&[], &["pf_taken"]).unwrap_err().contains("no folder"));
-        let gone = [root.path().join("8-4")];
+        let mut gone = folders[..1].to_vec();
+        fs::remove_dir_all(&gone[0].path).unwrap();
+        assert!(!gone[0].is_there() && folders[1].is_there());
+        gone[0].path = root.path().join("8-4");
         assert!(sum(&gone, &["exits"]).unwrap_err().contains("the guest ended"));
         assert_eq!((thread(&folders[1], 1), thread(&folders[1], 0)), (Some(79), None));
     }

@@ -4,6 +4,7 @@
 //! names them `anon_inode:kvm-vm`, `kvm-vcpu:N`, `kvm-vm-stats` and `kvm-vcpu-stats:N`. Nothing
 //! else has these names: paths of files begin with `/`.
 
+use crate::held::is_same_file;
 use slat_procfs::Files;
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +17,8 @@ const WORKER: u64 = 0x4010;
 /// `KVM_RUN`, as `/proc/PID/task/TID/syscall` shows an argument.
 const RUN: &str = "0xae80";
 
-/// The descriptors of KVM that a process has open.
+/// The descriptors of KVM that a process has open, one of each file: a VMM may have several of one
+/// VM or vCPU, such as a clone of the VM for each of its objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Descriptors {
     /// Descriptors of VMs.
@@ -27,6 +29,45 @@ pub struct Descriptors {
     pub vcpus: Vec<(u32, i32)>,
     /// Numbers of vCPUs, and descriptors of their statistics.
     pub vcpu_stats: Vec<(u32, i32)>,
+    /// The process has memory that none of its figures has: `guest_memfd` or secretmem.
+    pub private_memory: bool,
+}
+
+impl Descriptors {
+    /// Keeps one descriptor of each open file of process `pid`.
+    fn distinct(&mut self, pid: i32) {
+        let same = |one: i32, other: i32| is_same_file((pid, one), (pid, other));
+        let known = match &self.vms[..] {
+            [first, second, ..] => same(*first, *second).is_some(),
+            _ => true,
+        };
+        if known {
+            distinct(&mut self.vms, |one, other| same(*one, *other));
+        } else {
+            // VMs that are not one have as many vCPUs of each number as there are VMs.
+            let mut each = self.vcpus.chunk_by(|one, next| one.0 == next.0);
+            if !each.all(|vcpus| vcpus.len() == self.vms.len()) {
+                self.vms.truncate(1);
+            }
+        }
+        distinct(&mut self.vm_stats, |one, other| same(*one, *other));
+        for vcpus in [&mut self.vcpus, &mut self.vcpu_stats] {
+            distinct(vcpus, |one, other| match one.0 == other.0 {
+                true => same(one.1, other.1),
+                false => Some(false),
+            });
+        }
+    }
+}
+
+/// Drops what is the `same` as something before it.
+fn distinct<T: Copy>(all: &mut Vec<T>, same: impl Fn(&T, &T) -> Option<bool>) {
+    let mut kept: Vec<T> = Vec::new();
+    all.retain(|this| {
+        let new = !kept.iter().any(|other| same(this, other) == Some(true));
+        kept.extend(new.then_some(*this));
+        new
+    });
 }
 
 /// A process that has guests.
@@ -38,6 +79,16 @@ pub struct Found {
     pub name: String,
     /// The descriptors of KVM that it has open.
     pub has: Descriptors,
+}
+
+impl Found {
+    /// Returns whether both processes have the same VM open.
+    fn shares(&self, other: &Self) -> bool {
+        let same = |one: &i32, two: &i32| is_same_file((self.pid, *one), (other.pid, *two));
+        let mut pairs =
+            self.has.vms.iter().flat_map(|one| other.has.vms.iter().map(move |it| (one, it)));
+        pairs.any(|(one, two)| same(one, two) == Some(true))
+    }
 }
 
 /// The result of a search through the host's processes.
@@ -77,7 +128,10 @@ pub fn descriptors(files: &Files<'_>, pid: i32) -> Result<Descriptors, NotFound>
     for entry in entries.flatten() {
         let fd = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
         let name = fs::read_link(entry.path()).ok();
-        let name = name.as_ref().and_then(|name| name.to_str()?.strip_prefix("anon_inode:kvm-"));
+        let name = name.as_ref().and_then(|name| name.to_str());
+        let private = ["anon_inode:[kvm-gmem]", "/secretmem (deleted)"];
+        has.private_memory |= name.is_some_and(|name| private.contains(&name));
+        let name = name.and_then(|name| name.strip_prefix("anon_inode:kvm-"));
         let Some((fd, name)) = fd.zip(name) else { continue };
         let numbered = |prefix| name.strip_prefix(prefix)?.parse::<u32>().ok();
         match name {
@@ -93,6 +147,7 @@ pub fn descriptors(files: &Files<'_>, pid: i32) -> Result<Descriptors, NotFound>
     has.vm_stats.sort_unstable();
     has.vcpus.sort_unstable();
     has.vcpu_stats.sort_unstable();
+    has.distinct(pid);
     match has.vms.is_empty() {
         true => Err(NotFound::NoVm),
         false => Ok(has),
@@ -128,6 +183,8 @@ pub fn guests(files: &Files<'_>) -> Search {
     for pid in pids {
         // Threads have folders in /proc, but a list of it has processes alone.
         match of_process(files, pid) {
+            // A helper that the VMM forked, and that kept its descriptors, has no guest of its own.
+            Ok(found) if search.found.iter().any(|before| before.shares(&found)) => {}
             Ok(found) => search.found.push(found),
             Err(NotFound::Denied) => search.hidden += 1,
             Err(_) => {}
@@ -174,6 +231,20 @@ pub fn threads(files: &Files<'_>, found: &Found) -> BTreeMap<u32, i32> {
         }
     }
     told.into_iter().map(|(vcpu, (_, tid))| (vcpu, tid)).collect()
+}
+
+/// Returns the threads that sleep in `KVM_RUN` now, by the number of their vCPU.
+pub(crate) fn running(files: &Files<'_>, found: &Found) -> BTreeMap<u32, i32> {
+    let tasks = format!("proc/{}/task", found.pid);
+    let tids = files.names(&tasks);
+    let running = tids.iter().filter_map(|name| {
+        let tid: i32 = name.parse().ok()?;
+        let fd = runs(&files.text(format!("{tasks}/{tid}/syscall"))?)?;
+        let stat = files.text(format!("{tasks}/{tid}/stat"))?;
+        let (vcpu, _) = found.has.vcpus.iter().find(|(_, vcpu)| *vcpu == fd)?;
+        flags(&stat).is_none_or(|flags| flags & WORKER == 0).then_some((*vcpu, tid))
+    });
+    running.collect()
 }
 
 /// Returns a thread's flags, from its `stat`.

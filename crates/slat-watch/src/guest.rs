@@ -4,7 +4,7 @@
 //! vCPU belongs to which VM. Then all of them are one guest here, and its vCPUs are distinguished
 //! by number and order.
 
-use crate::debugfs::{self, Debugfs};
+use crate::debugfs::{self, Debugfs, VmFolder};
 use crate::events::times::Stalls;
 use crate::find::{self, Descriptors, Found, NotFound};
 use crate::held::{Held, Process};
@@ -16,11 +16,14 @@ use slat_kvm::stats::Changes;
 use slat_procfs::Files;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
 use std::time::Instant;
 
 /// Work that costs the guest's process time takes at most one part in `SPARE` of the time.
 pub(crate) const SPARE: u32 = 200;
+
+/// Why the memory of a guest is unknown that has private memory.
+const PRIVATE: &str = "the guest has private memory (guest_memfd or secretmem), which is in no \
+                       figure of the process";
 
 /// Why a working set is unknown.
 const UNASKED: &str = "each means to know it changes something in the host; --working-set TIME \
@@ -75,7 +78,7 @@ pub struct Guest {
     vms: usize,
     vm: Vec<Held>,
     why_no_vm: String,
-    folders: Result<Vec<PathBuf>, String>,
+    folders: Result<Vec<VmFolder>, String>,
     vcpus: Vec<Vcpu>,
     huge: Option<u64>,
     huge_again: Instant,
@@ -97,6 +100,8 @@ struct Vcpu {
     /// Values of threads that ran the vCPU earlier and ended, and the last values of its current
     /// thread.
     told: [Values; 2],
+    /// What the current thread had done when it was found to run the vCPU in another's place.
+    base: Values,
     kept: Kept,
 }
 
@@ -113,8 +118,29 @@ impl Vcpu {
             thread,
             tids,
             told: Default::default(),
+            base: Values::new(),
             kept: Kept::default(),
         }
+    }
+
+    /// Thread `tid` runs the vCPU from now on, and the one before does not. What the thread did
+    /// before does not count.
+    fn moved(&mut self, files: &Files<'_>, pid: i32, tid: i32) {
+        self.leave();
+        let mut before = Sink::new(true);
+        task::thread(files, &mut self.kept, pid, tid, &mut before);
+        self.base = before.values;
+        self.thread = Some(tid);
+    }
+
+    /// Adds what the thread did so far to what others did before.
+    fn leave(&mut self) {
+        let [before, last] = &mut self.told;
+        for (metric, value) in std::mem::take(last) {
+            *before.entry(metric).or_default() += value;
+        }
+        self.base.clear();
+        self.thread = None;
     }
 
     /// Reads the values of the vCPU's threads. Several threads may run a vCPU one after the other.
@@ -123,18 +149,15 @@ impl Vcpu {
         if let Some(tid) = self.thread {
             task::thread(files, &mut self.kept, pid, tid, &mut now);
             if now.values.is_empty() && !files.0.join(format!("proc/{pid}/task/{tid}")).exists() {
-                let [before, last] = &mut self.told;
-                for (metric, value) in std::mem::take(last) {
-                    *before.entry(metric).or_default() += value;
-                }
-                self.thread = None;
+                self.leave();
             }
         }
         let why = "which thread runs the vCPU cannot be told: it sleeps in no KVM_RUN, and has no \
                    name of a vCPU's";
         for metric in Metric::of(Scope::Thread) {
             if let Some(value) = now.values.get(&metric) {
-                self.told[1].insert(metric, *value);
+                let base = self.base.get(&metric).copied().unwrap_or(0);
+                self.told[1].insert(metric, value.saturating_sub(base));
             }
             let told = self.told.iter().filter_map(|told| told.get(&metric));
             let sum = told.copied().reduce(|before, last| before + last);
@@ -152,7 +175,8 @@ impl Guest {
     /// Attaches to a guest: takes the statistics that it may take, and finds the vCPUs' threads.
     pub fn attach(files: &Files<'_>, debugfs: &Result<Debugfs, String>, found: Found) -> Self {
         let process = Process::open(found.pid).map_err(|error| format!("pidfd_open: {error}"));
-        let folders = debugfs.as_ref().map(|debugfs| debugfs.of(found.pid)).map_err(Clone::clone);
+        let folders =
+            debugfs.as_ref().map(|debugfs| debugfs.of(files, found.pid)).map_err(Clone::clone);
         let has = &found.has;
         let (mut vm, mut why_no_vm) = (Vec::new(), String::new());
         // Several descriptors of statistics may belong to one VM.
@@ -253,6 +277,15 @@ impl Guest {
             Some(false) => return State::VmClosed,
             None => {}
         }
+        // Without a descriptor, the VM's folder tells it from one that was made in its place.
+        if let Ok(folders) = &self.folders
+            && !folders.iter().all(VmFolder::is_there)
+        {
+            return match find::descriptors(files, self.found.pid) {
+                Err(NotFound::NoProcess) => State::ProcessEnded,
+                _ => State::VmClosed,
+            };
+        }
         let is_vm = |fd: &i32| {
             let link = files.0.join(format!("proc/{}/fd/{fd}", self.found.pid));
             std::fs::read_link(link).is_ok_and(|name| name.as_os_str() == "anon_inode:kvm-vm")
@@ -269,7 +302,11 @@ impl Guest {
     /// Finds vCPUs that the VMM created since the attach, and threads that were unknown so far.
     /// Returns whether the process has other VMs than before.
     pub(crate) fn look_again(&mut self, files: &Files<'_>, has: &Descriptors) -> bool {
-        if has.vms != self.found.has.vms {
+        let replaced = match &self.folders {
+            Ok(folders) => !folders.iter().all(VmFolder::is_there),
+            Err(_) => false,
+        };
+        if has.vms != self.found.has.vms || replaced {
             return true;
         }
         self.found.has.clone_from(has);
@@ -287,6 +324,17 @@ impl Guest {
             let threads = find::threads(files, &self.found);
             for vcpu in self.vcpus.iter_mut().filter(|vcpu| vcpu.thread.is_none()) {
                 vcpu.thread = threads.get(&vcpu.index).copied();
+            }
+        }
+        if self.vms == 1 {
+            let running = find::running(files, &self.found);
+            for vcpu in &mut self.vcpus {
+                match running.get(&vcpu.index) {
+                    Some(tid) if vcpu.thread != Some(*tid) => {
+                        vcpu.moved(files, self.found.pid, *tid)
+                    }
+                    _ => {}
+                }
             }
         }
         false
@@ -356,8 +404,10 @@ impl Guest {
             self.huge = task::huge(files, pid).or(self.huge);
             self.huge_again = Instant::now() + began.elapsed() * SPARE * share * share.min(4);
         }
-        task::process(files, &mut self.kept, pid, self.huge, &mut guest);
+        let private = self.found.has.private_memory.then_some(PRIVATE);
+        task::process(files, &mut self.kept, pid, self.huge, private, &mut guest);
         match &self.working_set {
+            Ok(_) if private.is_some() => guest.missing(Metric::WorkingSetBytes, PRIVATE),
             Ok((bytes, by)) => guest.put(Metric::WorkingSetBytes, *by, Ok::<_, &str>(*bytes)),
             Err(why) => guest.missing(Metric::WorkingSetBytes, why),
         }
@@ -458,7 +508,8 @@ mod tests {
 
     fn has(vms: usize, vcpus: &[(u32, i32)], vcpu_stats: &[(u32, i32)]) -> Descriptors {
         let (vcpus, vcpu_stats) = (vcpus.to_vec(), vcpu_stats.to_vec());
-        Descriptors { vms: (0..vms as i32).collect(), vm_stats: Vec::new(), vcpus, vcpu_stats }
+        let (vms, vm_stats) = ((0..vms as i32).collect(), Vec::new());
+        Descriptors { vms, vm_stats, vcpus, vcpu_stats, private_memory: false }
     }
 
     #[test]

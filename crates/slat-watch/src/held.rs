@@ -84,29 +84,35 @@ impl Process {
     /// kernel does not answer (it was built without kcmp, or a sandbox forbids the call).
     pub fn still_has(&self, held: &Held) -> Option<bool> {
         let theirs = held.theirs?;
-        // SAFETY:
-        // - kcmp takes five numbers, and neither reads nor writes memory of this process;
-        // - for a process or descriptor that does not exist it returns an error, which the code
-        //   below checks.
-        let answer = unsafe {
-            libc::syscall(
-                libc::SYS_kcmp,
-                self.own,
-                self.pid,
-                KCMP_FILE,
-                held.stats.as_fd().as_raw_fd() as libc::c_ulong,
-                theirs as libc::c_ulong,
-            )
-        };
-        match answer {
-            0 => Some(true),
-            1.. => Some(false),
-            _ => match Errno::from_io_error(&std::io::Error::last_os_error()) {
-                // The process has closed the descriptor.
-                Some(Errno::BADF) => Some(false),
-                _ => None,
-            },
-        }
+        is_same_file((self.own, held.stats.as_fd().as_raw_fd()), (self.pid, theirs))
+    }
+}
+
+/// Returns whether two descriptors, each of a process, are of one open file; `None` if the kernel
+/// does not answer.
+pub(crate) fn is_same_file(one: (i32, RawFd), other: (i32, RawFd)) -> Option<bool> {
+    // SAFETY:
+    // - kcmp takes five numbers, and neither reads nor writes memory of this process;
+    // - for a process or descriptor that does not exist it returns an error, which the code below
+    //   checks.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_kcmp,
+            one.0,
+            other.0,
+            KCMP_FILE,
+            one.1 as libc::c_ulong,
+            other.1 as libc::c_ulong,
+        )
+    };
+    match answer {
+        0 => Some(true),
+        1.. => Some(false),
+        _ => match Errno::from_io_error(&std::io::Error::last_os_error()) {
+            // The process has closed the descriptor.
+            Some(Errno::BADF) => Some(false),
+            _ => None,
+        },
     }
 }
 

@@ -35,7 +35,7 @@ impl Kept {
             // The kernel fills each of these files in one read: a short read is the whole file.
             return match file.read_at(&mut bytes, 0).ok()? {
                 0 => None,
-                length @ 1..4096 => Some(str::from_utf8(&bytes[..length]).ok()?.to_owned()),
+                length @ 1..4096 => Some(slat_procfs::lossy(bytes[..length].to_vec())),
                 _ => slat_procfs::whole(file),
             };
         }
@@ -78,25 +78,33 @@ pub(crate) fn thread(files: &Files<'_>, kept: &mut Kept, pid: i32, tid: i32, sin
     sink.put(Metric::GuestNs, Source::Stat, guest.ok_or("the thread has no stat: it ended"));
 }
 
-/// Reads the process. `huge`: its bytes in huge pages, if they were read.
+/// Reads the process. `huge`: its bytes in huge pages, if they were read. `private`: why its memory
+/// is not known, if a part of it is in no figure of the process.
 pub(crate) fn process(
     files: &Files<'_>,
     kept: &mut Kept,
     pid: i32,
     huge: Option<u64>,
+    private: Option<&str>,
     sink: &mut Sink,
 ) {
     let kept = kept.of(format!("proc/{pid}"));
     let mut at = |file| kept.text(files, file);
     let ended = "the process ended";
     let status = at("status").unwrap_or_default();
-    sink.put(Metric::RssBytes, Source::Status, bytes(&status, "VmRSS").ok_or(ended));
+    // Pages of hugetlbfs are in no RSS (proc_pid_status(5)).
+    let hugetlb = bytes(&status, "HugetlbPages").unwrap_or(0);
+    let rss = bytes(&status, "VmRSS").map(|rss| rss + hugetlb).ok_or(ended);
+    match private {
+        Some(why) => sink.missing(Metric::RssBytes, why),
+        None => sink.put(Metric::RssBytes, Source::Status, rss),
+    }
     sink.put(Metric::SwapBytes, Source::Status, bytes(&status, "VmSwap").ok_or(ended));
-    sink.put(
-        Metric::HugeBytes,
-        Source::SmapsRollup,
-        huge.ok_or("no permission to read smaps_rollup, or the kernel has none (4.14)"),
-    );
+    let huge = huge.ok_or("no permission to read smaps_rollup, or the kernel has none (4.14)");
+    match private {
+        Some(why) => sink.missing(Metric::HugeBytes, why),
+        None => sink.put(Metric::HugeBytes, Source::SmapsRollup, huge),
+    }
     let stat = at("stat").unwrap_or_default();
     sink.put(Metric::HostMinorFaults, Source::Stat, field(&stat, 10).ok_or(ended));
     sink.put(Metric::HostMajorFaults, Source::Stat, field(&stat, 12).ok_or(ended));
@@ -109,11 +117,12 @@ pub(crate) fn process(
     }
 }
 
-/// Returns the bytes of a process in transparent huge pages. The kernel walks all of its tables for
-/// it.
+/// Returns the bytes of a process in huge pages, those of hugetlbfs included. The kernel walks all
+/// of its tables for it.
 pub(crate) fn huge(files: &Files<'_>, pid: i32) -> Option<u64> {
     let text = files.text(format!("proc/{pid}/smaps_rollup"))?;
-    let fields = ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped"];
+    let fields =
+        ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Shared_Hugetlb", "Private_Hugetlb"];
     fields.into_iter().filter_map(|name| bytes(&text, name)).reduce(|sum, more| sum + more)
 }
 
@@ -202,7 +211,7 @@ mod tests {
         let some = "some avg10=0.00 avg60=0.00 avg300=0.00 total=41\nfull avg10=0 total=7\n";
         host.write("sys/fs/cgroup/unified/vms/a/memory.pressure", some);
         let mut sink = Sink::default();
-        process(&host.files(), &mut Kept::default(), 7, huge(&host.files(), 7), &mut sink);
+        process(&host.files(), &mut Kept::default(), 7, huge(&host.files(), 7), None, &mut sink);
         for (metric, value) in [
             (M::RssBytes, 102_400),
             (M::SwapBytes, 8192),
@@ -217,7 +226,7 @@ mod tests {
         // The file of the root covers the host, and no single group.
         host.write("sys/fs/cgroup/memory.pressure", some).write("proc/8/cgroup", "0::/\n");
         let mut sink = Sink::default();
-        process(&host.files(), &mut Kept::default(), 8, None, &mut sink);
+        process(&host.files(), &mut Kept::default(), 8, None, None, &mut sink);
         assert!(sink.values.is_empty(), "{sink:?}");
         assert!(sink.unknown[&M::PressureSomeNs].contains("control group"));
     }

@@ -72,6 +72,11 @@ pub struct WatchArgs {
     #[arg(long, value_name = "SIZE", requires_all = ["link", "pid"])]
     pub memory: Option<Size>,
 
+    /// The part of its memory that the guest writes to again and again, where that is known: no
+    /// round of a migration leaves more than this [default: all memory]
+    #[arg(long, value_name = "SIZE", requires = "link")]
+    pub hot_set: Option<Size>,
+
     /// How long a guest may stand still in it
     #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = time::some)]
     pub max_downtime: Duration,

@@ -130,6 +130,7 @@ fn larger(rows: &[Row<'_>], first: &Row<'_>) -> Option<String> {
         Some(Guest {
             memory: USUAL,
             writes,
+            hot: USUAL,
             copied: copied * MIB,
             copied_at_rest: link.max(copied * MIB),
             max_downtime: number(first, "max_downtime_ms")? / 1e3,

@@ -72,6 +72,7 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     let asked = Asked {
         link: args.link,
         dirty_rate: args.dirty_rate,
+        hot_set: args.hot_set.map(|size| size.bytes()),
         memory: args.memory.map(Size::bytes),
         max_downtime: args.max_downtime,
     };

@@ -190,7 +190,7 @@ impl Dump {
         Ok(dump)
     }
 
-    fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), String> {
         if !self.page.is_power_of_two() || self.page < 4096 {
             return Err(format!("a page of {} bytes", self.page));
         }

@@ -55,34 +55,61 @@ pub fn read(root: &Path, which: Option<&str>, page: u64) -> anyhow::Result<Dump>
 /// size.
 pub fn parse(text: &str, page: u64) -> Result<Dump, String> {
     let mut dump = Dump::new("KVM, arm64", page);
-    let mut lines = 0;
+    // Lines follow one another, holes included, and end where the tables end.
+    let mut reached: Option<u64> = None;
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();
         // `---[ Guest IPA ]---`
         if line.is_empty() || line.starts_with("---[") {
             continue;
         }
-        let run = leaves(line, page).map_err(|why| format!("line {}: {why}", number + 1))?;
-        run.into_iter().for_each(|run| dump.push(run));
-        lines += 1;
+        let wrong = |why| format!("line {}: {why}", number + 1);
+        let (start, end) = range(line).map_err(wrong)?;
+        match reached {
+            Some(before) if start < before => {
+                return Err(wrong(format!("{start:#x} was shown before: it has two readings")));
+            }
+            Some(before) if start > before => {
+                return Err(wrong(format!("nothing is said of {before:#x}-{start:#x}")));
+            }
+            _ => reached = Some(end),
+        }
+        leaves(line, (start, end), page).map_err(wrong)?.into_iter().for_each(|run| dump.push(run));
     }
-    if lines == 0 {
+    let Some(reached) = reached else {
         return Err("no line of it is one of a page table".to_owned());
+    };
+    if !reached.is_power_of_two() {
+        return Err(format!(
+            "the text ends at {reached:#x}, the tables at {:#x}: some kernels leave out the last \
+             range, or the text was cut",
+            reached.next_power_of_two()
+        ));
     }
+    if !text.ends_with('\n') {
+        return Err("the text ends within a line, which may lack a part".to_owned());
+    }
+    dump.check()?;
     Ok(dump)
 }
 
-/// Parses a line. Returns `None` for a hole.
-fn leaves(line: &str, page: u64) -> Result<Option<Run>, String> {
+/// Parses the range of a line, which has a size behind it.
+fn range(line: &str) -> Result<(u64, u64), String> {
     let mut words = line.split_whitespace();
     let address = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();
     let range = words.next().and_then(|word| {
         let (start, end) = word.split_once('-')?;
         Some((address(start)?, address(end)?))
     });
-    let (Some((start, end)), Some(_size)) = (range, words.next()) else {
-        return Err(format!("`{line}` is no line of a page table"));
-    };
+    match (range, words.next()) {
+        (Some((start, end)), Some(_size)) if start < end => Ok((start, end)),
+        _ => Err(format!("`{line}` is no line of a page table")),
+    }
+}
+
+/// Parses the leaves of a line. Returns `None` for a hole.
+fn leaves(line: &str, (start, end): (u64, u64), page: u64) -> Result<Option<Run>, String> {
+    let mut words = line.split_whitespace().skip(2);
     // A hole above the first table has no level.
     let level = words.next();
     let flags: Vec<&str> = words.collect();
@@ -169,7 +196,7 @@ mod tests {
     #[test]
     fn dumps_of_later_kernels_show_which_privilege_levels_may_execute() {
         let rights = |flags: &str| {
-            let line = format!("0x0000000000200000-0x0000000000400000  2M 2  {flags}");
+            let line = format!("0x0000000000200000-0x0000000000400000  2M 2  {flags}\n");
             parse(&line, 4096).unwrap().leaves.first().map(|run| run.rights.to_string())
         };
         for (flags, shown) in [
@@ -185,7 +212,8 @@ mod tests {
 
     #[test]
     fn the_page_size_of_the_host_decides_what_a_level_is() {
-        let text = "0x0000000080000000-0x0000000084000000  64M 2   R W   AF BLK\n";
+        let text = "0x0000000080000000-0x0000000084000000  64M 2   R W   AF BLK\n\
+                    0x0000000084000000-0x0000000100000000  1984M 1\n";
         assert_eq!(parse(text, 16384).unwrap().leaves[0].size, 32 << 20);
         assert!(parse(text, 65536).unwrap_err().contains("--page"));
     }
@@ -197,6 +225,10 @@ mod tests {
             ("hello\n", "line 1"),
             ("---[ Guest IPA ]---\n0x0-0x1000 4K 3 R W Q AF\n", "line 2: `Q`"),
             ("0x0-0x1000 4K 0 R W AF\n", "level 0"),
+            ("0x0-0x1000 4K 3 R W AF\n0x2000-0x4000 8K 3\n", "line 2: nothing is said of 0x1000"),
+            ("0x0-0x2000 8K 3\n0x1000-0x4000 12K 3\n", "line 2: 0x1000 was shown before"),
+            ("0x0-0x1000 4K 3\n0x1000-0x3000 8K 3 R W AF\n", "the tables at 0x4000"),
+            ("0x0-0x1000 4K 3\n0x1000-0x2000 4K 3", "within a line"),
         ] {
             let error = parse(text, 4096).unwrap_err();
             assert!(error.contains(why), "{error}");

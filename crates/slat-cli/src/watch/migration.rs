@@ -67,6 +67,8 @@ pub struct Asked {
     pub dirty_rate: Option<Rate>,
     /// The guest's memory in bytes, if the user knows it.
     pub memory: Option<u64>,
+    /// The memory that the guest writes to again and again, in bytes, if the user knows it.
+    pub hot_set: Option<u64>,
     /// Longest downtime allowed.
     pub max_downtime: Duration,
 }
@@ -219,6 +221,7 @@ pub fn predict(
     let of = Guest {
         memory: memory as f64,
         writes: rate.bytes_per_second,
+        hot: asked.hot_set.unwrap_or(memory) as f64,
         copied: link.0 * CARRIED,
         copied_at_rest: link.0 * CARRIED,
         max_downtime,
@@ -356,6 +359,7 @@ mod tests {
         Asked {
             link: Some(Rate(10.0 * GBIT)),
             dirty_rate: dirty.map(Rate),
+            hot_set: None,
             memory: None,
             max_downtime: Duration::from_millis(300),
         }

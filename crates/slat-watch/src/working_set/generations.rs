@@ -56,8 +56,17 @@ impl Generations {
         if mask & 1 == 0 {
             return Err("MGLRU is off: echo y > /sys/kernel/mm/lru_gen/enabled".to_owned());
         }
+        if !files.in_first_namespace("cgroup") {
+            // To age another group's memory would be worse than no answer.
+            return Err(
+                "lru_gen has the host's names of control groups, and this is a namespace of \
+                        control groups, in which other groups may have the same names: watch from \
+                        the host"
+                    .to_owned(),
+            );
+        }
         let (file, mount) = file(files)?;
-        let text = fs::read_to_string(&file).map_err(|error| format!("lru_gen: {error}"))?;
+        let text = text(&file)?;
         let groups = files.text(format!("proc/{pid}/cgroup")).unwrap_or_default();
         let group = group(&text, &groups).ok_or(
             "MGLRU ages whole control groups, and the process is in none of its own that counts \
@@ -67,8 +76,7 @@ impl Generations {
     }
 
     fn rows(&self) -> Result<Vec<Row>, String> {
-        let text = fs::read_to_string(&self.file).map_err(|error| format!("lru_gen: {error}"))?;
-        Ok(rows(&text, self.group.number))
+        Ok(rows(&text(&self.file)?, self.group.number))
     }
 
     /// Makes a new generation on each node, from the pages that were used since the last one.
@@ -104,6 +112,11 @@ impl Generations {
         let path = &self.group.path;
         format!("{sees}of all processes of the control group {path}, without pages of files")
     }
+}
+
+/// Returns the text, in which another group's name may be no UTF-8.
+fn text(file: &Path) -> Result<String, String> {
+    fs::read(file).map(slat_procfs::lossy).map_err(|error| format!("lru_gen: {error}"))
 }
 
 /// Returns the file, in the mounted debugfs or in a mount that only this process has.

@@ -26,8 +26,10 @@ const HUGETLB: u64 = 1 << 17;
 /// Most pages that are read in one go.
 const MOST: u64 = 1 << 16;
 
-/// Frames of the largest huge page on the LRU.
-const LARGEST: u64 = 512;
+/// Frames of huge pages on the LRU: 2 MiB of 4K pages, and 512 MiB of 64K pages (32 MiB of 16K
+/// pages lie between).
+const USUAL: u64 = 512;
+const LARGEST: u64 = 8192;
 
 #[derive(Debug)]
 pub(super) struct Idle {
@@ -128,11 +130,17 @@ impl Idle {
 
     /// Returns flags and mark of the first frame of the huge page that this later frame belongs to.
     fn first_of(&self, frame: u64) -> Result<(u64, bool), String> {
-        let from = frame.saturating_sub(LARGEST);
-        let flags = self.read(&self.flags, from, frame - from, "kpageflags")?;
-        let Some(place) = flags.iter().rposition(|flags| flags & TAIL == 0) else {
-            return Ok((HUGETLB, false));
+        let look = |frames| {
+            let from = frame.saturating_sub(frames);
+            let flags = self.read(&self.flags, from, frame - from, "kpageflags")?;
+            let place = flags.iter().rposition(|flags| flags & TAIL == 0);
+            Ok::<_, String>((from, flags, place))
         };
+        let mut found = look(USUAL)?;
+        if found.2.is_none() {
+            found = look(LARGEST)?;
+        }
+        let (from, flags, Some(place)) = found else { return Ok((HUGETLB, false)) };
         let first = from + place as u64;
         let word = self.read(&self.bitmap, first / 64, 1, "page_idle")?[0];
         Ok((flags[place], word >> (first % 64) & 1 != 0))

@@ -1,0 +1,616 @@
+//! Hosts and VMMs as they are: descriptors that were duplicated, memory that is in no figure of a
+//! process, names that are no UTF-8, pages of other sizes, vCPUs that move to other threads.
+
+mod other;
+
+use slat_procfs::Files;
+use slat_watch::{
+    Events, GuestTotal, Metric, NotFound, Source, Watch, Which, WorkingSets,
+};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::Duration;
+
+const PID: i32 = i32::MAX - 1;
+
+/// A made-up host.
+struct Host(tempfile::TempDir);
+
+impl Host {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+    fn files(&self) -> Files<'_> {
+        Files(self.0.path())
+    }
+    fn write(&self, path: &str, text: impl AsRef<[u8]>) -> &Self {
+        let path = self.0.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        self
+    }
+    fn process(&self, fds: &[&str]) -> &Self {
+        self.write(&format!("proc/{PID}/comm"), "vmm\n");
+        let folder = self.0.path().join(format!("proc/{PID}/fd"));
+        fs::create_dir_all(&folder).unwrap();
+        for (fd, target) in fds.iter().enumerate() {
+            symlink(target, folder.join(fd.to_string())).unwrap();
+        }
+        self
+    }
+    fn thread(&self, tid: i32, name: &[u8], call: &str, schedstat: &str) {
+        let task = format!("proc/{PID}/task/{tid}");
+        let mut stat = format!("{tid} (").into_bytes();
+        stat.extend_from_slice(name);
+        stat.extend_from_slice(
+            b") S 1 1 1 0 -1 0 0 0 0 0 5 6 0 0 20 0 1 0 9 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 \
+              0 0 59 0",
+        );
+        let mut comm = name.to_vec();
+        comm.push(b'\n');
+        self.write(&format!("{task}/comm"), comm).write(&format!("{task}/stat"), stat);
+        self.write(&format!("{task}/syscall"), call).write(&format!("{task}/schedstat"), schedstat);
+    }
+    fn watch(&self) -> Watch<'_> {
+        let none = || Err("debugfs is not here".to_owned());
+        Watch::begin(self.files(), none(), |_| Events::nothing("no events"), Which::Pid(PID))
+            .unwrap()
+    }
+}
+
+fn run(fd: i32) -> String {
+    format!("16 {fd:#x} 0xae80 0x0 0x0 0x0 0x0 0x7ffe 0x7f")
+}
+
+const ASLEEP: &str = "202 0x5 0x80 0x0 0x0 0x0 0x0 0x7ffe 0x7f";
+
+const ONE: [&str; 2] = ["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"];
+
+fn crosvm(fds: &[&str]) -> Host {
+    let host = Host::new();
+    host.process(fds);
+    let at = |name: &str| fds.iter().position(|fd| *fd == name).unwrap() as i32;
+    host.thread(20, b"crosvm_vcpu0", &run(at("anon_inode:kvm-vcpu:0")), "5 6 7\n");
+    host.thread(21, b"crosvm_vcpu1", &run(at("anon_inode:kvm-vcpu:1")), "50 60 70\n");
+    host
+}
+
+fn two_vcpus_are_known(total: &GuestTotal) {
+    let rows: Vec<_> = total.vcpus.iter().map(|row| (row.index, row.thread)).collect();
+    assert_eq!(rows, [(0, Some(20)), (1, Some(21))], "vCPUs and their threads");
+    assert_eq!(total.vms, 1, "number of VMs");
+}
+
+#[test]
+fn a_vm_with_one_descriptor_has_its_threads() {
+    let host = crosvm(&["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0", "anon_inode:kvm-vcpu:1"]);
+    two_vcpus_are_known(host.watch().guests()[0].total());
+}
+
+#[test]
+fn a_vm_whose_descriptor_was_duplicated_has_its_threads() {
+    let vm = "anon_inode:kvm-vm";
+    let host = crosvm(&[
+        vm,
+        vm,
+        vm,
+        "anon_inode:kvm-vcpu:0",
+        "anon_inode:kvm-vcpu:1",
+        "anon_inode:kvm-vm-stats",
+    ]);
+    two_vcpus_are_known(host.watch().guests()[0].total());
+}
+
+#[test]
+fn a_duplicated_vcpu_descriptor_is_no_second_vcpu() {
+    let vm = "anon_inode:kvm-vm";
+    let host = crosvm(&[
+        vm,
+        vm,
+        "anon_inode:kvm-vcpu:0",
+        "anon_inode:kvm-vcpu:0",
+        "anon_inode:kvm-vcpu:1",
+    ]);
+    two_vcpus_are_known(host.watch().guests()[0].total());
+}
+
+/// The same with a real VMM: the guest of the laboratory, whose VM descriptor is duplicated
+/// twice, as a library that keeps a clone of its VM object in each vCPU does.
+#[test]
+#[ignore = "the other tests run it, in a process of its own"]
+fn child() {
+    let kind = std::env::var(other::CHILD).unwrap_or_default();
+    if !["plain", "clones", "later", "doubled"].contains(&kind.as_str())
+        && !kind.starts_with("name")
+    {
+        return;
+    }
+    if kind.starts_with("name") {
+        // What is left of `abcdefghijklmnö` after 15 bytes.
+        fs::write("/proc/self/comm", b"abcdefghijklmn\xc3").unwrap();
+    }
+    let (guest, mut vcpus) = other::guest().unwrap();
+    let clones = || {
+        for entry in fs::read_dir("/proc/self/fd").unwrap().flatten() {
+            if fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str() == "anon_inode:kvm-vm") {
+                let fd: i32 = entry.file_name().to_str().unwrap().parse().unwrap();
+                for _ in 0..2 {
+                    // SAFETY: only duplicates a descriptor; it stays open until the process ends.
+                    assert!(unsafe { libc::dup(fd) } > 0);
+                }
+                return;
+            }
+        }
+    };
+    if kind == "clones" {
+        clones();
+    }
+    if kind == "doubled" {
+        // One more descriptor of each file of KVM's.
+        let names: Vec<_> =
+            fs::read_dir("/proc/self/fd").unwrap().flatten().map(|entry| entry.path()).collect();
+        for path in names {
+            let kvm = fs::read_link(&path)
+                .is_ok_and(|to| to.as_os_str().as_bytes().starts_with(b"anon_inode:kvm-"));
+            if kvm {
+                let fd: i32 = path.file_name().unwrap().to_str().unwrap().parse().unwrap();
+                // SAFETY: as above.
+                assert!(unsafe { libc::dup(fd) } > 0);
+            }
+        }
+    }
+    let say = |guest: &slat_kvm::guest::Guest| {
+        let sum = |name: &str| -> u64 {
+            let value = |stats: &slat_kvm::stats::Stats| {
+                let mut reading = slat_kvm::stats::Reading::default();
+                stats.read(&mut reading).unwrap();
+                stats.value(&reading, name).unwrap_or(0)
+            };
+            guest.vcpu_stats().iter().map(value).sum()
+        };
+        println!("SAYS {} {}", sum("pf_taken"), sum("exits"));
+    };
+    say(&guest);
+    for line in std::io::stdin().lines() {
+        if line.unwrap() == "clone" {
+            clones();
+        }
+        guest.unmap_all().unwrap();
+        for vcpu in &mut vcpus {
+            let work = slat_kvm::work::Work::each_page(slat_kvm::work::Touch::Write);
+            vcpu.load(&work).unwrap();
+            vcpu.run().unwrap();
+        }
+        say(&guest);
+    }
+}
+
+fn of_a_real_guest(kind: &str) -> Option<GuestTotal> {
+    let mut other = other::Other::start_as(kind)?;
+    let mut watch = other::watch(Which::Pid(other.pid())).unwrap();
+    other.run();
+    watch.step();
+    other.run();
+    watch.step();
+    watch.end();
+    let total = watch.guests()[0].total().clone();
+    other.end();
+    Some(total)
+}
+
+fn told(total: &GuestTotal) -> String {
+    let known: Vec<_> =
+        total.knowledge.sources.iter().map(|(m, s)| format!("{m:?}:{s:?}")).collect();
+    format!(
+        "vms {}, threads {:?}, known {}",
+        total.vms,
+        total.vcpus.iter().map(|row| (row.index, row.thread)).collect::<Vec<_>>(),
+        known.join(" ")
+    )
+}
+
+#[test]
+fn a_vmm_with_clones_of_its_vm_is_known_as_well() {
+    let (Some(plain), Some(clones)) = (of_a_real_guest("plain"), of_a_real_guest("clones")) else {
+        return;
+    };
+    let threads =
+        |total: &GuestTotal| total.vcpus.iter().map(|row| row.thread.is_some()).collect::<Vec<_>>();
+    eprintln!("plain:  {}\nclones: {}", told(&plain), told(&clones));
+    for (metric, why) in &clones.knowledge.unknown {
+        if plain.knowledge.sources.contains_key(metric) {
+            eprintln!("lost: {metric:?}: {why}");
+        }
+    }
+    assert_eq!((clones.vms, clones.vcpus.len()), (plain.vms, plain.vcpus.len()), "VMs and vCPUs");
+    assert_eq!(threads(&clones), threads(&plain), "threads that are known");
+    assert_eq!(clones.knowledge.sources, plain.knowledge.sources, "metrics that are known");
+}
+
+/// One more descriptor of each file: the counts are those of one VM, and not twice as many.
+#[test]
+fn descriptors_that_are_there_twice_do_not_double_counts() {
+    for kind in ["plain", "doubled"] {
+        let Some(mut other) = other::Other::start_as(kind) else { return };
+        let before = other.run();
+        let mut watch = other::watch(Which::Pid(other.pid())).unwrap();
+        let after = other.run();
+        watch.step();
+        watch.end();
+        let total = watch.guests()[0].total().clone();
+        other.end();
+        let (faults, exits) = (total.total.get(&Metric::Faults), total.total.get(&Metric::Exits));
+        let pages = total.total.get(&Metric::Pages4k);
+        eprintln!(
+            "{kind}: its own count {}, {}; the watch: faults {faults:?}, exits {exits:?}, pages \
+             {pages:?}, VMs {}, vCPUs {}",
+            after[0] - before[0],
+            after[1] - before[1],
+            total.vms,
+            total.vcpus.len()
+        );
+        assert!(
+            faults.is_none_or(|faults| *faults == after[0] - before[0]),
+            "{kind}: faults {faults:?} of {}",
+            after[0] - before[0]
+        );
+    }
+}
+
+#[test]
+fn a_clone_of_the_vm_that_is_made_later_is_no_other_vm() {
+    let Some(mut other) = other::Other::start_as("later") else { return };
+    let mut watch = other::watch(Which::Pid(other.pid())).unwrap();
+    other.run();
+    watch.step();
+    other.told("clone");
+    let mut went = 0;
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(200));
+        went += watch.step().went.len();
+    }
+    let states: Vec<_> = watch.guests().iter().map(|guest| guest.total().state).collect();
+    assert_eq!((went, states.len()), (0, 1), "{states:?}");
+    other.end();
+}
+
+#[test]
+fn a_guest_on_hugetlbfs_has_memory_and_huge_pages() {
+    let host = Host::new();
+    host.process(&ONE);
+    host.write(
+        &format!("proc/{PID}/status"),
+        format!(
+            "Name:\tvmm\nTgid:\t{PID}\nVmRSS:\t   60000 kB\nVmSwap:\t       0 kB\n\
+             HugetlbPages:\t16777216 kB\n"
+        ),
+    );
+    let rollup = "00000000-7fffffff ---p 00000000 00:00 0  [rollup]\nRss:   60000 kB\nPss:   58000 kB\n\
+                  AnonHugePages:         0 kB\nShmemPmdMapped:        0 kB\nFilePmdMapped:         0 kB\n\
+                  Shared_Hugetlb:        0 kB\nPrivate_Hugetlb: 16777216 kB\n";
+    host.write(&format!("proc/{PID}/smaps_rollup"), rollup);
+    let watch = host.watch();
+    let total = watch.guests()[0].total();
+    let said = |metric| {
+        let value = total.total.get(&metric).copied().unwrap_or(0);
+        value >= 16 << 30
+            || total.knowledge.unknown.get(&metric).is_some_and(|why| why.contains("hugetlb"))
+    };
+    let (rss, huge) = (said(Metric::RssBytes), said(Metric::HugeBytes));
+    assert!(
+        rss && huge,
+        "RSS {:?}, huge {:?}, unknown {:?}, {:?}",
+        total.total.get(&Metric::RssBytes),
+        total.total.get(&Metric::HugeBytes),
+        total.knowledge.unknown.get(&Metric::RssBytes),
+        total.knowledge.unknown.get(&Metric::HugeBytes)
+    );
+}
+
+#[test]
+fn a_guest_with_private_memory_says_that_a_part_is_in_no_figure() {
+    let host = Host::new();
+    host.process(&[
+        "anon_inode:kvm-vm",
+        "anon_inode:kvm-vcpu:0",
+        "anon_inode:[kvm-gmem]",
+        "/secretmem (deleted)",
+    ]);
+    host.write(
+        &format!("proc/{PID}/status"),
+        format!("Tgid:\t{PID}\nVmRSS:\t  500000 kB\nVmSwap:\t 0 kB\n"),
+    );
+    host.write(
+        &format!("proc/{PID}/smaps_rollup"),
+        "Rss: 500000 kB\nReferenced: 400000 kB\nAnonHugePages: 0 kB\n",
+    );
+    host.write(&format!("proc/{PID}/clear_refs"), "");
+    let mut watch = host.watch();
+    watch.estimate(WorkingSets::new(Duration::ZERO, None));
+    watch.step();
+    let total = watch.guests()[0].total();
+    let sets = watch.working_sets().unwrap().told();
+    let everything = format!("{total:?} {sets:?}").to_lowercase();
+    let says = ["gmem", "guest_memfd", "private memory", "secretmem"]
+        .iter()
+        .any(|word| everything.contains(word));
+    assert!(
+        says,
+        "RSS {:?}, working set {:?}, and no word about the guest_memfd",
+        total.total.get(&Metric::RssBytes),
+        sets.first().map(|set| (set.bytes, set.of_bytes, &set.error))
+    );
+}
+
+const PRESENT: u64 = 1 << 63;
+const LRU: u64 = 1 << 5;
+const TAIL: u64 = 1 << 16;
+const HEAD: u64 = 1 << 15;
+
+/// A process whose pages have these frames.
+fn idle(
+    maps: &[u8],
+    frames: impl Iterator<Item = u64>,
+    flags: impl Fn(u64) -> u64,
+    machine: u64,
+) -> Host {
+    let host = Host::new();
+    host.process(&ONE);
+    let bytes = |words: &mut dyn Iterator<Item = u64>| {
+        words.flat_map(u64::to_ne_bytes).collect::<Vec<u8>>()
+    };
+    host.write(&format!("proc/{PID}/maps"), maps);
+    host.write(&format!("proc/{PID}/pagemap"), bytes(&mut frames.map(|frame| PRESENT | frame)));
+    host.write("proc/kpageflags", bytes(&mut (0..machine).map(flags)));
+    host.write("sys/kernel/mm/page_idle/bitmap", bytes(&mut (0..machine / 64).map(|_| 0)));
+    host
+}
+
+/// Returns pages that were used, and all that were looked at, as the watch says after one interval.
+fn working_set(host: &Host) -> (u64, u64) {
+    let mut watch = host.watch();
+    watch.estimate(WorkingSets::new(Duration::ZERO, Some(Source::IdlePages)));
+    watch.step();
+    let page = rustix::param::page_size() as u64;
+    let sets = watch.working_sets().unwrap().told();
+    let total = watch.guests()[0].total();
+    let why = total.knowledge.unknown.get(&Metric::WorkingSetBytes);
+    eprintln!("{sets:?}, unknown: {why:?}");
+    sets.first().map_or((u64::MAX, u64::MAX), |set| (set.bytes / page, set.of_bytes / page))
+}
+
+fn mapped(name: &[u8]) -> Vec<u8> {
+    let page = rustix::param::page_size() as u64;
+    let mut maps = format!("0-{:x} rw-s 00000000 fe:00 12345    ", 8 * page).into_bytes();
+    maps.extend_from_slice(name);
+    maps.push(b'\n');
+    maps
+}
+
+#[test]
+fn the_pages_of_a_mapping_are_looked_at() {
+    let host = idle(&mapped(b"/srv/vm/cafe.img"), 64..72, |_| LRU, 2048);
+    assert_eq!(working_set(&host).1, 8);
+}
+
+#[test]
+fn a_mapping_of_a_file_with_an_odd_name_is_looked_at() {
+    let host = idle(&mapped(b"/srv/vm/caf\xe9.img"), 64..72, |_| LRU, 2048);
+    assert_eq!(working_set(&host).1, 8);
+}
+
+#[test]
+fn a_mount_whose_name_is_no_utf8_hides_no_other_mount() {
+    let host = Host::new();
+    host.write(
+        "proc/mounts",
+        b"/dev/vda / ext4 rw 0 0\n/dev/vdb /srv/caf\xe9 ext4 rw 0 0\n\
+        none /sys/kernel/tracing tracefs rw 0 0\n",
+    );
+    assert!(host.files().is_mounted("tracefs"));
+}
+
+/// A mapping of this process, of a file with such a name, and the kernel's own text of it.
+#[test]
+fn huge_pages_are_counted_whatever_mapped_files_are_called() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let folder = tempfile::tempdir().unwrap();
+    assert!(Files::here().anon_huge_pages(0..u64::MAX).is_some(), "control: before the mapping");
+    let file = folder.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9.img"));
+    fs::write(&file, [7; 4096]).unwrap();
+    let file = fs::File::open(file).unwrap();
+    // SAFETY: a new mapping, which nothing uses.
+    unsafe {
+        mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, &file, 0).unwrap()
+    };
+    assert!(Files::here().anon_huge_pages(0..u64::MAX).is_some(), "no answer");
+}
+
+fn generations(groups: &[u8], own: &str) -> Result<u64, String> {
+    let host = Host::new();
+    host.process(&ONE);
+    host.write("sys/kernel/mm/lru_gen/enabled", "0x0007\n");
+    host.write(&format!("proc/{PID}/cgroup"), format!("0::{own}\n"));
+    host.write("sys/kernel/debug/lru_gen", groups);
+    let mut watch = host.watch();
+    watch.estimate(WorkingSets::new(Duration::ZERO, Some(Source::Generations)));
+    watch.step();
+    let total = watch.guests()[0].total();
+    let sets = watch.working_sets().unwrap().told();
+    sets.first()
+        .map(|set| set.of_bytes)
+        .ok_or_else(|| total.knowledge.unknown[&Metric::WorkingSetBytes].clone())
+}
+
+const ROWS: &str = " node     0\n   0      1000          8         0\n   1       900          8         0\n   \
+                    2       800          8         0\n   3       700          8         0\n";
+
+#[test]
+fn a_group_in_lru_gen_is_found() {
+    let text = format!("memcg     1 /\n{ROWS}memcg     5 /vm\n{ROWS}");
+    eprintln!("{:?}", generations(text.as_bytes(), "/vm"));
+    assert!(generations(text.as_bytes(), "/vm").is_ok());
+}
+
+#[test]
+fn another_groups_odd_name_does_not_hide_this_one() {
+    let mut text = format!("memcg     1 /\n{ROWS}memcg     4 /caf").into_bytes();
+    text.extend_from_slice(format!("\u{0}\n{ROWS}memcg     5 /vm\n{ROWS}").as_bytes());
+    let at = text.iter().position(|byte| *byte == 0).unwrap();
+    text[at] = 0xe9;
+    assert!(generations(&text, "/vm").is_ok(), "{:?}", generations(&text, "/vm"));
+}
+
+#[test]
+fn a_group_whose_name_has_a_blank_is_found() {
+    let text = format!("memcg     1 /\n{ROWS}memcg     5 /my vm\n{ROWS}");
+    assert!(
+        generations(text.as_bytes(), "/my vm").is_ok(),
+        "{:?}",
+        generations(text.as_bytes(), "/my vm")
+    );
+}
+
+#[test]
+fn a_mount_point_with_a_blank_hides_nothing() {
+    let host = Host::new();
+    host.write(
+        "proc/mounts",
+        "/dev/vdb /srv/a\\040b ext4 rw 0 0\nnone /sys/kernel/tracing tracefs rw 0 0\n",
+    );
+    assert!(host.files().is_mounted("tracefs") && host.files().is_mounted("ext4"));
+}
+
+const CUT: &[u8] = b"abcdefghijklmn\xc3";
+
+#[test]
+fn a_vmm_with_an_ordinary_name_is_watched() {
+    named(b"abcdefghijklmn");
+}
+
+#[test]
+fn a_vmm_whose_name_is_cut_within_a_character_is_watched() {
+    named(CUT);
+}
+
+fn named(name: &[u8]) {
+    let host = Host::new();
+    host.process(&ONE);
+    let mut comm = name.to_vec();
+    comm.push(b'\n');
+    let mut status = b"Name:\t".to_vec();
+    status.extend_from_slice(&comm);
+    status
+        .extend_from_slice(format!("Tgid:\t{PID}\nVmRSS:\t  100 kB\nVmSwap:\t  8 kB\n").as_bytes());
+    let mut stat = format!("{PID} (").into_bytes();
+    stat.extend_from_slice(name);
+    stat.extend_from_slice(b") S 1 1 1 0 -1 0 11 0 13 0 5 6 0 0 20 0");
+    host.write(&format!("proc/{PID}/comm"), comm).write(&format!("proc/{PID}/status"), status);
+    host.write(&format!("proc/{PID}/stat"), stat);
+    host.thread(20, name, &run(1), "5 6 7\n");
+    let mut watch = host.watch();
+    watch.step();
+    let total = watch.guests()[0].total();
+    eprintln!(
+        "name {:?}, RSS {:?} {:?}",
+        total.name,
+        total.total.get(&Metric::RssBytes),
+        total.knowledge.unknown.get(&Metric::RssBytes)
+    );
+    assert!(total.name.starts_with("abcdefghijklmn"), "name {:?}", total.name);
+    assert_eq!(
+        total.total.get(&Metric::RssBytes),
+        Some(&(100 << 10)),
+        "{:?}",
+        total.knowledge.unknown.get(&Metric::RssBytes)
+    );
+    assert!(
+        total.knowledge.sources.contains_key(&Metric::HostMinorFaults),
+        "{:?}",
+        total.knowledge.unknown.get(&Metric::HostMinorFaults)
+    );
+    assert_eq!(total.vcpus[0].thread, Some(20), "thread");
+    assert!(total.vcpus[0].total.contains_key(&Metric::GuestNs), "guest time");
+}
+
+#[test]
+fn the_number_of_a_thread_whose_name_is_cut_is_no_process() {
+    let host = Host::new();
+    host.process(&ONE);
+    let mut status = b"Name:\t".to_vec();
+    status.extend_from_slice(CUT);
+    status.extend_from_slice(b"\nTgid:\t77\n");
+    host.write(&format!("proc/{PID}/status"), status);
+    assert_eq!(slat_watch::find_guest(&host.files(), PID), Err(NotFound::Thread(77)));
+}
+
+#[test]
+fn a_real_vmm_with_a_cut_name_has_memory_and_a_name() {
+    let Some(total) = of_a_real_guest("name") else { return };
+    eprintln!(
+        "{:?}: {}; RSS: {:?}",
+        total.name,
+        told(&total),
+        total.knowledge.unknown.get(&Metric::RssBytes)
+    );
+    let why = total.knowledge.unknown.get(&Metric::RssBytes);
+    assert!(total.name.starts_with("abcdefghijklmn"), "name {:?}", total.name);
+    assert!(total.total.contains_key(&Metric::RssBytes), "{why:?}");
+}
+
+fn of_a_huge_page(order: u32, from: u64) -> (u64, u64) {
+    let (head, frames) = (1 << order, 1u64 << order);
+    let maps = format!("0-{:x} rw-p 00000000 00:00 0\n", 512 * rustix::param::page_size() as u64);
+    let flags = |frame: u64| match frame {
+        it if it == head => LRU | HEAD,
+        it if it > head && it < head + frames => LRU | TAIL,
+        _ => LRU,
+    };
+    working_set(&idle(maps.as_bytes(), head + from..head + from + 512, flags, 2 * frames + 64))
+}
+
+#[test]
+fn the_middle_of_a_huge_page_of_512_frames_is_counted() {
+    let (_, all) = of_a_huge_page(9, 0);
+    assert_eq!(all, 512);
+}
+
+#[test]
+fn the_middle_of_a_huge_page_of_2048_frames_is_counted() {
+    assert_eq!(of_a_huge_page(11, 600).1, 512, "32 MiB on a host with pages of 16 KiB");
+}
+
+#[test]
+fn the_middle_of_a_huge_page_of_8192_frames_is_counted() {
+    assert_eq!(of_a_huge_page(13, 600).1, 512, "512 MiB on a host with pages of 64 KiB");
+}
+
+#[test]
+fn a_vcpu_that_moves_to_another_thread_is_counted_there() {
+    let host = Host::new();
+    host.process(&ONE);
+    host.thread(10, b"worker-1", &run(1), "1000 10 1\n");
+    host.thread(11, b"worker-2", ASLEEP, "1 1 1\n");
+    let mut watch = host.watch();
+    assert_eq!(watch.guests()[0].total().vcpus[0].thread, Some(10), "control");
+    host.thread(10, b"worker-1", ASLEEP, "2000 20 2\n");
+    watch.step();
+    host.thread(11, b"worker-2", &run(1), "5001 1 2\n");
+    for _ in 0..10 {
+        std::thread::sleep(Duration::from_millis(50));
+        watch.step();
+    }
+    host.thread(11, b"worker-2", &run(1), "9001 1 3\n");
+    watch.step();
+    let total = watch.guests()[0].total();
+    let row = &total.vcpus[0];
+    let ran = row.total.get(&Metric::RunningNs).copied();
+    // 1,000 ns on thread 10. 4,000 to 9,000 ns on thread 11, by when that was noticed.
+    assert!(
+        row.thread == Some(11) && ran.is_some_and(|ran| ran >= 5000),
+        "thread {:?}, ran {ran:?} ns",
+        row.thread
+    );
+}
