@@ -25,6 +25,9 @@ pub(crate) const SPARE: u32 = 200;
 const PRIVATE: &str = "the guest has private memory (guest_memfd or secretmem), which is in no \
                        figure of the process";
 
+/// Why the working set of a guest is unknown that has pages of hugetlbfs.
+const HUGETLB: &str = "the guest has pages of hugetlbfs, which no means of a working set looks at";
+
 /// Why a working set is unknown.
 const UNASKED: &str = "each means to know it changes something in the host; --working-set TIME \
                        asks for it";
@@ -82,6 +85,8 @@ pub struct Guest {
     vcpus: Vec<Vcpu>,
     huge: Option<u64>,
     huge_again: Instant,
+    /// The process has pages of hugetlbfs.
+    hugetlb: bool,
     working_set: Result<(u64, Source), String>,
     kept: Kept,
     readings: u64,
@@ -120,6 +125,16 @@ impl Vcpu {
             told: Default::default(),
             base: Values::new(),
             kept: Kept::default(),
+        }
+    }
+
+    /// Thread `tid` was found to run the vCPU.
+    fn runs_on(&mut self, files: &Files<'_>, pid: i32, tid: i32) {
+        match self.thread {
+            Some(thread) if thread == tid => {}
+            // It came in place of one that ended: all that it did counts.
+            None => self.thread = Some(tid),
+            _ => self.moved(files, pid, tid),
         }
     }
 
@@ -204,7 +219,8 @@ impl Guest {
         if let Ok([folder]) = folders.as_deref() {
             let each = has.vcpus.iter();
             told.extend(
-                each.filter_map(|(vcpu, _)| Some((*vcpu, debugfs::thread(folder, *vcpu)?))),
+                each.filter_map(|(vcpu, _)| Some((*vcpu, debugfs::thread(folder, *vcpu)?)))
+                    .filter(|(_, tid)| is_thread(files, found.pid, *tid)),
             );
         }
         let mut threads = match has.vcpus.iter().all(|(vcpu, _)| told.contains_key(vcpu)) {
@@ -232,6 +248,7 @@ impl Guest {
             found,
             huge,
             huge_again,
+            hugetlb: false,
             working_set,
             kept,
             readings,
@@ -301,13 +318,30 @@ impl Guest {
 
     /// Finds vCPUs that the VMM created since the attach, and threads that were unknown so far.
     /// Returns whether the process has other VMs than before.
-    pub(crate) fn look_again(&mut self, files: &Files<'_>, has: &Descriptors) -> bool {
-        let replaced = match &self.folders {
-            Ok(folders) => !folders.iter().all(VmFolder::is_there),
-            Err(_) => false,
+    pub(crate) fn look_again(
+        &mut self,
+        files: &Files<'_>,
+        debugfs: &Result<Debugfs, String>,
+        has: &Descriptors,
+    ) -> bool {
+        let there = self.folders.as_ref().map(|it| it.iter().all(VmFolder::is_there));
+        let is_held = !self.vm.is_empty() || self.vcpus.iter().any(|vcpu| vcpu.held.is_ok());
+        // The VMM may close one of several descriptors of a VM. A folder stays as long as its VM,
+        // and the VM as long as it is held here.
+        let known = self.folders.as_ref().is_ok_and(|it| it.len() == self.vms) && !is_held;
+        let same = match there {
+            Ok(false) => false,
+            Ok(true) if known => has.vms.len() == self.vms,
+            _ => has.vms == self.found.has.vms,
         };
-        if has.vms != self.found.has.vms || replaced {
+        if !same {
             return true;
+        }
+        // Which VM a folder is of may be known only once a vCPU has run.
+        if let (Ok(debugfs), Ok(folders)) = (debugfs, &mut self.folders)
+            && folders.len() < self.vms
+        {
+            *folders = debugfs.of(files, self.found.pid);
         }
         self.found.has.clone_from(has);
         let mut known: Vec<u32> = self.vcpus.iter().map(|vcpu| vcpu.index).collect();
@@ -320,24 +354,34 @@ impl Guest {
             vcpu.held = vcpu.held.map(Held::since_its_beginning);
             self.vcpus.push(vcpu);
         }
-        if self.vms == 1 && self.vcpus.iter().any(|vcpu| vcpu.thread.is_none()) {
-            let threads = find::threads(files, &self.found);
-            for vcpu in self.vcpus.iter_mut().filter(|vcpu| vcpu.thread.is_none()) {
-                vcpu.thread = threads.get(&vcpu.index).copied();
-            }
-        }
         if self.vms == 1 {
+            let pid = self.found.pid;
+            // KVM knows also a thread that never sleeps in KVM_RUN.
+            let only = only(&self.folders);
             let running = find::running(files, &self.found);
             for vcpu in &mut self.vcpus {
-                match running.get(&vcpu.index) {
-                    Some(tid) if vcpu.thread != Some(*tid) => {
-                        vcpu.moved(files, self.found.pid, *tid)
+                let told = only.and_then(|folder| debugfs::thread(folder, vcpu.index));
+                let told = told.filter(|tid| is_thread(files, pid, *tid));
+                if let Some(tid) = told.or_else(|| running.get(&vcpu.index).copied()) {
+                    vcpu.runs_on(files, pid, tid);
+                }
+            }
+            if self.vcpus.iter().any(|vcpu| vcpu.thread.is_none()) {
+                let threads = find::threads(files, &self.found);
+                for vcpu in self.vcpus.iter_mut().filter(|vcpu| vcpu.thread.is_none()) {
+                    if let Some(tid) = threads.get(&vcpu.index) {
+                        vcpu.runs_on(files, pid, *tid);
                     }
-                    _ => {}
                 }
             }
         }
         false
+    }
+
+    /// Returns why no figure of the process has all of the guest's used memory, if that is so.
+    pub(crate) fn unseen(&self) -> Option<&'static str> {
+        let private = self.found.has.private_memory.then_some(PRIVATE);
+        private.or(self.hugetlb.then_some(HUGETLB))
     }
 
     /// Returns whether the process is known to have ended.
@@ -361,7 +405,11 @@ impl Guest {
         for vcpu in &mut self.vcpus {
             let mut sink = Sink::new(without_reasons);
             if self.vms == 1 && vcpu.thread.is_none() {
-                vcpu.thread = traced.thread(pid, vcpu.index);
+                let of_kvm = || only(&self.folders).and_then(|it| debugfs::thread(it, vcpu.index));
+                let told = traced.thread(pid, vcpu.index).or_else(of_kvm);
+                if let Some(tid) = told.filter(|tid| is_thread(files, pid, *tid)) {
+                    vcpu.runs_on(files, pid, tid);
+                }
             }
             vcpu.tids.extend(vcpu.thread.filter(|tid| !vcpu.tids.contains(tid)));
             match vcpu.tids.is_empty() {
@@ -393,6 +441,10 @@ impl Guest {
         for metric in Metric::of(Scope::Vcpu).chain(Metric::of(Scope::Vm)) {
             if !guest.values.contains_key(&metric) {
                 let found = match &self.folders {
+                    // The counts of a part of the VMs are no counts of the guest.
+                    Ok(folders) if !folders.is_empty() && folders.len() != self.vms => {
+                        Err("debugfs does not show which of its VMs are this process's".to_owned())
+                    }
                     Ok(folders) => debugfs::sum(folders, metric.counters()),
                     Err(why) => Err(why.clone()),
                 };
@@ -405,9 +457,9 @@ impl Guest {
             self.huge_again = Instant::now() + began.elapsed() * SPARE * share * share.min(4);
         }
         let private = self.found.has.private_memory.then_some(PRIVATE);
-        task::process(files, &mut self.kept, pid, self.huge, private, &mut guest);
+        let hugetlb = task::process(files, &mut self.kept, pid, self.huge, private, &mut guest);
+        self.hugetlb = hugetlb > 0;
         match &self.working_set {
-            Ok(_) if private.is_some() => guest.missing(Metric::WorkingSetBytes, PRIVATE),
             Ok((bytes, by)) => guest.put(Metric::WorkingSetBytes, *by, Ok::<_, &str>(*bytes)),
             Err(why) => guest.missing(Metric::WorkingSetBytes, why),
         }
@@ -441,6 +493,20 @@ impl Guest {
         let changes = |vcpu: &Vcpu| vcpu.held.as_ref().map(Held::changes).unwrap_or_default();
         (vm, self.vcpus.iter().map(changes).collect())
     }
+}
+
+/// Returns the folder of a process that has one VM.
+fn only(folders: &Result<Vec<VmFolder>, String>) -> Option<&VmFolder> {
+    match folders.as_deref() {
+        Ok([folder]) => Some(folder),
+        _ => None,
+    }
+}
+
+/// Returns whether the process has this thread, so that a number of KVM's is not that of a thread
+/// that ended.
+fn is_thread(files: &Files<'_>, pid: i32, tid: i32) -> bool {
+    files.0.join(format!("proc/{pid}/task/{tid}")).exists()
 }
 
 /// A vCPU: its number, its descriptor, and the descriptor of its statistics if there is one.
@@ -559,6 +625,7 @@ mod tests {
         host.write(format!("kvm/{pid}-0/pf_taken"), "12\n");
         host.write(format!("kvm/{pid}-0/pages_4k"), "34\n");
         host.write(format!("kvm/{pid}-0/vcpu0/pid"), "77\n");
+        host.thread(pid, 77, "a", 0, "running");
         let files = host.files();
         let found = find::guest(&files, pid).unwrap();
         let debugfs = Ok(Debugfs::made(&files.0.join("kvm")));
