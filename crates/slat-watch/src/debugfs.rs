@@ -102,8 +102,8 @@ pub(crate) struct VmFolder {
 }
 
 impl VmFolder {
-    /// Returns whether the VM is still the same. Only a folder that is gone, or is another one, says
-    /// that it is not.
+    /// Returns whether the VM is still the same. Only a folder that is gone, or that is another
+    /// one, says that it is not.
     pub fn is_there(&self) -> bool {
         match fs::metadata(&self.path) {
             Ok(now) => now.ino() == self.number,
@@ -212,8 +212,8 @@ mod tests {
         }
         // A VM that a thread made that ended, but that this process runs.
         write("81-6/vcpu0/pid", "8\n");
-        // VMs of others: of a process that ended and whose number is this one's now, and of a thread
-        // that lives elsewhere.
+        // VMs of others: of a process that ended and whose number is this one's now, and of a
+        // thread that lives elsewhere.
         write("7-6/vcpu0/pid", "99\n");
         write("98-5/pf_taken", "1000\n");
         write("proc/98/comm", "b");

@@ -121,8 +121,8 @@ pub enum NotFound {
 /// [`NotFound`], each of its variants.
 pub fn descriptors(files: &Files<'_>, pid: i32) -> Result<Descriptors, NotFound> {
     let folder = files.0.join(format!("proc/{pid}/fd"));
-    // A process that ends while it is read is ESRCH. All else, such as no free descriptor here, does
-    // not say that the process ended.
+    // A process that ends while it is read is ESRCH. All else, such as no free descriptor here,
+    // does not say that the process ended.
     let entries = fs::read_dir(&folder).map_err(|error| match error.kind() {
         ErrorKind::NotFound => NotFound::NoProcess,
         _ if error.raw_os_error() == Some(libc::ESRCH) => NotFound::NoProcess,

@@ -131,9 +131,14 @@ pub(crate) fn huge(files: &Files<'_>, pid: i32) -> Option<u64> {
     fields.into_iter().filter_map(|name| bytes(&text, name)).reduce(|sum, more| sum + more)
 }
 
-/// Returns the mapped address ranges of a process whose access (such as `rw-p`) is `wanted`.
-pub(crate) fn mappings(files: &Files<'_>, pid: i32, wanted: fn(&str) -> bool) -> Vec<Range<u64>> {
-    let text = files.text(format!("proc/{pid}/maps")).unwrap_or_default();
+/// Returns the mapped address ranges of a process whose access (such as `rw-p`) is `wanted`; `None`
+/// if they cannot be read.
+pub(crate) fn mappings(
+    files: &Files<'_>,
+    pid: i32,
+    wanted: fn(&str) -> bool,
+) -> Option<Vec<Range<u64>>> {
+    let text = files.text(format!("proc/{pid}/maps"))?;
     let range = |line: &str| {
         let (begin, rest) = line.split_once('-')?;
         let mut words = rest.split_whitespace();
@@ -142,7 +147,7 @@ pub(crate) fn mappings(files: &Files<'_>, pid: i32, wanted: fn(&str) -> bool) ->
         let [begin, end] = [begin, end].map(|hex| u64::from_str_radix(hex, 16).ok());
         Some(begin?..end?)
     };
-    text.lines().filter_map(range).collect()
+    Some(text.lines().filter_map(range).collect())
 }
 
 fn known(value: u64) -> Result<u64, &'static str> {
@@ -163,8 +168,9 @@ fn field(stat: &str, number: usize) -> Option<u64> {
 }
 
 /// Returns `memory.pressure` of the process's control group. The group must be of version 2, and
-/// not the root, whose file covers the whole host. In a namespace of control groups, the mounted groups
-/// may be the host's, of which another one may have the name: then the group must list the process.
+/// not the root, whose file covers the whole host. In a namespace of control groups, the mounted
+/// groups may be the host's, of which another one may have the name: then the group must list the
+/// process.
 fn pressure(files: &Files<'_>, pid: i32, groups: &str) -> Option<String> {
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     if group.is_empty() || group.split('/').any(|part| part == "..") {

@@ -399,6 +399,12 @@ fn a_mapping_of_a_file_with_an_odd_name_is_looked_at() {
 }
 
 #[test]
+fn maps_that_cannot_be_read_are_no_working_set_of_nothing() {
+    let host = idle(b"", 64..72, |_| LRU, 2048);
+    assert_eq!(working_set(&host), (u64::MAX, u64::MAX));
+}
+
+#[test]
 fn a_mount_whose_name_is_no_utf8_hides_no_other_mount() {
     let host = Host::new();
     host.write(
