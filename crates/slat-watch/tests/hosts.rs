@@ -4,13 +4,10 @@
 mod other;
 
 use slat_procfs::Files;
-use slat_watch::{
-    Events, GuestTotal, Metric, NotFound, Source, Watch, Which, WorkingSets,
-};
+use slat_watch::{Events, GuestTotal, Metric, NotFound, Source, Watch, Which, WorkingSets};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
-use std::path::Path;
 use std::time::Duration;
 
 const PID: i32 = i32::MAX - 1;
