@@ -49,7 +49,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 of: (&splits, spec),
                 format: PhantomData::<F>,
             };
-            while let Some(gpa) = tables.tables.next() {
+            for gpa in tables.tables.by_ref() {
                 let bytes = if logs { None } else { self.recover(&spec, &splits, gpa) };
                 let Some(bytes) = bytes else {
                     splits.add::<F>(&spec, gpa);

@@ -180,7 +180,7 @@ impl<F: Format, H: Host, B: Backing, I: Iterator<Item = Removed>> Unreported<'_,
     /// Reports the leaves; returns their bytes.
     fn report(mut self, removed: &mut impl FnMut(Removed)) -> u64 {
         let mut bytes = 0;
-        while let Some(leaves) = self.leaves.next() {
+        for leaves in self.leaves.by_ref() {
             self.now = Some(leaves);
             removed(leaves);
             self.now = None;
@@ -217,7 +217,7 @@ pub(crate) fn each_even_if_one_panics<T>(items: impl Iterator<Item = T>, call: i
     }
 
     let mut all = All(items, call);
-    while let Some(item) = all.0.next() {
+    for item in all.0.by_ref() {
         (all.1)(item);
     }
 }

@@ -47,7 +47,7 @@ pub(crate) fn thread() -> Option<core::num::NonZeroUsize> {
     #[cfg(all(feature = "std", debug_assertions, any(unix, windows), not(any(loom, shuttle))))]
     {
         std::thread_local!(static OWN: u8 = const { 0 });
-        return OWN.try_with(|own| core::ptr::from_ref(own).addr()).ok()?.try_into().ok();
+        OWN.try_with(|own| core::ptr::from_ref(own).addr()).ok()?.try_into().ok()
     }
     #[cfg(not(all(
         feature = "std",

@@ -185,13 +185,18 @@ fn tiny() -> Tiny {
     TwoSlots(slat::format::arm64::Arm64K4 { forced_write_back: true, ..arm })
 }
 
-pub fn guest(world: &'static World, ram: &'static Ram, config: Config) -> &'static TheGuest {
-    let guest = Guest::new(tiny(), Vmid(1), BITS, world, ram, config).unwrap();
-    Box::leak(Box::new(guest))
+/// Makes a guest on the heap. A model's stack has no room for a guest that is being made, nor for
+/// one beside what threads do with it: so this is no part of its caller.
+#[inline(never)]
+fn boxed(world: &'static World, ram: &'static Ram, bits: u32, config: Config) -> Box<TheGuest> {
+    Box::new(Guest::new(tiny(), Vmid(1), bits, world, ram, config).unwrap())
 }
 
-/// Makes a guest whose vCPU's ring is in `memory` as well. A model's stack has no room for a guest
-/// that is being made and its copies.
+pub fn guest(world: &'static World, ram: &'static Ram, config: Config) -> &'static TheGuest {
+    Box::leak(boxed(world, ram, BITS, config))
+}
+
+/// Makes a guest whose vCPU's ring is in `memory` as well.
 pub fn shared_ring(
     world: &'static World,
     ram: &'static Ram,
@@ -199,19 +204,15 @@ pub fn shared_ring(
 ) -> &'static TheGuest {
     let config = Config { ring: Some(memory.len() as u32), ..config() };
     #[inline(never)]
-    fn new(world: &'static World, ram: &'static Ram, config: Config) -> Box<TheGuest> {
-        Box::new(Guest::new(tiny(), Vmid(1), BITS, world, ram, config).unwrap())
-    }
-    #[inline(never)]
     fn share(guest: Box<TheGuest>, memory: &'static [DirtyGfn]) -> Box<TheGuest> {
         Box::new(guest.share_rings(&[memory]).unwrap())
     }
-    Box::leak(share(new(world, ram, config), memory))
+    Box::leak(share(boxed(world, ram, BITS, config), memory))
 }
 
 /// Makes a guest of three levels; work on its memslots takes two pieces.
 pub fn wide(world: &'static World, ram: &'static Ram, config: Config) -> &'static TheGuest {
-    Box::leak(Box::new(Guest::new(tiny(), Vmid(1), BITS + 1, world, ram, config).unwrap()))
+    Box::leak(boxed(world, ram, BITS + 1, config))
 }
 
 pub fn slot(log_dirty: bool) -> MemslotSpec {
