@@ -73,7 +73,10 @@ impl Files<'_> {
             kind => panic!("{kind}: no kind of namespace that is looked at"),
         };
         let link = fs::read_link(self.0.join("proc/self/ns").join(kind));
-        link.map_or(true, |name| name.as_os_str() == first)
+        match link {
+            Ok(name) => name.as_os_str() == first,
+            Err(error) => error.kind() == ErrorKind::NotFound,
+        }
     }
 
     /// Returns the number in a file.

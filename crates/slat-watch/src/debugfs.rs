@@ -76,26 +76,18 @@ impl Debugfs {
         entries.map(|entry| entry.file_name()).collect()
     }
 
-    /// Returns the folders of a process's VMs. KVM names each by the thread that made it, any
-    /// thread of the process.
+    /// Returns the folders of a process's VMs. KVM names each by the thread that made it, which may
+    /// be any thread of the process, and by the descriptor.
     pub(crate) fn of(&self, files: &Files<'_>, pid: i32) -> Vec<VmFolder> {
-        let mut makers: BTreeSet<i32> = files
-            .names(format!("proc/{pid}/task"))
-            .iter()
-            .filter_map(|name| name.parse().ok())
-            .collect();
-        makers.insert(pid);
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let is_its = |name: &str| {
-            let maker = name.split_once('-').and_then(|(maker, _)| maker.parse().ok());
-            maker.is_some_and(|maker| makers.contains(&maker))
-        };
-        let its = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_its));
         let of = |entry: fs::DirEntry| {
-            let number = entry.metadata().ok()?.ino();
-            Some(VmFolder { path: entry.path(), number })
+            let name = entry.file_name();
+            let (maker, fd) = name.to_str()?.split_once('-')?;
+            let (maker, fd) = (maker.parse().ok()?, fd.parse().ok()?);
+            let folder = VmFolder { number: entry.metadata().ok()?.ino(), path: entry.path() };
+            folder.is_of(files, pid, maker, fd).then_some(folder)
         };
-        let mut folders: Vec<VmFolder> = its.filter_map(of).collect();
+        let mut folders: Vec<VmFolder> = entries.filter_map(of).collect();
         folders.sort();
         folders
     }
@@ -110,9 +102,40 @@ pub(crate) struct VmFolder {
 }
 
 impl VmFolder {
-    /// Returns whether the VM is still the same.
+    /// Returns whether the VM is still the same. Only a folder that is gone, or that is another
+    /// one, says that it is not.
     pub fn is_there(&self) -> bool {
-        fs::metadata(&self.path).is_ok_and(|now| now.ino() == self.number)
+        match fs::metadata(&self.path) {
+            Ok(now) => now.ino() == self.number,
+            Err(error) => error.kind() != ErrorKind::NotFound,
+        }
+    }
+
+    /// Returns whether the VM is one of process `pid`, by its descriptor there and by its threads.
+    /// The thread that made the VM may have ended, and its number may be another process's now.
+    fn is_of(&self, files: &Files<'_>, pid: i32, maker: i32, fd: i32) -> bool {
+        let exists = |path: String| files.0.join(path).exists();
+        let is_own = |tid: i32| tid == pid || exists(format!("proc/{pid}/task/{tid}"));
+        let made = is_own(maker);
+        let link = fs::read_link(files.0.join(format!("proc/{pid}/fd/{fd}")));
+        if !link.is_ok_and(|name| name.as_os_str() == "anon_inode:kvm-vm")
+            || (!made && exists(format!("proc/{maker}")))
+        {
+            return false;
+        }
+        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        let vcpus = entries.filter_map(|entry| {
+            entry.file_name().to_str()?.strip_prefix("vcpu")?.parse::<u32>().ok()
+        });
+        for tid in vcpus.filter_map(|vcpu| thread(self, vcpu)) {
+            if is_own(tid) {
+                return true;
+            }
+            if exists(format!("proc/{tid}")) {
+                return false;
+            }
+        }
+        made
     }
 }
 
@@ -182,9 +205,23 @@ mod tests {
         write("8-5/pf_taken", "2\n");
         write("proc/7/task/8/comm", "a");
         write("7-9/vcpu0/pid", "0\n");
+        for fd in ["4", "5", "6", "9"] {
+            fs::create_dir_all(root.path().join("proc/7/fd")).unwrap();
+            let fd = root.path().join("proc/7/fd").join(fd);
+            std::os::unix::fs::symlink("anon_inode:kvm-vm", fd).unwrap();
+        }
+        // A VM that a thread made that ended, but that this process runs.
+        write("81-6/vcpu0/pid", "8\n");
+        // VMs of others: of a process that ended and whose number is this one's now, and of a
+        // thread that lives elsewhere.
+        write("7-6/vcpu0/pid", "99\n");
+        write("98-5/pf_taken", "1000\n");
+        write("proc/98/comm", "b");
+        write("proc/99/comm", "b");
+        write("7-3/pf_taken", "1000\n");
         let folders = Debugfs::made(root.path()).of(&Files(root.path()), 7);
         let paths: Vec<_> = folders.iter().map(|folder| folder.path.clone()).collect();
-        assert_eq!(paths, ["7-4", "7-9", "8-5"].map(|name| root.path().join(name)));
+        assert_eq!(paths, ["7-4", "7-9", "8-5", "81-6"].map(|name| root.path().join(name)));
         assert_eq!(sum(&folders, &["pf_taken"]), Ok(15));
         assert!(sum(&folders, &["exits"]).unwrap_err().contains("no exits"));
         assert!(sum(&folders, &["odd"]).unwrap_err().contains("no number"));

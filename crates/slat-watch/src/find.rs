@@ -6,6 +6,7 @@
 
 use crate::held::is_same_file;
 use slat_procfs::Files;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
@@ -105,7 +106,7 @@ pub struct Search {
 pub enum NotFound {
     /// There is no such process.
     NoProcess,
-    /// This user may not read the descriptors of the process.
+    /// The descriptors of the process cannot be read, as a rule because this user may not.
     Denied,
     /// The process has no VM open.
     NoVm,
@@ -120,16 +121,19 @@ pub enum NotFound {
 /// [`NotFound`], each of its variants.
 pub fn descriptors(files: &Files<'_>, pid: i32) -> Result<Descriptors, NotFound> {
     let folder = files.0.join(format!("proc/{pid}/fd"));
+    // A process that ends while it is read is ESRCH. All else, such as no free descriptor here,
+    // does not say that the process ended.
     let entries = fs::read_dir(&folder).map_err(|error| match error.kind() {
-        ErrorKind::PermissionDenied => NotFound::Denied,
-        _ => NotFound::NoProcess,
+        ErrorKind::NotFound => NotFound::NoProcess,
+        _ if error.raw_os_error() == Some(libc::ESRCH) => NotFound::NoProcess,
+        _ => NotFound::Denied,
     })?;
     let mut has = Descriptors::default();
     for entry in entries.flatten() {
         let fd = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
         let name = fs::read_link(entry.path()).ok();
         let name = name.as_ref().and_then(|name| name.to_str());
-        let private = ["anon_inode:[kvm-gmem]", "/secretmem (deleted)"];
+        let private = ["anon_inode:[kvm-gmem]", "/[kvm-gmem] (deleted)", "/secretmem (deleted)"];
         has.private_memory |= name.is_some_and(|name| private.contains(&name));
         let name = name.and_then(|name| name.strip_prefix("anon_inode:kvm-"));
         let Some((fd, name)) = fd.zip(name) else { continue };
@@ -177,20 +181,34 @@ fn of_process(files: &Files<'_>, pid: i32) -> Result<Found, NotFound> {
 /// Returns all processes with guests.
 pub fn guests(files: &Files<'_>) -> Search {
     let mut search = Search::default();
+    let mut all = Vec::new();
     let mut pids: Vec<i32> =
         files.names("proc").iter().filter_map(|name| name.parse().ok()).collect();
     pids.sort_unstable();
     for pid in pids {
         // Threads have folders in /proc, but a list of it has processes alone.
         match of_process(files, pid) {
-            // A helper that the VMM forked, and that kept its descriptors, has no guest of its own.
-            Ok(found) if search.found.iter().any(|before| before.shares(&found)) => {}
-            Ok(found) => search.found.push(found),
+            Ok(found) => all.push((Reverse(found.has.vcpus.len()), started(files, pid), found)),
             Err(NotFound::Denied) => search.hidden += 1,
             Err(_) => {}
         }
     }
+    // A helper that the VMM forked, and that kept its descriptors, has no guest of its own. It is
+    // younger than the VMM, but may have a lower PID; a process that was sent the VM has no vCPUs.
+    all.sort_by_key(|(vcpus, started, found)| (*vcpus, *started, found.pid));
+    for (.., found) in all {
+        if !search.found.iter().any(|before| before.shares(&found)) {
+            search.found.push(found);
+        }
+    }
+    search.found.sort_by_key(|found| found.pid);
     search
+}
+
+/// Returns when a process began, in ticks since boot.
+fn started(files: &Files<'_>, pid: i32) -> Option<u64> {
+    let stat = files.text(format!("proc/{pid}/stat"))?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// How a vCPU's thread was identified.

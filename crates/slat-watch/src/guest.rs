@@ -25,6 +25,9 @@ pub(crate) const SPARE: u32 = 200;
 const PRIVATE: &str = "the guest has private memory (guest_memfd or secretmem), which is in no \
                        figure of the process";
 
+/// Why the working set of a guest is unknown that has pages of hugetlbfs.
+const HUGETLB: &str = "the guest has pages of hugetlbfs, which no means of a working set looks at";
+
 /// Why a working set is unknown.
 const UNASKED: &str = "each means to know it changes something in the host; --working-set TIME \
                        asks for it";
@@ -82,6 +85,8 @@ pub struct Guest {
     vcpus: Vec<Vcpu>,
     huge: Option<u64>,
     huge_again: Instant,
+    /// The process has pages of hugetlbfs.
+    hugetlb: bool,
     working_set: Result<(u64, Source), String>,
     kept: Kept,
     readings: u64,
@@ -120,6 +125,16 @@ impl Vcpu {
             told: Default::default(),
             base: Values::new(),
             kept: Kept::default(),
+        }
+    }
+
+    /// Thread `tid` was found to run the vCPU.
+    fn runs_on(&mut self, files: &Files<'_>, pid: i32, tid: i32) {
+        match self.thread {
+            Some(thread) if thread == tid => {}
+            // It came in place of one that ended: all that it did counts.
+            None => self.thread = Some(tid),
+            _ => self.moved(files, pid, tid),
         }
     }
 
@@ -204,7 +219,8 @@ impl Guest {
         if let Ok([folder]) = folders.as_deref() {
             let each = has.vcpus.iter();
             told.extend(
-                each.filter_map(|(vcpu, _)| Some((*vcpu, debugfs::thread(folder, *vcpu)?))),
+                each.filter_map(|(vcpu, _)| Some((*vcpu, debugfs::thread(folder, *vcpu)?)))
+                    .filter(|(_, tid)| is_thread(files, found.pid, *tid)),
             );
         }
         let mut threads = match has.vcpus.iter().all(|(vcpu, _)| told.contains_key(vcpu)) {
@@ -232,6 +248,7 @@ impl Guest {
             found,
             huge,
             huge_again,
+            hugetlb: false,
             working_set,
             kept,
             readings,
@@ -301,13 +318,30 @@ impl Guest {
 
     /// Finds vCPUs that the VMM created since the attach, and threads that were unknown so far.
     /// Returns whether the process has other VMs than before.
-    pub(crate) fn look_again(&mut self, files: &Files<'_>, has: &Descriptors) -> bool {
-        let replaced = match &self.folders {
-            Ok(folders) => !folders.iter().all(VmFolder::is_there),
-            Err(_) => false,
+    pub(crate) fn look_again(
+        &mut self,
+        files: &Files<'_>,
+        debugfs: &Result<Debugfs, String>,
+        has: &Descriptors,
+    ) -> bool {
+        let there = self.folders.as_ref().map(|it| it.iter().all(VmFolder::is_there));
+        let is_held = !self.vm.is_empty() || self.vcpus.iter().any(|vcpu| vcpu.held.is_ok());
+        // The VMM may close one of several descriptors of a VM. A folder stays as long as its VM,
+        // and the VM as long as it is held here.
+        let known = self.folders.as_ref().is_ok_and(|it| it.len() == self.vms) && !is_held;
+        let same = match there {
+            Ok(false) => false,
+            Ok(true) if known => has.vms.len() == self.vms,
+            _ => has.vms == self.found.has.vms,
         };
-        if has.vms != self.found.has.vms || replaced {
+        if !same {
             return true;
+        }
+        // Which VM a folder is of may be known only once a vCPU has run.
+        if let (Ok(debugfs), Ok(folders)) = (debugfs, &mut self.folders)
+            && folders.len() < self.vms
+        {
+            *folders = debugfs.of(files, self.found.pid);
         }
         self.found.has.clone_from(has);
         let mut known: Vec<u32> = self.vcpus.iter().map(|vcpu| vcpu.index).collect();
@@ -320,24 +354,34 @@ impl Guest {
             vcpu.held = vcpu.held.map(Held::since_its_beginning);
             self.vcpus.push(vcpu);
         }
-        if self.vms == 1 && self.vcpus.iter().any(|vcpu| vcpu.thread.is_none()) {
-            let threads = find::threads(files, &self.found);
-            for vcpu in self.vcpus.iter_mut().filter(|vcpu| vcpu.thread.is_none()) {
-                vcpu.thread = threads.get(&vcpu.index).copied();
-            }
-        }
         if self.vms == 1 {
+            let pid = self.found.pid;
+            // KVM knows also a thread that never sleeps in KVM_RUN.
+            let only = only(&self.folders);
             let running = find::running(files, &self.found);
             for vcpu in &mut self.vcpus {
-                match running.get(&vcpu.index) {
-                    Some(tid) if vcpu.thread != Some(*tid) => {
-                        vcpu.moved(files, self.found.pid, *tid)
+                let told = only.and_then(|folder| debugfs::thread(folder, vcpu.index));
+                let told = told.filter(|tid| is_thread(files, pid, *tid));
+                if let Some(tid) = told.or_else(|| running.get(&vcpu.index).copied()) {
+                    vcpu.runs_on(files, pid, tid);
+                }
+            }
+            if self.vcpus.iter().any(|vcpu| vcpu.thread.is_none()) {
+                let threads = find::threads(files, &self.found);
+                for vcpu in self.vcpus.iter_mut().filter(|vcpu| vcpu.thread.is_none()) {
+                    if let Some(tid) = threads.get(&vcpu.index) {
+                        vcpu.runs_on(files, pid, *tid);
                     }
-                    _ => {}
                 }
             }
         }
         false
+    }
+
+    /// Returns why no figure of the process has all of the guest's used memory, if that is so.
+    pub(crate) fn unseen(&self) -> Option<&'static str> {
+        let private = self.found.has.private_memory.then_some(PRIVATE);
+        private.or(self.hugetlb.then_some(HUGETLB))
     }
 
     /// Returns whether the process is known to have ended.
@@ -361,7 +405,11 @@ impl Guest {
         for vcpu in &mut self.vcpus {
             let mut sink = Sink::new(without_reasons);
             if self.vms == 1 && vcpu.thread.is_none() {
-                vcpu.thread = traced.thread(pid, vcpu.index);
+                let of_kvm = || only(&self.folders).and_then(|it| debugfs::thread(it, vcpu.index));
+                let told = traced.thread(pid, vcpu.index).or_else(of_kvm);
+                if let Some(tid) = told.filter(|tid| is_thread(files, pid, *tid)) {
+                    vcpu.runs_on(files, pid, tid);
+                }
             }
             vcpu.tids.extend(vcpu.thread.filter(|tid| !vcpu.tids.contains(tid)));
             match vcpu.tids.is_empty() {
@@ -393,6 +441,10 @@ impl Guest {
         for metric in Metric::of(Scope::Vcpu).chain(Metric::of(Scope::Vm)) {
             if !guest.values.contains_key(&metric) {
                 let found = match &self.folders {
+                    // The counts of a part of the VMs are no counts of the guest.
+                    Ok(folders) if !folders.is_empty() && folders.len() != self.vms => {
+                        Err("debugfs does not show which of its VMs are this process's".to_owned())
+                    }
                     Ok(folders) => debugfs::sum(folders, metric.counters()),
                     Err(why) => Err(why.clone()),
                 };
@@ -405,9 +457,9 @@ impl Guest {
             self.huge_again = Instant::now() + began.elapsed() * SPARE * share * share.min(4);
         }
         let private = self.found.has.private_memory.then_some(PRIVATE);
-        task::process(files, &mut self.kept, pid, self.huge, private, &mut guest);
+        let hugetlb = task::process(files, &mut self.kept, pid, self.huge, private, &mut guest);
+        self.hugetlb = hugetlb > 0;
         match &self.working_set {
-            Ok(_) if private.is_some() => guest.missing(Metric::WorkingSetBytes, PRIVATE),
             Ok((bytes, by)) => guest.put(Metric::WorkingSetBytes, *by, Ok::<_, &str>(*bytes)),
             Err(why) => guest.missing(Metric::WorkingSetBytes, why),
         }
@@ -441,6 +493,20 @@ impl Guest {
         let changes = |vcpu: &Vcpu| vcpu.held.as_ref().map(Held::changes).unwrap_or_default();
         (vm, self.vcpus.iter().map(changes).collect())
     }
+}
+
+/// Returns the folder of a process that has one VM.
+fn only(folders: &Result<Vec<VmFolder>, String>) -> Option<&VmFolder> {
+    match folders.as_deref() {
+        Ok([folder]) => Some(folder),
+        _ => None,
+    }
+}
+
+/// Returns whether the process has this thread, so that a number of KVM's is not that of a thread
+/// that ended.
+fn is_thread(files: &Files<'_>, pid: i32, tid: i32) -> bool {
+    files.0.join(format!("proc/{pid}/task/{tid}")).exists()
 }
 
 /// A vCPU: its number, its descriptor, and the descriptor of its statistics if there is one.
@@ -559,6 +625,7 @@ mod tests {
         host.write(format!("kvm/{pid}-0/pf_taken"), "12\n");
         host.write(format!("kvm/{pid}-0/pages_4k"), "34\n");
         host.write(format!("kvm/{pid}-0/vcpu0/pid"), "77\n");
+        host.thread(pid, 77, "a", 0, "running");
         let files = host.files();
         let found = find::guest(&files, pid).unwrap();
         let debugfs = Ok(Debugfs::made(&files.0.join("kvm")));
@@ -572,5 +639,80 @@ mod tests {
         }
         assert!(knowledge.unknown[&Metric::Exits].contains("no exits"));
         assert!(reading.vcpus[0].is_empty());
+    }
+
+    /// A process with a VM of descriptor 0, which has a folder in debugfs.
+    fn in_debugfs(descriptors: &[&str]) -> (Made, i32, Result<Debugfs, String>) {
+        let (host, pid) = (Made::new(), i32::MAX - 1);
+        host.process(pid, "vmm", descriptors);
+        host.write(format!("kvm/{pid}-0/pf_taken"), "12\n");
+        let debugfs = Ok(Debugfs::made(&host.files().0.join("kvm")));
+        (host, pid, debugfs)
+    }
+
+    #[test]
+    fn a_vcpu_that_never_sleeps_is_followed_to_another_thread() {
+        let (host, pid, debugfs) = in_debugfs(&["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"]);
+        let files = host.files();
+        let run = |tid: i32| {
+            host.write(format!("kvm/{pid}-0/vcpu0/pid"), &format!("{tid}\n"));
+        };
+        // Threads that never sleep show no call.
+        for (tid, time) in [(20, 1000), (21, 500)] {
+            host.thread(pid, tid, "a", 0, "running");
+            host.write(format!("proc/{pid}/task/{tid}/schedstat"), &format!("{time} 1 1\n"));
+        }
+        run(0);
+        let mut guest = Guest::attach(&files, &debugfs, find::guest(&files, pid).unwrap());
+        let traced = Traced::new(Events::nothing("no events"));
+        let ran = |guest: &mut Guest| {
+            guest.read(&files, &traced, 1).0.vcpus[0].get(&Metric::RunningNs).copied()
+        };
+        assert_eq!(ran(&mut guest), None, "0 is no thread");
+        run(20);
+        assert_eq!(ran(&mut guest), Some(1000), "the first reading after it ran");
+        run(21);
+        let has = find::descriptors(&files, pid).unwrap();
+        assert!(!guest.look_again(&files, &debugfs, &has));
+        assert_eq!(guest.vcpus().collect::<Vec<_>>(), [(0, Some(21))]);
+        host.write(format!("proc/{pid}/task/21/schedstat"), "700 1 1\n");
+        assert_eq!(ran(&mut guest), Some(1200), "what a thread did before does not count");
+        // The number of a thread that ended is no thread's.
+        run(22);
+        assert!(!guest.look_again(&files, &debugfs, &has));
+        assert_eq!(guest.vcpus().collect::<Vec<_>>(), [(0, Some(21))]);
+    }
+
+    #[test]
+    fn a_vm_in_place_of_another_is_another_guest_without_statistics_too() {
+        let (host, pid, debugfs) = in_debugfs(&["anon_inode:kvm-vm"]);
+        let files = host.files();
+        let mut guest = Guest::attach(&files, &debugfs, find::guest(&files, pid).unwrap());
+        let has = find::descriptors(&files, pid).unwrap();
+        assert_eq!(guest.state(&files), State::Runs);
+        assert!(!guest.look_again(&files, &debugfs, &has));
+        // The VM stays while another one of its descriptors is closed.
+        let other = Descriptors { vms: vec![5], ..has.clone() };
+        assert!(!guest.look_again(&files, &debugfs, &other));
+        let folder = files.0.join(format!("kvm/{pid}-0"));
+        host.write("other/pf_taken", "0\n");
+        std::fs::rename(&folder, files.0.join("gone")).unwrap();
+        std::fs::rename(files.0.join("other"), &folder).unwrap();
+        assert_eq!(guest.state(&files), State::VmClosed);
+        assert!(guest.look_again(&files, &debugfs, &has));
+    }
+
+    #[test]
+    fn the_counts_of_one_of_two_vms_are_not_those_of_the_guest() {
+        // Two VMs, as each has a vCPU 0; the thread that made the second is not known.
+        let two = ["anon_inode:kvm-vm", "anon_inode:kvm-vm"];
+        let vcpus = ["anon_inode:kvm-vcpu:0", "anon_inode:kvm-vcpu:0"];
+        let (host, pid, debugfs) = in_debugfs(&[two, vcpus].concat());
+        let files = host.files();
+        let mut guest = Guest::attach(&files, &debugfs, find::guest(&files, pid).unwrap());
+        let traced = Traced::new(Events::nothing("no events"));
+        let (reading, knowledge) = guest.read(&files, &traced, 1);
+        assert_eq!((guest.vms(), reading.guest.get(&Metric::Faults)), (2, None));
+        assert!(knowledge.unknown[&Metric::Faults].contains("which of its VMs"));
     }
 }

@@ -79,7 +79,8 @@ pub(crate) fn thread(files: &Files<'_>, kept: &mut Kept, pid: i32, tid: i32, sin
 }
 
 /// Reads the process. `huge`: its bytes in huge pages, if they were read. `private`: why its memory
-/// is not known, if a part of it is in no figure of the process.
+/// is not known, if a part of it is in no figure of the process. Returns its bytes in pages of
+/// hugetlbfs.
 pub(crate) fn process(
     files: &Files<'_>,
     kept: &mut Kept,
@@ -87,34 +88,38 @@ pub(crate) fn process(
     huge: Option<u64>,
     private: Option<&str>,
     sink: &mut Sink,
-) {
+) -> u64 {
     let kept = kept.of(format!("proc/{pid}"));
     let mut at = |file| kept.text(files, file);
-    let ended = "the process ended";
+    let ended = || match files.0.join(format!("proc/{pid}")).exists() {
+        true => "procfs does not tell it of this process",
+        false => "the process ended",
+    };
     let status = at("status").unwrap_or_default();
     // Pages of hugetlbfs are in no RSS (proc_pid_status(5)).
     let hugetlb = bytes(&status, "HugetlbPages").unwrap_or(0);
-    let rss = bytes(&status, "VmRSS").map(|rss| rss + hugetlb).ok_or(ended);
+    let rss = bytes(&status, "VmRSS").map(|rss| rss + hugetlb).ok_or_else(ended);
     match private {
         Some(why) => sink.missing(Metric::RssBytes, why),
         None => sink.put(Metric::RssBytes, Source::Status, rss),
     }
-    sink.put(Metric::SwapBytes, Source::Status, bytes(&status, "VmSwap").ok_or(ended));
+    sink.put(Metric::SwapBytes, Source::Status, bytes(&status, "VmSwap").ok_or_else(ended));
     let huge = huge.ok_or("no permission to read smaps_rollup, or the kernel has none (4.14)");
     match private {
         Some(why) => sink.missing(Metric::HugeBytes, why),
         None => sink.put(Metric::HugeBytes, Source::SmapsRollup, huge),
     }
     let stat = at("stat").unwrap_or_default();
-    sink.put(Metric::HostMinorFaults, Source::Stat, field(&stat, 10).ok_or(ended));
-    sink.put(Metric::HostMajorFaults, Source::Stat, field(&stat, 12).ok_or(ended));
-    let pressure = pressure(files, &at("cgroup").unwrap_or_default());
+    sink.put(Metric::HostMinorFaults, Source::Stat, field(&stat, 10).ok_or_else(ended));
+    sink.put(Metric::HostMajorFaults, Source::Stat, field(&stat, 12).ok_or_else(ended));
+    let pressure = pressure(files, pid, &at("cgroup").unwrap_or_default());
     let why = "no memory.pressure of its control group: the kernel counts no pressure (psi=1), or \
                the group is of version 1";
     for (metric, line) in [(Metric::PressureSomeNs, "some"), (Metric::PressureFullNs, "full")] {
         let total = pressure.as_deref().and_then(|text| total(text, line));
         sink.put(metric, Source::Pressure, total.ok_or(why));
     }
+    hugetlb
 }
 
 /// Returns the bytes of a process in huge pages, those of hugetlbfs included. The kernel walks all
@@ -126,9 +131,14 @@ pub(crate) fn huge(files: &Files<'_>, pid: i32) -> Option<u64> {
     fields.into_iter().filter_map(|name| bytes(&text, name)).reduce(|sum, more| sum + more)
 }
 
-/// Returns the mapped address ranges of a process whose access (such as `rw-p`) is `wanted`.
-pub(crate) fn mappings(files: &Files<'_>, pid: i32, wanted: fn(&str) -> bool) -> Vec<Range<u64>> {
-    let text = files.text(format!("proc/{pid}/maps")).unwrap_or_default();
+/// Returns the mapped address ranges of a process whose access (such as `rw-p`) is `wanted`; `None`
+/// if they cannot be read.
+pub(crate) fn mappings(
+    files: &Files<'_>,
+    pid: i32,
+    wanted: fn(&str) -> bool,
+) -> Option<Vec<Range<u64>>> {
+    let text = files.text(format!("proc/{pid}/maps"))?;
     let range = |line: &str| {
         let (begin, rest) = line.split_once('-')?;
         let mut words = rest.split_whitespace();
@@ -137,7 +147,7 @@ pub(crate) fn mappings(files: &Files<'_>, pid: i32, wanted: fn(&str) -> bool) ->
         let [begin, end] = [begin, end].map(|hex| u64::from_str_radix(hex, 16).ok());
         Some(begin?..end?)
     };
-    text.lines().filter_map(range).collect()
+    Some(text.lines().filter_map(range).collect())
 }
 
 fn known(value: u64) -> Result<u64, &'static str> {
@@ -158,14 +168,22 @@ fn field(stat: &str, number: usize) -> Option<u64> {
 }
 
 /// Returns `memory.pressure` of the process's control group. The group must be of version 2, and
-/// not the root, whose file covers the whole host.
-fn pressure(files: &Files<'_>, groups: &str) -> Option<String> {
+/// not the root, whose file covers the whole host. In a namespace of control groups, the mounted
+/// groups may be the host's, of which another one may have the name: then the group must list the
+/// process.
+fn pressure(files: &Files<'_>, pid: i32, groups: &str) -> Option<String> {
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     if group.is_empty() || group.split('/').any(|part| part == "..") {
         return None;
     }
     let roots = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
-    roots.iter().find_map(|root| files.text(format!("{root}/{group}/memory.pressure")))
+    let is_first = files.in_first_namespace("cgroup");
+    let pid = pid.to_string();
+    roots.iter().find_map(|root| {
+        let at = |file| files.text(format!("{root}/{group}/{file}"));
+        let is_its = is_first || at("cgroup.procs")?.lines().any(|line| line.trim() == pid);
+        is_its.then(|| at("memory.pressure"))?
+    })
 }
 
 /// Returns the total of a line of a pressure file in nanoseconds; the file has microseconds.

@@ -253,8 +253,10 @@ impl Traced {
         let began = Instant::now();
         let find = || find::guests(files).found.iter().map(|found| found.pid).collect();
         let pids: Vec<i32> = guests.unwrap_or_else(find);
-        let mappings: Vec<(i32, Vec<Range<u64>>)> =
-            pids.iter().map(|pid| (*pid, task::mappings(files, *pid, |_| true))).collect();
+        let mappings: Vec<(i32, Vec<Range<u64>>)> = pids
+            .iter()
+            .map(|pid| (*pid, task::mappings(files, *pid, |_| true).unwrap_or_default()))
+            .collect();
         if self.owners.len() > PLACES {
             self.owners.clear();
         }

@@ -280,11 +280,15 @@ impl<'f> Watch<'f> {
     fn step_working_sets(&mut self) {
         let Some(working_sets) = &mut self.working_sets else { return };
         let there = || self.guests.iter().filter_map(|it| it.guest.as_ref());
-        let ended = |guest: &&Guest| !guest.has_ended();
-        let pids: BTreeSet<i32> = there().filter(ended).map(Guest::pid).collect();
+        // A mark that sees a part of the memory would tell a part as the whole.
+        let asked = |guest: &&Guest| !guest.has_ended() && guest.unseen().is_none();
+        let pids: BTreeSet<i32> = there().filter(asked).map(Guest::pid).collect();
         working_sets.step(&self.files, &pids);
         for guest in self.guests.iter_mut().filter_map(|it| it.guest.as_mut()) {
-            guest.take_working_set(working_sets.of(guest.pid()));
+            guest.take_working_set(match guest.unseen() {
+                Some(why) => Err(why.to_owned()),
+                None => working_sets.of(guest.pid()),
+            });
         }
     }
 
@@ -419,7 +423,7 @@ impl<'f> Watch<'f> {
         for (place, watched) in self.guests.iter_mut().enumerate() {
             let Some(guest) = &mut watched.guest else { continue };
             let Some(now) = found.iter().find(|found| found.pid == guest.pid()) else { continue };
-            if guest.look_again(&self.files, &now.has) {
+            if guest.look_again(&self.files, &self.debugfs, &now.has) {
                 watched.total.take(guest.changes());
                 watched.guest = None;
                 watched.total.state = State::VmClosed;

@@ -399,6 +399,12 @@ fn a_mapping_of_a_file_with_an_odd_name_is_looked_at() {
 }
 
 #[test]
+fn maps_that_cannot_be_read_are_no_working_set_of_nothing() {
+    let host = idle(b"", 64..72, |_| LRU, 2048);
+    assert_eq!(working_set(&host), (u64::MAX, u64::MAX));
+}
+
+#[test]
 fn a_mount_whose_name_is_no_utf8_hides_no_other_mount() {
     let host = Host::new();
     host.write(
@@ -610,4 +616,96 @@ fn a_vcpu_that_moves_to_another_thread_is_counted_there() {
         "thread {:?}, ran {ran:?} ns",
         row.thread
     );
+}
+
+/// The answers of a host's readers.
+struct Answers {
+    name: &'static str,
+    /// What the file of the host has.
+    host: &'static str,
+    threads: &'static [Option<i32>],
+    rss: Result<u64, &'static str>,
+    working_set: &'static str,
+    pressure: &'static str,
+}
+
+/// Each host is a text in the folder `hosts`: a remark, and then its files and links.
+const HOSTS: [Answers; 4] = [
+    Answers {
+        name: "qemu-system-x86",
+        host: include_str!("hosts/qemu"),
+        threads: &[Some(20), Some(21)],
+        rss: Ok((60_000 + 16_777_216) << 10),
+        working_set: "hugetlbfs",
+        pressure: "control group",
+    },
+    Answers {
+        name: "crosvm",
+        host: include_str!("hosts/crosvm"),
+        threads: &[Some(20), Some(21)],
+        rss: Ok(500 << 10),
+        working_set: "clear_refs",
+        pressure: "control group",
+    },
+    Answers {
+        name: "cloud-hyperviso",
+        host: include_str!("hosts/cloud-hypervisor-private"),
+        threads: &[Some(20)],
+        rss: Err("guest_memfd"),
+        working_set: "guest_memfd",
+        pressure: "control group",
+    },
+    Answers {
+        name: "firecracker",
+        host: include_str!("hosts/firecracker-in-a-container"),
+        threads: &[Some(20)],
+        rss: Ok(500 << 10),
+        working_set: "namespace of control groups",
+        pressure: "control group",
+    },
+];
+
+fn host(text: &str) -> Host {
+    let host = Host::new();
+    for part in text.split("\n== ").skip(1) {
+        let (head, text) = part.split_once('\n').unwrap_or((part, ""));
+        match head.split_once(" -> ") {
+            None => {
+                host.write(head, format!("{text}\n"));
+            }
+            Some((path, target)) => {
+                let path = host.0.path().join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                symlink(target, path).unwrap();
+            }
+        }
+    }
+    host
+}
+
+#[test]
+fn each_host_has_its_threads_memory_and_reasons() {
+    for it in HOSTS {
+        let host = host(it.host);
+        let lru_gen = host.0.path().join("sys/kernel/debug/lru_gen");
+        let before = fs::read(&lru_gen).ok();
+        let mut watch = host.watch();
+        watch.estimate(WorkingSets::new(Duration::ZERO, None));
+        watch.step();
+        let total = watch.guests()[0].total();
+        let threads: Vec<_> = total.vcpus.iter().map(|row| row.thread).collect();
+        assert_eq!((&*total.name, total.vms, &*threads), (it.name, 1, it.threads));
+        let unknown = |metric| &*total.knowledge.unknown[&metric];
+        match it.rss {
+            Ok(bytes) => assert_eq!(total.total.get(&Metric::RssBytes), Some(&bytes)),
+            Err(why) => assert!(unknown(Metric::RssBytes).contains(why), "{}", it.name),
+        }
+        for (metric, why) in
+            [(Metric::WorkingSetBytes, it.working_set), (Metric::PressureSomeNs, it.pressure)]
+        {
+            assert!(unknown(metric).contains(why), "{}: {}", it.name, unknown(metric));
+        }
+        assert!(watch.working_sets().unwrap().told().is_empty(), "{}", it.name);
+        assert_eq!(fs::read(&lru_gen).ok(), before, "another group was aged");
+    }
 }

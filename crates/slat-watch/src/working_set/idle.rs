@@ -62,7 +62,8 @@ impl Idle {
         mut take: impl FnMut(&[u64]) -> Result<(), String>,
     ) -> Result<(), String> {
         let mut entries = vec![0; 8 * MOST as usize];
-        for range in task::mappings(files, self.pid, |access| access.contains('w')) {
+        let mappings = task::mappings(files, self.pid, |access| access.contains('w'));
+        for range in mappings.ok_or("the process's maps cannot be read, or it has none")? {
             let end = range.end / page();
             let mut at = range.start / page();
             while at < end {
