@@ -477,7 +477,9 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
                 {
                     let loads = [paged[0].load(), paged[1].load()];
                     let chosen = choose(&loads).unwrap();
-                    Pager::new(vcpus[chosen].0.worker()).reclaim(8).unwrap();
+                    let reclaimed = Pager::new(vcpus[chosen].0.worker()).reclaim(8);
+                    // A call looks at a bounded number of pages, all of which may be in use.
+                    assert!(matches!(reclaimed, Ok(_) | Err(ReclaimError::InUse)), "{reclaimed:?}");
                     break;
                 }
             }
@@ -487,7 +489,8 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
         if step % 1000 == 0 {
             // The guest that has more to spare gives up pages.
             let chosen = choose(&[paged[0].load(), paged[1].load()]).unwrap();
-            Pager::new(vcpus[chosen].0.worker()).reclaim(32).unwrap();
+            let reclaimed = Pager::new(vcpus[chosen].0.worker()).reclaim(32);
+            assert!(matches!(reclaimed, Ok(_) | Err(ReclaimError::InUse)), "{reclaimed:?}");
         }
     }
     assert!(paged.iter().all(|paged| paged.stats().refaults > 1000));
