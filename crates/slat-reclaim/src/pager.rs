@@ -1,11 +1,15 @@
 //! The pager, which brings a guest's pages in for faults, and gives up pages to make room.
 
 mod blocks;
+mod idle;
 mod pin;
 mod reclaim;
+#[cfg(all(test, target_os = "linux", not(loom)))]
+mod tests;
 
+pub use idle::{Generation, Idle};
 pub use pin::PagesPinned;
-pub use reclaim::{Generation, Idle, ReclaimError, Reclaimed};
+pub use reclaim::{ReclaimError, Reclaimed};
 
 use crate::buffer::Buffer;
 use crate::order::{Accessed, Look};

@@ -13,8 +13,8 @@ use spin::Mutex;
 /// Memory that frames are in.
 ///
 /// Rules: 1. The caller owns the page, or accepts that the guest writes it meanwhile; so
-/// implementations access it word by word, or in another way that allows concurrent writes. 2.
-/// Methods must not unwind, as with [`Swap`].
+/// implementations access it word by word, or in another way that allows concurrent writes. 2. If a
+/// method unwinds, the pager's operation ends as with [`Swap`].
 pub trait Ram: Sync {
     /// Copies the page at `hpa` to `page`.
     fn read(&self, hpa: Hpa, page: &mut [u8]);

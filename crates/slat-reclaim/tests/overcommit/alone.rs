@@ -505,3 +505,27 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
     }
     assert_eq!((pool.free(), pool.swapped()), (1024, 0), "what ended guests had");
 }
+
+#[test]
+fn memory_without_a_memslot_is_not_pinned() {
+    Setup::new(1024, 2048).run(ept(), slat_sim::Ept::default(), |bench| {
+        let mut room = room();
+        let mut worker = Worker::new(bench.guest, &mut room).unwrap();
+        let refused = |worker: &mut _, range, page| {
+            let pinned = Pager::new(worker).pin(range).unwrap_err();
+            let at = bench.host(page);
+            assert_eq!(pinned, PageError::NotPinned(PinError::NoMemslot { at }));
+        };
+        // The memslot has a part of the memory, then none.
+        let slot = bench.slot(false);
+        worker.set_memslot(MemslotSpec { bytes: 0, ..slot }).unwrap();
+        worker.set_memslot(MemslotSpec { bytes: 512 * bench.page, ..slot }).unwrap();
+        refused(&mut worker, bench.hosts(500, 20), 512);
+        drop(Pager::new(&mut worker).pin(bench.hosts(500, 12)).unwrap());
+        worker.set_memslot(MemslotSpec { bytes: 0, ..slot }).unwrap();
+        refused(&mut worker, bench.hosts(0, 512), 0);
+        worker.set_memslot(slot).unwrap();
+        let range = slat::GpaRange::new(slat::Gpa(BASE), 1024 * bench.page).unwrap();
+        assert!(!worker.is_pinned(range));
+    });
+}

@@ -290,3 +290,52 @@ fn a_balloon_keeps_no_slot_from_others_while_it_waits_for_a_page() {
         });
     });
 }
+
+/// Its neighbour is given back meanwhile, and so is a range that has only a part of it.
+#[test]
+fn a_page_that_is_used_again_after_a_discard_keeps_its_content() {
+    for case in 0..8u32 {
+        let [log, moves, swapped] = [1, 2, 4].map(|bit| case & bit != 0);
+        let swap = Flaky::new(1024, PageSize::SIZE_4K);
+        guests(&swap, 256, &[(64, slat_reclaim::Config::new(256))], |_, mut threads| {
+            let mut thread = threads.pop().unwrap();
+            let machine = thread.guest().tables().platform();
+            let write = |thread: &mut _, page, value| {
+                let write = |hpa| machine.write_host(hpa, value);
+                Pager::new(thread).with_page(at(page), true, write).unwrap();
+            };
+            let read = |thread: &mut _, page| {
+                let mut content = [0; 4096];
+                Pager::new(thread).copy(at(page), &mut content).unwrap();
+                u64::from_ne_bytes(*content.first_chunk().unwrap())
+            };
+            let spec = crate::fixture::slot(64 * 4096, log);
+            thread.set_memslot(spec).unwrap();
+            write(&mut thread, 3, 0x33);
+            write(&mut thread, 4, 0x44);
+            Pager::new(&mut thread).discard(pages(3, 1));
+            assert_eq!(read(&mut thread, 3), 0);
+            write(&mut thread, 3, 0x55);
+            if swapped {
+                Pager::new(&mut thread).reclaim(64).unwrap();
+            }
+            if moves {
+                let gpa = slat::Gpa(BASE + (1 << 30));
+                thread.set_memslot(slat_guest::MemslotSpec { gpa, ..spec }).unwrap();
+            }
+            let pins = Pager::new(&mut thread).pin(pages(3, 1)).unwrap();
+            let start = slat_guest::Hva(at(3).0 + 2048);
+            let most = slat_guest::HvaRange { start, bytes: 4096 + 2048 };
+            Pager::new(&mut thread).discard(most);
+            assert_eq!((read(&mut thread, 3), read(&mut thread, 4)), (0x55, 0), "half of page 3");
+            write(&mut thread, 4, 0x66);
+            Pager::new(&mut thread).discard(pages(3, 2));
+            assert_eq!((read(&mut thread, 3), read(&mut thread, 4)), (0x55, 0), "pinned");
+            drop(pins);
+            Pager::new(&mut thread).reclaim(64).unwrap();
+            assert_eq!(read(&mut thread, 3), 0x55);
+            Pager::new(&mut thread).discard(pages(0, 64));
+            assert!((0..64).all(|page| read(&mut thread, page) == 0));
+        });
+    }
+}
