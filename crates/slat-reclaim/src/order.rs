@@ -213,13 +213,16 @@ pub(crate) mod tests {
         pub time: u64,
         pub calls: u64,
         pub progress: Cell<u64>,
+        /// No page comes in.
+        pub still: bool,
     }
 
     impl Memory {
         pub fn all_here(pages: u32) -> Self {
             let (here, accessed) = (vec![true; pages as usize], vec![false; pages as usize]);
-            let progress = Cell::new(0);
-            Self { here, accessed, always_used: false, new: false, time: 0, calls: 0, progress }
+            let (progress, still) = (Cell::new(0), false);
+            let (always_used, new) = (false, false);
+            Self { here, accessed, always_used, new, time: 0, calls: 0, progress, still }
         }
 
         /// Returns when a page is old enough, if it is new.
@@ -257,13 +260,40 @@ pub(crate) mod tests {
 
         fn progress(&self) -> u64 {
             // As if enough pages came in before each walk.
-            self.progress.set(self.progress.get() + u64::from(self.pages()));
+            let more = if self.still { 0 } else { u64::from(self.pages()) };
+            self.progress.set(self.progress.get() + more);
             self.progress.get()
         }
 
         fn now(&self) -> u64 {
             self.time
         }
+    }
+
+    #[test]
+    fn a_search_among_pages_in_use_looks_at_no_more_of_a_larger_guest() {
+        let looks = Looks { window: 512, around: false, frequency: false };
+        let costs = |pages: u32| {
+            let generations = Order::generations(Generations::new(pages, looks, 0));
+            [generations, Order::lists(Lists::new(pages))].map(|order| {
+                order.put_back((0..pages).map(|page| (page, true)));
+                let mut memory = Memory::all_here(pages);
+                (memory.always_used, memory.still) = (true, true);
+                let searches = (0..6).map(|_| {
+                    work::steps(|| {
+                        let found = order.victims(8, &mut memory);
+                        assert!(found.walks == 0 && found.kept <= LOOKS + 8);
+                        order.put_back(found.pages.into_iter().map(|page| (page, true)));
+                    })
+                });
+                searches.max().unwrap()
+            })
+        };
+        let (small, large) = (costs(1 << 15), costs(1 << 18));
+        assert!(
+            large.iter().zip(small).all(|(large, small)| *large <= small),
+            "{small:?} {large:?}"
+        );
     }
 
     /// A guest whose accessed bits may be tested only while the order is not locked.

@@ -453,7 +453,7 @@ mod tests {
                 &mut || assert_eq!(slots.in_flight(FIRST), []),
                 &mut || slots.withhold_stale(FIRST, RUN, &mut found),
             ];
-            calls.map(|call| work::steps(call))
+            calls.map(work::steps)
         };
         let (small, large) = (run(1 << 10), run(1 << 22));
         assert!(small.iter().chain(&large).all(|steps| *steps <= 12), "{small:?} {large:?}");

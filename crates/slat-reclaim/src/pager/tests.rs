@@ -201,6 +201,8 @@ fn a_refused_fault_costs_no_more_if_the_guest_is_larger() {
                     (case.ready)(swap, &mut thread, limit);
                     // The arrivals are noted, which their faults pay for.
                     for index in 0..4 {
+                        // As if time had passed, so that it searches.
+                        thread.guest().backing().turn.lock().none_before = 0;
                         let fault = || {
                             let result =
                                 Pager::new(&mut thread).bring_in(at(limit + index), Access::Read);
