@@ -1,7 +1,7 @@
 //! Devices that access a guest's memory: by pages that keep their place ([`Worker::pin`]), or by
 //! tables of their own, which follow the guest's ([`DeviceTables`](crate::DeviceTables)).
 
-use crate::backing::Backing;
+use crate::backing::{Backing, Hva};
 use crate::host::Host;
 use crate::pins::Pinned;
 use crate::private::MemoryKind;
@@ -20,6 +20,11 @@ pub enum PinError {
         /// The address.
         at: Gpa,
     },
+    /// No memslot has this host memory.
+    NoMemslot {
+        /// The host's address.
+        at: Hva,
+    },
     /// Some of the range is private, and devices cannot access it.
     Private,
     /// A page has as many pins as can be counted.
@@ -31,6 +36,9 @@ impl fmt::Display for PinError {
         match self {
             Self::Unaligned => f.write_str("what is pinned is a multiple of the page size"),
             Self::Missing { at } => write!(f, "no slot has memory at {at} to pin"),
+            Self::NoMemslot { at } => {
+                write!(f, "no slot has the memory at {at} of the host to pin")
+            }
             Self::TooOften => f.write_str("a page is pinned too often"),
             Self::Private => f.write_str(
                 "some of the range is private memory, which no device reaches; convert it first",

@@ -22,11 +22,13 @@
 extern crate alloc;
 
 mod arrivals;
+mod bits;
 mod buffer;
 #[cfg(feature = "std")]
 mod file;
 mod frames;
 mod limits;
+mod lists;
 mod order;
 mod page;
 mod paged;
@@ -35,6 +37,8 @@ mod pool;
 mod slots;
 mod stats;
 mod swap;
+mod undo;
+mod work;
 
 #[cfg(feature = "std")]
 pub use file::SwapFile;

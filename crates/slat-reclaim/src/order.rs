@@ -18,6 +18,7 @@ pub(crate) use generations::Generations;
 pub(crate) use lists::Lists;
 
 use crate::arrivals::Arrivals;
+use crate::work;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use spin::{Mutex, MutexGuard};
@@ -52,6 +53,8 @@ pub(crate) trait Accessed {
         self.young(Look::Check, page, 1, &mut young);
         young[0] & 1 != 0
     }
+    /// Returns how many pages came in and were given up so far.
+    fn progress(&self) -> u64;
     /// Returns the time, in ticks.
     fn now(&self) -> u64;
 }
@@ -68,12 +71,20 @@ pub(crate) struct Victims {
     pub held: u64,
     /// When the first of the pages in `held` may be given up.
     pub until: Option<u64>,
+    /// The search ended early, after [`LOOKS`] pages that were too new.
+    pub cut: bool,
 }
 
+/// Number of pages, beyond those that are wanted, that a search passes over because they are in use
+/// or too new. This bounds a search that finds no page, whatever the guest's size. Other steps of a
+/// search are paid for: by the arrival of a page, or by a walk.
+pub(crate) const LOOKS: u64 = 8192;
+
 impl Victims {
-    fn hold(&mut self, until: u64) {
+    pub fn hold(&mut self, until: u64) {
         self.held += 1;
         self.until = Some(self.until.map_or(until, |first| first.min(until)));
+        work::step();
     }
 }
 
@@ -138,16 +149,23 @@ impl Order {
     }
 
     /// Adds all pages that arrived to the order, each with how many pages were given up since it
-    /// was in memory (`None` for a first touch). `here` is the number of pages in memory.
-    pub fn note(&self, arrivals: &Arrivals, here: u32) {
+    /// was in memory (`None` for a first touch), and calls `noted` with each. `here` is the number
+    /// of pages in memory.
+    pub fn note(&self, arrivals: &Arrivals, here: u32, mut noted: impl FnMut(u32)) {
         match self {
             Self::Generations(order) => {
                 let mut order = Stretches::new(order);
-                arrivals.take(|page, distance| order.get().arrive(page, distance, here));
+                arrivals.take(|page, distance| {
+                    noted(page);
+                    order.get().arrive(page, distance, here);
+                });
             }
             Self::Lists(order) => {
                 let mut order = Stretches::new(order);
-                arrivals.take(|page, distance| order.get().arrive(page, distance, here));
+                arrivals.take(|page, distance| {
+                    noted(page);
+                    order.get().arrive(page, distance, here);
+                });
             }
         }
     }
@@ -166,15 +184,15 @@ impl Order {
 
     /// Puts back pages that were not given up, each with whether it was used meanwhile; those that
     /// were not used could not leave for another reason, such as a failed write to swap.
-    pub fn put_back(&self, pages: &[(u32, bool)]) {
+    pub fn put_back(&self, pages: impl Iterator<Item = (u32, bool)>) {
         match self {
             Self::Generations(order) => {
                 let mut order = Stretches::new(order);
-                pages.iter().for_each(|&(page, used)| order.get().put_back(page, used));
+                pages.for_each(|(page, used)| order.get().put_back(page, used));
             }
             Self::Lists(order) => {
                 let mut order = Stretches::new(order);
-                pages.iter().for_each(|&(page, used)| order.get().put_back(page, used));
+                pages.for_each(|(page, used)| order.get().put_back(page, used));
             }
         }
     }
@@ -183,6 +201,7 @@ impl Order {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::ops::Range;
 
     /// A guest whose state the test sets.
@@ -193,12 +212,17 @@ pub(crate) mod tests {
         pub new: bool,
         pub time: u64,
         pub calls: u64,
+        pub progress: Cell<u64>,
+        /// No page comes in.
+        pub still: bool,
     }
 
     impl Memory {
         pub fn all_here(pages: u32) -> Self {
             let (here, accessed) = (vec![true; pages as usize], vec![false; pages as usize]);
-            Self { here, accessed, always_used: false, new: false, time: 0, calls: 0 }
+            let (progress, still) = (Cell::new(0), false);
+            let (always_used, new) = (false, false);
+            Self { here, accessed, always_used, new, time: 0, calls: 0, progress, still }
         }
 
         /// Returns when a page is old enough, if it is new.
@@ -234,9 +258,42 @@ pub(crate) mod tests {
             }
         }
 
+        fn progress(&self) -> u64 {
+            // As if enough pages came in before each walk.
+            let more = if self.still { 0 } else { u64::from(self.pages()) };
+            self.progress.set(self.progress.get() + more);
+            self.progress.get()
+        }
+
         fn now(&self) -> u64 {
             self.time
         }
+    }
+
+    #[test]
+    fn a_search_among_pages_in_use_looks_at_no_more_of_a_larger_guest() {
+        let looks = Looks { window: 512, around: false, frequency: false };
+        let costs = |pages: u32| {
+            let generations = Order::generations(Generations::new(pages, looks, 0));
+            [generations, Order::lists(Lists::new(pages))].map(|order| {
+                order.put_back((0..pages).map(|page| (page, true)));
+                let mut memory = Memory::all_here(pages);
+                (memory.always_used, memory.still) = (true, true);
+                let searches = (0..6).map(|_| {
+                    work::steps(|| {
+                        let found = order.victims(8, &mut memory);
+                        assert!(found.walks == 0 && found.kept <= LOOKS + 8);
+                        order.put_back(found.pages.into_iter().map(|page| (page, true)));
+                    })
+                });
+                searches.max().unwrap()
+            })
+        };
+        let (small, large) = (costs(1 << 15), costs(1 << 18));
+        assert!(
+            large.iter().zip(small).all(|(large, small)| *large <= small),
+            "{small:?} {large:?}"
+        );
     }
 
     /// A guest whose accessed bits may be tested only while the order is not locked.
@@ -261,6 +318,10 @@ pub(crate) mod tests {
         fn young(&mut self, look: Look, first: u32, count: u32, young: &mut [u64]) {
             assert!(self.order.try_lock().is_some(), "{look:?} at {first}");
             self.memory.young(look, first, count, young);
+        }
+
+        fn progress(&self) -> u64 {
+            self.memory.progress()
         }
 
         fn now(&self) -> u64 {

@@ -1,13 +1,14 @@
 //! Memory of one guest, part of which is in swap: the [`Backing`] for the guest's faults.
 
 use crate::arrivals::Arrivals;
+use crate::bits::Bits;
 use crate::order::{Generations, Lists, Looks, Order};
 use crate::page::{Claim, NUMBERS, Place, Word};
 use crate::pool::{Pool, PoolError, Ram};
+use crate::slots::Owner;
 use crate::stats::Counters;
 use crate::swap::Swap;
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use slat::{Access, Memory, Skip};
 use slat_guest::{Backing, Hva, HvaRange, NoPage, Page};
@@ -97,6 +98,8 @@ impl Config {
 #[derive(Debug)]
 pub struct Paged<'h, M, S> {
     pub(crate) pool: &'h Pool<M, S>,
+    /// The guest, as the slots of swap know it.
+    pub(crate) owner: Owner,
     pub(crate) range: HvaRange,
     pub(crate) config: Config,
     pub(crate) words: Box<[Word]>,
@@ -106,12 +109,15 @@ pub struct Paged<'h, M, S> {
     pub(crate) born: Box<[AtomicU32]>,
     /// For each page, how often it is pinned.
     pub(crate) pins: Box<[AtomicU16]>,
+    /// Number of pages that are pinned.
+    pub(crate) pinned: AtomicU32,
     pub(crate) limit: AtomicU32,
     /// Pages in memory, including those that are being brought in.
     pub(crate) here: AtomicU32,
     pub(crate) quota: AtomicU32,
-    /// Changes only under `turn`.
+    /// Changes only under `protecting`, which is held for no longer than a change takes.
     protected: AtomicU32,
+    protecting: Mutex<()>,
     /// Slots of swap that the guest has, each in a word or held by the thread that gives up its
     /// pages. `charge` never takes it above the quota.
     pub(crate) slots: AtomicU32,
@@ -122,8 +128,6 @@ pub struct Paged<'h, M, S> {
     /// Pages given up so far.
     pub(crate) given_up: AtomicU64,
     pub(crate) arrivals: Arrivals,
-    /// The page at which `Pager::spare_slot` begins its next search for a copy of a page in memory.
-    pub(crate) spare: AtomicU32,
     /// Held by the one thread that gives up pages of the guest, or walks, for as long as it does.
     pub(crate) turn: Mutex<Turn>,
     pub(crate) order: Order,
@@ -131,10 +135,29 @@ pub struct Paged<'h, M, S> {
 }
 
 /// State of the thread that gives up pages.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Turn {
     /// No page is old enough to be given up before this time: ticks, in units of 2^20.
     pub none_before: u64,
+    /// Searches since a page was found: how many pages they passed over as too new, and when the
+    /// first of these is old enough.
+    pub held: u64,
+    pub until: u64,
+    /// Pages in memory with a copy in swap, and some whose copy was dropped: a fault drops copies
+    /// without the turn. Pages that arrived and were not noted yet are missing.
+    pub copies: Bits,
+    /// Where the next search of `copies` begins.
+    pub hand: u32,
+    /// A callback unwound during a search or while pages were given up: the order may have lost
+    /// pages that are in memory.
+    pub torn: bool,
+}
+
+impl Turn {
+    fn new(pages: u32) -> Self {
+        let copies = Bits::new(pages);
+        Self { none_before: 0, held: 0, until: u64::MAX, copies, hand: 0, torn: false }
+    }
 }
 
 /// Numbers of a guest's pages by place.
@@ -193,22 +216,24 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         pool.protect(0, config.protected)?;
         Ok(Self {
             pool,
+            owner: pool.slots.join(),
             range: HvaRange { start, bytes },
             config,
             words: (0..pages).map(|_| Word::default()).collect(),
             whole: (0..blocks).map(|_| AtomicU8::new(0)).collect(),
             born: (0..pages).map(|_| AtomicU32::new(0)).collect(),
             pins: (0..pages).map(|_| AtomicU16::new(0)).collect(),
+            pinned: AtomicU32::new(0),
             limit: AtomicU32::new(config.limit),
             here: AtomicU32::new(0),
             quota: AtomicU32::new(config.swap),
             protected: AtomicU32::new(config.protected),
+            protecting: Mutex::new(()),
             slots: AtomicU32::new(0),
             away: AtomicU32::new(0),
             given_up: AtomicU64::new(0),
             arrivals: Arrivals::new(pages),
-            spare: AtomicU32::new(0),
-            turn: Mutex::default(),
+            turn: Mutex::new(Turn::new(pages)),
             order,
             counters: Counters::default(),
         })
@@ -261,7 +286,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
     /// [`PoolError::Protected`]: the pool does not have that many beyond the pages that other
     /// guests keep; nothing was changed.
     pub fn set_protected(&self, pages: u32) -> Result<(), PoolError> {
-        let _turn = self.turn.lock();
+        let _changing = self.protecting.lock();
         self.pool.protect(self.protected(), pages)?;
         self.protected.store(pages, Ordering::Relaxed);
         Ok(())
@@ -297,7 +322,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
     /// ([`Guest::destroy`](slat_guest::Guest::destroy)), and that function's own conditions held.
     pub unsafe fn release(self) {
         _ = self.pool.protect(self.protected(), 0);
-        let mut slots = Vec::new();
+        let mut slots = self.pool.withheld(self.owner);
         for word in &self.words {
             let slot = match word.load() {
                 Place::Here { frame, copy } => {
@@ -308,14 +333,32 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
                 // No page is claimed: a thread that moves one borrows this.
                 Place::Nowhere | Place::Moving => None,
             };
-            slots.extend(slot.inspect(|&slot| self.pool.slots.withhold(slot)));
+            slot.into_iter().for_each(|slot| slots.add(slot));
         }
-        self.pool.wipe(&mut slots);
-        // Older copies of the guest's pages may be in slots that no page has.
-        self.pool.forget_leftovers(|| {
-            #[cfg(feature = "std")]
-            std::thread::yield_now();
-            core::hint::spin_loop();
+        slots.wipe();
+        // Older copies of the guest's pages may be in slots that no page has. No thread of this
+        // guest has one in flight.
+        _ = self.pool.slots.in_flight(self.owner);
+        self.pool.wipe_stale(self.owner);
+        self.pool.slots.leave(self.owner);
+    }
+
+    /// Gives `frame`, which no page has any more, back to the pool.
+    pub(crate) fn give_frame(&self, frame: u32) {
+        self.pool.frames.give(frame);
+        self.here.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Adds the pages that arrived to the order.
+    ///
+    /// *Invariant*: a page in memory with a copy is in `Turn::copies`, or among the arrivals. It
+    /// gets its copy when it comes in, after it was pushed: the taker finds the copy or the claim.
+    pub(crate) fn note(&self, turn: &mut Turn) {
+        self.order.note(&self.arrivals, self.resident(), |page| {
+            let place = self.words[page as usize].load();
+            if matches!(place, Place::Moving | Place::Here { copy: Some(_), .. }) {
+                turn.copies.add(page);
+            }
         });
     }
 
@@ -335,7 +378,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
 
     /// Gives `slot` back to the pool, and takes it off the guest's account.
     pub(crate) fn give_slot(&self, slot: u32) {
-        self.pool.give_slot(slot);
+        self.pool.give_slot(slot, self.owner);
         self.uncharge();
     }
 

@@ -1,20 +1,24 @@
 //! The pager, which brings a guest's pages in for faults, and gives up pages to make room.
 
 mod blocks;
+mod idle;
 mod pin;
 mod reclaim;
+#[cfg(all(test, target_os = "linux", not(loom)))]
+mod tests;
 
+pub use idle::{Generation, Idle};
 pub use pin::PagesPinned;
-pub use reclaim::{Generation, Idle, ReclaimError, Reclaimed};
+pub use reclaim::{ReclaimError, Reclaimed};
 
 use crate::buffer::Buffer;
 use crate::order::{Accessed, Look};
 use crate::page::{Claim, Place};
 use crate::paged::{BORN_SHIFT, Paged, PagedBacking};
 use crate::pool::Ram;
-use crate::slots::RUN;
 use crate::stats::Counters;
 use crate::swap::{Swap, SwapError};
+use crate::undo::Undo;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
@@ -102,8 +106,9 @@ impl fmt::Display for PageError {
 
 impl core::error::Error for PageError {}
 
-/// Number of attempts that give up no page, after which a fault gets no frame.
-const ATTEMPTS: u32 = 100;
+/// Number of attempts that give up no page, after which a fault gets no frame: other threads may be
+/// bringing pages in, which can be given up soon.
+const ATTEMPTS: u32 = 16;
 
 impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     /// Makes a pager that works on `worker`'s seat.
@@ -186,7 +191,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             match word.claim(away) {
                 Ok(place) => return self.fill(page, place, frame, access),
                 // Another thread is bringing it in.
-                Err(_) => self.give(frame),
+                Err(_) => paged.give_frame(frame),
             }
         }
     }
@@ -201,6 +206,10 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     ) -> Result<(), PageError> {
         let (paged, pool) = (self.paged, self.paged.pool);
         let word = &paged.words[page as usize];
+        let undo = Undo::new(|| {
+            word.release(place);
+            paged.give_frame(frame);
+        });
         let bytes = pool.layout.page.bytes();
         let mut copy = None;
         let mut distance = None;
@@ -220,12 +229,11 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             }
         };
         if let Err(error) = result {
-            word.release(place);
-            self.give(frame);
             return Err(PageError::Read { host: paged.host(page, 1).start, error });
         }
         pool.ram.write(pool.hpa(frame), self.content.page(bytes));
         self.arrived(page, distance);
+        undo.done();
         let kept = copy.filter(|_| access != Access::Write && !pool.slots.scarce());
         if copy.is_some() {
             paged.away.fetch_sub(1, Ordering::Release);
@@ -287,9 +295,8 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
                 Ok(Reclaimed { busy: true, .. }) => self.wait(),
                 Ok(_) => made_room = true,
                 Err(why @ (ReclaimError::Nothing | ReclaimError::InUse)) => {
-                    // Other threads may be bringing pages in, which can be given up soon.
                     attempts += 1;
-                    if attempts == ATTEMPTS {
+                    if attempts == ATTEMPTS || paged.all_pinned() {
                         return Err(PageError::NoRoom { why });
                     }
                     self.wait();
@@ -308,11 +315,6 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         let (paged, pool) = (self.paged, self.paged.pool);
         let part = u64::from(paged.config.batch) * u64::from(paged.resident());
         (part / u64::from(pool.total().max(1))).max(1) as u32
-    }
-
-    fn give(&self, frame: u32) {
-        self.paged.pool.frames.give(frame);
-        self.paged.here.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Copies the content of the page at `host` to `to`, from memory or from swap, without bringing
@@ -334,6 +336,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
                 Err(_) => self.wait(),
             }
         };
+        let _claim = Claim { word, place };
         let result = match place {
             Place::Here { frame, .. } => {
                 pool.ram.read(pool.hpa(frame), to);
@@ -348,7 +351,6 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
                 Ok(())
             }
         };
-        word.release(place);
         result.map_err(|error| PageError::Read { host, error })
     }
 
@@ -399,12 +401,16 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     /// on, and the dirty log has them. Skips pages that are only partly in the range, pinned pages
     /// ([`Pager::pin`]), and addresses that are not memory of the guest. Swap has forgotten the
     /// pages when this returns; if it could not, [`Pool::trouble`](crate::Pool::trouble) says why.
+    /// Only if no slot of swap was clean may it have old content of them still, in slots to which
+    /// pages of other guests are about to be written: this does not wait for other guests' disks.
+    /// It waits, by [`Host::wait`], for threads of the same guest that move one of the pages, or
+    /// have a slot with old content.
     pub fn discard(&mut self, host: HvaRange) {
         let (paged, pool) = (self.paged, self.paged.pool);
         let size = pool.layout.page.bytes();
         let start = host.start.max(paged.range.start).0.saturating_add(size - 1) & !(size - 1);
         let end = host.end().min(paged.range.end()).0 & !(size - 1);
-        let mut slots = vec![];
+        let mut slots = pool.withheld(paged.owner);
         let mut any = false;
         for host in (start..end).step_by(size as usize) {
             let Some(page) = paged.number(Hva(host)) else { continue };
@@ -415,29 +421,31 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
                     Err(Place::Nowhere) => break Place::Nowhere,
                     // The thread that has claimed the page may wait for a slot.
                     Err(_) => {
-                        pool.wipe(&mut slots);
+                        slots.wipe();
                         self.wait();
                     }
                 }
             };
+            if place == Place::Nowhere {
+                continue;
+            }
+            let mut claim = Claim { word, place };
             let slot = match place {
                 // A device uses it.
-                Place::Here { .. } if paged.is_pinned(page) => {
-                    word.release(place);
-                    continue;
-                }
+                Place::Here { .. } if paged.is_pinned(page) => continue,
                 Place::Here { frame, copy } => {
                     self.break_block(page);
                     self.worker.evict(&[paged.host(page, 1)], |_| {});
                     self.mark_written(page);
-                    word.release(Place::Nowhere);
-                    self.give(frame);
+                    claim.place = Place::Nowhere;
+                    drop(claim);
+                    paged.give_frame(frame);
                     copy
                 }
                 Place::Away { slot, .. } => {
                     self.mark_written(page);
                     paged.away.fetch_sub(1, Ordering::Release);
-                    word.release(Place::Nowhere);
+                    claim.place = Place::Nowhere;
                     Some(slot)
                 }
                 _ => continue,
@@ -445,20 +453,16 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             any = true;
             if let Some(slot) = slot {
                 // No page may get the slot before its content is wiped.
-                pool.slots.withhold(slot);
                 paged.uncharge();
-                slots.push(slot);
-            }
-            if slots.len() == RUN as usize {
-                pool.wipe(&mut slots);
+                slots.add(slot);
             }
         }
-        pool.wipe(&mut slots);
+        slots.wipe();
         if !any {
             return;
         }
         // Older copies of these pages may be in slots that no page has.
-        pool.forget_leftovers(|| self.wait());
+        pool.forget_leftovers(paged.owner, || self.wait());
     }
 }
 
@@ -482,9 +486,10 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F,
     }
 
     fn is_here(&self, page: u32) -> bool {
-        // `Pager::claim` fails for a page that is being copied or is pinned, and the page is put
-        // back.
-        self.pager.paged.words[page as usize].may_be_here()
+        // `Pager::claim` fails for a page that is being copied, and the page is put back. A page
+        // that is pinned arrives again once it is not.
+        let paged = self.pager.paged;
+        paged.words[page as usize].may_be_here() && !paged.is_pinned(page)
     }
 
     fn new_until(&self, page: u32) -> Option<u64> {
@@ -533,6 +538,13 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F,
             Look::Around => &paged.counters.around,
         };
         part.add(pager.now() - begin);
+    }
+
+    fn progress(&self) -> u64 {
+        let paged = self.pager.paged;
+        let counters = &paged.counters;
+        let came = [&counters.first_touches, &counters.refaults, &paged.given_up];
+        came.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
     }
 
     fn now(&self) -> u64 {

@@ -2,20 +2,19 @@
 
 use crate::frames::Frames;
 use crate::page::NUMBERS;
-use crate::slots::Slots;
+use crate::slots::{Owner, RUN, Slots};
 use crate::swap::{Swap, SwapError};
 use alloc::vec::Vec;
 use core::fmt;
-use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use slat::{Hpa, PageSize};
-use spin::{Mutex, MutexGuard};
+use spin::Mutex;
 
 /// Memory that frames are in.
 ///
 /// Rules: 1. The caller owns the page, or accepts that the guest writes it meanwhile; so
-/// implementations access it word by word, or in another way that allows concurrent writes. 2.
-/// Methods must not unwind, as with [`Swap`].
+/// implementations access it word by word, or in another way that allows concurrent writes. 2. If a
+/// method unwinds, the pager's operation ends as with [`Swap`].
 pub trait Ram: Sync {
     /// Copies the page at `hpa` to `page`.
     fn read(&self, hpa: Hpa, page: &mut [u8]);
@@ -132,8 +131,6 @@ pub struct Pool<M, S> {
     trouble: Mutex<Option<SwapError>>,
     /// Whether that error is a lack of room. Changes only under the lock on `trouble`.
     full: AtomicBool,
-    /// Held by the thread that has swap forget stale slots.
-    wiper: Mutex<()>,
 }
 
 impl<M: Ram, S: Swap> Pool<M, S> {
@@ -177,18 +174,8 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         }
         let frames = Frames::new((bytes >> page.shift()) as u32, order);
         let slots = Slots::new(swap.slots());
-        let (trouble, full, wiper) = (Mutex::new(None), AtomicBool::new(false), Mutex::new(()));
-        Ok(Self {
-            ram,
-            swap,
-            layout,
-            frames,
-            slots,
-            trouble,
-            full,
-            wiper,
-            protected: AtomicU32::new(0),
-        })
+        let (trouble, full) = (Mutex::new(None), AtomicBool::new(false));
+        Ok(Self { ram, swap, layout, frames, slots, trouble, full, protected: AtomicU32::new(0) })
     }
 
     /// Returns the number of frames, which bounds the pages in memory of all guests together.
@@ -252,63 +239,63 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         }
     }
 
-    /// Gives `slot` back. Its content is forgotten or overwritten later.
-    pub(crate) fn give_slot(&self, slot: u32) {
-        self.slots.give(slot);
+    /// Gives `slot` of `owner` back. Its content is forgotten or overwritten later.
+    pub(crate) fn give_slot(&self, slot: u32, owner: Owner) {
+        self.slots.give(slot, owner);
         self.room_was_made();
     }
 
-    /// Has swap forget the content of these withheld slots, and gives them back.
-    pub(crate) fn wipe(&self, withheld: &mut Vec<u32>) {
-        withheld.sort_unstable();
-        let follows = |before: &u32, slot: &u32| before + 1 == *slot;
-        withheld.chunk_by(follows).for_each(|run| self.wipe_run(run[0]..run[0] + run.len() as u32));
-        withheld.clear();
-    }
-
-    fn wipe_run(&self, slots: Range<u32>) {
-        let result = self.swap.forget(slots.clone());
-        self.slots.wiped(slots, result.is_ok());
-        match result {
-            Ok(()) => self.room_was_made(),
-            Err(error) => self.stop(error, self.slots.gives()),
+    /// Gives `slot` back, to which `owner` has written no whole page since it took it.
+    pub(crate) fn return_unwritten(&self, slot: u32, owner: Owner) {
+        if self.slots.return_unwritten(slot, owner) {
+            let mut withheld = self.withheld(owner);
+            withheld.slots.push(slot);
+            // This makes no room: the slot was free before.
+            withheld.wipe_runs(|result| {
+                if let Err(error) = result {
+                    self.stop(error, self.slots.gives());
+                }
+            });
         }
     }
 
-    /// Has swap forget what is in slots that no page has, though it may have been there when this
-    /// began: in stale slots, and in slots that were handed out and not written yet. This waits by
-    /// `wait` for threads that wipe stale slots, or are about to write to such a slot; the caller
-    /// has claimed no page and withholds no slot, which these may wait for.
+    /// Withheld slots of `owner`, none yet.
+    pub(crate) const fn withheld(&self, owner: Owner) -> Withheld<'_, M, S> {
+        Withheld { pool: self, owner, slots: Vec::new() }
+    }
+
+    /// Has swap forget what is in slots that no page has, and is content of `owner`, though it may
+    /// have been there when this began: in stale slots; and in slots that threads of `owner` wipe,
+    /// or have taken and not written yet, for which this waits by `wait`. The caller has claimed no
+    /// page and withholds no slot, which those threads may wait for.
     ///
-    /// A slot that was stale may be taken before the wipe reaches it, and returned unwritten behind
-    /// it. So this ends once no such slot has old content; or, if swap cannot forget some, after a
-    /// wipe before and after which none was unwritten, and during which none was returned.
-    pub(crate) fn forget_leftovers(&self, wait: impl Fn()) {
-        let mut slots = self.slots.leftovers();
-        let mut before = self.slots.still_left(&mut slots);
+    /// Where another guest's page is about to be written over the old content, that thread
+    /// overwrites it or has swap forget it, and this does not wait.
+    pub(crate) fn forget_leftovers(&self, owner: Owner, wait: impl Fn()) {
+        let mut slots = self.slots.in_flight(owner);
         loop {
-            self.wipe_stale(&wait);
-            let now = self.slots.still_left(&mut slots);
-            if slots.is_empty() || !before.0 && now == before {
+            // Behind the look at slots in flight: what was given back unwritten is stale now.
+            self.wipe_stale(owner);
+            if slots.is_empty() {
                 return;
             }
-            before = now;
-            wait();
-        }
-    }
-
-    fn wipe_stale(&self, wait: &impl Fn()) {
-        loop {
-            match self.wiper() {
-                Some(wiper) => return wiper.wipe(),
-                None => wait(),
+            self.slots.still_in_flight(owner, &mut slots);
+            if !slots.is_empty() {
+                wait();
             }
         }
     }
 
-    /// Takes the right to wipe stale slots; `None` if another thread has it.
-    pub(crate) fn wiper(&self) -> Option<Wiper<'_, M, S>> {
-        self.wiper.try_lock().map(|held| Wiper { pool: self, _held: held })
+    /// Has swap forget the slots of `owner` that are stale when this begins.
+    pub(crate) fn wipe_stale(&self, owner: Owner) {
+        let mut left = self.slots.stale(owner);
+        let mut withheld = self.withheld(owner);
+        while left > 0 {
+            let some = left.min(RUN);
+            left -= some;
+            self.slots.withhold_stale(owner, some, &mut withheld.slots);
+            withheld.wipe();
+        }
     }
 
     pub(crate) const fn hpa(&self, frame: u32) -> Hpa {
@@ -316,20 +303,54 @@ impl<M: Ram, S: Swap> Pool<M, S> {
     }
 }
 
-/// The right to have swap forget the content of stale slots, which one thread has at a time.
-pub(crate) struct Wiper<'p, M, S> {
+/// Slots that are handed out to no page until swap has forgotten their content. If swap unwinds,
+/// they are stale.
+pub(crate) struct Withheld<'p, M: Ram, S: Swap> {
     pool: &'p Pool<M, S>,
-    _held: MutexGuard<'p, ()>,
+    owner: Owner,
+    slots: Vec<u32>,
 }
 
-impl<M: Ram, S: Swap> Wiper<'_, M, S> {
-    /// Wipes all stale slots. Each slot that was stale when this began is then forgotten, was
-    /// handed out meanwhile, or could not be forgotten ([`Pool::trouble`]).
-    pub fn wipe(self) {
-        let mut from = 0;
-        while let Some(run) = self.pool.slots.withhold_stale(from) {
-            from = run.end;
-            self.pool.wipe_run(run);
+impl<M: Ram, S: Swap> Withheld<'_, M, S> {
+    /// Withholds `slot`, which a page had. Wipes all once there are [`RUN`] of them.
+    pub fn add(&mut self, slot: u32) {
+        self.pool.slots.withhold(slot, self.owner);
+        self.slots.push(slot);
+        if self.slots.len() == RUN as usize {
+            self.wipe();
+        }
+    }
+
+    /// Has swap forget the content of the slots, and gives them back.
+    pub fn wipe(&mut self) {
+        let pool = self.pool;
+        self.wipe_runs(|result| {
+            pool.slots.made_room();
+            match result {
+                Ok(()) => pool.room_was_made(),
+                Err(error) => pool.stop(error, pool.slots.gives()),
+            }
+        });
+    }
+
+    fn wipe_runs(&mut self, wiped: impl Fn(Result<(), SwapError>)) {
+        self.slots.sort_unstable();
+        while let Some(&last) = self.slots.last() {
+            let before = self.slots.windows(2).rev().take_while(|pair| pair[0] + 1 == pair[1]);
+            let len = (before.count() + 1).min(RUN as usize);
+            let run = last + 1 - len as u32..last + 1;
+            let result = self.pool.swap.forget(run.clone());
+            self.slots.truncate(self.slots.len() - len);
+            self.pool.slots.wiped(run, self.owner, result.is_ok());
+            wiped(result);
+        }
+    }
+}
+
+impl<M: Ram, S: Swap> Drop for Withheld<'_, M, S> {
+    fn drop(&mut self) {
+        for slot in self.slots.drain(..) {
+            self.pool.slots.wiped(slot..slot + 1, self.owner, false);
         }
     }
 }

@@ -6,8 +6,9 @@ use core::ops::Range;
 /// Storage for pages: a file, a device, or memory of another host.
 ///
 /// Rules: 1. The pager calls it from any number of threads, but writes no slot while another thread
-/// reads or writes that slot. 2. Methods must not unwind: the guest would lose the page that is
-/// being moved.
+/// reads or writes that slot. 2. If a method unwinds, so does the pager's operation that called it;
+/// the pages that it was about to move stay where they were, and the slots that it was to forget
+/// are forgotten or overwritten later.
 pub trait Swap: Sync {
     /// Returns the number of pages that it has room for.
     fn slots(&self) -> u32;

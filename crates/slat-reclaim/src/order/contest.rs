@@ -39,7 +39,7 @@ fn refaults(order: &Order, pages: u32, memory: usize, uses: &[u32]) -> u64 {
             guest.here[index] = true;
             here += 1;
             arrivals.push(page, distance);
-            order.note(&arrivals, here as u32);
+            order.note(&arrivals, here as u32, |_| ());
         }
         guest.accessed[index] = true;
     }

@@ -16,7 +16,8 @@
 
 use super::heat::{Coldest, Heat};
 use super::queue::{Links, Queue};
-use super::{Accessed, Look, Looks, STRETCH, Stretches, Victims};
+use super::{Accessed, LOOKS, Look, Looks, STRETCH, Stretches, Victims};
+use crate::work;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -27,6 +28,9 @@ use alloc::vec::Vec;
 const KEPT: usize = 4;
 /// Pages that are tested together.
 const AROUND: u32 = 64;
+/// Pages that a walk of a search reads for each page that came in or was given up, so that a search
+/// that is repeated in vain does not walk again.
+const LOOKED_AT: u32 = 64;
 /// Idle times, in walks, that histograms distinguish.
 pub(crate) const IDLE: usize = 32;
 
@@ -50,6 +54,8 @@ pub(crate) struct Generations {
     /// counts all longer idle times.
     woken: [u64; IDLE],
     walks: u64,
+    /// The part of [`Accessed::progress`] that walks of searches have used up.
+    spent: u64,
     young: Vec<u64>,
     /// How often pages were used, if [`Looks::frequency`] is set.
     heat: Option<Box<Heat>>,
@@ -94,6 +100,7 @@ impl Generations {
             renumbered: 0,
             woken: [0; IDLE],
             walks: 0,
+            spent: 0,
             young: Vec::new(),
             heat: looks.frequency.then(|| Box::new(Heat::new(pages))),
         }
@@ -135,6 +142,32 @@ impl Generations {
         self.enqueue(page, if used { self.youngest() } else { self.of[page as usize] });
     }
 
+    /// Returns whether a search may walk: enough pages came in or were given up since searches
+    /// walked. What is saved up is enough for two walks.
+    fn affords_walk(&mut self, guest: &impl Accessed) -> bool {
+        let (price, progress) = (u64::from(guest.pages() / LOOKED_AT).max(1), guest.progress());
+        let spent = self.spent.max(progress.saturating_sub(2 * price));
+        let affords = progress.saturating_sub(spent) >= price;
+        if affords {
+            self.spent = spent + price;
+        }
+        affords
+    }
+
+    /// Walks if the search may, and returns whether it did.
+    fn walk_for(
+        order: &mut Stretches<'_, Self>,
+        guest: &mut impl Accessed,
+        found: &mut Victims,
+    ) -> bool {
+        let walks = found.walks < 2 && order.get().affords_walk(guest);
+        if walks {
+            found.walks += 1;
+            Self::walk(order, guest);
+        }
+        walks
+    }
+
     /// Walks over all memory, and puts the pages that were used into a new generation.
     pub fn walk(order: &mut Stretches<'_, Self>, guest: &mut impl Accessed) {
         let now = guest.now();
@@ -172,6 +205,7 @@ impl Generations {
             let youngest = this.youngest();
             let Some(heat) = &mut this.heat else { return };
             for page in first..guest.pages().min(first + STRETCH) {
+                work::step();
                 let age = youngest.saturating_sub(this.of[page as usize]);
                 heat.look(page, age, guest.is_here(page));
             }
@@ -222,8 +256,7 @@ impl Generations {
         let this = order.get();
         this.search = this.search.wrapping_add(1);
         if order.get().heat.as_ref().is_some_and(|heat| heat.is_stale()) {
-            found.walks += 1;
-            Self::walk(order, guest);
+            Self::walk_for(order, guest, &mut found);
         }
         Self::coldest(order, want, guest, &mut found);
         if !found.pages.is_empty() {
@@ -231,7 +264,16 @@ impl Generations {
         }
         // The search ends even if all pages are in use or new: it puts them into the youngest
         // generation, and more than two walks pass before that one is the oldest.
+        let patience = LOOKS + want as u64;
         while found.pages.len() < want {
+            if found.held + found.kept >= patience {
+                found.cut = true;
+                if found.pages.is_empty() {
+                    Self::take_regardless(order, want, guest, &mut found);
+                }
+                break;
+            }
+            work::step();
             let this = order.get();
             let Some(first) = this.queues.front_mut() else { break };
             let Some(page) = this.links.pop(&mut first.pages) else {
@@ -240,9 +282,8 @@ impl Generations {
                     this.oldest += 1;
                 } else if this.queues.iter().all(|queue| queue.pages.is_empty()) {
                     break;
-                } else if found.walks < 2 {
-                    found.walks += 1;
-                    Self::walk(order, guest);
+                } else if Self::walk_for(order, guest, &mut found) {
+                    continue;
                 } else if found.pages.is_empty() {
                     Self::take_regardless(order, want, guest, &mut found);
                     break;
@@ -288,7 +329,8 @@ impl Generations {
         guest: &mut impl Accessed,
         found: &mut Victims,
     ) {
-        while found.pages.len() < want {
+        let patience = LOOKS + want as u64;
+        while found.pages.len() < want && found.held + found.kept < patience {
             let Some(heat) = order.get().heat.as_mut().filter(|heat| heat.leads()) else { return };
             match heat.coldest(STRETCH) {
                 Coldest::Page(page) if heat.is_counted(page) || !guest.is_here(page) => {}
@@ -303,27 +345,35 @@ impl Generations {
                     }
                 }
                 Coldest::Later => order.pause(),
-                Coldest::None if found.walks < 2 && found.pages.is_empty() => {
-                    found.walks += 1;
-                    Self::walk(order, guest);
+                Coldest::None => {
+                    if !found.pages.is_empty() || !Self::walk_for(order, guest, found) {
+                        return;
+                    }
                 }
-                Coldest::None => return,
             }
         }
     }
 
-    /// Gives up the pages that were used longest ago although all pages are in use.
+    /// Gives up the pages that were used longest ago although all pages are in use, as two walks
+    /// have just found. If the search could not afford them, first tests some pages.
     fn take_regardless(
         order: &mut Stretches<'_, Self>,
         want: usize,
-        guest: &impl Accessed,
+        guest: &mut impl Accessed,
         found: &mut Victims,
     ) {
+        let mut tests = if found.walks < 2 && !found.cut { 2 * want as u64 } else { 0 };
+        let patience = found.held + LOOKS;
         for place in 0..order.get().queues.len() {
             for _ in 0..order.get().queues[place].pages.len() {
                 if found.pages.len() == want {
                     return;
                 }
+                if found.held >= patience {
+                    found.cut = true;
+                    return;
+                }
+                work::step();
                 let this = order.get();
                 let Some(page) = this.links.pop(&mut this.queues[place].pages) else { break };
                 if !guest.is_here(page) {
@@ -335,8 +385,14 @@ impl Generations {
                 } else if let Some(until) = guest.new_until(page) {
                     found.hold(until);
                     this.enqueue(page, number);
+                } else if tests > 0 && of < this.youngest() && {
+                    tests -= 1;
+                    Self::was_used(order, page, guest)
+                } {
+                    found.kept += 1;
+                    order.get().put_back(page, true);
                 } else {
-                    this.gives_up(page, found);
+                    order.get().gives_up(page, found);
                 }
             }
         }

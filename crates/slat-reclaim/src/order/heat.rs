@@ -264,6 +264,7 @@ impl Heat {
             if self.hand == self.places() {
                 return Coldest::None;
             }
+            crate::work::step();
             let page = self.page_at(self.hand);
             self.hand += 1;
             if page as usize >= self.of.len() {

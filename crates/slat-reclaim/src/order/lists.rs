@@ -8,7 +8,8 @@
 //! only marked with its new list, and moves there when its turn comes.
 
 use super::queue::{Links, Queue};
-use super::{Accessed, Stretches, Victims};
+use super::{Accessed, LOOKS, Stretches, Victims};
+use crate::work;
 use alloc::boxed::Box;
 use alloc::vec;
 
@@ -63,8 +64,9 @@ impl Lists {
         guest: &mut impl Accessed,
     ) -> Victims {
         let mut found = Victims::default();
-        let mut patience = 2 * u64::from(guest.pages()) + want as u64;
+        let mut patience = (2 * u64::from(guest.pages())).min(LOOKS) + want as u64;
         while found.pages.len() < want {
+            work::step();
             let mut this = order.get();
             while this.inactive.len() < this.active.len() {
                 let Some(page) = this.links.pop(&mut this.active) else { break };
@@ -87,6 +89,7 @@ impl Lists {
                 found.hold(until);
                 this.enqueue(page, List::Inactive);
                 if patience == 0 {
+                    found.cut = true;
                     break;
                 }
                 patience -= 1;

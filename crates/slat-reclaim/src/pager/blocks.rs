@@ -7,6 +7,7 @@ use crate::page::{Place, claim_untouched};
 use crate::paged::PagedBacking;
 use crate::pool::Ram;
 use crate::stats::Counters;
+use crate::undo::Undo;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use slat::Format;
@@ -35,17 +36,20 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             paged.here.fetch_sub(pages, Ordering::AcqRel);
             return false;
         };
+        let give = Undo::new(|| (frame..frame + pages).for_each(|frame| paged.give_frame(frame)));
         if !claim_untouched(words) {
-            (frame..frame + pages).for_each(|frame| self.give(frame));
             return false;
         }
+        let release = Undo::new(|| words.iter().for_each(|word| word.release(Place::Nowhere)));
         let zeroes = self.content.page(pool.layout.page.bytes());
         zeroes.fill(0);
         (frame..frame + pages).for_each(|frame| pool.ram.write(pool.hpa(frame), zeroes));
+        (first..first + pages).for_each(|page| self.arrived(page, None));
+        release.done();
+        give.done();
         // Stored before a fault can find a page of the block.
         paged.whole[block].store(1, Ordering::Release);
         for (index, word) in words.iter().enumerate() {
-            self.arrived(first + index as u32, None);
             word.release(Place::Here { frame: frame + index as u32, copy: None });
         }
         Counters::add(&paged.counters.huge, 1);
@@ -112,18 +116,25 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             true => pool.frames.take_block(),
             false => None,
         };
-        let Some(new) = new else {
-            for (word, (frame, copy)) in words.iter().zip(old) {
+        let release = Undo::new(|| {
+            for (word, &(frame, copy)) in words.iter().zip(&old) {
                 word.release(Place::Here { frame, copy });
             }
-            return false;
-        };
+        });
+        let Some(new) = new else { return false };
+        let give = Undo::new(|| {
+            if !in_place {
+                (new..new + pages).for_each(|frame| pool.frames.give(frame));
+            }
+        });
         self.alone(|worker| worker.evict(&[paged.host(first, pages)], |_| {}));
         let content = self.content.page(pool.layout.page.bytes());
         for (index, (frame, _)) in old.iter().enumerate().filter(|_| !in_place) {
             pool.ram.read(pool.hpa(*frame), content);
             pool.ram.write(pool.hpa(new + index as u32), content);
         }
+        release.done();
+        give.done();
         paged.whole[block as usize].store(1, Ordering::Release);
         for ((index, word), (frame, copy)) in words.iter().enumerate().zip(old) {
             // One leaf lets the guest write all pages of the block, so the copies in swap are

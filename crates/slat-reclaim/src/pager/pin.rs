@@ -4,9 +4,13 @@
 //! *Invariant*: a page that is pinned does not leave its frame. Only a thread that has claimed the
 //! page adds a pin, or acts on the count; and a thread claims a page before it gives it up, moves
 //! it or discards it.
+//!
+//! The order of pages drops a page that is pinned when its turn comes, so that no search passes over
+//! it twice. A page that is not pinned any more arrives again: the count changes, then the page is
+//! pushed, as `arrivals` requires.
 
 use super::{PageError, Pager};
-use crate::page::Place;
+use crate::page::{Claim, Place};
 use crate::paged::{Paged, PagedBacking};
 use crate::pool::Ram;
 use crate::swap::Swap;
@@ -44,10 +48,11 @@ impl<M: Ram, S: Swap> fmt::Debug for PagesPinned<'_, M, S> {
 
 impl<M: Ram, S: Swap> Drop for PagesPinned<'_, M, S> {
     fn drop(&mut self) {
-        // Other threads may see this late: a page that still counts as pinned stays in memory
-        // longer.
         for page in self.first..self.first + self.memory.len() as u32 {
-            self.paged.pins[page as usize].fetch_sub(1, Ordering::Release);
+            if self.paged.pins[page as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
+                self.paged.pinned.fetch_sub(1, Ordering::Relaxed);
+                self.paged.arrivals.push(page, Some(0));
+            }
         }
     }
 }
@@ -63,8 +68,8 @@ impl<'w, F: Format, H: Host, B: PagedBacking> Pager<'_, 'w, F, H, B> {
     /// [`Worker::device_used`]: slat_guest::Worker::device_used
     ///
     /// # Errors
-    /// [`PageError`]; nothing is pinned. [`PageError::NotPinned`] if the guest has no memslot
-    /// there, or a page is pinned 65,535 times already.
+    /// [`PageError`]; nothing is pinned. [`PageError::NotPinned`] if a page is in no memslot of the
+    /// guest, or is pinned 65,535 times already.
     pub fn pin(&mut self, host: HvaRange) -> Result<PagesPinned<'w, B::Ram, B::Swap>, PageError> {
         let paged = self.paged;
         let size = paged.pool.layout.page.bytes();
@@ -73,12 +78,19 @@ impl<'w, F: Format, H: Host, B: PagedBacking> Pager<'_, 'w, F, H, B> {
             return outside;
         }
         let Some(first) = paged.number(host.start) else { return outside };
+        let pages = first..first + (host.bytes / size) as u32;
+        for page in pages.clone() {
+            let page = paged.host(page, 1);
+            if self.worker.guest_ranges(page).is_empty() {
+                return Err(PageError::NotPinned(PinError::NoMemslot { at: page.start }));
+            }
+        }
         let mut tables = Vec::new();
         for range in self.worker.guest_ranges(host) {
             tables.push(self.worker.pin(range).map_err(PageError::NotPinned)?);
         }
         let mut pinned = PagesPinned { paged, first, memory: Vec::new(), _tables: tables };
-        for page in first..first + (host.bytes / size) as u32 {
+        for page in pages {
             let hpa = self.pin_page(page)?;
             pinned.memory.push(hpa);
         }
@@ -99,8 +111,14 @@ impl<'w, F: Format, H: Host, B: PagedBacking> Pager<'_, 'w, F, H, B> {
             let more = |pins: u16| pins.checked_add(1);
             let pins = &paged.pins[page as usize];
             let added = pins.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
+            if added == Ok(0) {
+                paged.pinned.fetch_add(1, Ordering::Relaxed);
+            }
             // A device may write the page, which makes swap's copy stale.
-            word.release(Place::Here { frame, copy: copy.filter(|_| added.is_err()) });
+            drop(Claim {
+                word,
+                place: Place::Here { frame, copy: copy.filter(|_| added.is_err()) },
+            });
             added.map_err(|_| PageError::NotPinned(PinError::TooOften))?;
             copy.into_iter().for_each(|slot| paged.give_slot(slot));
             return Ok(paged.pool.hpa(frame));
@@ -109,8 +127,14 @@ impl<'w, F: Format, H: Host, B: PagedBacking> Pager<'_, 'w, F, H, B> {
 }
 
 impl<M: Ram, S: Swap> Paged<'_, M, S> {
-    /// Returns whether the page, which the caller has claimed, is pinned to its frame.
+    /// Returns whether the page is pinned to its frame. While the caller has claimed the page, it is
+    /// not pinned anew.
     pub(crate) fn is_pinned(&self, page: u32) -> bool {
         self.pins[page as usize].load(Ordering::Acquire) != 0
+    }
+
+    /// Returns whether all pages in memory are pinned.
+    pub(crate) fn all_pinned(&self) -> bool {
+        self.pinned.load(Ordering::Relaxed) >= self.resident()
     }
 }

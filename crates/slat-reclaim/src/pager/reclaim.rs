@@ -1,13 +1,15 @@
 //! Reclaim: the choice of pages to give up, their unmap, and their write to swap.
 
 use super::{Eyes, Pager, ranges};
-use crate::order::{Generations, Order, Stretches, Victims};
+use crate::order::{Accessed, Generations, LOOKS, Order, Stretches, Victims};
 use crate::page::Place;
-use crate::paged::{BORN_SHIFT, Paged, PagedBacking};
+use crate::paged::{BORN_SHIFT, Paged, PagedBacking, Turn};
 use crate::pool::Ram;
 use crate::slots::Taken;
 use crate::stats::Counters;
 use crate::swap::{Swap, SwapError};
+use crate::undo::Undo;
+use crate::work;
 use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::Ordering;
@@ -53,6 +55,9 @@ pub enum ReclaimError {
     },
     /// All pages that were next were used meanwhile, or were moved by other threads.
     InUse,
+    /// All free slots of swap hold old content of other guests, which swap is forgetting for them:
+    /// one is free soon.
+    Wiping,
 }
 
 impl fmt::Display for ReclaimError {
@@ -75,6 +80,10 @@ impl fmt::Display for ReclaimError {
             ),
             Self::Nothing => f.write_str("the guest has no page in memory that could be given up"),
             Self::InUse => f.write_str("all pages were used while they were about to be given up"),
+            Self::Wiping => f.write_str(
+                "swap is forgetting what is in its free slots; have the guest wait, or give swap \
+                 more slots",
+            ),
         }
     }
 }
@@ -82,6 +91,7 @@ impl fmt::Display for ReclaimError {
 impl core::error::Error for ReclaimError {}
 
 /// A claimed page, and the slot of swap that it will go to.
+#[derive(Clone, Copy)]
 struct Claimed {
     page: u32,
     frame: u32,
@@ -129,20 +139,69 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         {
             return Err(why);
         }
-        paged.order.note(&paged.arrivals, paged.resident());
-        let victims = paged.order.victims(want as usize, &mut Eyes::new(self));
-        if let (true, Some(until)) = (victims.pages.is_empty(), victims.until) {
-            turn.none_before = until;
+        if turn.torn {
+            // The order takes pages that it has already as they are.
+            let all = (0..paged.words.len() as u32).map(|page| (page, false));
+            paged.order.put_back(all);
         }
-        let result = self.give_up(victims);
+        turn.torn = true;
+        paged.note(&mut turn);
+        let mut result = None;
+        if paged.pool.trouble().is_none() {
+            let victims = paged.order.victims(want as usize, &mut Eyes::new(self));
+            if victims.pages.is_empty() {
+                turn.hold(&victims, paged.resident());
+            } else {
+                (turn.held, turn.until) = (0, u64::MAX);
+            }
+            result = Some(self.give_up(victims, &mut turn));
+        }
+        // A page with a copy leaves though swap takes none.
+        let result = match result {
+            Some(result @ Ok(_)) => result,
+            result => match (paged.pool.trouble(), result) {
+                (None, Some(result)) => result,
+                (None, None) => Err(ReclaimError::InUse),
+                (Some(error), result) => {
+                    let victims = self.copied(want as usize, &mut turn);
+                    let why = || result.unwrap_or(Err(ReclaimError::Swap(error)));
+                    match victims.pages.is_empty() {
+                        true => why(),
+                        false => self.give_up(victims, &mut turn),
+                    }
+                }
+            },
+        };
         paged.counters.reclaim.add(self.now() - begin);
+        turn.torn = false;
         drop(turn);
-        if paged.pool.slots.stale() >= STALE
-            && let Some(wiper) = paged.pool.wiper()
-        {
-            wiper.wipe();
+        if paged.pool.slots.stale(paged.owner) >= STALE {
+            paged.pool.wipe_stale(paged.owner);
         }
         result
+    }
+
+    /// Finds at most `want` pages in memory that have a copy in swap; idle ones if there are some.
+    fn copied(&mut self, want: usize, turn: &mut Turn) -> Victims {
+        let paged = self.paged;
+        let (mut found, mut used) = (Victims::default(), Vec::new());
+        let mut eyes = Eyes::new(self);
+        turn.find_copy(LOOKS + want as u64, paged, |page| {
+            if let Some(until) = eyes.new_until(page) {
+                found.hold(until);
+            } else if eyes.was_used(page) {
+                used.push(page);
+            } else {
+                found.pages.push(page);
+            }
+            (found.pages.len() + used.len() == want).then_some(())
+        });
+        if found.pages.is_empty() {
+            found.pages = used;
+        } else {
+            found.kept = used.len() as u64;
+        }
+        found
     }
 
     /// Walks over all memory: the pages used since the last walk form a new generation. It is for
@@ -150,9 +209,9 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     /// false if another thread is reclaiming or walking, or if the policy has no walks.
     pub fn walk(&mut self) -> bool {
         let paged = self.paged;
-        let Some(turn) = paged.turn.try_lock() else { return false };
+        let Some(mut turn) = paged.turn.try_lock() else { return false };
         let Order::Generations(generations) = &paged.order else { return false };
-        paged.order.note(&paged.arrivals, paged.resident());
+        paged.note(&mut turn);
         Generations::walk(&mut Stretches::new(generations), &mut Eyes::new(self));
         if paged.config.huge {
             let hot = self.hot_blocks(generations);
@@ -172,7 +231,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         pool.trouble().map(ReclaimError::Swap).or_else(quota).or_else(full)
     }
 
-    fn give_up(&mut self, victims: Victims) -> Result<Reclaimed, ReclaimError> {
+    fn give_up(&mut self, victims: Victims, turn: &mut Turn) -> Result<Reclaimed, ReclaimError> {
         let (paged, counters) = (self.paged, &self.paged.counters);
         Counters::add(&counters.kept, victims.kept);
         Counters::add(&counters.held, victims.held);
@@ -185,99 +244,96 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         }
         pages.sort_unstable();
         let mut given_up = 0;
-        let mut stays = Stays::default();
+        let mut why = None;
         // Faults on a page wait while it is claimed.
         for pages in pages.chunks(paged.config.batch.max(1) as usize) {
-            let mut claimed = self.claim(pages, &mut stays);
-            self.unmap(&mut claimed);
-            let (used, idle): (Vec<_>, Vec<_>) = claimed.into_iter().partition(|page| page.used);
-            Counters::add(&counters.rescued, used.len() as u64);
-            used.iter().for_each(|page| self.keep(page, &mut stays));
-            let mut sent = 0;
-            for page in &idle {
-                match self.send_away(page) {
-                    Ok(()) => {
-                        let since = paged.given_up.fetch_add(1, Ordering::Relaxed) as u32;
-                        let away = Place::Away { slot: page.slot, since };
-                        paged.words[page.page as usize].release(away);
-                        self.give(page.frame);
-                        sent += 1;
-                    }
+            let mut leaving = Leaving {
+                paged,
+                claimed: Vec::with_capacity(pages.len()),
+                stays: Vec::new(),
+                sent: 0,
+            };
+            why = self.claim(pages, &mut leaving, turn).or(why);
+            self.unmap(&mut leaving.claimed);
+            // The last is next: pages that were used are released first, then pages leave in their
+            // order.
+            leaving.claimed.reverse();
+            leaving.claimed.sort_by_key(|page| page.used);
+            while let Some(&page) = leaving.claimed.last() {
+                if page.used {
+                    Counters::add(&counters.rescued, 1);
+                    leaving.keep();
+                    continue;
+                }
+                match self.send_away(&page) {
+                    Ok(()) => leaving.send(),
                     Err(error) => {
-                        stays.why = Some(ReclaimError::Swap(error));
-                        self.keep(page, &mut stays);
+                        why = Some(ReclaimError::Swap(error));
+                        leaving.keep();
                     }
                 }
             }
-            // Pages of this batch that came back already were subtracted before this addition; that
-            // does no harm, as only the thread that has the turn reads the counter.
-            paged.away.fetch_add(sent, Ordering::Relaxed);
-            Counters::add(&counters.given_up, sent.into());
-            given_up += sent;
-            paged.order.put_back(&stays.pages);
-            stays.pages.clear();
+            Counters::add(&counters.given_up, leaving.sent.into());
+            given_up += leaving.sent;
+            paged.order.put_back(leaving.stays.drain(..));
         }
-        match (given_up, stays.why) {
+        match (given_up, why) {
             (0, why) => Err(why.unwrap_or(ReclaimError::InUse)),
             (pages, _) => Ok(Reclaimed { pages, busy: false }),
         }
     }
 
-    /// Keeps a claimed page in memory, and releases it.
-    fn keep(&self, page: &Claimed, stays: &mut Stays) {
-        stays.pages.push((page.page, page.used));
-        let here = Place::Here { frame: page.frame, copy: page.copy };
-        self.paged.words[page.page as usize].release(here);
-        if page.copy.is_none() {
-            self.paged.pool.slots.return_unwritten(page.slot);
-            self.paged.uncharge();
-        }
-    }
-
     /// Claims those of `pages` that can leave, with a slot of swap for each. Releases a page
-    /// without a slot at once, so that it is not unmapped in vain.
-    fn claim(&mut self, pages: &[u32], stays: &mut Stays) -> Vec<Claimed> {
+    /// without a slot at once, so that it is not unmapped in vain. Returns why a page has no slot.
+    fn claim(
+        &mut self,
+        pages: &[u32],
+        leaving: &mut Leaving<'_, '_, B::Ram, B::Swap>,
+        turn: &mut Turn,
+    ) -> Option<ReclaimError> {
         let paged = self.paged;
-        let mut claimed = Vec::with_capacity(pages.len());
         let mut none = paged.pool.trouble().map(ReclaimError::Swap);
         for &page in pages {
             let word = &paged.words[page as usize];
             if none.is_some() && matches!(word.load(), Place::Here { copy: None, .. }) {
-                stays.pages.push((page, false));
+                leaving.stays.push((page, false));
                 continue;
             }
             let here = |place: &Place| matches!(place, Place::Here { .. });
             let Ok(Place::Here { frame, copy }) = word.claim(here) else {
                 // Another thread has claimed it; or it has left, and will arrive anew.
-                stays.pages.push((page, true));
+                leaving.stays.push((page, true));
                 continue;
             };
+            let release = Undo::new(|| word.release(Place::Here { frame, copy }));
             if paged.is_pinned(page) {
-                word.release(Place::Here { frame, copy });
-                stays.pages.push((page, true));
+                drop(release);
+                leaving.stays.push((page, true));
                 continue;
             }
             let slot = match (copy, none) {
                 (Some(slot), _) => Ok(slot),
                 (None, Some(why)) => Err(why),
-                (None, None) => self.slot(),
+                (None, None) => self.slot(turn),
             };
             match slot {
-                Ok(slot) => claimed.push(Claimed { page, frame, copy, slot, used: false }),
+                Ok(slot) => {
+                    release.done();
+                    leaving.claimed.push(Claimed { page, frame, copy, slot, used: false });
+                }
                 Err(why) => {
                     none = Some(why);
-                    word.release(Place::Here { frame, copy });
-                    stays.pages.push((page, false));
+                    drop(release);
+                    leaving.stays.push((page, false));
                 }
             }
         }
-        stays.why = stays.why.or(none);
-        for page in &claimed {
+        for page in &leaving.claimed {
             if self.break_block(page.page) {
                 Counters::add(&paged.counters.split, 1);
             }
         }
-        claimed
+        none
     }
 
     /// Unmaps the claimed pages from the guest.
@@ -330,137 +386,147 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     }
 
     /// Takes a slot of swap for a page that is to leave, and charges it to the guest.
-    fn slot(&self) -> Result<u32, ReclaimError> {
+    fn slot(&self, turn: &mut Turn) -> Result<u32, ReclaimError> {
         let (paged, pool) = (self.paged, self.paged.pool);
         if !paged.charge() {
-            return self.spare_slot().ok_or(ReclaimError::Quota { slots: paged.quota() });
+            return self.spare_slot(turn).ok_or(ReclaimError::Quota { slots: paged.quota() });
         }
-        loop {
-            match pool.slots.take() {
-                Taken::Slot(slot) => return Ok(slot),
-                // The thread that wipes them waits for no other thread meanwhile, so this wait ends.
-                Taken::Wait => self.wait(),
-                Taken::Full => {
-                    paged.uncharge();
-                    return self.spare_slot().ok_or(ReclaimError::Swap(SwapError::Full));
+        let uncharge = Undo::new(|| paged.uncharge());
+        let why = loop {
+            match pool.slots.take(paged.owner) {
+                Taken::Slot(slot) => {
+                    uncharge.done();
+                    return Ok(slot);
                 }
+                // The thread of this guest that wipes them waits for no other thread meanwhile, so
+                // this wait ends.
+                Taken::Wait => self.wait(),
+                Taken::Wiping => break ReclaimError::Wiping,
+                Taken::Full => break ReclaimError::Swap(SwapError::Full),
             }
-        }
+        };
+        drop(uncharge);
+        self.spare_slot(turn).ok_or(why)
     }
 
     /// Takes the slot of a page that is in memory and has a copy; that page is written again when
     /// it leaves. The slot is already charged to the guest.
-    fn spare_slot(&self) -> Option<u32> {
+    fn spare_slot(&self, turn: &mut Turn) -> Option<u32> {
         let paged = self.paged;
         if !paged.may_have_copies() {
             return None;
         }
-        let (pages, begin) = (paged.words.len() as u32, paged.spare.load(Ordering::Relaxed));
-        (begin..pages).chain(0..begin).find_map(|page| {
+        turn.find_copy(LOOKS, paged, |page| {
             let word = &paged.words[page as usize];
             let place = word.load();
             let Place::Here { frame, copy: Some(slot) } = place else { return None };
-            paged.spare.store(page, Ordering::Relaxed);
             let taken = word.exchange(place, Place::Here { frame, copy: None });
             taken.then(|| {
-                paged.pool.slots.reuse(slot);
+                paged.pool.slots.reuse(slot, paged.owner);
                 slot
             })
         })
     }
 }
 
-/// Pages that do not leave, each with whether it was used; and the reason, if swap takes no page.
-#[derive(Default)]
-struct Stays {
-    pages: Vec<(u32, bool)>,
-    why: Option<ReclaimError>,
-}
-
-/// Numbers of pages by how long they were idle.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Idle {
-    /// Generations, the youngest first.
-    pub generations: Vec<Generation>,
-    /// Number of walks so far.
-    pub walks: u64,
-    /// Number of walks before the first one that `woken` counts.
-    before: u64,
-    /// Pages that walks found used again, by how many walks had found them idle before. The last
-    /// entry counts all longer idle times.
-    pub woken: Vec<u64>,
-}
-
-/// Pages that were last used in one generation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Generation {
-    /// When the generation began, in ticks.
-    pub began: u64,
-    /// Pages of it in memory.
-    pub pages: u64,
-}
-
-impl Idle {
-    /// Returns the cost of taking all pages that were idle for `walks` walks or more: how many such
-    /// pages were used again between two walks, on average. For each idle time, walks with too few
-    /// walks before them to find it do not count.
-    pub fn waking(&self, walks: usize) -> f64 {
-        let woken = self.woken.iter().enumerate().skip(walks);
-        let rate = |(idle, &pages): (usize, &u64)| pages as f64 / self.told(idle).max(1) as f64;
-        woken.map(rate).sum()
-    }
-
-    /// Returns the number of walks that could find a page idle for `idle` walks.
-    fn told(&self, idle: usize) -> u64 {
-        let told = |walks: u64| walks.saturating_sub(idle as u64);
-        told(self.walks) - told(self.before)
-    }
-
-    /// Returns the number of pages that were idle for `walks` walks or more.
-    pub fn pages(&self, walks: usize) -> u64 {
-        self.generations.iter().skip(walks).map(|generation| generation.pages).sum()
-    }
-
-    /// Returns how many pages could be taken from the guest at a cost of at most `refaults`
-    /// refaults between two walks. It takes the shortest idle time whose cost ([`Idle::waking`]) is
-    /// at most `refaults`, and counts the pages that were idle for that time or longer. An idle
-    /// time of N walks is considered only if N walks could find it: after 10 walks, none above 5.
-    pub fn takeable(&self, refaults: f64) -> u64 {
-        let known = |walks: &usize| self.told(*walks) >= *walks as u64;
-        let mut walks = (1..self.generations.len()).take_while(known);
-        let walks = walks.find(|&walks| self.waking(walks) <= refaults);
-        walks.map_or(0, |walks| self.pages(walks))
-    }
-
-    /// Returns the difference from `earlier`, with the current generations, to judge a guest by its
-    /// recent behaviour.
-    #[must_use]
-    pub fn since(&self, earlier: &Self) -> Self {
-        let woken =
-            self.woken.iter().zip(&earlier.woken).map(|(now, then)| now.saturating_sub(*then));
-        Self {
-            generations: self.generations.clone(),
-            walks: self.walks,
-            before: earlier.walks,
-            woken: woken.collect(),
+impl Turn {
+    /// Records a search that found only pages that are too new, as `victims` says. Once all
+    /// `resident` pages were passed over, no search is made before the first is old enough.
+    fn hold(&mut self, victims: &Victims, resident: u32) {
+        self.held += victims.held;
+        self.until = victims.until.map_or(self.until, |until| until.min(self.until));
+        if victims.held > 0 && (!victims.cut || self.held >= resident.into()) {
+            self.none_before = self.until;
+            (self.held, self.until) = (0, u64::MAX);
         }
     }
+
+    /// Calls `take` with pages that are in memory and have a copy in swap, each at most once, until
+    /// it returns a result or `looks` pages were looked at.
+    fn find_copy<M: Ram, S: Swap, R>(
+        &mut self,
+        looks: u64,
+        paged: &Paged<'_, M, S>,
+        mut take: impl FnMut(u32) -> Option<R>,
+    ) -> Option<R> {
+        let (begin, mut again) = (self.hand, false);
+        for _ in 0..looks {
+            work::step();
+            let page = match self.copies.first(self.hand) {
+                Some(page) if !again || page < begin => page,
+                None if !again => {
+                    (self.hand, again) = (0, true);
+                    continue;
+                }
+                _ => return None,
+            };
+            self.hand = page + 1;
+            match paged.words[page as usize].load() {
+                Place::Here { copy: Some(_), .. } => {
+                    let result = take(page);
+                    if result.is_some() {
+                        return result;
+                    }
+                }
+                Place::Moving => {}
+                // Once it has a copy again, it arrives again.
+                _ => _ = self.copies.remove(page),
+            }
+        }
+        None
+    }
 }
 
-impl<M: Ram, S: Swap> Paged<'_, M, S> {
-    /// Returns how long pages were idle, as of the last walk, and gives up no page. `None` if the
-    /// policy has no generations. Waits only for threads that hold the lock on the order, which
-    /// they hold for short stretches.
-    pub fn idle(&self) -> Option<Idle> {
-        let Order::Generations(generations) = &self.order else { return None };
-        let is_here = |page: u32| self.words[page as usize].may_be_here();
-        let census = Generations::census(&mut Stretches::new(generations), is_here);
-        let generation = |(began, pages)| Generation { began, pages };
-        Some(Idle {
-            generations: census.generations.into_iter().map(generation).collect(),
-            walks: census.walks,
-            before: 0,
-            woken: census.woken,
-        })
+/// A batch of pages that leave. If a callback unwinds, those that are still here stay in memory.
+struct Leaving<'p, 'h, M: Ram, S: Swap> {
+    paged: &'p Paged<'h, M, S>,
+    claimed: Vec<Claimed>,
+    /// Pages that do not leave, each with whether it was used.
+    stays: Vec<(u32, bool)>,
+    /// Number of pages that have left.
+    sent: u32,
+}
+
+impl<M: Ram, S: Swap> Leaving<'_, '_, M, S> {
+    /// Keeps the last claimed page in memory, and releases it.
+    fn keep(&mut self) {
+        let Some(page) = self.claimed.pop() else { return };
+        let paged = self.paged;
+        self.stays.push((page.page, page.used));
+        paged.words[page.page as usize].release(Place::Here { frame: page.frame, copy: page.copy });
+        if page.copy.is_none() {
+            paged.uncharge();
+            paged.pool.return_unwritten(page.slot, paged.owner);
+        }
+    }
+
+    /// The last claimed page is in swap.
+    fn send(&mut self) {
+        let Some(page) = self.claimed.pop() else { return };
+        let paged = self.paged;
+        let since = paged.given_up.fetch_add(1, Ordering::Relaxed) as u32;
+        paged.words[page.page as usize].release(Place::Away { slot: page.slot, since });
+        paged.give_frame(page.frame);
+        self.sent += 1;
+    }
+}
+
+impl<M: Ram, S: Swap> Drop for Leaving<'_, '_, M, S> {
+    fn drop(&mut self) {
+        let paged = self.paged;
+        // Pages of this batch that came back already were subtracted before this addition; that
+        // does no harm, as only the thread that has the turn reads the counter.
+        paged.away.fetch_add(self.sent, Ordering::Relaxed);
+        for page in self.claimed.drain(..) {
+            let here = Place::Here { frame: page.frame, copy: page.copy };
+            paged.words[page.page as usize].release(here);
+            if page.copy.is_none() {
+                paged.uncharge();
+                // Swap has unwound, and is not called again.
+                if paged.pool.slots.return_unwritten(page.slot, paged.owner) {
+                    paged.pool.slots.wiped(page.slot..page.slot + 1, paged.owner, false);
+                }
+            }
+        }
     }
 }

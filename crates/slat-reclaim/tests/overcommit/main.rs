@@ -14,6 +14,9 @@ mod elsewhere;
 mod fixture;
 #[cfg(feature = "std")]
 mod forgotten;
+mod hooked;
+mod neighbours;
 mod shares;
 mod storm;
+mod unwinds;
 mod waits;

@@ -1,0 +1,161 @@
+//! Guests on a host, memory and swap that first call a function, which may count, block or unwind.
+
+use crate::fixture::*;
+use slat::format::ept::Ept1G;
+use slat::{
+    BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, PageSize, Platform, Pte, Vmid,
+};
+use slat_guest::*;
+use slat_reclaim::*;
+use slat_sim::Ept;
+use slat_sim::fast::FastMachine;
+use std::ptr::NonNull;
+
+/// A callback of reclaim.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Call {
+    RamRead,
+    RamWrite,
+    SwapWrite,
+    SwapRead,
+    SwapForget,
+    Wait,
+}
+
+pub type Hook<'k> = &'k (dyn Fn(Call) + Sync);
+
+pub struct Hooked<'k, T> {
+    pub inner: T,
+    hook: Hook<'k>,
+}
+
+impl Ram for Hooked<'_, Mem<'_, Ept>> {
+    fn read(&self, hpa: Hpa, page: &mut [u8]) {
+        (self.hook)(Call::RamRead);
+        self.inner.read(hpa, page);
+    }
+
+    fn write(&self, hpa: Hpa, page: &[u8]) {
+        (self.hook)(Call::RamWrite);
+        self.inner.write(hpa, page);
+    }
+}
+
+impl Swap for Hooked<'_, Flaky> {
+    fn slots(&self) -> u32 {
+        self.inner.slots()
+    }
+
+    fn page(&self) -> u64 {
+        self.inner.page()
+    }
+
+    fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
+        (self.hook)(Call::SwapWrite);
+        self.inner.write(slot, page)
+    }
+
+    fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError> {
+        (self.hook)(Call::SwapRead);
+        self.inner.read(slot, page)
+    }
+
+    fn forget(&self, slots: std::ops::Range<u32>) -> Result<(), SwapError> {
+        (self.hook)(Call::SwapForget);
+        self.inner.forget(slots)
+    }
+}
+
+// SAFETY: the machine keeps the contract.
+unsafe impl Platform for Hooked<'_, &FastMachine<Ept>> {
+    fn allocate(&self, bytes: usize) -> Option<Frame> {
+        self.inner.allocate(bytes)
+    }
+
+    unsafe fn free(&self, frame: Frame, bytes: usize) {
+        // SAFETY: by the same contract.
+        unsafe { self.inner.free(frame, bytes) }
+    }
+
+    fn entries(&self, table: Hpa) -> NonNull<Pte> {
+        self.inner.entries(table)
+    }
+
+    fn publish(&self) {
+        self.inner.publish();
+    }
+
+    fn invalidate(&self, what: &Invalidation) {
+        self.inner.invalidate(what);
+    }
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        self.inner.break_before_make()
+    }
+
+    fn grace(&self) -> &Grace {
+        self.inner.grace()
+    }
+
+    fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {
+        self.inner.maintain(memory, bytes, what);
+    }
+}
+
+impl Host for Hooked<'_, &FastMachine<Ept>> {
+    fn now(&self) -> u64 {
+        Host::now(self.inner)
+    }
+
+    fn wait(&self) {
+        (self.hook)(Call::Wait);
+        self.inner.wait();
+    }
+}
+
+pub type ThePool<'h> = Pool<Hooked<'h, Mem<'h, Ept>>, &'h Hooked<'h, Flaky>>;
+pub type Memory<'h> = Paged<'h, Hooked<'h, Mem<'h, Ept>>, &'h Hooked<'h, Flaky>>;
+pub type Thread<'w, 'h> = Worker<'w, Ept1G, Hooked<'h, &'h FastMachine<Ept>>, &'h Memory<'h>>;
+
+/// Makes guests of these numbers of pages on one pool, and two workers for each, and calls `work`.
+/// Then checks that all accounts add up, and that nothing is left of the guests.
+pub fn hooked(
+    hook: Hook<'_>,
+    frames: u64,
+    slots: u32,
+    guests: &[(u64, slat_reclaim::Config)],
+    work: impl for<'w, 'h> FnOnce(&ThePool<'h>, &Flaky, Vec<[Thread<'w, 'h>; 2]>),
+) {
+    let (page, block) = (PageSize::SIZE_4K, PageSize::SIZE_2M);
+    let bytes = |pages: u64| pages << page.shift();
+    let machine = FastMachine::new(Ept::default(), 1, bytes(frames), 32 << 20).unwrap();
+    let layout = Layout { base: machine.memory_base(), bytes: bytes(frames), page, block };
+    let swap = Hooked { inner: Flaky::new(slots, page), hook };
+    let host = Hooked { inner: &machine, hook };
+    let pool = Pool::new(Hooked { inner: Mem(&machine), hook }, layout, &swap).unwrap();
+    let new = |&(pages, config): &(u64, _)| Paged::new(&pool, Hva(HOST), bytes(pages), config, 0);
+    let memory: Vec<_> = guests.iter().map(|guest| new(guest).unwrap()).collect();
+    let new = |(index, paged)| {
+        let config = slat_guest::Config::new(1, block);
+        Guest::new(ept(), Vmid(index as u16 + 1), 39, &host, paged, config).unwrap()
+    };
+    let those: Vec<_> = memory.iter().enumerate().map(new).collect();
+    let mut rooms: Vec<_> = guests.iter().map(|_| [room(), room()]).collect();
+    let threads = those.iter().zip(&mut rooms).zip(guests).map(|((guest, rooms), (pages, _))| {
+        let mut workers = rooms.each_mut().map(|room| Worker::new(guest, room).unwrap());
+        workers[0].set_memslot(slot(bytes(*pages), false)).unwrap();
+        workers
+    });
+    work(&pool, &swap.inner, threads.collect());
+    check_accounts(&pool, &memory.iter().collect::<Vec<_>>());
+    for guest in those {
+        // SAFETY: no CPU has loaded its tables.
+        unsafe { guest.destroy() };
+    }
+    for paged in memory {
+        // SAFETY: its guest is destroyed.
+        unsafe { paged.release() };
+    }
+    assert_eq!((pool.free(), pool.swapped()), (pool.total(), 0), "what ended guests had");
+    assert_eq!(swap.inner.holds(), 0, "old content");
+}
