@@ -2,8 +2,7 @@
 //! one that runs and is watched.
 //!
 //! The model is pre-copy at constant rates: while a round copies what is left, the guest dirties
-//! pages at its rate, each of them once. A guest that writes the same pages repeatedly dirties
-//! fewer, and migrates sooner than computed.
+//! pages at its rate, up to those that it writes at all: its hot set.
 //!
 //! A VMM decides with the rate of the round before whether the rest fits into the downtime. It
 //! copies that rest when the guest no longer competes for CPUs and locks, so that the rest can take
@@ -16,6 +15,9 @@ pub struct Guest {
     pub memory: f64,
     /// Rate at which the guest dirties pages.
     pub writes: f64,
+    /// Bytes of the pages that the guest writes again and again: more are never dirty after the
+    /// first round. All of its memory, if that is not known.
+    pub hot: f64,
     /// Rate at which pages are copied while the guest runs.
     pub copied: f64,
     /// Rate at which pages are copied while the guest stands still. It is higher where the guest,
@@ -47,7 +49,7 @@ pub fn of(guest: &Guest) -> Forecast {
         rounds += 1;
         let round = left / guest.copied;
         total += round;
-        left = (round * guest.writes).min(guest.memory);
+        left = (round * guest.writes).min(guest.hot).min(guest.memory);
         if left / guest.copied <= guest.max_downtime {
             break;
         }
@@ -108,6 +110,7 @@ mod tests {
         Guest {
             memory,
             writes,
+            hot: memory,
             copied: GIB,
             copied_at_rest: GIB,
             max_downtime: 0.3,
@@ -156,6 +159,16 @@ mod tests {
     }
 
     #[test]
+    fn no_round_after_the_first_leaves_more_than_the_hot_set() {
+        let memory = 50.0 * GIB;
+        let copied = 800.0 / 1024.0 * GIB;
+        let guest = Guest { memory, hot: GIB, copied, copied_at_rest: copied, ..guest(GIB) };
+        let two = of(&Guest { max_rounds: 2, ..guest });
+        assert_eq!((two.downtime, two.total, two.converges), (1.28, 64.0 + 2.0 * 1.28, false));
+        assert_eq!(of(&guest).downtime, 1.28);
+    }
+
+    #[test]
     fn what_would_make_it_converge_just_does() {
         let faster = guest(2.0 * GIB);
         let copied = needed_copy(&faster).unwrap();
@@ -166,7 +179,7 @@ mod tests {
         let at = |writes| of(&Guest { writes, ..faster }).converges;
         assert!(at(writes) && !at(writes * 1.05) && writes < GIB, "{writes}");
         // All memory can be copied within the downtime, whatever the guest writes.
-        let small = Guest { memory: GIB / 4.0, ..faster };
+        let small = Guest { memory: GIB / 4.0, hot: GIB / 4.0, ..faster };
         assert_eq!(bearable_writes(&small), 16.0 * GIB);
         assert!(needed_copy(&small).unwrap() < GIB);
         // No rate of copying fits into a downtime of 0.
