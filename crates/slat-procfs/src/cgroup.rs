@@ -101,7 +101,8 @@ impl Files<'_> {
         };
         let mut candidates = paths.iter().filter_map(relative).chain([PathBuf::new()]);
         let own = candidates.find(|path| self.0.join(at).join(path).join(file).exists())?;
-        Some(own.ancestors().map(|group| at.join(group)).collect())
+        // Components, as joining an empty path would leave a slash at the end.
+        Some(own.ancestors().map(|group| at.join(group).components().collect()).collect())
     }
 
     /// Returns the bounds that this process's control groups put on its memory, its own group's
