@@ -45,7 +45,10 @@ impl MemoryLimit {
             return Err(Error::NotEnoughSwap { needed: beyond >> 20, free: swap >> 20 });
         }
         let Some(groups) = files.control_groups("memory", "memory.limit_in_bytes") else {
-            return Err(lack("/sys/fs/cgroup", "is not there: mount -t cgroup2 none /sys/fs/cgroup"));
+            return Err(lack(
+                "/sys/fs/cgroup",
+                "is not there: mount -t cgroup2 none /sys/fs/cgroup",
+            ));
         };
         Self::below(files, &groups, &bounds, bytes)
     }

@@ -16,6 +16,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const BITMAP: &str = "sys/kernel/mm/page_idle/bitmap";
+/// The initial namespace of cgroups (`PROC_CGROUP_INIT_INO`).
+const INITIAL: &str = "cgroup:[4026531835]";
 const LRU_GEN: &str = "sys/kernel/debug/lru_gen";
 /// Bits of a pagemap entry: the page is present, and the number of its frame (pagemap.rst).
 const PRESENT: u64 = 1 << 63;
@@ -82,7 +84,16 @@ impl Marker {
             }
             Tracking::Generations => {
                 let path = Path::new("/").join(LRU_GEN);
-                let text = std::fs::read_to_string(&path).map_err(Error::os("read of lru_gen"))?;
+                let text = text_of(&path)?;
+                // Seen from the initial namespace, a name here may be that of another group.
+                let namespace = std::fs::read_link("/proc/self/ns/cgroup").ok();
+                if namespace.is_some_and(|it| it != Path::new(INITIAL)) {
+                    return Err(Error::invalid(
+                        "/sys/kernel/debug/lru_gen",
+                        "does not list",
+                        "control groups by their names in this namespace",
+                    ));
+                }
                 let own = slat_procfs::Files::here().group("memory");
                 let group = group(&text, &own).ok_or_else(|| {
                     Error::invalid(
@@ -105,7 +116,7 @@ impl Marker {
                     .map_err(Error::os("write of page_idle/bitmap"))
             }),
             Self::Generations { path, group } => {
-                let text = std::fs::read_to_string(path).map_err(Error::os("read of lru_gen"))?;
+                let text = text_of(path)?;
                 for (node, newest) in generations(&text, *group) {
                     // The last two numbers allow swap, and make the kernel look at every page.
                     let command = format!("+ {group} {node} {newest} 1 1");
@@ -129,6 +140,12 @@ impl Marker {
         }
         Ok(Some(idle))
     }
+}
+
+/// Returns the text of lru_gen. Names of groups may have any bytes.
+fn text_of(path: &Path) -> Result<String, Error> {
+    let bytes = std::fs::read(path).map_err(Error::os("read of lru_gen"))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Returns the words of the bitmap that cover the memory's pages, by number, with the pages' bits.
@@ -158,9 +175,10 @@ fn frames(memory: &HostMemory) -> Result<BTreeMap<u64, u64>, Error> {
 /// Returns the number of a cgroup by its path.
 fn group(text: &str, path: &str) -> Option<u64> {
     let mut groups = text.lines().filter_map(|line| {
-        let mut words = line.split_whitespace();
-        (words.next()? == "memcg").then_some(())?;
-        Some((words.next()?.parse().ok()?, words.next().unwrap_or("/")))
+        // The rest of the line is the path, which may have blanks. That of the root may be empty.
+        let rest = line.strip_prefix("memcg")?.trim_start();
+        let (number, path) = rest.split_once(' ').unwrap_or((rest, "/"));
+        Some((number.parse().ok()?, if path.is_empty() { "/" } else { path }))
     });
     groups.find(|(_, of)| *of == path).map(|(number, _)| number)
 }
@@ -198,6 +216,8 @@ mod tests {
             (group(TEXT, "/"), group(TEXT, "/a/b"), group(TEXT, "/c")),
             (Some(1), Some(42), None)
         );
+        let blank = "memcg     3 /my vm\nmemcg     4 /my\n";
+        assert_eq!((group(blank, "/my"), group(blank, "/my vm")), (Some(4), Some(3)));
         assert_eq!(generations(TEXT, 42), [(0, 10), (1, 3)]);
         assert_eq!(generations(TEXT, 1), [(0, 1)]);
     }

@@ -36,7 +36,7 @@ pub fn cpus(node: u32) -> Result<Vec<usize>, Error> {
 
 fn named(nodes: &[impl ToString]) -> String {
     if nodes.is_empty() {
-        return "none (the kernel knows no NUMA)".to_owned();
+        return "none that the kernel tells".to_owned();
     }
     nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

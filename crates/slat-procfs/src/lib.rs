@@ -71,9 +71,17 @@ impl Files<'_> {
         self.text(path)?.parse().ok()
     }
 
-    /// Returns the CPUs or nodes that a file lists.
+    /// Returns the CPUs or nodes that a file lists. A list without a newline is none: the kernel
+    /// cut it at the end of a page, perhaps within a number.
     pub fn list(&self, path: impl AsRef<Path>) -> Option<Vec<usize>> {
-        list(&self.text(path)?)
+        let text = whole(&fs::File::open(self.0.join(path)).ok()?)?;
+        list(text.strip_suffix('\n')?)
+    }
+
+    /// Returns the size of a transparent huge page, in bytes, if the kernel has them.
+    pub fn transparent_huge_page(&self) -> Option<u64> {
+        let size = self.number("sys/kernel/mm/transparent_hugepage/hpage_pmd_size")?;
+        size.is_power_of_two().then_some(size)
     }
 
     /// Returns the selected word of a file such as `always [madvise] never`.
@@ -232,9 +240,12 @@ impl Files<'_> {
             if !address(start).is_ok_and(|start| range.contains(&start)) {
                 continue;
             }
-            let page = rest.split_once("kernelpagesize_kB=").and_then(|(_, kib)| kib.parse().ok());
-            let page: u64 = page.unwrap_or(4) << 10;
-            for word in rest.split(' ').filter_map(|word| word.strip_prefix('N')) {
+            let words = rest.split(' ');
+            // Only a mapping without pages has no size of them.
+            let size = words.clone().find_map(|word| word.strip_prefix("kernelpagesize_kB="));
+            let Some(size) = size else { continue };
+            let page = size.parse::<u64>().ok()?.checked_mul(1024)?;
+            for word in words.filter_map(|word| word.strip_prefix('N')) {
                 if let Some((node, pages)) = word.split_once('=')
                     && let (Ok(node), Ok(pages)) = (node.parse(), pages.parse::<u64>())
                 {
