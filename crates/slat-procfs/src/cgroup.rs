@@ -121,7 +121,8 @@ impl Files<'_> {
         let (memory, swap) = match version {
             Version::Two => {
                 let limit = number("memory.max").into_iter().chain(number("memory.high")).min();
-                let cache = stat("inactive_file") + stat("active_file") + stat("slab_reclaimable");
+                let cache = ["inactive_file", "active_file", "slab_reclaimable"].map(stat);
+                let cache = cache.into_iter().fold(0, u64::saturating_add);
                 // A limit bounds even if the use is unknown.
                 let used = number("memory.current").unwrap_or(0).saturating_sub(cache);
                 let swapped = number("memory.swap.current").unwrap_or(0);
@@ -131,7 +132,7 @@ impl Files<'_> {
             Version::One => {
                 // Without a limit, the number is the largest multiple of a page.
                 let limit = |name: &str| number(name).filter(|bytes| *bytes < 1 << 62);
-                let cache = stat("total_inactive_file") + stat("total_active_file");
+                let cache = stat("total_inactive_file").saturating_add(stat("total_active_file"));
                 let used = number("memory.usage_in_bytes").unwrap_or(0).saturating_sub(cache);
                 let memory = limit("memory.limit_in_bytes");
                 let both = limit("memory.memsw.limit_in_bytes");
