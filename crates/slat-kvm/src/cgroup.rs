@@ -103,7 +103,8 @@ impl MemoryLimit {
         if !lists("cgroup.controllers")? {
             return Err(lack(
                 &parent.display().to_string(),
-                "has no memory controller, as none was delegated to it: systemd-run --scope -p Delegate=yes …",
+                "has no memory controller, as none was delegated to it: \
+                 systemd-run --scope -p Delegate=yes …",
             ));
         }
         match std::fs::write(parent.join("cgroup.subtree_control"), "+memory") {
