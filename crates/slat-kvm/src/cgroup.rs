@@ -5,14 +5,25 @@
 //! (admin-guide/cgroup-v2.rst, `memory.max`; cgroup-v1/memory.rst, `memory.limit_in_bytes`).
 
 use crate::Error;
-use slat_procfs::Files;
+use rustix::io::Errno;
+use slat_procfs::{Bound, Files, Groups, Version};
+use std::io;
 use std::path::{Path, PathBuf};
 
-/// A cgroup of this process's own, which it leaves when this is dropped.
+/// A cgroup of this process's own, which it leaves when this is dropped. It lies below the
+/// process's cgroup, or below one whose limits are all that bound the process, so that every limit
+/// that an administrator set still holds.
 #[derive(Debug)]
 pub struct MemoryLimit {
     home: PathBuf,
     own: PathBuf,
+    /// A group whose children got the controller of memory.
+    enabled: Option<PathBuf>,
+}
+
+/// Name of the cgroup that this process makes.
+pub(crate) fn name() -> String {
+    format!("slat-{}", std::process::id())
 }
 
 impl MemoryLimit {
@@ -20,24 +31,94 @@ impl MemoryLimit {
     ///
     /// # Errors
     /// [`Error::NotEnoughSwap`] if the swap is smaller than the part of `needed` beyond the limit;
-    /// [`Error::Os`] without root or without cgroups.
+    /// [`Error::NoControlGroup`] if there is none whose children can be limited; [`Error::Os`]
+    /// without root.
     pub fn new(bytes: u64, needed: u64) -> Result<Self, Error> {
+        let files = Files::here();
+        let bounds = files.memory_bounds();
         let host = rustix::system::sysinfo();
         let swap = host.freeswap * u64::from(host.mem_unit);
+        let swap = bounds.iter().filter_map(|bound| bound.swap).fold(swap, u64::min);
         // 64 MiB for this program itself.
-        let beyond = (needed + (64 << 20)).saturating_sub(bytes);
+        let beyond = needed.saturating_add(64 << 20).saturating_sub(bytes);
         if swap < beyond {
             return Err(Error::NotEnoughSwap { needed: beyond >> 20, free: swap >> 20 });
         }
-        let Place { home, parent, file } = place()?;
-        let own = parent.join(format!("slat-{}", std::process::id()));
+        let Some(groups) = files.control_groups("memory", "memory.limit_in_bytes") else {
+            return Err(lack(
+                "/sys/fs/cgroup",
+                "is not there: mount -t cgroup2 none /sys/fs/cgroup",
+            ));
+        };
+        Self::below(files, &groups, &bounds, bytes)
+    }
+
+    fn below(files: Files<'_>, at: &Groups, bounds: &[Bound], bytes: u64) -> Result<Self, Error> {
+        let folders: Vec<PathBuf> = at.folders.iter().map(|it| files.0.join(it)).collect();
+        let Some(home) = folders.first() else { return Err(lack("/", "is in no control group")) };
+        if at.version == Version::One {
+            return Self::make(home, home, "memory.limit_in_bytes", bytes);
+        }
+        let mut refused = None;
+        for (parent, bound) in folders.iter().zip(bounds) {
+            match Self::make(home, parent, "memory.max", bytes) {
+                // Other processes are in it: of version 2, its children have no controllers.
+                Err(busy @ Error::NoControlGroup { .. }) => refused.get_or_insert(busy),
+                result => return result,
+            };
+            // A group beside this one would escape its limit.
+            if bound.memory.is_some() || bound.swap.is_some() {
+                break;
+            }
+        }
+        Err(refused.unwrap_or_else(|| lack("/", "is in no control group")))
+    }
+
+    /// Makes the group below `parent`. The process is moved first: in version 2, only a group
+    /// without processes, or the root, can give its children controllers.
+    fn make(home: &Path, parent: &Path, file: &str, bytes: u64) -> Result<Self, Error> {
+        let own = parent.join(name());
         std::fs::create_dir(&own).map_err(Error::os("mkdir of a cgroup (needs root)"))?;
         // From here on, dropping `limit` removes the cgroup.
-        let limit = Self { home, own };
+        let mut limit = Self { home: home.to_owned(), own, enabled: None };
+        limit.join(&limit.own)?;
+        if file == "memory.max" {
+            limit.enable(parent)?;
+        }
         std::fs::write(limit.own.join(file), bytes.to_string())
             .map_err(Error::os("write of a cgroup's memory limit"))?;
-        limit.join(&limit.own)?;
         Ok(limit)
+    }
+
+    /// Gives the children of `parent` the controller of memory, if they have none.
+    fn enable(&mut self, parent: &Path) -> Result<(), Error> {
+        let lists = |name: &str| {
+            let text = std::fs::read_to_string(parent.join(name));
+            let text = text.map_err(Error::os("read of a cgroup's controllers"))?;
+            Ok::<_, Error>(text.split_whitespace().any(|name| name == "memory"))
+        };
+        if lists("cgroup.subtree_control")? {
+            return Ok(());
+        }
+        if !lists("cgroup.controllers")? {
+            return Err(lack(
+                &parent.display().to_string(),
+                "has no memory controller, as none was delegated to it: \
+                 systemd-run --scope -p Delegate=yes …",
+            ));
+        }
+        match std::fs::write(parent.join("cgroup.subtree_control"), "+memory") {
+            Ok(()) => {
+                self.enabled = Some(parent.to_owned());
+                Ok(())
+            }
+            Err(error) if is_busy(&error) => Err(lack(
+                &parent.display().to_string(),
+                "has processes besides this one, so its children get no memory controller: \
+                 systemd-run --scope -p Delegate=yes …",
+            )),
+            Err(error) => Err(Error::os("write of cgroup.subtree_control")(error)),
+        }
     }
 
     fn join(&self, group: &Path) -> Result<(), Error> {
@@ -46,47 +127,23 @@ impl MemoryLimit {
     }
 }
 
+fn is_busy(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::BUSY.raw_os_error())
+}
+
+fn lack(group: &str, why: &str) -> Error {
+    Error::NoControlGroup { group: group.to_owned(), why: why.to_owned() }
+}
+
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
         // If this fails, an empty cgroup stays, or this process stays in it. `drop` cannot report
-        // either.
+        // either. The controller goes first: with it, the group below could not take processes.
+        if let Some(parent) = &self.enabled {
+            let _ = std::fs::write(parent.join("cgroup.subtree_control"), "-memory");
+        }
         let _ = self.join(&self.home.clone());
         let _ = std::fs::remove_dir(&self.own);
-    }
-}
-
-/// The directory in which a cgroup can be made.
-struct Place {
-    /// The cgroup in which this process is.
-    home: PathBuf,
-    parent: PathBuf,
-    /// Name of the limit's file.
-    file: &'static str,
-}
-
-fn place() -> Result<Place, Error> {
-    let group = Files::here().group("memory");
-    let path = group.trim_start_matches('/');
-    // Inside a container, the path may be the host's, and the mount point is then the cgroup
-    // itself.
-    let home = |mount: &Path| {
-        let homes = [mount.join(path), mount.to_path_buf()];
-        homes.into_iter().find(|home| home.join("cgroup.procs").exists())
-    };
-    let first = Path::new("/sys/fs/cgroup/memory");
-    if let Some(home) = home(first).filter(|home| home.join("memory.limit_in_bytes").exists()) {
-        return Ok(Place { parent: home.clone(), home, file: "memory.limit_in_bytes" });
-    }
-    // In version 2, a cgroup other than the root that has processes gives its children no
-    // controllers.
-    let root = Path::new("/sys/fs/cgroup");
-    match home(root).filter(|_| root.join("cgroup.controllers").exists()) {
-        Some(home) => {
-            // It is often enabled already. If it cannot be enabled, the write of the limit fails.
-            let _ = std::fs::write(root.join("cgroup.subtree_control"), "+memory");
-            Ok(Place { parent: root.into(), home, file: "memory.max" })
-        }
-        None => Err(Error::os("cgroups of memory")(rustix::io::Errno::NOENT)),
     }
 }
 
@@ -98,5 +155,44 @@ mod tests {
     fn a_limit_that_swap_cannot_take_up_is_refused_before_anything_is_made() {
         let result = MemoryLimit::new(1 << 20, 1 << 60);
         assert!(matches!(result, Err(Error::NotEnoughSwap { .. })), "{result:?}");
+    }
+
+    /// A tree of version 2 with this process in /unit/inner, and the group made in it.
+    fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, Result<MemoryLimit, Error>) {
+        let root = tempfile::tempdir().unwrap();
+        let own = [("proc/self/cgroup", "0::/unit/inner\n")];
+        for (path, text) in own.iter().chain(files) {
+            let file = root.path().join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        }
+        let files = Files(root.path());
+        let groups = files.control_groups("memory", "memory.limit_in_bytes").unwrap();
+        let made = MemoryLimit::below(files, &groups, &files.memory_bounds(), 1 << 20);
+        (root, made)
+    }
+
+    #[test]
+    fn the_group_lies_below_the_limit_of_the_administrator() {
+        let (root, made) = tree(&[
+            ("sys/fs/cgroup/unit/inner/cgroup.subtree_control", "\n"),
+            ("sys/fs/cgroup/unit/inner/cgroup.controllers", "cpu memory\n"),
+        ]);
+        let own = root.path().join("sys/fs/cgroup/unit/inner").join(name());
+        assert_eq!(std::fs::read_to_string(own.join("memory.max")).unwrap(), "1048576");
+        assert_eq!(made.unwrap().own, own);
+    }
+
+    #[test]
+    fn a_group_without_a_limit_may_be_passed_and_one_with_a_limit_may_not() {
+        let unit = ("sys/fs/cgroup/unit/cgroup.subtree_control", "memory\n");
+        let inner = ("sys/fs/cgroup/unit/inner/cgroup.subtree_control", "\n");
+        let none = ("sys/fs/cgroup/unit/inner/cgroup.controllers", "\n");
+        let (root, made) = tree(&[unit, inner, none]);
+        assert_eq!(made.unwrap().own, root.path().join("sys/fs/cgroup/unit").join(name()));
+        let limit = ("sys/fs/cgroup/unit/inner/memory.max", "1048576\n");
+        let (_root, made) = tree(&[unit, inner, none, limit]);
+        let told = made.unwrap_err().to_string();
+        assert!(told.contains("delegated"), "{told}");
     }
 }

@@ -41,16 +41,17 @@ pub enum Error {
         /// The rule that the value breaks.
         rule: String,
     },
-    /// The guest needs more memory than the machine has available.
+    /// The guest needs more memory than the machine has available, or its control group leaves.
     #[error(
-        "the guest needs {needed} MiB, and MemAvailable of /proc/meminfo is {available} MiB: \
-         ask for less memory, or free some"
+        "the guest needs {needed} MiB, and {by} {available} MiB: ask for less memory, or free some"
     )]
     NotEnoughMemory {
         /// MiB needed, including the tables and the working memory of KVM and the process.
         needed: u64,
-        /// MiB that the kernel reports as available.
+        /// MiB that are available.
         available: u64,
+        /// What says so: the machine or a control group.
+        by: String,
     },
     /// The NUMA nodes to which the guest's memory is bound have too little memory.
     #[error(
@@ -110,6 +111,14 @@ pub enum Error {
         needed: u64,
         /// MiB of swap that are free.
         free: u64,
+    },
+    /// No group of the kernel's can limit memory for this process.
+    #[error("the control group {group} {why}")]
+    NoControlGroup {
+        /// The group.
+        group: String,
+        /// What it lacks, and what helps.
+        why: String,
     },
     /// The kernel refused a call.
     #[error("{call}: {answer}")]
@@ -278,6 +287,7 @@ impl Error {
                     | Error::NoTransparentHugePages
                     | Error::NoAccessTracking { .. }
                     | Error::NotEnoughSwap { .. }
+                    | Error::NoControlGroup { .. }
             )
     }
 

@@ -1,15 +1,19 @@
-//! Available memory of the machine, from `/proc/meminfo`.
+//! Memory that this process can have: of the machine, and of its control groups.
 
-use crate::Error;
+use crate::{Error, cgroup};
 use rustix::io::Errno;
-use slat_procfs::Files;
+use slat_procfs::{Available, Files};
 
-/// Returns the bytes that are available without swapping (`MemAvailable`).
+/// Returns the memory that is available without swapping. A group that this process made to limit
+/// itself does not count.
 ///
 /// # Errors
-/// [`Error::Os`] if `/proc/meminfo` cannot be read or lacks the line.
-pub fn available() -> Result<u64, Error> {
-    let available = Files::here().meminfo("MemAvailable");
+/// [`Error::Os`] if neither `/proc/meminfo` nor a control group tells.
+pub fn available() -> Result<Available, Error> {
+    let files = Files::here();
+    let mut bounds = files.memory_bounds();
+    bounds.retain(|bound| !bound.group.ends_with(cgroup::name()));
+    let available = files.available_memory(&bounds);
     available.ok_or_else(|| Error::os("MemAvailable of /proc/meminfo")(Errno::NOENT))
 }
 
@@ -25,8 +29,13 @@ pub fn available() -> Result<u64, Error> {
 pub fn check(bytes: u64) -> Result<(), Error> {
     let available = available()?;
     let needed = bytes.saturating_add(bytes / 64).saturating_add(64 << 20);
-    if needed > available {
-        return Err(Error::NotEnoughMemory { needed: needed >> 20, available: available >> 20 });
+    if needed > available.bytes {
+        let by = match available.group {
+            Some(group) => format!("the control group /{} leaves", group.display()),
+            None => "MemAvailable of /proc/meminfo is".to_owned(),
+        };
+        let available = available.bytes >> 20;
+        return Err(Error::NotEnoughMemory { needed: needed >> 20, available, by });
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use slat_procfs::Files;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const SIZE_2M: u64 = 2 << 20;
@@ -17,8 +18,8 @@ const SIZE_1G: u64 = 1 << 30;
 pub enum Backing {
     /// Anonymous memory in base pages, with transparent huge pages disabled (`MADV_NOHUGEPAGE`).
     Small,
-    /// Anonymous memory, in 2 MiB transparent huge pages where the kernel provides them
-    /// (`MADV_HUGEPAGE`).
+    /// Anonymous memory, in transparent huge pages where the kernel provides them
+    /// (`MADV_HUGEPAGE`): of 2 MiB if base pages are of 4 KiB.
     Thp,
     /// Anonymous memory in 2 MiB pages of the hugetlb pool.
     Hugetlb2M,
@@ -48,21 +49,22 @@ impl Backing {
     pub fn page_size(self) -> u64 {
         match self {
             Backing::Small | Backing::Shmem | Backing::Memfd => rustix::param::page_size() as u64,
-            Backing::Thp | Backing::Hugetlb2M | Backing::MemfdHugetlb2M => SIZE_2M,
+            Backing::Thp => transparent_huge_page(),
+            Backing::Hugetlb2M | Backing::MemfdHugetlb2M => SIZE_2M,
             Backing::Hugetlb1G => SIZE_1G,
         }
     }
 
-    /// Returns the name for reports and command lines: `4k`, `2m`, `hugetlb-2m`, ...
-    pub fn name(self) -> &'static str {
+    /// Returns the name for reports, with the size of a page on this host: `4k`, `2m`,
+    /// `hugetlb-2m`, ...
+    pub fn name(self) -> String {
+        let size = size_name(self.page_size());
         match self {
-            Backing::Small => "4k",
-            Backing::Thp => "2m",
-            Backing::Hugetlb2M => "hugetlb-2m",
-            Backing::Hugetlb1G => "hugetlb-1g",
-            Backing::Shmem => "shmem",
-            Backing::Memfd => "memfd",
-            Backing::MemfdHugetlb2M => "memfd-hugetlb-2m",
+            Backing::Small | Backing::Thp => size,
+            Backing::Hugetlb2M | Backing::Hugetlb1G => format!("hugetlb-{size}"),
+            Backing::Shmem => "shmem".to_owned(),
+            Backing::Memfd => "memfd".to_owned(),
+            Backing::MemfdHugetlb2M => format!("memfd-hugetlb-{size}"),
         }
     }
 
@@ -93,8 +95,16 @@ impl Backing {
 
 impl fmt::Display for Backing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(&self.name())
     }
+}
+
+/// Returns the size of a transparent huge page: what one table of base pages maps, which a kernel
+/// without them does not tell.
+fn transparent_huge_page() -> u64 {
+    static SIZE: OnceLock<u64> = OnceLock::new();
+    let page = rustix::param::page_size() as u64;
+    *SIZE.get_or_init(|| Files::here().transparent_huge_page().unwrap_or(page * (page / 8)))
 }
 
 /// Formats a size with the largest unit that divides it: `4k`, `2m`, `1g`.

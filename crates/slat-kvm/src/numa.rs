@@ -36,7 +36,7 @@ pub fn cpus(node: u32) -> Result<Vec<usize>, Error> {
 
 fn named(nodes: &[impl ToString]) -> String {
     if nodes.is_empty() {
-        return "none (the kernel knows no NUMA)".to_owned();
+        return "none that the kernel tells".to_owned();
     }
     nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -55,8 +55,9 @@ pub(crate) fn check(asked: &[u32], bytes: u64, backing: Backing) -> Result<(), E
         let rule = format!("has no memory; nodes that have: {}", named(&known));
         return Err(Error::invalid("NUMA node", node, rule));
     }
-    let free = |node: &u32| free(*node, backing).unwrap_or(0);
-    let available = asked.iter().map(free).sum();
+    let unknown = || Error::os("read of a NUMA node's free memory")(rustix::io::Errno::NODATA);
+    let free = |node: &u32| free(*node, backing).ok_or_else(unknown);
+    let available = asked.iter().map(free).sum::<Result<u64, _>>()?;
     if bytes > available {
         let (needed, available) = (bytes >> 20, available >> 20);
         return Err(Error::NotEnoughOnNodes { needed, available, nodes: named(asked) });
@@ -71,11 +72,12 @@ fn free(node: u32, backing: Backing) -> Option<u64> {
     if backing.is_hugetlb() {
         let size = backing.page_size();
         let pool = folder.join(format!("hugepages/hugepages-{}kB/free_hugepages", size >> 10));
-        return files.number(pool)?.checked_mul(size);
+        // Without this file, the node has no pool of that size.
+        return files.number(pool).unwrap_or(0).checked_mul(size);
     }
     let text = files.text(folder.join("meminfo"))?;
-    let field = |name| slat_procfs::bytes(&text, &format!("Node {node} {name}")).unwrap_or(0);
-    Some(field("MemFree") + field("Inactive(file)"))
+    let field = |name| slat_procfs::bytes(&text, &format!("Node {node} {name}"));
+    Some(field("MemFree")? + field("Inactive(file)")?)
 }
 
 /// Binds a memory that is not yet populated to nodes (`mbind`, `MPOL_BIND`). Without nodes, the

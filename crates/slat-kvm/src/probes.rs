@@ -50,7 +50,8 @@ impl Probes {
         fs::create_dir(&instance).map_err(|error| refused("kprobes need root", &error))?;
         // From here on, dropping `this` removes the instance.
         let mut this = Self { root, instance, group, functions: Vec::new() };
-        let symbols = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+        let symbols = fs::read_to_string("/proc/kallsyms")
+            .map_err(|error| refused("cannot read /proc/kallsyms", &error))?;
         for asked in functions {
             let (name, optional) = asked.strip_suffix('?').map_or((&**asked, false), |n| (n, true));
             let found = symbol(&symbols, name);
@@ -90,12 +91,12 @@ impl Probes {
         OpenOptions::new().append(true).open(events)?.write_all(line.as_bytes())
     }
 
-    /// Returns the number of calls of each function so far.
+    /// Returns the number of calls of each function so far, of those that the kernel tells.
     pub fn read(&self) -> Counted {
         let text = fs::read_to_string(self.root.join("kprobe_profile")).unwrap_or_default();
         self.functions
             .iter()
-            .map(|name| (name.clone(), hits(&text, &self.event(name)).unwrap_or(0)))
+            .filter_map(|name| Some((name.clone(), hits(&text, &self.event(name))?)))
             .collect()
     }
 }
@@ -125,9 +126,9 @@ pub fn during<T>(
     let read = || probes.as_ref().map(Probes::read).unwrap_or_default();
     let before = read();
     let done = done();
-    let calls = read().into_iter().map(|(name, count)| {
-        let before = before.get(&name).copied().unwrap_or(0);
-        (name, count.saturating_sub(before))
+    let calls = read().into_iter().filter_map(|(name, count)| {
+        let calls = count.saturating_sub(*before.get(&name)?);
+        Some((name, calls))
     });
     Ok((done, calls.collect()))
 }
@@ -135,10 +136,10 @@ pub fn during<T>(
 /// Returns the calls between two readings, including functions that were not called.
 pub(crate) fn changes(before: &Counted, after: &Counted) -> Changes {
     let change = |(name, count): (&String, &u64)| {
-        let before = before.get(name).copied().unwrap_or(0);
-        (format!("{CALLS}{name}"), count.saturating_sub(before) as i64)
+        let calls = count.saturating_sub(*before.get(name)?);
+        Some((format!("{CALLS}{name}"), calls as i64))
     };
-    after.iter().map(change).collect()
+    after.iter().filter_map(change).collect()
 }
 
 /// Returns the symbol of a function: its own, or the only one that the compiler derived from it. If

@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The text in place of a value that is not known.
 const NOT_AVAILABLE: &str = "not available";
@@ -269,13 +269,7 @@ pub fn memory_available() -> u64 {
 }
 
 fn available_memory(files: Files<'_>) -> Option<u64> {
-    let left = |group: PathBuf| {
-        let read = |name| files.number(group.join(name));
-        // Without a limit the file contains `max`, which is no number.
-        Some(read("memory.max")?.saturating_sub(read("memory.current")?))
-    };
-    let groups = files.groups("memory").into_iter().filter_map(left);
-    groups.chain([files.meminfo("MemAvailable")?]).min()
+    Some(files.available_memory(&files.memory_bounds())?.bytes)
 }
 
 fn kvm_parameters(files: Files<'_>) -> BTreeMap<String, BTreeMap<String, Known<String>>> {
@@ -380,19 +374,6 @@ mod tests {
         json["kernel"].as_object_mut().unwrap().remove("command_line").unwrap();
         let older: Host = serde_json::from_value(json).unwrap();
         assert_eq!((older.cpu.mhz, older.kernel.command_line), (Known(None), Known(None)));
-    }
-
-    #[test]
-    fn a_limit_of_any_enclosing_control_group_bounds_the_memory_available() {
-        let root = fake(&[
-            ("proc/meminfo", "MemAvailable: 4096 kB\n"),
-            ("proc/self/cgroup", "0::/outer/inner\n"),
-            ("sys/fs/cgroup/outer/memory.max", "1048576\n"),
-            ("sys/fs/cgroup/outer/memory.current", "48576\n"),
-            ("sys/fs/cgroup/outer/inner/memory.max", "max\n"),
-            ("sys/fs/cgroup/outer/inner/memory.current", "4096\n"),
-        ]);
-        assert_eq!(available_memory(Files(root.path())), Some(1_000_000));
     }
 
     #[test]

@@ -111,7 +111,8 @@ pub fn bench(
     Ok(match report.partial {
         true if session.out_of_time() => ExitCode::from(5),
         true => ExitCode::from(130),
-        false if session.failed() => ExitCode::FAILURE,
+        // All that was asked for was skipped.
+        false if session.failed() || report.results.is_empty() => ExitCode::FAILURE,
         false if args.fail_if_noisy && report.is_noisy() => ExitCode::from(NOISY),
         false => ExitCode::SUCCESS,
     })

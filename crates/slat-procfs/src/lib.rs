@@ -4,12 +4,16 @@
 //! the kernel's documentation. The crate `procfs` takes
 //! 22 CPU seconds to build for a dozen short files, and lacks those of huge pages and groups.
 
+mod cgroup;
+
+pub use cgroup::{Available, Bound, Groups, Version};
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A limit that no machine's number of CPUs or nodes exceeds.
 const MOST: usize = 1 << 16;
@@ -84,14 +88,17 @@ impl Files<'_> {
         self.text(path)?.parse().ok()
     }
 
-    /// Returns the CPUs or nodes that a file lists. The kernel ends a list by a newline, but may cut
-    /// a long one at a page: the number that it cut does not count.
+    /// Returns the CPUs or nodes that a file lists. A list without a newline is none: the kernel
+    /// cut it at the end of a page, perhaps within a number.
     pub fn list(&self, path: impl AsRef<Path>) -> Option<Vec<usize>> {
-        const CUT: usize = 4095;
         let text = whole(&fs::File::open(self.0.join(path)).ok()?)?;
-        let whole = text.ends_with('\n') || text.len() < CUT;
-        let text = if whole { &text[..] } else { &text[..text.rfind(',')?] };
-        list(text.trim())
+        list(text.strip_suffix('\n')?)
+    }
+
+    /// Returns the size of a transparent huge page, in bytes, if the kernel has them.
+    pub fn transparent_huge_page(&self) -> Option<u64> {
+        let size = self.number("sys/kernel/mm/transparent_hugepage/hpage_pmd_size")?;
+        size.is_power_of_two().then_some(size)
     }
 
     /// Returns the selected word of a file such as `always [madvise] never`.
@@ -207,13 +214,6 @@ impl Files<'_> {
         group.map_or("/", |(_, path)| path).to_owned()
     }
 
-    /// Returns the directories of that cgroup and its ancestors, in version 2.
-    pub fn groups(&self, controller: &str) -> Vec<PathBuf> {
-        let group = self.group(controller);
-        let groups = Path::new(group.trim_start_matches('/')).ancestors();
-        groups.map(|group| Path::new("sys/fs/cgroup").join(group)).collect()
-    }
-
     /// Returns the pools of huge pages, sorted by page size.
     pub fn huge_pools(&self) -> Vec<HugePool> {
         let folder = Path::new("sys/kernel/mm/hugepages");
@@ -257,9 +257,12 @@ impl Files<'_> {
             if !address(start).is_ok_and(|start| range.contains(&start)) {
                 continue;
             }
-            let page = rest.split_once("kernelpagesize_kB=").and_then(|(_, kib)| kib.parse().ok());
-            let page: u64 = page.unwrap_or(4) << 10;
-            for word in rest.split(' ').filter_map(|word| word.strip_prefix('N')) {
+            let words = rest.split(' ');
+            // Only a mapping without pages has no size of them.
+            let size = words.clone().find_map(|word| word.strip_prefix("kernelpagesize_kB="));
+            let Some(size) = size else { continue };
+            let page = size.parse::<u64>().ok()?.checked_mul(1024)?;
+            for word in words.filter_map(|word| word.strip_prefix('N')) {
                 if let Some((node, pages)) = word.split_once('=')
                     && let (Ok(node), Ok(pages)) = (node.parse(), pages.parse::<u64>())
                 {
@@ -309,6 +312,12 @@ pub fn value<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     lines.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
 }
 
+/// Returns the number of the first line `name number`.
+fn value_of(text: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+    lines.find(|(key, _)| *key == name).and_then(|(_, number)| number.trim().parse().ok())
+}
+
 /// Returns the value of a line such as `MemAvailable:   1234 kB`, in bytes.
 pub fn bytes(text: &str, name: &str) -> Option<u64> {
     value(text, name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -340,22 +349,6 @@ mod tests {
     }
 
     #[test]
-    fn the_last_number_of_a_list_that_the_kernel_cut_does_not_count() {
-        let host = tempfile::tempdir().unwrap();
-        let list = |text: &str| {
-            fs::write(host.path().join("list"), text).unwrap();
-            Files(host.path()).list("list")
-        };
-        assert_eq!(list("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
-        let mut text: String = (0..2000).map(|cpu| format!("{},", 2 * cpu)).collect();
-        text.truncate(4093);
-        text.insert_str(0, "0,");
-        assert!(text.len() == 4095 && text.ends_with(",185"), "a part of a number");
-        let last = list(&text).unwrap().last().copied();
-        assert_eq!(last, Some(1856));
-    }
-
-    #[test]
     fn a_host_that_reports_nothing_can_still_be_asked() {
         with("empty", "", |files| {
             assert_eq!(
@@ -363,7 +356,7 @@ mod tests {
                 (None, None, None)
             );
             assert_eq!((files.swap(), files.group("memory")), (0, "/".to_owned()));
-            assert_eq!(files.groups("cpu"), [Path::new("sys/fs/cgroup")]);
+            assert_eq!(files.control_groups("cpu", "cpu.cfs_quota_us"), None);
             assert!(!files.is_capable(0) && !files.is_mounted("proc") && files.load().is_none());
             assert!(files.huge_pools().is_empty() && files.numa_maps(0..1).is_none());
         });
@@ -432,8 +425,6 @@ mod tests {
         let group = |text| with("proc/self/cgroup", text, |files| files.group("memory"));
         assert_eq!(group("0::/user.slice/x\n"), "/user.slice/x");
         assert_eq!(group("5:cpu,cpuacct:/c\n3:memory:/m\n0::/u\n"), "/m");
-        let groups = with("proc/self/cgroup", "0::/a/b\n", |files| files.groups("cpu"));
-        assert_eq!(groups, ["a/b", "a", ""].map(|group| Path::new("sys/fs/cgroup").join(group)));
     }
 
     #[test]

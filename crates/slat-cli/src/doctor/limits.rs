@@ -3,7 +3,6 @@
 use super::Group::Limits;
 use super::{Change, Evidence, Finding, For, Subject};
 use slat_lab::numbers::{bytes, three_digits};
-use std::path::PathBuf;
 
 const PRESSURE: For = For::Only(&["age", "memory-stress"]);
 
@@ -44,14 +43,7 @@ fn cpu_quota(evidence: &Evidence) -> Finding {
         For::All,
         "A quota stops all threads for the rest of each period: waits that nothing measured explains.",
     );
-    let files = evidence.files();
-    let quota = |group: PathBuf| {
-        let text = files.text(group.join("cpu.max"))?;
-        let (quota, period) = text.split_once(' ')?;
-        // Without a quota, the file has `max`, which does not parse as a number.
-        Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
-    };
-    match files.groups("cpu").into_iter().filter_map(quota).min_by(f64::total_cmp) {
+    match evidence.files().cpu_quota() {
         None => subject.ok("none"),
         Some(cpus) => subject.limited(
             format!("{} CPUs", three_digits(cpus)),

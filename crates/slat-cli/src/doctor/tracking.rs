@@ -65,6 +65,13 @@ fn mglru(evidence: &Evidence) -> Finding {
             Change::command("echo y > /sys/kernel/mm/lru_gen/enabled"),
         ),
         Access::Readable => subject.ok(format!("on, mask {mask:#06x}")),
+        Access::Denied if evidence.files().is_capable(SYS_ADMIN) => {
+            let why = super::watch::refusal(evidence, "sys/kernel/debug/lru_gen");
+            subject.missing(
+                format!("on; its debugfs file is {}", why.unwrap_or_default()),
+                super::watch::unlocked(),
+            )
+        }
         // Only root may enter the folder of debugfs.
         Access::Denied => subject.limited("on; its debugfs file is root's", as_root()),
         Access::Absent

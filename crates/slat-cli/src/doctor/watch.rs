@@ -1,7 +1,7 @@
 //! Findings on what `slat watch` can see of the guests that run on this host.
 
 use super::Group::Watch;
-use super::evidence::{PTRACE, SYS_ADMIN};
+use super::evidence::{Access, PTRACE, SYS_ADMIN};
 use super::{Change, Evidence, Finding, For, Subject, WATCH};
 
 /// Name of the finding on whether the host can have guests, and of which users they are visible.
@@ -40,8 +40,17 @@ fn working_sets(evidence: &Evidence) -> Finding {
         let mut numbers = text.split(['.', '-']).map(|it| it.parse::<u32>().unwrap_or(0));
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 12)
     });
+    let refused = refusal(evidence, "sys/kernel/debug/lru_gen");
+    let readable = |path: &str| evidence.access(path) == Access::Readable;
     match files.is_capable(SYS_ADMIN) {
-        true if there("sys/kernel/mm/page_idle/bitmap") => subject.ok("by idle page tracking"),
+        true if readable("sys/kernel/mm/page_idle/bitmap") => subject.ok("by idle page tracking"),
+        true if generations && newer && refused.is_some() => subject.limited(
+            format!(
+                "a lower bound, by referenced pages (clear_refs); lru_gen is {}",
+                refused.unwrap_or_default()
+            ),
+            unlocked(),
+        ),
         true if generations && newer => {
             subject.ok("by generations (lru_gen), of VMMs in control groups of their own")
         }
@@ -52,6 +61,27 @@ fn working_sets(evidence: &Evidence) -> Finding {
 
 fn as_root() -> Change {
     Change::command("sudo slat watch")
+}
+
+/// Returns why root cannot use a file of debugfs or tracefs, if the kernel refuses it: an attempt
+/// tells, or, where the file system is not mounted, how the kernel is locked down.
+pub(super) fn refusal(evidence: &Evidence, path: &str) -> Option<String> {
+    let locked = evidence.files().choice("sys/kernel/security/lockdown");
+    let locked = locked.filter(|how| how != "none");
+    match (evidence.access(path), locked) {
+        (Access::Readable, _) => None,
+        (Access::Denied, None) => Some("refused to root: operation not permitted".to_owned()),
+        (Access::Denied, Some(how)) => Some(format!("refused: the kernel is locked down ({how})")),
+        // Integrity refuses some files only.
+        (Access::Absent, Some(how)) if how == "confidentiality" => {
+            Some(format!("refused: the kernel is locked down ({how})"))
+        }
+        (Access::Absent, _) => None,
+    }
+}
+
+pub(super) fn unlocked() -> Change {
+    Change::by_hand("boot with lockdown=none, or without secure boot")
 }
 
 fn seen(evidence: &Evidence) -> Finding {
@@ -107,7 +137,13 @@ fn events(evidence: &Evidence) -> Finding {
     let known = evidence.files().text("proc/filesystems").unwrap_or_default();
     let is_known = known.lines().any(|line| line.split_whitespace().last() == Some(TRACER));
     let without = evidence.files().0.join("sys/module/kvm_pvm").exists();
-    match evidence.files().is_capable(SYS_ADMIN) {
+    let is_root = evidence.files().is_capable(SYS_ADMIN);
+    if let Some(why) = refusal(evidence, "sys/kernel/tracing/events/kvm/kvm_exit/id")
+        && is_root
+    {
+        return subject.missing(why, unlocked());
+    }
+    match is_root {
         _ if !is_known && !evidence.files().is_mounted(TRACER) => subject.missing(
             "this kernel has no tracefs",
             Change::nothing("a kernel with CONFIG_FTRACE and CONFIG_TRACEPOINTS has it"),
@@ -155,7 +191,16 @@ fn debugfs(evidence: &Evidence) -> Finding {
     let known = evidence.files().text("proc/filesystems").unwrap_or_default();
     let is_known = known.lines().any(|line| line.split_whitespace().last() == Some("debugfs"));
     let is_mounted = evidence.files().is_mounted("debugfs");
-    match evidence.files().is_capable(SYS_ADMIN) {
+    let is_root = evidence.files().is_capable(SYS_ADMIN);
+    let folder = "sys/kernel/debug/kvm";
+    let file = evidence.files().names(folder).into_iter().map(|name| format!("{folder}/{name}"));
+    let file = file.into_iter().find(|file| evidence.files().0.join(file).is_file());
+    if let Some(why) = refusal(evidence, &file.unwrap_or_else(|| format!("{folder}/file")))
+        && is_root
+    {
+        return subject.missing(why, unlocked());
+    }
+    match is_root {
         _ if !is_known && !is_mounted => subject.missing(
             "this kernel has none",
             Change::nothing("a kernel with CONFIG_DEBUG_FS has it"),
@@ -186,5 +231,29 @@ fn pressure(evidence: &Evidence) -> Finding {
             Change::by_hand("boot with systemd.unified_cgroup_hierarchy=1"),
         ),
         (true, true) => subject.ok("where the VMM has a control group of its own"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_lab::fake::files as fake;
+
+    #[test]
+    fn what_a_lockdown_refuses_is_told_in_place_of_ok() {
+        let root = fake(&[
+            ("proc/self/status", "CapEff:\t000001ffffffffff\n"),
+            ("proc/sys/kernel/osrelease", "6.12.1\n"),
+            ("proc/filesystems", "nodev\tdebugfs\nnodev\ttracefs\n"),
+            ("proc/mounts", "debugfs /sys/kernel/debug debugfs rw 0 0\n"),
+            ("sys/kernel/mm/lru_gen/enabled", "0x0007\n"),
+            ("sys/kernel/security/lockdown", "none integrity [confidentiality]\n"),
+        ]);
+        let kvm = Err(slat_kvm::Error::NoKvm);
+        let evidence = Evidence::below(root.path().to_owned(), kvm, Vec::new());
+        for finding in [events(&evidence), debugfs(&evidence), working_sets(&evidence)] {
+            let told = format!("{finding:?}");
+            assert!(told.contains("locked down (confidentiality)"), "{told}");
+        }
     }
 }

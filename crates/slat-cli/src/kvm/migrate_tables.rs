@@ -130,6 +130,7 @@ fn larger(rows: &[Row<'_>], first: &Row<'_>) -> Option<String> {
         Some(Guest {
             memory: USUAL,
             writes,
+            // The guest that was measured goes through all of its memory.
             hot: USUAL,
             copied: copied * MIB,
             copied_at_rest: link.max(copied * MIB),

@@ -190,6 +190,10 @@ impl Dump {
         Ok(dump)
     }
 
+    /// Checks that tables can have these leaves: aligned, in order, and without an overlap.
+    ///
+    /// # Errors
+    /// Names the leaves that they cannot have.
     pub(super) fn check(&self) -> Result<(), String> {
         if !self.page.is_power_of_two() || self.page < 4096 {
             return Err(format!("a page of {} bytes", self.page));

@@ -51,70 +51,62 @@ pub fn read(root: &Path, which: Option<&str>, page: u64) -> anyhow::Result<Dump>
 /// Parses the text of `stage2_page_tables`, from a host with pages of `page` bytes.
 ///
 /// # Errors
-/// Returns an error for another text, or for ranges that do not consist of leaves of that page
-/// size.
+/// Returns an error for another text, for ranges that do not consist of leaves of that page size,
+/// and for a text of which a part is missing: a last line without its newline, ranges that do not
+/// follow each other from 0, or an end where no address space ends.
 pub fn parse(text: &str, page: u64) -> Result<Dump, String> {
     let mut dump = Dump::new("KVM, arm64", page);
-    // Lines follow one another, holes included, and end where the tables end.
-    let mut reached: Option<u64> = None;
-    for (number, line) in text.lines().enumerate() {
+    let mut end = None;
+    for (number, line) in text.split_inclusive('\n').enumerate() {
+        let at = |why| format!("line {}: {why}", number + 1);
+        let whole = line.ends_with('\n');
         let line = line.trim();
         // `---[ Guest IPA ]---`
         if line.is_empty() || line.starts_with("---[") {
             continue;
         }
-        let wrong = |why| format!("line {}: {why}", number + 1);
-        let (start, end) = range(line).map_err(wrong)?;
-        match reached {
-            Some(before) if start < before => {
-                return Err(wrong(format!("{start:#x} was shown before: it has two readings")));
-            }
-            Some(before) if start > before => {
-                return Err(wrong(format!("nothing is said of {before:#x}-{start:#x}")));
-            }
-            _ => reached = Some(end),
+        let (start, next, run) = leaves(line, page).map_err(at)?;
+        if !whole {
+            return Err(at(format!("`{line}` has no newline: the text is cut")));
         }
-        leaves(line, (start, end), page).map_err(wrong)?.into_iter().for_each(|run| dump.push(run));
+        let before = end.unwrap_or(0);
+        if start != before {
+            return Err(at(format!(
+                "{start:#x} does not follow {before:#x}: the kernel prints every range, holes too, \
+                 so the text is incomplete or mixed"
+            )));
+        }
+        end = Some(next);
+        run.into_iter().for_each(|run| dump.push(run));
     }
-    let Some(reached) = reached else {
-        return Err("no line of it is one of a page table".to_owned());
-    };
-    if !reached.is_power_of_two() {
-        return Err(format!(
-            "the text ends at {reached:#x}, the tables at {:#x}: some kernels leave out the last \
-             range, or the text was cut",
-            reached.next_power_of_two()
-        ));
-    }
-    if !text.ends_with('\n') {
-        return Err("the text ends within a line, which may lack a part".to_owned());
+    let Some(end) = end else { return Err("no line of it is one of a page table".to_owned()) };
+    // The tables begin at 0 and cover an address space, whose size is a power of two.
+    if !end.is_power_of_two() {
+        return Err(format!("it ends at {end:#x}, where no address space ends: the text is cut"));
     }
     dump.check()?;
     Ok(dump)
 }
 
-/// Parses the range of a line, which has a size behind it.
-fn range(line: &str) -> Result<(u64, u64), String> {
+/// Parses a line: its start, its end, and its leaves, which a hole does not have.
+fn leaves(line: &str, page: u64) -> Result<(u64, u64, Option<Run>), String> {
     let mut words = line.split_whitespace();
     let address = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();
     let range = words.next().and_then(|word| {
         let (start, end) = word.split_once('-')?;
         Some((address(start)?, address(end)?))
     });
-    match (range, words.next()) {
-        (Some((start, end)), Some(_size)) if start < end => Ok((start, end)),
-        _ => Err(format!("`{line}` is no line of a page table")),
+    let (Some((start, end)), Some(_size)) = (range, words.next()) else {
+        return Err(format!("`{line}` is no line of a page table"));
+    };
+    if end <= start {
+        return Err(format!("{start:#x}-{end:#x} is no range"));
     }
-}
-
-/// Parses the leaves of a line. Returns `None` for a hole.
-fn leaves(line: &str, (start, end): (u64, u64), page: u64) -> Result<Option<Run>, String> {
-    let mut words = line.split_whitespace().skip(2);
     // A hole above the first table has no level.
     let level = words.next();
     let flags: Vec<&str> = words.collect();
     if flags.is_empty() || flags.contains(&"F") {
-        return Ok(None);
+        return Ok((start, end, None));
     }
     let size = match level {
         Some("3" | "PTE") => page,
@@ -122,14 +114,14 @@ fn leaves(line: &str, (start, end): (u64, u64), page: u64) -> Result<Option<Run>
         Some("1" | "PUD") if page == 4096 => 1 << 30,
         level => return Err(format!("leaves at level {}", level.unwrap_or("?"))),
     };
-    let bytes = end.checked_sub(start).filter(|bytes| *bytes > 0);
-    let count = bytes.filter(|bytes| start % size == 0 && bytes % size == 0);
-    let Some(count) = count.map(|bytes| bytes / size) else {
+    let bytes = end - start;
+    let count = bytes / size;
+    if start % size != 0 || bytes % size != 0 {
         return Err(format!(
             "{start:#x}-{end:#x} is no range of {}; the host has pages of another size (--page)",
             slat_lab::size::Size(size)
         ));
-    };
+    }
     let mut run = Run {
         gpa: start,
         hpa: None,
@@ -153,7 +145,7 @@ fn leaves(line: &str, (start, end): (u64, u64), page: u64) -> Result<Option<Run>
             other => return Err(format!("`{other}` is no flag that is known")),
         }
     }
-    Ok(Some(run))
+    Ok((start, end, Some(run)))
 }
 
 #[cfg(test)]
@@ -196,8 +188,8 @@ mod tests {
     #[test]
     fn dumps_of_later_kernels_show_which_privilege_levels_may_execute() {
         let rights = |flags: &str| {
-            let line = format!("0x0000000000200000-0x0000000000400000  2M 2  {flags}\n");
-            parse(&line, 4096).unwrap().leaves.first().map(|run| run.rights.to_string())
+            let text = format!("0x0-0x200000 2M 2\n0x200000-0x400000  2M 2  {flags}\n");
+            parse(&text, 4096).unwrap().leaves.first().map(|run| run.rights.to_string())
         };
         for (flags, shown) in [
             ("  R W px ux  AF BLK", "rwx"),
@@ -212,8 +204,7 @@ mod tests {
 
     #[test]
     fn the_page_size_of_the_host_decides_what_a_level_is() {
-        let text = "0x0000000080000000-0x0000000084000000  64M 2   R W   AF BLK\n\
-                    0x0000000084000000-0x0000000100000000  1984M 1\n";
+        let text = "0x0-0x4000000  64M 2   R W   AF BLK\n";
         assert_eq!(parse(text, 16384).unwrap().leaves[0].size, 32 << 20);
         assert!(parse(text, 65536).unwrap_err().contains("--page"));
     }
@@ -225,12 +216,29 @@ mod tests {
             ("hello\n", "line 1"),
             ("---[ Guest IPA ]---\n0x0-0x1000 4K 3 R W Q AF\n", "line 2: `Q`"),
             ("0x0-0x1000 4K 0 R W AF\n", "level 0"),
-            ("0x0-0x1000 4K 3 R W AF\n0x2000-0x4000 8K 3\n", "line 2: nothing is said of 0x1000"),
-            ("0x0-0x2000 8K 3\n0x1000-0x4000 12K 3\n", "line 2: 0x1000 was shown before"),
-            ("0x0-0x1000 4K 3\n0x1000-0x3000 8K 3 R W AF\n", "the tables at 0x4000"),
-            ("0x0-0x1000 4K 3\n0x1000-0x2000 4K 3", "within a line"),
         ] {
             let error = parse(text, 4096).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_text_of_which_a_part_is_missing_is_refused() {
+        let block = "0x0-0x200000 2M 2 R W px ux AF BLK\n";
+        let whole = format!("{block}0x200000-0x40000000 1022M 2\n");
+        assert_eq!(parse(&whole, 4096).unwrap().leaves.len(), 1);
+        // Each line but the last, and each byte of the last that can be missing.
+        for end in 1..whole.len() {
+            let error = parse(&whole[..end], 4096);
+            assert!(error.is_err() || whole[..end] == *block, "{:?}", &whole[..end]);
+        }
+        for (rest, why) in [
+            ("0x200000-0x3fe00000 1020M 2\n", "ends at 0x3fe00000"),
+            ("0x200000-0x40000000 1022M 2", "no newline"),
+            ("0x600000-0x40000000 1018M 2\n", "does not follow"),
+            ("0x0-0x200000 2M 2 R W px ux AF BLK\n0x200000-0x40000000 1022M 2\n", "not follow"),
+        ] {
+            let error = parse(&format!("{block}{rest}"), 4096).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
     }

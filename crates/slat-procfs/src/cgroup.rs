@@ -1,0 +1,263 @@
+//! The control groups of this process, and what their limits leave it
+//! (admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
+
+use crate::{Files, value_of};
+use std::path::{Component, Path, PathBuf};
+
+/// Version of the hierarchy that has a controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// A hierarchy for each controller.
+    One,
+    /// One hierarchy for all.
+    Two,
+}
+
+/// This process's control group and its ancestors, as far as they can be seen from here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// Version of the hierarchy.
+    pub version: Version,
+    /// Their directories, its own first.
+    pub folders: Vec<PathBuf>,
+}
+
+/// What a control group leaves of memory, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// Its directory.
+    pub group: PathBuf,
+    /// What is left below its limit, if it has one. Page cache counts as left, as the kernel
+    /// reclaims it before it refuses memory.
+    pub memory: Option<u64>,
+    /// What may be swapped beyond, if that is limited.
+    pub swap: Option<u64>,
+}
+
+/// Available memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Available {
+    /// In bytes.
+    pub bytes: u64,
+    /// The control group whose limit it is, if it is not what the host has available.
+    pub group: Option<PathBuf>,
+}
+
+/// Where the hierarchies are by convention, if mountinfo does not tell.
+const ROOT: &str = "sys/fs/cgroup";
+
+impl Files<'_> {
+    /// Returns this process's groups of a controller: those of version 1 if they have the file
+    /// `first`, or else those of version 2.
+    pub fn control_groups(&self, controller: &str, first: &str) -> Option<Groups> {
+        let own = self.text("proc/self/cgroup").unwrap_or_default();
+        let lines = || own.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+        let has = |names: &str| names.split(',').any(|name| name == controller);
+        let one = lines().find(|(names, _)| has(names)).map(|(_, path)| path);
+        let two = lines().find(|(names, _)| names.is_empty()).map(|(_, path)| path);
+        let mut mounts = self.hierarchies(Some(controller));
+        mounts.push(("/".to_owned(), Path::new(ROOT).join(controller)));
+        let found = mounts.iter().find_map(|mount| self.below(mount, &[one?], first));
+        if let Some(folders) = found {
+            return Some(Groups { version: Version::One, folders });
+        }
+        let mut mounts = self.hierarchies(None);
+        let usual = [ROOT.into(), Path::new(ROOT).join("unified")];
+        mounts.extend(usual.map(|folder| ("/".to_owned(), folder)));
+        let paths: Vec<&str> = one.into_iter().chain(two).collect();
+        let found = mounts.iter().find_map(|mount| self.below(mount, &paths, ""));
+        found.map(|folders| Groups { version: Version::Two, folders })
+    }
+
+    /// Returns the mounted hierarchies that have a controller, in version 1, or those of version 2:
+    /// the group that is mounted, and where.
+    fn hierarchies(&self, controller: Option<&str>) -> Vec<(String, PathBuf)> {
+        let text = self.text("proc/self/mountinfo").unwrap_or_default();
+        let hierarchy = |line: &str| {
+            let (mount, kind) = line.split_once(" - ")?;
+            let mut kind = kind.split(' ');
+            let wanted = match (controller, kind.next()?) {
+                (Some(controller), "cgroup") => kind.nth(1)?.split(',').any(|it| it == controller),
+                (None, "cgroup2") => true,
+                _ => false,
+            };
+            let mut words = mount.split(' ').skip(3).map(unescaped);
+            let (root, at) = (words.next()?, words.next()?);
+            wanted.then(|| (root, PathBuf::from(at.trim_start_matches('/'))))
+        };
+        text.lines().filter_map(hierarchy).collect()
+    }
+
+    /// Returns the directory of the first path that is below a mounted group, and its ancestors up
+    /// to the mount. In a container the path may be one of the host: then the mount is the group.
+    fn below(&self, mount: &(String, PathBuf), paths: &[&str], file: &str) -> Option<Vec<PathBuf>> {
+        let (root, at) = mount;
+        let relative = |path: &&str| {
+            let path = Path::new(path);
+            let path = path.strip_prefix(root).or_else(|_| path.strip_prefix("/")).ok()?;
+            // A group outside of this process's namespace.
+            let is_inside = !path.components().any(|part| part == Component::ParentDir);
+            is_inside.then(|| path.to_owned())
+        };
+        let mut candidates = paths.iter().filter_map(relative).chain([PathBuf::new()]);
+        let own = candidates.find(|path| self.0.join(at).join(path).join(file).exists())?;
+        // Components, as joining an empty path would leave a slash at the end.
+        Some(own.ancestors().map(|group| at.join(group).components().collect()).collect())
+    }
+
+    /// Returns the bounds that this process's control groups put on its memory, its own group's
+    /// first.
+    pub fn memory_bounds(&self) -> Vec<Bound> {
+        let groups = self.control_groups("memory", "memory.limit_in_bytes");
+        let Some(Groups { version, folders }) = groups else { return Vec::new() };
+        folders.into_iter().map(|group| self.bound(version, group)).collect()
+    }
+
+    fn bound(&self, version: Version, group: PathBuf) -> Bound {
+        // Without a limit, a file of version 2 contains `max`, which is no number.
+        let number = |name: &str| self.number(group.join(name));
+        let stat = self.text(group.join("memory.stat")).unwrap_or_default();
+        let stat = |name: &str| value_of(&stat, name).unwrap_or(0);
+        let (memory, swap) = match version {
+            Version::Two => {
+                let limit = number("memory.max").into_iter().chain(number("memory.high")).min();
+                let cache = ["inactive_file", "active_file", "slab_reclaimable"].map(stat);
+                let cache = cache.into_iter().fold(0, u64::saturating_add);
+                // A limit bounds even if the use is unknown.
+                let used = number("memory.current").unwrap_or(0).saturating_sub(cache);
+                let swapped = number("memory.swap.current").unwrap_or(0);
+                let swap = number("memory.swap.max").map(|most| most.saturating_sub(swapped));
+                (limit.map(|limit| limit.saturating_sub(used)), swap)
+            }
+            Version::One => {
+                // Without a limit, the number is the largest multiple of a page.
+                let limit = |name: &str| number(name).filter(|bytes| *bytes < 1 << 62);
+                let cache = stat("total_inactive_file").saturating_add(stat("total_active_file"));
+                let used = number("memory.usage_in_bytes").unwrap_or(0).saturating_sub(cache);
+                let memory = limit("memory.limit_in_bytes");
+                let both = limit("memory.memsw.limit_in_bytes");
+                let swap = both.map(|both| both.saturating_sub(memory.unwrap_or(both)));
+                (memory.map(|limit| limit.saturating_sub(used)), swap)
+            }
+        };
+        Bound { group, memory, swap }
+    }
+
+    /// Returns the memory that this process can have without swapping: what the host has available
+    /// (`MemAvailable`), or what `bounds` leave, if that is less.
+    pub fn available_memory(&self, bounds: &[Bound]) -> Option<Available> {
+        let host = self.meminfo("MemAvailable").map(|bytes| Available { bytes, group: None });
+        let left = |bound: &Bound| {
+            Some(Available { bytes: bound.memory?, group: Some(bound.group.clone()) })
+        };
+        host.into_iter().chain(bounds.iter().filter_map(left)).min_by_key(|it| it.bytes)
+    }
+
+    /// Returns the CPU time that this process's control groups allow it, in CPUs, if they limit it.
+    pub fn cpu_quota(&self) -> Option<f64> {
+        let Groups { version, folders } = self.control_groups("cpu", "cpu.cfs_quota_us")?;
+        let quota = |group: PathBuf| {
+            let (quota, period) = match version {
+                Version::Two => {
+                    let text = self.text(group.join("cpu.max"))?;
+                    let (quota, period) = text.split_once(' ')?;
+                    (quota.parse::<f64>().ok()?, period.parse::<f64>().ok()?)
+                }
+                // Without a quota, this is -1, which is not one of these numbers.
+                Version::One => {
+                    let number = |name| self.number(group.join(name)).map(|it| it as f64);
+                    (number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?)
+                }
+            };
+            (period > 0.0).then_some(quota / period)
+        };
+        folders.into_iter().filter_map(quota).min_by(f64::total_cmp)
+    }
+}
+
+/// Returns a word of mountinfo, in which blanks, tabs, newlines and backslashes are octal.
+fn unescaped(word: &str) -> String {
+    let codes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
+    codes.iter().fold(word.to_owned(), |word, (code, is)| word.replace(code, is))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Returns a host that has these files.
+    fn host(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let file = root.path().join(path);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+        root
+    }
+
+    fn left(files: &[(&str, &str)]) -> Option<Available> {
+        let root = host(files);
+        let files = Files(root.path());
+        files.available_memory(&files.memory_bounds())
+    }
+
+    #[test]
+    fn a_limit_of_any_enclosing_group_bounds_memory() {
+        let available = left(&[
+            ("proc/meminfo", "MemAvailable: 4096 kB\n"),
+            ("proc/self/cgroup", "0::/outer/inner\n"),
+            ("sys/fs/cgroup/outer/memory.max", "1048576\n"),
+            ("sys/fs/cgroup/outer/memory.current", "48576\n"),
+            ("sys/fs/cgroup/outer/inner/cgroup.procs", "1\n"),
+            ("sys/fs/cgroup/outer/inner/memory.max", "max\n"),
+        ]);
+        let group = Some("sys/fs/cgroup/outer".into());
+        assert_eq!(available, Some(Available { bytes: 1_000_000, group }));
+    }
+
+    #[test]
+    fn a_group_without_readable_mountinfo_and_meminfo_still_bounds() {
+        let available = left(&[
+            ("proc/self/cgroup", "4:memory:/a\n0::/\n"),
+            ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1048576\n"),
+        ]);
+        assert_eq!(available.map(|it| it.bytes), Some(MIB));
+    }
+
+    #[test]
+    fn the_group_in_a_container_is_the_one_that_is_mounted() {
+        let mount = "31 30 0:28 /box /cg\\040two rw - cgroup2 none rw\n";
+        for own in ["0::/box/a\n", "0::/../a\n", "0::/\n"] {
+            let available = left(&[
+                ("proc/self/cgroup", own),
+                ("proc/self/mountinfo", mount),
+                ("cg two/cgroup.procs", ""),
+                ("cg two/memory.high", "1048576\n"),
+            ]);
+            assert_eq!(available.map(|it| it.bytes), Some(MIB), "{own}");
+        }
+    }
+
+    #[test]
+    fn a_cpu_quota_is_read_in_both_versions() {
+        let two = host(&[
+            ("proc/self/cgroup", "0::/a\n"),
+            ("sys/fs/cgroup/cgroup.procs", ""),
+            ("sys/fs/cgroup/cpu.max", "150000 100000\n"),
+        ]);
+        assert_eq!(Files(two.path()).cpu_quota(), Some(1.5));
+        let one = |quota| {
+            host(&[
+                ("proc/self/cgroup", "3:cpu,cpuacct:/a\n"),
+                ("sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", quota),
+                ("sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n"),
+            ])
+        };
+        assert_eq!(Files(one("50000\n").path()).cpu_quota(), Some(0.5));
+        assert_eq!(Files(one("-1\n").path()).cpu_quota(), None);
+    }
+}

@@ -1,0 +1,110 @@
+//! Every reader over every host of the folder `hosts`: page sizes of 4K, 16K and 64K, control
+//! groups of version 1, 2 and both, containers, a lockdown, and text that the kernel cut.
+
+use slat_procfs::{Files, Version};
+use std::path::Path;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// What the readers are to tell.
+#[derive(Debug, Default, PartialEq)]
+struct Told {
+    version: Option<Version>,
+    available: Option<u64>,
+    limited_by: Option<&'static str>,
+    swap: Option<u64>,
+    cpus: Option<f64>,
+    huge_page: Option<u64>,
+    pools: Vec<u64>,
+    nodes: Option<Vec<usize>>,
+    placed: Option<u64>,
+    lockdown: Option<&'static str>,
+    is_root: bool,
+}
+
+/// The hosts, by the names of their folders.
+fn hosts() -> [(&'static str, Told); 4] {
+    [
+        (
+            "x86-v2",
+            Told {
+                version: Some(Version::Two),
+                // Of 1 GiB, 256 MiB are used that are no page cache.
+                available: Some(768 * MIB),
+                limited_by: Some("sys/fs/cgroup/app.slice"),
+                swap: Some(0),
+                cpus: Some(0.5),
+                huge_page: Some(2 * MIB),
+                pools: vec![2 * MIB, GIB],
+                nodes: Some(vec![0, 1]),
+                is_root: true,
+                ..Told::default()
+            },
+        ),
+        (
+            "arm-16k-hybrid",
+            Told {
+                version: Some(Version::One),
+                available: Some(256 * MIB),
+                limited_by: Some("sys/fs/cgroup/memory"),
+                swap: Some(256 * MIB),
+                cpus: Some(1.5),
+                huge_page: Some(32 * MIB),
+                pools: vec![32 * MIB],
+                nodes: Some(vec![0]),
+                ..Told::default()
+            },
+        ),
+        (
+            "arm-64k-v1",
+            Told {
+                version: Some(Version::One),
+                available: Some(4 * GIB),
+                huge_page: Some(512 * MIB),
+                pools: vec![512 * MIB],
+                placed: Some(3 << 16),
+                ..Told::default()
+            },
+        ),
+        (
+            "locked-down",
+            Told {
+                version: Some(Version::Two),
+                available: Some(256 * MIB),
+                limited_by: Some("sys/fs/cgroup"),
+                lockdown: Some("confidentiality"),
+                ..Told::default()
+            },
+        ),
+    ]
+}
+
+#[test]
+fn every_reader_tells_of_every_host_what_its_files_say() {
+    for (name, wanted) in hosts() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("hosts").join(name);
+        let files = Files(&root);
+        let bounds = files.memory_bounds();
+        let available = files.available_memory(&bounds);
+        let group = available.as_ref().and_then(|it| it.group.clone());
+        let lockdown = files.choice("sys/kernel/security/lockdown");
+        let groups = files.control_groups("memory", "memory.limit_in_bytes");
+        assert_eq!(group.as_deref(), wanted.limited_by.map(Path::new), "{name}");
+        assert_eq!(lockdown.as_deref(), wanted.lockdown, "{name}");
+        let told = Told {
+            version: groups.map(|groups| groups.version),
+            available: available.map(|it| it.bytes),
+            limited_by: wanted.limited_by,
+            swap: bounds.iter().filter_map(|bound| bound.swap).min(),
+            cpus: files.cpu_quota(),
+            huge_page: files.transparent_huge_page(),
+            pools: files.huge_pools().iter().map(|pool| pool.page_size).collect(),
+            nodes: files.list("sys/devices/system/node/online"),
+            placed: files.numa_maps(0..1 << 20).map(|nodes| nodes.values().sum()),
+            lockdown: wanted.lockdown,
+            is_root: files.is_capable(21),
+        };
+        assert_eq!(told, wanted, "{name}");
+    }
+}
