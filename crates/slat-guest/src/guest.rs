@@ -454,6 +454,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         while !(left.0)() {
             self.tables.platform().wait();
         }
+        // They have left. A thread that enters with an old reading of the clock does not count.
+        core::mem::forget(left);
     }
 
     /// Returns the number of the guest's table pages: those in its tables and in vCPUs' views,
