@@ -91,7 +91,7 @@ pub enum Error {
     #[error(
         "this host has nothing that tells which pages were used: {}",
         match refused {
-            Some(refused) => format!("{refused}; it takes root, and a kernel that is not locked down"),
+            Some(refused) => format!("{refused}; it takes root, and a kernel without lockdown"),
             None => "it needs a kernel with CONFIG_IDLE_PAGE_TRACKING, or with CONFIG_LRU_GEN and \
                      debugfs (mount -t debugfs none /sys/kernel/debug)"
                 .to_owned(),

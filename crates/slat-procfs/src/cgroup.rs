@@ -72,8 +72,8 @@ impl Files<'_> {
         found.map(|folders| Groups { version: Version::Two, folders })
     }
 
-    /// Returns a file of names, each byte of it as the character with its number: a name need not be
-    /// UTF-8, and [`path`] gives its bytes back.
+    /// Returns a file of names, each byte of it as the character with its number: a name need not
+    /// be UTF-8, and [`path`] gives its bytes back.
     fn names_of_any_bytes(&self, file: &str) -> String {
         let bytes = File::open(self.0.join(file)).ok().and_then(|file| all(&file));
         bytes.unwrap_or_default().into_iter().map(char::from).collect()
