@@ -249,6 +249,27 @@ mod tests {
     }
 
     #[test]
+    fn the_hosts_of_the_readers_are_found_as_they_are() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../slat-procfs/hosts");
+        for (host, name, status, found) in [
+            ("x86-v2", "memory available", "limited", "768 MiB"),
+            ("x86-v2", "cgroup CPU quota", "limited", "0.50 CPUs"),
+            ("arm-16k-hybrid", "cgroup memory", "limited", "version 1"),
+            ("arm-16k-hybrid", "memory available", "limited", "256 MiB"),
+            ("arm-64k-v1", "hugetlb 2m", "missing", "this kernel has no such pool"),
+            ("locked-down", "debugfs", "limited", "locked down (confidentiality)"),
+            ("odd-bytes", "KVM's debugfs", "ok", "mounted"),
+        ] {
+            let kvm = Err(slat_kvm::Error::NoKvm);
+            let evidence = Evidence::below(folder.join(host), kvm, Vec::new());
+            let findings = examine(&evidence);
+            let finding = findings.iter().find(|finding| finding.name == name).unwrap();
+            assert_eq!(finding.status.word(), status, "{host}: {finding:?}");
+            assert!(finding.found.contains(found), "{host}: {finding:?}");
+        }
+    }
+
+    #[test]
     fn what_is_not_as_it_should_be_comes_with_what_would_change_it() {
         for finding in all().into_iter().flatten() {
             assert_eq!(finding.status == Status::Ok, finding.change.is_none(), "{finding:?}");

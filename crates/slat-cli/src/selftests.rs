@@ -254,8 +254,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     let outcome = machine::run(&linux, args.machine.time_limit, session)?;
     session.finish();
     if let Some(path) = &args.machine.console {
-        fs::write(path, &outcome.console)
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        slat_lab::files::write_whole(path, outcome.console.as_bytes())?;
     }
     let answer = outcome.answer?;
     if let Some(error) = answer.error {

@@ -90,16 +90,16 @@ pub enum Error {
     /// The kernel does not report to user space which pages were used.
     #[error(
         "this host has nothing that tells which pages were used: {}",
-        if *denied {
-            "run as root to use /sys/kernel/mm/page_idle or /sys/kernel/debug/lru_gen"
-        } else {
-            "it needs a kernel with CONFIG_IDLE_PAGE_TRACKING, or with CONFIG_LRU_GEN and debugfs \
-             (mount -t debugfs none /sys/kernel/debug)"
+        match refused {
+            Some(refused) => format!("{refused}; it takes root, and a kernel without lockdown"),
+            None => "it needs a kernel with CONFIG_IDLE_PAGE_TRACKING, or with CONFIG_LRU_GEN and \
+                     debugfs (mount -t debugfs none /sys/kernel/debug)"
+                .to_owned(),
         }
     )]
     NoAccessTracking {
-        /// Whether the kernel has such an interface, but denies this process access.
-        denied: bool,
+        /// The interface that the kernel has and does not let this process use, and its error.
+        refused: Option<String>,
     },
     /// There is too little free swap for the memory beyond a limit.
     #[error(

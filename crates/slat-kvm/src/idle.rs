@@ -12,6 +12,7 @@ use crate::memory::HostMemory;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -40,14 +41,18 @@ impl Tracking {
     }
 
     fn below(root: &Path) -> Result<Self, Error> {
-        let writable = |path| OpenOptions::new().write(true).open(root.join(path)).is_ok();
+        let writable = |path| OpenOptions::new().write(true).open(root.join(path));
         match (writable(BITMAP), writable(LRU_GEN)) {
-            (true, _) => Ok(Self::IdlePages),
-            (_, true) => Ok(Self::Generations),
-            _ => {
-                let exists = |path| root.join(path).exists();
-                let denied = exists(BITMAP) || exists(LRU_GEN);
-                Err(Error::NoAccessTracking { denied })
+            (Ok(_), _) => Ok(Self::IdlePages),
+            (_, Ok(_)) => Ok(Self::Generations),
+            (bitmap, lru_gen) => {
+                let missing = |why: &io::Error| why.kind() == io::ErrorKind::NotFound;
+                let errors = [(BITMAP, bitmap), (LRU_GEN, lru_gen)];
+                let refused = errors.into_iter().find_map(|(path, it)| {
+                    let why = it.err().filter(|why| !missing(why))?;
+                    Some(format!("/{path}: {why}"))
+                });
+                Err(Error::NoAccessTracking { refused })
             }
         }
     }
@@ -93,13 +98,7 @@ impl Marker {
                     ));
                 }
                 let own = files.group("memory");
-                let group = group(&text, &own).ok_or_else(|| {
-                    Error::invalid(
-                        "/sys/kernel/debug/lru_gen",
-                        "does not list",
-                        "this control group",
-                    )
-                })?;
+                let group = group(&text, &own).ok_or_else(unlisted)?;
                 Ok(Self::Generations { path, group })
             }
         }
@@ -114,8 +113,11 @@ impl Marker {
                     .map_err(Error::os("write of page_idle/bitmap"))
             }),
             Self::Generations { path, group } => {
-                let text = lru_gen(path)?;
-                for (node, newest) in generations(&text, *group) {
+                let generations = generations(&lru_gen(path)?, *group);
+                if generations.is_empty() {
+                    return Err(unlisted());
+                }
+                for (node, newest) in generations {
                     // The last two numbers allow swap, and make the kernel look at every page.
                     let command = format!("+ {group} {node} {newest} 1 1");
                     std::fs::write(path, command).map_err(Error::os("write of lru_gen"))?;
@@ -156,12 +158,21 @@ fn frames(memory: &HostMemory) -> Result<BTreeMap<u64, u64>, Error> {
             let entry = u64::from_ne_bytes(*entry);
             if entry & PRESENT != 0 {
                 let frame = entry & FRAME;
+                // No process has frame 0: the kernel hides the frames (pagemap.rst).
+                if frame == 0 {
+                    let refused = "/proc/self/pagemap hides frames without CAP_SYS_ADMIN";
+                    return Err(Error::NoAccessTracking { refused: Some(refused.to_owned()) });
+                }
                 *words.entry(frame / 64).or_default() |= 1 << (frame % 64);
             }
         }
         at += count as u64;
     }
     Ok(words)
+}
+
+fn unlisted() -> Error {
+    Error::invalid("/sys/kernel/debug/lru_gen", "does not list", "this control group")
 }
 
 /// Returns the text of lru_gen, in which another group's name may be no UTF-8.
@@ -171,6 +182,10 @@ fn lru_gen(path: &Path) -> Result<String, Error> {
 
 /// Returns the number of a cgroup by its path.
 fn group(text: &str, path: &str) -> Option<u64> {
+    // Other groups' names with other bytes there would look the same.
+    if path.contains(char::REPLACEMENT_CHARACTER) {
+        return None;
+    }
     let mut groups = text.lines().filter_map(|line| {
         // A path may have blanks. The root's is empty.
         let line = line.strip_prefix("memcg")?.trim();
@@ -181,14 +196,18 @@ fn group(text: &str, path: &str) -> Option<u64> {
     groups.find(|(_, of)| *of == path).map(|(number, _)| number)
 }
 
-/// Returns each node and its newest generation of a cgroup.
+/// Returns each node and its newest generation of a cgroup; nothing of a text that is none.
 fn generations(text: &str, group: u64) -> Vec<(u64, u64)> {
     let (mut inside, mut found) = (false, Vec::<(u64, u64)>::new());
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             ["memcg", number, ..] => inside = number.parse() == Ok(group),
-            ["node", number] if inside => found.push((number.parse().unwrap_or(0), 0)),
+            ["node", number] if inside => match number.parse() {
+                Ok(node) => found.push((node, 0)),
+                // What follows would count for another node.
+                Err(_) => return Vec::new(),
+            },
             [generation, ..] if inside => {
                 if let (Some(last), Ok(number)) = (found.last_mut(), generation.parse()) {
                     last.1 = last.1.max(number);
@@ -216,13 +235,20 @@ mod tests {
         );
         assert_eq!(generations(TEXT, 42), [(0, 10), (1, 3)]);
         assert_eq!(generations(TEXT, 1), [(0, 1)]);
+        assert_eq!(generations(&TEXT.replace("node     1", "node     ?"), 42), []);
+        assert_eq!(group("memcg 1 /\u{fffd}\n", "/\u{fffd}"), None);
     }
 
     #[test]
     fn a_host_without_access_tracking_is_distinguished_from_one_that_needs_root() {
         let root = std::env::temp_dir().join(format!("slat-idle-{}", std::process::id()));
         std::fs::create_dir_all(root.join("sys/kernel/mm/page_idle")).unwrap();
-        assert!(matches!(Tracking::below(&root), Err(Error::NoAccessTracking { denied: false })));
+        assert!(matches!(Tracking::below(&root), Err(Error::NoAccessTracking { refused: None })));
+        // As a folder, it is there and refused, whoever asks.
+        std::fs::create_dir(root.join(BITMAP)).unwrap();
+        let refused = Tracking::below(&root).unwrap_err().to_string();
+        assert!(refused.contains("page_idle/bitmap: Is a directory"), "{refused}");
+        std::fs::remove_dir(root.join(BITMAP)).unwrap();
         std::fs::write(root.join(BITMAP), []).unwrap();
         assert_eq!(Tracking::below(&root).unwrap(), Tracking::IdlePages);
         std::fs::remove_dir_all(root).unwrap();
@@ -232,9 +258,12 @@ mod tests {
     fn frames_of_a_memory_are_found_where_the_kernel_shows_them() {
         let memory = HostMemory::new(1 << 20, crate::Backing::Small).unwrap();
         (0..256).for_each(|page| memory.write(page * 4096, 1).unwrap());
-        let words = frames(&memory).unwrap();
-        let pages: u32 = words.values().map(|bits| bits.count_ones()).sum();
-        // Without CAP_SYS_ADMIN the kernel shows all frames as 0.
-        assert!(pages == 256 || words.keys().eq([&0]), "{words:?}");
+        match frames(&memory) {
+            Ok(words) => {
+                let pages: u32 = words.values().map(|bits| bits.count_ones()).sum();
+                assert_eq!(pages, 256, "{words:?}");
+            }
+            Err(error) => assert!(error.to_string().contains("CAP_SYS_ADMIN"), "{error}"),
+        }
     }
 }

@@ -73,7 +73,10 @@ fn free(node: u32, backing: Backing) -> Option<u64> {
         let size = backing.page_size();
         let pool = folder.join(format!("hugepages/hugepages-{}kB/free_hugepages", size >> 10));
         // Without this file, the node has no pool of that size.
-        return files.number(pool).unwrap_or(0).checked_mul(size);
+        if !files.0.join(&pool).exists() {
+            return Some(0);
+        }
+        return files.number(pool)?.checked_mul(size);
     }
     let text = files.text(folder.join("meminfo"))?;
     let field = |name| slat_procfs::bytes(&text, &format!("Node {node} {name}"));

@@ -35,7 +35,7 @@ impl Events {
     /// Returns how often an event occurred.
     pub fn count(&self, event: &str) -> Option<u64> {
         let text = slat_procfs::lossy(std::fs::read(self.instance.join("trace")).ok()?);
-        Some(count(&text, event))
+        count(&text, event)
     }
 }
 
@@ -46,10 +46,18 @@ impl Drop for Events {
     }
 }
 
-fn count(text: &str, event: &str) -> u64 {
+fn count(text: &str, event: &str) -> Option<u64> {
+    // `# entries-in-buffer/entries-written: 5/5   #P:2`: if the kernel wrote more than it still
+    // has, nobody knows how many of them were this event.
+    let entries = text.lines().find_map(|line| line.strip_prefix("# entries-in-buffer/"));
+    let entries = entries?.strip_prefix("entries-written:")?.split_whitespace().next()?;
+    let (kept, written) = entries.split_once('/')?;
+    if kept != written {
+        return None;
+    }
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let name = |line: &&str| line.split(": ").nth(1) == Some(event);
-    lines.filter(name).count() as u64
+    Some(lines.filter(name).count() as u64)
 }
 
 #[cfg(test)]
@@ -58,10 +66,12 @@ mod tests {
 
     #[test]
     fn events_are_counted_by_their_name() {
-        let text = "# tracer: nop\n#\n\
+        let text = "# tracer: nop\n#\n# entries-in-buffer/entries-written: 3/3   #P:2\n#\n\
             vcpu0-142 [001] .....  1.5: kvm_toggle_cache: VCPU op: was on, now off\n\
             vcpu1-143 [000] d.h2.  1.6: kvm_toggle_cache: VCPU op: was off, now on\n\
             vcpu1-143 [000] d.h2.  1.7: kvm_set_way_flush: S/W flush\n";
-        assert_eq!((count(text, "kvm_toggle_cache"), count(text, "kvm_entry")), (2, 0));
+        assert_eq!((count(text, "kvm_toggle_cache"), count(text, "kvm_entry")), (Some(2), Some(0)));
+        let overwritten = text.replace("3/3", "3/4");
+        assert_eq!(count(&overwritten, "kvm_toggle_cache"), None);
     }
 }

@@ -9,13 +9,13 @@
 use crate::failure::bad_input;
 use anyhow::Context;
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, fstatfs, openat, readlinkat,
-    renameat, renameat_with, unlinkat,
+    AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, fstatfs, mkdirat, openat,
+    readlinkat, renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
@@ -29,10 +29,10 @@ pub const PAGE: &str = "report.html";
 /// Creates the directory, and checks that files can be created in it.
 ///
 /// # Errors
-/// Files cannot be created there.
+/// Files cannot be created there, or it is reached through another user's link.
 pub fn writable(directory: &Path) -> anyhow::Result<()> {
-    let made = fs::create_dir_all(directory).and_then(|()| check(&directory.join(RESULTS)));
-    made.map_err(|error| {
+    let made = Target::find(&directory.join(RESULTS), Missing::Make);
+    made.and_then(Target::check).map_err(|error| {
         bad_input(format!(
             "--output {}: cannot write there ({error}); name a directory that can be written to",
             directory.display()
@@ -57,12 +57,7 @@ pub fn write_whole(path: &Path, text: &[u8]) -> anyhow::Result<()> {
 /// # Errors
 /// Those of [`write_whole`].
 pub fn check(path: &Path) -> io::Result<()> {
-    match Target::find(path)? {
-        Target::Name(name) => name.temporary().map(drop),
-        // To open a FIFO would wait for its reader.
-        Target::Opened(Some(node)) if !node.is_fifo() => node.append().map(drop),
-        Target::Opened(_) => Ok(()),
-    }
+    Target::find(path, Missing::Refuse)?.check()
 }
 
 /// A text that is on disk under a temporary name, or that is written where nothing can be replaced.
@@ -79,17 +74,14 @@ impl Staged {
     /// # Errors
     /// Those of [`write_whole`].
     pub fn new(path: &Path, text: &[u8]) -> io::Result<Self> {
-        let stage = match Target::find(path)? {
+        let stage = match Target::find(path, Missing::Refuse)? {
             Target::Name(name) => {
                 let mut file = name.temporary()?;
                 file.file.write_all(text)?;
                 file.file.sync_all()?;
                 Stage::File(file)
             }
-            Target::Opened(Some(there)) => Stage::Open(there.append()?, text.to_owned()),
-            Target::Opened(None) => {
-                Stage::Open(File::options().append(true).open(path)?, text.to_owned())
-            }
+            Target::Opened(there) => Stage::Open(there.append()?, text.to_owned()),
         };
         Ok(Self(stage))
     }
@@ -110,16 +102,23 @@ impl Staged {
 enum Target {
     /// A name in a folder, under which there is a file of this user's or none.
     Name(Name),
-    /// A device or a FIFO. `None`: an open file of a process, to be opened by its path.
-    Opened(Option<Node>),
+    /// A device or a FIFO, or one that a process has open.
+    Opened(Node),
+}
+
+/// What is done about a folder that is not there.
+#[derive(Clone, Copy, PartialEq)]
+enum Missing {
+    Make,
+    Refuse,
 }
 
 /// A name in a folder that was opened.
 struct Name {
     folder: OwnedFd,
     name: OsString,
-    /// The permissions of the file that is there.
-    mode: Option<Mode>,
+    /// The file that is there.
+    found: Option<Stat>,
 }
 
 /// What is no regular file.
@@ -127,6 +126,8 @@ struct Node {
     folder: OwnedFd,
     name: OsString,
     found: Stat,
+    /// Whether the name is a descriptor of a process: a link of procfs that is no path.
+    is_descriptor: bool,
 }
 
 /// Most symbolic links that lead to a file, as in path_resolution(7).
@@ -144,7 +145,16 @@ fn names(path: &Path) -> impl DoubleEndedIterator<Item = OsString> {
 }
 
 impl Target {
-    fn find(path: &Path) -> io::Result<Self> {
+    fn check(self) -> io::Result<()> {
+        match self {
+            Self::Name(name) => name.temporary().map(drop),
+            // To open a FIFO would wait for its reader.
+            Self::Opened(node) if is(&node.found, FileType::Fifo) => Ok(()),
+            Self::Opened(node) => node.append().map(drop),
+        }
+    }
+
+    fn find(path: &Path, missing: Missing) -> io::Result<Self> {
         const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
         const LINK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
         let open = |at: &str| openat(rustix::fs::CWD, at, FOLDER, Mode::empty());
@@ -158,14 +168,22 @@ impl Target {
             }
             let here = match openat(&folder, &name, LINK, Mode::empty()) {
                 Err(Errno::NOENT) if left.is_empty() => {
-                    return Ok(Self::Name(Name { folder, name, mode: None }));
+                    return Ok(Self::Name(Name { folder, name, found: None }));
+                }
+                Err(Errno::NOENT) if missing == Missing::Make => {
+                    match mkdirat(&folder, &name, Mode::from_raw_mode(0o777)) {
+                        // Somebody was faster, perhaps with a link: it is looked at as any other.
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                    openat(&folder, &name, LINK, Mode::empty())?
                 }
                 here => here?,
             };
             let found = fstat(&here)?;
             match FileType::from_raw_mode(found.st_mode) {
                 FileType::Symlink if is_open_file(&folder, &name)? => {
-                    return Self::open_file(&folder, &name);
+                    return Self::open_file(folder, name);
                 }
                 FileType::Symlink if ![0, user].contains(&found.st_uid) => {
                     return Err(refused(format!(
@@ -202,8 +220,7 @@ impl Target {
         let own = found.st_uid == user;
         match kind {
             FileType::RegularFile if own => {
-                let mode = Some(Mode::from_raw_mode(found.st_mode));
-                Ok(Self::Name(Name { folder, name, mode }))
+                Ok(Self::Name(Name { folder, name, found: Some(found) }))
             }
             FileType::RegularFile => Err(refused(format!(
                 "the file belongs to another user (number {}); remove it, or name another",
@@ -212,20 +229,28 @@ impl Target {
             FileType::Fifo if !own && found.st_uid != 0 => {
                 Err(refused(format!("the FIFO belongs to another user (number {})", found.st_uid)))
             }
-            _ => Ok(Self::Opened(Some(Node { folder, name, found }))),
+            _ => Ok(Self::Opened(Node { folder, name, found, is_descriptor: false })),
         }
     }
 
-    /// A descriptor of a process, such as `/dev/stdout`, which is opened by its path.
-    fn open_file(folder: &OwnedFd, name: &OsStr) -> io::Result<Self> {
-        let found = rustix::fs::statat(folder, name, AtFlags::empty())?;
-        if FileType::from_raw_mode(found.st_mode) == FileType::RegularFile {
+    /// A descriptor of a process, such as `/dev/stdout`.
+    fn open_file(folder: OwnedFd, name: OsString) -> io::Result<Self> {
+        let found = statat(&folder, &name, AtFlags::empty())?;
+        if is(&found, FileType::RegularFile) {
             // A new file would not have what the process writes, and a second opening has a
             // position of its own.
             return Err(io::Error::other("an open file of a process; name the file itself"));
         }
-        Ok(Self::Opened(None))
+        Ok(Self::Opened(Node { folder, name, found, is_descriptor: true }))
     }
+}
+
+fn is(found: &Stat, kind: FileType) -> bool {
+    FileType::from_raw_mode(found.st_mode) == kind
+}
+
+fn are_same(one: &Stat, other: &Stat) -> bool {
+    (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 }
 
 /// Returns whether a link is one of procfs that stands for a file, not for a path.
@@ -234,21 +259,20 @@ fn is_open_file(folder: &OwnedFd, name: &OsStr) -> io::Result<bool> {
 }
 
 impl Node {
-    fn is_fifo(&self) -> bool {
-        FileType::from_raw_mode(self.found.st_mode) == FileType::Fifo
-    }
-
     /// Opens what was looked at, and nothing that has its name by now.
     fn append(&self) -> io::Result<File> {
-        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
+        flags.set(OFlags::NOFOLLOW, !self.is_descriptor);
         let file = openat(&self.folder, &self.name, flags, Mode::empty())?;
-        let found = fstat(&file)?;
-        let same = (found.st_dev, found.st_ino) == (self.found.st_dev, self.found.st_ino);
-        if self.is_fifo() && !same {
-            return Err(refused("another file has the name by now".to_owned()));
+        if !are_same(&fstat(&file)?, &self.found) {
+            return Err(changed());
         }
         Ok(file.into())
     }
+}
+
+fn changed() -> io::Error {
+    refused("another file has the name by now".to_owned())
 }
 
 /// A file under a temporary name, which is removed when it is dropped.
@@ -263,14 +287,15 @@ impl Name {
     fn temporary(self) -> io::Result<Temporary> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         // Others may read a report, as any new file, unless they could not read the last one.
-        let mode = self.mode.unwrap_or(Mode::from_raw_mode(0o666));
+        let kept = self.found.map(|found| Mode::from_raw_mode(found.st_mode));
+        let mode = kept.unwrap_or(Mode::from_raw_mode(0o666));
         loop {
             let name = format!(".slat-{:016x}", fastrand::u64(..));
             match openat(&self.folder, &name, flags | OFlags::CLOEXEC, mode) {
                 Err(Errno::EXIST) => {}
                 file => {
                     let file = File::from(file?);
-                    if self.mode.is_some() {
+                    if kept.is_some() {
                         fchmod(&file, mode)?;
                     }
                     return Ok(Temporary { file, temporary: name.into(), to: self });
@@ -283,17 +308,29 @@ impl Name {
 impl Temporary {
     fn publish(mut self) -> io::Result<()> {
         let (folder, from, to) = (self.to.folder.as_fd(), &self.temporary, &self.to.name);
-        let replaces = || renameat(folder, from, folder, to);
-        let renamed = match self.to.mode {
-            Some(_) => replaces(),
-            // Where there was no file, one that came meanwhile is not ours.
-            None => match renameat_with(folder, from, folder, to, RenameFlags::NOREPLACE) {
-                // File systems without it.
-                Err(Errno::INVAL | Errno::NOSYS) => replaces(),
+        let rename = |flags| renameat_with(folder, from, folder, to, flags);
+        let renamed = match &self.to.found {
+            // What comes out of the exchange is removed with the temporary name, unless it is not
+            // the file that was looked at: then it gets its name back.
+            Some(found) => match rename(RenameFlags::EXCHANGE) {
+                Ok(()) if are_same(&statat(folder, from, AtFlags::SYMLINK_NOFOLLOW)?, found) => {
+                    return Ok(());
+                }
+                Ok(()) => {
+                    rename(RenameFlags::EXCHANGE)?;
+                    return Err(changed());
+                }
+                Err(Errno::NOENT) => rename(RenameFlags::NOREPLACE),
                 renamed => renamed,
             },
+            // Where there was no file, one that came meanwhile is not ours.
+            None => rename(RenameFlags::NOREPLACE),
         };
-        renamed?;
+        match renamed {
+            // File systems without flags.
+            Err(Errno::INVAL | Errno::NOSYS) => renameat(folder, from, folder, to)?,
+            renamed => renamed?,
+        }
         self.temporary.clear();
         Ok(())
     }
@@ -311,6 +348,7 @@ impl Drop for Temporary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, chown, lchown, symlink};
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -422,6 +460,57 @@ mod tests {
         assert!(error.contains("belongs to another user (number 65534)"), "{error}");
         assert!(write_whole(&path, b"report").is_err());
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+    }
+
+    #[test]
+    fn a_file_that_came_after_the_look_keeps_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        for there in [None, Some("old")] {
+            let _ = fs::remove_file(&path);
+            there.into_iter().for_each(|text| fs::write(&path, text).unwrap());
+            let staged = Staged::new(&path, b"report").unwrap();
+            fs::write(folder.path().join("new"), "new").unwrap();
+            fs::rename(folder.path().join("new"), &path).unwrap();
+            assert!(staged.publish().is_err());
+            assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        }
+        // One that went meanwhile is made.
+        let staged = Staged::new(&path, b"report").unwrap();
+        fs::remove_file(&path).unwrap();
+        staged.publish().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "report");
+        assert_eq!(kinds(folder.path()).len(), 1);
+    }
+
+    #[test]
+    fn what_is_opened_is_what_was_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let socket = std::os::unix::net::UnixListener::bind(at("node")).unwrap();
+        let Target::Opened(node) = Target::find(&at("node"), Missing::Refuse).unwrap() else {
+            panic!("a socket is no regular file")
+        };
+        fs::write(at("file"), "old").unwrap();
+        fs::remove_file(at("node")).unwrap();
+        fs::hard_link(at("file"), at("node")).unwrap();
+        assert!(node.append().unwrap_err().to_string().contains("by now"));
+        drop(socket);
+    }
+
+    #[test]
+    fn a_folder_is_made_in_no_place_that_another_users_link_leads_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        writable(&at("a/b")).unwrap();
+        assert!(at("a/b").is_dir() && kinds(&at("a/b")).is_empty());
+        symlink(at("a"), at("link")).unwrap();
+        writable(&at("link/own")).unwrap();
+        assert!(at("a/own").is_dir());
+        if is_root() {
+            lchown(at("link"), OTHER, None).unwrap();
+            assert!(writable(&at("link/other")).is_err() && !at("a/other").exists());
+        }
     }
 
     #[test]

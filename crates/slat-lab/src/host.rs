@@ -264,8 +264,11 @@ fn own_words(command_line: String) -> String {
 /// Returns the bytes of memory that are available now: the kernel's estimate, or what is left below
 /// the limit of this process's control groups, if that is less.
 pub fn memory_available() -> u64 {
-    // Kernels without this value are older than any that this program supports.
-    available_memory(Files::here()).unwrap_or(0)
+    available_memory(Files::here()).unwrap_or_else(|| {
+        // Without /proc, the kernel tells what is free, and not what it would free.
+        let host = rustix::system::sysinfo();
+        host.freeram.saturating_mul(host.mem_unit.into())
+    })
 }
 
 fn available_memory(files: Files<'_>) -> Option<u64> {

@@ -1,7 +1,10 @@
 //! The control groups of this process, and what their limits leave it
 //! (admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
 
-use crate::{Files, value_of};
+use crate::{Files, all, value_of};
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Component, Path, PathBuf};
 
 /// Version of the hierarchy that has a controller.
@@ -50,7 +53,7 @@ impl Files<'_> {
     /// Returns this process's groups of a controller: those of version 1 if they have the file
     /// `first`, or else those of version 2.
     pub fn control_groups(&self, controller: &str, first: &str) -> Option<Groups> {
-        let own = self.text("proc/self/cgroup").unwrap_or_default();
+        let own = self.names_of_any_bytes("proc/self/cgroup");
         let lines = || own.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
         let has = |names: &str| names.split(',').any(|name| name == controller);
         let one = lines().find(|(names, _)| has(names)).map(|(_, path)| path);
@@ -69,10 +72,17 @@ impl Files<'_> {
         found.map(|folders| Groups { version: Version::Two, folders })
     }
 
+    /// Returns a file of names, each byte of it as the character with its number: a name need not
+    /// be UTF-8, and [`path`] gives its bytes back.
+    fn names_of_any_bytes(&self, file: &str) -> String {
+        let bytes = File::open(self.0.join(file)).ok().and_then(|file| all(&file));
+        bytes.unwrap_or_default().into_iter().map(char::from).collect()
+    }
+
     /// Returns the mounted hierarchies that have a controller, in version 1, or those of version 2:
     /// the group that is mounted, and where.
     fn hierarchies(&self, controller: Option<&str>) -> Vec<(String, PathBuf)> {
-        let text = self.text("proc/self/mountinfo").unwrap_or_default();
+        let text = self.names_of_any_bytes("proc/self/mountinfo");
         let hierarchy = |line: &str| {
             let (mount, kind) = line.split_once(" - ")?;
             let mut kind = kind.split(' ');
@@ -83,7 +93,7 @@ impl Files<'_> {
             };
             let mut words = mount.split(' ').skip(3).map(unescaped);
             let (root, at) = (words.next()?, words.next()?);
-            wanted.then(|| (root, PathBuf::from(at.trim_start_matches('/'))))
+            wanted.then(|| (root, path(at.trim_start_matches('/'))))
         };
         text.lines().filter_map(hierarchy).collect()
     }
@@ -92,9 +102,9 @@ impl Files<'_> {
     /// to the mount. In a container the path may be one of the host: then the mount is the group.
     fn below(&self, mount: &(String, PathBuf), paths: &[&str], file: &str) -> Option<Vec<PathBuf>> {
         let (root, at) = mount;
-        let relative = |path: &&str| {
-            let path = Path::new(path);
-            let path = path.strip_prefix(root).or_else(|_| path.strip_prefix("/")).ok()?;
+        let relative = |own: &&str| {
+            let own = path(own);
+            let path = own.strip_prefix(path(root)).or_else(|_| own.strip_prefix("/")).ok()?;
             // A group outside of this process's namespace.
             let is_inside = !path.components().any(|part| part == Component::ParentDir);
             is_inside.then(|| path.to_owned())
@@ -175,6 +185,11 @@ impl Files<'_> {
     }
 }
 
+/// Returns the path that a part of [`Files::names_of_any_bytes`] is.
+fn path(name: &str) -> PathBuf {
+    OsString::from_vec(name.chars().map(|byte| byte as u8).collect()).into()
+}
+
 /// Returns a word of mountinfo, in which blanks, tabs, newlines and backslashes are octal.
 fn unescaped(word: &str) -> String {
     let codes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
@@ -240,6 +255,23 @@ mod tests {
             ]);
             assert_eq!(available.map(|it| it.bytes), Some(MIB), "{own}");
         }
+    }
+
+    #[test]
+    fn a_limit_bounds_in_a_group_and_below_a_mount_whose_names_are_no_utf8() {
+        let root = tempfile::tempdir().unwrap();
+        let name = |text: &[u8]| root.path().join(OsString::from_vec(text.to_vec()));
+        let write = |at: &[u8], text: &[u8]| {
+            fs::create_dir_all(name(at).parent().unwrap()).unwrap();
+            fs::write(name(at), text).unwrap();
+        };
+        write(b"proc/self/cgroup", b"0::/caf\xe9/\xc3\n");
+        write(b"proc/self/mountinfo", b"31 30 0:28 / /\xff\\040cg rw - cgroup2 none rw\n");
+        write(b"\xff cg/caf\xe9/\xc3/memory.max", b"1048576\n");
+        write(b"\xff cg/cgroup.procs", b"");
+        let files = Files(root.path());
+        let available = files.available_memory(&files.memory_bounds());
+        assert_eq!(available.map(|it| it.bytes), Some(MIB));
     }
 
     #[test]

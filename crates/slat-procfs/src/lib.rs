@@ -192,14 +192,18 @@ impl Files<'_> {
         let text = self.text("proc/self/stat")?;
         // utime, stime, cutime and cstime. The name before them is in parentheses and may contain
         // blanks.
-        let words = text.rsplit_once(')')?.1.split_whitespace().skip(11).take(4);
-        words.map(|word| word.parse::<u64>().ok()).sum()
+        let mut words = text.rsplit_once(')')?.1.split_whitespace().skip(11);
+        (0..4).map(|_| words.next()?.parse::<u64>().ok()).sum()
     }
 
     /// Returns for how many nanoseconds the calling thread was ready and waited for a CPU, and how
     /// often it got one (scheduler/sched-stats.rst), where the kernel counts that.
     pub fn waits(&self) -> Option<(u64, u64)> {
         let text = self.text("proc/thread-self/schedstat")?;
+        // A kernel that does not count has the file, too.
+        if text == "0 0 0" {
+            return None;
+        }
         let mut words = text.split_whitespace().skip(1).map(str::parse);
         Some((words.next()?.ok()?, words.next()?.ok()?))
     }
@@ -282,9 +286,13 @@ pub fn lossy(bytes: Vec<u8>) -> String {
 
 /// All of a file, which may be read again later. Bytes that are no UTF-8, such as those of a name
 /// that the kernel cut within a character, become replacement characters: they hide nothing else.
-/// The kernel says that files of its own are empty, so that the library would begin with little
-/// room, and ask for most of them a dozen times.
 pub fn whole(file: &fs::File) -> Option<String> {
+    all(file).map(lossy)
+}
+
+/// All bytes of a file. The kernel says that files of its own are empty, so that the library would
+/// begin with little room, and ask for most of them a dozen times.
+fn all(file: &fs::File) -> Option<Vec<u8>> {
     const ROOM: usize = 4096;
     let (mut bytes, mut length) = (Vec::new(), 0);
     loop {
@@ -299,7 +307,7 @@ pub fn whole(file: &fs::File) -> Option<String> {
         }
     }
     bytes.truncate(length);
-    Some(lossy(bytes))
+    Some(bytes)
 }
 
 fn address(text: &str) -> Result<u64, std::num::ParseIntError> {
@@ -410,14 +418,14 @@ mod tests {
     fn a_process_used_its_own_time_and_that_of_its_children() {
         let text = "7 (a) b) S 1 7 7 0 -1 0 1 2 3 4 50 6 700 8 20 0";
         assert_eq!(with("proc/self/stat", text, |files| files.own()), Some(764));
-        assert_eq!(with("proc/self/stat", "7 (a) S 1", |files| files.own()), Some(0));
+        assert_eq!(with("proc/self/stat", "7 (a) S 1", |files| files.own()), None);
     }
 
     #[test]
     fn a_thread_waited_so_long_and_so_often() {
         let waits = |text| with("proc/thread-self/schedstat", text, |files| files.waits());
         assert_eq!(waits("70 2210450 3\n"), Some((2210450, 3)));
-        assert_eq!(waits("70 2210450\n"), None);
+        assert_eq!((waits("70 2210450\n"), waits("0 0 0\n")), (None, None));
     }
 
     #[test]

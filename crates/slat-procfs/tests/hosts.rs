@@ -1,5 +1,6 @@
 //! Every reader over every host of the folder `hosts`: page sizes of 4K, 16K and 64K, control
-//! groups of version 1, 2 and both, containers, a lockdown, and text that the kernel cut.
+//! groups of version 1, 2 and both, containers, a lockdown, names that are no UTF-8, and text that
+//! the kernel cut.
 
 use slat_procfs::{Files, Version};
 use std::path::Path;
@@ -21,10 +22,16 @@ struct Told {
     placed: Option<u64>,
     lockdown: Option<&'static str>,
     is_root: bool,
+    has_debugfs: bool,
+    /// Bytes in transparent huge pages.
+    huge: Option<u64>,
+    /// The time that the process used, of all time.
+    used: Option<(u64, u64)>,
+    waits: Option<(u64, u64)>,
 }
 
 /// The hosts, by the names of their folders.
-fn hosts() -> [(&'static str, Told); 4] {
+fn hosts() -> [(&'static str, Told); 5] {
     [
         (
             "x86-v2",
@@ -77,6 +84,18 @@ fn hosts() -> [(&'static str, Told); 4] {
                 ..Told::default()
             },
         ),
+        (
+            // Its list of nodes is cut within a number, and its kernel does not count waits.
+            "odd-bytes",
+            Told {
+                placed: Some(3 << 12),
+                is_root: true,
+                has_debugfs: true,
+                huge: Some(4 * MIB),
+                used: Some((764, 36)),
+                ..Told::default()
+            },
+        ),
     ]
 }
 
@@ -104,6 +123,10 @@ fn every_reader_tells_of_every_host_what_its_files_say() {
             placed: files.numa_maps(0..1 << 20).map(|nodes| nodes.values().sum()),
             lockdown: wanted.lockdown,
             is_root: files.is_capable(21),
+            has_debugfs: files.is_mounted("debugfs"),
+            huge: files.anon_huge_pages(0..1 << 20),
+            used: files.own().zip(files.ticks().map(|ticks| ticks.all)),
+            waits: files.waits(),
         };
         assert_eq!(told, wanted, "{name}");
     }

@@ -92,6 +92,13 @@ impl Evidence {
         flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == name))
     }
 
+    /// Returns whether the kernel has a file system, as far as it tells.
+    pub(super) fn may_have(&self, file_system: &str) -> bool {
+        let known = self.files().text("proc/filesystems");
+        let is_it = |line: &str| line.split_whitespace().last() == Some(file_system);
+        known.is_none_or(|known| known.lines().any(is_it)) || self.files().is_mounted(file_system)
+    }
+
     /// Returns a parameter of one of KVM's modules.
     pub(super) fn parameter(&self, module: &str, name: &str) -> Option<&str> {
         self.host.kvm.parameters.get(module)?.get(name)?.0.as_deref()

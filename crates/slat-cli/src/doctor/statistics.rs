@@ -36,12 +36,10 @@ fn debugfs(evidence: &Evidence) -> Finding {
             Change::by_hand("switch Secure Boot off, or boot without lockdown="),
         );
     }
-    let known = evidence.files().text("proc/filesystems").unwrap_or_default();
-    let is_known = known.lines().any(|line| line.split_whitespace().last() == Some("debugfs"));
     match (evidence.files().is_mounted("debugfs"), evidence.access("sys/kernel/debug")) {
         (true, Access::Readable) if evidence.files().is_capable(SYS_ADMIN) => subject.ok("mounted"),
         (true, _) => subject.limited("mounted, for root", Change::command("sudo slat bench age …")),
-        (false, _) if is_known => subject
+        (false, _) if evidence.may_have("debugfs") => subject
             .missing("not mounted", Change::command("mount -t debugfs none /sys/kernel/debug")),
         (false, _) => subject.missing(
             "this kernel has none",

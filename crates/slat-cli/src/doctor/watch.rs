@@ -134,8 +134,6 @@ fn events(evidence: &Evidence) -> Finding {
         "Times in faults and other exits, and what the host takes back: kvm_exit, \
          kvm_unmap_hva_range.",
     );
-    let known = evidence.files().text("proc/filesystems").unwrap_or_default();
-    let is_known = known.lines().any(|line| line.split_whitespace().last() == Some(TRACER));
     let without = evidence.files().0.join("sys/module/kvm_pvm").exists();
     let is_root = evidence.files().is_capable(SYS_ADMIN);
     if let Some(why) = refusal(evidence, "sys/kernel/tracing/events/kvm/kvm_exit/id")
@@ -144,7 +142,7 @@ fn events(evidence: &Evidence) -> Finding {
         return subject.missing(why, unlocked());
     }
     match is_root {
-        _ if !is_known && !evidence.files().is_mounted(TRACER) => subject.missing(
+        _ if !evidence.may_have(TRACER) => subject.missing(
             "this kernel has no tracefs",
             Change::nothing("a kernel with CONFIG_FTRACE and CONFIG_TRACEPOINTS has it"),
         ),
@@ -188,8 +186,6 @@ fn debugfs(evidence: &Evidence) -> Finding {
         IT,
         "Sums of a VM whose VMM holds no statistics descriptors, and which thread runs which vCPU.",
     );
-    let known = evidence.files().text("proc/filesystems").unwrap_or_default();
-    let is_known = known.lines().any(|line| line.split_whitespace().last() == Some("debugfs"));
     let is_mounted = evidence.files().is_mounted("debugfs");
     let is_root = evidence.files().is_capable(SYS_ADMIN);
     let folder = "sys/kernel/debug/kvm";
@@ -201,7 +197,7 @@ fn debugfs(evidence: &Evidence) -> Finding {
         return subject.missing(why, unlocked());
     }
     match is_root {
-        _ if !is_known && !is_mounted => subject.missing(
+        _ if !evidence.may_have("debugfs") => subject.missing(
             "this kernel has none",
             Change::nothing("a kernel with CONFIG_DEBUG_FS has it"),
         ),

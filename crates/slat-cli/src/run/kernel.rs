@@ -12,12 +12,12 @@ use serde_json::json;
 use slat_kernel::vm::Architecture;
 use slat_kernel::{Author, Edited, Edits, Mail};
 use slat_lab::failure::bad_input;
+use slat_lab::files::{writable, write_whole};
 use slat_lab::report::text;
 use slat_lab::run::output::{self, print};
 use slat_lab::session::Session;
 use slat_lab::table::Table;
 use std::fmt::Write as _;
-use std::path::Path;
 use std::process::{Command, ExitCode};
 
 /// Runs the action of `slat kernel`.
@@ -142,9 +142,7 @@ fn patch(args: &PatchArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
         ));
     }
     let edits = args.tree.edits.edits.as_deref();
-    std::fs::create_dir_all(&args.output).map_err(|error| {
-        bad_input(format!("--output {}: cannot make this folder ({error})", args.output.display()))
-    })?;
+    writable(&args.output)?;
     let source = Source::find(&TreeChoice::from(&args.tree), edits, session)?;
     let known = Edits::read(edits)?;
     let series = args.tree.names.iter().filter_map(|name| {
@@ -154,8 +152,7 @@ fn patch(args: &PatchArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     let covers: Vec<&str> = series.map(|series| &*series.cover).collect();
     for mail in Mail::series(&covers.join("\n\n"), &source.edited, &author()) {
         let path = args.output.join(&mail.file);
-        std::fs::write(&path, &mail.text)
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        write_whole(&path, mail.text.as_bytes())?;
         print(&format!("{}\n", path.display()))?;
     }
     Ok(ExitCode::SUCCESS)
@@ -194,7 +191,7 @@ fn boot(args: &BootArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     };
     let run = emulate::run(&emulated, session)?;
     if let Some(path) = &machine.console {
-        written(path, &run.console)?;
+        write_whole(path, run.console.as_bytes())?;
     }
     let ended = run.end?;
     let Some(report) = ended.report.filter(|_| ended.exit_code == 0) else {
@@ -262,8 +259,4 @@ fn architecture(asked: Option<Architecture>) -> anyhow::Result<Architecture> {
     asked
         .or_else(Architecture::of_this_machine)
         .ok_or_else(|| bad_input("kernels are built for x86_64 and aarch64; name one by --arch"))
-}
-
-fn written(path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -137,7 +137,9 @@ fn file(files: &Files<'_>) -> Result<(PathBuf, Option<OwnedFd>), String> {
 fn group(text: &str, groups: &str) -> Option<Group> {
     let lines = groups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
     let of_memory = |names: &str| names.is_empty() || names.split(',').any(|it| it == "memory");
-    let paths = lines.filter(|(names, _)| of_memory(names)).map(|(_, path)| path);
+    // Another group's name with other bytes in place of a replacement would look the same.
+    let is_sure = |path: &&str| !path.contains(char::REPLACEMENT_CHARACTER);
+    let paths = lines.filter(|(names, _)| of_memory(names)).map(|(_, path)| path).filter(is_sure);
     let above = paths.flat_map(|path| Path::new(path).ancestors()).filter_map(Path::to_str);
     let mut above = above.filter(|path| *path != "/");
     let known: Vec<Group> = text.lines().filter_map(head).collect();
