@@ -1,7 +1,6 @@
 //! A fault while a thread converts its page.
 
 use crate::fixture::*;
-use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa, GpaRange};
 use slat_guest::{ExecuteHuge, MemoryKind};
 

@@ -298,11 +298,40 @@ pub fn writable(worker: &mut TheWorker, gpa: u64) -> bool {
     at(worker, gpa).is_some_and(|leaf| leaf.attributes.write)
 }
 
+/// A value that a thread of a model takes or leaves.
+struct Carried<T>(T);
+
+// SAFETY: loom runs all threads of a model on one thread of the host.
+unsafe impl<T> Send for Carried<T> {}
+
+impl<T, F: FnOnce() -> T> Carried<F> {
+    fn run(self) -> Carried<T> {
+        Carried(self.0())
+    }
+}
+
+pub struct Thread<T>(loom::thread::JoinHandle<Carried<T>>);
+
+impl<T> Thread<T> {
+    pub fn join(self) -> std::thread::Result<T> {
+        self.0.join().map(|result| result.0)
+    }
+}
+
+/// Starts a thread of a model with a stack of 512 KiB: loom's own, of 32 KiB, is too small for an
+/// invalidation within another call.
+pub fn spawn<T: 'static>(run: impl FnOnce() -> T + 'static) -> Thread<T> {
+    let (run, words) = (Carried(run), 0x1_0000);
+    let started = loom::thread::Builder::new().stack_size(words).spawn(move || run.run());
+    Thread(started.unwrap())
+}
+
 /// Explores a model with at most `preemptions` preemptions in an execution, and prints the cost.
 pub fn bounded(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     use core::sync::atomic::{AtomicUsize, Ordering};
     let executions = std::sync::Arc::new(AtomicUsize::new(0));
     let count = executions.clone();
+    let model = std::sync::Arc::new(model);
     let mut builder = loom::model::Builder::new();
     builder.max_branches = 20_000;
     // `LOOM_MAX_PREEMPTIONS` can lower the bound, not raise it; models of three threads get one
@@ -314,7 +343,8 @@ pub fn bounded(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 
     let start = std::time::Instant::now();
     builder.check(move || {
         count.fetch_add(1, Ordering::Relaxed);
-        model();
+        let model = model.clone();
+        spawn(move || model()).join().unwrap();
     });
     let (n, seconds) = (executions.load(Ordering::Relaxed), start.elapsed().as_secs_f64());
     std::eprintln!("| {name} | <= {preemptions} | {n} | {seconds:.2} |");

@@ -2,7 +2,6 @@
 
 use crate::fixture::*;
 use loom::sync::atomic::{AtomicU64, Ordering};
-use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Hpa, PageSize};
 use slat_guest::{Backing, Cow, Frames, Hva, HvaRange, NoPage, SharedFrames};
 

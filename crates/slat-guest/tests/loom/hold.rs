@@ -1,7 +1,6 @@
 //! A thread holds writes while memory is copied or shared, and a vCPU writes.
 
 use crate::fixture::*;
-use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa, GpaRange};
 use slat_guest::{Hva, HvaRange, MemoryKind};
 

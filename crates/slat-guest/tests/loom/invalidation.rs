@@ -2,7 +2,6 @@
 
 use crate::fixture::*;
 use loom::sync::atomic::Ordering;
-use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa, PageSize};
 use slat_guest::{Config, Hva, HvaRange, Vcpu};
 

@@ -3,7 +3,6 @@
 use crate::fixture::*;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
-use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa, PageSize};
 use slat_guest::{Arrival, Backing, Hva, HvaRange, Outcome, PostCopy, Retry};
 

@@ -4,7 +4,6 @@
 //! of one.
 
 use crate::fixture::*;
-use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Platform, Pte};
 use slat_guest::*;
 

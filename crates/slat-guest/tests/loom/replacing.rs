@@ -1,7 +1,6 @@
 //! The backing replaces a page for a write while another vCPU reads the same memory elsewhere.
 
 use crate::fixture::*;
-use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa};
 use slat_guest::{Hva, MemoryKind, MemslotId, MemslotSpec, PrivateAt};
 

@@ -285,7 +285,8 @@ fn a_limit_counts_tables_whose_protection_is_pushed_down() {
         }
         let of = range(0, 8 * M);
         // Returns where the call paused.
-        let calls: [fn(&mut GuardOf<'_, '_, Ept<true>>, GpaRange) -> Option<Gpa>; 2] = [
+        type Call = fn(&mut GuardOf<'_, '_, Ept<true>>, GpaRange) -> Option<Gpa>;
+        let calls: [Call; 2] = [
             |guard, of| guard.protect(of, Rights::ALL).err().map(|halted| halted.at),
             |guard, of| {
                 let result = guard.relax(of, Access::Write).map(Granted::elsewhere);
