@@ -1,11 +1,13 @@
 //! Tables with one owner, which needs no seat, no cache and no guard.
 
 mod change;
+mod cursor;
 mod empty;
 mod fill;
 mod walk;
 
 use self::change::Rewrite;
+use self::cursor::Cursor;
 use self::empty::Empty;
 use self::fill::Fill;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize, RangeError};
@@ -47,6 +49,7 @@ use core::fmt;
 #[derive(Debug)]
 pub struct AddressSpace<'p, F: Format, P: Platform> {
     tables: Tables<'p, F, P>,
+    cursor: Cursor,
 }
 
 /// The number of runs of leaves that an unmap hands out after one invalidation.
@@ -98,7 +101,8 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         address_bits: u32,
         platform: &'p P,
     ) -> Result<Self, NewError> {
-        Ok(Self { tables: Tables::new(format, vmid, address_bits, platform)? })
+        let tables = Tables::new(format, vmid, address_bits, platform)?;
+        Ok(Self { tables, cursor: Cursor::nowhere() })
     }
 
     /// Returns the address of the root, as [`Tables::root`].
@@ -138,6 +142,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// Returns the tables, for threads that have seats. They may work on the tables, and reclaim,
     /// at once.
     pub fn tables(&mut self) -> &Tables<'p, F, P> {
+        self.cursor.forget();
         &self.tables
     }
 
@@ -147,6 +152,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// state, dropping the guard completes it. Tables that an operation unlinks stay until
     /// [`AddressSpace::reclaim`].
     pub fn guard(&self) -> Guard<'_, 'p, F, P> {
+        self.cursor.forget();
         // SAFETY: the guard borrows `self`, so no thread calls `Tables::reclaim` while it lives:
         // only methods that borrow `self` mutably do, and users of `AddressSpace::tables`, which
         // also borrows it mutably.
@@ -181,18 +187,18 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         attributes: Attributes,
         largest: PageSize,
     ) -> Result<(), Halted<SpaceError>> {
-        let tables = &self.tables;
+        let Self { tables, cursor } = self;
         let refused = |why| Halted { at: range.start(), why: SpaceError::Map(why) };
         let plan = tables.plan(&range, hpa, attributes, largest).map_err(refused)?;
         let bounds = (plan.start, plan.end);
-        let maintenance = maintenance(&attributes);
-        let mut fill = Fill { tables, plan, maintenance, fills: false };
         // A single page cannot be half done.
-        if range.size() != 1 << F::PAGE_SHIFT {
-            tables.each(bounds, &mut fill)?;
+        let fills = range.size() == 1 << F::PAGE_SHIFT;
+        let mut fill = Fill { tables, plan, maintenance: maintenance(&attributes), fills };
+        if !fills {
+            tables.each(cursor, bounds, &mut fill)?;
+            fill.fills = true;
         }
-        fill.fills = true;
-        let result = tables.each(bounds, &mut fill);
+        let result = tables.each(cursor, bounds, &mut fill);
         tables.platform.publish();
         result
     }
@@ -251,8 +257,10 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         let mut owed = Owed::NOTHING;
         let split = tables.cut(bounds, |raw| rule.change(raw) == raw, &mut owed);
         let mut rewrite = Rewrite { tables, rule, owed, changed: 0 };
-        let result = split.and_then(|()| tables.each(bounds, &mut rewrite));
-        tables.complete(rewrite.owed);
+        // From the root, as write protection of tables is pushed down on the way.
+        let cursor = &mut Cursor::nowhere();
+        let result = split.and_then(|()| tables.each(cursor, bounds, &mut rewrite));
+        tables.complete_alone(&rewrite.owed);
         result.map(|()| rewrite.changed)
     }
 
@@ -294,13 +302,18 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         runs: &'a mut [Option<Removed>],
         removed: Option<&'a mut dyn FnMut(Removed)>,
     ) -> Result<u64, Halted<SpaceError>> {
-        let tables = &self.tables;
         let bounds = self.bounds(&range, |why| SpaceError::Unmap(UnmapError::Range(why)))?;
+        let Self { tables, cursor } = self;
         let mut owed = Owed::NOTHING;
-        let split = tables.cut(bounds, |_| false, &mut owed);
+        let split = match cursor.covers::<F>(bounds) {
+            true => Ok(()),
+            false => tables.cut(bounds, |_| false, &mut owed),
+        };
         let unlinked = Chain::EMPTY;
-        let mut empty = Empty { tables, runs, len: 0, removed, unlinked, owed, bytes: 0 };
-        let result = split.and_then(|()| tables.each(bounds, &mut empty));
+        let written = tables.pending.cleans.count() != 0;
+        let (len, bits, bytes) = (0, 0, 0);
+        let mut empty = Empty { tables, runs, len, bits, removed, unlinked, owed, written, bytes };
+        let result = split.and_then(|()| tables.each(cursor, bounds, &mut empty));
         empty.hand_out();
         let bytes = empty.bytes;
         tables.reclaim();
@@ -322,8 +335,9 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         let bounds = self.bounds(&range, |why| SpaceError::Unmap(UnmapError::Range(why)))?;
         let mut owed = Owed::NOTHING;
         let split = self.tables.cut(bounds, |_| false, &mut owed);
-        self.tables.complete(owed);
+        self.tables.complete_alone(&owed);
         split?;
+        self.cursor.forget();
         self.tables.drop_tables(&range);
         self.empty(range, &mut [], None).map(drop)
     }
@@ -380,7 +394,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     #[inline(never)]
     fn translate_again(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
         for _ in 0..PATIENCE {
-            let found = self.tables.translate::<false>(&self.tables.start(), gpa);
+            let found = self.tables.translate_any(gpa);
             if found.is_ok() {
                 return found;
             }

@@ -279,6 +279,18 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.pending.cleans.end(owed.cleans());
     }
 
+    /// [`Tables::complete`] for a caller that excludes [`Tables::renew`], so that the VMID needs no
+    /// fence. A clean is no work of such a caller.
+    #[inline]
+    pub(crate) fn complete_alone(&self, owed: &Owed) {
+        let breaks = self.platform.break_before_make().breaks_size_change();
+        if !self.pending.is_covered() {
+            self.complete_all();
+        } else if let Some(what) = owed.invalidation(self.vmid(), breaks) {
+            self.platform.invalidate(&what);
+        }
+    }
+
     /// Invalidates all of the guest, which covers everything that was dropped before.
     pub(crate) fn complete_all(&self) {
         self.pending.cover(|| self.invalidate_all());

@@ -90,6 +90,11 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         }
     }
 
+    /// As [`Tables::translate`], compiled once: for what is seldom called.
+    pub(crate) fn translate_any(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+        self.translation(self.lookup_marked::<false>(gpa.0), gpa)
+    }
+
     #[inline(always)]
     fn translate_found<const WAITS: bool>(
         &self,

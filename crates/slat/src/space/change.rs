@@ -21,6 +21,7 @@ pub(super) struct Rewrite<'t, 'p, F: Format, P: Platform, R> {
 }
 
 impl<'t, F: Format, P: Platform, R: Rule<F>> Visit<'t, F> for Rewrite<'t, '_, F, P, R> {
+    #[inline(always)]
     fn entry(
         &mut self,
         level: u8,
@@ -59,9 +60,10 @@ impl<'t, F: Format, P: Platform, R: Rule<F>> Visit<'t, F> for Rewrite<'t, '_, F,
         Ok(Step::Next)
     }
 
-    fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Pte]) {
-        if R::WRITES && entry.raw & F::TABLE_WRITE != F::TABLE_WRITE {
-            Tables::<F, P>::push_protection_down(entry.pte, level, children);
+    #[inline(always)]
+    fn enter(&mut self, level: u8, link: &'t Pte, raw: u64, children: &'t [Pte]) {
+        if R::WRITES && raw & F::TABLE_WRITE != F::TABLE_WRITE {
+            Tables::<F, P>::push_protection_down(link, level, children);
         }
     }
 }

@@ -20,6 +20,7 @@ pub(super) struct Fill<'t, 'p, F: Format, P: Platform> {
 }
 
 impl<'t, F: Format, P: Platform> Visit<'t, F> for Fill<'t, '_, F, P> {
+    #[inline(always)]
     fn entry(
         &mut self,
         level: u8,
@@ -57,10 +58,11 @@ impl<'t, F: Format, P: Platform> Visit<'t, F> for Fill<'t, '_, F, P> {
         Ok(Step::Next)
     }
 
-    fn enter(&mut self, _level: u8, entry: &Entry<'t>, _children: &'t [Pte]) {
-        if self.fills && entry.raw & F::TABLE_ACCESSED != F::TABLE_ACCESSED {
+    #[inline(always)]
+    fn enter(&mut self, _level: u8, link: &'t Pte, raw: u64, _children: &'t [Pte]) {
+        if self.fills && raw & F::TABLE_ACCESSED != F::TABLE_ACCESSED {
             // A scan by tables finds the pages that are mapped below.
-            let _ = entry.pte.update(|raw| Some(raw | F::TABLE_ACCESSED));
+            let _ = link.update(|raw| Some(raw | F::TABLE_ACCESSED));
         }
     }
 }

@@ -10,6 +10,7 @@
 //! that was forgotten half way, and the call stops there as *contended*.
 
 use super::SpaceError;
+use super::cursor::Cursor;
 use crate::addr::Gpa;
 use crate::counts::Counts;
 use crate::format::{Format, Kind};
@@ -40,47 +41,97 @@ pub(super) trait Visit<'t, F: Format> {
         entry: Entry<'t>,
     ) -> Result<Step, Halted<SpaceError>>;
 
-    /// Is told of a table, before the walk enters it.
-    fn enter(&mut self, _level: u8, _entry: &Entry<'t>, _children: &'t [Pte]) {}
+    /// Is told of a table, which the entry `raw` links, before the walk enters it.
+    #[inline(always)]
+    fn enter(&mut self, _level: u8, _link: &'t Pte, _raw: u64, _children: &'t [Pte]) {}
 
-    /// Is told of a table, after the walk has left it.
-    fn leave(&mut self, _level: u8, _entry: &Entry<'t>, _children: &'t [Pte]) {}
+    /// Is told of a table below the root, behind the last of its entries that the walk shows:
+    /// those that lie in `start..end`, if the table covers so much. Returns whether it was unlinked.
+    #[inline(always)]
+    fn leave(&mut self, _level: u8, _ptes: &'t [Pte], _start: u64, _end: u64) -> bool {
+        false
+    }
 }
 
 impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
-    /// Shows the entries of `start..end` to `visit`, in ascending order.
+    /// Shows the entries of `start..end` to `visit`, in ascending order. The walk begins at the
+    /// root, and anew behind each table in which it was shown entries; or in the table of `cursor`,
+    /// if that covers the range. It moves the cursor to the last table of pages that it enters.
+    #[inline(always)]
     pub(super) fn each<'t, V: Visit<'t, F>>(
         &'t self,
+        cursor: &mut Cursor,
         (start, end): (u64, u64),
         visit: &mut V,
     ) -> Result<(), Halted<SpaceError>> {
-        self.each_in(self.root_entries(), self.geometry().root_level, (start, end), visit)
-    }
-
-    fn each_in<'t, V: Visit<'t, F>>(
-        &'t self,
-        ptes: &'t [Pte],
-        level: u8,
-        (mut at, end): (u64, u64),
-        visit: &mut V,
-    ) -> Result<(), Halted<SpaceError>> {
-        let size = 1 << F::shift(level);
+        let root = (self.root_entries(), self.geometry().root_level);
+        let (mut ptes, mut level) = root;
+        if cursor.covers::<F>((start, end)) {
+            // SAFETY: it covers a range, so it names a table; these tables stay allocated while
+            // they are borrowed, but for those that this call unlinks, behind the walk.
+            (ptes, level) = (unsafe { cursor.entries::<F, P>(self.platform) }, 0);
+        }
+        let (mut at, mut accessed) = (start, true);
         while at < end {
-            let next = end.min((at & !(size - 1)) + size);
-            let pte = pte::<F>(ptes, at, level);
-            let raw = pte.load();
-            let (kind, entry) = (F::kind(raw, level), Entry { pte, raw, start: at, end: next });
-            if kind == Kind::Table {
+            // Most entries are pages: compiled for them, and for others.
+            let link = match level {
+                0 => Self::show(ptes, 0, (&mut at, end), visit)?,
+                _ => Self::show(ptes, level, (&mut at, end), visit)?,
+            };
+            if let Some((pte, raw)) = link {
+                accessed &= raw & F::TABLE_ACCESSED == F::TABLE_ACCESSED;
+                if level == 1 && accessed {
+                    cursor.set::<F>(at, F::table_address(raw));
+                }
                 let children = self.children(raw, level);
-                visit.enter(level, &entry, children);
-                self.each_in(children, level - 1, (at, next), visit)?;
-                visit.leave(level, &entry, children);
-            } else if let Step::Again = visit.entry(level, kind, entry)? {
+                visit.enter(level, pte, raw, children);
+                (ptes, level) = (children, level - 1);
                 continue;
             }
-            at = next;
+            if level < root.1 && visit.leave(level, ptes, start, at) {
+                cursor.forget();
+            }
+            (ptes, level, accessed) = (root.0, root.1, true);
         }
         Ok(())
+    }
+
+    /// Shows the entries of a table from `at` on, and moves `at` behind them; up to `end`, or to an
+    /// entry that links a table, which it returns with its value.
+    #[inline(always)]
+    fn show<'t, V: Visit<'t, F>>(
+        ptes: &'t [Pte],
+        level: u8,
+        (at, end): (&mut u64, u64),
+        visit: &mut V,
+    ) -> Result<Option<(&'t Pte, u64)>, Halted<SpaceError>> {
+        loop {
+            let pte = pte::<F>(ptes, *at, level);
+            let raw = pte.load();
+            let kind = F::kind(raw, level);
+            if kind == Kind::Table {
+                return Ok(Some((pte, raw)));
+            }
+            let behind = end.min((*at | ((1 << F::shift(level)) - 1)) + 1);
+            let entry = Entry { pte, raw, start: *at, end: behind };
+            if let Step::Again = visit.entry(level, kind, entry)? {
+                continue;
+            }
+            *at = behind;
+            if behind == end || behind & ((1 << F::shift(level + 1)) - 1) == 0 {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Returns the entry at `level` that `at` lies in, and its table; the tables above are linked.
+    pub(super) fn descend_to(&self, at: u64, level: u8) -> (&Pte, &[Pte]) {
+        let (mut ptes, mut now) = (self.root_entries(), self.geometry().root_level);
+        while now > level {
+            ptes = self.children(pte::<F>(ptes, at, now).load(), now);
+            now -= 1;
+        }
+        (pte::<F>(ptes, at, level), ptes)
     }
 
     /// Returns the table that the entry `raw` at `level` links.
