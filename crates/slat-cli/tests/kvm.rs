@@ -17,7 +17,6 @@ fn rates_hot_sets_and_rings_that_cannot_be_are_refused() {
     if cfg!(target_arch = "x86_64") && kvm_is_usable() {
         slat(&["bench", "boot-caches"]).assert().code(1).stderr(contains("(Arm)"));
     }
-    refused(&["bench", "execute", "--exit", "9"], &["--exit", "slat-bench execute --exit 9"]);
     if kvm_is_usable() {
         slat(&["bench", "migrate", "--quick", "--pin", "0-0"]).assert().success();
         let ring = ["bench", "dirty-log", "--memory", "8m", "--dirty-ring-size", "1000"];

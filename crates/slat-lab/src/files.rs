@@ -34,7 +34,8 @@ pub fn writable(directory: &Path) -> anyhow::Result<()> {
     let made = Target::find(&directory.join(RESULTS), Missing::Make);
     made.and_then(Target::check).map_err(|error| {
         bad_input(format!(
-            "--output {}: cannot write there ({error}); name a directory that can be written to",
+            "--output {}: cannot write there ({RESULTS}: {error}); name a directory that can be \
+             written to",
             directory.display()
         ))
     })
