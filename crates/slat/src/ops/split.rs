@@ -146,7 +146,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
-    #[inline]
+    /// Not inlined: the targets' frames do not add.
+    #[inline(never)]
     fn split_to<W: SplitWalk, const TARGET: u8>(
         &mut self,
         range: GpaRange,
@@ -172,7 +173,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             built: 0,
             lost: u64::MAX,
             dry: None,
-            why: SplitError::Contended,
+            empty: false,
             way: PhantomData,
         };
         let mut from = start;
@@ -187,13 +188,14 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             }
             from = lost.max(start);
             // The reason of the earlier stop does not hold for this walk.
-            (visitor.dry, visitor.why) = (None, SplitError::Contended);
+            (visitor.dry, visitor.empty) = (None, false);
             if patience == 0 {
                 break Err(Gpa(from));
             }
             patience -= 1;
         };
-        let Split { dry, why, .. } = visitor;
+        let Split { dry, empty, .. } = visitor;
+        let why = if empty { SplitError::CacheEmpty } else { SplitError::Contended };
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match result {
@@ -290,12 +292,13 @@ struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     /// The guard has a limit.
     limited: bool,
     /// The entries of tables that were built and that the walk has not counted.
-    built: u64,
+    built: u32,
     /// The lowest block that changed while its replacement waited.
     lost: u64,
     /// The address at which the cache ran dry inside a block.
     dry: Option<u64>,
-    why: SplitError,
+    /// The cache ran dry.
+    empty: bool,
     way: PhantomData<W>,
 }
 
@@ -347,7 +350,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
 
     #[inline(always)]
     fn by_itself(&mut self) -> u64 {
-        core::mem::take(&mut self.built)
+        core::mem::take(&mut self.built).into()
     }
 
     #[inline]
@@ -381,7 +384,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         let level = if SMALL { 1 } else { level };
         let base = entry.base::<F>(level);
         let Some(mut frame) = self.cache.take() else {
-            self.why = SplitError::CacheEmpty;
+            self.empty = true;
             return Flow::Stop;
         };
         let bits = F::attribute_bits(entry.raw, level);
@@ -407,7 +410,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         W::fill(&mut builder, &mut frame, level - 1, base, &plan);
         let dry = builder.dry;
         let built = builder.counts.tables_built - built;
-        self.built += built * F::entries(level - 1) as u64;
+        self.built += (built * F::entries(level - 1) as u64) as u32;
         let range = GpaRange::from_bounds(base, base + F::size(level).bytes());
         if !self.tables.platform.break_before_make().breaks_size_change() {
             if entry.pte.exchange(entry.raw, F::table(frame.hpa(), level)).is_err() {
@@ -431,7 +434,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         match dry {
             Some(at) => {
                 self.dry = Some(at);
-                self.why = SplitError::CacheEmpty;
+                self.empty = true;
                 Flow::Stop
             }
             None if W::INTO_NEW => Flow::Again,
