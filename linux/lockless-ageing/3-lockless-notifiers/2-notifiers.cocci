@@ -24,7 +24,7 @@ identifier range, kvm, r;
  {
  <...
 (
-+	/* on_lock() and no handler are for callers that take the lock. */
++	/* Lockless ranges use neither on_lock() nor a NULL handler. */
 +	if (!range->lockless)
 +		KVM_MMU_LOCK(kvm);
 -	KVM_MMU_LOCK(kvm);
