@@ -252,10 +252,10 @@ static void help(const char *name)
 	guest_modes_help();
 	printf(" -b: memory of each vCPU, e.g. 10M or 3G (default: 1G)\n");
 	printf(" -v: number of vCPUs (default: 1)\n");
-	printf(" -o: all vCPUs use all of the memory\n");
+	printf(" -o: overlap the memory of all vCPUs\n");
 	backing_src_help("-s");
 	printf(" -x: number of memslots for the memory (default: 1)\n");
-	printf(" -r: have KVM recover huge pages, each so many ms, between executing and reading (x86, root)\n");
+	printf(" -r: period in ms of huge page recovery between executing and reading (x86, root)\n");
 }
 
 int main(int argc, char *argv[])
