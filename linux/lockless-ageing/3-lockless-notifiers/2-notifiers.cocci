@@ -25,9 +25,9 @@ identifier range, kvm, r;
  <...
 (
 +	/* Lockless ranges use neither on_lock() nor a NULL handler. */
-+	if (!range->lockless)
-+		KVM_MMU_LOCK(kvm);
--	KVM_MMU_LOCK(kvm);
++	if (!range->lockless) {
+ 	KVM_MMU_LOCK(kvm);
++	}
 |
 -	if (r.found_memslot)
 +	if (r.found_memslot && !range->lockless)
