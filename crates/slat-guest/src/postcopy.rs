@@ -2,11 +2,12 @@
 //! migration, or a snapshot that is restored on demand.
 //!
 //! # Protocol
-//! Each page has three bits: its content is *here*; it is *claimed*, because a thread fetches it; it
-//! is *asked* for by a fault. A thread claims a page before it fetches it. It writes the content,
-//! then sets *here* and ends its claim, then wakes vCPUs that wait
+//! Each page has three bits: its content is *here*; it is *claimed*, because a thread fetches it;
+//! it is *asked* for by a fault. A thread claims a page before it fetches it. It writes the
+//! content, then sets *here* and ends its claim, then wakes vCPUs that wait
 //! ([`Guest::arrived`](crate::Guest::arrived)). Another thread may decide meanwhile what the page
-//! holds: it discards the page, which is here from then on, or loses it. This *overtakes* the fetch.
+//! holds: it discards the page, which is here from then on, or loses it. This *overtakes* the
+//! fetch.
 //!
 //! One lock, of the queue and of the fetches under way, guards all changes of these bits. Faults
 //! read *here* without it.
@@ -260,8 +261,8 @@ impl<B> PostCopy<B> {
         (at - (self.range.start.0 >> self.block.shift())) as usize
     }
 
-    /// Marks the pages as here; calls `whole` with each block whose last page is among them. Returns
-    /// how many were not here.
+    /// Marks the pages as here; calls `whole` with each block whose last page is among them.
+    /// Returns how many were not here.
     fn land(&self, first: u64, pages: u64, mut whole: impl FnMut(Hva)) -> u64 {
         let mut landed = 0;
         for page in first..first + pages {
@@ -428,8 +429,8 @@ impl<B: Backing> PostCopy<B> {
     }
 
     /// Records that the content of `host` is no longer there, and has to be fetched again, with
-    /// pages that `host` overlaps in part: the guest goes back to a snapshot. If some of it is being
-    /// fetched, what that thread brings is ignored, and fetched once more.
+    /// pages that `host` overlaps in part: the guest goes back to a snapshot. If some of it is
+    /// being fetched, what that thread brings is ignored, and fetched once more.
     ///
     /// The caller has unmapped the memory from the guest and holds `_taken`, which
     /// [`Worker::invalidate`] returned for all of it. This waits as [`PostCopy::discard`] does.

@@ -78,7 +78,8 @@
 //! # Example
 //!
 //! ```
-//! use slat::{Attributes, Gpa, GpaRange, Hpa, Participant, PageSize, Removals, TableCache, Tables, Vmid};
+//! use slat::{Attributes, Gpa, GpaRange, Hpa, PageSize, Participant};
+//! use slat::{Removals, TableCache, Tables, Vmid};
 //! use slat_sim::{Arm, Machine};
 //!
 //! let machine = Machine::new(Arm::new(12, 39), 2);

@@ -1,5 +1,5 @@
-//! Hosts and VMMs as they are: descriptors that were duplicated, names that are no UTF-8, vCPUs that
-//! move to other threads, memory that is in no figure of a process.
+//! Hosts and VMMs as they are: descriptors that were duplicated, names that are no UTF-8, vCPUs
+//! that move to other threads, memory that is in no figure of a process.
 
 #[path = "hosts/memory.rs"]
 mod memory;

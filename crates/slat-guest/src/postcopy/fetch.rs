@@ -70,8 +70,8 @@ impl<B> Fetch<'_, B> {
     }
 
     /// Reports that the content is in its place, in `inner`'s memory. It wakes vCPUs that wait for
-    /// it, and forms the blocks whose last page has arrived. Pages that were discarded or lost since
-    /// they were handed out stay as that call has left them.
+    /// it, and forms the blocks whose last page has arrived. Pages that were discarded or lost
+    /// since they were handed out stay as that call has left them.
     pub fn arrived<F: Format, H: Host, G: Backing>(mut self, worker: &mut Worker<'_, F, H, G>) {
         let (late, host) = (self.late, self.host());
         let mut whole = Vec::new();

@@ -19,9 +19,11 @@ fn a_guest_on_hugetlbfs_has_memory_and_huge_pages() {
              HugetlbPages:\t16777216 kB\n"
         ),
     );
-    let rollup = "00000000-7fffffff ---p 00000000 00:00 0  [rollup]\nRss:   60000 kB\nPss:   58000 kB\n\
-                  AnonHugePages:         0 kB\nShmemPmdMapped:        0 kB\nFilePmdMapped:         0 kB\n\
-                  Shared_Hugetlb:        0 kB\nPrivate_Hugetlb: 16777216 kB\n";
+    let rollup = "00000000-7fffffff ---p 00000000 00:00 0  [rollup]\n\
+                  Rss:   60000 kB\nPss:   58000 kB\n\
+                  AnonHugePages:         0 kB\nShmemPmdMapped:        0 kB\n\
+                  FilePmdMapped:         0 kB\nShared_Hugetlb:        0 kB\n\
+                  Private_Hugetlb: 16777216 kB\n";
     host.write(&format!("proc/{PID}/smaps_rollup"), rollup);
     let watch = host.watch();
     let total = watch.guests()[0].total();
@@ -182,8 +184,10 @@ fn generations(groups: &[u8], own: &str) -> Result<u64, String> {
         .ok_or_else(|| total.knowledge.unknown[&Metric::WorkingSetBytes].clone())
 }
 
-const ROWS: &str = " node     0\n   0      1000          8         0\n   1       900          8         0\n   \
-                    2       800          8         0\n   3       700          8         0\n";
+const ROWS: &str = concat!(
+    " node     0\n   0      1000          8         0\n   1       900          8         0\n",
+    "   2       800          8         0\n   3       700          8         0\n",
+);
 
 #[test]
 fn a_group_in_lru_gen_is_found() {

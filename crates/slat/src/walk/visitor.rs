@@ -175,8 +175,9 @@ pub(crate) trait Visitor<'t, F: Format> {
     }
 
     /// Returns how many entries the visitor has read, or built, by itself for the last entry, after
-    /// [`Flow::NextCounted`], [`Flow::AgainCounted`] and `aside`. The walk counts them. If the budget is spent there, it ends behind an entry that is
-    /// done, and before one that is to be loaded again: a call from there finds that work done.
+    /// [`Flow::NextCounted`], [`Flow::AgainCounted`] and `aside`. The walk counts them. If the
+    /// budget is spent there, it ends behind an entry that is done, and before one that is to be
+    /// loaded again: a call from there finds that work done.
     #[inline(always)]
     fn by_itself(&mut self) -> u64 {
         0

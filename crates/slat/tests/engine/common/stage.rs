@@ -22,16 +22,16 @@ pub fn range(start: u64, size: u64) -> GpaRange {
 /// and that the guard has counted all leaves that are there.
 pub fn on_stage<H: Hardware>(
     stage: (H::Format, u32, usize),
-    body: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
+    run: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
 ) {
-    on_stage_of::<H>(BreakBeforeMake::Always, stage, body);
+    on_stage_of::<H>(BreakBeforeMake::Always, stage, run);
 }
 
 /// As [`on_stage`], on CPUs that demand so much.
 pub fn on_stage_of<H: Hardware>(
     bbm: BreakBeforeMake,
     (format, bits, frames): (H::Format, u32, usize),
-    body: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
+    run: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
 ) {
     let platform = TestPlatform::new(bbm);
     let platform = &platform;
@@ -41,7 +41,7 @@ pub fn on_stage_of<H: Hardware>(
     {
         let mut cache = cache::<H>(platform, &mut storage, frames);
         let mut guard = tables.enter(&mut member).unwrap();
-        body(&tables, &mut guard, &mut cache);
+        run(&tables, &mut guard, &mut cache);
         check_sizes::<H>(&H::of(&tables).tree(platform), *guard.sizes());
     }
     drop(member);

@@ -486,8 +486,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Rule::Mark(Software::bit(5), Software::A)),
     ];
     let beside = prop::option::of((span(), any::<bool>()));
+    let fold = prop::bool::weighted(0.8);
     prop_oneof![
-        8 => (span(), far, attributes(), 0..3usize, frames.clone(), prop::bool::weighted(0.8)).prop_map(
+        8 => (span(), far, attributes(), 0..3usize, frames.clone(), fold).prop_map(
             |(span, far, attributes, largest, frames, fold)| Op::Map {
                 span, far, attributes, largest, frames, fold
             }

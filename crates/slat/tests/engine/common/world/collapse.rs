@@ -128,8 +128,8 @@ impl<H: Hardware> Search<'_, H> {
 }
 
 /// Returns the tables that share an invalidation as they become blocks: neighbours below one table,
-/// alike in the right to write, up to 1 GiB of them; the first batch that is full has 20, as each has
-/// with breaks.
+/// alike in the right to write, up to 1 GiB of them; the first batch that is full has 20, as each
+/// has with breaks.
 fn batches<H: Hardware>(
     tree: &Tree,
     gone: &BTreeSet<(u64, u64)>,
