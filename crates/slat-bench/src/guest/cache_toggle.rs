@@ -6,7 +6,7 @@
 //! `every` grows with vCPUs and memory, that of `exact` with the pages that were touched with
 //! caches off.
 
-use super::tables::{Figures, MEANING};
+use super::tables::{Figures, MEANING, reader};
 use super::turns::{Recorder, counts, ratios, take_turns};
 use crate::lines;
 use anyhow::{Context, ensure};
@@ -230,12 +230,7 @@ impl Scenario for CacheToggle {
     const ABOUT: &'static str =
         "Switch the caches of an Arm guest's vCPUs on, and maintain what each policy says";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = Reader {
-        reads: |m| FIGURES.has(m),
-        tables: |results| FIGURES.table(results).into_iter().collect(),
-        meaning: MEANING,
-        ..Reader::NONE
-    };
+    const READER: Reader = reader!(FIGURES, MEANING);
     type Settings = CacheToggleArgs;
 
     fn run(args: &CacheToggleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

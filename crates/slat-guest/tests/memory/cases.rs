@@ -163,7 +163,10 @@ case!(
     const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
 );
 #[cfg(feature = "every-format")]
-case!(Amd: Npt1G, Npt; Npt1G { output_bits: Npt::default().physical_bits, ..Default::default() }, Npt::default());
+case!(
+    Amd: Npt1G, Npt;
+    Npt1G { output_bits: Npt::default().physical_bits, ..Default::default() }, Npt::default()
+);
 #[cfg(feature = "every-format")]
 case!(
     /// RISC-V with Svadu.
@@ -190,3 +193,21 @@ case!(
     PowerK4 { output_bits: 51 }, Power { sets: false, ..Power::new(12) };
     const MARKS: bool = false;
 );
+
+/// Makes a test of `$run` for each format that only the feature has, except `ArmDirty`.
+#[cfg(feature = "every-format")]
+#[macro_export]
+macro_rules! on_others {
+    ($run:ident) => {
+        $crate::on_others! {
+            $run: on_arm_lpa2 ArmLpa2, on_amd Amd, on_riscv Hart, on_riscv_without_svadu HartSvade,
+            on_radix Radix, on_radix_where_software_sets_r_and_c RadixAsks
+        }
+    };
+    ($run:ident: $($name:ident $C:ident),*) => {$(
+        #[test]
+        fn $name() {
+            $run::<$C>();
+        }
+    )*};
+}

@@ -359,35 +359,7 @@ macro_rules! on_all {
                     run::<ArmDirty>();
                 }
 
-                #[test]
-                fn on_arm_lpa2() {
-                    run::<ArmLpa2>();
-                }
-
-                #[test]
-                fn on_amd() {
-                    run::<Amd>();
-                }
-
-                #[test]
-                fn on_riscv() {
-                    run::<Hart>();
-                }
-
-                #[test]
-                fn on_riscv_without_svadu() {
-                    run::<HartSvade>();
-                }
-
-                #[test]
-                fn on_radix() {
-                    run::<Radix>();
-                }
-
-                #[test]
-                fn on_radix_where_software_sets_r_and_c() {
-                    run::<RadixAsks>();
-                }
+                $crate::on_others!(run);
             }
         }
     )*};
@@ -405,7 +377,8 @@ impl Drop for Raised<'_> {
 /// Makes a machine, a guest with memslot 0 of `$bytes`, in blocks of `$block`, and its first vCPU.
 #[macro_export]
 macro_rules! with_guest {
-    ($C:ident, $config:expr, $spec:expr, $block:expr => $machine:ident, $ram:ident, $guest:ident, $vcpu:ident) => {
+    ($C:ident, $config:expr, $spec:expr, $block:expr
+        => $machine:ident, $ram:ident, $guest:ident, $vcpu:ident) => {
         let $machine = $C::machine(2);
         give_all::<$C>(&$machine);
         let $ram = Ram::from($C::FIRST_HPA);

@@ -1,10 +1,6 @@
 //! Random histories of one guest's memory; vCPUs use it at every step that the machine sees.
 //! Writers stamp pages; the test keeps a copy by the log; in the end copy and memory are equal.
 
-#[cfg(feature = "every-format")]
-#[path = "histories/every.rs"]
-mod every;
-
 use crate::fixture::*;
 use slat::{Access, Ageing, Gpa, Hpa, Maintenance, PageSize, Platform, Skip, Vmid};
 use slat_guest::*;
@@ -597,4 +593,11 @@ fn no_dirty_page_is_missed_on_arm_with_hardware_dirty_state() {
 #[test]
 fn no_dirty_page_is_missed_on_intel() {
     histories::<Intel>();
+}
+
+#[cfg(feature = "every-format")]
+mod no_dirty_page_is_missed {
+    use super::*;
+
+    crate::on_others!(histories);
 }
