@@ -3,6 +3,7 @@
 use super::hardware::Hardware;
 use super::world::{CacheOf, GuardOf, TablesOf, cache, check_sizes};
 use super::{TestPlatform, destroy};
+use slat::format::{arm64::Arm64, ept::Ept};
 use slat::{Attributes, BreakBeforeMake, Counts, Gpa, GpaRange, Halted, Hpa, Vmid};
 use std::fmt::{Debug, Display};
 
@@ -13,6 +14,14 @@ pub const RAM: Attributes = Attributes::RAM;
 pub const CLEAN: Attributes = Attributes { accessed: false, dirty: false, ..RAM };
 pub const BBM: [BreakBeforeMake; 3] =
     [BreakBeforeMake::Always, BreakBeforeMake::ConflictHandled, BreakBeforeMake::Never];
+
+pub fn arm<const G: u32, const WIDE: bool>() -> Arm64<G, WIDE> {
+    Arm64 { hardware_dirty: true, ..Default::default() }
+}
+
+pub fn ept<const HUGE_1G: bool>() -> Ept<HUGE_1G> {
+    Ept { output_bits: 48, ..Default::default() }
+}
 
 pub fn range(start: u64, size: u64) -> GpaRange {
     GpaRange::new(Gpa(start), size).unwrap()

@@ -240,6 +240,9 @@ pub trait Hardware: Copy + Debug + 'static {
 
     fn format(config: &Config) -> Self::Format;
 
+    /// The format that most tests have.
+    fn usual() -> Self::Format;
+
     fn address_bits(&self) -> u32;
 
     fn root(&self) -> Root;
