@@ -2,6 +2,8 @@
 
 #[cfg(feature = "arm64")]
 pub mod arm64;
+#[cfg(test)]
+mod entries;
 #[cfg(feature = "ept")]
 pub mod ept;
 mod geometry;

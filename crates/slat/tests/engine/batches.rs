@@ -78,7 +78,10 @@ fn a_page_of_any_table_that_is_written_while_all_of_them_collapse_leaves_its_blo
         written::<H>(H::usual(), bbm);
     }
 }
-on!(a_page_of_any_table_that_is_written_while_all_of_them_collapse_leaves_its_block_dirty; npt, ept_2m);
+on!(
+    a_page_of_any_table_that_is_written_while_all_of_them_collapse_leaves_its_block_dirty;
+    npt, ept_2m
+);
 
 fn a_table_below_a_link_without_the_right_to_write_shares_with_its_like_only<H: Hardware>() {
     fn alike<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {

@@ -174,7 +174,8 @@ fn a_leaf_size_that_the_format_lacks_is_refused_with_those_that_it_has<H: Hardwa
 on!(
     a_leaf_size_that_the_format_lacks_is_refused_with_those_that_it_has:
     arm_4k(["4k", "1g"]), ept(["4k", "1g"]);
-    arm_16k(["16k", "32m"]), arm_64k(["64k", "512m"]), npt(["4k", "1g"]), radix_64k(["64k", "1g"]), ept_2m(["4k", "2m"])
+    arm_16k(["16k", "32m"]), arm_64k(["64k", "512m"]), npt(["4k", "1g"]), radix_64k(["64k", "1g"]),
+    ept_2m(["4k", "2m"])
 );
 
 fn attributes_are_refused<H: Hardware>(

@@ -25,7 +25,8 @@ pub type radix_64k = Core<16, true>;
 
 /// Makes a test of a generic function for each format that is named; for those behind the semicolon
 /// only with `every-format`. Where none is named, they are Arm with pages of 4k, and EPT. A name
-/// may have arguments for the function.
+/// may have arguments for the function. The tests that are there without the feature are in a
+/// module `usual`, so that a run with it may skip them.
 macro_rules! on {
     ($test:ident $(; $($others:tt)*)?) => {
         on!($test: arm_4k, ept $(; $($others)*)?);
@@ -39,12 +40,17 @@ macro_rules! on {
             use super::*;
             use crate::common::formats;
 
-            $(
-                #[test]
-                fn $name() {
-                    super::$test::<formats::$name>($($($arg),*)?);
-                }
-            )*
+            mod usual {
+                #[allow(unused_imports, reason = "as above")]
+                use super::*;
+
+                $(
+                    #[test]
+                    fn $name() {
+                        super::super::$test::<formats::$name>($($($arg),*)?);
+                    }
+                )*
+            }
             $($(
                 #[cfg(feature = "every-format")]
                 #[test]
