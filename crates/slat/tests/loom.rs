@@ -52,3 +52,5 @@ mod reserve;
 mod split;
 #[path = "loom/unmap.rs"]
 mod unmap;
+#[path = "loom/walked.rs"]
+mod walked;
