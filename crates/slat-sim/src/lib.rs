@@ -113,6 +113,7 @@ mod device;
 #[cfg(target_os = "linux")]
 pub mod fast;
 pub mod firmware;
+mod forward;
 mod host;
 mod instruction;
 mod lazy;
