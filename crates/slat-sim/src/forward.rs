@@ -1,10 +1,16 @@
 //! Platforms around a machine.
 
 /// Writes methods of [`slat::Platform`] that are those of a field, for a platform around a machine
-/// of this crate: `forward!(machine: allocate free entries)`. Where the platform's other methods
-/// only observe, it keeps the contract as the machine does.
+/// of this crate: `forward!(machine: allocate free entries)`, or all with `forward!(machine)`.
+/// Where the platform's other methods only observe, it keeps the contract as the machine does.
 #[macro_export]
 macro_rules! forward {
+    ($field:ident) => {
+        $crate::forward!(
+            $field: allocate free entries publish invalidate invalidate_local break_before_make
+            grace maintain fill
+        );
+    };
     ($field:ident: $($method:ident)*) => {
         $($crate::forward!(@$method $field);)*
     };

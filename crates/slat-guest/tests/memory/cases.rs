@@ -194,20 +194,25 @@ case!(
     const MARKS: bool = false;
 );
 
-/// Makes a test of `$run` for each format that only the feature has, except `ArmDirty`.
-#[cfg(feature = "every-format")]
+/// Makes a test of `$run` for each of these cases.
 #[macro_export]
-macro_rules! on_others {
-    ($run:ident) => {
-        $crate::on_others! {
-            $run: on_arm_lpa2 ArmLpa2, on_amd Amd, on_riscv Hart, on_riscv_without_svadu HartSvade,
-            on_radix Radix, on_radix_where_software_sets_r_and_c RadixAsks
-        }
-    };
+macro_rules! on_cases {
     ($run:ident: $($name:ident $C:ident),*) => {$(
         #[test]
         fn $name() {
             $run::<$C>();
         }
     )*};
+}
+
+/// Makes a test of `$run` for each case that only the feature has, except `ArmDirty`.
+#[cfg(feature = "every-format")]
+#[macro_export]
+macro_rules! on_others {
+    ($run:ident) => {
+        $crate::on_cases! {
+            $run: on_arm_lpa2 ArmLpa2, on_amd Amd, on_riscv Hart, on_riscv_without_svadu HartSvade,
+            on_radix Radix, on_radix_where_software_sets_r_and_c RadixAsks
+        }
+    };
 }

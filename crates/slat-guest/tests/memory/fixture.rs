@@ -339,26 +339,14 @@ macro_rules! on_all {
             mod usual {
                 use super::*;
 
-                #[test]
-                fn on_arm() {
-                    run::<ArmPlain>();
-                }
-
-                #[test]
-                fn on_intel() {
-                    run::<Intel>();
-                }
+                $crate::on_cases!(run: on_arm ArmPlain, on_intel Intel);
             }
 
             #[cfg(feature = "every-format")]
             mod every {
                 use super::*;
 
-                #[test]
-                fn on_arm_with_hardware_dirty_state() {
-                    run::<ArmDirty>();
-                }
-
+                $crate::on_cases!(run: on_arm_with_hardware_dirty_state ArmDirty);
                 $crate::on_others!(run);
             }
         }

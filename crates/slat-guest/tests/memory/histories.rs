@@ -580,24 +580,12 @@ where
     }
 }
 
-#[test]
-fn no_dirty_page_is_missed_on_arm() {
-    histories::<ArmPlain>();
-}
-
-#[test]
-fn no_dirty_page_is_missed_on_arm_with_hardware_dirty_state() {
-    histories::<ArmDirty>();
-}
-
-#[test]
-fn no_dirty_page_is_missed_on_intel() {
-    histories::<Intel>();
-}
-
-#[cfg(feature = "every-format")]
 mod no_dirty_page_is_missed {
     use super::*;
 
+    crate::on_cases! {
+        histories: on_arm ArmPlain, on_arm_with_hardware_dirty_state ArmDirty, on_intel Intel
+    }
+    #[cfg(feature = "every-format")]
     crate::on_others!(histories);
 }

@@ -161,10 +161,6 @@ mod every_two_services_work_together {
         assert_eq!(every_two::<C>(others), 119 + buffers);
     }
 
-    #[test]
-    fn on_intel() {
-        run::<Intel>();
-    }
-
+    crate::on_cases!(run: on_intel Intel);
     crate::on_others!(run);
 }

@@ -25,9 +25,7 @@ impl<A: Arch> Watched<A> {
 
 // SAFETY: all is the machine's, which keeps the contract.
 unsafe impl<A: Arch> Platform for Watched<A> {
-    slat_sim::forward!(
-        machine: allocate free entries publish invalidate invalidate_local break_before_make grace maintain fill
-    );
+    slat_sim::forward!(machine);
 }
 
 impl<A: Arch> Events for Watched<A> {
