@@ -254,7 +254,8 @@ impl Run<'_> {
         let chunk = match self.linux.chunk_size {
             Some(chunk) => leaf(self.granule, chunk).map(|size| size.bytes()).map_err(|_| {
                 bad_input(format!(
-                    "--chunk-size {chunk} is not what KVM takes with a granule of {}: a block of the granule's",
+                    "--chunk-size {chunk} is not what KVM takes with a granule of {}: a block of \
+                     the granule's",
                     self.granule
                 ))
             })?,

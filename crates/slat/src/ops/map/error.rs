@@ -62,7 +62,8 @@ impl fmt::Display for MapError {
             Self::Occupied { size, hpa } => {
                 write!(
                     f,
-                    "a {size} leaf that points elsewhere or has other attributes ({hpa}) is mapped there; unmap it first"
+                    "a {size} leaf that points elsewhere or has other attributes ({hpa}) is mapped \
+                     there; unmap it first"
                 )
             }
             Self::Owned { owner } => write!(
