@@ -5,16 +5,11 @@
 //! CPUID bit on x86 that not every host has. The tables have the same form on each architecture:
 //! four levels of tables with 512 entries of 8 bytes. The bits of the entries are in [`arch`].
 
-use crate::arch::{self, MEMORY_GPA, Piece};
+use crate::arch::{self, CODE_GPA, MEMORY_GPA, Piece, ROOT_GPA};
 use crate::mailbox::{self, Mailbox};
 use crate::memory::{Backing, HostMemory};
 use crate::{Error, work::Touch};
 
-/// Guest address of the code. Page 0 is left empty, so that a jump through a null pointer fails.
-pub(crate) const CODE_GPA: u64 = 0x1000;
-/// Guest addresses of the guest's own tables: the root, followed by the tables of the third level,
-/// then those of the second.
-pub(crate) const ROOT_GPA: u64 = 0x4000;
 const TABLES_GPA: u64 = 0x5000;
 
 const PAGE: u64 = 4096;

@@ -69,7 +69,7 @@ pub enum Error {
     /// The pool of huge pages is too small, or there is none of that size.
     #[error(
         "{needed} huge pages of {size} are needed, and {free} are free: {advice}",
-        size = crate::memory::size_name(*page_size)
+        size = size_name(*page_size)
     )]
     NoHugePages {
         /// Bytes of one huge page.
@@ -298,6 +298,15 @@ impl Error {
     }
 }
 
+/// Formats a size with the largest unit that divides it: `4k`, `2m`, `1g`.
+pub(crate) fn size_name(bytes: u64) -> String {
+    match bytes {
+        b if b >= (1 << 30) && b % (1 << 30) == 0 => format!("{}g", b >> 30),
+        b if b >= 1 << 20 && b % (1 << 20) == 0 => format!("{}m", b >> 20),
+        b => format!("{}k", b >> 10),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -334,5 +343,13 @@ mod tests {
     fn an_invalid_value_is_named_with_the_rule() {
         let error = Error::invalid("clear chunk", 63, "must be a multiple of 64 pages");
         assert_eq!(error.to_string(), "clear chunk 63 must be a multiple of 64 pages");
+    }
+
+    #[test]
+    fn sizes_are_named_as_people_do() {
+        assert_eq!(size_name(4096), "4k");
+        assert_eq!(size_name(2 << 20), "2m");
+        assert_eq!(size_name(1 << 30), "1g");
+        assert_eq!(size_name(3 << 29), "1536m");
     }
 }

@@ -8,7 +8,8 @@ use crate::bitmap::DirtyBitmap;
 use crate::boot::Boot;
 use crate::gate::Gate;
 use crate::ioctl::{DirtyPage, DirtyRing, VcpuDirtyRing, VmDirtyLog};
-use crate::mailbox::{Mailbox, word};
+use crate::machine::Machine;
+use crate::mailbox::word;
 use crate::memory::HostMemory;
 use crate::mode::Mode;
 use crate::probe::{self, SLOT_ZAP_QUIRK};
@@ -32,23 +33,6 @@ const BOOT_SLOT: u32 = 0;
 const FIRST_SLOT: u32 = 1;
 /// Most times in a row that `KVM_RESET_DIRTY_RINGS` may return 0 while harvested entries wait.
 const RESETS_IN_VAIN: u32 = 1000;
-
-/// The VM and its memory. Each vCPU holds a reference to it, so that the memory outlives all vCPUs.
-#[derive(Debug)]
-pub(crate) struct Machine {
-    // Fields are dropped in this order: the VM before the memory that it maps.
-    vm: VmFd,
-    memory: HostMemory,
-    boot: Boot,
-    pub gate: Gate,
-    pub page_size: u64,
-}
-
-impl Machine {
-    pub fn mailbox(&self, vcpu: usize) -> Mailbox<'_> {
-        self.boot.mailbox(vcpu).expect("the boot memory was made for all vCPUs")
-    }
-}
 
 /// A guest without its vCPUs, which run on threads of their own.
 #[derive(Debug)]

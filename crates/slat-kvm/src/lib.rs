@@ -26,6 +26,7 @@ pub mod guest;
 pub mod hugetlb;
 pub mod idle;
 pub mod ioctl;
+mod machine;
 mod mailbox;
 pub mod meminfo;
 pub mod memory;

@@ -1,5 +1,6 @@
 //! Host memory that backs a guest's memory.
 
+use crate::error::size_name;
 use crate::{Error, hugetlb, meminfo};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
@@ -105,15 +106,6 @@ fn transparent_huge_page() -> u64 {
     static SIZE: OnceLock<u64> = OnceLock::new();
     let page = rustix::param::page_size() as u64;
     *SIZE.get_or_init(|| Files::here().transparent_huge_page().unwrap_or(page * (page / 8)))
-}
-
-/// Formats a size with the largest unit that divides it: `4k`, `2m`, `1g`.
-pub(crate) fn size_name(bytes: u64) -> String {
-    match bytes {
-        b if b >= SIZE_1G && b % SIZE_1G == 0 => format!("{}g", b >> 30),
-        b if b >= 1 << 20 && b % (1 << 20) == 0 => format!("{}m", b >> 20),
-        b => format!("{}k", b >> 10),
-    }
 }
 
 /// A mapping of host memory, which is unmapped when it is dropped.
@@ -300,13 +292,5 @@ mod tests {
     fn a_mapping_that_is_no_multiple_of_its_pages_is_refused() {
         assert!(matches!(HostMemory::new(3 << 20, Backing::Thp), Err(Error::Invalid { .. })));
         assert!(matches!(HostMemory::new(0, Backing::Small), Err(Error::Invalid { .. })));
-    }
-
-    #[test]
-    fn sizes_are_named_as_people_do() {
-        assert_eq!(size_name(4096), "4k");
-        assert_eq!(size_name(2 << 20), "2m");
-        assert_eq!(size_name(1 << 30), "1g");
-        assert_eq!(size_name(3 << 29), "1536m");
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::arch::{self, MEMORY_GPA};
 use crate::boot;
-use crate::guest::Machine;
+use crate::machine::Machine;
 use crate::mailbox::{Mailbox, word};
 use crate::work::{Order, Work};
 use crate::{Error, arch::Piece};

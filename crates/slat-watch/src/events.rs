@@ -12,6 +12,7 @@ mod transition;
 
 use crate::bpf::sys::{Called, Event, Kind, Map, Program};
 use crate::metric::Source;
+pub(crate) use crate::tracepoints::*;
 use programs::{ANYWHERE, Maps, Notice, RANGE_SHIFT, THREAD_WORDS};
 pub(crate) use rooms::Own;
 use rooms::{Places, Rooms};
@@ -27,14 +28,6 @@ const COUNTED: [&str; 2] = [USER_EXIT, PUSH];
 
 /// The initial pid namespace: programs identify threads by their numbers there.
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
-
-pub(crate) const EXIT: &str = "kvm_exit";
-const ENTRY: &str = "kvm_entry";
-pub(crate) const USER_EXIT: &str = "kvm_userspace_exit";
-pub(crate) const PUSH: &str = "kvm_dirty_ring_push";
-pub(crate) const UNMAP: &str = "kvm_unmap_hva_range";
-pub(crate) const AGE: &str = "kvm_age_hva";
-const TEST_AGE: &str = "kvm_test_age_hva";
 
 /// The means by which KVM's tracepoints are received.
 #[derive(Debug)]

@@ -17,6 +17,7 @@ pub mod own;
 pub mod qmp;
 mod task;
 mod traced;
+mod tracepoints;
 mod watch;
 mod working_set;
 

@@ -1,6 +1,6 @@
 //! Metrics of a guest: their units, and the sources of their values.
 
-use crate::events::{AGE, EXIT, PUSH, UNMAP, USER_EXIT};
+use crate::tracepoints::{AGE, EXIT, PUSH, UNMAP, USER_EXIT};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;

@@ -20,12 +20,11 @@
 //!
 //! No thread ever waits: tables that cannot be freed yet are freed later.
 //!
-//! A seat also hands out tokens ([`crate::ops::Tokens`]), from a block of numbers that it took from
+//! A seat also hands out tokens ([`crate::tables::Tokens`]), from a block of numbers that it took from
 //! [`Grace`]. So threads that fault in disjoint ranges write no common cache line for tokens.
 
-use crate::ops::SEATS_TOKENS;
-use crate::platform::{Platform, same};
-use crate::shootdown::Vmid;
+use crate::format::TOKEN_BITS;
+use crate::invalidation::Vmid;
 use crate::sync::{AtomicU64, Ordering, agreed};
 use core::fmt;
 use core::num::NonZeroUsize;
@@ -44,6 +43,9 @@ const START: u64 = 2 * STEP;
 /// The number of tokens in a block that a seat takes. The first token of a block is a multiple of
 /// it.
 const BLOCK: u64 = 1 << 12;
+
+/// Tokens below this belong to seats, all others to guests.
+pub(crate) const SEATS_TOKENS: u64 = 1 << (TOKEN_BITS - 1);
 
 /// The value of a seat whose thread is inside. Values are in the order of their readings.
 #[inline(always)]
@@ -66,7 +68,7 @@ pub struct Seat {
     /// The next token; a multiple of `BLOCK` once the block is used up. Only the seat's thread uses
     /// it.
     token: AtomicU64,
-    /// The number of the thread that was inside last ([`Platform::thread`]); 0 if it has none.
+    /// The number of the thread that was inside last ([`Platform::thread`](crate::Platform::thread)); 0 if it has none.
     /// Relaxed: a thread looks for its own number, and the entry's store to `place` has released
     /// those of other threads.
     #[cfg(debug_assertions)]
@@ -74,8 +76,24 @@ pub struct Seat {
 }
 
 impl Seat {
+    /// Enters tables of `guest`.
+    #[inline(always)]
+    pub(crate) fn enter(&self, grace: &Grace, guest: Vmid) -> Inside<'_> {
+        let now = inside(grace.clock.load(Ordering::Acquire), guest);
+        if self.place.swap(now, Ordering::AcqRel) != outside(guest) {
+            agreed();
+        }
+        Inside { seat: self, guest }
+    }
+
+    /// Frees the seat by a read-modify-write, so that the next thread that takes it synchronises
+    /// with the reclaimers that looked at it before.
+    pub(crate) fn give_back(&self) {
+        self.place.swap(FREE, Ordering::AcqRel);
+    }
+
     #[cfg(debug_assertions)]
-    fn enters(&self, thread: Option<NonZeroUsize>) {
+    pub(crate) fn enters(&self, thread: Option<NonZeroUsize>) {
         self.thread.store(thread.map_or(0, NonZeroUsize::get), Ordering::Relaxed);
     }
 
@@ -137,6 +155,15 @@ pub struct Grace<S: ?Sized = [Seat]> {
 }
 
 impl Grace {
+    /// Takes a free seat.
+    pub(crate) fn take_seat(&self) -> Result<&Seat, NoSeat> {
+        let free = |seat: &&Seat| {
+            let taken = seat.place.compare_exchange(FREE, NEW, Ordering::AcqRel, Ordering::Relaxed);
+            taken.is_ok()
+        };
+        self.seats.iter().find(free).ok_or(NoSeat { seats: self.seats.len() })
+    }
+
     /// Advances the clock and returns its reading. Threads that enter later find what was published
     /// before. To retire a value that threads read inside a guard, replace it, call this, and free
     /// the old value once [`Grace::is_past`] returns true.
@@ -181,57 +208,6 @@ impl Grace {
             let now = seat.place.fetch_add(0, Ordering::AcqRel);
             now < START || fine(now, Vmid(now as u16))
         })
-    }
-}
-
-/// A thread's right to walk the tables of a platform's guests: a seat, taken once and kept.
-#[derive(Debug)]
-pub struct Participant<'p, P: Platform> {
-    platform: &'p P,
-    seat: &'p Seat,
-}
-
-impl<'p, P: Platform> Participant<'p, P> {
-    /// Takes a seat.
-    ///
-    /// # Errors
-    /// [`NoSeat`] if all are taken.
-    pub fn register(platform: &'p P) -> Result<Self, NoSeat> {
-        let seats = &platform.grace().seats;
-        let free = |seat: &&Seat| {
-            let taken = seat.place.compare_exchange(FREE, NEW, Ordering::AcqRel, Ordering::Relaxed);
-            taken.is_ok()
-        };
-        match seats.iter().find(free) {
-            Some(seat) => Ok(Self { platform, seat }),
-            None => Err(NoSeat { seats: seats.len() }),
-        }
-    }
-
-    /// Returns whether the seat belongs to `platform`.
-    #[inline(always)]
-    pub(crate) fn serves(&self, platform: &P) -> bool {
-        same(self.platform, platform)
-    }
-
-    #[inline(always)]
-    pub(crate) fn enter(&mut self, guest: Vmid) -> Inside<'_> {
-        #[cfg(debug_assertions)]
-        self.seat.enters(self.platform.thread());
-        let clock = &self.platform.grace().clock;
-        let now = inside(clock.load(Ordering::Acquire), guest);
-        if self.seat.place.swap(now, Ordering::AcqRel) != outside(guest) {
-            agreed();
-        }
-        Inside { seat: self.seat, guest }
-    }
-}
-
-impl<P: Platform> Drop for Participant<'_, P> {
-    /// Frees the seat by a read-modify-write, so that the next thread that takes it synchronises
-    /// with the reclaimers that looked at it before.
-    fn drop(&mut self) {
-        self.seat.place.swap(FREE, Ordering::AcqRel);
     }
 }
 

@@ -9,8 +9,8 @@
 
 use crate::addr::{Gpa, GpaRange};
 use crate::format::Format;
+use crate::invalidation::Invalidation;
 use crate::platform::Platform;
-use crate::shootdown::Invalidation;
 use crate::tables::Tables;
 use core::fmt;
 

@@ -4,12 +4,12 @@ use crate::addr::{Gpa, GpaRange, RangeError};
 use crate::counts::Counts;
 use crate::format::{Format, Geometry};
 use crate::grace::Inside;
-use crate::ops::{Early, Place, Removals};
+use crate::invalidation::{Invalidation, Owed, Vmid};
+use crate::participant::Participant;
 use crate::platform::Platform;
-use crate::shootdown::Vmid;
-use crate::shootdown::{Invalidation, Owed, Shootdown};
+use crate::shootdown::Shootdown;
 use crate::sizes::Sizes;
-use crate::tables::{Halted, Start, Tables};
+use crate::tables::{Early, Halted, Start, Tables};
 use crate::walk::{Budget, Tally};
 use core::fmt;
 
@@ -98,6 +98,52 @@ impl Sums {
     }
 }
 
+impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
+    /// Enters the tables, and returns a guard, whose methods are the operations.
+    ///
+    /// # Errors
+    /// [`Foreign`] if the member registered with another platform's grace.
+    #[inline]
+    pub fn enter<'t>(
+        &'t self,
+        member: &'t mut Participant<'p, P>,
+    ) -> Result<Guard<'t, 'p, F, P>, Foreign> {
+        if !member.serves(self.platform) {
+            return Err(Foreign);
+        }
+        Ok(Guard::new(self, Some(member.enter(self.seat)), true))
+    }
+
+    /// Enters the tables without a seat: the exclusive borrow keeps all other threads out.
+    pub fn exclusive(&mut self) -> Guard<'_, 'p, F, P> {
+        Guard::new(self, None, true)
+    }
+
+    /// Enters the tables without a seat, for callers that keep unlinked tables allocated by other
+    /// means, such as their own read-copy-update.
+    ///
+    /// # Safety
+    /// No thread calls [`Tables::reclaim`] while the guard lives.
+    pub unsafe fn enter_unseated(&self) -> Guard<'_, 'p, F, P> {
+        Guard::new(self, None, true)
+    }
+
+    /// Takes the invalidation that `guard` owes, to merge it with other threads' or to complete it
+    /// later.
+    ///
+    /// # Errors
+    /// [`Foreign`] if the guard belongs to other tables.
+    pub fn shootdown<'t>(
+        &'t self,
+        guard: &mut Guard<'_, 'p, F, P>,
+    ) -> Result<Shootdown<'t, 'p, F, P>, Foreign> {
+        if !core::ptr::eq(guard.tables, self) {
+            return Err(Foreign);
+        }
+        Ok(Shootdown::new(self, core::mem::replace(&mut guard.sums.owed, Owed::NOTHING)))
+    }
+}
+
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     #[inline(always)]
     pub(crate) fn new(
@@ -137,11 +183,6 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Returns the guest's present VMID.
     pub fn vmid(&self) -> Vmid {
         self.tables.vmid()
-    }
-
-    /// Makes an empty collection of removals in the caller's storage, as [`Removals::new`].
-    pub fn removals<'s>(&self, storage: &'s mut [Place]) -> Removals<'s, 't, F, P> {
-        Removals::new(self.tables, storage)
     }
 
     /// Lets go of all tables seen so far, as leaving and entering again would; it costs one store.

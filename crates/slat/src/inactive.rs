@@ -1,13 +1,9 @@
 //! Tables that no CPU has loaded, which change by plain stores.
 
-use crate::addr::{GpaRange, Hpa, PageSize};
-use crate::cache::TableCache;
-use crate::format::{Attributes, Format};
-use crate::guard::Guard;
-use crate::ops::{ChangeError, MapError, Plainly};
+use crate::format::Format;
+use crate::invalidation::Vmid;
 use crate::platform::Platform;
-use crate::shootdown::Vmid;
-use crate::tables::{Halted, NewError, Tables};
+use crate::tables::{NewError, Tables};
 
 /// The second-stage translation tables of one guest while no CPU has them loaded, and no TLB or
 /// walk cache holds entries of them.
@@ -42,52 +38,48 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
         self.0
     }
 
-    /// Returns a guard with all operations, which change entries atomically, and owe no
-    /// invalidation.
-    pub fn guard(&mut self) -> Guard<'_, 'p, F, P> {
-        Guard::new(&self.0, None, false)
-    }
-
-    /// As [`Guard::map`].
-    ///
-    /// # Errors
-    /// The errors of [`Guard::map`] except [`MapError::Contended`].
-    pub fn map(
-        &mut self,
-        range: GpaRange,
-        hpa: Hpa,
-        attributes: Attributes,
-        largest: PageSize,
-        cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Halted<MapError>> {
-        self.guard().map_by::<Plainly>(range, (hpa, false), attributes, largest, cache)
-    }
-
-    /// As [`Guard::map_contiguous`].
-    ///
-    /// # Errors
-    /// The errors of [`Guard::map`] except [`MapError::Contended`].
-    pub fn map_contiguous(
-        &mut self,
-        range: GpaRange,
-        hpa: Hpa,
-        attributes: Attributes,
-        largest: PageSize,
-        cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Halted<MapError>> {
-        self.guard().map_by::<Plainly>(range, (hpa, true), attributes, largest, cache)
-    }
-
-    /// As [`Guard::write_protect`].
-    ///
-    /// # Errors
-    /// The errors of [`Guard::write_protect`] except [`ChangeError::Contended`].
-    pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
-        self.guard().write_protect_by::<Plainly>(range)
-    }
-
     /// Gives back every frame to the platform.
     pub fn destroy(self) {
         self.0.free_all();
+    }
+}
+
+impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
+    /// Makes empty tables for guest physical addresses of `address_bits` bits, ready to be loaded.
+    ///
+    /// # Errors
+    /// The errors of [`Inactive::new`].
+    pub fn new(
+        format: F,
+        vmid: Vmid,
+        address_bits: u32,
+        platform: &'p P,
+    ) -> Result<Self, NewError> {
+        Inactive::new(format, vmid, address_bits, platform).map(Inactive::activate)
+    }
+
+    /// Takes the tables out of use.
+    ///
+    /// Invalidates all of the guest's translations. Afterwards no CPU and no other thread uses the
+    /// tables.
+    ///
+    /// # Safety
+    /// No CPU has the root loaded, nor will load it before [`Inactive::activate`].
+    pub unsafe fn deactivate(self) -> Inactive<'p, F, P> {
+        self.invalidate_all();
+        self.pending.clear();
+        Inactive(self)
+    }
+
+    /// As [`Tables::deactivate`], without an invalidation of its own: for tables whose VMID others
+    /// have too, of which one invalidation covers all.
+    ///
+    /// # Safety
+    /// 1. As [`Tables::deactivate`].
+    /// 2. Since no CPU has had the root loaded, all CPUs have dropped the entries that they held
+    ///    under the VMID.
+    pub unsafe fn deactivate_invalidated(self) -> Inactive<'p, F, P> {
+        self.pending.clear();
+        Inactive(self)
     }
 }

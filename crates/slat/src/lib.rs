@@ -137,12 +137,15 @@ mod grace;
 mod granted;
 mod guard;
 mod inactive;
+mod invalidation;
 #[cfg(feature = "observed")]
 pub mod observe;
 #[cfg(not(feature = "observed"))]
 mod observe;
 mod ops;
+mod participant;
 mod platform;
+mod pte;
 mod ran;
 mod retired;
 mod shootdown;
@@ -167,10 +170,11 @@ pub use any::AnyAddressSpace;
 pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
 pub use format::{Access, Attributes, Execute, Format, Memory, Rights, Software};
-pub use grace::{Grace, Moment, NoSeat, Participant, Seat};
+pub use grace::{Grace, Moment, NoSeat, Seat};
 pub use granted::Granted;
 pub use guard::{Foreign, Guard};
 pub use inactive::Inactive;
+pub use invalidation::{BreakBeforeMake, Invalidation, Vmid};
 pub use ops::{
     Aged, Ageing, Ages, ChangeError, Consumer, ConsumerError, Dump, Leaf, Leaves, MapError, Owner,
     OwnerError, Pages, Place, Removals, Removed, ReplaceError, Reservation, Skip, SplitError,
@@ -178,12 +182,13 @@ pub use ops::{
 };
 #[cfg(feature = "baselines")]
 pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};
-pub use platform::{BreakBeforeMake, Maintenance, Platform};
+pub use participant::Participant;
+pub use platform::{Maintenance, Platform};
 #[cfg(loom)]
 #[doc(hidden)]
 pub use ran::Broken;
 pub use ran::{Announced, NoCpu, Ran};
-pub use shootdown::{Invalidation, Shootdown, Vmid};
+pub use shootdown::Shootdown;
 pub use sizes::Sizes;
 pub use space::{AddressSpace, SpaceError};
 pub use table::{Frame, Pte};

@@ -8,7 +8,10 @@
 //! its instruction alone.
 
 #[cfg(feature = "observed")]
-use core::{ptr, sync::atomic::AtomicPtr};
+use core::{
+    ptr,
+    sync::atomic::{AtomicPtr, Ordering},
+};
 
 /// How a store is ordered after the earlier stores of its thread.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -34,22 +37,22 @@ static OBSERVER: AtomicPtr<Observer> = AtomicPtr::new(ptr::null_mut());
 /// that fills entries as words ([`Pte::words`](crate::Pte::words)).
 #[cfg(feature = "observed")]
 pub fn observe(observer: &'static Observer) {
-    OBSERVER.store(ptr::from_ref(observer).cast_mut(), super::sync::Ordering::Release);
+    OBSERVER.store(ptr::from_ref(observer).cast_mut(), Ordering::Release);
 }
 
 /// Does `store`, through the observer if there is one.
 #[cfg(feature = "observed")]
 pub(crate) fn shown<T>(
-    pte: *const crate::Pte,
+    pte: usize,
     raw: u64,
     order: Order,
     store: impl FnOnce() -> Result<(), T>,
 ) -> Result<(), T> {
-    let observer = OBSERVER.load(super::sync::Ordering::Acquire);
+    let observer = OBSERVER.load(Ordering::Acquire);
     // SAFETY: null, or from the `&'static` of `observe`, which never changes.
     let Some(observer) = (unsafe { observer.as_ref() }) else { return store() };
     let (mut store, mut result) = (Some(store), Ok(()));
-    observer(pte.addr(), raw, order, &mut || {
+    observer(pte, raw, order, &mut || {
         let Some(store) = store.take() else { return false };
         result = store();
         result.is_ok()
@@ -62,7 +65,7 @@ pub(crate) fn shown<T>(
 #[cfg(not(feature = "observed"))]
 #[inline(always)]
 pub(crate) fn shown<T>(
-    _pte: *const crate::Pte,
+    _pte: usize,
     _raw: u64,
     _order: Order,
     store: impl FnOnce() -> Result<(), T>,
@@ -82,14 +85,14 @@ static WRITES: AtomicPtr<Writes> = AtomicPtr::new(ptr::null_mut());
 /// models.
 #[cfg(feature = "observed")]
 pub fn writes(writes: &'static Writes) {
-    WRITES.store(ptr::from_ref(writes).cast_mut(), super::sync::Ordering::Release);
+    WRITES.store(ptr::from_ref(writes).cast_mut(), Ordering::Release);
 }
 
 /// Reports a store to the word at `address`. Users of the engine call it for their own words, so
 /// that those are counted, too.
 #[cfg(feature = "observed")]
 pub fn written(address: usize) {
-    let writes = WRITES.load(super::sync::Ordering::Acquire);
+    let writes = WRITES.load(Ordering::Acquire);
     // SAFETY: null, or from the `&'static` of `writes`, which never changes.
     if let Some(writes) = unsafe { writes.as_ref() } {
         writes(address);

@@ -2,8 +2,8 @@
 
 use crate::addr::Hpa;
 use crate::grace::Grace;
-use crate::shootdown::Invalidation;
-use crate::table::{Frame, Pte};
+use crate::invalidation::{BreakBeforeMake, Invalidation};
+use crate::pte::{Frame, Pte};
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;
 
@@ -147,28 +147,4 @@ pub enum Maintenance {
     /// Data as above, and instructions: the guest may fetch what the host has written (Arm: also
     /// `ic`; not needed with CTR_EL0.DIC; x86: nothing).
     Instructions,
-}
-
-/// Which changes of size a live entry may make without being invalid in between.
-///
-/// It concerns *size* only: a change of address or memory type always breaks (Arm: D8.16.1, "Using
-/// break-before-make when updating translation table entries").
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum BreakBeforeMake {
-    /// Every change breaks: FEAT_BBM level 0, Power. FEAT_BBM level 1 counts as this, too: a CPU
-    /// may treat a block with its nT bit as invalid, or walk it at every access, and the bit costs
-    /// one more invalidation.
-    Always,
-    /// FEAT_BBM level 2, declared only by a platform that handles the TLB conflict abort.
-    ConflictHandled,
-    /// FEAT_BBM level 3, x86, RISC-V: no break, no conflict.
-    Never,
-}
-
-impl BreakBeforeMake {
-    /// Returns whether a block has to be invalid before a table of the same translations replaces
-    /// it.
-    pub const fn breaks_size_change(self) -> bool {
-        matches!(self, Self::Always)
-    }
 }

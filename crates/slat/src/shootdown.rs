@@ -1,62 +1,12 @@
-//! Invalidations as values that must be used.
+//! Invalidations that must be executed, or handed on.
 
-use crate::addr::{GpaRange, PageSize};
 use crate::format::Format;
 use crate::grace::{Inside, Leaving};
+use crate::invalidation::{Invalidation, Owed};
 use crate::platform::Platform;
 use crate::tables::Tables;
 
-/// An invalidation of stale translations, which a [`Platform`] executes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Invalidation {
-    /// The guest whose tables changed.
-    pub vmid: Vmid,
-    /// The guest physical addresses; `None` for all of the guest.
-    pub range: Option<GpaRange>,
-    /// The size of every changed leaf, if all have one size (Arm: a TTL hint); `None` if sizes are
-    /// mixed. It does not apply where `tables` is set.
-    pub leaf: Option<PageSize>,
-    /// Tables were unlinked: invalidate walk caches, too, and not last levels only.
-    pub tables: bool,
-}
-
-/// Identifies a guest to the TLB (Arm: VMID; x86: the EPT root or ASID).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
-pub struct Vmid(pub u16);
-
-/// The stale translations of one guest, as one range that covers them all; (0, 0) if there are
-/// none.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Owed {
-    start: u64,
-    end: u64,
-    /// Bit `n`: leaves of `2^n` bytes changed.
-    sizes: u64,
-    /// [`TABLES`], [`TAKEN`], and a [`CLEAN`] for each guard that is counted as cleaning dirty
-    /// state. It is one word, as all the fields are: bytes that are written one by one and then
-    /// read back as a word stall a short operation.
-    state: u64,
-}
-
-/// A table was unlinked.
-const TABLES: u64 = 1;
-/// Rights or dirty state were taken: a guard that owes this completes it when it is dropped.
-const TAKEN: u64 = 2;
-const CLEAN: u64 = 4;
-
 impl Owed {
-    pub const NOTHING: Self = Self { start: 0, end: 0, sizes: 0, state: 0 };
-
-    pub const fn is_nothing(&self) -> bool {
-        self.end == 0
-    }
-
-    /// Returns whether nothing is stale, and no clean is under way.
-    #[inline(always)]
-    pub const fn is_untouched(&self) -> bool {
-        self.end | self.state == 0
-    }
-
     /// Hands this, the invalidation that a dropped guard owes, to the guest, then leaves. It is
     /// passed word by word: a pointer to it would keep every guard in memory, which costs a lookup
     /// a fifth of its time.
@@ -78,84 +28,6 @@ impl Owed {
             guest.let_go(Owed { start, end, sizes, state });
         }
         words(guest, (self.start, self.end), (self.sizes, self.state), inside);
-    }
-
-    /// Adds changed leaves of `size` in `start..end`.
-    #[inline]
-    pub fn leaves(&mut self, start: u64, end: u64, size: PageSize) {
-        self.sizes |= size.bytes();
-        self.cover(start, end);
-    }
-
-    /// Adds leaves of any size in `start..end`.
-    pub fn any(&mut self, start: u64, end: u64) {
-        self.sizes = u64::MAX;
-        self.cover(start, end);
-    }
-
-    /// Adds an unlinked table that covered `start..end`.
-    pub fn table(&mut self, start: u64, end: u64) {
-        self.state |= TABLES;
-        self.cover(start, end);
-    }
-
-    /// Notes that a right or dirty state was taken.
-    #[inline]
-    pub const fn take(&mut self) {
-        self.state |= TAKEN;
-    }
-
-    const fn unlinks(&self) -> bool {
-        self.state & TABLES != 0
-    }
-
-    /// Returns whether a CPU may still use a right that was taken.
-    pub const fn is_taken(&self) -> bool {
-        self.state & TAKEN != 0
-    }
-
-    /// Counts it among the cleans that are under way.
-    pub const fn clean(&mut self) {
-        self.state += CLEAN;
-    }
-
-    pub const fn cleans(&self) -> u64 {
-        self.state / CLEAN
-    }
-
-    #[inline]
-    fn cover(&mut self, start: u64, end: u64) {
-        self.start = if self.end == 0 { start } else { self.start.min(start) };
-        self.end = self.end.max(end);
-    }
-
-    #[inline]
-    pub fn merge(&mut self, other: Self) {
-        let flags = other.state & (CLEAN - 1);
-        self.state = (self.state + (other.state - flags)) | flags;
-        if other.end != 0 {
-            self.sizes |= other.sizes;
-            self.cover(other.start, other.end);
-        }
-    }
-
-    /// Returns the one invalidation that covers everything.
-    ///
-    /// It names a leaf size only where a change of size breaks the entry first. Elsewhere a CPU may
-    /// hold the block of a split whose shootdown is still owed, and an invalidation of pages alone
-    /// may leave that block in the TLB.
-    #[inline]
-    pub fn invalidation(&self, vmid: Vmid, breaks: bool) -> Option<Invalidation> {
-        if self.is_nothing() {
-            return None;
-        }
-        let one_size = self.sizes.is_power_of_two() && !self.unlinks() && breaks;
-        Some(Invalidation {
-            vmid,
-            range: Some(GpaRange::from_bounds(self.start, self.end)),
-            leaf: if one_size { PageSize::from_bytes(self.sizes) } else { None },
-            tables: self.unlinks(),
-        })
     }
 }
 
@@ -201,73 +73,5 @@ impl<'t, 'p, F: Format, P: Platform> Shootdown<'t, 'p, F, P> {
 impl<F: Format, P: Platform> Drop for Shootdown<'_, '_, F, P> {
     fn drop(&mut self) {
         self.tables.pending.owe(self.owed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn merged_shootdowns_cover_both_and_hint_a_size_only_if_both_agree() {
-        let page = |at| {
-            let mut owed = Owed::NOTHING;
-            owed.leaves(at, at + 0x1000, PageSize::SIZE_4K);
-            owed
-        };
-        let mut a = page(0x1000);
-        a.merge(page(0x9000));
-        let owed = a.invalidation(Vmid(7), true).unwrap();
-        assert_eq!(owed.range.unwrap(), GpaRange::from_bounds(0x1000, 0xa000));
-        assert_eq!((owed.leaf, owed.tables), (Some(PageSize::SIZE_4K), false));
-        assert_eq!(a.invalidation(Vmid(7), false).unwrap().leaf, None);
-        let mut table = Owed::NOTHING;
-        table.table(0, 0x20_0000);
-        a.merge(table);
-        let owed = a.invalidation(Vmid(7), true).unwrap();
-        assert_eq!((owed.leaf, owed.tables), (None, true));
-    }
-
-    #[test]
-    fn what_is_merged_with_leaves_of_any_size_names_none_and_with_nothing_its_own() {
-        let page = || {
-            let mut owed = Owed::NOTHING;
-            owed.leaves(0x1000, 0x2000, PageSize::SIZE_4K);
-            owed
-        };
-        let mut any = Owed::NOTHING;
-        any.any(0x1000, 0x2000);
-        any.merge(page());
-        assert_eq!(any.invalidation(Vmid(7), true).unwrap().leaf, None);
-        let mut none = Owed::NOTHING;
-        none.merge(page());
-        assert_eq!(none.invalidation(Vmid(7), true).unwrap().leaf, Some(PageSize::SIZE_4K));
-    }
-
-    #[test]
-    fn what_both_owe_is_owed_once_and_the_cleans_of_both_are_counted() {
-        let owed = || {
-            let mut owed = Owed::NOTHING;
-            owed.table(0, 0x20_0000);
-            owed.take();
-            owed.clean();
-            owed
-        };
-        let mut both = owed();
-        for cleans in [2, 3] {
-            both.merge(owed());
-            assert_eq!(both.cleans(), cleans);
-            assert!(both.unlinks() && both.is_taken());
-        }
-        let mut one = Owed::NOTHING;
-        one.merge(both);
-        assert_eq!(one, both);
-    }
-
-    #[test]
-    fn merging_nothing_owes_nothing() {
-        let mut none = Owed::NOTHING;
-        none.merge(Owed::NOTHING);
-        assert_eq!(none.invalidation(Vmid(1), true), None);
     }
 }

@@ -13,13 +13,13 @@ use self::fill::Fill;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize, RangeError};
 use crate::format::{Attributes, Format, Geometry, Rights, Software};
 use crate::guard::Guard;
+use crate::invalidation::{Owed, Vmid};
 use crate::ops::{
     ChangeError, Consumer, ConsumerError, Exactly, MapError, Marked, Removed, Rule, UnmapError,
     maintenance,
 };
 use crate::platform::Platform;
 use crate::retired::Chain;
-use crate::shootdown::{Owed, Vmid};
 use crate::sync::relax;
 use crate::tables::{Contended, Halted, NewError, Tables, Translation};
 use crate::walk::PATIENCE;

@@ -2,34 +2,38 @@
 
 mod ended;
 mod lookup;
+mod owners;
 mod root;
+mod scans;
+mod tokens;
 
 use crate::addr::{GpaRange, Hpa, PageSize, RangeError};
 use crate::build::dismantle;
 use crate::format::{Attributes, Format, Geometry, Kind};
-use crate::grace::{Moment, Participant};
-use crate::guard::{Foreign, Guard};
-use crate::inactive::Inactive;
-use crate::ops::{Owners, Scans, Tokens};
+use crate::grace::Moment;
+use crate::invalidation::{Invalidation, Owed, Vmid};
 use crate::platform::Platform;
 use crate::retired::Retired;
-use crate::shootdown::{Invalidation, Owed, Shootdown, Vmid};
 use crate::sync::{AtomicU64, Ordering, acquired, agreed};
 use crate::table::{Frame, Pte};
 use crate::underway::Pending;
 use crate::walk::{Budget, Outcome, Visitor, touch_each, walk};
+pub(crate) use ended::Early;
 pub use ended::{Contended, Halted, NewError};
 pub(crate) use lookup::{Found, Link, Start};
+use owners::Owners;
 use root::Root;
+use scans::Scans;
+pub(crate) use tokens::Tokens;
 
 /// The second-stage translation tables of one guest, live: CPUs may have them loaded.
 ///
-/// [`Tables::enter`] gives a [`Guard`], whose methods are the operations. Any number of threads
+/// [`Tables::enter`] gives a [`Guard`](crate::Guard), whose methods are the operations. Any number of threads
 /// work on the tables at once, while hardware walks them and sets accessed and dirty bits. No
 /// thread holds a lock: atomic exchanges order two operations on one page-table entry.
 ///
 /// Dropping the tables leaks their frames, as hardware may still be walking them.
-/// [`Tables::deactivate`] and [`Inactive::destroy`] give them back.
+/// [`Tables::deactivate`] and [`Inactive::destroy`](crate::Inactive::destroy) give them back.
 #[must_use = "dropped, the tables leak their frames"]
 #[derive(Debug)]
 pub struct Tables<'p, F: Format, P: Platform> {
@@ -39,7 +43,7 @@ pub struct Tables<'p, F: Format, P: Platform> {
     vmid: AtomicU64,
     /// The VMID that the tables were made with. [`Tables::renew`] does not change it: threads
     /// inside have it in their seats.
-    seat: Vmid,
+    pub(crate) seat: Vmid,
     geometry: Geometry,
     root: Root<'p>,
     pub(crate) pending: Pending,
@@ -64,19 +68,6 @@ pub struct Translation {
 }
 
 impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
-    /// Makes empty tables for guest physical addresses of `address_bits` bits, ready to be loaded.
-    ///
-    /// # Errors
-    /// The errors of [`Inactive::new`].
-    pub fn new(
-        format: F,
-        vmid: Vmid,
-        address_bits: u32,
-        platform: &'p P,
-    ) -> Result<Self, NewError> {
-        Inactive::new(format, vmid, address_bits, platform).map(Inactive::activate)
-    }
-
     pub(crate) fn empty(
         format: F,
         vmid: Vmid,
@@ -107,50 +98,6 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             owners: Owners::new(),
             scans: Scans::new(),
         })
-    }
-
-    /// Enters the tables, and returns a guard, whose methods are the operations.
-    ///
-    /// # Errors
-    /// [`Foreign`] if the member registered with another platform's grace.
-    #[inline]
-    pub fn enter<'t>(
-        &'t self,
-        member: &'t mut Participant<'p, P>,
-    ) -> Result<Guard<'t, 'p, F, P>, Foreign> {
-        if !member.serves(self.platform) {
-            return Err(Foreign);
-        }
-        Ok(Guard::new(self, Some(member.enter(self.seat)), true))
-    }
-
-    /// Enters the tables without a seat: the exclusive borrow keeps all other threads out.
-    pub fn exclusive(&mut self) -> Guard<'_, 'p, F, P> {
-        Guard::new(self, None, true)
-    }
-
-    /// Enters the tables without a seat, for callers that keep unlinked tables allocated by other
-    /// means, such as their own read-copy-update.
-    ///
-    /// # Safety
-    /// No thread calls [`Tables::reclaim`] while the guard lives.
-    pub unsafe fn enter_unseated(&self) -> Guard<'_, 'p, F, P> {
-        Guard::new(self, None, true)
-    }
-
-    /// Takes the invalidation that `guard` owes, to merge it with other threads' or to complete it
-    /// later.
-    ///
-    /// # Errors
-    /// [`Foreign`] if the guard belongs to other tables.
-    pub fn shootdown<'t>(
-        &'t self,
-        guard: &mut Guard<'_, 'p, F, P>,
-    ) -> Result<Shootdown<'t, 'p, F, P>, Foreign> {
-        if !core::ptr::eq(guard.tables, self) {
-            return Err(Foreign);
-        }
-        Ok(Shootdown::new(self, core::mem::replace(&mut guard.sums.owed, Owed::NOTHING)))
     }
 
     /// Returns the address of the root, for a register such as VTTBR_EL2. The caller that loads it
@@ -343,7 +290,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         });
     }
 
-    fn invalidate_all(&self) {
+    pub(crate) fn invalidate_all(&self) {
         let all = Invalidation { vmid: self.current(), range: None, leaf: None, tables: true };
         self.platform.invalidate(&all);
     }
@@ -372,7 +319,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     /// Returns whether all threads that were inside tables of this guest at `moment` have left, or
-    /// [refreshed](Guard::refresh) their guards. Threads inside another guest's tables count only
+    /// [refreshed](crate::Guard::refresh) their guards. Threads inside another guest's tables count only
     /// if those were made with the same VMID. A caller that is inside never finds this true until
     /// it refreshes.
     pub fn is_past(&self, moment: Moment) -> bool {
@@ -388,31 +335,6 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
                 .platform
                 .thread()
                 .is_some_and(|thread| self.platform.grace().has(thread, self.seat))
-    }
-
-    /// Takes the tables out of use.
-    ///
-    /// Invalidates all of the guest's translations. Afterwards no CPU and no other thread uses the
-    /// tables.
-    ///
-    /// # Safety
-    /// No CPU has the root loaded, nor will load it before [`Inactive::activate`].
-    pub unsafe fn deactivate(self) -> Inactive<'p, F, P> {
-        self.invalidate_all();
-        self.pending.clear();
-        Inactive(self)
-    }
-
-    /// As [`Tables::deactivate`], without an invalidation of its own: for tables whose VMID others
-    /// have too, of which one invalidation covers all.
-    ///
-    /// # Safety
-    /// 1. As [`Tables::deactivate`].
-    /// 2. Since no CPU has had the root loaded, all CPUs have dropped the entries that they held
-    ///    under the VMID.
-    pub unsafe fn deactivate_invalidated(self) -> Inactive<'p, F, P> {
-        self.pending.clear();
-        Inactive(self)
     }
 
     /// Gives back every frame of tables that the caller owns and that hardware no longer uses.

@@ -8,7 +8,7 @@
 //! 0, knows that the invalidation has completed. Dropped work stays counted until an invalidation
 //! of all of the guest, which began after the drop, has completed.
 
-use crate::shootdown::Owed;
+use crate::invalidation::Owed;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The work that is left for later invalidations, on a cache line apart from what every walk reads.

@@ -11,8 +11,8 @@
 //! `KVM_ARM_VCPU_INIT`, `KVM_SET_ONE_REG`.
 
 use super::MEMORY_GPA;
+use super::{CODE_GPA, ROOT_GPA};
 use crate::Error;
-use crate::boot::{CODE_GPA, ROOT_GPA};
 use crate::mailbox;
 use kvm_bindings::{
     KVM_ARM_VCPU_PSCI_0_2, KVM_REG_ARM_CORE, KVM_REG_ARM64, KVM_REG_ARM64_SYSREG, KVM_REG_SIZE_U64,

@@ -103,6 +103,11 @@ mod unsupported;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) use unsupported::*;
 
+/// Guest address of the code. Page 0 is left empty, so that a jump through a null pointer fails.
+pub(crate) const CODE_GPA: u64 = 0x1000;
+/// Guest addresses of the guest's own tables: the root, followed by the tables of the third level,
+/// then those of the second.
+pub(crate) const ROOT_GPA: u64 = 0x4000;
 /// Guest address at which the test memory starts. It is above the areas below 4 GiB that chipsets
 /// and KVM use, and aligned for 1 GiB pages.
 pub(crate) const MEMORY_GPA: u64 = 1 << 32;

@@ -14,8 +14,8 @@
 //! `KVM_SET_SREGS`.
 
 use super::MEMORY_GPA;
+use super::{CODE_GPA, ROOT_GPA};
 use crate::Error;
-use crate::boot::{CODE_GPA, ROOT_GPA};
 use crate::mailbox;
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};

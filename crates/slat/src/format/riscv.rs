@@ -30,7 +30,7 @@ use super::{
     Software, TOKEN_BITS, software,
 };
 use crate::addr::Hpa;
-use crate::shootdown::Vmid;
+use crate::invalidation::Vmid;
 use core::fmt;
 
 /// The MODE field of hgatp: number of levels, and width of guest addresses.

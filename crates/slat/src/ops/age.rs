@@ -24,23 +24,21 @@
 //! they are forgotten by then, each page that they hid was cleared, and reported, by another scan.
 //! One scan at a time clears tables.
 
-mod scans;
-
+use super::ChangeError;
 use super::pages::{or_bits, set_bits};
-use super::unfold::{Group, folded};
-use super::{Atomically, ChangeError};
+use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Levels};
 use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, Sums};
+use crate::invalidation::Owed;
 use crate::platform::Platform;
-use crate::shootdown::Owed;
+use crate::pte::Atomically;
 use crate::sync::agreed;
-use crate::table::{Pte, pte};
+use crate::table::{Pte, folded, pte};
 use crate::tables::{Halted, Tables};
 use crate::walk::{
     Budget, Entry, Flow, Tally, Visitor, change_run, exchange_each, links, pages_alone,
 };
-pub(crate) use scans::Scans;
 
 /// Options of an ageing scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

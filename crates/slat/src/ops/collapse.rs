@@ -32,16 +32,15 @@
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Attributes, Format, Kind};
 use crate::guard::{Guard, Sums};
+use crate::invalidation::Owed;
 use crate::platform::Platform;
 use crate::retired::Chain;
-use crate::shootdown::Owed;
 use crate::sync::relax;
-use crate::table::{self, Pte, pte};
+use crate::table::{self, Pte, folded, pte};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor};
 use core::marker::PhantomData;
 
-use super::folded;
 use super::split::SplitError;
 use super::split::way::MOST_MERGED;
 

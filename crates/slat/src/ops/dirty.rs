@@ -8,12 +8,13 @@
 use super::consumer::{Consumer, Take};
 use super::pages::{or_bits, set_bits};
 use super::rules::Rule;
-use super::{Atomically, ChangeError, Pages, folded};
+use super::{ChangeError, Pages};
 use crate::addr::{GpaRange, Levels};
 use crate::format::{Format, Kind, RUN, software_bits};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
-use crate::table::Pte;
+use crate::pte::Atomically;
+use crate::table::{Pte, folded};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor, change_pages, change_run};
 

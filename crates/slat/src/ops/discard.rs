@@ -16,8 +16,8 @@
 use crate::addr::GpaRange;
 use crate::build::dismantle;
 use crate::format::{Format, Kind};
+use crate::invalidation::Owed;
 use crate::platform::Platform;
-use crate::shootdown::Owed;
 use crate::table::{self, Frame, Pte};
 use crate::tables::Tables;
 

@@ -4,7 +4,6 @@ mod error;
 
 use super::owner::owner;
 use super::unfold::Group;
-use super::{Atomically, Change};
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
@@ -12,6 +11,7 @@ use crate::counts::Counts;
 use crate::format::{Attributes, Execute, Format, Kind, Memory};
 use crate::guard::{Guard, Sums};
 use crate::platform::{Maintenance, Platform};
+use crate::pte::{Atomically, Change};
 use crate::sync::agreed;
 use crate::table::{Pte, pte};
 use crate::tables::{Halted, Tables};

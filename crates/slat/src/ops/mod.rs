@@ -7,6 +7,7 @@ mod collapse;
 mod consumer;
 mod dirty;
 mod discard;
+mod inactive;
 mod map;
 mod owner;
 mod pages;
@@ -28,29 +29,24 @@ pub use self::{
     baselines::*,
     split::{Batched, SplitWalk},
 };
-pub(crate) use age::Scans;
 pub use age::{Aged, Ageing, Ages, Skip};
 pub use consumer::{Consumer, ConsumerError};
 pub use map::MapError;
 pub(crate) use map::{agrees, maintenance};
-pub(crate) use owner::Owners;
 pub use owner::{Owner, OwnerError};
 pub use pages::Pages;
 pub use query::{Dump, Leaf, Leaves};
 pub use removals::{Place, Removals, Removed};
 pub use replace::ReplaceError;
 pub use reserve::Reservation;
-pub(crate) use reserve::{SEATS_TOKENS, Tokens};
 pub(crate) use rules::{Exactly, Marked, Rule};
 pub use split::SplitError;
-pub(crate) use unfold::folded;
 pub use unmap::UnmapError;
 
 use crate::addr::{GpaRange, PageSize, RangeError};
 use crate::format::{AttributeError, Format, Kind, Software};
 use crate::platform::Platform;
-use crate::table::Pte;
-use crate::tables::{Found, Tables};
+use crate::tables::{Early, Found, Tables};
 use core::fmt;
 
 /// Reason why the leaves of a range were not changed, or not all of them.
@@ -124,11 +120,6 @@ impl fmt::Display for ChangeError {
 
 impl core::error::Error for ChangeError {}
 
-/// Error of an operation that its guard's limit may end early.
-pub(crate) trait Early {
-    const PAUSED: Self;
-}
-
 macro_rules! early {
     ($($error:ident)*) => {$(
         impl Early for $error {
@@ -150,38 +141,6 @@ impl From<Refusal> for ChangeError {
             Refusal::Range(error) => Self::Range(error),
             Refusal::CutsBlock { size } => Self::CutsBlock { size },
         }
-    }
-}
-
-/// The way in which an entry is changed from the value that was read.
-pub(crate) trait Change {
-    /// No other thread, and no hardware, reaches the entries.
-    const ALONE: bool;
-
-    fn exchange(pte: &Pte, old: u64, new: u64) -> Result<(), u64>;
-}
-
-/// For entries in tables that hardware or other threads may use.
-pub(crate) struct Atomically;
-/// For entries in tables that no other thread, and no hardware, can reach.
-pub(crate) struct Plainly;
-
-impl Change for Atomically {
-    const ALONE: bool = false;
-
-    #[inline(always)]
-    fn exchange(pte: &Pte, old: u64, new: u64) -> Result<(), u64> {
-        pte.exchange(old, new)
-    }
-}
-
-impl Change for Plainly {
-    const ALONE: bool = true;
-
-    #[inline(always)]
-    fn exchange(pte: &Pte, _old: u64, new: u64) -> Result<(), u64> {
-        pte.init(new);
-        Ok(())
     }
 }
 

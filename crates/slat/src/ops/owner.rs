@@ -19,7 +19,6 @@ use crate::cache::TableCache;
 use crate::format::{Format, Kind, TOKEN_BITS};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
-use crate::sync::{AtomicU64, Ordering};
 use crate::tables::{Contended, Halted, Tables};
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::fmt;
@@ -97,26 +96,6 @@ impl fmt::Display for OwnerError {
 }
 
 impl core::error::Error for OwnerError {}
-
-/// Whether any address may have an owner, or have had one.
-#[derive(Debug)]
-pub(crate) struct Owners(AtomicU64);
-
-impl Owners {
-    pub fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-
-    fn note(&self) {
-        self.0.store(1, Ordering::Relaxed);
-    }
-
-    /// The caller has exclusive access to the tables, so all calls of [`Owners::note`] precede this
-    /// one.
-    pub fn are_known(&self) -> bool {
-        self.0.load(Ordering::Relaxed) != 0
-    }
-}
 
 /// Returns the owner in an entry that translates nothing.
 #[inline(always)]

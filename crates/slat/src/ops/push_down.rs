@@ -18,14 +18,16 @@
 //! [`Guard::relax`] or [`Guard::map`], in the same exchange that made it dirty, by a thread that
 //! reports the write it answers after it.
 
-use super::{Atomically, ChangeError};
+use super::ChangeError;
 use crate::addr::{GpaRange, Levels};
 use crate::counts::Counts;
 use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
+use crate::pte::Atomically;
+use crate::pte::Run;
 use crate::sync::agreed;
-use crate::table::{Pte, Run, load_run};
+use crate::table::{Pte, load_run};
 use crate::tables::Halted;
 use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor, change_pages, links};
 

@@ -1,12 +1,12 @@
 //! Operations that change no entry: translate, iterate, dump, and flush of what is mapped.
 
-use super::{ChangeError, folded};
+use super::ChangeError;
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Attributes, Execute, Format, Kind, Memory, RUN, Software};
 use crate::guard::Guard;
 use crate::platform::{Maintenance, Platform};
 use crate::sync::acquired;
-use crate::table::Pte;
+use crate::table::{Pte, folded};
 use crate::tables::{Contended, Found, Halted, Start, Tables, Translation};
 use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor, visit_each};
 use core::{fmt, slice};

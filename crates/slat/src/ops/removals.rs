@@ -2,9 +2,10 @@
 
 use crate::addr::{Gpa, Hpa, PageSize};
 use crate::format::{Attributes, Format};
+use crate::guard::Guard;
+use crate::invalidation::Owed;
 use crate::platform::Platform;
 use crate::retired::Chain;
-use crate::shootdown::Owed;
 use crate::tables::Tables;
 use crate::walk::Entry;
 
@@ -175,6 +176,13 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
             *place = Place(Some(new));
             self.len += 1;
         }
+    }
+}
+
+impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
+    /// Makes an empty collection of removals in the caller's storage, as [`Removals::new`].
+    pub fn removals<'s>(&self, storage: &'s mut [Place]) -> Removals<'s, 't, F, P> {
+        Removals::new(self.tables, storage)
     }
 }
 

@@ -23,13 +23,12 @@
 use super::ChangeError;
 use super::map::{MapError, maintenance};
 use super::push_down::{Pushed, push_down};
-use super::unfold::folded;
 use crate::addr::{GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::format::{AttributeError, Attributes, Format, Kind, Memory, RUN};
 use crate::guard::{Guard, Sums};
+use crate::invalidation::Owed;
 use crate::platform::Platform;
-use crate::shootdown::Owed;
-use crate::table::{Pte, pte};
+use crate::table::{Pte, folded, pte};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::fmt;

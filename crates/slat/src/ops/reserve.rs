@@ -22,35 +22,13 @@ use super::owner::Owner;
 use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::TableCache;
-use crate::format::{Attributes, Format, Kind, TOKEN_BITS};
+use crate::format::{Attributes, Format, Kind};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
-use crate::sync::{AtomicU64, Ordering, relax};
+use crate::sync::relax;
 use crate::table::{self, Pte};
 use crate::tables::{Halted, Tables};
 use crate::walk::PATIENCE;
-
-/// Tokens below this belong to seats, all others to guests.
-pub(crate) const SEATS_TOKENS: u64 = 1 << (TOKEN_BITS - 1);
-
-/// The next token of the guest, for threads without a seat and for calls that take one for several
-/// entries. It is in another cache line than the words that every walk reads.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(crate) struct Tokens(AtomicU64);
-
-impl Tokens {
-    pub fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-
-    /// Returns the value to leave in entries that one call reserves or empties; no other call ever
-    /// leaves the same.
-    pub fn next<F: Format>(&self) -> u64 {
-        let token = self.0.fetch_add(1, Ordering::Relaxed);
-        F::reserved(SEATS_TOKENS | token & (SEATS_TOKENS - 1))
-    }
-}
 
 /// An empty entry that a fault has reserved.
 ///

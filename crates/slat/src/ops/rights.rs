@@ -15,13 +15,14 @@ use super::rules::{
     Exactly, Executable, ForExecute, ForRead, ForWrite, Marked, NoExecute, NoWrite, Rule, Writable,
     WriteAt,
 };
-use super::{Atomically, Change, ChangeError, Pages, folded};
+use super::{ChangeError, Pages};
 use crate::addr::{Gpa, GpaRange, Hpa};
 use crate::format::{Access, Attributes, Execute, Format, Kind, Rights, Software};
 use crate::granted::Granted;
 use crate::guard::Guard;
 use crate::platform::Platform;
-use crate::table::pte;
+use crate::pte::{Atomically, Change};
+use crate::table::{folded, pte};
 use crate::tables::{Found, Halted, Tables};
 use crate::walk::Budget;
 use core::marker::PhantomData;

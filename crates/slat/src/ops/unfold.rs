@@ -32,18 +32,12 @@ use crate::addr::{GpaRange, Hpa, Levels};
 use crate::counts::Counts;
 use crate::format::{Format, Kind};
 use crate::guard::{Guard, Sums};
+use crate::invalidation::Owed;
 use crate::platform::Platform;
-use crate::shootdown::Owed;
-use crate::table::Pte;
+use crate::table::{Pte, folded};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
-
-/// Returns whether the leaf `raw` is a member of a group.
-#[inline(always)]
-pub(crate) const fn folded<F: Format>(raw: u64) -> bool {
-    F::CONTIGUOUS != 0 && raw & F::CONTIGUOUS != 0
-}
 
 /// The entries of a group.
 #[derive(Debug)]

@@ -27,12 +27,12 @@
 mod error;
 
 use super::removals::{Removals, Removed};
-use super::unfold::{Group, folded};
+use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
-use crate::table::{Pte, pte};
+use crate::table::{Pte, folded, pte};
 use crate::tables::{Halted, Link, Tables};
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor, links, visit_each};
 pub use error::UnmapError;

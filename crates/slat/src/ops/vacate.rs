@@ -11,14 +11,14 @@
 //! leaves that the closure was given are unmapped. [`Inactive::discard`], which hands out no leaf,
 //! has only the second step, and unfolds before it only the groups that an end of the range cuts.
 
-use super::unfold::{Group, folded};
+use super::unfold::Group;
 use super::{ChangeError, Removed};
 use crate::addr::{Gpa, GpaRange, Hpa};
 use crate::build::dismantle;
 use crate::format::{Format, Kind};
 use crate::inactive::Inactive;
 use crate::platform::Platform;
-use crate::table::{self, Frame, Pte};
+use crate::table::{self, Frame, Pte, folded};
 use crate::tables::{Found, Halted, Tables};
 
 impl<F: Format, P: Platform> Inactive<'_, F, P> {

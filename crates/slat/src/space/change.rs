@@ -4,10 +4,10 @@ use super::SpaceError;
 use super::walk::{Step, Visit};
 use crate::addr::Gpa;
 use crate::format::{Format, Kind};
-use crate::ops::{Rule, folded};
+use crate::invalidation::Owed;
+use crate::ops::Rule;
 use crate::platform::Platform;
-use crate::shootdown::Owed;
-use crate::table::Pte;
+use crate::table::{Pte, folded};
 use crate::tables::{Halted, Tables};
 use crate::walk::Entry;
 

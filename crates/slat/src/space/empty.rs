@@ -4,11 +4,11 @@ use super::SpaceError;
 use super::walk::{Step, Visit};
 use crate::addr::{Gpa, Hpa};
 use crate::format::{Format, Kind};
-use crate::ops::{Removed, folded};
+use crate::invalidation::Owed;
+use crate::ops::Removed;
 use crate::platform::Platform;
 use crate::retired::Chain;
-use crate::shootdown::Owed;
-use crate::table::Pte;
+use crate::table::{Pte, folded};
 use crate::tables::{Halted, Tables};
 use crate::walk::Entry;
 

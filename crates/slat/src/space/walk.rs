@@ -15,11 +15,10 @@ use crate::addr::Gpa;
 use crate::counts::Counts;
 use crate::format::{Format, Kind};
 use crate::guard::Sums;
-use crate::ops::folded;
+use crate::invalidation::Owed;
 use crate::platform::Platform;
-use crate::shootdown::Owed;
 use crate::sizes::Sizes;
-use crate::table::{self, Frame, Pte, pte};
+use crate::table::{self, Frame, Pte, folded, pte};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow};
 

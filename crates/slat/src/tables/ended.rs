@@ -69,3 +69,8 @@ impl fmt::Display for Contended {
 }
 
 impl core::error::Error for Contended {}
+
+/// Error of an operation that its guard's limit may end early.
+pub(crate) trait Early {
+    const PAUSED: Self;
+}

@@ -2,8 +2,9 @@
 
 use super::{Entry, Flow, Tally, Visitor};
 use crate::format::{Format, Kind, RUN};
-use crate::ops::{Change, folded};
-use crate::table::{self, Pte, Run};
+use crate::pte::Change;
+use crate::pte::Run;
+use crate::table::{self, Pte, folded};
 
 /// Changes the pages of a run for which `change` returns a value, by an exchange where that
 /// differs. Returns how many entries, from the start of the run, are done, and for which of them
@@ -171,7 +172,7 @@ pub(super) fn pass_run<'t, F: Format, V: Visitor<'t, F>, const LEVEL: u8>(
 mod tests {
     use super::*;
     use crate::addr::Hpa;
-    use crate::ops::Atomically;
+    use crate::pte::Atomically;
     use std::vec::Vec;
 
     type F = crate::format::ept::Ept<true>;

@@ -8,8 +8,8 @@ use super::tlbi::Tlbi;
 use super::{Arm64, Shareability};
 use crate::addr::Hpa;
 use crate::format::{Format, Geometry};
-use crate::platform::BreakBeforeMake;
-use crate::shootdown::Vmid;
+use crate::invalidation::BreakBeforeMake;
+use crate::invalidation::Vmid;
 use core::fmt;
 
 /// Translation granule: the page size of a format.

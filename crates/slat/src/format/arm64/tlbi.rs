@@ -65,7 +65,7 @@
 
 use super::id::Granule;
 use crate::addr::{GpaRange, PageSize};
-use crate::shootdown::Invalidation;
+use crate::invalidation::Invalidation;
 use core::fmt;
 use core::iter::FusedIterator;
 

@@ -40,7 +40,7 @@
 //! # Ok::<(), slat::format::GeometryError>(())
 //! ```
 
-use crate::shootdown::Invalidation;
+use crate::invalidation::Invalidation;
 use core::fmt;
 
 /// The type of an INVEPT: its register operand.

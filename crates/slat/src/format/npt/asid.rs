@@ -38,7 +38,7 @@
 //! assert_eq!(cpu.control(&what).with_asid(5), 0x3_0000_0005);
 //! ```
 
-use crate::shootdown::Invalidation;
+use crate::invalidation::Invalidation;
 
 /// TLB_CONTROL, bits 39:32 of the VMCB's quadword at offset 0x58: which entries VMRUN flushes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]

@@ -35,7 +35,7 @@
 //! # Ok::<(), slat::RangeError>(())
 //! ```
 
-use crate::shootdown::{Invalidation, Vmid};
+use crate::invalidation::{Invalidation, Vmid};
 use core::fmt;
 use core::iter::FusedIterator;
 

@@ -47,7 +47,7 @@
 //! ```
 
 use crate::addr::GpaRange;
-use crate::shootdown::{Invalidation, Vmid};
+use crate::invalidation::{Invalidation, Vmid};
 use core::fmt;
 use core::iter::FusedIterator;
 

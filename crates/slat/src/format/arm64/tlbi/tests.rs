@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::addr::Gpa;
-use crate::shootdown::Vmid;
+use crate::invalidation::Vmid;
 use proptest::prelude::*;
 use std::string::ToString;
 use std::vec::Vec;

@@ -4,7 +4,7 @@ use super::*;
 use crate::addr::{Gpa, GpaRange, Hpa};
 use crate::format::Format;
 use crate::format::ept::Ept2M;
-use crate::shootdown::Vmid;
+use crate::invalidation::Vmid;
 use std::string::ToString;
 
 const CAPABILITIES: u64 = 0x0000_0f01_0633_4141;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::addr::{Gpa, GpaRange};
-use crate::shootdown::Vmid;
+use crate::invalidation::Vmid;
 
 fn all() -> Invalidation {
     Invalidation { vmid: Vmid(3), range: None, leaf: None, tables: true }
