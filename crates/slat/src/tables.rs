@@ -28,9 +28,9 @@ pub(crate) use tokens::Tokens;
 
 /// The second-stage translation tables of one guest, live: CPUs may have them loaded.
 ///
-/// [`Tables::enter`] gives a [`Guard`](crate::Guard), whose methods are the operations. Any number of threads
-/// work on the tables at once, while hardware walks them and sets accessed and dirty bits. No
-/// thread holds a lock: atomic exchanges order two operations on one page-table entry.
+/// [`Tables::enter`] gives a [`Guard`](crate::Guard), whose methods are the operations. Any number
+/// of threads work on the tables at once, while hardware walks them and sets accessed and dirty
+/// bits. No thread holds a lock: atomic exchanges order two operations on one page-table entry.
 ///
 /// Dropping the tables leaks their frames, as hardware may still be walking them.
 /// [`Tables::deactivate`] and [`Inactive::destroy`](crate::Inactive::destroy) give them back.
@@ -319,9 +319,9 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     /// Returns whether all threads that were inside tables of this guest at `moment` have left, or
-    /// [refreshed](crate::Guard::refresh) their guards. Threads inside another guest's tables count only
-    /// if those were made with the same VMID. A caller that is inside never finds this true until
-    /// it refreshes.
+    /// [refreshed](crate::Guard::refresh) their guards. Threads inside another guest's tables count
+    /// only if those were made with the same VMID. A caller that is inside never finds this true
+    /// until it refreshes.
     pub fn is_past(&self, moment: Moment) -> bool {
         self.platform.grace().passed(moment.0, self.seat)
     }
