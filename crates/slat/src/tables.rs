@@ -30,6 +30,33 @@ use root::Root;
 ///
 /// Dropping the tables leaks their frames, as hardware may still be walking them.
 /// [`Tables::deactivate`] and [`Inactive::destroy`] give them back.
+///
+/// ```
+/// use slat::format::ept::Ept1G;
+/// use slat::*;
+///
+/// let host = AllocPlatform::new();
+/// let tables = Tables::new(Ept1G::default(), Vmid(1), 48, &host)?;
+/// std::thread::scope(|scope| {
+///     for cpu in 0..2 {
+///         let (tables, host) = (&tables, &host);
+///         scope.spawn(move || {
+///             let mut participant = Participant::register(host).expect("a seat is free");
+///             let mut cache = TableCache::filled(host, 3).expect("the host has memory");
+///             let mut guest = tables.enter(&mut participant).expect("its own platform's");
+///             // A fault of each thread's vCPU: reserve the entry, find the memory, map it.
+///             let gpa = Gpa(cpu << 12);
+///             let entry = guest.reserve(gpa, PageSize::SIZE_4K, &mut cache).expect("it is empty");
+///             entry.commit(Hpa((8 << 30) + gpa.0), Attributes::RAM).expect("it is reserved");
+///         });
+///     }
+/// });
+/// // SAFETY: no CPU has the root loaded.
+/// let mut tables = unsafe { tables.deactivate() };
+/// assert_eq!(tables.guard().translate(Gpa(0x1abc))?.unwrap().hpa, Hpa(0x2_0000_1abc));
+/// tables.destroy();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "dropped, the tables leak their frames"]
 #[derive(Debug)]
 pub struct Tables<'p, F: Format, P: Platform> {
