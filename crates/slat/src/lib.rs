@@ -122,7 +122,7 @@ pub use addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 pub use any::AnyAddressSpace;
 pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
-pub use format::{Access, Attributes, Execute, Format, Memory, Rights, Software};
+pub use format::{Access, Attributes, Execute, Format, GuestRoot, Memory, Rights, Software};
 pub use grace::{Grace, Moment, NoSeat, Participant, Seat};
 pub use granted::Granted;
 pub use guard::{Foreign, Guard};

@@ -11,7 +11,7 @@ use self::cursor::Cursor;
 use self::empty::Empty;
 use self::fill::Fill;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize, RangeError};
-use crate::format::{Attributes, Format, Geometry, Rights, Software};
+use crate::format::{Attributes, Format, Geometry, GuestRoot, Rights, Software};
 use crate::guard::Guard;
 use crate::ops::{
     ChangeError, Consumer, ConsumerError, Exactly, MapError, Marked, Removed, Rule, UnmapError,
@@ -127,6 +127,11 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     ) -> Result<Self, NewError> {
         let tables = Tables::new(format, vmid, address_bits, platform)?;
         Ok(Self { tables, cursor: Cursor::nowhere() })
+    }
+
+    /// As [`Tables::guest_root`].
+    pub fn guest_root(&self) -> GuestRoot<F> {
+        self.tables.guest_root()
     }
 
     /// Returns the address of the root, as [`Tables::root`].

@@ -6,7 +6,7 @@ mod root;
 
 use crate::addr::{GpaRange, Hpa, PageSize, RangeError};
 use crate::build::dismantle;
-use crate::format::{Attributes, Format, Geometry, Kind};
+use crate::format::{Attributes, Format, Geometry, GuestRoot, Kind};
 use crate::grace::{Moment, Participant};
 use crate::guard::{Foreign, Guard};
 use crate::inactive::Inactive;
@@ -180,8 +180,14 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         Ok(Shootdown::new(self, core::mem::replace(&mut guard.sums.owed, Owed::NOTHING)))
     }
 
-    /// Returns the address of the root, for a register such as VTTBR_EL2. The caller that loads it
-    /// is responsible for what is mapped: the guest reaches all of that memory.
+    /// Returns the root with the format, the geometry and the present VMID, for the registers of a
+    /// CPU.
+    pub fn guest_root(&self) -> GuestRoot<F> {
+        let (format, geometry) = (self.format, self.geometry);
+        GuestRoot { format, geometry, root: self.root(), vmid: self.vmid() }
+    }
+
+    /// Returns the address of the root. [`Tables::guest_root`] has the values of registers.
     pub const fn root(&self) -> Hpa {
         self.root.hpa()
     }

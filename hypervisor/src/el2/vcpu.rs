@@ -1,7 +1,7 @@
 //! A vCPU: runs the guest, and handles its exits.
 
 use super::cpu::{self, Left, Registers, read, write};
-use super::guest::{Behind, Hypervisor, Memory, Stage2};
+use super::guest::{Behind, Hypervisor, Stage2};
 use super::inject::{self, Told};
 use super::psci::{self, Answer};
 use super::report::say;
@@ -10,7 +10,7 @@ use aarch64_cpu::registers::*;
 use alloc::format;
 use alloc::string::String;
 use core::sync::atomic::Ordering;
-use slat::{Access, Gpa};
+use slat::{Access, Gpa, GuestRoot};
 use slat_guest::{CacheSwitch, Outcome, Retry, TABLE_PAGES, Vcpu};
 use slat_hypervisor::layout::CONTROL;
 use slat_hypervisor::options::Trap;
@@ -76,7 +76,7 @@ impl<'w> Running<'w> {
     /// own while its caches are off. Both have the same VMID, so [`load`] also invalidates what
     /// this CPU's TLB has of the other tables.
     fn load_root(&mut self) {
-        load(self.hypervisor, &self.hypervisor.memory, self.vcpu.root());
+        load(self.hypervisor, self.vcpu.guest_root());
     }
 
     /// Sets HCR_EL2. `caches` says whether writes of the registers that switch caches are trapped.
@@ -283,14 +283,12 @@ impl<'w> Running<'w> {
 }
 
 /// Loads the guest's tables on this CPU, and invalidates what its TLB has of the guest's VMID.
-pub fn load(hypervisor: &Hypervisor, memory: &Memory, root: slat::Hpa) {
-    let vmid = memory.tables().vmid();
-    let vttbr = hypervisor.id.vttbr(memory.tables().format(), root, vmid);
-    let vttbr = vttbr.expect("a root below 1 TiB, and a VMID of 8 bits");
+pub fn load(hypervisor: &Hypervisor, root: GuestRoot<Stage2>) {
+    let vttbr = root.vttbr(&hypervisor.id).expect("a root below 1 TiB, and a VMID of 8 bits");
     write!("vtcr_el2", hypervisor.vtcr);
     write!("vttbr_el2", vttbr);
     cpu::isb();
-    hypervisor.machine.forget_all(vmid);
+    hypervisor.machine.forget_all(root.vmid);
 }
 
 /// Skips the instruction that left the guest, which may be at the end of all addresses.

@@ -5,6 +5,7 @@ pub mod arm64;
 #[cfg(feature = "ept")]
 pub mod ept;
 mod geometry;
+mod guest_root;
 #[cfg(any(feature = "ept", feature = "npt"))]
 mod long_mode;
 #[cfg(feature = "npt")]
@@ -18,6 +19,7 @@ mod software;
 pub mod tiny;
 
 pub use geometry::{Geometry, GeometryError};
+pub use guest_root::GuestRoot;
 pub use software::Software;
 
 use crate::addr::{Hpa, LeafSizeError, PageSize};

@@ -241,7 +241,7 @@ extern "C" fn main() -> ! {
     let (block, at) = (range(BLOCK, 2 * M), Hpa(hpa.0 + BLOCK));
     guest.map(block, at, unused, PageSize::SIZE_2M, &mut cache).expect("frames");
     svm::prepare(&MEMORY);
-    let ncr3 = tables.format().ncr3(tables.root());
+    let ncr3 = tables.guest_root().ncr3();
     svm::create(ncr3);
     let mut fixture = Fixture { machine: &machine, ncr3, right: true };
     marks(&mut fixture, &mut guest);

@@ -91,7 +91,7 @@ impl Checks {
         let bits = self.mode.address_bits();
         let before = machine.live.get();
         let tables = Tables::new(format, VMID, bits, machine).expect("memory for the root");
-        let hgatp = RiscV::hgatp(&tables.geometry(), tables.root(), VMID).expect("a value");
+        let hgatp = tables.guest_root().hgatp().expect("a value");
         self.is("hgatp holds what it is given", load_root(hgatp), hgatp);
         let mut storage = [const { None }; 16];
         let mut cache = TableCache::new(machine, &mut storage);
