@@ -11,6 +11,7 @@
 //! EPT-violation #VE (bit 63), sub-page permissions (61), supervisor shadow stacks (60),
 //! paging-write (58), guest-paging verification (57).
 
+pub mod fault;
 pub mod invept;
 pub mod vtd;
 

@@ -10,6 +10,7 @@
 //! stacks in the VMCB, and memory encryption (its C-bit lies among the bits of the address).
 
 pub mod asid;
+pub mod fault;
 
 use super::long_mode::{
     self, Bits, FIVE_LEVELS_BITS, FOUR_LEVELS_BITS, MAX_OUTPUT_BITS, PRESENT as P, W, bit,

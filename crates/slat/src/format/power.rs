@@ -41,6 +41,7 @@
 //!
 //! No emulated machine has walked these tables so far.
 
+pub mod fault;
 pub mod tlbie;
 
 use super::{

@@ -23,6 +23,7 @@
 //!   Instruction"): [`BreakBeforeMake::Never`](crate::BreakBeforeMake::Never).
 //! - **sstatus.MXR** of the hypervisor stays clear: it would make execute-only leaves readable.
 
+pub mod fault;
 pub mod hfence;
 
 use super::{
