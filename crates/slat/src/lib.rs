@@ -52,6 +52,8 @@
 //!   ([`Removals::complete`]). A harvest reports dirty pages only after no later write can go
 //!   unrecorded ([`Guard::harvest`]).
 //! - [`Inactive`] tables, which no CPU has loaded, change by plain stores.
+//! - [`GuestRoot`] has the values of a CPU's registers. The module `fault` of each format decodes
+//!   why a guest stopped, into an address and an [`Access`].
 //!
 //! Levels count upwards from 0, the level of pages. `examples/minimal.rs` is a similar program,
 //! which prints what it does.

@@ -20,7 +20,7 @@
 //!
 //! - **Reference and change.** An entry means the same where hardware sets R and C (which it does
 //!   atomically) and where software has to set them. In the second case the CPU raises a hypervisor
-//!   data or instruction storage interrupt with bit 45 of HDSISR, or of SRR1, which
+//!   data or instruction storage interrupt with bit 45 of HDSISR, or of HSRR1 ([`fault`]), which
 //!   [`Guard::relax`](crate::Guard::relax) handles, with a write if the access was a store. No
 //!   write goes unmarked on either CPU, so no configuration is needed, and a writable leaf may be
 //!   clean.
