@@ -1,6 +1,6 @@
-//! Decodes why a CPU left the guest, from ESR_EL2, unless it was an abort, which `slat` decodes. See
-//! the Arm Architecture Reference Manual (DDI 0487), D24.2, "ESR_EL2, Exception Syndrome Register
-//! (EL2)".
+//! Decodes why a CPU left the guest, from ESR_EL2, unless it was an abort: `slat` decodes those.
+//! See the Arm Architecture Reference Manual (DDI 0487), D24.2, "ESR_EL2, Exception Syndrome
+//! Register (EL2)".
 
 /// Reason of an exit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

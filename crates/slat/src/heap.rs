@@ -119,7 +119,7 @@ fn without_unwinding(call: impl FnOnce()) {
 // SAFETY: by the numbers of the contract.
 // 1. The allocator returns memory of the layout's size and alignment, which is its caller's alone
 //    until `free`.
-// 2. `entries` is the inverse of the address in `allocate`. The memory is zeroed, hence initialised,
+// 2. `entries` is the inverse of the address in `allocate`. The memory is zeroed, so initialised,
 //    and stays until `free`. For CPUs, `for_cpus` has its caller's promise about the mapping.
 // 3. No CPU walks the tables, or `for_cpus` has its caller's promise.
 // 4. Both are fields.

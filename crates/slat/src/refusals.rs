@@ -53,7 +53,10 @@
 //! entries:
 //! ```
 //! # use slat::*;
-//! fn fault<F: Format, P: Platform>(guard: &mut Guard<'_, '_, F, P>, cache: &mut TableCache<'_, F, P>) {
+//! fn fault<F: Format, P: Platform>(
+//!     guard: &mut Guard<'_, '_, F, P>,
+//!     cache: &mut TableCache<'_, F, P>,
+//! ) {
 //!     let entry = guard.reserve(Gpa(0), PageSize::SIZE_4K, cache).unwrap();
 //!     entry.commit(Hpa(0), Attributes::RAM).unwrap();
 //!     guard.refresh();
@@ -61,7 +64,10 @@
 //! ```
 //! ```compile_fail,E0499
 //! # use slat::*;
-//! fn fault<F: Format, P: Platform>(guard: &mut Guard<'_, '_, F, P>, cache: &mut TableCache<'_, F, P>) {
+//! fn fault<F: Format, P: Platform>(
+//!     guard: &mut Guard<'_, '_, F, P>,
+//!     cache: &mut TableCache<'_, F, P>,
+//! ) {
 //!     let entry = guard.reserve(Gpa(0), PageSize::SIZE_4K, cache).unwrap();
 //!     guard.refresh();
 //!     entry.commit(Hpa(0), Attributes::RAM).unwrap();

@@ -1,8 +1,8 @@
 //! An abort from stage 2, decoded from ESR_EL2, FAR_EL2 and HPFAR_EL2.
 //!
 //! Source: the Arm Architecture Reference Manual (DDI 0487), D24.2, "ESR_EL2, Exception Syndrome
-//! Register (EL2)", with the encodings of the ISS for Data Aborts and Instruction Aborts; "HPFAR_EL2,
-//! Hypervisor IPA Fault Address Register"; "FAR_EL2"; "PAR_EL1".
+//! Register (EL2)", with the encodings of the ISS for Data Aborts and Instruction Aborts;
+//! "HPFAR_EL2, Hypervisor IPA Fault Address Register"; "FAR_EL2"; "PAR_EL1".
 //!
 //! ```
 //! use slat::format::arm64::fault::Abort;

@@ -1,7 +1,8 @@
 //! A nested page fault, decoded from EXITINFO1 and EXITINFO2 of the VMCB.
 //!
 //! Source: the AMD64 Architecture Programmer's Manual, volume 2: 15.25.6 "Nested versus Guest Page
-//! Faults, Fault Ordering", 15.36.10 "RMP and VMPL Access Checks", and appendix C for the exit code.
+//! Faults, Fault Ordering", 15.36.10 "RMP and VMPL Access Checks", and appendix C for the exit
+//! code.
 //!
 //! ```
 //! use slat::format::npt::fault::{Kind, NestedPageFault};
