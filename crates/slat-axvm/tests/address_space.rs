@@ -227,7 +227,8 @@ on_each_format! {
         let mut space = new();
         space.map_alloc(gpa(BASE), 16 * K, RAM, true).unwrap();
         let pieces = space.translated_byte_buffer(gpa(BASE + K), 9 * K).unwrap();
-        assert_eq!(pieces.iter().map(|piece| piece.len()).collect::<Vec<_>>(), [3 * K, 4 * K, 2 * K]);
+        let sizes: Vec<_> = pieces.iter().map(|piece| piece.len()).collect();
+        assert_eq!(sizes, [3 * K, 4 * K, 2 * K]);
         for (piece, byte) in pieces.into_iter().zip(1..) {
             piece.fill(byte);
         }

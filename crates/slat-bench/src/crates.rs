@@ -10,7 +10,7 @@
 //! | [`map_range`](Tables::map_range) | one call | one call | none | one call |
 //! | [`map_each`](Tables::map_each) | yes | yes | yes | yes |
 //! | [`protect_range`](Tables::protect_range) | one call | one call | each page | one call |
-//! | [`unmap_range`](Tables::unmap_range) | one call | one call | each page, then one call | one call |
+//! | [`unmap_range`](Tables::unmap_range) | one call | one call | each page, then one | one call |
 //! | ... frees empty tables | those it covers whole | no | yes | yes |
 //! | [`split`](Tables::split) | each block | none | none | each block |
 //! | ... of the edges, when a part of a block changes | yes | no | no | protecting only |

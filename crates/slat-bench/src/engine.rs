@@ -60,7 +60,8 @@ pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
     }
     if args.granule != Granule::Size4k {
         return Err(bad_input(format!(
-            "--granule {0}: the limits are those of 4k tables; take --format arm64-{0}, or --target linux-source",
+            "--granule {0}: the limits are those of 4k tables; take --format arm64-{0}, or \
+             --target linux-source",
             args.granule
         )));
     }

@@ -31,8 +31,8 @@ use std::path::PathBuf;
 pub enum Error {
     /// There is no tree, or it lacks a file that is needed.
     #[error(
-        "{}: {missing} is missing; give the top folder of a Linux source tree, such as linux-source-6.12 \
-         unpacked",
+        "{}: {missing} is missing; give the top folder of a Linux source tree, such as \
+         linux-source-6.12 unpacked",
         path.display()
     )]
     NoTree {
@@ -43,8 +43,8 @@ pub enum Error {
     },
     /// The version is not one that is known to work.
     #[error(
-        "{}: this is Linux {version}; its page-table code is known from 6.6 to 7.x. Give such a tree, or \
-         allow others by SLAT_ANY_LINUX=1",
+        "{}: this is Linux {version}; its page-table code is known from 6.6 to 7.x. Give such a \
+         tree, or allow others by SLAT_ANY_LINUX=1",
         path.display()
     )]
     UnknownVersion {
@@ -55,7 +55,8 @@ pub enum Error {
     },
     /// A function that calls the walks is not in the file where it is expected.
     #[error(
-        "{}: {file} has no function {function}; is the tree patched there? Its callers are cut out by name",
+        "{}: {file} has no function {function}; is the tree patched there? Its callers are cut out \
+         by name",
         path.display()
     )]
     NoFunction {

@@ -119,7 +119,7 @@ pub fn split(
 /// Measures the parts of `engine` that Linux has as well, with Linux.
 ///
 /// # Errors
-/// As [`split`].
+/// As [`split()`].
 pub fn engine(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let memory = whole_blocks(args.memory())?.bytes();
     let granule = args.granule()?;
@@ -139,7 +139,7 @@ pub fn engine(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Me
 /// Measures those parts of `engine` for `target engine`, without Linux.
 ///
 /// # Errors
-/// As [`split`].
+/// As [`split()`].
 pub fn alone(
     args: &EngineArgs,
     parts: &[Part],
@@ -158,7 +158,7 @@ pub fn alone(
 /// Measures the engine with Linux, crates and limits.
 ///
 /// # Errors
-/// As [`split`].
+/// As [`split()`].
 pub fn all(args: &PeersArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let memory = args.memory.unwrap_or(Size(if args.quick { 1 << 30 } else { 64 << 30 }));
     let memory = whole_blocks(memory)?.bytes();
@@ -254,7 +254,8 @@ impl Run<'_> {
         let chunk = match self.linux.chunk_size {
             Some(chunk) => leaf(self.granule, chunk).map(|size| size.bytes()).map_err(|_| {
                 bad_input(format!(
-                    "--chunk-size {chunk} is not what KVM takes with a granule of {}: a block of the granule's",
+                    "--chunk-size {chunk} is not what KVM takes with a granule of {}: a block of \
+                     the granule's",
                     self.granule
                 ))
             })?,

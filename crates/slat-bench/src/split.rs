@@ -331,7 +331,8 @@ fn plan<F: Format>(format: &F, args: &SplitArgs) -> anyhow::Result<(Vec<Case>, P
     let most = 1u64 << (wide.unwrap_or(0).min(format.output_bits()).max(1) - 1);
     if memory.bytes() > most {
         return Err(bad_input(format!(
-            "--memory {memory} is more than tables of {} reach beside their host addresses; at most {}",
+            "--memory {memory} is more than tables of {} reach beside their host addresses; at \
+             most {}",
             args.format(),
             Size(most)
         )));
@@ -346,7 +347,8 @@ fn plan<F: Format>(format: &F, args: &SplitArgs) -> anyhow::Result<(Vec<Case>, P
         }
         if !memory.bytes().is_multiple_of(backing.bytes()) {
             return Err(bad_input(format!(
-                "--memory {memory} is not a whole number of {backing} pages; take a multiple of {backing}"
+                "--memory {memory} is not a whole number of {backing} pages; take a multiple of \
+                 {backing}"
             )));
         }
         if !memory.bytes().is_multiple_of(WORD * F::size(0).bytes()) {
@@ -371,7 +373,8 @@ fn arena<F: Format>(work: &Work<F>, args: &SplitArgs, session: &Session) -> anyh
     let available = session.memory_available();
     if needed > available / 10 * 9 {
         return Err(bad_input(format!(
-            "the tables of {} take {} MiB, and this machine has {} MiB free; take a smaller --memory",
+            "the tables of {} take {} MiB, and this machine has {} MiB free; take a smaller \
+             --memory",
             args.memory,
             needed >> 20,
             available >> 20

@@ -57,7 +57,8 @@ backing = ['2m', '1g']
 #[test]
 fn a_list_has_each_cell_and_runs_nothing() {
     let fixture = Fixture::new(QUICK);
-    let line = "slat-bench split --memory 1g --when enable --what split --samples 10 --walk batched --backing";
+    let line = "slat-bench split --memory 1g --when enable --what split --samples 10 --walk \
+                batched --backing";
     let all = format!("1  {line} 2m\n2  {line} 1g\n3  {line} 2m\n4  {line} 1g\n");
     fixture.plan(&["--list"]).assert().success().stdout(all).stderr("");
     fixture
@@ -163,7 +164,8 @@ fn ctrl_c_ends_the_child_too_and_keeps_what_is_done() {
     // No other test's processes have these options in their command lines.
     let long = format!("{LONG} --bbm 3 --walk every-entry");
     let plan = format!(
-        "version = 1\nscenarios = ['split --memory 1g --when enable --what split --samples 10', '{long}']"
+        "version = 1\nscenarios = ['split --memory 1g --when enable --what split --samples 10', \
+         '{long}']"
     );
     for signals in [1, 2] {
         let fixture = Fixture::new(&plan);

@@ -72,7 +72,10 @@ macro_rules! formats {
         /// A format whose shootdowns can be kept.
         pub(crate) trait Kept: Format {
             /// Merges a shootdown into the kept one, which is of the same space.
-            fn keep(owed: &mut Option<AnyShootdown>, new: Shootdown<'static, 'static, Self, Machine>);
+            fn keep(
+                owed: &mut Option<AnyShootdown>,
+                new: Shootdown<'static, 'static, Self, Machine>,
+            );
         }
 
         $($(#[$feature])* impl Kept for $of {

@@ -19,8 +19,9 @@ pub fn render(report: &Report, width: u16) -> String {
     if guests.is_some() {
         let _ = writeln!(
             screen,
-            "\nNext: slat tune dirty-log (which way of logging stalls least), slat bench migrate (what a\n\
-             migration costs), slat explain slat-report/ (where the time went), slat doctor"
+            "\nNext: slat tune dirty-log (which way of logging stalls least), slat bench migrate \
+             (what a\nmigration costs), slat explain slat-report/ (where the time went), slat \
+             doctor"
         );
     }
     screen

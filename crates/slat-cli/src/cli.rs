@@ -27,7 +27,7 @@ const AFTER_HELP: &str = "\
 Examples:
   slat                                     measure this host, write slat-report/
   slat --quick                             the same on small sizes, in seconds
-  slat doctor                              what this host can measure, and what would change the rest
+  slat doctor                              what this host can measure, and how to change the rest
   slat bench dirty-log -v 2                log the dirty pages of a guest with 2 vCPUs
   slat bench migrate --dirty-rate 200MiB/s --link 10Gbit/s
                                            migrate a running guest, in each way of logging

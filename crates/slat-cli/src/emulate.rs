@@ -202,7 +202,8 @@ const BENCH: &str = "slat-bench";
 fn check_command(words: &[String]) -> anyhow::Result<(&'static str, &[String])> {
     let elsewhere = || {
         bad_input(
-            "the report comes out of the machine by itself: give --output FILE and --json before `--`",
+            "the report comes out of the machine by itself: give --output FILE and --json before \
+             `--`",
         )
     };
     if let Some((first, rest)) = words.split_first()

@@ -49,8 +49,8 @@ impl HvaRange {
 /// caches, [`Worker::host_wrote`](crate::Worker::host_wrote). For a page that has not arrived yet
 /// it returns [`NoPage::NotYet`].
 ///
-/// If a method panics, the panic passes through the fault. The page is not mapped, or as it was, or,
-/// after a call of `grant`, writable and in the log; a later fault asks again.
+/// If a method panics, the panic passes through the fault. The page is not mapped, or as it was,
+/// or, after a call of `grant`, writable and in the log; a later fault asks again.
 ///
 /// ```
 /// # use slat::*;

@@ -70,20 +70,20 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// does. Blocks of shared memory that cross an end of the range are unmapped whole; private
     /// ones are split.
     ///
-    /// When this returns, no CPU can access by these addresses the memory that was there before, and
-    /// faults map memory of the new kind; a memslot with the same host memory keeps its own
-    /// mapping. Until then their outcome is
-    /// [`Retry::Converting`](crate::Retry::Converting). The content is not carried over.
-    /// Conversions take turns with each other and with changes of memslots, and wait until faults
-    /// that saw the pages before have returned: the caller holds no lock that [`Backing::page`] or
-    /// [`Backing::private_page`] takes.
+    /// When this returns, no CPU can access by these addresses the memory that was there before,
+    /// and faults map memory of the new kind; a memslot with the same host memory keeps its own
+    /// mapping. Until then their outcome is [`Retry::Converting`](crate::Retry::Converting). The
+    /// content is not carried over. Conversions take turns with each other and with changes of
+    /// memslots, and wait until faults that saw the pages before have returned: the caller holds no
+    /// lock that [`Backing::page`] or [`Backing::private_page`] takes.
     ///
     /// # Errors
     /// - [`ConvertError::Unaligned`], [`ConvertError::Pinned`], [`ConvertError::NotPrivate`]:
     ///   nothing was done. For `NotPrivate` the address is the first that is not in a memslot with
     ///   private memory.
-    /// - Other errors, and a panic of `taken` or of a hook: everything before the address is converted, and nothing behind it is.
-    ///   Private leaves behind it may have been split, or unmapped; faults map them again.
+    /// - Other errors, and a panic of `taken` or of a hook: everything before the address is
+    ///   converted, and nothing behind it is. Private leaves behind it may have been split, or
+    ///   unmapped; faults map them again.
     pub fn convert(
         &mut self,
         range: GpaRange,

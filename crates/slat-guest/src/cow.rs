@@ -227,7 +227,8 @@ impl<'s, M: Frames> Cow<'s, M> {
     ///
     /// `worker` is of the guest whose backing this is, and which has all memslots that have any of
     /// it. The VMM itself writes no page meanwhile, and asks for each page again
-    /// ([`Backing::page`]) before it writes the page after this. The guest's writes wait while this goes over its leaves and pages; its reads do not.
+    /// ([`Backing::page`]) before it writes the page after this. The guest's writes wait while this
+    /// goes over its leaves and pages; its reads do not.
     ///
     /// # Errors
     /// [`ForkError`]; the guest's memory is as it was.
@@ -262,7 +263,8 @@ impl<'s, M: Frames> Cow<'s, M> {
         Ok(child)
     }
 
-    /// Returns the word once no thread is giving its page a frame, at most the copy of a page later.
+    /// Returns the word once no thread is giving its page a frame, at most the copy of a page
+    /// later.
     fn settled(&self, word: &AtomicU64) -> u64 {
         loop {
             match word.load(Ordering::SeqCst) {

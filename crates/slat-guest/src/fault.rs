@@ -2,9 +2,9 @@
 //! tables that follow the guest's.
 
 mod execute;
+mod map;
 mod rare;
 
-use self::rare::{no_page, not_reserved};
 use crate::backing::{Backing, Hva, HvaRange, MAY_WRITE};
 use crate::bits::Bits;
 use crate::config::{ExecuteHuge, Logging};
@@ -14,14 +14,13 @@ use crate::guest::Guest;
 use crate::host::Host;
 use crate::memslots::spec::MemslotId;
 use crate::memslots::{Memslot, View};
-use crate::outcome::{Outcome, Refused, Retry};
-use crate::private::{MemoryKind, PrivateLeaves};
-use crate::ranges::fitting;
+use crate::outcome::{Outcome, Retry};
+use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
 use crate::worker::Inside;
 use slat::{
-    Access, Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Granted, Guard, Halted,
-    MapError, PageSize, Removed, Software, SplitError, Translation,
+    Access, ChangeError, Format, Gpa, GpaRange, Granted, Guard, Halted, PageSize, Removed,
+    Software, SplitError, Translation,
 };
 
 /// The number of attempts at a fault while other threads change the same entries.
@@ -143,25 +142,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
             if access == Access::Write && slot.spec.read_only {
                 return Outcome::Mmio.into();
             }
-            // Two faults that fold one group may void each other's reservations, so only first
-            // attempts fold. All pages of a group are of one kind.
-            let allowed = view.execute_huge == ExecuteHuge::Allowed && slot.kinds.is_none();
-            let folds = first && guest.config.contiguous && allowed;
-            let host = HvaRange { start: slot.spec.host_of(page.start().0), bytes: page.size() };
-            let alone = replaced == Some(host);
-            let (slots, ahead) = (view, false);
-            inside.fault(&Fault {
-                slots,
-                slot,
-                gpa,
-                access,
-                id,
-                own_view,
-                folds,
-                kind,
-                ahead,
-                alone,
-            })
+            let mode = Mode::of(guest, view, slot, (first, page.start()), replaced);
+            inside.fault(&Fault { slots: view, slot, kind, gpa, access, id, own_view, mode })
         })
     }
 }
@@ -170,20 +152,50 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
 pub(crate) struct Fault<'f> {
     pub slots: &'f View,
     pub slot: &'f Memslot,
+    /// The page's kind.
+    pub kind: MemoryKind,
     pub gpa: Gpa,
     pub access: Access,
     /// The vCPU's number, or one that no vCPU has.
     pub id: u16,
     /// The vCPU runs on its own view.
     pub own_view: bool,
+    pub mode: Mode,
+}
+
+/// What an attempt may do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Usual,
     /// The attempt may fold leaves.
-    pub folds: bool,
-    /// The page's kind.
-    pub kind: MemoryKind,
-    /// No access asked for the page: it is mapped if it is at hand, and does not count as used.
-    pub ahead: bool,
+    Folds,
     /// The page that a write replaces is mapped nowhere else, and no other fault maps it.
-    pub alone: bool,
+    Alone,
+    /// No access asked for the page: it is mapped if it is at hand, and does not count as used.
+    Ahead,
+}
+
+impl Mode {
+    /// Returns the mode of an attempt for an access to `page`. `first`: it is the first for this
+    /// access. `replaced`: host memory that has been unmapped everywhere else.
+    #[inline]
+    pub fn of<F: Format, H: Host, B: Backing>(
+        guest: &Guest<'_, F, H, B>,
+        view: &View,
+        slot: &Memslot,
+        (first, page): (bool, Gpa),
+        replaced: Option<HvaRange>,
+    ) -> Self {
+        let host = HvaRange { start: slot.spec.host_of(page.0), bytes: F::size(0).bytes() };
+        // Two faults that fold one group may void each other's reservations, so only first attempts
+        // fold. All pages of a group are of one kind.
+        let allowed = view.execute_huge == ExecuteHuge::Allowed && slot.kinds.is_none();
+        match replaced {
+            Some(replaced) if replaced == host => Self::Alone,
+            _ if first && guest.config.contiguous && allowed => Self::Folds,
+            _ => Self::Usual,
+        }
+    }
 }
 
 impl Fault<'_> {
@@ -388,17 +400,6 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         self.map_apart(fault, F::size(0))
     }
 
-    /// Returns whether the page must first be unmapped everywhere else: the access is a write to
-    /// shared memory, and an alias or another view may map the page that the write replaces.
-    #[inline]
-    fn must_be_alone(&self, fault: &Fault<'_>) -> bool {
-        fault.access == Access::Write
-            && fault.kind == MemoryKind::Shared
-            && !fault.alone
-            && (fault.slots.aliases
-                || !self.guest.views.is_empty() && self.guest.caches.any_uncached())
-    }
-
     fn grant(&mut self, fault: &Fault<'_>) -> Option<Step> {
         let range = fault.page(F::size(0));
         let host = fault.slot.spec.host_of(range.start().0);
@@ -447,166 +448,5 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         guest.unmap(view, self.tables, &mut self.guard, [range], |removed| {
             keep(guest, view, &removed);
         });
-    }
-
-    /// [`Inside::map`], apart from its caller.
-    #[inline(never)]
-    pub(crate) fn map_apart(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
-        self.map(fault, largest)
-    }
-
-    /// Maps the page, or as much around it as `largest`, the memslot and the backing allow. Most
-    /// faults do nothing else, so it is inlined.
-    #[inline(always)]
-    fn map(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
-        if self.must_be_alone(fault) {
-            return Step::Replaces(fault.host::<F>());
-        }
-        let (spec, kind) = (&fault.slot.spec, fault.kind);
-        let tells = self.tells_devices();
-        // If fetches split, private memory is mapped in pages: a private block may be split only
-        // with the machine's consent, and nothing puts it together again.
-        let huge = kind == MemoryKind::Shared || fault.slots.execute_huge == ExecuteHuge::Allowed;
-        let mut largest = match fault.logs_pages() || fault.own_view || !huge {
-            true => F::size(0),
-            false => fitting::<F>(largest, |bytes| spec.fits_in(kind, fault.gpa.0, bytes)),
-        };
-        let logs = fault.logs();
-        let mut folds = fault.folds && !logs && !fault.own_view;
-        loop {
-            // Each result has its own `match`: with a common one, the compiler writes both results
-            // to memory.
-            let reservation = if folds {
-                match self.guard.reserve_contiguous(fault.gpa, largest, self.cache) {
-                    Ok(reservation) => reservation,
-                    Err(halted) => return not_reserved(halted.why),
-                }
-            } else {
-                match self.guard.reserve(fault.gpa, largest, self.cache) {
-                    Ok(reservation) => reservation,
-                    Err(halted) => return not_reserved(halted.why),
-                }
-            };
-            let range = reservation.range();
-            let bytes = range.size();
-            if folds && !spec.fits(fault.gpa.0, bytes) {
-                folds = false;
-                continue;
-            }
-            let (invalidations, start) = match kind {
-                MemoryKind::Shared => (&self.guest.invalidations, spec.host_of(range.start().0)),
-                MemoryKind::Private => {
-                    let start = spec.private_of(range.start().0);
-                    (&self.guest.private_invalidations, Hva(start.0))
-                }
-            };
-            let asks = HvaRange { start, bytes };
-            // An invalidation that comes by after this reservation empties it, and the commit
-            // fails. One that came by before is seen here, or ended before the backing is asked.
-            if invalidations.cover(&asks) {
-                return Outcome::Retry(Retry::Invalidated).into();
-            }
-            if kind == MemoryKind::Shared
-                && fault.access != Access::Write
-                && (fault.slots.aliases || !self.guest.views.is_empty())
-                && self.guest.replacing.cover(&asks)
-            {
-                return Outcome::Retry(Retry::Contended).into();
-            }
-            // Checked after the reservation, as invalidations are: see `memslots::kinds`.
-            if fault.slot.kind_of::<F>(&range) != Some(kind) {
-                if bytes <= F::size(0).bytes() {
-                    return Outcome::Retry(Retry::Converting).into();
-                }
-                largest = fitting::<F>(largest, |smaller| smaller < bytes);
-                continue;
-            }
-            let at = fault.gpa.0 & !(F::size(0).bytes() - 1);
-            let page = if kind == MemoryKind::Shared && !fault.ahead {
-                match self.guest.backing.page(spec.host_of(at), fault.access) {
-                    Ok(page) => page,
-                    Err(why) => return no_page(why, fault, at),
-                }
-            } else {
-                match self.guest.page_otherwise(fault, at) {
-                    Ok(page) => page,
-                    Err(why) => return no_page(why, fault, at),
-                }
-            };
-            if page.block < F::size(0)
-                && let Err(error) = F::level_of(page.block)
-            {
-                return Outcome::Refused(Refused::Page(MapError::LeafSize(error))).into();
-            }
-            if page.block.bytes() < bytes {
-                if core::mem::take(&mut folds) {
-                    continue;
-                }
-                largest = fitting::<F>(largest, |bytes| bytes <= page.block.bytes());
-                continue;
-            }
-            let write = page.write && !spec.read_only;
-            if fault.access.is_fetch() && !page.execute {
-                return Outcome::Refused(Refused::NotExecutable).into();
-            }
-            if fault.access == Access::Write && !write {
-                return Outcome::Refused(Refused::NoPage).into();
-            }
-            let written = fault.access == Access::Write;
-            let block = bytes > F::size(0).bytes();
-            let protects = logs && self.guest.config.logging == Logging::Protect;
-            let execute =
-                page.execute && !(block && fault.slots.execute_huge != ExecuteHuge::Allowed);
-            let mut attributes = Attributes {
-                read: true,
-                write: write && (written || !protects),
-                execute: if execute { Execute::All } else { Execute::None },
-                memory: page.memory,
-                accessed: !fault.ahead,
-                dirty: written,
-                software: Software::new(write, page.execute),
-            };
-            // If hardware does not mark writes, a writable leaf may have been written.
-            if !self.guest.marks_writes {
-                attributes.dirty = attributes.write;
-            }
-            let hpa = slat::Hpa(page.hpa.0.wrapping_sub(at - range.start().0));
-            let mut to_log = written;
-            let committed = match kind {
-                MemoryKind::Private => {
-                    let hooks = self.tables.platform().private_hooks();
-                    let leaf = PrivateLeaves { gpa: range.start(), hpa, bytes };
-                    match reservation.commit_told(hpa, attributes, || hooks.map(leaf)) {
-                        Ok(committed) => committed,
-                        Err(denied) => return Outcome::Refused(Refused::Private(denied)).into(),
-                    }
-                }
-                MemoryKind::Shared => {
-                    let host = self.tables.platform();
-                    let _turn = tells.then(|| self.guest.telling.take(host));
-                    let committed = reservation.commit(hpa, attributes);
-                    if let (true, Ok(Some(_))) = (tells, &committed) {
-                        if core::mem::take(&mut to_log) {
-                            self.guest.written(fault, range);
-                        }
-                        let leaf = DeviceLeaf { gpa: range.start(), hpa, bytes, write };
-                        host.device_tables().mapped(leaf);
-                    }
-                    committed
-                }
-            };
-            return match committed {
-                Ok(Some(_)) if fault.access.is_fetch() && !execute => Step::Again,
-                Ok(Some(_)) => {
-                    if to_log {
-                        self.guest.written(fault, range);
-                    }
-                    self.guest.count_maintained(self.counters, bytes, fault.own_view, page.memory);
-                    Outcome::Mapped(PageSize::from_bytes(bytes).unwrap_or(F::size(0))).into()
-                }
-                Ok(None) => Step::Again,
-                Err(why) => Outcome::Refused(Refused::Page(why)).into(),
-            };
-        }
     }
 }

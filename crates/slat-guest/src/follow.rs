@@ -41,8 +41,8 @@ pub struct DeviceLeaf {
 /// under those that [`Backing::make_writable`](crate::Backing::make_writable) holds. They must not
 /// call the guest, wait for faults, or take locks that the backing takes.
 ///
-/// If `mapped` panics, the leaf is there, and devices may lack it. If `unmapped` panics for a range,
-/// it is still called for the others; it must not panic again then.
+/// If `mapped` panics, the leaf is there, and devices may lack it. If `unmapped` panics for a
+/// range, it is still called for the others; it must not panic again then.
 pub trait DeviceTables {
     /// Reports that devices may access the memory. A leaf that several vCPUs make writable may be
     /// reported more than once.

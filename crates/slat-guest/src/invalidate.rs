@@ -30,17 +30,17 @@ pub struct Taken {
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Unmaps the memory at `host` from the guest. Once the guest cannot access the memory any
     /// more, it calls `taken` with what was mapped there, and with pages that were used or written
-    /// and are no longer mapped. A page may be told more than once, for example while its mark moves
-    /// from a leaf into a log: its state is all that was told together. Blocks that overlap the range are unmapped whole. With an empty
-    /// range it does nothing.
+    /// and are no longer mapped. A page may be told more than once, for example while its mark
+    /// moves from a leaf into a log: its state is all that was told together. Blocks that overlap
+    /// the range are unmapped whole. With an empty range it does nothing.
     ///
     /// When this returns the host may take the memory back, or change it. No fault maps any of it
     /// until the result is dropped. The caller may hold locks that [`Backing::page`] takes.
     ///
     /// If `taken` panics, what it has not been told stays to be told: to a later call for these
-    /// pages, as dirty if in doubt. `taken` runs inside the tables. It must not take a lock under which a thread changes
-    /// memslots, reads a log that hardware keeps, switches caches, or reports host writes
-    /// ([`Worker::host_wrote`]): these operations wait for this call.
+    /// pages, as dirty if in doubt. `taken` runs inside the tables. It must not take a lock under
+    /// which a thread changes memslots, reads a log that hardware keeps, switches caches, or
+    /// reports host writes ([`Worker::host_wrote`]): these operations wait for this call.
     pub fn invalidate(
         &mut self,
         host: HvaRange,

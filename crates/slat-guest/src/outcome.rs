@@ -39,8 +39,8 @@ pub enum Outcome {
     RingFull,
     /// The guest wants the page to be of another kind. Convert it
     /// ([`Worker::convert`](crate::Worker::convert)) and run the guest, or inject a fault into the
-    /// guest (Linux: `KVM_EXIT_MEMORY_FAULT`). A private access where no memslot is has this outcome
-    /// as well, and cannot be converted.
+    /// guest (Linux: `KVM_EXIT_MEMORY_FAULT`). A private access where no memslot is has this
+    /// outcome as well, and cannot be converted.
     Convert {
         /// The kind that the guest wants.
         to: MemoryKind,

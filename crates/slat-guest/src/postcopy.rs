@@ -2,11 +2,12 @@
 //! migration, or a snapshot that is restored on demand.
 //!
 //! # Protocol
-//! Each page has three bits: its content is *here*; it is *claimed*, because a thread fetches it; it
-//! is *asked* for by a fault. A thread claims a page before it fetches it. It writes the content,
-//! then sets *here* and ends its claim, then wakes vCPUs that wait
+//! Each page has three bits: its content is *here*; it is *claimed*, because a thread fetches it;
+//! it is *asked* for by a fault. A thread claims a page before it fetches it. It writes the
+//! content, then sets *here* and ends its claim, then wakes vCPUs that wait
 //! ([`Guest::arrived`](crate::Guest::arrived)). Another thread may decide meanwhile what the page
-//! holds: it discards the page, which is here from then on, or loses it. This *overtakes* the fetch.
+//! holds: it discards the page, which is here from then on, or loses it. This *overtakes* the
+//! fetch.
 //!
 //! One lock, of the queue and of the fetches under way, guards all changes of these bits. Faults
 //! read *here* without it.
@@ -27,6 +28,9 @@
 //! - Only one thread brings the last page of each block: each block has a count of its pages that
 //!   are not here.
 
+mod fetch;
+
+pub use self::fetch::Fetch;
 use crate::backing::{Backing, Hva, HvaRange, NoPage, Page};
 use crate::host::Host;
 use crate::invalidations::InvalidationInProgress;
@@ -257,8 +261,8 @@ impl<B> PostCopy<B> {
         (at - (self.range.start.0 >> self.block.shift())) as usize
     }
 
-    /// Marks the pages as here; calls `whole` with each block whose last page is among them. Returns
-    /// how many were not here.
+    /// Marks the pages as here; calls `whole` with each block whose last page is among them.
+    /// Returns how many were not here.
     fn land(&self, first: u64, pages: u64, mut whole: impl FnMut(Hva)) -> u64 {
         let mut landed = 0;
         for page in first..first + pages {
@@ -404,96 +408,6 @@ impl<B> PostCopy<B> {
     }
 }
 
-/// Pages that one thread has to fetch. If it is dropped before they arrive, they have to be fetched
-/// again; pages that a fault has asked for come first.
-#[must_use = "dropped, the pages are to be fetched again"]
-#[derive(Debug)]
-pub struct Fetch<'l, B> {
-    late: &'l PostCopy<B>,
-    first: u64,
-    /// The number of pages; 0 once they have arrived.
-    pages: u64,
-    asked: bool,
-}
-
-impl<B> Fetch<'_, B> {
-    /// Returns the addresses of the pages in the backing.
-    pub fn host(&self) -> HvaRange {
-        self.late.host(self.first, self.pages)
-    }
-
-    /// Returns whether a fault has asked for the page: a vCPU waits.
-    pub const fn asked(&self) -> bool {
-        self.asked
-    }
-
-    /// Runs `change` on the record of the fetch.
-    fn under_way<R>(&self, change: impl FnOnce(&mut UnderWay) -> R) -> R {
-        let mut work = self.late.work.lock();
-        let mine = work.fetches.iter_mut().find(|fetch| fetch.first == self.first);
-        change(mine.expect("it is under way until it ends"))
-    }
-
-    /// Calls `put` with each part of the pages that is still to be fetched: `put` writes the
-    /// content there, in `inner`'s memory. Returns the number of these pages; 0 if all of them were
-    /// discarded, or lost, since they were handed out. A thread that discards or loses them waits
-    /// while `put` runs, so `put` only copies what was fetched before.
-    ///
-    /// A caller that neither discards nor loses pages while they are fetched may write them without
-    /// this.
-    pub fn place(&self, mut put: impl FnMut(HvaRange)) -> u64 {
-        struct Placing<'f, 'l, B>(&'f Fetch<'l, B>);
-
-        impl<B> Drop for Placing<'_, '_, B> {
-            fn drop(&mut self) {
-                self.0.under_way(|fetch| fetch.placing = false);
-            }
-        }
-
-        let wanted = self.under_way(|fetch| {
-            fetch.placing = true;
-            fetch.pages & !fetch.overtaken
-        });
-        let _placing = Placing(self);
-        let mut rest = wanted;
-        while rest != 0 {
-            let from = u64::from(rest.trailing_zeros());
-            let pages = u64::from((rest >> from).trailing_ones());
-            put(self.late.host(self.first + from, pages));
-            rest &= !((u64::MAX >> (64 - pages)) << from);
-        }
-        wanted.count_ones().into()
-    }
-
-    /// Reports that the content is in its place, in `inner`'s memory. It wakes vCPUs that wait for
-    /// it, and forms the blocks whose last page has arrived. Pages that were discarded or lost since
-    /// they were handed out stay as that call has left them.
-    pub fn arrived<F: Format, H: Host, G: Backing>(mut self, worker: &mut Worker<'_, F, H, G>) {
-        let (late, host) = (self.late, self.host());
-        let mut whole = Vec::new();
-        // From here on there is nothing to give back, even if a call to the VMM panics.
-        self.pages = 0;
-        let landed = late.end(self.first, true, |block| whole.push(block));
-        let count = if self.asked { ASKED } else { BACKGROUND };
-        late.counts[count].fetch_add(landed, Ordering::Relaxed);
-        worker.guest().arrived(host);
-        for start in whole {
-            let block = HvaRange { start, bytes: late.block.bytes() };
-            let formed = worker.put_together(block, late.block);
-            late.counts[BLOCKS].fetch_add(formed, Ordering::Relaxed);
-        }
-    }
-}
-
-impl<B> Drop for Fetch<'_, B> {
-    fn drop(&mut self) {
-        if self.pages != 0 {
-            self.late.counts[GIVEN_BACK].fetch_add(self.pages, Ordering::Relaxed);
-            self.late.end(self.first, false, |_| {});
-        }
-    }
-}
-
 impl<B: Backing> PostCopy<B> {
     /// Records that the content of `host` no longer matters, whether it was there or not: the guest
     /// has given the memory away (a balloon, free page reporting), and reads zeroes when it uses it
@@ -515,8 +429,8 @@ impl<B: Backing> PostCopy<B> {
     }
 
     /// Records that the content of `host` is no longer there, and has to be fetched again, with
-    /// pages that `host` overlaps in part: the guest goes back to a snapshot. If some of it is being
-    /// fetched, what that thread brings is ignored, and fetched once more.
+    /// pages that `host` overlaps in part: the guest goes back to a snapshot. If some of it is
+    /// being fetched, what that thread brings is ignored, and fetched once more.
     ///
     /// The caller has unmapped the memory from the guest and holds `_taken`, which
     /// [`Worker::invalidate`] returned for all of it. This waits as [`PostCopy::discard`] does.

@@ -3,8 +3,7 @@
 
 use crate::backing::{Backing, HvaRange};
 use crate::budget::NoPages;
-use crate::config::ExecuteHuge;
-use crate::fault::{ATTEMPTS, Fault, PATH, Step};
+use crate::fault::{ATTEMPTS, Fault, Mode, PATH, Step};
 use crate::host::Host;
 use crate::invalidations::InvalidationInProgress;
 use crate::outcome::{Outcome, Refused, Retry, TableLimit};
@@ -124,13 +123,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 else {
                     return Found::Upto(gpa.0 + page, |done| &mut done.held);
                 };
-                let allowed = view.execute_huge == ExecuteHuge::Allowed && slot.kinds.is_none();
-                let folds = attempt == 0 && guest.config.contiguous && allowed;
-                let (slots, id, own_view, ahead) = (view, NOBODY, false, false);
-                let host = HvaRange { start: slot.spec.host_of(gpa.0), bytes: page };
-                let alone = replacing.as_ref().is_some_and(|(of, _)| *of == host);
-                let fault =
-                    Fault { slots, slot, gpa, access, id, own_view, folds, kind, ahead, alone };
+                let replaced = replacing.as_ref().map(|(of, _)| *of);
+                let mode = Mode::of(guest, view, slot, (attempt == 0, gpa), replaced);
+                let (slots, id, own_view) = (view, NOBODY, false);
+                let fault = Fault { slots, slot, kind, gpa, access, id, own_view, mode };
                 Found::Tried(inside.fault(&fault))
             });
             let step = match found {
@@ -207,10 +203,8 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
                     return false;
                 }
                 // Private pages are not mapped ahead.
-                let (access, kind, folds, ahead) = (Access::Read, MemoryKind::Shared, false, true);
-                let (slots, alone) = (view, false);
-                let fault =
-                    Fault { slots, slot, gpa, access, id, own_view, folds, kind, ahead, alone };
+                let (access, kind, mode) = (Access::Read, MemoryKind::Shared, Mode::Ahead);
+                let fault = Fault { slots: view, slot, kind, gpa, access, id, own_view, mode };
                 matches!(inside.map_apart(&fault, F::size(0)), Step::Done(Outcome::Mapped(_)))
             });
             mapped.count() as u64

@@ -105,8 +105,8 @@ impl core::error::Error for Denied {}
 /// or wait for anything that waits for faults.
 ///
 /// If `convert`, `split` or `map` panics, this counts as a refusal: pages keep their kind, blocks
-/// stay, nothing is mapped. `removed` cannot be called again for the same memory, so where it panics
-/// the machine keeps that memory; it must not panic again for what was removed with it.
+/// stay, nothing is mapped. `removed` cannot be called again for the same memory, so where it
+/// panics the machine keeps that memory; it must not panic again for what was removed with it.
 pub trait PrivateHooks {
     /// `range` is about to become `to`. No fault maps any of it meanwhile; its leaves still exist.
     ///

@@ -56,8 +56,8 @@ mod sealed {
 /// takes long does not delay changes of memslots of other guests, even if two guests have one VMID.
 /// Only the guest that runs out of seats is refused one ([`NoSeat`](slat::NoSeat)).
 ///
-/// [`Host::wake`] and [`Events`](crate::Events) of the machine have the VMID alone: they cannot tell
-/// guests with one VMID apart.
+/// [`Host::wake`] and [`Events`](crate::Events) of the machine have the VMID alone: they cannot
+/// tell guests with one VMID apart.
 pub struct OwnSeats<M, const SEATS: usize> {
     machine: M,
     grace: Grace<[Seat; SEATS]>,

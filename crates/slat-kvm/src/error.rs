@@ -55,8 +55,8 @@ pub enum Error {
     },
     /// The NUMA nodes to which the guest's memory is bound have too little memory.
     #[error(
-        "the guest needs {needed} MiB, and NUMA nodes {nodes} can give {available} MiB: ask for less, \
-         or name more nodes"
+        "the guest needs {needed} MiB, and NUMA nodes {nodes} can give {available} MiB: ask for \
+         less, or name more nodes"
     )]
     NotEnoughOnNodes {
         /// MiB needed.

@@ -223,9 +223,12 @@ fn generations(text: &str, group: u64) -> Vec<(u64, u64)> {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "memcg     1 /\n node     0\n          0      1234          5           6\n          \
-        1       234          5           6 \nmemcg    42 /a/b\n node     0\n          7      1 0 0\n          \
-        10      1 0 0\n node     1\n          3      1 0 0\n";
+    const TEXT: &str = concat!(
+        "memcg     1 /\n node     0\n          0      1234          5           6\n",
+        "          1       234          5           6 \nmemcg    42 /a/b\n",
+        " node     0\n          7      1 0 0\n          10      1 0 0\n",
+        " node     1\n          3      1 0 0\n",
+    );
 
     #[test]
     fn a_cgroups_generations_are_found_by_its_path() {

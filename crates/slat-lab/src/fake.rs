@@ -122,8 +122,9 @@ pub fn kvm() -> Vec<Measurement> {
     };
     for (way, scale, clear) in [("legacy", 1.0, 0.0), ("manual", 0.9, 4e-4)] {
         let params = json!({
-            "memory": 256u64 << 20, "vcpus": 2, "backing": "4k", "way": way, "dirty_rate": 524_288_000,
-            "link": 1_250_000_000u64, "max_downtime_ms": 300, "max_rounds": 30,
+            "memory": 256u64 << 20, "vcpus": 2, "backing": "4k", "way": way,
+            "dirty_rate": 524_288_000, "link": 1_250_000_000u64, "max_downtime_ms": 300,
+            "max_rounds": 30,
         });
         let mut figures = vec![
             ("run", "s", 0.4 * scale),

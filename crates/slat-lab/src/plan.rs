@@ -298,7 +298,8 @@ mod tests {
 
     #[test]
     fn a_flag_is_there_or_not_and_numbers_are_written_as_they_are() {
-        let plan = "version = 1\nscenarios = ['bench engine']\n[settings]\nquick = [true, false]\nrounds = [3]";
+        let plan = "version = 1\nscenarios = ['bench engine']\n[settings]\n\
+                    quick = [true, false]\nrounds = [3]";
         assert_eq!(
             lines(plan),
             ["slat bench engine --quick --rounds 3", "slat bench engine --rounds 3"]
@@ -312,8 +313,8 @@ mod tests {
     #[test]
     fn what_is_excluded_fits_in_all_that_it_names() {
         let plan = "version = 1\nscenarios = ['bench split', 'bench engine']\n\
-                    exclude = [{ granule = '64k', scenario = 'bench engine' }, { granule = '16k' }]\n\
-                    [settings]\ngranule = ['4k', '16k', '64k']";
+                    exclude = [{ granule = '64k', scenario = 'bench engine' }, \
+                    { granule = '16k' }]\n[settings]\ngranule = ['4k', '16k', '64k']";
         let left = ["split --granule 4k", "split --granule 64k", "engine --granule 4k"];
         assert_eq!(lines(plan), left.map(|words| format!("slat bench {words}")));
         refused(&plan.replace("'16k' }", "'1k' }"), &["1k", "granule"]);

@@ -249,7 +249,8 @@ fn validate(program: &Program, args: &NoiseArgs, count: u32) -> anyhow::Result<E
     };
     let slowdown = args.slowdown;
     let mut text = format!(
-        "{count} comparisons of `{}` with itself, {by}:\n  threshold   would fail   find {slowdown} % more\n",
+        "{count} comparisons of `{}` with itself, {by}:\n  threshold   would fail   find \
+         {slowdown} % more\n",
         words.join(" "),
     );
     for threshold in THRESHOLDS {

@@ -182,7 +182,8 @@ impl Session {
         }
         if self.on_terminal {
             self.note(&format!(
-                "Takes up to {} of memory and {} of {cpus} CPUs; Ctrl-C stops and keeps what was measured.",
+                "Takes up to {} of memory and {} of {cpus} CPUs; Ctrl-C stops and keeps what was \
+                 measured.",
                 crate::numbers::bytes(memory),
                 threads.min(cpus)
             ));

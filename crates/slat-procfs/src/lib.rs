@@ -66,8 +66,8 @@ impl Files<'_> {
         (!text.is_empty()).then_some(text)
     }
 
-    /// Returns whether this process is in the host's first namespace of a kind (`pid`, `cgroup`), so
-    /// that its numbers and names of that kind are those of the host. A host without such
+    /// Returns whether this process is in the host's first namespace of a kind (`pid`, `cgroup`),
+    /// so that its numbers and names of that kind are those of the host. A host without such
     /// namespaces has one.
     pub fn in_first_namespace(&self, kind: &str) -> bool {
         // The kernel's fixed numbers of them (include/linux/proc_ns.h).

@@ -49,9 +49,9 @@ pub struct Config {
     /// Uses huge pages: a first touch brings in a whole block if one is free, and
     /// [`Pager::walk`](crate::Pager::walk) collapses blocks that are in use.
     pub huge: bool,
-    /// Minimum residency: ticks of the host's clock that a page stays in memory after it came in, at
-    /// most 2^50. A page that no thread looks at for 2^51 ticks (26 days of nanoseconds) may look
-    /// new once.
+    /// Minimum residency: ticks of the host's clock that a page stays in memory after it came in,
+    /// at most 2^50. A page that no thread looks at for 2^51 ticks (26 days of nanoseconds) may
+    /// look new once.
     pub residency: u64,
     /// Pages that are given up together.
     pub batch: u32,

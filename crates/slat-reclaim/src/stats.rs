@@ -36,7 +36,8 @@ impl PartCell {
 }
 
 macro_rules! stats {
-    (parts { $($(#[$part_doc:meta])* $part:ident,)* } counts { $($(#[$count_doc:meta])* $count:ident,)* }) => {
+    (parts { $($(#[$part_doc:meta])* $part:ident,)* }
+     counts { $($(#[$count_doc:meta])* $count:ident,)* }) => {
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub $part: PartCell,)*

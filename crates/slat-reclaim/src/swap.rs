@@ -85,7 +85,8 @@ impl fmt::Display for SwapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Full => f.write_str(
-                "swap is full; make room on its disk, give it more slots, or the guests more memory",
+                "swap is full; make room on its disk, give it more slots, or the guests more \
+                 memory",
             ),
             Self::Short { bytes } => write!(f, "swap ended after {bytes} bytes of a page"),
             #[cfg(feature = "std")]

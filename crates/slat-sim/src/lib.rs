@@ -78,7 +78,8 @@
 //! # Example
 //!
 //! ```
-//! use slat::{Attributes, Gpa, GpaRange, Hpa, Participant, PageSize, Removals, TableCache, Tables, Vmid};
+//! use slat::{Attributes, Gpa, GpaRange, Hpa, PageSize, Participant};
+//! use slat::{Removals, TableCache, Tables, Vmid};
 //! use slat_sim::{Arm, Machine};
 //!
 //! let machine = Machine::new(Arm::new(12, 39), 2);
@@ -112,6 +113,7 @@ mod device;
 #[cfg(target_os = "linux")]
 pub mod fast;
 pub mod firmware;
+mod forward;
 mod host;
 mod instruction;
 mod lazy;

@@ -1,7 +1,8 @@
 //! Every interleaving of pairs of operations, and of operations with the hardware, on the smallest
 //! trees that can go wrong.
 //!
-//! `RUSTFLAGS="--cfg loom -C debug-assertions" cargo test -p slat --release --features loom --test loom`
+//! `RUSTFLAGS="--cfg loom -C debug-assertions" cargo test -p slat --release --features loom --test
+//! loom`
 //!
 //! Each test is named by the sentence that it proves. A test continues an operation that gave up as
 //! contended, after the other threads ended, from where it says that it stopped: nothing may be
@@ -51,3 +52,5 @@ mod reserve;
 mod split;
 #[path = "loom/unmap.rs"]
 mod unmap;
+#[path = "loom/walked.rs"]
+mod walked;

@@ -67,3 +67,5 @@ mod mix;
 mod run;
 #[path = "shuttle/stopped.rs"]
 mod stopped;
+#[path = "loom/walked.rs"]
+mod walked;

@@ -38,7 +38,8 @@ pub fn check() -> anyhow::Result<Outcome> {
     Ok(Outcome::Ran(Vec::new()))
 }
 
-/// Returns the number of fences for acquires in the compiled code of the engine and of `slat-programs`.
+/// Returns the number of fences for acquires in the compiled code of the engine and of
+/// `slat-programs`.
 fn acquires(archive: &Path) -> anyhow::Result<usize> {
     let failed = || format!("cannot read {}", archive.display());
     let data = std::fs::read(archive).with_context(failed)?;

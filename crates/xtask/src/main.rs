@@ -36,7 +36,7 @@ Examples:
   cargo xtask test                   the tests
   cargo xtask test --deep            what CI runs after them
   cargo xtask test formatting clippy
-  cargo xtask test --long            with longer histories, more interleavings, and what else takes hours
+  cargo xtask test --long            with longer histories, more interleavings, and what takes hours
   cargo xtask bench                  the engine's operations against what is asked of each
   cargo xtask bench --quick
   cargo xtask peers --quick          beside Linux's own code and other crates

@@ -41,7 +41,7 @@ pub fn bare() -> anyhow::Result<Outcome> {
     needs(setup::target(setup::BARE), || {
         for format in ["arm64", "ept", "npt", "power", "riscv"] {
             let mut check = cargo(&["check", "--target", setup::BARE, "--no-default-features"]);
-            check.args(["--package", "slat-programs", "--features", format]);
+            check.args(["--package", "slat-programs", "--lib", "--features", format]);
             check.env("CARGO_PROFILE_DEV_PANIC", "abort");
             ran(&mut check)?;
         }

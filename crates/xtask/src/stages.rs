@@ -180,7 +180,9 @@ impl Stage {
                 let mut tests = tests();
                 tests.arg("--no-fail-fast");
                 if long {
-                    let every = "slat/every-format,slat-sim/every-format,slat-guest/every-format,slat-reclaim/every-format,slat-bench/every-format,slat-cli/every-format";
+                    let every = "slat/every-format,slat-sim/every-format,slat-guest/every-format,\
+                                 slat-reclaim/every-format,slat-bench/every-format,\
+                                 slat-cli/every-format";
                     tests.args(["--features", every]);
                     tests.envs([
                         ("HISTORIES", "240"),

@@ -38,7 +38,8 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         let found = young.saturating_sub(system);
         let off = found.abs_diff(size) as f64 / size as f64 * 100.0;
         say!(
-            "a working set of {size} pages: {found} were young, {off:.1} % off; {system} are the system's"
+            "a working set of {size} pages: {found} were young, {off:.1} % off; {system} are the \
+             system's"
         );
         sizes.push(json!({ "pages": size, "young": young, "system": system }));
         if off > 5.0 {

@@ -167,8 +167,8 @@ impl Hypervisor {
         };
         if options.job == Job::Fork && options.caches == Caches::Exact && !format.forced_write_back
         {
-            let why = "vCPUs whose caches are off have tables of their own, and are not forked: take \
-                       --caches first, or --cpu max";
+            let why = "vCPUs whose caches are off have tables of their own, and are not forked: \
+                       take --caches first, or --cpu max";
             return Err(why.into());
         }
         let keeper = (options.job == Job::Private).then(|| Keeper::new(options.memory));
@@ -197,8 +197,9 @@ impl Hypervisor {
         let vcpus: Box<[Start]> = (0..options.vcpus).map(|_| Start::default()).collect();
         vcpus[options.first as usize].replace(GUEST_RAM + KERNEL, GUEST_RAM + DEVICE_TREE);
         say!(
-            "a guest of {} vCPUs and {} MiB, {bits}-bit addresses, pages of {PAGE_SIZE}, leaves up to {} KiB; break-before-make: \
-             {:?}, FWB: {}, TLBI by range: {}, hardware dirty state: {}",
+            "a guest of {} vCPUs and {} MiB, {bits}-bit addresses, pages of {PAGE_SIZE}, leaves up \
+             to {} KiB; break-before-make: {:?}, FWB: {}, TLBI by range: {}, hardware dirty state: \
+             {}",
             options.vcpus,
             options.memory >> 20,
             options.largest >> 10,

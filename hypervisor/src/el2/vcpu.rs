@@ -12,7 +12,7 @@ use alloc::string::String;
 use core::sync::atomic::Ordering;
 use slat::format::arm64::fault::{self, Abort, Kind};
 use slat::{Access, Gpa, GuestRoot};
-use slat_guest::{CacheSwitch, Outcome, Retry, TABLE_PAGES, Vcpu};
+use slat_guest::{CacheSwitch, Outcome, Refused, Retry, TABLE_PAGES, Vcpu};
 use slat_hypervisor::layout::CONTROL;
 use slat_hypervisor::options::Trap;
 use slat_hypervisor::progress::{Place, Progress};
@@ -237,8 +237,7 @@ impl<'w> Running<'w> {
                 skip();
                 Next::Run
             }
-            Outcome::Mmio
-            | Outcome::Refused(slat_guest::Refused::NoPage | slat_guest::Refused::NotExecutable) => {
+            Outcome::Mmio | Outcome::Refused(Refused::NoPage | Refused::NotExecutable) => {
                 inject::take(Told::ExternalAbort { fetch: abort.fetch, write: abort.write, far });
                 self.moved_on(far, gpa, access, at)
             }
@@ -270,7 +269,8 @@ impl<'w> Running<'w> {
             rows += &format!("\n  x{:<2} {four:016x?}", row * 4);
         }
         say!(
-            "vCPU {}: pc {:#x}, pstate {:#x}, SCTLR_EL1 {:#x}, ESR_EL2 {:#x}, FAR_EL2 {:#x}, HPFAR_EL2 {:#x}{rows}",
+            "vCPU {}: pc {:#x}, pstate {:#x}, SCTLR_EL1 {:#x}, ESR_EL2 {:#x}, FAR_EL2 {:#x}, \
+             HPFAR_EL2 {:#x}{rows}",
             self.vcpu.id(),
             read!("elr_el2"),
             read!("spsr_el2"),

@@ -11,9 +11,9 @@
  struct kvm_pgtable_walker {
  	...
 +	/**
-+	 * @skip_levels: How many levels, from the last one up, the walk does not enter. A table of
-+	 *		 such a level is neither read nor visited. The entry that points to it is an
-+	 *		 entry of the level above, and is visited like any other.
++	 * @skip_levels: Number of lowest levels that the walk does not enter. Tables at these
++	 *		 levels are neither read nor visited. The table entries that point to
++	 *		 them belong to the level above and are visited as usual.
 +	 */
 +	const s8 skip_levels;
  };

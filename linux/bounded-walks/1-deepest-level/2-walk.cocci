@@ -15,7 +15,7 @@ statement S;
  ...
  if (WARN_ON_ONCE(...)) S
 +
-+	/* Below the deepest level of the walk: step over what the table covers. */
++	/* Do not enter this level: skip the range that the table maps. */
 +	if (level > KVM_PGTABLE_LAST_LEVEL - data->walker->skip_levels) {
 +		data->addr = ALIGN(data->addr + 1, kvm_granule_size(level - 1));
 +		return 0;

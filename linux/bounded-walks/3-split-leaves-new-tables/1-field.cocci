@@ -8,9 +8,9 @@
  struct kvm_pgtable_walker {
  	...
 +	/**
-+	 * @skip_new: Do not enter a table that the callback put in place of a leaf. Such a table
-+	 *	      is not visited at all, neither before nor after its children. Not together
-+	 *	      with KVM_PGTABLE_WALK_TABLE_PRE.
++	 * @skip_new: Do not enter a table that the visitor callback installed in place of a leaf.
++	 *	      No pre-order or post-order callback runs for such a table. Must not be
++	 *	      combined with KVM_PGTABLE_WALK_TABLE_PRE.
 +	 */
 +	const bool skip_new;
  };

@@ -5,7 +5,7 @@
 
 @@
 @@
-+/* Chunk size of eager page splitting (arm64) of VMs to come; 0: KVM's default. */
++/* Eager page splitting chunk size for new VMs (arm64). 0 keeps KVM's default. */
 +extern size_t vm_eager_split_chunk_size;
 +
  struct kvm_vm *____vm_create(struct vm_shape shape);

@@ -12,9 +12,9 @@
  	struct kvm_s2_mmu mmu;
 +
 +	/*
-+	 * Without FEAT_S2FWB: the first vCPU to enable its caches flushes stage 2
-+	 * for all of them (flush_once). It has done so, and nothing since has asked
-+	 * for another flush (flushed, protected by flush_lock).
++	 * Used without FEAT_S2FWB. flush_once: only the first vCPU to enable its
++	 * caches flushes stage 2. flushed: that flush has been done and is still
++	 * valid. Protected by flush_lock.
 +	 */
 +	struct mutex flush_lock;
 +	bool flush_once;

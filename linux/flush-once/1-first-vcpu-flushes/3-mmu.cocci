@@ -16,12 +16,12 @@ identifier kvm;
 +static void stage2_flush_once(struct kvm_vcpu *vcpu, bool on)
 +{
 +	struct kvm *kvm = vcpu->kvm;
-+	/* AArch32 guests rely on more than this: they keep each flush. */
++	/* AArch32 guests may depend on every flush. */
 +	bool each = !kvm->arch.flush_once || vcpu_el1_is_32bit(vcpu);
 +
 +	/*
-+	 * The first vCPU to enable its caches flushes for all. One that disables
-+	 * them, or does set/way maintenance, flushes and lets the next be first.
++	 * Only the first vCPU to enable its caches flushes. Disabling them or a
++	 * set/way operation always flushes, and makes the next enable flush again.
 +	 */
 +	mutex_lock(&kvm->arch.flush_lock);
 +	if (each || !on || !kvm->arch.flushed)
@@ -35,7 +35,7 @@ identifier kvm;
  stage2_flush_once(...) { ... }
 +void kvm_rearm_cache_flush(struct kvm *kvm)
 +{
-+	/* A vCPU begins anew, with its caches off: the next to enable them is first. */
++	/* A vCPU was reset and runs with caches off. The next enable must flush. */
 +	mutex_lock(&kvm->arch.flush_lock);
 +	kvm->arch.flushed = false;
 +	mutex_unlock(&kvm->arch.flush_lock);

@@ -13,7 +13,7 @@
 +	int r = -EINVAL;
 +
 +	mutex_lock(&kvm->lock);
-+	/* With FEAT_S2FWB there is nothing to flush. */
++	/* KVM never flushes with FEAT_S2FWB. */
 +	if (once <= 1 && !kvm->created_vcpus && !cpus_have_final_cap(ARM64_HAS_STAGE2_FWB)) {
 +		kvm->arch.flush_once = once;
 +		r = 0;

@@ -10,9 +10,9 @@ identifier kvm;
  {
  ...
 +	/*
-+	 * Notifiers of other CPUs may age guest memory until the VM is destroyed,
-+	 * without mmu_lock. No vCPU can run until then. pKVM's hypervisor has to
-+	 * give the pages back before they are freed, and ages under the lock.
++	 * Other CPUs may be ageing without mmu_lock in an MMU notifier, so keep
++	 * stage 2 until the VM is destroyed. No vCPU can run by now. With pKVM,
++	 * the hypervisor must return the pages now, and ageing takes mmu_lock.
 +	 */
 +	if (is_protected_kvm_enabled()) {
  	kvm_uninit_stage2_mmu(kvm);

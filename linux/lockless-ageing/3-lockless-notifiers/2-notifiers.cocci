@@ -24,10 +24,10 @@ identifier range, kvm, r;
  {
  <...
 (
-+	/* on_lock() and no handler are for callers that take the lock. */
-+	if (!range->lockless)
-+		KVM_MMU_LOCK(kvm);
--	KVM_MMU_LOCK(kvm);
++	/* Lockless ranges use neither on_lock() nor a NULL handler. */
++	if (!range->lockless) {
+ 	KVM_MMU_LOCK(kvm);
++	}
 |
 -	if (r.found_memslot)
 +	if (r.found_memslot && !range->lockless)

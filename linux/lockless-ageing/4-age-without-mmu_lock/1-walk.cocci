@@ -20,8 +20,8 @@ identifier ctx, data, new;
 +	data->young = true;
 +
 +	/*
-+	 * mmu_lock need not be held. Whoever changed the entry first has installed
-+	 * one that is young, or none at all: nothing is left to do.
++	 * The caller may not hold mmu_lock. If the cmpxchg fails, the entry is
++	 * already young or gone. Nothing to do.
 +	 */
 +	if (data->mkold)
 +		stage2_try_set_pte(ctx, new);

@@ -20,9 +20,10 @@ pub(crate) const PEER: Peer = Peer {
     split: Some(Way::EachPage),
     frees_tables: true,
     notes: "Plain stores, one owner. Mapping and unmapping a range recurse, protecting one walks \
-            from the root for every leaf. Unmapping scans each table for used entries and frees the \
-            empty ones; of a block it clears all, whatever part was named, and behind a hole at the \
-            start it leaves as much as it was ahead of the hole: both are refused before the call. Splits by a table that is filled first; keeps no counts, and loses what was \
+            from the root for every leaf. Unmapping scans each table for used entries and frees \
+            the empty ones; of a block it clears all, whatever part was named, and behind a hole \
+            at the start it leaves as much as it was ahead of the hole: both are refused before \
+            the call. Splits by a table that is filled first; keeps no counts, and loses what was \
             mapped of a range that fails.",
     new: |memory| Ok(Box::new(Generic::new(memory)?)),
 };

@@ -25,11 +25,11 @@ pub(crate) const PEER: Peer = Peer {
     split: None,
     frees_tables: true,
     notes: "Plain stores, one owner, no call for a range: every page is a walk from the root. \
-            Unmapping leaves tables; a second call over the range frees the empty ones, and is part \
-            of what is timed. Protecting and unmapping have a call for each page size, so that a \
-            block costs a refused walk first. Does not split. Returns a flush for each page, which \
-            is ignored; keeps no counts. A page refused within a read-only block leaves the block \
-            writable.",
+            Unmapping leaves tables; a second call over the range frees the empty ones, and is \
+            part of what is timed. Protecting and unmapping have a call for each page size, so \
+            that a block costs a refused walk first. Does not split. Returns a flush for each \
+            page, which is ignored; keeps no counts. A page refused within a read-only block \
+            leaves the block writable.",
     new: |memory| Ok(Box::new(X86::new(memory)?)),
 };
 

@@ -7,7 +7,7 @@
 use super::fixture::{Fixture, Shape, TheGuest, room};
 use super::lock::FairLock;
 use super::runner::{Locks, Runner};
-use super::tables::{Figures, MEANING};
+use super::tables::{Figures, MEANING, reader};
 use super::times::Times;
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
 use crate::format::TablesArgs;
@@ -107,34 +107,22 @@ impl Scenario for Age {
     const NAME: &'static str = "age";
     const ABOUT: &'static str = "Look for used pages beside faults";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = Reader {
-        reads: |m| FIGURES.has(m),
-        tables: |results| FIGURES.table(results).into_iter().collect(),
-        meaning: MEANING,
-        ..Reader::NONE
-    };
+    const READER: Reader = reader!(FIGURES, MEANING);
     type Settings = AgeArgs;
 
     fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
+        let memory = args.memory.unwrap_or(Size(if args.quick { 64 << 20 } else { 1 << 30 }));
+        let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 9 });
+        let half =
+            Shape::new(memory, args.tables.format, args.tables.format.leaves()[0], args.vcpus)?;
+        // Both halves have the same host memory.
+        let shape = Shape { memory: 2 * half.memory, ..half };
+        let cpus = cpus()?;
+        on_machine!(&args.tables, |format, arch| {
+            let fixture = Fixture::new(format, arch, &args.tables, shape, session)?;
+            measure(&fixture, rounds, &cpus, session)
+        })
     }
-}
-
-/// Measures what `args` asks for.
-///
-/// # Errors
-/// Sizes that cannot be right, too little memory, or pages that the scan did not find.
-fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let memory = args.memory.unwrap_or(Size(if args.quick { 64 << 20 } else { 1 << 30 }));
-    let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 9 });
-    let half = Shape::new(memory, args.tables.format, args.tables.format.leaves()[0], args.vcpus)?;
-    // Both halves have the same host memory.
-    let shape = Shape { memory: 2 * half.memory, ..half };
-    let cpus = cpus()?;
-    on_machine!(&args.tables, |format, arch| {
-        let fixture = Fixture::new(format, arch, &args.tables, shape, session)?;
-        measure(&fixture, rounds, &cpus, session)
-    })
 }
 
 /// Results of the scan, and the times for which vCPUs waited.
@@ -390,7 +378,7 @@ mod tests {
                 rounds: Some(1),
                 quick: true,
             };
-            let results = run(&args, &mut Session::quiet()).unwrap();
+            let results = Age::run(&args, &mut Session::quiet()).unwrap();
             for way in WAYS {
                 let p99 = |m: &&Measurement| m.variant == way.name && m.params["figure"] == "p99";
                 let found = results.iter().find(p99).unwrap();

@@ -6,17 +6,14 @@
 //! `every` grows with vCPUs and memory, that of `exact` with the pages that were touched with
 //! caches off.
 
-use super::tables::{Figures, MEANING};
+use super::tables::{Figures, MEANING, reader};
 use super::turns::{Recorder, counts, ratios, take_turns};
 use crate::lines;
 use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::json;
 use slat::format::arm64::{Arm64, Arm64K4};
-use slat::{
-    Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Maintenance, Memory, PageSize,
-    Platform, Pte, Vmid,
-};
+use slat::{Access, BreakBeforeMake, Gpa, Hpa, Maintenance, Memory, PageSize, Platform, Vmid};
 use slat_guest::{
     Backing, CachePolicy, Config, Guest, Host, Hva, MemslotId, MemslotSpec, NoPage, Outcome, Page,
     TABLE_PAGES, TableStorage, Vcpu, Worker,
@@ -30,7 +27,6 @@ use slat_lab::session::Session;
 use slat_lab::size::Size;
 use slat_sim::Arm;
 use slat_sim::fast::FastMachine;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -55,38 +51,9 @@ struct Flushing {
 
 // SAFETY: all methods are those of the fast machine, except `maintain`, which changes no memory.
 unsafe impl Platform for Flushing {
-    fn allocate(&self, bytes: usize) -> Option<Frame> {
-        self.machine.allocate(bytes)
-    }
-
-    unsafe fn free(&self, frame: Frame, bytes: usize) {
-        // SAFETY: by this function's own contract.
-        unsafe { self.machine.free(frame, bytes) };
-    }
-
-    fn entries(&self, table: Hpa) -> NonNull<Pte> {
-        self.machine.entries(table)
-    }
-
-    fn publish(&self) {
-        self.machine.publish();
-    }
-
-    fn invalidate(&self, what: &Invalidation) {
-        self.machine.invalidate(what);
-    }
-
-    fn invalidate_local(&self, what: &Invalidation) {
-        self.machine.invalidate_local(what);
-    }
-
-    fn break_before_make(&self) -> BreakBeforeMake {
-        self.machine.break_before_make()
-    }
-
-    fn grace(&self) -> &Grace {
-        self.machine.grace()
-    }
+    slat_sim::forward!(
+        machine: allocate free entries publish invalidate invalidate_local break_before_make grace
+    );
 
     fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {
         if !self.real {
@@ -230,12 +197,7 @@ impl Scenario for CacheToggle {
     const ABOUT: &'static str =
         "Switch the caches of an Arm guest's vCPUs on, and maintain what each policy says";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = Reader {
-        reads: |m| FIGURES.has(m),
-        tables: |results| FIGURES.table(results).into_iter().collect(),
-        meaning: MEANING,
-        ..Reader::NONE
-    };
+    const READER: Reader = reader!(FIGURES, MEANING);
     type Settings = CacheToggleArgs;
 
     fn run(args: &CacheToggleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

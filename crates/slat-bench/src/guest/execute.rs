@@ -4,7 +4,7 @@
 
 use super::fixture::{Fixture, Shape};
 use super::runner::Locks;
-use super::tables::{Figures, MEANING};
+use super::tables::{Figures, MEANING, reader};
 use super::turns::{Recorder, ratios, take_turns};
 use super::vcpus::{PhaseRun, run_phases};
 use crate::format::TablesArgs;
@@ -115,39 +115,26 @@ impl Scenario for Execute {
     const NAME: &'static str = "execute";
     const ABOUT: &'static str = "Execute from huge pages that may not be executed";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = Reader {
-        reads: |m| FIGURES.has(m),
-        tables: |results| FIGURES.table(results).into_iter().collect(),
-        meaning: MEANING,
-        ..Reader::NONE
-    };
+    const READER: Reader = reader!(FIGURES, MEANING);
     type Settings = ExecuteArgs;
 
     fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
+        let format = args.tables.format;
+        let leaves = format.leaves();
+        let backing = match args.backing {
+            Some(backing) => format.leaf("--backing", backing)?,
+            None => leaves[leaves.len() - 1],
+        };
+        let small = backing.bytes().max(64 << 20);
+        let memory = args.memory.unwrap_or(Size(if args.quick { small } else { 2 << 30 }));
+        let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 7 });
+        let shape = Shape::new(memory, format, backing, args.vcpus)?;
+        let exit = Duration::from_nanos(args.exit.into());
+        on_machine!(&args.tables, |format, arch| {
+            let fixture = Fixture::new(format, arch, &args.tables, shape, session)?;
+            measure(&fixture, rounds, exit, session)
+        })
     }
-}
-
-/// Measures what `args` asks for.
-///
-/// # Errors
-/// Sizes that cannot be right, too little memory, or a guest that failed.
-fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let format = args.tables.format;
-    let leaves = format.leaves();
-    let backing = match args.backing {
-        Some(backing) => format.leaf("--backing", backing)?,
-        None => leaves[leaves.len() - 1],
-    };
-    let small = backing.bytes().max(64 << 20);
-    let memory = args.memory.unwrap_or(Size(if args.quick { small } else { 2 << 30 }));
-    let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 7 });
-    let shape = Shape::new(memory, format, backing, args.vcpus)?;
-    let exit = Duration::from_nanos(args.exit.into());
-    on_machine!(&args.tables, |format, arch| {
-        let fixture = Fixture::new(format, arch, &args.tables, shape, session)?;
-        measure(&fixture, rounds, exit, session)
-    })
 }
 
 fn measure<F: Format, A: Arch>(
@@ -276,7 +263,7 @@ mod tests {
     fn a_split_faults_once_a_table_and_a_zap_once_a_page() {
         for format in [TableFormat::Ept, TableFormat::Arm64K4] {
             let args = args(format, 2 << 20, 16 << 20);
-            let results = run(&args, &mut Session::quiet()).unwrap();
+            let results = Execute::run(&args, &mut Session::quiet()).unwrap();
             assert_eq!(faults(&results, "zap", "execute"), 4096);
             assert_eq!(faults(&results, "split", "execute"), 8);
             assert_eq!(faults(&results, "allowed", "execute"), 0);
@@ -287,7 +274,7 @@ mod tests {
     #[test]
     fn memory_that_is_not_whole_blocks_is_refused() {
         let args = args(TableFormat::Ept, 1 << 30, 512 << 20);
-        let error = run(&args, &mut Session::quiet()).unwrap_err().to_string();
+        let error = Execute::run(&args, &mut Session::quiet()).unwrap_err().to_string();
         assert!(error.contains("--memory 512m") && error.contains("1g"), "{error}");
     }
 }

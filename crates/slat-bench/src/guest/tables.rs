@@ -50,7 +50,8 @@ fn asked(results: &[Measurement]) -> Option<Table> {
         labels: 3,
         rows,
         notes: vec![
-            "Ratios of each round, in which all took turns: their median, and where half of them lie."
+            "Ratios of each round, in which all took turns: their median, and where half of them \
+             lie."
                 .to_owned(),
         ],
     })
@@ -68,6 +69,19 @@ fn digits(value: f64) -> String {
 
 /// A count that a table shows: the figure of its measurement, its name, its heading.
 pub type Count = (&'static str, &'static str, &'static str);
+
+/// The reader of a scenario whose results are one table of figures.
+macro_rules! reader {
+    ($figures:expr, $meaning:expr) => {
+        ::slat_lab::reader::Reader {
+            reads: |m| $figures.has(m),
+            tables: |results| $figures.table(results).into_iter().collect(),
+            meaning: $meaning,
+            ..::slat_lab::reader::Reader::NONE
+        }
+    };
+}
+pub(crate) use reader;
 
 /// A table of a scenario: a row for each variant, a column for each figure.
 pub struct Figures {

@@ -177,8 +177,9 @@ where
 fn told(args: &CheckArgs, name: &str, kind: WalkKind, seed: u64, steps: &[Step]) -> String {
     let steps: Vec<String> = steps.iter().map(|step| format!("  {step}")).collect();
     format!(
-        "this is after the last of these operations, {kind} walks of {name}; `slat-bench check --seed {seed} --histories 1 \
-         --length {} --granule {} --walks {kind} --fwb {}`, with the same trees and edits, does them again:\n{}",
+        "this is after the last of these operations, {kind} walks of {name}; `slat-bench check \
+         --seed {seed} --histories 1 --length {} --granule {} --walks {kind} --fwb {}`, with the \
+         same trees and edits, does them again:\n{}",
         args.length,
         args.granule,
         args.trees.fwb,

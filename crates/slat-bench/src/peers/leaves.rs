@@ -141,7 +141,8 @@ pub fn compare(ours: &[Run], theirs: &[Run], after: Op, whose: &str) -> anyhow::
         }
         if left != 0 {
             bail!(
-                "{:#x}: the engine's descriptor is {:#x}, that of {whose} {:#x}; {left:#x} should not differ",
+                "{:#x}: the engine's descriptor is {:#x}, that of {whose} {:#x}; {left:#x} should \
+                 not differ",
                 x.gpa,
                 x.raw,
                 y.raw

@@ -139,8 +139,8 @@ fn ratios_of(results: &[Measurement]) -> Vec<Table> {
         all.iter().partition(|row| row.measurements.iter().any(|m| m.target == "crate"));
     let how = "slat: nanoseconds a page (or look-up), ± half the interquartile range. The others: \
                how many times as long they took, the median of the rounds’ ratios; above 1 the \
-               engine is faster. The machine: a plain loop over the same entries, or that stores the \
-               same bytes.";
+               engine is faster. The machine: a plain loop over the same entries, or that stores \
+               the same bytes.";
     let mut beside_linux = vec![how.to_owned()];
     if linux.iter().any(|row| row.measurements.iter().any(|m| m.target == "linux-source")) {
         beside_linux.push(

@@ -12,8 +12,8 @@ use slat_lab::size::Size;
 
 const LEVELS: &str = "bounded-walks/2";
 const BOTH: &str = "bounded-walks";
-const WHY: &str = "Linux's code in user space on another CPU: what its walk costs there, without invalidations, locks, \
-    or the rest of the call.";
+const WHY: &str = "Linux's code in user space on another CPU: what its walk costs there, without \
+                   invalidations, locks, or the rest of the call.";
 
 /// Returns the command and its results; no results if no tree was given.
 fn measured(

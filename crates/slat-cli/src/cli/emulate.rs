@@ -30,8 +30,8 @@ Examples:
 QEMU interprets every instruction (TCG), so times say nothing and are left out of the report; counts
 are exact. With --count-instructions the instructions that a phase took stand in their place: two
 runs agree to about one in a hundred. They are no cycles: a cache miss, a barrier and an
-invalidation count one. Debian's kernels are fetched once, from the mirror that this machine's apt uses, without
-root; they are kept in slat/kernels below the user's cache directory.
+invalidation count one. Debian's kernels are fetched once, from the mirror that this machine's apt
+uses, without root; they are kept in slat/kernels below the user's cache directory.
 
 Exit codes:
   0    the command ran and its report came home

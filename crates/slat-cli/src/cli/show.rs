@@ -13,11 +13,11 @@ Examples:
       tables of the engine after four operations: a block split after a write to a logged guest
   slat show --scenario dirty-log --format arm64
   slat show --scenario age --json > age.json; slat show age.json
-  slat show --kvm                               a guest that runs on this arm64 host (root, Linux 6.12)
+  slat show --kvm                               a guest of this arm64 host (root, Linux 6.12)
   slat show stage2_page_tables --page 16k       the same, copied from another host
 
 Operations (RANGE is 0-2m, without its end, or 1g+2m, 2m from 1g on):
-  map:RANGE[:SIZE[:RIGHTS]]  by leaves of at most SIZE [1g], which may do RIGHTS [rwx]; nobody used them
+  map:RANGE[:SIZE[:RIGHTS]]  by leaves of at most SIZE [1g], with RIGHTS [rwx]; nobody used them
   unmap:RANGE
   protect:RANGE:RIGHTS       takes the rights that are not named
   read:, write:, execute:RANGE
@@ -29,7 +29,8 @@ Operations (RANGE is 0-2m, without its end, or 1g+2m, 2m from 1g on):
 /// Options of `slat show`: the tables to draw, and the output.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
-#[command(group = clap::ArgGroup::new("source").required(true).args(["file", "operations", "scenario", "kvm"]))]
+#[command(group = clap::ArgGroup::new("source").required(true)
+    .args(["file", "operations", "scenario", "kvm"]))]
 pub struct ShowArgs {
     /// A dump that --json printed, or the text of KVM's stage2_page_tables
     #[arg(value_name = "FILE")]
@@ -92,8 +93,8 @@ impl Scenario {
     pub fn operations(self) -> Vec<Op> {
         let text = match self {
             Self::SplitAfterWrite => {
-                "map:0-2g:1g write:0-2g clean:0-2g protect:0-2g:rx split:512m+4m:4k write:513m+256k \
-                 write:515m+4k"
+                "map:0-2g:1g write:0-2g clean:0-2g protect:0-2g:rx split:512m+4m:4k \
+                 write:513m+256k write:515m+4k"
             }
             Self::DirtyLog => {
                 "map:0-2g:2m write:0-2g clean:0-2g protect:0-2g:rx split:0-640m:4k write:16m+96m \

@@ -107,7 +107,8 @@ fn isolated(evidence: &Evidence) -> Finding {
         Isolation,
         "isolated CPUs",
         For::Guests,
-        "On CPUs that the scheduler leaves alone, nothing but the host's own ticks interrupts a vCPU.",
+        "On CPUs that the scheduler leaves alone, nothing but the host's own ticks interrupts a \
+         vCPU.",
     );
     let files = evidence.files();
     let isolated = files.text("sys/devices/system/cpu/isolated");

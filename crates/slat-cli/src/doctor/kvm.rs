@@ -92,7 +92,8 @@ fn slot_zap(evidence: &Evidence) -> Finding {
         Kvm,
         "slots that go alone",
         For::Only(&["memslot"]),
-        "A VM that gives up KVM_X86_QUIRK_SLOT_ZAP_ALL keeps its other mappings when a slot moves or goes.",
+        "A VM that gives up KVM_X86_QUIRK_SLOT_ZAP_ALL keeps its other mappings when a slot moves \
+         or goes.",
     );
     let x86 = evidence.host.cpu.architecture == "x86_64";
     with_kvm(evidence, subject, |subject, kvm| match kvm.slot_zap_quirk {

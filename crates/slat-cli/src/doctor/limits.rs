@@ -15,8 +15,8 @@ fn memory_controller(evidence: &Evidence) -> Finding {
         Limits,
         "cgroup memory",
         PRESSURE,
-        "A limit below the guest's memory makes the host reclaim from it, and MGLRU ages by control \
-         group.",
+        "A limit below the guest's memory makes the host reclaim from it, and MGLRU ages by \
+         control group.",
     );
     let files = evidence.files();
     let controllers = files.text("sys/fs/cgroup/cgroup.controllers");
@@ -41,7 +41,8 @@ fn cpu_quota(evidence: &Evidence) -> Finding {
         Limits,
         "cgroup CPU quota",
         For::All,
-        "A quota stops all threads for the rest of each period: waits that nothing measured explains.",
+        "A quota stops all threads for the rest of each period: waits that nothing measured \
+         explains.",
     );
     match evidence.files().cpu_quota() {
         None => subject.ok("none"),
@@ -59,13 +60,15 @@ fn swap(evidence: &Evidence) -> Finding {
         Limits,
         "swap",
         PRESSURE,
-        "A guest's memory is anonymous: without swap none of it can be reclaimed, under any pressure.",
+        "A guest's memory is anonymous: without swap none of it can be reclaimed, under any \
+         pressure.",
     );
     match evidence.files().swap() {
         0 => subject.missing(
             "none",
             Change::command(
-                "fallocate -l 4G /swapfile && chmod 600 /swapfile && mkswap /swapfile && swapon /swapfile",
+                "fallocate -l 4G /swapfile && chmod 600 /swapfile && mkswap /swapfile && swapon \
+                 /swapfile",
             ),
         ),
         total => subject.ok(bytes(total)),

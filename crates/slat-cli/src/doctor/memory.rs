@@ -99,7 +99,8 @@ fn nodes(evidence: &Evidence) -> Finding {
         Memory,
         "NUMA",
         For::Guests,
-        "Memory of another node is slower, and automatic balancing unmaps pages to see who uses them.",
+        "Memory of another node is slower, and automatic balancing unmaps pages to see who uses \
+         them.",
     );
     let balancing = evidence.files().number("proc/sys/kernel/numa_balancing");
     match (evidence.host.numa_nodes.0, balancing) {

@@ -20,8 +20,8 @@ fn caches(evidence: &Evidence) -> Finding {
         Processor,
         CACHES,
         For::Only(&["boot-caches"]),
-        "KVM maintains all of a guest's memory each time one of its vCPUs switches its caches, on an \
-         Arm CPU without FEAT_S2FWB.",
+        "KVM maintains all of a guest's memory each time one of its vCPUs switches its caches, on \
+         an Arm CPU without FEAT_S2FWB.",
     );
     match &*evidence.host.cpu.architecture {
         // The kernel does not tell user space whether the CPU has FEAT_S2FWB.
@@ -103,7 +103,8 @@ fn assistance(evidence: &Evidence) -> Finding {
 pub(super) fn no_assistance(evidence: &Evidence) -> Change {
     match evidence.is_guest() {
         true => Change::by_hand(
-            "switch nested virtualisation on in the hypervisor below (a cloud: another type of instance)",
+            "switch nested virtualisation on in the hypervisor below (a cloud: another type of \
+             instance)",
         ),
         false => Change::by_hand("switch VT-x or SVM on in the firmware's setup"),
     }

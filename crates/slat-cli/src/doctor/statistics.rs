@@ -13,7 +13,8 @@ fn binary(evidence: &Evidence) -> Finding {
         Statistics,
         "KVM binary stats",
         For::Guests,
-        "KVM_CAP_BINARY_STATS_FD: faults, exits, zapped and split pages of one guest, without root.",
+        "KVM_CAP_BINARY_STATS_FD: faults, exits, zapped and split pages of one guest, without \
+         root.",
     );
     match &evidence.kvm {
         Ok(kvm) if kvm.binary_stats => subject.ok("yes"),

@@ -96,7 +96,8 @@ fn damon(evidence: &Evidence) -> Finding {
         Tracking,
         DAMON,
         AGE,
-        "Samples regions for access; one that runs already clears accessed bits beside any measurement.",
+        "Samples regions for access; one that runs already clears accessed bits beside any \
+         measurement.",
     );
     let folder = "sys/kernel/mm/damon/admin/kdamonds";
     if evidence.access(folder) == Access::Absent {

@@ -36,7 +36,8 @@ impl Asked<'_> {
         let share = Size(backing.page_size().saturating_mul(shares));
         if !self.guest.memory.bytes().is_multiple_of(share.bytes()) {
             return Err(bad_input(format!(
-                "--memory {} does not give each of {} vCPUs whole pages of {}; take a multiple of {share}",
+                "--memory {} does not give each of {} vCPUs whole pages of {}; take a multiple of \
+                 {share}",
                 self.guest.memory, self.guest.vcpus, self.guest.backing
             )));
         }

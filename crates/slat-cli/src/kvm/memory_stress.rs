@@ -22,7 +22,7 @@ Examples:
   slat bench memory-stress
       512 MiB: fill, write again, take it away, fill again, read
   slat bench memory-stress --memory 1g --limit 512m
-      under a memory limit of a cgroup of its own: what does not fit is swapped (needs root and swap)
+      under a memory limit of a cgroup of its own: what does not fit is swapped (root, swap)
   slat bench memory-stress --backing 2m --vcpus 8 --slots 16";
 
 /// Options of `slat bench memory-stress`.

@@ -57,7 +57,7 @@ struct Migration {
 const EXAMPLES: &str = "\
 Examples:
   slat bench migrate
-      256 MiB dirtied at 100 MiB/s, over 10 Gbit/s, 300 ms of downtime allowed, in each way of logging
+      256 MiB dirtied at 100 MiB/s, over 10 Gbit/s, 300 ms of downtime, in each way of logging
   slat bench migrate --dirty-rate 500MiB/s --link 10Gbit/s --max-downtime 300ms
   slat bench migrate --way ring --sweep 50MiB/s,200MiB/s,800MiB/s --link 2Gbit/s
       from which dirty rate on it does not converge

@@ -17,8 +17,8 @@ const MIB: f64 = (1 << 20) as f64;
 const TITLE: &str = "Migrating a running guest (KVM)";
 const COPIED: &str = "Copied into a second memory, no faster than the link, and held against it \
     word by word. “written at” and “copied at”: what was reached of the dirty rate and of the link \
-    that were asked for. Rounds with * did not come to fit into the downtime allowed: the guest was \
-    stopped all the same.";
+    that were asked for. Rounds with * did not come to fit into the downtime allowed: the guest \
+    was stopped all the same.";
 
 /// Columns of its table.
 const COLUMNS: &[Column] = &[
@@ -106,8 +106,8 @@ fn sentence(rows: &[Row<'_>], asked: f64) -> Option<String> {
     };
     let copied = range(rows, "copy-rate")?;
     Some(format!(
-        "{} that {} asked to write {} wrote {} and migrated in {} over a link of {} (copied at {}), \
-         {converged}, and stood still for {} ({} allowed; {runs} run{}).",
+        "{} that {} asked to write {} wrote {} and migrated in {} over a link of {} (copied at \
+         {}), {converged}, and stood still for {} ({} allowed; {runs} run{}).",
         bytes(number(first, "memory")? as u64),
         if number(first, "vcpus")? == 1.0 { "a vCPU was" } else { "vCPUs were" },
         Rate(asked),
@@ -153,8 +153,8 @@ fn larger(rows: &[Row<'_>], first: &Row<'_>) -> Option<String> {
         format!("; from {} MiB/s on no guest of this size does", thousands(from))
     });
     Some(format!(
-        "By calculation from the rates copied at here, a guest of {} that goes on to write {} would \
-         migrate in {}, stand still for {}, and {converges}{never}.",
+        "By calculation from the rates copied at here, a guest of {} that goes on to write {} \
+         would migrate in {}, stand still for {}, and {converges}{never}.",
         bytes(USUAL as u64),
         Rate(writes),
         times((best.total, worst.total)),

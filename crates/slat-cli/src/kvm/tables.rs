@@ -135,8 +135,9 @@ pub fn stalls(results: &[Measurement], scenario: &str) -> Option<Table> {
              counted faults (above five times what is usual on warm memory where it counts none), \
              less what is usual, without those that the scheduler is known to have made; \
              medians over runs and rounds, each of the vCPU that had it worst. “a page”: their \
-             sum by the pages that the vCPU touched; “stalled”: in each second that it would have run, without what its \
-             thread waited for a CPU (“waited”) and what the machine below took."
+             sum by the pages that the vCPU touched; “stalled”: in each second that it would have \
+             run, without what its thread waited for a CPU (“waited”) and what the machine \
+             below took."
                 .to_owned(),
         ],
     })

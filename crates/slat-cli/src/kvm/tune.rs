@@ -72,7 +72,8 @@ pub struct TuneDirtyLog;
 
 impl Scenario for TuneDirtyLog {
     const NAME: &'static str = "dirty-log";
-    const ABOUT: &'static str = "Run each way of logging dirty pages that this host has, and say which stalls a guest least";
+    const ABOUT: &'static str = "Run each way of logging dirty pages that this host has, and say \
+                                 which stalls a guest least";
     const EXAMPLES: &'static str = EXAMPLES;
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("runs", "5")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;

@@ -121,7 +121,8 @@ impl ClearChunk {
         };
         if pages == 0 || rest != 0 || !pages.is_multiple_of(64) {
             return Err(bad_input(format!(
-                "--clear-chunk {self} is not a multiple of 64 pages; KVM clears 64 pages ({}) at least",
+                "--clear-chunk {self} is not a multiple of 64 pages; KVM clears 64 pages ({}) at \
+                 least",
                 Size(64 * page_size)
             )));
         }

@@ -267,8 +267,8 @@ fn refusal(error: NotFound, pid: i32) -> anyhow::Error {
     match error {
         NotFound::NoVm => bad_input(format!(
             "process {pid} has no KVM guest: none of its descriptors is a VM (ls -l /proc/{pid}/fd \
-             shows anon_inode:kvm-vm for one); `slat watch --all --for 1s` lists the guests of this \
-             host"
+             shows anon_inode:kvm-vm for one); `slat watch --all --for 1s` lists the guests of \
+             this host"
         )),
         NotFound::NoProcess => bad_input(format!(
             "there is no process {pid}; `slat watch --all --for 1s` lists the guests of this host"

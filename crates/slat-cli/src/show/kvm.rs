@@ -23,7 +23,8 @@ pub fn read(root: &Path, which: Option<&str>, page: u64) -> anyhow::Result<Dump>
     let folder = root.join(GUESTS);
     let entries = fs::read_dir(&folder).with_context(|| {
         format!(
-            "cannot look into {}; it needs root, and debugfs (mount -t debugfs none /sys/kernel/debug)",
+            "cannot look into {}; it needs root, and debugfs (mount -t debugfs none \
+             /sys/kernel/debug)",
             folder.display()
         )
     })?;
@@ -34,8 +35,8 @@ pub fn read(root: &Path, which: Option<&str>, page: u64) -> anyhow::Result<Dump>
     guests.sort();
     let guest = match (which, &guests[..]) {
         (_, []) => bail!(
-            "no guest below {} has a {FILE}: that takes a guest that runs, on arm64, with Linux 6.12 or \
-             later built with CONFIG_PTDUMP_STAGE2_DEBUGFS",
+            "no guest below {} has a {FILE}: that takes a guest that runs, on arm64, with Linux \
+             6.12 or later built with CONFIG_PTDUMP_STAGE2_DEBUGFS",
             folder.display()
         ),
         (Some(which), _) if guests.iter().any(|guest| guest == which) => which,

@@ -40,7 +40,8 @@ pub enum What {
 }
 
 const KNOWN: &str = "map:RANGE[:SIZE[:RIGHTS]], unmap:RANGE, protect:RANGE:RIGHTS, read:RANGE, \
-                     write:RANGE, execute:RANGE, split:RANGE:SIZE, collapse:RANGE:SIZE, age:RANGE, clean:RANGE";
+                     write:RANGE, execute:RANGE, split:RANGE:SIZE, collapse:RANGE:SIZE, age:RANGE, \
+                     clean:RANGE";
 
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

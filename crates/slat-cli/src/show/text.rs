@@ -129,8 +129,8 @@ pub fn maps(dump: &Dump, unit: u64) -> String {
     for (title, legend, show) in [
         (
             "Leaf sizes",
-            "K M G  leaves below 1m, below 1g, and larger ones, that may be written; k m g: that may not; \
-             *: several kinds; .: nothing",
+            "K M G  leaves below 1m, below 1g, and larger ones, that may be written; k m g: that \
+             may not; *: several kinds; .: nothing",
             shape as fn(&Bin) -> char,
         ),
         (

@@ -411,8 +411,9 @@ mod tests {
 
     type Commands = std::thread::JoinHandle<Vec<String>>;
 
-    const MIGRATES: &str = "{\"return\": {\"status\": \"active\", \"ram\": {\"dirty-pages-rate\": 100, \
-                            \"page-size\": 4096, \"dirty-sync-count\": 3}}}";
+    const MIGRATES: &str = "{\"return\": {\"status\": \"active\", \"ram\": \
+                            {\"dirty-pages-rate\": 100, \"page-size\": 4096, \
+                            \"dirty-sync-count\": 3}}}";
     const NOTHING: &str = "{\"return\": {}}";
     const REFUSED: &str = "{\"error\": {\"class\": \"GenericError\", \"desc\": \"refused\"}}";
 

@@ -1,6 +1,6 @@
 //! The parts of a fault that few faults need: further attempts, missing pages, reasons.
 
-use super::{ATTEMPTS, Fault, Step};
+use super::{ATTEMPTS, Fault, Mode, Step};
 use crate::backing::{Backing, HvaRange, NoPage, Page};
 use crate::budget::NoPages;
 use crate::guest::Guest;
@@ -73,7 +73,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
     #[inline(never)]
     pub(super) fn page_otherwise(&self, fault: &Fault<'_>, at: u64) -> Result<Page, NoPage> {
         let (backing, spec) = (&self.backing, &fault.slot.spec);
-        match (fault.kind, fault.ahead) {
+        match (fault.kind, fault.mode == Mode::Ahead) {
             (MemoryKind::Shared, false) => backing.page(spec.host_of(at), fault.access),
             (MemoryKind::Shared, true) => backing.at_hand(spec.host_of(at)).ok_or(NoPage::NotYet),
             (MemoryKind::Private, false) => {

@@ -161,8 +161,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// The bits of a chunk, which a clear has taken from the log. Dropped, also by a panic, it puts them
-/// back from the first word on that is not done in all tables.
+/// The bits of a chunk, which a clear has taken from the log. Dropped, also by a panic, it puts
+/// them back from the first word on that is not done in all tables.
 struct Taken<'l> {
     log: &'l Bits,
     /// The number of the first word.

@@ -1,5 +1,5 @@
-//! A thread that is held up by another one calls `Host::wait`, wherever that is: a host with one CPU,
-//! or with priorities, lets the other run there.
+//! A thread that is held up by another one calls `Host::wait`, wherever that is: a host with one
+//! CPU, or with priorities, lets the other run there.
 
 use crate::machine::*;
 use slat::format::ept::Ept1G;

@@ -4,7 +4,9 @@ use crate::fixture::*;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use slat::{Access, BreakBeforeMake, Gpa, PageSize};
-use slat_guest::{Arrival, Backing, Hva, HvaRange, Outcome, PostCopy, Retry};
+use slat_guest::{
+    Arrival, Backing, Hva, HvaRange, InvalidationInProgress, Outcome, PostCopy, Retry,
+};
 
 #[test]
 fn no_arrival_is_lost_between_asking_and_waiting() {
@@ -55,21 +57,33 @@ fn fetch(worker: &mut TheWorker, late: &Late, source: &AtomicU64, memory: &Atomi
     fetch.arrived(worker);
 }
 
+/// The words of the content and of the memory, the taking of the memory, and the thread.
+type Fetching = (Words, InvalidationInProgress<'static>, Thread<Sent<TheWorker>>);
+type Words = (Arc<AtomicU64>, Arc<AtomicU64>);
+
+/// Begins a thread that fetches the page, whose content is `content`, while the memory is taken
+/// from the guest.
+#[inline(never)]
+fn fetching(late: &'static Late, content: u64) -> Fetching {
+    let guest = guest(World::new(BreakBeforeMake::Never), Ram::new(PAGE), config());
+    let words = (Arc::new(AtomicU64::new(content)), Arc::new(AtomicU64::new(0)));
+    let (source, memory) = words.clone();
+    let mut fetches = worker(guest);
+    let taken = fetches.invalidate(LATE, |_| {});
+    let fetches = Sent(fetches);
+    let thread = spawn(move || {
+        let mut worker = fetches.get();
+        fetch(&mut worker, late, &source, &memory);
+        Sent(worker)
+    });
+    (words, taken, thread)
+}
+
 #[test]
 fn what_a_fetch_brings_is_not_written_over_a_page_that_was_discarded() {
     bounded("fetch of a page || discard of it, then a write", 3, || {
-        let (late, world) = (late(), World::new(BreakBeforeMake::Never));
-        let guest = guest(world, Ram::new(PAGE), config());
-        let words = (Arc::new(AtomicU64::new(7)), Arc::new(AtomicU64::new(0)));
-        let (source, memory) = words.clone();
-        let mut fetches = worker(guest);
-        let taken = fetches.invalidate(LATE, |_| {});
-        let fetches = Sent(fetches);
-        let thread = spawn(move || {
-            let mut worker = fetches.get();
-            fetch(&mut worker, late, &source, &memory);
-            Sent(worker)
-        });
+        let late = late();
+        let (words, taken, thread) = fetching(late, 7);
         late.discard(LATE, &taken);
         words.1.store(0, Ordering::SeqCst);
         drop(taken);
@@ -85,18 +99,8 @@ fn what_a_fetch_brings_is_not_written_over_a_page_that_was_discarded() {
 #[test]
 fn a_page_that_was_lost_holds_what_a_later_fetch_brings() {
     bounded("fetch of a page || loss of it", 3, || {
-        let (late, world) = (late(), World::new(BreakBeforeMake::Never));
-        let guest = guest(world, Ram::new(PAGE), config());
-        let words = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicU64::new(0)));
-        let (source, memory) = words.clone();
-        let mut fetches = worker(guest);
-        let taken = fetches.invalidate(LATE, |_| {});
-        let fetches = Sent(fetches);
-        let thread = spawn(move || {
-            let mut worker = fetches.get();
-            fetch(&mut worker, late, &source, &memory);
-            Sent(worker)
-        });
+        let late = late();
+        let (words, taken, thread) = fetching(late, 1);
         // From here on the source has the snapshot.
         words.0.store(2, Ordering::SeqCst);
         late.lose(LATE, &taken);

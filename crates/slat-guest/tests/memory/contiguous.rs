@@ -33,7 +33,8 @@ fn folds<C: Case>()
 where
     C::A: 'static,
 {
-    with_guest!(C, folding(PageSize::SIZE_4K), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    with_guest!(C, folding(PageSize::SIZE_4K), slot(M2), PageSize::SIZE_2M
+        => machine, ram, guest, vcpu);
     let (_, outcomes) = attempt::<C>(&machine, &mut vcpu, BASE + 0x5000, Access::Read).unwrap();
     assert_eq!(outcomes, [Outcome::Mapped(size(K64))]);
     // All of it is mapped now.
@@ -60,7 +61,8 @@ fn a_fault_maps_a_group_where_the_backing_has_it_in_one_piece() {
 
 #[test]
 fn what_the_backing_has_in_smaller_pieces_is_not_folded() {
-    with_guest!(ArmPlain, folding(PageSize::SIZE_1G), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    with_guest!(ArmPlain, folding(PageSize::SIZE_1G), slot(M2), PageSize::SIZE_4K
+        => machine, ram, guest, vcpu);
     let (_, outcomes) = attempt::<ArmPlain>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
     assert_eq!(outcomes, [Outcome::Mapped(PageSize::SIZE_4K)]);
     nothing_wrong::<ArmPlain>(&machine);
@@ -109,7 +111,8 @@ fn a_slot_that_begins_to_log_has_no_groups_and_gets_none() {
 
 #[test]
 fn on_formats_without_groups_nothing_is_folded() {
-    with_guest!(Intel, folding(PageSize::SIZE_4K), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    with_guest!(Intel, folding(PageSize::SIZE_4K), slot(M2), PageSize::SIZE_2M
+        => machine, ram, guest, vcpu);
     let (_, outcomes) = attempt::<Intel>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
     assert_eq!(outcomes, [Outcome::Mapped(PageSize::SIZE_4K)]);
     nothing_wrong::<Intel>(&machine);

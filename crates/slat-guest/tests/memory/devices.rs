@@ -14,7 +14,8 @@ fn with_devices() -> Config {
 
 on_all! {
     fn a_devices_tables_follow_the_guests<C: Case>() {
-        with_guest!(C, with_devices(), slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, with_devices(), slot(4 * M2), PageSize::SIZE_2M
+            => machine, ram, guest, vcpu);
         ram.change(HOST + 2 * M2, |page| page.block = PageSize::SIZE_4K);
         for page in [0, M2, 2 * M2] {
             attempt::<C>(&machine, &mut vcpu, BASE + page, Access::Read).unwrap();

@@ -96,7 +96,8 @@ on_all! {
         let mut log = [0; 8];
         vcpu.worker().take_log(MemslotId(0), &mut log).unwrap();
         let (second, outcomes) = attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
-        assert_eq!((first, &outcomes[..]), (second, &[Outcome::MadeWritable(PageSize::SIZE_4K)][..]));
+        let made = [Outcome::MadeWritable(PageSize::SIZE_4K)];
+        assert_eq!((first, &outcomes[..]), (second, &made[..]));
         log.fill(0);
         vcpu.worker().take_log(MemslotId(0), &mut log).unwrap();
         assert_eq!(log, [1, 0, 0, 0, 0, 0, 0, 0]);

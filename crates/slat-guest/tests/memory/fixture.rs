@@ -1,19 +1,12 @@
 //! A machine, a host's memory, and a guest on both.
 
-#[cfg(feature = "every-format")]
-use slat::format::arm64::Arm64Lpa2K4;
-use slat::format::arm64::{Arm64, Arm64K4};
-use slat::format::ept::Ept1G;
-#[cfg(feature = "every-format")]
-use slat::format::{npt::Npt1G, power::PowerK4, riscv::RiscV as GStage};
-use slat::{
-    BreakBeforeMake, Format, Frame, Gpa, GpaRange, Hpa, Invalidation, Memory, PageSize, Platform,
-    Vmid,
-};
+#[path = "cases.rs"]
+mod cases;
+
+pub use self::cases::*;
+use slat::{Format, Frame, Gpa, GpaRange, Hpa, Invalidation, Memory, PageSize, Platform, Vmid};
 use slat_guest::*;
-use slat_sim::{Arch, Arm, Ept, Machine};
-#[cfg(feature = "every-format")]
-use slat_sim::{Npt, Power, RiscV};
+use slat_sim::Machine;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -210,14 +203,9 @@ pub fn check_mapped<F: Format, H: Host, B: Backing>(worker: &mut Worker<'_, F, H
     assert_eq!(worker.guest().stats().mapped.by_size(), walked);
 }
 
-/// The buffer into which hardware writes the addresses of pages that it marks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Buffer {
-    /// Intel's page modification log.
-    Pml,
-    /// Arm's dirty state buffer.
-    Hdbss,
-}
+pub type TheGuest<'p, C> = Guest<'p, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
+pub type TheVcpu<'w, C> = Vcpu<'w, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
+pub type TheWorker<'w, C> = Worker<'w, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
 
 /// An exit of the CPU: adds its buffer to the log.
 pub fn take_buffer<C: Case>(machine: &Machine<C::A>, worker: &mut TheWorker<'_, C>, cpu: usize) {
@@ -233,180 +221,6 @@ pub fn take_buffer<C: Case>(machine: &Machine<C::A>, worker: &mut TheWorker<'_, 
         None => {}
     }
 }
-
-/// A format and a machine on which tests run.
-pub trait Case {
-    type F: Format;
-    type A: Arch;
-    /// Whether a leaf may be writable and clean.
-    const HARDWARE_DIRTY: bool;
-    /// Whether hardware marks a leaf without a fault.
-    const MARKS: bool = true;
-    /// The buffer into which hardware writes the pages that it marks, if it does.
-    const BUFFER: Option<Buffer> = None;
-    /// The first address of the host's memory.
-    const FIRST_HPA: u64 = 64 * G1;
-
-    fn format() -> Self::F;
-    fn machine(cpus: usize) -> Machine<Self::A>;
-}
-
-/// The guest always uses its caches.
-const FORCED: Arm = Arm { forced_write_back: true, ..Arm::new(12, BITS) };
-
-/// Arm without hardware dirty state, with break-before-make.
-pub struct ArmPlain;
-/// Arm with hardware dirty state and FEAT_BBM level 3.
-pub struct ArmDirty;
-/// As `ArmDirty`, with break-before-make.
-pub struct ArmBreaks;
-/// Arm without FEAT_S2FWB: vCPUs begin with their caches off.
-pub struct ArmUncached;
-/// Intel.
-pub struct Intel;
-
-impl Case for ArmPlain {
-    type F = Arm64K4;
-    type A = Arm;
-    const HARDWARE_DIRTY: bool = false;
-
-    fn format() -> Arm64K4 {
-        Arm64 { forced_write_back: true, ..Arm64::default() }
-    }
-
-    fn machine(cpus: usize) -> Machine<Arm> {
-        Machine::new(Arm { hardware_dirty: false, ..FORCED }, cpus)
-    }
-}
-
-impl Case for ArmDirty {
-    type F = Arm64K4;
-    type A = Arm;
-    const HARDWARE_DIRTY: bool = true;
-    const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
-
-    fn format() -> Arm64K4 {
-        Arm64 { hardware_dirty: true, forced_write_back: true, ..Arm64::default() }
-    }
-
-    fn machine(cpus: usize) -> Machine<Arm> {
-        Machine::new(Arm { bbm: 3, ..FORCED }, cpus).declaring(BreakBeforeMake::Never)
-    }
-}
-
-impl Case for ArmBreaks {
-    type F = Arm64K4;
-    type A = Arm;
-    const HARDWARE_DIRTY: bool = true;
-    const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
-
-    fn format() -> Arm64K4 {
-        ArmDirty::format()
-    }
-
-    fn machine(cpus: usize) -> Machine<Arm> {
-        Machine::new(FORCED, cpus)
-    }
-}
-
-impl Case for ArmUncached {
-    type F = Arm64K4;
-    type A = Arm;
-    const HARDWARE_DIRTY: bool = true;
-    const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
-
-    fn format() -> Arm64K4 {
-        Arm64 { hardware_dirty: true, ..Arm64::default() }
-    }
-
-    fn machine(cpus: usize) -> Machine<Arm> {
-        // The guest is responsible for data that its vCPUs share with caches on and off: not
-        // checked here.
-        let lazy = slat_sim::Lazy { data_cache: false, ..slat_sim::Lazy::ALL };
-        Machine::new(Arm { bbm: 3, ..Arm::new(12, BITS) }, cpus)
-            .declaring(BreakBeforeMake::Never)
-            .lazy(lazy)
-    }
-}
-
-impl Case for Intel {
-    type F = Ept1G;
-    type A = Ept;
-    const HARDWARE_DIRTY: bool = true;
-    const BUFFER: Option<Buffer> = Some(Buffer::Pml);
-
-    fn format() -> Ept1G {
-        Ept1G::default()
-    }
-
-    fn machine(cpus: usize) -> Machine<Ept> {
-        Machine::new(Ept::default(), cpus)
-    }
-}
-
-#[cfg(feature = "every-format")]
-macro_rules! case {
-    ($(#[$meta:meta])* $name:ident: $F:ty, $A:ty; $format:expr, $arch:expr $(; $($more:tt)*)?) => {
-        $(#[$meta])*
-        pub struct $name;
-
-        impl Case for $name {
-            type F = $F;
-            type A = $A;
-            const HARDWARE_DIRTY: bool = true;
-            $($($more)*)?
-
-            fn format() -> $F {
-                $format
-            }
-
-            fn machine(cpus: usize) -> Machine<$A> {
-                Machine::new($arch, cpus)
-            }
-        }
-    };
-}
-
-#[cfg(feature = "every-format")]
-case!(
-    /// FEAT_LPA2, with memory on both sides of the point at which the address bits are split.
-    ArmLpa2: Arm64Lpa2K4, Arm;
-    Arm64 { hardware_dirty: true, forced_write_back: true, ..Arm64::default() }, FORCED.with_lpa2();
-    const FIRST_HPA: u64 = (1 << 50) - 2 * M2;
-    const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
-);
-#[cfg(feature = "every-format")]
-case!(Amd: Npt1G, Npt; Npt1G { output_bits: Npt::default().physical_bits, ..Default::default() }, Npt::default());
-#[cfg(feature = "every-format")]
-case!(
-    /// RISC-V with Svadu.
-    Hart: GStage, RiscV; GStage::default(), RiscV::default();
-    const FIRST_HPA: u64 = 1 << 55;
-);
-#[cfg(feature = "every-format")]
-case!(
-    /// RISC-V that leaves accessed and dirty bits to faults, and caches no invalid entries.
-    HartSvade: GStage, RiscV;
-    GStage::default(), RiscV { hardware_marks: false, svvptc: true, ..RiscV::default() };
-    const MARKS: bool = false;
-);
-
-#[cfg(feature = "every-format")]
-case!(
-    /// Power, with R and C set by hardware.
-    Radix: PowerK4, Power; PowerK4 { output_bits: 51 }, Power::new(12);
-);
-#[cfg(feature = "every-format")]
-case!(
-    /// Power that leaves R and C to interrupts.
-    RadixAsks: PowerK4, Power;
-    PowerK4 { output_bits: 51 }, Power { sets: false, ..Power::new(12) };
-    const MARKS: bool = false;
-);
-
-pub type TheGuest<'p, C> = Guest<'p, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
-pub type TheVcpu<'w, C> = Vcpu<'w, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
-pub type TheWorker<'w, C> = Worker<'w, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
 
 pub fn guest<'p, C: Case>(
     machine: &'p Machine<C::A>,
@@ -525,55 +339,15 @@ macro_rules! on_all {
             mod usual {
                 use super::*;
 
-                #[test]
-                fn on_arm() {
-                    run::<ArmPlain>();
-                }
-
-                #[test]
-                fn on_intel() {
-                    run::<Intel>();
-                }
+                $crate::on_cases!(run: on_arm ArmPlain, on_intel Intel);
             }
 
             #[cfg(feature = "every-format")]
             mod every {
                 use super::*;
 
-                #[test]
-                fn on_arm_with_hardware_dirty_state() {
-                    run::<ArmDirty>();
-                }
-
-                #[test]
-                fn on_arm_lpa2() {
-                    run::<ArmLpa2>();
-                }
-
-                #[test]
-                fn on_amd() {
-                    run::<Amd>();
-                }
-
-                #[test]
-                fn on_riscv() {
-                    run::<Hart>();
-                }
-
-                #[test]
-                fn on_riscv_without_svadu() {
-                    run::<HartSvade>();
-                }
-
-                #[test]
-                fn on_radix() {
-                    run::<Radix>();
-                }
-
-                #[test]
-                fn on_radix_where_software_sets_r_and_c() {
-                    run::<RadixAsks>();
-                }
+                $crate::on_cases!(run: on_arm_with_hardware_dirty_state ArmDirty);
+                $crate::on_others!(run);
             }
         }
     )*};
@@ -591,7 +365,8 @@ impl Drop for Raised<'_> {
 /// Makes a machine, a guest with memslot 0 of `$bytes`, in blocks of `$block`, and its first vCPU.
 #[macro_export]
 macro_rules! with_guest {
-    ($C:ident, $config:expr, $spec:expr, $block:expr => $machine:ident, $ram:ident, $guest:ident, $vcpu:ident) => {
+    ($C:ident, $config:expr, $spec:expr, $block:expr
+        => $machine:ident, $ram:ident, $guest:ident, $vcpu:ident) => {
         let $machine = $C::machine(2);
         give_all::<$C>(&$machine);
         let $ram = Ram::from($C::FIRST_HPA);

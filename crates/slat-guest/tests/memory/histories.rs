@@ -1,10 +1,6 @@
 //! Random histories of one guest's memory; vCPUs use it at every step that the machine sees.
 //! Writers stamp pages; the test keeps a copy by the log; in the end copy and memory are equal.
 
-#[cfg(feature = "every-format")]
-#[path = "histories/every.rs"]
-mod every;
-
 use crate::fixture::*;
 use slat::{Access, Ageing, Gpa, Hpa, Maintenance, PageSize, Platform, Skip, Vmid};
 use slat_guest::*;
@@ -584,17 +580,12 @@ where
     }
 }
 
-#[test]
-fn no_dirty_page_is_missed_on_arm() {
-    histories::<ArmPlain>();
-}
+mod no_dirty_page_is_missed {
+    use super::*;
 
-#[test]
-fn no_dirty_page_is_missed_on_arm_with_hardware_dirty_state() {
-    histories::<ArmDirty>();
-}
-
-#[test]
-fn no_dirty_page_is_missed_on_intel() {
-    histories::<Intel>();
+    crate::on_cases! {
+        histories: on_arm ArmPlain, on_arm_with_hardware_dirty_state ArmDirty, on_intel Intel
+    }
+    #[cfg(feature = "every-format")]
+    crate::on_others!(histories);
 }

@@ -6,48 +6,23 @@ use slat::PageSize;
 use slat_guest::*;
 use slat_sim::{Barrier, Tlbi};
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Service {
-    ManualLog,
-    LegacyLog,
-    HardwareLog,
-    InitiallySet,
-    Ring,
-    EagerSplit,
-    NoExecuteHuge,
-    Ageing,
-    Invalidation,
-    LogOnAndOff,
-    Switches,
-    Conversion,
-    Late,
-    Devices,
-    Paused,
-    Buffers,
-    View,
+macro_rules! services {
+    ($($name:ident)*) => {
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+        enum Service {
+            $($name,)*
+        }
+
+        use Service::*;
+
+        const ALL: [Service; 17] = [$($name),*];
+    };
 }
 
-use Service::*;
-
-const ALL: [Service; 17] = [
-    ManualLog,
-    LegacyLog,
-    HardwareLog,
-    InitiallySet,
-    Ring,
-    EagerSplit,
-    NoExecuteHuge,
-    Ageing,
-    Invalidation,
-    LogOnAndOff,
-    Switches,
-    Conversion,
-    Late,
-    Devices,
-    Paused,
-    Buffers,
-    View,
-];
+services! {
+    ManualLog LegacyLog HardwareLog InitiallySet Ring EagerSplit NoExecuteHuge Ageing Invalidation
+    LogOnAndOff Switches Conversion Late Devices Paused Buffers View
+}
 
 /// Adds the part of a service that is decided when the guest is made.
 fn configured(mut config: Config, service: Service) -> Config {
@@ -186,38 +161,6 @@ mod every_two_services_work_together {
         assert_eq!(every_two::<C>(others), 119 + buffers);
     }
 
-    #[test]
-    fn on_intel() {
-        run::<Intel>();
-    }
-
-    #[test]
-    fn on_arm_lpa2() {
-        run::<ArmLpa2>();
-    }
-
-    #[test]
-    fn on_amd() {
-        run::<Amd>();
-    }
-
-    #[test]
-    fn on_riscv() {
-        run::<Hart>();
-    }
-
-    #[test]
-    fn on_riscv_without_svadu() {
-        run::<HartSvade>();
-    }
-
-    #[test]
-    fn on_radix() {
-        run::<Radix>();
-    }
-
-    #[test]
-    fn on_radix_where_software_sets_r_and_c() {
-        run::<RadixAsks>();
-    }
+    crate::on_cases!(run: on_intel Intel);
+    crate::on_others!(run);
 }

@@ -25,6 +25,18 @@ fn new<'p, C: Case>(machine: &'p Machine<C::A>, late: PostCopy<Ram>) -> Late<'p,
     Guest::new(C::format(), VMID, BITS, machine, late, config()).unwrap()
 }
 
+/// Makes a guest whose memory is late, and its first vCPU, which has loaded its tables.
+macro_rules! with_late {
+    ($C:ident, $machine:ident, $late:ident => $guest:ident, $vcpu:ident) => {
+        let $guest = new::<$C>(&$machine, $late);
+        let mut room = room();
+        let mut $vcpu = Vcpu::new(&$guest, 0, &mut room).unwrap();
+        $machine.cpu(0).load(VMID, $vcpu.root());
+        $vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+        let $late = $guest.backing();
+    };
+}
+
 /// The content is fetched: the guest may access the pages.
 fn land<C: Case>(machine: &Machine<C::A>, fetch: &Fetch<'_, Ram>, ram: &Ram) {
     let host = fetch.host();
@@ -61,12 +73,7 @@ on_all! {
             let mut rng = fastrand::Rng::with_seed(seed);
             let machine = C::machine(2).random(seed);
             let (ram, late) = memory::<C>(PageSize::SIZE_2M);
-            let guest = new::<C>(&machine, late);
-            let mut room = room();
-            let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
-            machine.cpu(0).load(VMID, vcpu.root());
-            vcpu.worker().set_memslot(slot(BYTES)).unwrap();
-            let late = guest.backing();
+            with_late!(C, machine, late => guest, vcpu);
             let mut waits: Vec<Arrival> = Vec::new();
             while late.counts().missing != 0 {
                 // Near the ends of blocks, most of the time.
@@ -113,12 +120,7 @@ on_all! {
     fn a_fault_maps_as_much_as_is_there_around_it<C: Case>() {
         let machine = C::machine(2);
         let (ram, late) = memory::<C>(PageSize::SIZE_2M);
-        let guest = new::<C>(&machine, late);
-        let mut room = room();
-        let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
-        machine.cpu(0).load(VMID, vcpu.root());
-        vcpu.worker().set_memslot(slot(BYTES)).unwrap();
-        let late = guest.backing();
+        with_late!(C, machine, late => guest, vcpu);
         // All of the first block except one page; then that page as well.
         let mut held = None;
         for _ in 0..8 {
@@ -188,12 +190,7 @@ on_all! {
         let (ram, mut late) = memory::<C>(PageSize::SIZE_2M);
         late.have(host_range(HOST, BYTES));
         give_all::<C>(&machine);
-        let guest = new::<C>(&machine, late);
-        let mut room = room();
-        let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
-        machine.cpu(0).load(VMID, vcpu.root());
-        vcpu.worker().set_memslot(slot(BYTES)).unwrap();
-        let late = guest.backing();
+        with_late!(C, machine, late => guest, vcpu);
         assert_eq!(late.counts().missing, 0);
         touch::<C>(&machine, &mut vcpu, 0).unwrap();
         touch::<C>(&machine, &mut vcpu, 512).unwrap();
@@ -274,11 +271,7 @@ on_all! {
     fn a_page_that_is_discarded_before_it_is_fetched_is_not_fetched<C: Case>() {
         let machine = C::machine(2);
         let (ram, late) = memory::<C>(PageSize::SIZE_2M);
-        let guest = new::<C>(&machine, late);
-        let mut room = room();
-        let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
-        machine.cpu(0).load(VMID, vcpu.root());
-        vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+        with_late!(C, machine, late => guest, vcpu);
         let waits = touch::<C>(&machine, &mut vcpu, 3).unwrap_err();
         for page in [3, 4] {
             discard::<C>(&machine, (&guest, &ram), &mut vcpu, page);
@@ -286,14 +279,14 @@ on_all! {
         assert!(vcpu.is_ready(&waits), "the vCPU that waits for it goes on");
         touch::<C>(&machine, &mut vcpu, 3).unwrap();
         touch::<C>(&machine, &mut vcpu, 4).unwrap();
-        assert_eq!(guest.backing().counts().missing, PAGES - 2);
-        while let Some(fetch) = guest.backing().next(64) {
+        assert_eq!(late.counts().missing, PAGES - 2);
+        while let Some(fetch) = late.next(64) {
             let host = fetch.host();
             assert!(host.end().0 <= HOST + 3 * K4 || host.start.0 >= HOST + 5 * K4, "{host:?}");
             land::<C>(&machine, &fetch, &ram);
             fetch.arrived(vcpu.worker());
         }
-        assert_eq!(guest.backing().counts().missing, 0);
+        assert_eq!(late.counts().missing, 0);
         drop(vcpu);
         assert!(machine.finish().is_empty());
     }
@@ -301,12 +294,7 @@ on_all! {
     fn a_fetch_finds_out_which_of_its_pages_were_discarded<C: Case>() {
         let machine = C::machine(2);
         let (ram, late) = memory::<C>(PageSize::SIZE_2M);
-        let guest = new::<C>(&machine, late);
-        let mut room = room();
-        let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
-        machine.cpu(0).load(VMID, vcpu.root());
-        vcpu.worker().set_memslot(slot(BYTES)).unwrap();
-        let late = guest.backing();
+        with_late!(C, machine, late => guest, vcpu);
         let fetch = late.next(64).unwrap();
         discard::<C>(&machine, (&guest, &ram), &mut vcpu, 5);
         touch::<C>(&machine, &mut vcpu, 5).unwrap();
@@ -325,12 +313,7 @@ on_all! {
     fn what_is_lost_while_it_is_fetched_is_fetched_once_more<C: Case>() {
         let machine = C::machine(2);
         let (_, late) = memory::<C>(PageSize::SIZE_2M);
-        let guest = new::<C>(&machine, late);
-        let mut room = room();
-        let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
-        machine.cpu(0).load(VMID, vcpu.root());
-        vcpu.worker().set_memslot(slot(BYTES)).unwrap();
-        let late = guest.backing();
+        with_late!(C, machine, late => guest, vcpu);
         let page = host_range(HOST + 7 * K4, K4);
         for then_given_back in [false, true] {
             touch::<C>(&machine, &mut vcpu, 7).unwrap_err();

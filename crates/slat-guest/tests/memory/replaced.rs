@@ -12,7 +12,8 @@ use std::thread;
 fn a_page_that_a_write_replaces_leaves_the_views_of_other_vcpus() {
     for (first_reads, by_prefault) in [(false, false), (true, false), (false, true)] {
         let mut second = room();
-        with_guest!(ArmUncached, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(ArmUncached, config(), slot(M2), PageSize::SIZE_4K
+            => machine, ram, guest, vcpu);
         let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
         machine.cpu(1).load(VMID, other.root());
         ram.change(HOST, |page| page.write = false);

@@ -164,7 +164,8 @@ mod tests {
                     deb-src https://source.example/archive bookworm main\n\
                     deb https://containers.example/archive bookworm stable\n\
                     deb https://safe.example/archive-security bookworm-security main\n\
-                    deb [arch=amd64 signed-by=/keys/d.gpg] https://a.example/archive bookworm main # own\n";
+                    deb [arch=amd64 signed-by=/keys/d.gpg] https://a.example/archive bookworm \
+                    main # own\n";
         let mirror = machine(&[("sources.list", text)]).unwrap();
         assert_eq!(mirror.uri, "https://a.example/archive");
         assert_eq!(mirror.signed_by.as_deref(), Some("/keys/d.gpg"));
@@ -172,9 +173,10 @@ mod tests {
 
     #[test]
     fn a_stanza_of_debians_archive_is_the_mirror() {
-        let text = "Types: deb\nURIs: https://off.example/archive\nSuites: trixie\nComponents: main\n\
-                    Enabled: no\n\n# own\nTypes: deb deb-src\nURIs: https://b.example/archive\n\
-                    Suites: trixie trixie-updates\nComponents: main contrib\n\
+        let text = "Types: deb\nURIs: https://off.example/archive\nSuites: trixie\n\
+                    Components: main\nEnabled: no\n\n# own\nTypes: deb deb-src\n\
+                    URIs: https://b.example/archive\nSuites: trixie trixie-updates\n\
+                    Components: main contrib\n\
                     Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n";
         let files = [("sources.list", "# moved\n"), ("sources.list.d/debian.sources", text)];
         let mirror = machine(&files).unwrap();

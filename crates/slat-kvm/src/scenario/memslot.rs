@@ -54,7 +54,8 @@ impl Config {
         let page = rustix::param::page_size() as u64;
         if self.slot == 0 || self.slot > self.shape.memory || !self.slot.is_multiple_of(page) {
             let rule = format!(
-                "must be a multiple of {page} bytes and at most the guest's memory, whose pages it has"
+                "must be a multiple of {page} bytes and at most the guest's memory, whose pages it \
+                 has"
             );
             return Err(Error::invalid("slot", self.slot, rule));
         }

@@ -8,7 +8,7 @@ const PLAN_EXAMPLES: &str = "\
 Examples:
   slat plan plan.toml --list                    each cell's number and command line; runs nothing
   slat plan plan.toml -o results/               all cells, one after the other
-  slat plan plan.toml -o results/               again, after a reboot: what is there is not measured anew
+  slat plan plan.toml -o results/               after a reboot: what is there is not measured anew
   slat plan plan.toml --cell 2/5 -o results/    the second of five even shares
   slat plan plan.toml --cell $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT -o results/
   slat merge results/ -o merged/
@@ -64,7 +64,7 @@ pub struct PlanArgs {
 
 const MERGE_EXAMPLES: &str = "\
 Examples:
-  slat merge results/ -o merged/                all cells of a plan, wherever below results/ they stand
+  slat merge results/ -o merged/                all cells of a plan, anywhere below results/
   slat merge node1/ node2/ -o merged/           two hosts: a report each, and one table
   slat merge results/cell-001.json results/cell-004.json -o merged/
   slat merge results/ -o merged/ --skip-bad     go on without files that a full disk cut short

@@ -46,7 +46,8 @@ pub fn read(paths: &[PathBuf], output: &Path, skip_bad: bool) -> anyhow::Result<
                 .map_err(|error| bad_input(format!("{}: {error}", path.display())))?;
             if files.len() + found.failed.len() == before {
                 return Err(bad_input(format!(
-                    "{}: neither {RESULTS} nor a cell-NNN.json in it; name a directory that slat wrote",
+                    "{}: neither {RESULTS} nor a cell-NNN.json in it; name a directory that slat \
+                     wrote",
                     path.display()
                 )));
             }

@@ -118,8 +118,8 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
     let of = |verdict| comparison.pairs.iter().filter(|pair| pair.verdict == verdict).count();
     let [first, second] = comparison.alone;
     let mut notes = vec![format!(
-        "{} faster, {} slower, {} without a difference shown, {} not comparable; {first} results of the first run and \
-         {second} of the second have no counterpart.",
+        "{} faster, {} slower, {} without a difference shown, {} not comparable; {first} results \
+         of the first run and {second} of the second have no counterpart.",
         of(Verdict::Faster),
         of(Verdict::Slower),
         of(Verdict::NoDifferenceShown),
@@ -137,8 +137,8 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
         "A group is a guest, or a process of several; its median is what counts. A difference is \
          shown where the whole interval of the change lies beyond {threshold} %. The intervals are \
          so wide that all rows together show any without need in one of twenty comparisons \
-         ({}, Holm); p is the corrected probability. The last column: groups a side that would show \
-         a change of {change} %, by the spread between groups.",
+         ({}, Holm); p is the corrected probability. The last column: groups a side that would \
+         show a change of {change} %, by the spread between groups.",
         if comparison.in_turns { "t test of the turns" } else { "Welch" }
     ));
     let is_exact = |pair: &&Pair| pair.unit == Unit::INSTRUCTIONS;
@@ -174,7 +174,9 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
             "Of fewer than {LEAST} groups a side nothing is said: take {}.",
             match comparison.in_turns {
                 true => format!("--pairs {} or more", LEAST.div_ceil(2)),
-                false => format!("both with -r {LEAST} or more (without --quick), or in turns with `ab`"),
+                false => format!(
+                    "both with -r {LEAST} or more (without --quick), or in turns with `ab`"
+                ),
             }
         ));
     }

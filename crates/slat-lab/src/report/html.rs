@@ -39,9 +39,13 @@ pub fn render(report: &Report, readers: &[Reader]) -> String {
                 } } }
                 @for (place, section) in sections.iter().enumerate() {
                     @if place < first_of_evidence {
-                        section id=(format!("s{place}")) { h2 { (section.title) } (section.content) }
+                        section id=(format!("s{place}")) {
+                            h2 { (section.title) } (section.content)
+                        }
                     } @else {
-                        details id=(format!("s{place}")) { summary { (section.title) } (section.content) }
+                        details id=(format!("s{place}")) {
+                            summary { (section.title) } (section.content)
+                        }
                     }
                 }
                 h2 { "Run it again" }
@@ -123,7 +127,9 @@ fn answers(report: &Report, readers: &[Reader]) -> Vec<Section> {
         sections.push(Section {
             title: "Not measured".to_owned(),
             content: html! { ul {
-                @for skipped in &report.skipped { li { b { (skipped.what) } ": " (skipped.reason) } }
+                @for skipped in &report.skipped {
+                    li { b { (skipped.what) } ": " (skipped.reason) }
+                }
             } },
         });
     }
@@ -195,9 +201,11 @@ fn table_section(table: &Table) -> Section {
                 thead { tr { @for (index, column) in table.columns.iter().enumerate() {
                     th class=(class(index)) { (column) }
                 } } }
-                tbody { @for row in &table.rows { tr { @for (index, cell) in row.iter().enumerate() {
-                    td class=(class(index)) { (cell) }
-                } } } }
+                tbody { @for row in &table.rows { tr {
+                    @for (index, cell) in row.iter().enumerate() {
+                        td class=(class(index)) { (cell) }
+                    }
+                } } }
             }
         }
         @for note in &table.notes { p.note { (note) } }
@@ -214,7 +222,8 @@ const DOTS: &str = "Each dot is one sample. Bars behind dots reach from the lowe
 fn distributions(scenarios: &[charts::distributions::Scenario]) -> Markup {
     html! {
         p.common {
-            (DOTS) " Of many samples there is a line: the part of them that does not exceed a value."
+            (DOTS) " Of many samples there is a line: the part of them that does not exceed a \
+                    value."
         }
         @for scenario in scenarios {
             details open[scenarios.len() == 1] {
@@ -239,9 +248,11 @@ fn meaning(report: &Report, readers: &[Reader]) -> Markup {
     }
     html! {
         ul {
-            li { "Times belong to this machine and this run. Ratios within the run are what may be compared; counts are exact everywhere." }
+            li { "Times belong to this machine and this run. Ratios within the run are what may be \
+                  compared; counts are exact everywhere." }
             @if is_guest {
-                li { "This machine is itself a guest: its times are those of two hypervisors, and other guests share its caches and memory." }
+                li { "This machine is itself a guest: its times are those of two hypervisors, and \
+                      other guests share its caches and memory." }
             }
             @for sentence in limits { li { (sentence) } }
         }
@@ -295,7 +306,9 @@ fn host_section(report: &Report) -> Markup {
         }
     }
     html! {
-        table.host { tbody { @for (name, value) in &lines { tr { td { (name) } td { (value) } } } } }
+        table.host { tbody { @for (name, value) in &lines {
+            tr { td { (name) } td { (value) } }
+        } } }
     }
 }
 

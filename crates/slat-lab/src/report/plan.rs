@@ -67,7 +67,8 @@ pub fn failed(outcomes: &Outcomes) -> Option<Table> {
         labels: 4,
         rows,
         notes: vec![
-            "What each of them said is in its cell-NNN.failed.json. The same command line tries them again."
+            "What each of them said is in its cell-NNN.failed.json. The same command line tries \
+             them again."
                 .to_owned(),
         ],
     })

@@ -43,7 +43,8 @@ pub fn host(report: &Report) -> String {
         None => "",
     };
     format!(
-        "{}, {} CPU{}, Linux {}{below}; times are this machine's, compare them within one run only.",
+        "{}, {} CPU{}, Linux {}{below}; times are this machine's, compare them within one run \
+         only.",
         host.cpu.model,
         host.cpu.usable,
         if host.cpu.usable == 1 { "" } else { "s" },

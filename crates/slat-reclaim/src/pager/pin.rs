@@ -5,9 +5,9 @@
 //! page adds a pin, or acts on the count; and a thread claims a page before it gives it up, moves
 //! it or discards it.
 //!
-//! The order of pages drops a page that is pinned when its turn comes, so that no search passes over
-//! it twice. A page that is not pinned any more arrives again: the count changes, then the page is
-//! pushed, as `arrivals` requires.
+//! The order of pages drops a page that is pinned when its turn comes, so that no search passes
+//! over it twice. A page that is not pinned any more arrives again: the count changes, then the
+//! page is pushed, as `arrivals` requires.
 
 use super::{PageError, Pager};
 use crate::page::{Claim, Place};
@@ -127,8 +127,8 @@ impl<'w, F: Format, H: Host, B: PagedBacking> Pager<'_, 'w, F, H, B> {
 }
 
 impl<M: Ram, S: Swap> Paged<'_, M, S> {
-    /// Returns whether the page is pinned to its frame. While the caller has claimed the page, it is
-    /// not pinned anew.
+    /// Returns whether the page is pinned to its frame. While the caller has claimed the page, it
+    /// is not pinned anew.
     pub(crate) fn is_pinned(&self, page: u32) -> bool {
         self.pins[page as usize].load(Ordering::Acquire) != 0
     }

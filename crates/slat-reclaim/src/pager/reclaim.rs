@@ -75,8 +75,8 @@ impl fmt::Display for ReclaimError {
             ),
             Self::Protected { pages } => write!(
                 f,
-                "the guest has no more than the {pages} pages that it keeps in memory; have another \
-                 guest give up pages, or protect fewer"
+                "the guest has no more than the {pages} pages that it keeps in memory; have \
+                 another guest give up pages, or protect fewer"
             ),
             Self::Nothing => f.write_str("the guest has no page in memory that could be given up"),
             Self::InUse => f.write_str("all pages were used while they were about to be given up"),

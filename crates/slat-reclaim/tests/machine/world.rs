@@ -2,7 +2,7 @@
 //! operation, and what each page of the guest must hold.
 
 use crate::turns::Turns;
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte};
+use slat::{Hpa, Invalidation, Platform, Pte};
 use slat_guest::Host;
 use slat_reclaim::{Ram, Swap, SwapError};
 use slat_sim::{Arch, Machine};
@@ -184,14 +184,9 @@ fn word(bytes: &[u8]) -> u64 {
 // SAFETY: the machine keeps the contract, and this only adds moments, which change no state of it.
 // Of the methods, `Host::wait` alone may unwind, in a history that has failed.
 unsafe impl<A: Arch> Platform for World<A> {
-    fn allocate(&self, bytes: usize) -> Option<Frame> {
-        self.machine.allocate(bytes)
-    }
-
-    unsafe fn free(&self, frame: Frame, bytes: usize) {
-        // SAFETY: by the same contract.
-        unsafe { self.machine.free(frame, bytes) }
-    }
+    slat_sim::forward!(
+        machine: allocate free invalidate_local break_before_make grace maintain fill
+    );
 
     fn entries(&self, table: Hpa) -> NonNull<Pte> {
         self.turns.moment();
@@ -207,26 +202,6 @@ unsafe impl<A: Arch> Platform for World<A> {
         self.turns.moment();
         self.machine.invalidate(what);
         self.turns.moment();
-    }
-
-    fn invalidate_local(&self, what: &Invalidation) {
-        self.machine.invalidate_local(what);
-    }
-
-    fn break_before_make(&self) -> BreakBeforeMake {
-        self.machine.break_before_make()
-    }
-
-    fn grace(&self) -> &Grace {
-        self.machine.grace()
-    }
-
-    fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {
-        self.machine.maintain(memory, bytes, what);
-    }
-
-    fn fill(&self, slots: &mut [Pte], first: u64, step: u64) {
-        self.machine.fill(slots, first, step);
     }
 }
 

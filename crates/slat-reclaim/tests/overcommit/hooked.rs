@@ -2,14 +2,11 @@
 
 use crate::fixture::*;
 use slat::format::ept::Ept1G;
-use slat::{
-    BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, PageSize, Platform, Pte, Vmid,
-};
+use slat::{Hpa, PageSize, Platform, Vmid};
 use slat_guest::*;
 use slat_reclaim::*;
 use slat_sim::Ept;
 use slat_sim::fast::FastMachine;
-use std::ptr::NonNull;
 
 /// A callback of reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,38 +65,9 @@ impl Swap for Hooked<'_, Flaky> {
 
 // SAFETY: the machine keeps the contract.
 unsafe impl Platform for Hooked<'_, &FastMachine<Ept>> {
-    fn allocate(&self, bytes: usize) -> Option<Frame> {
-        self.inner.allocate(bytes)
-    }
-
-    unsafe fn free(&self, frame: Frame, bytes: usize) {
-        // SAFETY: by the same contract.
-        unsafe { self.inner.free(frame, bytes) }
-    }
-
-    fn entries(&self, table: Hpa) -> NonNull<Pte> {
-        self.inner.entries(table)
-    }
-
-    fn publish(&self) {
-        self.inner.publish();
-    }
-
-    fn invalidate(&self, what: &Invalidation) {
-        self.inner.invalidate(what);
-    }
-
-    fn break_before_make(&self) -> BreakBeforeMake {
-        self.inner.break_before_make()
-    }
-
-    fn grace(&self) -> &Grace {
-        self.inner.grace()
-    }
-
-    fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {
-        self.inner.maintain(memory, bytes, what);
-    }
+    slat_sim::forward!(
+        inner: allocate free entries publish invalidate break_before_make grace maintain
+    );
 }
 
 impl Host for Hooked<'_, &FastMachine<Ept>> {

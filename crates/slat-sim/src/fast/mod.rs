@@ -58,7 +58,8 @@
 //! let mut participant = Participant::register(&machine)?;
 //! let page = GpaRange::new(Gpa(0x8000_0000), 0x1000)?;
 //! let memory = machine.memory_base();
-//! tables.enter(&mut participant)?.map(page, memory, Attributes::RAM, PageSize::SIZE_4K, &mut cache)?;
+//! let mut guard = tables.enter(&mut participant)?;
+//! guard.map(page, memory, Attributes::RAM, PageSize::SIZE_4K, &mut cache)?;
 //! cpu.write(0x8000_0008, 7)?;
 //! assert_eq!(machine.read_host(slat::Hpa(memory.0 + 8)), 7);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

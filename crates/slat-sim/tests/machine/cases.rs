@@ -95,7 +95,8 @@ case!(
 case!(Intel: Ept1G, Ept; crate::common::ept(), Ept::default());
 case!(
     #[cfg(feature = "every-format")]
-    Amd: Npt1G, Npt; Npt1G { output_bits: Npt::default().physical_bits, ..Default::default() }, Npt::default();
+    Amd: Npt1G, Npt;
+    Npt1G { output_bits: Npt::default().physical_bits, ..Default::default() }, Npt::default();
     const FRAMES: u64 = 1 << 47;
 );
 case!(

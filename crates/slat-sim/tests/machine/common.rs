@@ -8,6 +8,8 @@ use slat::{
 };
 use slat_sim::{Arch, Arm, Ept, Firmware, Kind, Lazy, Machine, Place, Violation};
 
+pub type Cache<'c, F, A> = TableCache<'c, F, Machine<A>>;
+
 pub const VMID: Vmid = Vmid(7);
 /// Where the host's memory begins.
 pub const RAM: u64 = 0x4000_0000;
@@ -104,7 +106,7 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
     /// Runs `operate` with a guard, and completes what it owes.
     pub fn with<R>(
         &self,
-        operate: impl FnOnce(&mut Guard<'_, 'p, F, Machine<A>>, &mut TableCache<'_, F, Machine<A>>) -> R,
+        operate: impl FnOnce(&mut Guard<'_, 'p, F, Machine<A>>, &mut Cache<'_, F, A>) -> R,
     ) -> R {
         let mut storage = [const { None }; 16];
         let mut cache = TableCache::new(self.machine, &mut storage);

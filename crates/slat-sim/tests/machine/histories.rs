@@ -455,7 +455,8 @@ mod histories_are_clean {
         on_arm_lpa2_16k Lpa2K16, on_arm_lpa_64k LpaK64, on_amd Amd,
         on_amd_with_five_levels Amd5, on_riscv Hart, on_riscv_without_svadu HartSvade,
         on_riscv_with_svvptc HartSvvptc, on_radix_4k Radix4k, on_radix_64k Radix64k,
-        on_radix_4k_where_software_sets_r_and_c Radix4kAsks, on_radix_64k_where_software_sets_r_and_c Radix64kAsks);
+        on_radix_4k_where_software_sets_r_and_c Radix4kAsks,
+        on_radix_64k_where_software_sets_r_and_c Radix64kAsks);
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! The transition: the part of an exit that lies outside of `kvm_exit` to `kvm_entry`.
 //!
 //! The processor leaves the guest before the first of these tracepoints, and enters it after the
-//! second. No tracepoint covers that time, nor KVM's own work on both ways and half of the programs'
-//! time. So the watch runs a guest of its own, whose only vCPU exits again and again with a question
-//! that KVM answers at once, without a fault. The transition is the time of that run less the time
-//! from exit to entry. A pass of the same steps without questions gives the time of the guest's own
-//! instructions, which is subtracted.
+//! second. No tracepoint covers that time, nor KVM's own work on both ways and half of the
+//! programs' time. So the watch runs a guest of its own, whose only vCPU exits again and again with
+//! a question that KVM answers at once, without a fault. The transition is the time of that run
+//! less the time from exit to entry. A pass of the same steps without questions gives the time of
+//! the guest's own instructions, which is subtracted.
 
 use slat_kvm::guest::{Guest, Shape, Vcpu};
 use slat_kvm::work::{Touch, Work};

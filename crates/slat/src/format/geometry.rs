@@ -112,7 +112,8 @@ impl fmt::Display for GeometryError {
         let Self { address_bits, min, max, format } = self;
         write!(
             f,
-            "{format} cannot translate {address_bits}-bit guest addresses; {min} to {max} bits are allowed"
+            "{format} cannot translate {address_bits}-bit guest addresses; {min} to {max} bits are \
+             allowed"
         )
     }
 }

@@ -1,5 +1,5 @@
-//! What EPT and nested paging share: tables of x86's long mode, with an entry of 64 bits whose bit 0
-//! is clear where hardware ignores the rest.
+//! What EPT and nested paging share: tables of x86's long mode, with an entry of 64 bits whose bit
+//! 0 is clear where hardware ignores the rest.
 
 use super::Software;
 

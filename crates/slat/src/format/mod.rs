@@ -2,6 +2,8 @@
 
 #[cfg(feature = "arm64")]
 pub mod arm64;
+#[cfg(test)]
+mod entries;
 #[cfg(feature = "ept")]
 pub mod ept;
 mod geometry;
@@ -519,12 +521,12 @@ impl fmt::Display for AttributeError {
                 "this CPU cannot tell kernel from user execution; allow it to all or to nobody"
             }
             Self::NeedsRead => {
-                "this format has no such leaf without the right to read; give it, or unmap what the \
-                 guest may not read"
+                "this format has no such leaf without the right to read; give it, or unmap what \
+                 the guest may not read"
             }
             Self::MemoryType => {
-                "descriptors of this CPU lack that memory type; map as another, or as normal memory, \
-                 where the CPU knows by the physical address"
+                "descriptors of this CPU lack that memory type; map as another, or as normal \
+                 memory, where the CPU knows by the physical address"
             }
         };
         f.write_str(why)

@@ -103,16 +103,18 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Err(why) => return Self::halted(range.start(), why),
         };
         let before = self.sums.counts.bytes_changed;
-        let sums = &mut self.sums;
-        let (few, spare, patience) = ([0; FEW], None, PATIENCE);
-        let (contended, batch) = (None, None);
-        let mut visitor =
-            Collapse { tables, to, fits, sums, patience, contended, batch, few, spare };
         let mut budget = Budget::of(self.limit);
-        let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        visitor.finish();
-        let contended = visitor.contended;
-        drop(visitor);
+        let (contended, result) = {
+            let sums = &mut self.sums;
+            let (patience, contended, batch) = (PATIENCE, None, None);
+            let (few, spare) = ([0; FEW], None);
+            let mut visitor =
+                Collapse { tables, to, fits, sums, patience, contended, batch, few, spare };
+            let (start, end) = (range.start().0, range.end().0);
+            let result = tables.walk_within(start, end, &mut visitor, &mut budget);
+            visitor.finish();
+            (visitor.contended, result)
+        };
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match (contended, result) {

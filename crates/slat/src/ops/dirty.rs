@@ -155,7 +155,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// [`Guard::clean_for`] of exactly the pages that a bitmap names.
     ///
     /// # Errors
-    /// Those of [`Guard::clean_for`], at the address where it stopped: the pages before it are done.
+    /// Those of [`Guard::clean_for`], at the address where it stopped: the pages before it are
+    /// done.
     pub fn clean_pages_for(
         &mut self,
         consumer: Consumer,

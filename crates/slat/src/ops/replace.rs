@@ -88,8 +88,8 @@ impl fmt::Display for ReplaceError {
             Self::CutsBlock { size } => ChangeError::CutsBlock { size }.fmt(f),
             Self::Unaligned { size } => write!(
                 f,
-                "the new memory does not begin at a multiple of {size}, the size of the leaf; split \
-                 it first"
+                "the new memory does not begin at a multiple of {size}, the size of the leaf; \
+                 split it first"
             ),
             Self::Differs { size, hpa } => {
                 write!(f, "a {size} leaf that points elsewhere ({hpa}) is mapped there")

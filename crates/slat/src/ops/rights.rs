@@ -161,21 +161,25 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                 return Ok(Granted::new(tables, range, bytes));
             }
         }
-        self.relax_walk(range, access, needed)
+        match access {
+            Access::Read => self.relax_walk::<false>(range, access, needed),
+            _ => self.relax_walk::<true>(range, access, needed),
+        }
     }
 
     /// As [`Guard::relax_to_look`], by a walk: its stack frame replaces that one's.
     #[inline(never)]
-    fn relax_walk(
+    fn relax_walk<const FETCH: bool>(
         &mut self,
         range: GpaRange,
         access: Access,
         needed: u64,
     ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
         let (tables, format) = (self.tables, self.tables.format);
-        let bytes = match access {
-            Access::Read => self.rewrite_many::<Atomically, _>(range, ForRead(format, needed)),
-            fetch => self.rewrite_many::<Atomically, _>(range, ForExecute(format, needed, fetch)),
+        let bytes = if FETCH {
+            self.rewrite_many::<Atomically, _>(range, ForExecute(format, needed, access))
+        } else {
+            self.rewrite_many::<Atomically, _>(range, ForRead(format, needed))
         };
         Ok(Granted::new(tables, range, bytes?))
     }
@@ -386,12 +390,15 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             range,
             sums: &mut self.sums,
             down: Pushed::default(),
-            why: ChangeError::Contended,
+            cut: None,
             change: PhantomData,
         };
         let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let why = visitor.why;
+        let why = match visitor.cut {
+            Some(size) => ChangeError::CutsBlock { size },
+            None => ChangeError::Contended,
+        };
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         if !R::STALE && R::SEEN && bytes != 0 {

@@ -13,6 +13,7 @@
 //! completed; until then no invalidation in the range may be narrowed to one leaf size.
 
 mod error;
+mod waiting;
 pub(super) mod way;
 
 use super::map::maintenance;
@@ -30,6 +31,7 @@ use crate::tables::{Halted, Tables};
 use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor};
 use core::marker::PhantomData;
 pub use error::SplitError;
+use waiting::{Waiting, block_of};
 use way::MOST_MERGED;
 pub use way::{Batched, SplitWalk};
 
@@ -146,7 +148,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
-    #[inline]
+    /// Not inlined: the targets' frames do not add.
+    #[inline(never)]
     fn split_to<W: SplitWalk, const TARGET: u8>(
         &mut self,
         range: GpaRange,
@@ -172,7 +175,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             built: 0,
             lost: u64::MAX,
             dry: None,
-            why: SplitError::Contended,
+            empty: false,
             way: PhantomData,
         };
         let mut from = start;
@@ -187,13 +190,14 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             }
             from = lost.max(start);
             // The reason of the earlier stop does not hold for this walk.
-            (visitor.dry, visitor.why) = (None, SplitError::Contended);
+            (visitor.dry, visitor.empty) = (None, false);
             if patience == 0 {
                 break Err(Gpa(from));
             }
             patience -= 1;
         };
-        let Split { dry, why, .. } = visitor;
+        let Split { dry, empty, .. } = visitor;
+        let why = if empty { SplitError::CacheEmpty } else { SplitError::Contended };
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match result {
@@ -220,62 +224,6 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 }
 
-/// Replacements of blocks of one table that wait for one common break. Their tables are kept in the
-/// cache that they came from ([`TableCache::keep`]), by their order, and a block's value is the one
-/// that its table was built from ([`block_of`]): a hypervisor's stack has a few KiB. A block's
-/// place is its distance from the first, in blocks.
-struct Waiting<'t> {
-    /// The entry of the first block.
-    first: &'t Pte,
-    /// The first address of that block.
-    start: u64,
-    /// A bit for each place in use: they came in their order.
-    places: u32,
-    /// The number of places in use.
-    count: u8,
-    level: u8,
-}
-
-impl Waiting<'_> {
-    /// Returns the place of the block at `base`.
-    fn place<F: Format>(&self, base: u64) -> usize {
-        ((base - self.start) >> F::shift(self.level)) as usize
-    }
-
-    /// Returns whether a place from this one on is in use.
-    const fn reaches(&self, place: usize) -> bool {
-        self.places >> place != 0
-    }
-
-    /// Returns whether a block may wait with these, at most `together` of them. A walk that began
-    /// anew may bring one that waits already, or one before the last.
-    fn joins<F: Format>(&self, level: u8, entry: &Entry<'_>, together: usize) -> bool {
-        let (base, start) = (entry.base::<F>(level), self.start);
-        level == self.level
-            && start <= base
-            && (start ^ base) >> F::shift(level + 1) == 0
-            && self.place::<F>(base) < together
-            && !self.reaches(self.place::<F>(base))
-    }
-}
-
-/// Returns the block at `level` that an unlinked table was built from, if its pages have its
-/// attributes.
-fn block_of<F: Format>(platform: &impl Platform, table: &mut Frame, level: u8) -> u64 {
-    let mut below = level - 1;
-    let mut raw = table.entries_mut::<F>(platform, below)[0].get();
-    while F::kind(raw, below) == Kind::Table {
-        below -= 1;
-        // SAFETY: a table that was built is linked from one, with the entries of its level, and
-        // both stay while the frame is borrowed.
-        raw = unsafe {
-            crate::table::entries(platform, F::table_address(raw), F::entries(below))[0].load()
-        };
-    }
-    // Leaves of the same memory and attributes differ only in the bits of their level.
-    raw ^ F::leaf(0, below, Hpa(0)) ^ F::leaf(0, level, Hpa(0))
-}
-
 struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     tables: &'t Tables<'t, F, P>,
     start: u64,
@@ -290,12 +238,13 @@ struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     /// The guard has a limit.
     limited: bool,
     /// The entries of tables that were built and that the walk has not counted.
-    built: u64,
+    built: u32,
     /// The lowest block that changed while its replacement waited.
     lost: u64,
     /// The address at which the cache ran dry inside a block.
     dry: Option<u64>,
-    why: SplitError,
+    /// The cache ran dry.
+    empty: bool,
     way: PhantomData<W>,
 }
 
@@ -347,7 +296,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
 
     #[inline(always)]
     fn by_itself(&mut self) -> u64 {
-        core::mem::take(&mut self.built)
+        core::mem::take(&mut self.built).into()
     }
 
     #[inline]
@@ -381,7 +330,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         let level = if SMALL { 1 } else { level };
         let base = entry.base::<F>(level);
         let Some(mut frame) = self.cache.take() else {
-            self.why = SplitError::CacheEmpty;
+            self.empty = true;
             return Flow::Stop;
         };
         let bits = F::attribute_bits(entry.raw, level);
@@ -407,7 +356,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         W::fill(&mut builder, &mut frame, level - 1, base, &plan);
         let dry = builder.dry;
         let built = builder.counts.tables_built - built;
-        self.built += built * F::entries(level - 1) as u64;
+        self.built += (built * F::entries(level - 1) as u64) as u32;
         let range = GpaRange::from_bounds(base, base + F::size(level).bytes());
         if !self.tables.platform.break_before_make().breaks_size_change() {
             if entry.pte.exchange(entry.raw, F::table(frame.hpa(), level)).is_err() {
@@ -431,7 +380,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         match dry {
             Some(at) => {
                 self.dry = Some(at);
-                self.why = SplitError::CacheEmpty;
+                self.empty = true;
                 Flow::Stop
             }
             None if W::INTO_NEW => Flow::Again,

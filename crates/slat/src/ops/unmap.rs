@@ -28,7 +28,7 @@ mod error;
 
 use super::removals::{Removals, Removed};
 use super::unfold::{Group, folded};
-use crate::addr::{Gpa, GpaRange, Hpa, Levels};
+use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
@@ -145,15 +145,15 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         removals: &mut Removals<'_, '_, F, P>,
     ) -> Result<u64, Halted<UnmapError>> {
         let tables = self.tables;
-        let (start, end) = (range.start().0, range.end().0);
         let empty = if tables.refill_breaks() { self.token() } else { 0 };
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Unmap::of(tables, removals, range, empty, &mut self.sums);
         let mut budget = Budget::of(self.limit);
+        let (start, end) = (visitor.start, visitor.end);
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.unmark();
-        visitor.retire_ends(result.map_or_else(|at| at.0, |()| end));
-        let why = visitor.why;
+        visitor.retire_ends(result.err().map_or(visitor.end, |at| at.0));
+        let why = visitor.why.into();
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match result {
@@ -185,10 +185,29 @@ pub(super) struct Unmap<'r, 's, 't, 'm, F: Format, P: Platform> {
     /// The value left in an entry that was emptied, unless it is retired.
     empty: u64,
     marks: Option<Marks<'m>>,
-    /// The descriptor, address and level of the leaf that would continue the last one; 0 is none.
-    next: (u64, u64, u8),
+    /// The descriptor of the leaf that would continue the last one, and its address and level in
+    /// one word; 0 is none.
+    next: (u64, u64),
     sums: &'r mut Sums,
-    why: UnmapError,
+    why: Stop,
+}
+
+/// Why the walk stopped.
+#[derive(Clone, Copy)]
+enum Stop {
+    Contended,
+    Full,
+    Cuts(PageSize),
+}
+
+impl From<Stop> for UnmapError {
+    fn from(why: Stop) -> Self {
+        match why {
+            Stop::Contended => Self::Contended,
+            Stop::Full => Self::Full,
+            Stop::Cuts(size) => Self::CutsBlock { size },
+        }
+    }
 }
 
 /// A table of pages that the range covers whole, whose entries are retired one after the other.
@@ -197,9 +216,9 @@ pub(super) struct Unmap<'r, 's, 't, 'm, F: Format, P: Platform> {
 /// one of the table: all begin with the first entry, and give up where it is not theirs to retire.
 struct Marks<'t> {
     table: &'t [Pte],
-    retired: usize,
+    retired: u32,
     /// Those that had no leaf.
-    vacant: u64,
+    vacant: u32,
 }
 
 impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> {
@@ -214,7 +233,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
             return self.vacate(kind, entry.pte, entry.raw);
         }
         if level > 0 && !entry.whole::<F>(level) {
-            self.why = UnmapError::CutsBlock { size: F::size(level) };
+            self.why = Stop::Cuts(F::size(level));
             return Flow::Stop;
         }
         if folded::<F>(entry.raw) {
@@ -223,7 +242,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         let left = self.left();
         // The next leaf of a run, the most frequent case, differs from the last one only in its
         // address.
-        if (entry.raw, entry.start, level) == self.next
+        if (entry.raw, entry.start | u64::from(level)) == self.next
             && self.removals.follows(F::leaf_address(entry.raw, level))
         {
             if entry.pte.exchange(entry.raw, left).is_err() {
@@ -235,7 +254,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
             if self.tables.may_be_dirty(entry.raw) {
                 self.removals.dirty_last();
             }
-            self.next = (F::further(entry.raw, F::size(level).bytes()), entry.end, level);
+            let further = F::further(entry.raw, F::size(level).bytes());
+            self.next = (further, entry.end | u64::from(level));
             return Flow::Next;
         }
         let mut removed = Removed {
@@ -247,7 +267,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         };
         let continues = self.removals.continued(&removed).is_some();
         if !continues && self.removals.is_full() {
-            self.why = UnmapError::Full;
+            self.why = Stop::Full;
             return Flow::Stop;
         }
         if entry.pte.exchange(entry.raw, left).is_err() {
@@ -263,7 +283,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         }
         self.removals.push(removed);
         let bytes = F::size(level).bytes();
-        self.next = (F::further(entry.raw, bytes), entry.end, level);
+        self.next = (F::further(entry.raw, bytes), entry.end | u64::from(level));
         Flow::Next
     }
 
@@ -286,7 +306,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         if taken > 0 {
             let bytes = (taken as u64) << F::PAGE_SHIFT;
             let all = Entry { pte: &run[0], raw: raws[0], start: at, end: at + bytes };
-            self.mark(taken);
+            self.mark(taken as u32);
             tally.change(&all);
             tally.changed += taken as u64 - 1;
             self.removals.extend(&all, F::size(0));
@@ -294,7 +314,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
             if self.tables.may_be_dirty(raws[0]) {
                 self.removals.dirty_last();
             }
-            self.next = (F::further(raws[0], bytes), all.end, 0);
+            self.next = (F::further(raws[0], bytes), all.end);
         }
         taken
     }
@@ -327,7 +347,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         if level == 1
             && let Some(marks) = self.marks.take()
         {
-            self.sums.counts.entries_written += marks.vacant;
+            self.sums.counts.entries_written += u64::from(marks.vacant);
             self.unlink(entry.pte, entry.raw, level, entry.start, children);
         } else if entry.whole::<F>(level) && self.retire(level - 1, children) {
             self.unlink(entry.pte, entry.raw, level, entry.start, children);
@@ -358,8 +378,8 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
         sums: &'r mut Sums,
     ) -> Self {
         let (start, end) = (range.start().0, range.end().0);
-        let why = UnmapError::Contended;
-        let (marks, taken, next) = (None, 0, (0, 0, 0));
+        let why = Stop::Contended;
+        let (marks, taken, next) = (None, 0, (0, 0));
         Self { tables, removals, start, end, taken, empty, marks, next, sums, why }
     }
 
@@ -369,7 +389,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
         let page = 1 << F::PAGE_SHIFT;
         let first = F::leaf_address(raws[0], 0);
         let follows = |index| raws[index] == F::further(raws[0], index as u64 * page);
-        (raws[0], at, 0) == self.next
+        (raws[0], at) == self.next
             && (F::CONTIGUOUS == 0 || at >= self.taken)
             && (0..RUN).all(follows)
             // Descriptors increase as their addresses do, unless a field overflows.
@@ -385,7 +405,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
 
     /// Notes that the next entries are retired, where entries are.
     #[inline(always)]
-    fn mark(&mut self, entries: usize) {
+    fn mark(&mut self, entries: u32) {
         if let Some(marks) = &mut self.marks {
             marks.retired += entries;
         }
@@ -403,7 +423,9 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     #[inline(never)]
     fn release(&self, marks: &Marks<'_>) {
         let retired = F::retired(Hpa(0));
-        marks.table[..marks.retired].iter().for_each(|pte| pte.release(retired, self.empty));
+        marks.table[..marks.retired as usize]
+            .iter()
+            .for_each(|pte| pte.release(retired, self.empty));
     }
 
     /// Makes a reservation void, also one that the range covers only in part, and retires an entry
@@ -452,9 +474,8 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
         let full = self.removals.is_full();
         if full {
             let Some(first) = group.state() else { return Flow::Wait };
-            let part = self.removed(&group, first, gpa);
-            if self.removals.continued(&part).is_none() {
-                self.why = UnmapError::Full;
+            if !self.continued(&group, first, gpa) {
+                self.why = Stop::Full;
                 return Flow::Stop;
             }
         }
@@ -463,10 +484,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
         }
         // What hardware marks meanwhile may make it another run.
         let empty = self.empty;
-        let fits = |first| {
-            let whole = self.removed(&group, first, group.start);
-            !full || self.removals.continued(&whole).is_some()
-        };
+        let fits = |first| !full || self.continued(&group, first, group.start);
         let first = match group.take(empty, fits) {
             Ok(first) => first,
             Err(flow) => {
@@ -478,15 +496,28 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
         self.sums.counts.bytes_changed += group.bytes();
         self.sums.sizes.add_members(level, -(group.ptes.len() as i64));
         self.taken = group.end;
-        let mut removed = self.removed(&group, first, group.start);
-        removed.attributes.dirty |= tables.may_be_dirty(first);
-        self.removals.push(removed);
+        self.push(&group, first);
         // Where entries are retired, its own are not yet.
         Flow::Again
     }
 
+    /// Returns whether the part from `start` on of a group continues the last run.
+    #[inline(always)]
+    fn continued(&mut self, group: &Group<'_, F>, first: u64, start: u64) -> bool {
+        self.removals.continued(&self.removed(group, first, start)).is_some()
+    }
+
+    /// Adds a group that was taken out.
+    #[inline(always)]
+    fn push(&mut self, group: &Group<'_, F>, first: u64) {
+        let mut removed = self.removed(group, first, group.start);
+        removed.attributes.dirty |= self.tables.may_be_dirty(first);
+        self.removals.push(removed);
+    }
+
     /// Returns the part from `start` on of a group, if its first member, with the state of all, is
     /// `first`.
+    #[inline(always)]
     fn removed(&self, group: &Group<'_, F>, first: u64, start: u64) -> Removed {
         let level = group.level();
         Removed {

@@ -46,7 +46,8 @@ pub(super) trait Visit<'t, F: Format> {
     fn enter(&mut self, _level: u8, _link: &'t Pte, _raw: u64, _children: &'t [Pte]) {}
 
     /// Is told of a table below the root, behind the last of its entries that the walk shows:
-    /// those that lie in `start..end`, if the table covers so much. Returns whether it was unlinked.
+    /// those that lie in `start..end`, if the table covers so much. Returns whether it was
+    /// unlinked.
     #[inline(always)]
     fn leave(&mut self, _level: u8, _ptes: &'t [Pte], _start: u64, _end: u64) -> bool {
         false

@@ -2,10 +2,9 @@
 
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
-use crate::common::stage::{G, K, M, RAM, on_stage, range};
+use crate::common::stage::{G, K, M, RAM, arm, on_stage, range};
 use crate::common::world::cache;
 use crate::common::{TestPlatform, unmap};
-use crate::obligations::arm;
 use slat::{
     Attributes, BreakBeforeMake, Gpa, Hpa, PageSize, Place, Removals, Software, Tables, Vmid,
 };

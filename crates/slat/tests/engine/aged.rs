@@ -4,7 +4,7 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::Grouped;
-use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range};
+use crate::common::stage::{CLEAN, G, K, M, RAM, ept, on_stage, range};
 use crate::common::world::{GuardOf, TablesOf};
 use crate::interleavings::{Call, Hooked, with_cache};
 use crate::young::links;
@@ -25,10 +25,6 @@ const EXACT: Ageing = Ageing { clear: true, skip: Skip::Exact, fresh: false };
 const HINT: Ageing = Ageing { skip: Skip::Hint, ..EXACT };
 const MARK: u64 = Ept1G::TABLE_ACCESSED;
 const NOTE: u64 = Ept1G::AGEING;
-
-fn ept() -> Ept1G {
-    Ept1G { output_bits: 48, ..Default::default() }
-}
 
 /// Returns how many pages of a range a scan says are young, and have no answer; and how many
 /// entries it reads and writes, and how many invalidations it executes.

@@ -1,43 +1,16 @@
 //! Tables that become blocks by one invalidation: how many share it, and that each of them, not the
 //! first alone, is treated as if it were by itself.
 
-use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
-#[cfg(feature = "every-format")]
-use crate::common::hardware::npt::{self, Npt};
 use crate::common::hardware::{Hardware, Run, Tree};
 use crate::common::stage::{BBM, CLEAN, G, K, M, RAM, on_stage_of, range, refused};
 use crate::common::world::{GuardOf, Mapping, Rule, TablesOf, World};
 use crate::common::{Moment, TestPlatform};
-use slat::format::arm64::Arm64K4;
 use slat::{BreakBeforeMake, Gpa, Hpa, PageSize, SplitError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
-
-fn arm() -> Arm64K4 {
-    Arm64K4 { hardware_dirty: true, ..Default::default() }
-}
-
-fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
-    slat::format::ept::Ept { output_bits: 48, ..Default::default() }
-}
-
-/// Calls a test for each format, and for each demand of a break.
-macro_rules! on_each {
-    ($test:ident) => {
-        for bbm in BBM {
-            $test::<Arm<12>>(arm(), bbm);
-            $test::<Ept<true>>(ept(), bbm);
-            #[cfg(feature = "every-format")]
-            $test::<Npt<true>>(npt::FORMAT, bbm);
-            #[cfg(feature = "every-format")]
-            $test::<Ept<false>>(ept(), bbm);
-        }
-    };
-}
 
 fn sizes<H: Hardware, const N: usize>(guard: &GuardOf<'_, '_, H>) -> [PageSize; N] {
     core::array::from_fn(|n| guard.translate(Gpa(n as u64 * 2 * M)).unwrap().unwrap().size)
@@ -55,8 +28,7 @@ fn blocks(tree: &Tree) -> [&Run; 3] {
     [0, 1, 2].map(|n| tree.at(n * 2 * M).unwrap())
 }
 
-#[test]
-fn tables_of_a_gib_become_blocks_by_two_invalidations() {
+fn tables_of_a_gib_become_blocks_by_two_invalidations<H: Hardware>() {
     fn cost<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let breaks = bbm == BreakBeforeMake::Always;
         // 20 tables share the first invalidation of a call; with a break, each 20 share one.
@@ -76,12 +48,16 @@ fn tables_of_a_gib_become_blocks_by_two_invalidations() {
             });
         }
     }
-    on_each!(cost);
+    for bbm in BBM {
+        cost::<H>(H::usual(), bbm);
+    }
 }
+on!(tables_of_a_gib_become_blocks_by_two_invalidations; npt, ept_2m);
 
 /// The state that hardware sets in any table of a batch, until the invalidation has completed.
-#[test]
-fn a_page_of_any_table_that_is_written_while_all_of_them_collapse_leaves_its_block_dirty() {
+fn a_page_of_any_table_that_is_written_while_all_of_them_collapse_leaves_its_block_dirty<
+    H: Hardware,
+>() {
     fn written<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         for table in 0..3 {
             let platform = TestPlatform::new(bbm);
@@ -98,11 +74,16 @@ fn a_page_of_any_table_that_is_written_while_all_of_them_collapse_leaves_its_blo
             world.destroy();
         }
     }
-    on_each!(written);
+    for bbm in BBM {
+        written::<H>(H::usual(), bbm);
+    }
 }
+on!(
+    a_page_of_any_table_that_is_written_while_all_of_them_collapse_leaves_its_block_dirty;
+    npt, ept_2m
+);
 
-#[test]
-fn a_table_below_a_link_without_the_right_to_write_shares_with_its_like_only() {
+fn a_table_below_a_link_without_the_right_to_write_shares_with_its_like_only<H: Hardware>() {
     fn alike<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         for protected in [0b001, 0b010, 0b110, 0b111, 0b101_u64] {
             let platform = TestPlatform::new(bbm);
@@ -119,12 +100,14 @@ fn a_table_below_a_link_without_the_right_to_write_shares_with_its_like_only() {
             world.destroy();
         }
     }
-    on_each!(alike);
+    for bbm in BBM {
+        alike::<H>(H::usual(), bbm);
+    }
 }
+on!(a_table_below_a_link_without_the_right_to_write_shares_with_its_like_only; npt, ept_2m);
 
 /// Otherwise two threads could wait for each other.
-#[test]
-fn a_thread_that_waits_for_a_leaf_holds_no_table_itself() {
+fn a_thread_that_waits_for_a_leaf_holds_no_table_itself<H: Hardware>() {
     fn waits<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
             let all = range(0, 6 * M);
@@ -139,11 +122,13 @@ fn a_thread_that_waits_for_a_leaf_holds_no_table_itself() {
             assert_eq!(guard.collapse(all, BLOCK), Ok(2 * M));
         });
     }
-    on_each!(waits);
+    for bbm in BBM {
+        waits::<H>(H::usual(), bbm);
+    }
 }
+on!(a_thread_that_waits_for_a_leaf_holds_no_table_itself; npt, ept_2m);
 
-#[test]
-fn a_table_whose_link_is_held_stays_and_its_leaves_are_released() {
+fn a_table_whose_link_is_held_stays_and_its_leaves_are_released<H: Hardware>() {
     fn stays<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
             let all = range(0, 8 * M);
@@ -162,11 +147,13 @@ fn a_table_whose_link_is_held_stays_and_its_leaves_are_released() {
             assert_eq!(guard.write_protect(range(4 * M, 2 * M)), Ok(2 * M));
         });
     }
-    on_each!(stays);
+    for bbm in BBM {
+        stays::<H>(H::usual(), bbm);
+    }
 }
+on!(a_table_whose_link_is_held_stays_and_its_leaves_are_released; npt, ept_2m);
 
-#[test]
-fn a_panic_of_the_closure_that_chooses_blocks_makes_those_before_and_holds_no_leaf() {
+fn a_panic_of_the_closure_that_chooses_blocks_makes_those_before_and_holds_no_leaf<H: Hardware>() {
     fn panics<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
             let all = range(0, 6 * M);
@@ -185,11 +172,13 @@ fn a_panic_of_the_closure_that_chooses_blocks_makes_those_before_and_holds_no_le
             assert_eq!(given_back::<H>(tables, guard), 2);
         });
     }
-    on_each!(panics);
+    for bbm in BBM {
+        panics::<H>(H::usual(), bbm);
+    }
 }
+on!(a_panic_of_the_closure_that_chooses_blocks_makes_those_before_and_holds_no_leaf; npt, ept_2m);
 
-#[test]
-fn a_collapse_that_is_paused_holds_nothing_and_a_hole_does_not_end_a_batch() {
+fn a_collapse_that_is_paused_holds_nothing_and_a_hole_does_not_end_a_batch<H: Hardware>() {
     fn paused<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         on_stage_of::<H>(bbm, (format, 40, 16), |tables, guard, cache| {
             let all = range(0, 16 * M);
@@ -206,12 +195,14 @@ fn a_collapse_that_is_paused_holds_nothing_and_a_hole_does_not_end_a_batch() {
             assert_eq!(guard.counts().invalidations - before, 1);
         });
     }
-    on_each!(paused);
+    for bbm in BBM {
+        paused::<H>(H::usual(), bbm);
+    }
 }
+on!(a_collapse_that_is_paused_holds_nothing_and_a_hole_does_not_end_a_batch; npt, ept_2m);
 
 /// What the platform sees during the one invalidation of a batch.
-#[test]
-fn while_a_batch_is_invalidated_each_address_translates_or_stands_broken() {
+fn while_a_batch_is_invalidated_each_address_translates_or_stands_broken<H: Hardware>() {
     fn translates<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
             let all = range(0, 6 * M);
@@ -232,5 +223,8 @@ fn while_a_batch_is_invalidated_each_address_translates_or_stands_broken() {
             assert_eq!(*seen.borrow(), [[there; 3]]);
         });
     }
-    on_each!(translates);
+    for bbm in BBM {
+        translates::<H>(H::usual(), bbm);
+    }
 }
+on!(while_a_batch_is_invalidated_each_address_translates_or_stands_broken; npt, ept_2m);

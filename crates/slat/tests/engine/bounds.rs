@@ -2,13 +2,10 @@
 //! limit.
 
 use crate::common::hardware::Hardware;
-use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
-use crate::common::stage::{G, K, M, RAM, on_stage, range};
+use crate::common::stage::{G, K, M, RAM, ept, on_stage, range};
 use crate::common::world::{CacheOf, GuardOf};
 use crate::common::{Moment, TestPlatform};
-use slat::format::arm64::Arm64K4;
-use slat::format::ept::Ept1G;
 use slat::{
     Access, AddressSpace, Ageing, Ages, Attributes, BreakBeforeMake, Contended, Format, Gpa,
     GpaRange, Granted, Hpa, Owner, PageSize, Pages, Place, Rights, Skip, Software, TableCache,
@@ -24,10 +21,6 @@ const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 /// The turns that one call may wait.
 const PATIENCE: u64 = 1 << 12;
-
-fn ept() -> Ept1G {
-    Ept1G { output_bits: 48, ..Default::default() }
-}
 
 fn all() -> GpaRange {
     range(2 * M, 2 * M)
@@ -212,16 +205,15 @@ fn waits<H: Hardware>(format: H::Format) {
     }
 }
 
-#[test]
-fn an_operation_waits_one_patience_for_a_holder_that_never_comes_back() {
-    waits::<Arm<12>>(Arm64K4 { hardware_dirty: true, ..Default::default() });
-    waits::<Ept<true>>(ept());
+fn an_operation_waits_one_patience_for_a_holder_that_never_comes_back<H: Hardware>() {
+    waits::<H>(H::usual());
 }
+on!(an_operation_waits_one_patience_for_a_holder_that_never_comes_back);
 
 #[test]
 fn a_query_ends_while_a_mapping_of_that_address_is_told() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
-    let space = AddressSpace::new(ept(), Vmid(1), 40, &platform).unwrap();
+    let space = AddressSpace::new(ept::<true>(), Vmid(1), 40, &platform).unwrap();
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
@@ -246,7 +238,7 @@ fn a_query_ends_while_a_mapping_of_that_address_is_told() {
 fn a_query_with_interrupts_off_does_not_stop_an_invalidation() {
     // The hook outlives all borrows.
     let platform: &'static _ = Box::leak(Box::new(TestPlatform::new(BreakBeforeMake::Never)));
-    let mut space = AddressSpace::new(ept(), Vmid(1), 40, platform).unwrap();
+    let mut space = AddressSpace::new(ept::<true>(), Vmid(1), 40, platform).unwrap();
     let (page, read) = (range(2 * M, 4 * K), Attributes { write: false, ..RAM });
     space.map(page, Hpa(0), read, PAGE).unwrap();
     let space: &'static _ = Box::leak(Box::new(space));

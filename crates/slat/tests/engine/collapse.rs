@@ -1,11 +1,5 @@
 //! Which tables become blocks, and which do not: one leaf that differs in any way prevents it.
 
-use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
-#[cfg(feature = "every-format")]
-use crate::common::hardware::npt::Npt;
-#[cfg(feature = "every-format")]
-use crate::common::hardware::power::Core;
 use crate::common::hardware::{Config, Hardware};
 use crate::common::stage::{BBM, G, RAM, on_stage, range};
 use crate::common::world::{Mapping, Rule, World, size};
@@ -70,64 +64,48 @@ fn agrees<H: Hardware>(marks: bool) {
     }
 }
 
-#[test]
-fn a_table_becomes_a_block_only_if_its_leaves_agree_in_all_but_state() {
+fn a_table_becomes_a_block_only_if_its_leaves_agree_in_all_but_state<H: Hardware>() {
     for marks in [false, true] {
-        agrees::<Arm<12>>(marks);
-        #[cfg(feature = "every-format")]
-        agrees::<Arm<14>>(marks);
-        agrees::<Ept<true>>(marks);
-        #[cfg(feature = "every-format")]
-        agrees::<Npt<true>>(marks);
-        #[cfg(feature = "every-format")]
-        agrees::<Core<16, true>>(marks);
-        #[cfg(feature = "every-format")]
-        agrees::<Ept<false>>(marks);
+        agrees::<H>(marks);
     }
 }
+on!(
+    a_table_becomes_a_block_only_if_its_leaves_agree_in_all_but_state:
+    arm_16k, npt, radix_64k, ept_2m
+);
 
-#[test]
-fn a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_as_well() {
-    fn odd<H: Hardware>() {
-        let config = Config { forced_write_back: true, hardware_marks: true, split_execute: true };
-        let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::LAST_STRIDE));
-        let platform = TestPlatform::new(BBM[0]);
-        let mut world = World::<H>::new(&platform, BBM[0], H::format(&config), 40);
-        let map = |world: &mut World<'_, H>, at, hpa| {
-            let what = Mapping { hpa, attributes: RAM, largest: size(page) };
-            assert_eq!(world.map(range(at, block), what, 8), None);
-        };
-        map(&mut world, 0, 4 * block + page);
-        map(&mut world, block, 8 * block);
-        world.collapse(range(0, block), size(block));
-        // The ranges miss a page at either end, or the limit allows pages only.
-        world.collapse(range(block + page, block - page), size(block));
-        world.collapse(range(block, block - page), size(block));
-        world.collapse(range(0, 2 * block), size(page));
-        assert!(world.tree().runs.iter().all(|run| run.size == page));
-        world.collapse(range(0, 2 * block), size(block));
-        let sizes = [0, block].map(|at| world.tree().at(at).unwrap().size);
-        assert_eq!(sizes, [page, block]);
-        world.reclaim(true, true);
-        world.destroy();
-    }
-    odd::<Arm<12>>();
-    #[cfg(feature = "every-format")]
-    odd::<Arm<14>>();
-    #[cfg(feature = "every-format")]
-    odd::<Arm<16>>();
-    odd::<Ept<true>>();
-    #[cfg(feature = "every-format")]
-    odd::<Npt<true>>();
-    #[cfg(feature = "every-format")]
-    odd::<Core<16, true>>();
-    #[cfg(feature = "every-format")]
-    odd::<Ept<false>>();
+fn a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_as_well<
+    H: Hardware,
+>() {
+    let config = Config { forced_write_back: true, hardware_marks: true, split_execute: true };
+    let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::LAST_STRIDE));
+    let platform = TestPlatform::new(BBM[0]);
+    let mut world = World::<H>::new(&platform, BBM[0], H::format(&config), 40);
+    let map = |world: &mut World<'_, H>, at, hpa| {
+        let what = Mapping { hpa, attributes: RAM, largest: size(page) };
+        assert_eq!(world.map(range(at, block), what, 8), None);
+    };
+    map(&mut world, 0, 4 * block + page);
+    map(&mut world, block, 8 * block);
+    world.collapse(range(0, block), size(block));
+    // The ranges miss a page at either end, or the limit allows pages only.
+    world.collapse(range(block + page, block - page), size(block));
+    world.collapse(range(block, block - page), size(block));
+    world.collapse(range(0, 2 * block), size(page));
+    assert!(world.tree().runs.iter().all(|run| run.size == page));
+    world.collapse(range(0, 2 * block), size(block));
+    let sizes = [0, block].map(|at| world.tree().at(at).unwrap().size);
+    assert_eq!(sizes, [page, block]);
+    world.reclaim(true, true);
+    world.destroy();
 }
+on!(
+    a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_as_well:
+    arm_16k, arm_64k, npt, radix_64k, ept_2m
+);
 
 /// Hardware uses the table while its invalidation is under way, and afterwards.
-#[test]
-fn a_block_has_the_rights_and_the_state_of_its_pages_at_once() {
+fn a_block_has_the_rights_and_the_state_of_its_pages_at_once<H: Hardware>() {
     fn has<H: Hardware>(marks: bool, protected: bool, bbm: BreakBeforeMake) {
         let config =
             Config { forced_write_back: false, hardware_marks: marks, split_execute: false };
@@ -161,22 +139,18 @@ fn a_block_has_the_rights_and_the_state_of_its_pages_at_once() {
     }
     for bbm in BBM {
         for (marks, protected) in [(false, false), (true, false), (false, true), (true, true)] {
-            has::<Arm<12>>(marks, protected, bbm);
-            has::<Ept<true>>(marks, protected, bbm);
+            has::<H>(marks, protected, bbm);
         }
     }
 }
+on!(a_block_has_the_rights_and_the_state_of_its_pages_at_once);
 
-#[test]
-fn all_that_an_entry_of_the_root_covers_becomes_one_block() {
-    fn becomes<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 39, 4), |_, guard, cache| {
-            let all = range(0, G);
-            assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_2M, cache), Ok(G));
-            assert_eq!(guard.collapse(all, PageSize::SIZE_1G), Ok(G));
-            assert_eq!(guard.leaves(all).unwrap().count(), 1);
-        });
-    }
-    becomes::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
-    becomes::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+fn all_that_an_entry_of_the_root_covers_becomes_one_block<H: Hardware>() {
+    on_stage::<H>((H::usual(), 39, 4), |_, guard, cache| {
+        let all = range(0, G);
+        assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_2M, cache), Ok(G));
+        assert_eq!(guard.collapse(all, PageSize::SIZE_1G), Ok(G));
+        assert_eq!(guard.leaves(all).unwrap().count(), 1);
+    });
 }
+on!(all_that_an_entry_of_the_root_covers_becomes_one_block);

@@ -2,27 +2,16 @@
 
 use crate::common::Moment;
 use crate::common::hardware::Hardware;
-use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::Grouped;
-use crate::common::stage::{BBM, CLEAN, G, K, M, RAM, on_stage, on_stage_of, range};
+use crate::common::stage::{BBM, CLEAN, G, K, M, RAM, arm, ept, on_stage, on_stage_of, range};
 use crate::common::world::{CacheOf, GuardOf};
-use slat::format::arm64::Arm64K4;
-use slat::format::ept::Ept1G;
 use slat::{Attributes, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Software};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
-
-fn arm() -> Arm64K4 {
-    Arm64K4 { hardware_dirty: true, ..Default::default() }
-}
-
-fn ept() -> Ept1G {
-    Ept1G { output_bits: 48, ..Default::default() }
-}
 
 fn page(number: u64) -> GpaRange {
     range(number * 4 * K, 4 * K)
@@ -45,110 +34,96 @@ fn attributes<H: Hardware>(guard: &GuardOf<'_, '_, H>, gpa: u64) -> Attributes {
     guard.translate(Gpa(gpa)).unwrap().unwrap().attributes
 }
 
-#[test]
-fn a_table_is_read_up_to_the_leaf_that_differs_and_nobody_is_asked_about_it() {
-    fn reads<H: Hardware>(format: H::Format) {
-        let asked = |guard: &mut GuardOf<'_, '_, H>| {
-            let before = guard.counts().entries_read;
-            let result = guard.collapse_where(range(0, 2 * M), BLOCK, |_| panic!("they differ"));
-            assert_eq!(result, Ok(0));
-            // One entry of each table on the way is read.
-            guard.counts().entries_read - before - u64::from(guard.geometry().root_level)
-        };
-        let other = Some(Attributes { software: Software::A, ..RAM });
-        for (odd, what) in [(0, None), (1, None), (100, None), (1, other), (100, other)] {
-            on_stage::<H>((format, 39, 4), |_, guard, cache| {
-                map::<H>(guard, cache, (0, odd), (RAM, PAGE));
-                map::<H>(guard, cache, (odd + 1, 512), (RAM, PAGE));
-                if let Some(what) = what {
-                    map::<H>(guard, cache, (odd, odd + 1), (what, PAGE));
-                }
-                assert_eq!(asked(guard), odd + 1, "{what:?}");
-            });
-        }
-        // Memory whose address is no multiple of a block's size.
+fn a_table_is_read_up_to_the_leaf_that_differs_and_nobody_is_asked_about_it<H: Hardware>() {
+    let format = H::usual();
+    let asked = |guard: &mut GuardOf<'_, '_, H>| {
+        let before = guard.counts().entries_read;
+        let result = guard.collapse_where(range(0, 2 * M), BLOCK, |_| panic!("they differ"));
+        assert_eq!(result, Ok(0));
+        // One entry of each table on the way is read.
+        guard.counts().entries_read - before - u64::from(guard.geometry().root_level)
+    };
+    let other = Some(Attributes { software: Software::A, ..RAM });
+    for (odd, what) in [(0, None), (1, None), (100, None), (1, other), (100, other)] {
         on_stage::<H>((format, 39, 4), |_, guard, cache| {
-            guard.map(range(0, 2 * M), Hpa(4 * K), RAM, PAGE, cache).unwrap();
-            assert_eq!(asked(guard), 1);
+            map::<H>(guard, cache, (0, odd), (RAM, PAGE));
+            map::<H>(guard, cache, (odd + 1, 512), (RAM, PAGE));
+            if let Some(what) = what {
+                map::<H>(guard, cache, (odd, odd + 1), (what, PAGE));
+            }
+            assert_eq!(asked(guard), odd + 1, "{what:?}");
         });
     }
-    reads::<Arm<12>>(arm());
-    reads::<Ept<true>>(ept());
+    // Memory whose address is no multiple of a block's size.
+    on_stage::<H>((format, 39, 4), |_, guard, cache| {
+        guard.map(range(0, 2 * M), Hpa(4 * K), RAM, PAGE, cache).unwrap();
+        assert_eq!(asked(guard), 1);
+    });
 }
+on!(a_table_is_read_up_to_the_leaf_that_differs_and_nobody_is_asked_about_it);
 
-#[test]
-fn a_table_whose_second_leaf_is_missing_or_elsewhere_stays() {
-    fn stays<H: Hardware>(format: H::Format) {
-        let read = Attributes { write: false, ..RAM };
-        let cases = [
-            (PAGE, read, None),
-            // The memory of the first leaf once more; or that of a larger leaf's neighbour.
-            (PAGE, RAM, Some(0)),
-            (PAGE, RAM, Some(2 * M)),
-            (BLOCK, RAM, Some(G)),
-            (BLOCK, RAM, Some(512 * G)),
-        ];
-        for (size, what, second) in cases {
-            on_stage::<H>((format, 40, 4), |_, guard, cache| {
-                map::<H>(guard, cache, (0, 1), (what, size));
-                map::<H>(guard, cache, (2, 512), (what, size));
-                if let Some(hpa) = second {
-                    let at = range(size.bytes(), size.bytes());
-                    guard.map(at, Hpa(hpa), what, size, cache).unwrap();
-                }
-                let all = range(0, 512 * size.bytes());
-                let to = PageSize::from_bytes(all.size()).unwrap();
-                assert_eq!(guard.collapse(all, to), Ok(0), "{size}, {second:x?}");
-            });
-        }
+fn a_table_whose_second_leaf_is_missing_or_elsewhere_stays<H: Hardware>() {
+    let read = Attributes { write: false, ..RAM };
+    let cases = [
+        (PAGE, read, None),
+        // The memory of the first leaf once more; or that of a larger leaf's neighbour.
+        (PAGE, RAM, Some(0)),
+        (PAGE, RAM, Some(2 * M)),
+        (BLOCK, RAM, Some(G)),
+        (BLOCK, RAM, Some(512 * G)),
+    ];
+    for (size, what, second) in cases {
+        on_stage::<H>((H::usual(), 40, 4), |_, guard, cache| {
+            map::<H>(guard, cache, (0, 1), (what, size));
+            map::<H>(guard, cache, (2, 512), (what, size));
+            if let Some(hpa) = second {
+                let at = range(size.bytes(), size.bytes());
+                guard.map(at, Hpa(hpa), what, size, cache).unwrap();
+            }
+            let all = range(0, 512 * size.bytes());
+            let to = PageSize::from_bytes(all.size()).unwrap();
+            assert_eq!(guard.collapse(all, to), Ok(0), "{size}, {second:x?}");
+        });
     }
-    stays::<Arm<12>>(arm());
-    stays::<Ept<true>>(ept());
 }
+on!(a_table_whose_second_leaf_is_missing_or_elsewhere_stays);
 
-#[test]
-fn a_page_that_is_cleaned_while_its_table_is_looked_at_leaves_the_block_clean() {
-    fn cleaned<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 4), |tables, guard, cache| {
-            map::<H>(guard, cache, (0, 1), (RAM, PAGE));
-            map::<H>(guard, cache, (1, 512), (CLEAN, PAGE));
+fn a_page_that_is_cleaned_while_its_table_is_looked_at_leaves_the_block_clean<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 4), |tables, guard, cache| {
+        map::<H>(guard, cache, (0, 1), (RAM, PAGE));
+        map::<H>(guard, cache, (1, 512), (CLEAN, PAGE));
+        let mut member = guard.platform().join();
+        let other = RefCell::new(tables.enter(&mut member).unwrap());
+        let done = guard.collapse_where(range(0, 2 * M), BLOCK, |first| {
+            first.dirty && other.borrow_mut().clean(page(0)) == Ok(4 * K)
+        });
+        assert_eq!(done, Ok(2 * M));
+        assert_eq!(attributes::<H>(guard, 0), Attributes { accessed: true, ..CLEAN });
+    });
+}
+on!(a_page_that_is_cleaned_while_its_table_is_looked_at_leaves_the_block_clean);
+
+fn a_page_that_loses_a_right_while_its_table_is_looked_at_keeps_the_table_and_none_is_held<
+    H: Hardware,
+>() {
+    for odd in [0, 5, 511] {
+        on_stage::<H>((H::usual(), 40, 4), |tables, guard, cache| {
+            map::<H>(guard, cache, (0, 512), (RAM, PAGE));
             let mut member = guard.platform().join();
             let other = RefCell::new(tables.enter(&mut member).unwrap());
-            let done = guard.collapse_where(range(0, 2 * M), BLOCK, |first| {
-                first.dirty && other.borrow_mut().clean(page(0)) == Ok(4 * K)
+            let done = guard.collapse_where(range(0, 2 * M), BLOCK, |_| {
+                other.borrow_mut().write_protect(page(odd)) == Ok(4 * K)
             });
-            assert_eq!(done, Ok(2 * M));
-            assert_eq!(attributes::<H>(guard, 0), Attributes { accessed: true, ..CLEAN });
+            assert_eq!(done, Ok(0));
+            assert_eq!(H::of(tables).tree(guard.platform()).marks, 0, "{odd}");
+            let writable = [0, 4, 5, 6, 511].map(|n| attributes::<H>(guard, n * 4 * K).write);
+            assert_eq!(writable, [0, 4, 5, 6, 511].map(|n| n != odd));
         });
     }
-    cleaned::<Arm<12>>(arm());
-    cleaned::<Ept<true>>(ept());
 }
+on!(a_page_that_loses_a_right_while_its_table_is_looked_at_keeps_the_table_and_none_is_held);
 
-#[test]
-fn a_page_that_loses_a_right_while_its_table_is_looked_at_keeps_the_table_and_none_is_held() {
-    fn keeps<H: Hardware>(format: H::Format) {
-        for odd in [0, 5, 511] {
-            on_stage::<H>((format, 40, 4), |tables, guard, cache| {
-                map::<H>(guard, cache, (0, 512), (RAM, PAGE));
-                let mut member = guard.platform().join();
-                let other = RefCell::new(tables.enter(&mut member).unwrap());
-                let done = guard.collapse_where(range(0, 2 * M), BLOCK, |_| {
-                    other.borrow_mut().write_protect(page(odd)) == Ok(4 * K)
-                });
-                assert_eq!(done, Ok(0));
-                assert_eq!(H::of(tables).tree(guard.platform()).marks, 0, "{odd}");
-                let writable = [0, 4, 5, 6, 511].map(|n| attributes::<H>(guard, n * 4 * K).write);
-                assert_eq!(writable, [0, 4, 5, 6, 511].map(|n| n != odd));
-            });
-        }
-    }
-    keeps::<Arm<12>>(arm());
-    keeps::<Ept<true>>(ept());
-}
-
-#[test]
-fn a_block_was_used_if_two_of_its_pages_were() {
+fn a_block_was_used_if_two_of_its_pages_were<H: Hardware>() {
     fn used<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         on_stage_of::<H>(bbm, (format, 40, 4), |_, guard, cache| {
             for (pages, what) in [((0, 3), CLEAN), ((3, 5), RAM), ((5, 512), CLEAN)] {
@@ -159,10 +134,10 @@ fn a_block_was_used_if_two_of_its_pages_were() {
         });
     }
     for bbm in BBM {
-        used::<Arm<12>>(arm(), bbm);
-        used::<Ept<true>>(ept(), bbm);
+        used::<H>(H::usual(), bbm);
     }
 }
+on!(a_block_was_used_if_two_of_its_pages_were);
 
 /// The block stands while the leaves are invalidated: if it were not accessed, vCPUs could fault.
 #[test]

@@ -52,6 +52,13 @@ fn with_consumers<H: Hardware>(
     assert_eq!(platform.live(), 0, "frames leaked");
 }
 
+/// As [`with_consumers`], on CPUs that demand a break, and on others.
+fn on_both<H: Hardware>(body: impl for<'t, 'p> Fn(&mut Fixture<'_, 't, 'p, H>)) {
+    for bbm in [BreakBeforeMake::Always, BreakBeforeMake::Never] {
+        with_consumers::<H>(bbm, &body);
+    }
+}
+
 struct Fixture<'c, 't, 'p, H: Hardware> {
     platform: &'p TestPlatform,
     tables: &'t TablesOf<'p, H>,
@@ -102,35 +109,13 @@ impl<H: Hardware> Fixture<'_, '_, '_, H> {
 }
 
 macro_rules! on_every_format {
-    ($($(#[$attribute:meta])* fn $name:ident = $test:ident($($argument:expr),*);)*) => {$(
-        #[test]
-        $(#[$attribute])*
-        fn $name() {
-            for bbm in [BreakBeforeMake::Always, BreakBeforeMake::Never] {
-                $test::<Arm<12>>(bbm $(, $argument)*);
-                $test::<Ept<true>>(bbm $(, $argument)*);
-                #[cfg(feature = "every-format")]
-                $test::<Npt<true>>(bbm $(, $argument)*);
-                #[cfg(feature = "every-format")]
-                $test::<Hart<true>>(bbm $(, $argument)*);
-                #[cfg(feature = "every-format")]
-                $test::<Core<16, true>>(bbm $(, $argument)*);
-            }
-        }
-    )*};
+    ($test:ident) => {
+        on!($test; npt, riscv, radix_64k);
+    };
 }
 
-on_every_format! {
-    fn what_one_consumer_has_taken_is_dirty_for_the_other_once = views();
-    fn what_is_taken_for_no_consumer_is_dirty_for_all_consumers = nobody();
-    fn a_page_that_is_taken_out_says_for_each_consumer_whether_it_is_dirty = taken_out();
-    fn a_mark_goes_to_all_pages_of_a_block_and_comes_back_to_it = shapes();
-    fn a_consumer_that_takes_a_mark_alone_owes_an_invalidation = owes();
-    fn a_consumers_mark_is_no_bit_of_the_users = not_the_users();
-}
-
-fn views<H: Hardware>(bbm: BreakBeforeMake) {
-    with_consumers::<H>(bbm, |fixture| {
+fn what_one_consumer_has_taken_is_dirty_for_the_other_once<H: Hardware>() {
+    on_both::<H>(|fixture| {
         let page = H::size(0);
         let (all, [log, pager]) = (range(0, 4 * page), fixture.consumers);
         fixture
@@ -154,9 +139,10 @@ fn views<H: Hardware>(bbm: BreakBeforeMake) {
         assert_eq!(fixture.harvest(Some(pager), all), Ok((0..4).map(|n| n * page).collect()));
     });
 }
+on_every_format!(what_one_consumer_has_taken_is_dirty_for_the_other_once);
 
-fn nobody<H: Hardware>(bbm: BreakBeforeMake) {
-    with_consumers::<H>(bbm, |fixture| {
+fn what_is_taken_for_no_consumer_is_dirty_for_all_consumers<H: Hardware>() {
+    on_both::<H>(|fixture| {
         let page = H::size(0);
         let (all, [log, pager]) = (range(0, 2 * page), fixture.consumers);
         fixture
@@ -176,9 +162,10 @@ fn nobody<H: Hardware>(bbm: BreakBeforeMake) {
         assert_eq!(fixture.harvest(None, all), Ok([].into()));
     });
 }
+on_every_format!(what_is_taken_for_no_consumer_is_dirty_for_all_consumers);
 
-fn taken_out<H: Hardware>(bbm: BreakBeforeMake) {
-    with_consumers::<H>(bbm, |fixture| {
+fn a_page_that_is_taken_out_says_for_each_consumer_whether_it_is_dirty<H: Hardware>() {
+    on_both::<H>(|fixture| {
         let page = H::size(0);
         let (all, [log, pager]) = (range(0, 4 * page), fixture.consumers);
         let small = PageSize::from_bytes(page).unwrap();
@@ -203,9 +190,10 @@ fn taken_out<H: Hardware>(bbm: BreakBeforeMake) {
         assert_eq!(fixture.harvest(Some(pager), all), Ok([0, page].into()));
     });
 }
+on_every_format!(a_page_that_is_taken_out_says_for_each_consumer_whether_it_is_dirty);
 
-fn shapes<H: Hardware>(bbm: BreakBeforeMake) {
-    with_consumers::<H>(bbm, |fixture| {
+fn a_mark_goes_to_all_pages_of_a_block_and_comes_back_to_it<H: Hardware>() {
+    on_both::<H>(|fixture| {
         let (page, block) = (H::size(0), H::size(1));
         let (all, [log, pager]) = (range(0, block), fixture.consumers);
         let (small, large) =
@@ -238,9 +226,10 @@ fn shapes<H: Hardware>(bbm: BreakBeforeMake) {
         assert_eq!(fixture.harvest(Some(pager), all), Ok(every));
     });
 }
+on_every_format!(a_mark_goes_to_all_pages_of_a_block_and_comes_back_to_it);
 
-fn owes<H: Hardware>(bbm: BreakBeforeMake) {
-    with_consumers::<H>(bbm, |fixture| {
+fn a_consumer_that_takes_a_mark_alone_owes_an_invalidation<H: Hardware>() {
+    on_both::<H>(|fixture| {
         let page = H::size(0);
         let (all, [log, pager]) = (range(0, page), fixture.consumers);
         fixture
@@ -262,9 +251,10 @@ fn owes<H: Hardware>(bbm: BreakBeforeMake) {
         late.complete();
     });
 }
+on_every_format!(a_consumer_that_takes_a_mark_alone_owes_an_invalidation);
 
-fn not_the_users<H: Hardware>(bbm: BreakBeforeMake) {
-    with_consumers::<H>(bbm, |fixture| {
+fn a_consumers_mark_is_no_bit_of_the_users<H: Hardware>() {
+    on_both::<H>(|fixture| {
         let page = H::size(0);
         let all = range(0, page);
         let [log, pager] = fixture.consumers.map(Consumer::mark);
@@ -294,6 +284,7 @@ fn not_the_users<H: Hardware>(bbm: BreakBeforeMake) {
         }
     });
 }
+on_every_format!(a_consumers_mark_is_no_bit_of_the_users);
 
 #[test]
 fn a_consumer_is_refused_where_it_has_no_mark_of_its_own() {

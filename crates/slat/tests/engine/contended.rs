@@ -4,25 +4,14 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
-#[cfg(feature = "every-format")]
-use crate::common::hardware::npt::{self, Npt};
-use crate::common::stage::{CLEAN, K, M, RAM, on_stage, range, refused, says};
+use crate::common::stage::{CLEAN, K, M, RAM, arm, ept, on_stage, range, refused, says};
 use crate::common::world::{CacheOf, GuardOf, TablesOf};
 use crate::common::{Moment, TestPlatform, destroy};
-use slat::format::arm64::Arm64K4;
 use slat::{
     Access, Aged, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Contended, Gpa, Hpa,
     MapError, PageSize, Place, Skip, SplitError, TableCache, Tables, UnmapError, Vmid,
 };
 use std::sync::atomic::Ordering::SeqCst;
-
-fn arm() -> Arm64K4 {
-    Arm64K4 { hardware_dirty: true, ..Default::default() }
-}
-
-fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
-    slat::format::ept::Ept { output_bits: 48, ..Default::default() }
-}
 
 /// Makes sixteen pages from 2m on. The fourth, at 2m + 12k, is held, and afterwards as it was.
 fn with_held<H: Hardware>(
@@ -87,88 +76,70 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
     });
 }
 
-#[test]
-fn an_entry_that_one_thread_holds_is_contended_for_all_others() {
+fn an_entry_that_one_thread_holds_is_contended_for_all_others<H: Hardware>() {
     for sealed in [false, true] {
-        everybody_says_so::<Arm<12>>(arm(), sealed);
-        everybody_says_so::<Ept<true>>(ept(), sealed);
-        #[cfg(feature = "every-format")]
-        everybody_says_so::<Npt<true>>(npt::FORMAT, sealed);
-        #[cfg(feature = "every-format")]
-        everybody_says_so::<Ept<false>>(ept(), sealed);
+        everybody_says_so::<H>(H::usual(), sealed);
     }
 }
+on!(an_entry_that_one_thread_holds_is_contended_for_all_others; npt, ept_2m);
 
-#[test]
-fn an_entry_that_is_held_is_noticed_among_those_that_need_no_change() {
-    fn notices<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-            // The page was not used or written, nor can it be written.
-            let pages = range(2 * M, PAGES);
-            let quiet = Attributes { write: false, ..CLEAN };
-            assert_eq!(guard.map(pages, Hpa(0), quiet, PageSize::SIZE_4K, cache), Ok(PAGES));
-            let (pte, _) = H::of(tables).pte(guard.platform(), HELD);
-            let raw = pte.swap(H::MARK, SeqCst);
+fn an_entry_that_is_held_is_noticed_among_those_that_need_no_change<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+        // The page was not used or written, nor can it be written.
+        let pages = range(2 * M, PAGES);
+        let quiet = Attributes { write: false, ..CLEAN };
+        assert_eq!(guard.map(pages, Hpa(0), quiet, PageSize::SIZE_4K, cache), Ok(PAGES));
+        let (pte, _) = H::of(tables).pte(guard.platform(), HELD);
+        let raw = pte.swap(H::MARK, SeqCst);
+        let why = ChangeError::Contended;
+        refused(guard.write_protect(pages), HELD, why);
+        refused(guard.write_protect_subtrees(pages), HELD, why);
+        refused(guard.clean(pages), HELD, why);
+        refused(guard.harvest(pages, &mut [0]), HELD, why);
+        let (mut young, mut unanswered) = ([0], [0]);
+        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+        let aged = guard.age(pages, &mut ages, Ageing::LEAVES);
+        assert_eq!(aged, Ok(Aged { young: 0, unanswered: 1 }));
+        assert_eq!((young, unanswered), ([0], [0b1000]));
+        assert_eq!(pte.swap(raw, SeqCst), H::MARK);
+    });
+}
+on!(an_entry_that_is_held_is_noticed_among_those_that_need_no_change);
+
+fn an_entry_that_is_held_is_noticed_among_empty_ones<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+        // A page in the third run of its table; an entry is held in the first, then in the
+        // fourth.
+        let page = range(2 * M + 64 * K, 4 * K);
+        assert_eq!(guard.map(page, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(4 * K));
+        for held in [2 * M + 12 * K, 2 * M + 108 * K] {
+            let (pte, _) = H::of(tables).pte(guard.platform(), held);
+            assert_eq!(pte.swap(H::MARK, SeqCst), 0);
             let why = ChangeError::Contended;
-            refused(guard.write_protect(pages), HELD, why);
-            refused(guard.write_protect_subtrees(pages), HELD, why);
-            refused(guard.clean(pages), HELD, why);
-            refused(guard.harvest(pages, &mut [0]), HELD, why);
-            let (mut young, mut unanswered) = ([0], [0]);
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            let aged = guard.age(pages, &mut ages, Ageing::LEAVES);
-            assert_eq!(aged, Ok(Aged { young: 0, unanswered: 1 }));
-            assert_eq!((young, unanswered), ([0], [0b1000]));
-            assert_eq!(pte.swap(raw, SeqCst), H::MARK);
-        });
-    }
-    notices::<Arm<12>>(arm());
-    notices::<Ept<true>>(ept());
+            refused(guard.execute_protect(range(2 * M, 128 * K)), held, why);
+            refused(guard.write_protect(range(2 * M, 128 * K)), held, why);
+            assert_eq!(pte.swap(0, SeqCst), H::MARK);
+        }
+    });
 }
+on!(an_entry_that_is_held_is_noticed_among_empty_ones);
 
-#[test]
-fn an_entry_that_is_held_is_noticed_among_empty_ones() {
-    fn notices<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-            // A page in the third run of its table; an entry is held in the first, then in the
-            // fourth.
-            let page = range(2 * M + 64 * K, 4 * K);
-            assert_eq!(guard.map(page, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(4 * K));
-            for held in [2 * M + 12 * K, 2 * M + 108 * K] {
-                let (pte, _) = H::of(tables).pte(guard.platform(), held);
-                assert_eq!(pte.swap(H::MARK, SeqCst), 0);
-                let why = ChangeError::Contended;
-                refused(guard.execute_protect(range(2 * M, 128 * K)), held, why);
-                refused(guard.write_protect(range(2 * M, 128 * K)), held, why);
-                assert_eq!(pte.swap(0, SeqCst), H::MARK);
-            }
-        });
-    }
-    notices::<Arm<12>>(arm());
-    notices::<Ept<true>>(ept());
+fn a_table_that_stays_linked_while_it_is_retired_is_contended<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+        let pages = range(2 * M, PAGES);
+        assert_eq!(guard.map(pages, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(PAGES));
+        let (pte, _) = H::of(tables).pte(guard.platform(), HELD);
+        let raw = pte.swap(<H::Format as slat::Format>::retired(Hpa(0)), SeqCst);
+        // From the table's first page, and from a later one.
+        for start in [2 * M, 2 * M + 4 * K] {
+            refused(guard.write_protect(range(start, 32 * K)), start, ChangeError::Contended);
+        }
+        pte.store(raw, SeqCst);
+    });
 }
+on!(a_table_that_stays_linked_while_it_is_retired_is_contended);
 
-#[test]
-fn a_table_that_stays_linked_while_it_is_retired_is_contended() {
-    fn stays<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-            let pages = range(2 * M, PAGES);
-            assert_eq!(guard.map(pages, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(PAGES));
-            let (pte, _) = H::of(tables).pte(guard.platform(), HELD);
-            let raw = pte.swap(<H::Format as slat::Format>::retired(Hpa(0)), SeqCst);
-            // From the table's first page, and from a later one.
-            for start in [2 * M, 2 * M + 4 * K] {
-                refused(guard.write_protect(range(start, 32 * K)), start, ChangeError::Contended);
-            }
-            pte.store(raw, SeqCst);
-        });
-    }
-    stays::<Arm<12>>(arm());
-    stays::<Ept<true>>(ept());
-}
-
-#[test]
-fn the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported() {
+fn the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported<H: Hardware>() {
     fn ages<H: Hardware>(format: H::Format, sealed: bool) {
         with_held::<H>(format, sealed, |tables, guard, _| {
             let pages = range(2 * M, PAGES);
@@ -200,12 +171,10 @@ fn the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported() {
         });
     }
     for sealed in [false, true] {
-        ages::<Arm<12>>(arm(), sealed);
-        ages::<Ept<true>>(ept(), sealed);
-        #[cfg(feature = "every-format")]
-        ages::<Npt<true>>(npt::FORMAT, sealed);
+        ages::<H>(H::usual(), sealed);
     }
 }
+on!(the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported; npt);
 
 /// Makes pages from 2m to 4m, of which the entries of the first 64 are retired so far, by a thread
 /// that does not go on.
@@ -223,48 +192,41 @@ fn with_retired<H: Hardware>(format: H::Format, body: impl FnOnce(&mut GuardOf<'
     });
 }
 
-#[test]
-fn ageing_does_not_wait_for_a_table_that_is_being_unmapped() {
-    fn ages<H: Hardware>(format: H::Format) {
-        for skip in [Skip::Nothing, Skip::Hint, Skip::Exact] {
-            with_retired::<H>(format, |guard| {
-                let (mut young, mut unanswered) = ([0; 8], [0; 8]);
-                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                let before = guard.counts().entries_read;
-                let how = Ageing { clear: true, skip, fresh: false };
-                let aged = guard.age(range(2 * M, 2 * M), &mut ages, how);
-                assert_eq!(aged, Ok(Aged { young: 448, unanswered: 64 }));
-                assert_eq!((young[0], unanswered[0], unanswered[1]), (0, !0, 0));
-                let read = guard.counts().entries_read - before;
-                assert!(read < 2 * 512, "{read} entries were read for 512 pages");
-            });
-        }
-    }
-    ages::<Arm<12>>(arm());
-    ages::<Ept<true>>(ept());
-}
-
-#[test]
-fn a_list_of_leaves_names_each_page_of_a_table_that_is_being_unmapped() {
-    fn lists<H: Hardware>(format: H::Format) {
-        with_retired::<H>(format, |guard| {
-            let leaves: Vec<_> = guard.leaves(range(2 * M, 2 * M)).unwrap().collect();
-            for (page, leaf) in leaves.iter().enumerate() {
-                let at = Gpa(2 * M + page as u64 * 4 * K);
-                assert_eq!(
-                    leaf.map(|leaf| leaf.gpa),
-                    if page < 64 { Err(Contended { at }) } else { Ok(at) }
-                );
-            }
-            assert_eq!(leaves.len(), 512);
+fn ageing_does_not_wait_for_a_table_that_is_being_unmapped<H: Hardware>() {
+    for skip in [Skip::Nothing, Skip::Hint, Skip::Exact] {
+        with_retired::<H>(H::usual(), |guard| {
+            let (mut young, mut unanswered) = ([0; 8], [0; 8]);
+            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let before = guard.counts().entries_read;
+            let how = Ageing { clear: true, skip, fresh: false };
+            let aged = guard.age(range(2 * M, 2 * M), &mut ages, how);
+            assert_eq!(aged, Ok(Aged { young: 448, unanswered: 64 }));
+            assert_eq!((young[0], unanswered[0], unanswered[1]), (0, !0, 0));
+            let read = guard.counts().entries_read - before;
+            assert!(read < 2 * 512, "{read} entries were read for 512 pages");
         });
     }
-    lists::<Arm<12>>(arm());
-    lists::<Ept<true>>(ept());
 }
+on!(ageing_does_not_wait_for_a_table_that_is_being_unmapped);
 
-#[test]
-fn an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_one_is() {
+fn a_list_of_leaves_names_each_page_of_a_table_that_is_being_unmapped<H: Hardware>() {
+    with_retired::<H>(H::usual(), |guard| {
+        let leaves: Vec<_> = guard.leaves(range(2 * M, 2 * M)).unwrap().collect();
+        for (page, leaf) in leaves.iter().enumerate() {
+            let at = Gpa(2 * M + page as u64 * 4 * K);
+            assert_eq!(
+                leaf.map(|leaf| leaf.gpa),
+                if page < 64 { Err(Contended { at }) } else { Ok(at) }
+            );
+        }
+        assert_eq!(leaves.len(), 512);
+    });
+}
+on!(a_list_of_leaves_names_each_page_of_a_table_that_is_being_unmapped);
+
+fn an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_one_is<
+    H: Hardware,
+>() {
     fn looks<H: Hardware>(format: H::Format, sealed: bool) {
         with_held::<H>(format, sealed, |_, guard, cache| {
             let at = Gpa(HELD + 5);
@@ -294,15 +256,12 @@ fn an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_on
         });
     }
     for sealed in [false, true] {
-        looks::<Arm<12>>(arm(), sealed);
-        looks::<Ept<true>>(ept(), sealed);
-        #[cfg(feature = "every-format")]
-        looks::<Npt<true>>(npt::FORMAT, sealed);
+        looks::<H>(H::usual(), sealed);
     }
 }
+on!(an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_one_is; npt);
 
-#[test]
-fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are() {
+fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are<H: Hardware>() {
     fn collapses<H: Hardware>(format: H::Format, sealed: bool) {
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
             let all = range(0, 6 * M);
@@ -327,12 +286,10 @@ fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are() {
         });
     }
     for sealed in [false, true] {
-        collapses::<Arm<12>>(arm(), sealed);
-        collapses::<Ept<true>>(ept(), sealed);
-        #[cfg(feature = "every-format")]
-        collapses::<Npt<true>>(npt::FORMAT, sealed);
+        collapses::<H>(H::usual(), sealed);
     }
 }
+on!(a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are; npt);
 
 #[test]
 fn another_threads_push_down_makes_a_fault_contended_but_not_a_new_round() {
@@ -405,100 +362,86 @@ fn a_table_whose_child_is_held_does_not_get_the_right_to_write() {
     });
 }
 
-#[test]
-fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block() {
-    fn loses<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
-        let hardware = H::of(&tables);
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
-        let mut storage = [const { None }; 4];
-        let mut cache = TableCache::new(&platform, &mut storage);
-        cache.fill(4).unwrap();
-        let all = range(0, 4 * M);
-        assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_2M, &mut cache), Ok(4 * M));
-        drop(cache);
-        let mut cache = TableCache::new(&platform, &mut storage);
-        cache.fill(1).unwrap();
-        // Other software freezes the first block while its table is built. The second block finds
-        // the cache empty; the walk goes back to the first, and waits.
+fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block<H: Hardware>() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let tables = Tables::new(H::usual(), Vmid(1), 40, &platform).unwrap();
+    let hardware = H::of(&tables);
+    let mut member = platform.join();
+    let mut guard = tables.enter(&mut member).unwrap();
+    let mut storage = [const { None }; 4];
+    let mut cache = TableCache::new(&platform, &mut storage);
+    cache.fill(4).unwrap();
+    let all = range(0, 4 * M);
+    assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_2M, &mut cache), Ok(4 * M));
+    drop(cache);
+    let mut cache = TableCache::new(&platform, &mut storage);
+    cache.fill(1).unwrap();
+    // Other software freezes the first block while its table is built. The second block finds
+    // the cache empty; the walk goes back to the first, and waits.
+    platform.meanwhile(Some(Box::new(move |platform, moment| {
+        if moment == Moment::Fill {
+            hardware.pte(platform, 0).0.store(H::MARK, SeqCst);
+        }
+    })));
+    let result = guard.split(all, PageSize::SIZE_4K, &mut cache);
+    platform.meanwhile(None);
+    let text = refused(result, 0, SplitError::Contended);
+    says(&text, &["0x0", "changed by somebody else"]);
+    assert_eq!(cache.len(), 1, "the table went back to the cache");
+    hardware.pte(&platform, 0).0.store(0, SeqCst);
+    drop((cache, guard));
+    destroy(tables);
+    assert_eq!(platform.live(), 0);
+}
+on!(a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block; npt, ept_2m);
+
+fn all_blocks_that_change_while_they_wait_are_split_after_all<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+        let (hardware, platform) = (H::of(tables), guard.platform());
+        let blocks = range(0, 6 * M);
+        assert_eq!(guard.map(blocks, Hpa(0), CLEAN, PageSize::SIZE_2M, cache), Ok(6 * M));
+        // Hardware uses all three blocks while the table of the last is built.
+        let mut filled = 0;
         platform.meanwhile(Some(Box::new(move |platform, moment| {
-            if moment == Moment::Fill {
-                hardware.pte(platform, 0).0.store(H::MARK, SeqCst);
+            filled += usize::from(moment == Moment::Fill);
+            if moment == Moment::Fill && filled == 7 {
+                for at in [0, 2 * M, 4 * M] {
+                    hardware.access(platform, hardware.root(), at, false);
+                }
             }
         })));
-        let result = guard.split(all, PageSize::SIZE_4K, &mut cache);
+        let done = guard.split(range(0, 8 * M), PageSize::SIZE_4K, cache);
         platform.meanwhile(None);
-        let text = refused(result, 0, SplitError::Contended);
-        says(&text, &["0x0", "changed by somebody else"]);
-        assert_eq!(cache.len(), 1, "the table went back to the cache");
-        hardware.pte(&platform, 0).0.store(0, SeqCst);
-        drop((cache, guard));
-        destroy(tables);
-        assert_eq!(platform.live(), 0);
-    }
-    loses::<Arm<12>>(arm());
-    loses::<Ept<true>>(ept());
-    #[cfg(feature = "every-format")]
-    loses::<Npt<true>>(npt::FORMAT);
-    #[cfg(feature = "every-format")]
-    loses::<Ept<false>>(ept());
+        assert_eq!(done, Ok(6 * M));
+        assert_eq!(guard.leaves(blocks).unwrap().count(), 3 * 512);
+        let accessed = |leaf: Result<slat::Leaf, _>| leaf.unwrap().attributes.accessed;
+        assert!(guard.leaves(blocks).unwrap().all(accessed), "what hardware marked is kept");
+    });
 }
+on!(all_blocks_that_change_while_they_wait_are_split_after_all);
 
-#[test]
-fn all_blocks_that_change_while_they_wait_are_split_after_all() {
-    fn loses<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-            let (hardware, platform) = (H::of(tables), guard.platform());
-            let blocks = range(0, 6 * M);
-            assert_eq!(guard.map(blocks, Hpa(0), CLEAN, PageSize::SIZE_2M, cache), Ok(6 * M));
-            // Hardware uses all three blocks while the table of the last is built.
-            let mut filled = 0;
-            platform.meanwhile(Some(Box::new(move |platform, moment| {
-                filled += usize::from(moment == Moment::Fill);
-                if moment == Moment::Fill && filled == 7 {
-                    for at in [0, 2 * M, 4 * M] {
-                        hardware.access(platform, hardware.root(), at, false);
-                    }
-                }
-            })));
-            let done = guard.split(range(0, 8 * M), PageSize::SIZE_4K, cache);
-            platform.meanwhile(None);
-            assert_eq!(done, Ok(6 * M));
-            assert_eq!(guard.leaves(blocks).unwrap().count(), 3 * 512);
-            let accessed = |leaf: Result<slat::Leaf, _>| leaf.unwrap().attributes.accessed;
-            assert!(guard.leaves(blocks).unwrap().all(accessed), "what hardware marked is kept");
-        });
-    }
-    loses::<Arm<12>>(arm());
-    loses::<Ept<true>>(ept());
+fn a_large_block_that_changes_while_it_waits_is_split_after_all_and_its_tables_come_back<
+    H: Hardware,
+>() {
+    on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+        let (hardware, platform) = (H::of(tables), guard.platform());
+        let block = range(0, 1 << 30);
+        assert_eq!(guard.map(block, Hpa(0), CLEAN, PageSize::SIZE_1G, cache), Ok(1 << 30));
+        let left = cache.len();
+        let mut used = false;
+        platform.meanwhile(Some(Box::new(move |platform, moment| {
+            if moment == Moment::Fill && !std::mem::replace(&mut used, true) {
+                hardware.access(platform, hardware.root(), 0, false);
+            }
+        })));
+        let done = guard.split(range(4 * K, 4 * K), PageSize::SIZE_4K, cache);
+        platform.meanwhile(None);
+        assert_eq!(done, Ok(1 << 30));
+        assert_eq!(cache.len(), left - 2, "a table of blocks, and one of pages");
+        assert_eq!(guard.leaves(block).unwrap().count(), 511 + 512);
+    });
 }
-
-#[test]
-fn a_large_block_that_changes_while_it_waits_is_split_after_all_and_its_tables_come_back() {
-    fn loses<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-            let (hardware, platform) = (H::of(tables), guard.platform());
-            let block = range(0, 1 << 30);
-            assert_eq!(guard.map(block, Hpa(0), CLEAN, PageSize::SIZE_1G, cache), Ok(1 << 30));
-            let left = cache.len();
-            let mut used = false;
-            platform.meanwhile(Some(Box::new(move |platform, moment| {
-                if moment == Moment::Fill && !std::mem::replace(&mut used, true) {
-                    hardware.access(platform, hardware.root(), 0, false);
-                }
-            })));
-            let done = guard.split(range(4 * K, 4 * K), PageSize::SIZE_4K, cache);
-            platform.meanwhile(None);
-            assert_eq!(done, Ok(1 << 30));
-            assert_eq!(cache.len(), left - 2, "a table of blocks, and one of pages");
-            assert_eq!(guard.leaves(block).unwrap().count(), 511 + 512);
-        });
-    }
-    loses::<Arm<12>>(arm());
-    loses::<Ept<true>>(ept());
-}
+on!(a_large_block_that_changes_while_it_waits_is_split_after_all_and_its_tables_come_back);
 
 #[test]
 fn a_collapse_says_where_the_first_of_the_tables_is_that_it_left() {
@@ -518,8 +461,7 @@ fn a_collapse_says_where_the_first_of_the_tables_is_that_it_left() {
 }
 
 /// The state that hardware sets while a block is built from its pages goes into the block.
-#[test]
-fn what_hardware_sets_in_a_table_that_is_unlinked_is_in_the_block() {
+fn what_hardware_sets_in_a_table_that_is_unlinked_is_in_the_block<H: Hardware>() {
     fn collapses<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let platform = TestPlatform::new(bbm);
         let mut world = crate::common::world::World::<H>::new(&platform, bbm, format, 40);
@@ -536,11 +478,7 @@ fn what_hardware_sets_in_a_table_that_is_unlinked_is_in_the_block() {
         world.destroy();
     }
     for bbm in crate::common::stage::BBM {
-        collapses::<Arm<12>>(arm(), bbm);
-        collapses::<Ept<true>>(ept(), bbm);
-        #[cfg(feature = "every-format")]
-        collapses::<Npt<true>>(npt::FORMAT, bbm);
-        #[cfg(feature = "every-format")]
-        collapses::<Ept<false>>(ept(), bbm);
+        collapses::<H>(H::usual(), bbm);
     }
 }
+on!(what_hardware_sets_in_a_table_that_is_unlinked_is_in_the_block; npt, ept_2m);

@@ -1,58 +1,33 @@
 //! Both ends of both address spaces, on the widest guests and on the smallest.
 
 use crate::common::hardware::Hardware;
-use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
-#[cfg(feature = "every-format")]
-use crate::common::hardware::npt::{self, Npt};
-#[cfg(feature = "every-format")]
-use crate::common::hardware::power::Core;
-#[cfg(feature = "every-format")]
-use crate::common::hardware::riscv::Hart;
 use crate::common::stage::{K, M, RAM, host, on_stage, range, refused};
 use crate::common::unmap;
 use crate::common::world::size;
-use slat::format::arm64::Arm64;
 use slat::{Access, Ageing, Ages, ChangeError, Gpa, Hpa, PageSize, Pages, RangeError, Skip};
 
-fn arm<const G: u32, const DS: bool>() -> Arm64<G, DS> {
-    Arm64 { hardware_dirty: true, ..Default::default() }
+/// Every operation, on the widest guests and on the smallest.
+fn everything_can_be_done_to_the_first_and_the_last_page<H: Hardware>(widths: &[u32]) {
+    for &bits in widths {
+        pages_at_both_ends::<H>(bits);
+    }
 }
+on!(
+    everything_can_be_done_to_the_first_and_the_last_page:
+    arm_4k(&[48, 40, 25]), ept_five_levels(&[52, 49]), ept(&EACH);
+    arm_16k(&[48, 41, 26]), arm_64k(&[48, 47, 30]), arm_4k_lpa2(&[52, 51, 26]),
+    arm_16k_lpa2(&[52, 51, 26]), arm_64k_lpa(&[52, 47, 30]), npt_five_levels(&[52, 49]),
+    npt(&EACH), ept_2m(&EACH), riscv(&[59, 51, 50, 42, 41, 12]), radix_4k(&[52, 40, 21, 16]),
+    radix_64k(&[52, 40, 21, 16])
+);
+/// The smallest range is one page.
+const EACH: [u32; 9] = [48, 40, 39, 38, 30, 21, 20, 13, 12];
 
-fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
-    slat::format::ept::Ept { output_bits: 48, ..Default::default() }
-}
-
-/// Formats with five levels.
-const FIVE: slat::format::ept::Ept1G = slat::format::ept::Ept {
-    vtd: None,
-    accessed_dirty: true,
-    split_execute: false,
-    forced_write_back: true,
-    five_levels: true,
-    output_bits: 52,
-};
-#[cfg(feature = "every-format")]
-const NPT5: slat::format::npt::Npt1G =
-    slat::format::npt::Npt { five_levels: true, output_bits: 52 };
-
-#[cfg(feature = "every-format")]
-fn riscv() -> slat::format::riscv::RiscV {
-    use slat::format::riscv::{Mode, RiscV};
-    RiscV { widest: Mode::Sv57x4, output_bits: 48, ..Default::default() }
-}
-
-#[cfg(feature = "every-format")]
-const POWER4: slat::format::power::PowerK4 = slat::format::power::Power { output_bits: 48 };
-#[cfg(feature = "every-format")]
-const POWER64: slat::format::power::PowerK64 = slat::format::power::Power { output_bits: 48 };
-
-/// Every operation on the first and on the last page of a guest.
-fn pages_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
+fn pages_at_both_ends<H: Hardware>(bits: u32) {
     let page = 1 << H::PAGE;
     let top = 1u64 << bits;
     let smallest = size(page);
-    on_stage::<H>((format, bits, 12), |tables, guard, cache| {
+    on_stage::<H>((H::usual(), bits, 12), |tables, guard, cache| {
         let ends = [(0, (1 << H::OUTPUT) - page), (top - page, 0)];
         let ends = if top == page { &ends[1..] } else { &ends[..] };
         for &(gpa, hpa) in ends {
@@ -120,57 +95,23 @@ fn pages_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
     });
 }
 
-#[test]
-fn everything_can_be_done_to_the_first_and_the_last_page() {
-    for bits in [48, 40, 25] {
-        pages_at_both_ends::<Arm<12>>(arm(), bits);
-    }
-    for bits in [48, 41, 26] {
-        #[cfg(feature = "every-format")]
-        pages_at_both_ends::<Arm<14>>(arm(), bits);
-    }
-    for bits in [48, 47, 30] {
-        #[cfg(feature = "every-format")]
-        pages_at_both_ends::<Arm<16>>(arm(), bits);
-    }
-    for bits in [52, 51, 26] {
-        #[cfg(feature = "every-format")]
-        pages_at_both_ends::<Arm<12, true>>(arm(), bits);
-        #[cfg(feature = "every-format")]
-        pages_at_both_ends::<Arm<14, true>>(arm(), bits);
-    }
-    #[cfg(feature = "every-format")]
-    for bits in [52, 47, 30] {
-        pages_at_both_ends::<Arm<16, true>>(arm(), bits);
-    }
-    for bits in [52, 49] {
-        pages_at_both_ends::<Ept<true, true>>(FIVE, bits);
-        #[cfg(feature = "every-format")]
-        pages_at_both_ends::<Npt<true, true>>(NPT5, bits);
-    }
-    // The smallest range is one page.
-    for bits in [48, 40, 39, 38, 30, 21, 20, 13, 12] {
-        pages_at_both_ends::<Ept<true>>(ept(), bits);
-        #[cfg(feature = "every-format")]
-        pages_at_both_ends::<Npt<true>>(npt::FORMAT, bits);
-        #[cfg(feature = "every-format")]
-        pages_at_both_ends::<Ept<false>>(ept(), bits);
-    }
-    #[cfg(feature = "every-format")]
-    for bits in [59, 51, 50, 42, 41, 12] {
-        pages_at_both_ends::<Hart<true>>(riscv(), bits);
-    }
-    #[cfg(feature = "every-format")]
-    for bits in [52, 40, 21, 16] {
-        pages_at_both_ends::<Core<12, true>>(POWER4, bits);
-        pages_at_both_ends::<Core<16, true>>(POWER64, bits);
+fn blocks_at_both_ends_are_split_protected_and_collapsed<H: Hardware>(widths: &[u32]) {
+    for &bits in widths {
+        blocks_at_both_ends::<H>(bits);
     }
 }
+on!(
+    blocks_at_both_ends_are_split_protected_and_collapsed:
+    arm_4k(&[48, 40, 25]), ept_five_levels(&[52, 49]), ept(&[48, 39, 22]);
+    arm_16k(&[48, 26]), arm_64k(&[48, 30]), arm_4k_lpa2(&[52, 51, 26]), arm_16k_lpa2(&[52, 51, 26]),
+    arm_64k_lpa(&[52, 47]), npt_five_levels(&[52, 49]), npt(&[48, 39, 22]), ept_2m(&[48, 39, 22]),
+    riscv(&[59, 50, 41, 22]), radix_4k(&[52, 40, 22]), radix_64k(&[52, 40, 22])
+);
 
-fn blocks_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
+fn blocks_at_both_ends<H: Hardware>(bits: u32) {
     let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::LAST_STRIDE));
     let (top, largest) = (1u64 << bits, size(H::sizes()[0]));
-    on_stage::<H>((format, bits, 16), |_, guard, cache| {
+    on_stage::<H>((H::usual(), bits, 16), |_, guard, cache| {
         for (gpa, hpa) in [(0, (1 << H::OUTPUT) - block), (top - block, 0)] {
             let all = range(gpa, block);
             assert_eq!(guard.map(all, Hpa(hpa), RAM, largest, cache), Ok(block));
@@ -198,57 +139,12 @@ fn blocks_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
     });
 }
 
-#[test]
-fn blocks_at_both_ends_are_split_protected_and_collapsed() {
-    for bits in [48, 40, 25] {
-        blocks_at_both_ends::<Arm<12>>(arm(), bits);
-    }
-    for bits in [48, 26] {
-        #[cfg(feature = "every-format")]
-        blocks_at_both_ends::<Arm<14>>(arm(), bits);
-    }
-    for bits in [52, 51, 26] {
-        #[cfg(feature = "every-format")]
-        blocks_at_both_ends::<Arm<12, true>>(arm(), bits);
-        #[cfg(feature = "every-format")]
-        blocks_at_both_ends::<Arm<14, true>>(arm(), bits);
-    }
-    for bits in [48, 30] {
-        #[cfg(feature = "every-format")]
-        blocks_at_both_ends::<Arm<16>>(arm(), bits);
-    }
-    #[cfg(feature = "every-format")]
-    for bits in [52, 47] {
-        blocks_at_both_ends::<Arm<16, true>>(arm(), bits);
-    }
-    for bits in [52, 49] {
-        blocks_at_both_ends::<Ept<true, true>>(FIVE, bits);
-        #[cfg(feature = "every-format")]
-        blocks_at_both_ends::<Npt<true, true>>(NPT5, bits);
-    }
-    for bits in [48, 39, 22] {
-        blocks_at_both_ends::<Ept<true>>(ept(), bits);
-        #[cfg(feature = "every-format")]
-        blocks_at_both_ends::<Npt<true>>(npt::FORMAT, bits);
-        #[cfg(feature = "every-format")]
-        blocks_at_both_ends::<Ept<false>>(ept(), bits);
-    }
-    #[cfg(feature = "every-format")]
-    for bits in [59, 50, 41, 22] {
-        blocks_at_both_ends::<Hart<true>>(riscv(), bits);
-    }
-    #[cfg(feature = "every-format")]
-    for bits in [52, 40, 22] {
-        blocks_at_both_ends::<Core<12, true>>(POWER4, bits);
-        blocks_at_both_ends::<Core<16, true>>(POWER64, bits);
-    }
-}
-
-#[test]
-fn a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on() {
-    fn bitmaps<H: Hardware>(format: H::Format, bits: u32) {
+fn a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on<H: Hardware>(
+    widths: &[u32],
+) {
+    for &bits in widths {
         let (page, top) = (1u64 << H::PAGE, 1u64 << bits);
-        on_stage::<H>((format, bits, 12), |_, guard, cache| {
+        on_stage::<H>((H::usual(), bits, 12), |_, guard, cache| {
             let last = range(top - 2 * page, 2 * page);
             assert_eq!(guard.map(last, Hpa(0), RAM, size(page), cache), Ok(2 * page));
             let start = Gpa(top - 64 * page);
@@ -289,24 +185,19 @@ fn a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on() {
             assert_eq!(guard.write_protect_pages(&Pages { start, bits: &[] }), Ok(0));
         });
     }
-    bitmaps::<Arm<12>>(arm(), 48);
-    bitmaps::<Arm<12>>(arm(), 25);
-    #[cfg(feature = "every-format")]
-    bitmaps::<Arm<14>>(arm(), 48);
-    #[cfg(feature = "every-format")]
-    bitmaps::<Arm<16>>(arm(), 30);
-    bitmaps::<Ept<true>>(ept(), 48);
-    #[cfg(feature = "every-format")]
-    bitmaps::<Npt<true>>(npt::FORMAT, 48);
-    #[cfg(feature = "every-format")]
-    bitmaps::<Ept<false>>(ept(), 20);
 }
+on!(
+    a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on:
+    arm_4k(&[48, 25]), ept(&[48]);
+    arm_16k(&[48]), arm_64k(&[30]), npt(&[48]), ept_2m(&[20])
+);
 
-#[test]
-fn a_fault_never_maps_past_the_end_of_a_guest_that_is_smaller_than_a_leaf() {
-    fn small<H: Hardware>(format: H::Format, bits: u32) {
+fn a_fault_never_maps_past_the_end_of_a_guest_that_is_smaller_than_a_leaf<H: Hardware>(
+    widths: std::ops::RangeInclusive<u32>,
+) {
+    for bits in widths {
         let top = 1 << bits;
-        on_stage::<H>((format, bits, 8), |tables, guard, cache| {
+        on_stage::<H>((H::usual(), bits, 8), |tables, guard, cache| {
             let (at, root) = (Gpa(top - 1), H::of(tables).root().height);
             let reservation = guard.reserve(at, size(H::sizes()[0]), cache).unwrap();
             let range = reservation.range();
@@ -318,80 +209,67 @@ fn a_fault_never_maps_past_the_end_of_a_guest_that_is_smaller_than_a_leaf() {
             assert_eq!(unmap(guard, crate::common::stage::range(0, top))[0].bytes, expected);
         });
     }
-    for bits in 12..=31 {
-        small::<Ept<true>>(ept(), bits);
-        #[cfg(feature = "every-format")]
-        small::<Npt<true>>(npt::FORMAT, bits);
-        #[cfg(feature = "every-format")]
-        small::<Ept<false>>(ept(), bits);
-    }
-    for bits in 25..=31 {
-        small::<Arm<12>>(arm(), bits);
-    }
 }
+on!(
+    a_fault_never_maps_past_the_end_of_a_guest_that_is_smaller_than_a_leaf:
+    arm_4k(25..=31), ept(12..=31);
+    npt(12..=31), ept_2m(12..=31)
+);
 
 /// As many blocks stand broken together as the caller allows, and none that are far apart.
-#[test]
-fn blocks_are_broken_together_with_their_neighbours_only() {
-    fn breaks<H: Hardware>(format: H::Format) {
-        for (second, together, apart) in [
-            (2 * M, 2, false),
-            (4 * M, 2, true),
-            (4 * M, 3, false),
-            (38 * M, 64, false),
-            (40 * M, 64, true),
-            (2 * M, 1, true),
-        ] {
-            // The range ends with the last block, or after it.
-            for more in [0, 2 * M] {
-                on_stage::<H>((format, 40, 24), |_, guard, cache| {
-                    let block = PageSize::SIZE_2M;
-                    for at in [0, second] {
-                        let done = guard.map(range(at, 2 * M), Hpa(at), RAM, block, cache);
-                        assert_eq!(done, Ok(2 * M));
-                    }
-                    guard.platform().take_events();
-                    let all = range(0, second + 2 * M + more);
-                    let page = PageSize::SIZE_4K;
-                    let done = guard.split_together(all, page, cache, together);
-                    assert_eq!((done, guard.counts().broken), (Ok(4 * M), 2));
-                    let events = guard.platform().take_events().into_iter();
-                    let found: Vec<_> = events
-                        .filter_map(|event| match event {
-                            crate::common::Event::Invalidate(what) => what.range,
-                            _ => None,
-                        })
-                        .collect();
-                    let one = vec![range(0, second + 2 * M)];
-                    let two = vec![range(0, 2 * M), range(second, 2 * M)];
-                    assert_eq!(found, if apart { two } else { one }, "{together} at {second:#x}");
-                });
-            }
+fn blocks_are_broken_together_with_their_neighbours_only<H: Hardware>() {
+    for (second, together, apart) in [
+        (2 * M, 2, false),
+        (4 * M, 2, true),
+        (4 * M, 3, false),
+        (38 * M, 64, false),
+        (40 * M, 64, true),
+        (2 * M, 1, true),
+    ] {
+        // The range ends with the last block, or after it.
+        for more in [0, 2 * M] {
+            on_stage::<H>((H::usual(), 40, 24), |_, guard, cache| {
+                let block = PageSize::SIZE_2M;
+                for at in [0, second] {
+                    let done = guard.map(range(at, 2 * M), Hpa(at), RAM, block, cache);
+                    assert_eq!(done, Ok(2 * M));
+                }
+                guard.platform().take_events();
+                let all = range(0, second + 2 * M + more);
+                let page = PageSize::SIZE_4K;
+                let done = guard.split_together(all, page, cache, together);
+                assert_eq!((done, guard.counts().broken), (Ok(4 * M), 2));
+                let events = guard.platform().take_events().into_iter();
+                let found: Vec<_> = events
+                    .filter_map(|event| match event {
+                        crate::common::Event::Invalidate(what) => what.range,
+                        _ => None,
+                    })
+                    .collect();
+                let one = vec![range(0, second + 2 * M)];
+                let two = vec![range(0, 2 * M), range(second, 2 * M)];
+                assert_eq!(found, if apart { two } else { one }, "{together} at {second:#x}");
+            });
         }
     }
-    breaks::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
-    breaks::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
 }
+on!(blocks_are_broken_together_with_their_neighbours_only);
 
 /// It holds wherever in a table the range begins, and however many tables it skips at once.
-#[test]
-fn a_split_without_frames_stops_at_the_block_and_not_behind_its_start() {
-    fn stops<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 24), |_, guard, cache| {
-            let (page, block) = (PageSize::SIZE_4K, PageSize::SIZE_2M);
-            let all = range(0, 40 * M);
-            assert_eq!(guard.map(all, Hpa(0), RAM, block, cache), Ok(40 * M));
-            // Seventeen tables, then three blocks.
-            assert_eq!(guard.split(range(0, 34 * M), page, cache), Ok(34 * M));
-            for first in [0, 4 * K, 1020 * K, 2 * M, 2 * M + 4 * K] {
-                let mut none = [];
-                let mut none = slat::TableCache::new(guard.platform(), &mut none);
-                let part = range(first, 40 * M - first);
-                let result = guard.split(part, page, &mut none);
-                refused(result, 34 * M, slat::SplitError::CacheEmpty);
-            }
-        });
-    }
-    stops::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
-    stops::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+fn a_split_without_frames_stops_at_the_block_and_not_behind_its_start<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 24), |_, guard, cache| {
+        let (page, block) = (PageSize::SIZE_4K, PageSize::SIZE_2M);
+        let all = range(0, 40 * M);
+        assert_eq!(guard.map(all, Hpa(0), RAM, block, cache), Ok(40 * M));
+        // Seventeen tables, then three blocks.
+        assert_eq!(guard.split(range(0, 34 * M), page, cache), Ok(34 * M));
+        for first in [0, 4 * K, 1020 * K, 2 * M, 2 * M + 4 * K] {
+            let mut none = [];
+            let mut none = slat::TableCache::new(guard.platform(), &mut none);
+            let part = range(first, 40 * M - first);
+            let result = guard.split(part, page, &mut none);
+            refused(result, 34 * M, slat::SplitError::CacheEmpty);
+        }
+    });
 }
+on!(a_split_without_frames_stops_at_the_block_and_not_behind_its_start);

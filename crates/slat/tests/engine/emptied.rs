@@ -6,9 +6,8 @@ use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::Grouped;
-use crate::common::stage::{G, K, M, RAM, on_stage, range, refused};
+use crate::common::stage::{G, K, M, RAM, arm, on_stage, range, refused};
 use crate::common::world::{CacheOf, GuardOf};
-use crate::obligations::{arm, ept};
 use slat::{Attributes, Gpa, GpaRange, Hpa, PageSize, Place, Software, UnmapError};
 
 const PAGE: PageSize = PageSize::SIZE_4K;
@@ -50,22 +49,18 @@ fn removed<H: Hardware>(
     removals.complete().map(of).collect()
 }
 
-#[test]
-fn pages_are_one_run_if_their_memory_goes_on_and_not_if_they_share_it() {
-    fn runs<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |_, guard, cache| {
-            // The host's first pages.
-            let memory = std::array::from_fn(|page| (page as u64 * 4 * K, RAM));
-            assert_eq!(removed::<H>(guard, cache, memory), [(7, 9, 0, RAM)]);
-            let memory = std::array::from_fn(|page| (page.min(1) as u64 * 4 * K, RAM));
-            let mut expected = vec![(7, 2, 0, RAM)];
-            expected.extend((9..16).map(|page| (page, 1, 4 * K, RAM)));
-            assert_eq!(removed::<H>(guard, cache, memory), expected);
-        });
-    }
-    runs::<Arm<12>>(arm());
-    runs::<Ept<true>>(ept());
+fn pages_are_one_run_if_their_memory_goes_on_and_not_if_they_share_it<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
+        // The host's first pages.
+        let memory = std::array::from_fn(|page| (page as u64 * 4 * K, RAM));
+        assert_eq!(removed::<H>(guard, cache, memory), [(7, 9, 0, RAM)]);
+        let memory = std::array::from_fn(|page| (page.min(1) as u64 * 4 * K, RAM));
+        let mut expected = vec![(7, 2, 0, RAM)];
+        expected.extend((9..16).map(|page| (page, 1, 4 * K, RAM)));
+        assert_eq!(removed::<H>(guard, cache, memory), expected);
+    });
 }
+on!(pages_are_one_run_if_their_memory_goes_on_and_not_if_they_share_it);
 
 /// The descriptor of the host's first page with the first software bit is that of its last page,
 /// and a page more.

@@ -79,89 +79,81 @@ fn split<H: Hardware>(format: H::Format, size: u64, part: GpaRange, bits: Softwa
     found[0]
 }
 
-#[test]
-fn all_of_a_table_whose_pages_become_executable_is_coherent_before() {
-    fn parts<H: Hardware>(format: H::Format) {
-        let whole =
-            |size, at, bytes| split::<H>(format, size, range(AT + at, bytes), DATA.software);
-        // The first page, one in the middle, the last; pages on both sides of a block's end.
-        for at in [0, 1020 * K, 2044 * K] {
-            assert_eq!(whole(2 * M, at, 4 * K), (0, 2 * M));
-        }
-        assert_eq!(whole(2 * M, 2 * M - 4 * K, 8 * K), (0, 4 * M));
-        // In a large block, only the tables that the range touches; the rest stays as it was.
-        assert_eq!(whole(G, 6 * M + 8 * K, 4 * K), (6 * M, 8 * M));
-        assert_eq!(whole(G, 4 * M - 4 * K, 8 * K), (2 * M, 6 * M));
-        assert_eq!(whole(G, G - 4 * K, 8 * K), (G - 2 * M, G + 2 * M));
-        let bits = DATA.software.union(Software::B);
-        let (size, part) = (2 * M, range(AT, 4 * K));
-        assert_eq!(split::<H>(format, size, part, bits), (0, 0), "it lacks one of the bits");
+fn all_of_a_table_whose_pages_become_executable_is_coherent_before<H: Hardware>() {
+    let format = H::usual();
+    let whole = |size, at, bytes| split::<H>(format, size, range(AT + at, bytes), DATA.software);
+    // The first page, one in the middle, the last; pages on both sides of a block's end.
+    for at in [0, 1020 * K, 2044 * K] {
+        assert_eq!(whole(2 * M, at, 4 * K), (0, 2 * M));
     }
-    parts::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
-    parts::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+    assert_eq!(whole(2 * M, 2 * M - 4 * K, 8 * K), (0, 4 * M));
+    // In a large block, only the tables that the range touches; the rest stays as it was.
+    assert_eq!(whole(G, 6 * M + 8 * K, 4 * K), (6 * M, 8 * M));
+    assert_eq!(whole(G, 4 * M - 4 * K, 8 * K), (2 * M, 6 * M));
+    assert_eq!(whole(G, G - 4 * K, 8 * K), (G - 2 * M, G + 2 * M));
+    let bits = DATA.software.union(Software::B);
+    let (size, part) = (2 * M, range(AT, 4 * K));
+    assert_eq!(split::<H>(format, size, part, bits), (0, 0), "it lacks one of the bits");
 }
+on!(all_of_a_table_whose_pages_become_executable_is_coherent_before);
 
-#[test]
-fn exactly_the_pages_that_become_executable_are_made_coherent() {
-    fn gives<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(slat::BreakBeforeMake::Never);
-        let mut tables = Tables::new(format, VMID, 40, &platform).unwrap();
-        let hardware = H::of(&tables);
-        let mut storage = Vec::new();
-        let mut cache = cache::<H>(&platform, &mut storage, 8);
-        let mut guard = tables.exclusive();
-        // A leaf that may be executed already; one that has one bit of two; memory of a device.
-        let kinds = [
-            DATA,
-            Attributes { execute: Execute::All, ..DATA },
-            Attributes { software: Software::B, ..DATA },
-            Attributes { accessed: true, ..DATA },
-        ];
-        let page = slat::PageSize::SIZE_4K;
-        for (at, kind) in (0..).map(|page| page * 4 * K).zip(kinds) {
-            guard.map(range(AT + at, 4 * K), Hpa(HOST + at), kind, page, &mut cache).unwrap();
-        }
-        let block = range(AT + 2 * M, 2 * M);
-        let large = slat::PageSize::SIZE_2M;
-        guard.map(block, Hpa(HOST + 2 * M), DATA, large, &mut cache).unwrap();
-        let pieces = || {
-            let events = platform.take_events();
-            assert_eq!(events.last(), Some(&Event::Publish));
-            maintained(&events, Some(&Maintenance::Instructions))
-        };
-        let at = |first: u64, end: u64| (HOST + first * 4 * K, HOST + end * 4 * K);
-        platform.take_events();
-        coherent_first(hardware, &platform);
-        assert_eq!(
-            guard
-                .allow_execute(range(AT, 16 * K), Access::Execute, Software::A)
-                .map(slat::Granted::elsewhere),
-            Ok(8 * K)
-        );
-        assert_eq!(pieces(), [at(0, 1), at(3, 4)]);
-        let accessed = |gpa| guard.translate(Gpa(gpa)).unwrap().unwrap().attributes.accessed;
-        assert!(!accessed(AT) && accessed(AT + 12 * K), "one was used, and the other not");
-        // A use makes the leaf executable that was not, and the others accessed.
-        assert_eq!(
-            guard.relax(range(AT, 16 * K), Access::Execute).map(slat::Granted::elsewhere),
-            Ok(12 * K)
-        );
-        assert_eq!(pieces(), [at(2, 3)]);
-        platform.take_events();
-        assert_eq!(
-            guard.allow_execute(block, Access::Execute, Software::B).map(slat::Granted::elsewhere),
-            Ok(0),
-            "it lacks the bit"
-        );
-        assert_eq!(platform.take_events(), []);
-        assert_eq!(guard.relax(block, Access::Execute).map(slat::Granted::elsewhere), Ok(2 * M));
-        assert_eq!(pieces(), [at(512, 1024)], "a block as a whole");
-        drop((guard, cache));
-        destroy(tables);
+fn exactly_the_pages_that_become_executable_are_made_coherent<H: Hardware>() {
+    let platform = TestPlatform::new(slat::BreakBeforeMake::Never);
+    let mut tables = Tables::new(H::usual(), VMID, 40, &platform).unwrap();
+    let hardware = H::of(&tables);
+    let mut storage = Vec::new();
+    let mut cache = cache::<H>(&platform, &mut storage, 8);
+    let mut guard = tables.exclusive();
+    // A leaf that may be executed already; one that has one bit of two; memory of a device.
+    let kinds = [
+        DATA,
+        Attributes { execute: Execute::All, ..DATA },
+        Attributes { software: Software::B, ..DATA },
+        Attributes { accessed: true, ..DATA },
+    ];
+    let page = slat::PageSize::SIZE_4K;
+    for (at, kind) in (0..).map(|page| page * 4 * K).zip(kinds) {
+        guard.map(range(AT + at, 4 * K), Hpa(HOST + at), kind, page, &mut cache).unwrap();
     }
-    gives::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
-    gives::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+    let block = range(AT + 2 * M, 2 * M);
+    let large = slat::PageSize::SIZE_2M;
+    guard.map(block, Hpa(HOST + 2 * M), DATA, large, &mut cache).unwrap();
+    let pieces = || {
+        let events = platform.take_events();
+        assert_eq!(events.last(), Some(&Event::Publish));
+        maintained(&events, Some(&Maintenance::Instructions))
+    };
+    let at = |first: u64, end: u64| (HOST + first * 4 * K, HOST + end * 4 * K);
+    platform.take_events();
+    coherent_first(hardware, &platform);
+    assert_eq!(
+        guard
+            .allow_execute(range(AT, 16 * K), Access::Execute, Software::A)
+            .map(slat::Granted::elsewhere),
+        Ok(8 * K)
+    );
+    assert_eq!(pieces(), [at(0, 1), at(3, 4)]);
+    let accessed = |gpa| guard.translate(Gpa(gpa)).unwrap().unwrap().attributes.accessed;
+    assert!(!accessed(AT) && accessed(AT + 12 * K), "one was used, and the other not");
+    // A use makes the leaf executable that was not, and the others accessed.
+    assert_eq!(
+        guard.relax(range(AT, 16 * K), Access::Execute).map(slat::Granted::elsewhere),
+        Ok(12 * K)
+    );
+    assert_eq!(pieces(), [at(2, 3)]);
+    platform.take_events();
+    assert_eq!(
+        guard.allow_execute(block, Access::Execute, Software::B).map(slat::Granted::elsewhere),
+        Ok(0),
+        "it lacks the bit"
+    );
+    assert_eq!(platform.take_events(), []);
+    assert_eq!(guard.relax(block, Access::Execute).map(slat::Granted::elsewhere), Ok(2 * M));
+    assert_eq!(pieces(), [at(512, 1024)], "a block as a whole");
+    drop((guard, cache));
+    destroy(tables);
 }
+on!(exactly_the_pages_that_become_executable_are_made_coherent);
 
 #[test]
 fn memory_that_is_not_cached_is_not_flushed() {
@@ -190,42 +182,35 @@ fn memory_that_is_not_cached_is_not_flushed() {
     flushes::<Ept<true>>(format);
 }
 
-#[test]
-fn runs_of_pages_that_become_executable_are_made_coherent_before() {
-    fn gives<H: Hardware>(format: H::Format) {
-        for way in 0..3 {
-            let platform = TestPlatform::new(slat::BreakBeforeMake::Never);
-            let mut tables = Tables::new(format, VMID, 40, &platform).unwrap();
-            let hardware = H::of(&tables);
-            let mut storage = Vec::new();
-            let mut cache = cache::<H>(&platform, &mut storage, 8);
-            let mut guard = tables.exclusive();
-            let pages = range(AT, 128 * K);
-            let page = slat::PageSize::SIZE_4K;
-            guard.map(pages, Hpa(HOST), DATA, page, &mut cache).unwrap();
-            platform.take_events();
-            coherent_first(hardware, &platform);
-            let changed = match way {
-                0 => guard.protect(pages, Rights::ALL).unwrap(),
-                1 => guard.relax(pages, Access::Execute).map(Granted::elsewhere).unwrap(),
-                _ => guard
-                    .allow_execute(pages, Access::Execute, DATA.software)
-                    .map(Granted::elsewhere)
-                    .unwrap(),
-            };
-            platform.meanwhile(None);
-            let memory = [(HOST, HOST + 128 * K)];
-            let events = platform.take_events();
-            assert_eq!(maintained(&events, Some(&Maintenance::Instructions)), memory, "{way}");
-            assert_eq!(
-                (changed, executable(hardware, &platform)),
-                (128 * K, vec![(AT, AT + 128 * K)])
-            );
-            guard.complete();
-            drop((guard, cache));
-            destroy(tables);
-        }
+fn runs_of_pages_that_become_executable_are_made_coherent_before<H: Hardware>() {
+    for way in 0..3 {
+        let platform = TestPlatform::new(slat::BreakBeforeMake::Never);
+        let mut tables = Tables::new(H::usual(), VMID, 40, &platform).unwrap();
+        let hardware = H::of(&tables);
+        let mut storage = Vec::new();
+        let mut cache = cache::<H>(&platform, &mut storage, 8);
+        let mut guard = tables.exclusive();
+        let pages = range(AT, 128 * K);
+        let page = slat::PageSize::SIZE_4K;
+        guard.map(pages, Hpa(HOST), DATA, page, &mut cache).unwrap();
+        platform.take_events();
+        coherent_first(hardware, &platform);
+        let changed = match way {
+            0 => guard.protect(pages, Rights::ALL).unwrap(),
+            1 => guard.relax(pages, Access::Execute).map(Granted::elsewhere).unwrap(),
+            _ => guard
+                .allow_execute(pages, Access::Execute, DATA.software)
+                .map(Granted::elsewhere)
+                .unwrap(),
+        };
+        platform.meanwhile(None);
+        let memory = [(HOST, HOST + 128 * K)];
+        let events = platform.take_events();
+        assert_eq!(maintained(&events, Some(&Maintenance::Instructions)), memory, "{way}");
+        assert_eq!((changed, executable(hardware, &platform)), (128 * K, vec![(AT, AT + 128 * K)]));
+        guard.complete();
+        drop((guard, cache));
+        destroy(tables);
     }
-    gives::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
-    gives::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
 }
+on!(runs_of_pages_that_become_executable_are_made_coherent_before);

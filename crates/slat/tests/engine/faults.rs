@@ -2,14 +2,11 @@
 //! they invalidate before.
 
 use crate::common::hardware::Hardware;
-use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::power::Core;
-use crate::common::hardware::riscv::Hart;
-use crate::common::stage::{K, M, RAM, on_stage, on_stage_of, range, refused};
+use crate::common::stage::{K, M, RAM, ept, on_stage, on_stage_of, range, refused};
 use crate::common::world::cache;
 use crate::common::{Event, TestPlatform};
-use crate::obligations::{arm, ept};
 use slat::{
     Access, BreakBeforeMake, Format, Gpa, Hpa, Invalidation, MapError, PageSize, Place, Tables,
     Vmid,
@@ -19,82 +16,69 @@ use std::sync::atomic::Ordering::SeqCst;
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 
-#[test]
-fn a_fault_invalidates_and_counts_what_an_unmap_left_in_the_entry_that_it_takes() {
-    fn breaks<H: Hardware>(format: H::Format) {
-        let (page, block) = (range(2 * M + 20 * K, 4 * K), range(6 * M, 2 * M));
-        // Entries below the one that a larger leaf would take; and a table in place of a block.
-        for (at, size, largest) in
-            [(page, PAGE, BLOCK), (block, BLOCK, PageSize::SIZE_1G), (block, BLOCK, PAGE)]
-        {
-            on_stage::<H>((format, 40, 8), |_, guard, frames| {
-                // This page keeps the tables while others are unmapped.
-                guard.map(range(2 * M, 4 * K), Hpa(0), RAM, PAGE, frames).unwrap();
-                guard.map(at, Hpa(at.start().0), RAM, size, frames).unwrap();
-                let mut places = [const { Place::EMPTY }; 1];
-                let mut removals = guard.removals(&mut places);
-                assert_eq!(guard.unmap(at, &mut removals), Ok(at.size()));
-                guard.platform().take_events();
-                let last = at.end().0 - 1;
-                let reserved = guard.reserve(Gpa(last), largest, frames).unwrap().range();
-                let pages = range(at.end().0 - 4 * K, 4 * K);
-                assert_eq!(reserved, if largest == PAGE { pages } else { at });
-                let stale =
-                    Invalidation { vmid: Vmid(1), range: Some(at), leaf: None, tables: true };
-                assert_eq!(guard.platform().take_events(), [Event::Invalidate(stale)]);
-                assert_eq!(guard.counts().invalidations, 1);
-                assert_eq!(removals.complete().count(), 1);
-            });
-        }
+fn a_fault_invalidates_and_counts_what_an_unmap_left_in_the_entry_that_it_takes<H: Hardware>() {
+    let (page, block) = (range(2 * M + 20 * K, 4 * K), range(6 * M, 2 * M));
+    // Entries below the one that a larger leaf would take; and a table in place of a block.
+    for (at, size, largest) in
+        [(page, PAGE, BLOCK), (block, BLOCK, PageSize::SIZE_1G), (block, BLOCK, PAGE)]
+    {
+        on_stage::<H>((H::usual(), 40, 8), |_, guard, frames| {
+            // This page keeps the tables while others are unmapped.
+            guard.map(range(2 * M, 4 * K), Hpa(0), RAM, PAGE, frames).unwrap();
+            guard.map(at, Hpa(at.start().0), RAM, size, frames).unwrap();
+            let mut places = [const { Place::EMPTY }; 1];
+            let mut removals = guard.removals(&mut places);
+            assert_eq!(guard.unmap(at, &mut removals), Ok(at.size()));
+            guard.platform().take_events();
+            let last = at.end().0 - 1;
+            let reserved = guard.reserve(Gpa(last), largest, frames).unwrap().range();
+            let pages = range(at.end().0 - 4 * K, 4 * K);
+            assert_eq!(reserved, if largest == PAGE { pages } else { at });
+            let stale = Invalidation { vmid: Vmid(1), range: Some(at), leaf: None, tables: true };
+            assert_eq!(guard.platform().take_events(), [Event::Invalidate(stale)]);
+            assert_eq!(guard.counts().invalidations, 1);
+            assert_eq!(removals.complete().count(), 1);
+        });
     }
-    breaks::<Arm<12>>(arm());
-    breaks::<Ept<true>>(ept());
 }
+on!(a_fault_invalidates_and_counts_what_an_unmap_left_in_the_entry_that_it_takes);
 
-#[test]
-fn a_fault_that_would_take_a_block_shares_the_page_that_another_has_reserved() {
-    fn shares<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
-        let (mut first, mut second) = (platform.join(), platform.join());
-        let mut frames = Vec::new();
-        let mut frames = cache::<H>(&platform, &mut frames, 4);
-        let mut guard = tables.enter(&mut first).unwrap();
-        let mut other = tables.enter(&mut second).unwrap();
-        let early = guard.reserve(Gpa(0), PAGE, &mut frames).unwrap();
-        let late = other.reserve(Gpa(0), BLOCK, &mut frames).unwrap();
-        assert_eq!(late.range(), range(0, 4 * K));
-        assert_eq!(early.commit(Hpa(0), RAM), Ok(Some(4 * K)));
-        assert_eq!(late.commit(Hpa(0), RAM), Ok(None));
-        drop((guard, other, frames));
-        crate::common::destroy(tables);
-    }
-    shares::<Arm<12>>(arm());
-    shares::<Ept<true>>(ept());
+fn a_fault_that_would_take_a_block_shares_the_page_that_another_has_reserved<H: Hardware>() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let tables = Tables::new(H::usual(), Vmid(1), 40, &platform).unwrap();
+    let (mut first, mut second) = (platform.join(), platform.join());
+    let mut frames = Vec::new();
+    let mut frames = cache::<H>(&platform, &mut frames, 4);
+    let mut guard = tables.enter(&mut first).unwrap();
+    let mut other = tables.enter(&mut second).unwrap();
+    let early = guard.reserve(Gpa(0), PAGE, &mut frames).unwrap();
+    let late = other.reserve(Gpa(0), BLOCK, &mut frames).unwrap();
+    assert_eq!(late.range(), range(0, 4 * K));
+    assert_eq!(early.commit(Hpa(0), RAM), Ok(Some(4 * K)));
+    assert_eq!(late.commit(Hpa(0), RAM), Ok(None));
+    drop((guard, other, frames));
+    crate::common::destroy(tables);
 }
+on!(a_fault_that_would_take_a_block_shares_the_page_that_another_has_reserved);
 
 /// The guest's numbers are those that no seat has.
-#[test]
-fn the_guest_numbers_the_reservations_of_those_without_a_seat() {
-    fn numbers<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let mut tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
-        let hardware = H::of(&tables);
-        let mut frames = Vec::new();
-        let mut frames = cache::<H>(&platform, &mut frames, 4);
-        let mut guard = tables.exclusive();
-        for number in 0..5 {
-            let at = number * 4 * K;
-            let _ = guard.reserve(Gpa(at), PAGE, &mut frames).unwrap();
-            let token = <H::Format as slat::Format>::reserved(1 << 47 | number);
-            assert_eq!(hardware.pte(&platform, at).0.load(SeqCst), token, "{number}");
-        }
-        drop((guard, frames));
-        crate::common::destroy(tables);
+fn the_guest_numbers_the_reservations_of_those_without_a_seat<H: Hardware>() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut tables = Tables::new(H::usual(), Vmid(1), 40, &platform).unwrap();
+    let hardware = H::of(&tables);
+    let mut frames = Vec::new();
+    let mut frames = cache::<H>(&platform, &mut frames, 4);
+    let mut guard = tables.exclusive();
+    for number in 0..5 {
+        let at = number * 4 * K;
+        let _ = guard.reserve(Gpa(at), PAGE, &mut frames).unwrap();
+        let token = <H::Format as slat::Format>::reserved(1 << 47 | number);
+        assert_eq!(hardware.pte(&platform, at).0.load(SeqCst), token, "{number}");
     }
-    numbers::<Arm<12>>(arm());
-    numbers::<Ept<true>>(ept());
+    drop((guard, frames));
+    crate::common::destroy(tables);
 }
+on!(the_guest_numbers_the_reservations_of_those_without_a_seat);
 
 #[test]
 fn a_fault_takes_no_entry_that_covers_more_than_the_guest() {
@@ -109,42 +93,36 @@ fn a_fault_takes_no_entry_that_covers_more_than_the_guest() {
     });
 }
 
-#[test]
-fn a_fault_refuses_a_cache_of_another_platform_even_if_it_takes_no_table() {
-    fn foreign<H: Hardware>(format: H::Format) {
-        let other = TestPlatform::new(BreakBeforeMake::Always);
-        on_stage::<H>((format, 40, 4), |_, guard, frames| {
-            guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, frames).unwrap();
-            let before = guard.counts().entries_written;
-            let mut storage = Vec::new();
-            let mut foreign = cache::<H>(&other, &mut storage, 0);
-            let result = guard.reserve(Gpa(4 * K), PAGE, &mut foreign);
-            refused(result, 4 * K, MapError::ForeignCache);
-            assert_eq!(guard.counts().entries_written, before);
-        });
-    }
-    foreign::<Arm<12>>(arm());
-    foreign::<Ept<true>>(ept());
+fn a_fault_refuses_a_cache_of_another_platform_even_if_it_takes_no_table<H: Hardware>() {
+    let other = TestPlatform::new(BreakBeforeMake::Always);
+    on_stage::<H>((H::usual(), 40, 4), |_, guard, frames| {
+        guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, frames).unwrap();
+        let before = guard.counts().entries_written;
+        let mut storage = Vec::new();
+        let mut foreign = cache::<H>(&other, &mut storage, 0);
+        let result = guard.reserve(Gpa(4 * K), PAGE, &mut foreign);
+        refused(result, 4 * K, MapError::ForeignCache);
+        assert_eq!(guard.counts().entries_written, before);
+    });
 }
+on!(a_fault_refuses_a_cache_of_another_platform_even_if_it_takes_no_table);
 
-#[test]
-fn a_fault_on_a_block_reads_down_to_its_entry_which_is_written_thrice_if_it_is_reported() {
-    fn costs<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 39, 4), |_, guard, frames| {
-            guard.map(range(0, 2 * M), Hpa(0), RAM, BLOCK, frames).unwrap();
-            let before = guard.counts();
-            let reserved = guard.reserve(Gpa(4 * M + 5), BLOCK, frames).unwrap();
-            let done = reserved.commit_told(Hpa(4 * M), RAM, || Ok::<(), ()>(()));
-            assert_eq!(done, Ok(Ok(Some(2 * M))));
-            let after = guard.counts();
-            let read = after.entries_read - before.entries_read;
-            let written = after.entries_written - before.entries_written;
-            assert_eq!((read, written), (u64::from(guard.geometry().root_level), 3));
-        });
-    }
-    costs::<Arm<12>>(arm());
-    costs::<Ept<true>>(ept());
+fn a_fault_on_a_block_reads_down_to_its_entry_which_is_written_thrice_if_it_is_reported<
+    H: Hardware,
+>() {
+    on_stage::<H>((H::usual(), 39, 4), |_, guard, frames| {
+        guard.map(range(0, 2 * M), Hpa(0), RAM, BLOCK, frames).unwrap();
+        let before = guard.counts();
+        let reserved = guard.reserve(Gpa(4 * M + 5), BLOCK, frames).unwrap();
+        let done = reserved.commit_told(Hpa(4 * M), RAM, || Ok::<(), ()>(()));
+        assert_eq!(done, Ok(Ok(Some(2 * M))));
+        let after = guard.counts();
+        let read = after.entries_read - before.entries_read;
+        let written = after.entries_written - before.entries_written;
+        assert_eq!((read, written), (u64::from(guard.geometry().root_level), 3));
+    });
 }
+on!(a_fault_on_a_block_reads_down_to_its_entry_which_is_written_thrice_if_it_is_reported);
 
 #[test]
 fn of_a_table_that_a_fault_builds_the_entries_are_filled_and_not_the_rest_of_its_frame() {
@@ -162,36 +140,33 @@ fn of_a_table_that_a_fault_builds_the_entries_are_filled_and_not_the_rest_of_its
 }
 
 /// A block that allows an access, and lacks nothing but the accessed state, becomes accessed.
-#[test]
-fn a_fault_in_an_old_block_that_allows_the_access_is_answered() {
-    fn answers<H: Hardware>(format: H::Format) {
-        on_stage_of::<H>(BreakBeforeMake::Never, (format, 40, 8), |_, guard, cache| {
-            let (all, page) = (range(2 * M, 2 * M), 1 << H::PAGE);
-            guard.map(all, Hpa(0), RAM, PageSize::SIZE_2M, cache).unwrap();
-            for access in [Access::Read, Access::Write, Access::Execute] {
-                for pages in [1, 3] {
-                    guard.age_leaf(Gpa(2 * M), true).unwrap().unwrap();
-                    let part = range(2 * M + 12 * page, pages * page);
-                    let result = guard.relax(part, access).map(slat::Granted::elsewhere);
-                    assert_eq!(result, Ok(2 * M), "{}, {access:?}", H::Format::NAME);
-                    let found = guard.translate(Gpa(2 * M)).unwrap().unwrap();
-                    assert_eq!((found.size.bytes(), found.attributes), (2 * M, RAM));
-                    let again = guard.relax(part, access).map(slat::Granted::elsewhere);
-                    assert_eq!(again, Ok(0));
-                }
+fn a_fault_in_an_old_block_that_allows_the_access_is_answered<H: Hardware>() {
+    on_stage_of::<H>(BreakBeforeMake::Never, (H::usual(), 40, 8), |_, guard, cache| {
+        let (all, page) = (range(2 * M, 2 * M), 1 << H::PAGE);
+        guard.map(all, Hpa(0), RAM, PageSize::SIZE_2M, cache).unwrap();
+        for access in [Access::Read, Access::Write, Access::Execute] {
+            for pages in [1, 3] {
+                guard.age_leaf(Gpa(2 * M), true).unwrap().unwrap();
+                let part = range(2 * M + 12 * page, pages * page);
+                let result = guard.relax(part, access).map(slat::Granted::elsewhere);
+                assert_eq!(result, Ok(2 * M), "{}, {access:?}", H::Format::NAME);
+                let found = guard.translate(Gpa(2 * M)).unwrap().unwrap();
+                assert_eq!((found.size.bytes(), found.attributes), (2 * M, RAM));
+                let again = guard.relax(part, access).map(slat::Granted::elsewhere);
+                assert_eq!(again, Ok(0));
             }
-            // A part of a block gets no right that the block lacks, nor does it become dirty alone.
-            guard.clean(all).unwrap();
-            guard.write_protect(all).unwrap();
-            guard.complete();
-            let part = range(2 * M + 12 * page, page);
-            let why = slat::ChangeError::CutsBlock { size: PageSize::SIZE_2M };
-            let result = guard.relax(part, Access::Write).map(slat::Granted::elsewhere);
-            assert_eq!(result.unwrap_err().why, why);
-        });
-    }
-    answers::<Arm<12>>(slat::format::arm64::Arm64K4::default());
-    answers::<Ept<true>>(ept());
-    answers::<Hart<false>>(Default::default());
-    answers::<Core<12, false>>(slat::format::power::Power { output_bits: 48 });
+        }
+        // A part of a block gets no right that the block lacks, nor does it become dirty alone.
+        guard.clean(all).unwrap();
+        guard.write_protect(all).unwrap();
+        guard.complete();
+        let part = range(2 * M + 12 * page, page);
+        let why = slat::ChangeError::CutsBlock { size: PageSize::SIZE_2M };
+        let result = guard.relax(part, Access::Write).map(slat::Granted::elsewhere);
+        assert_eq!(result.unwrap_err().why, why);
+    });
 }
+on!(
+    a_fault_in_an_old_block_that_allows_the_access_is_answered:
+    arm_4k, ept, riscv_without_svadu, radix_4k_where_software_sets_r_and_c
+);

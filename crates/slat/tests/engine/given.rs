@@ -11,7 +11,7 @@ use crate::common::{Event, Moment, TestPlatform};
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, Attributes, BreakBeforeMake, Execute, Gpa, GpaRange, Granted, Hpa, Memory, PageSize,
+    Access, Attributes, BreakBeforeMake, Execute, GpaRange, Granted, Hpa, Memory, PageSize,
     Software,
 };
 use std::cell::RefCell;
@@ -171,11 +171,10 @@ fn published<H: Hardware>(format: H::Format) {
     );
 }
 
-#[test]
-fn what_is_given_is_published_last() {
-    published::<Arm<12>>(Arm64K4 { hardware_dirty: true, ..Default::default() });
-    published::<Ept<true>>(Ept1G { output_bits: 48, ..Default::default() });
+fn what_is_given_is_published_last<H: Hardware>() {
+    published::<H>(H::usual());
 }
+on!(what_is_given_is_published_last);
 
 #[test]
 fn memory_is_coherent_before_the_leaf_that_needs_it_can_be_used() {
@@ -225,25 +224,22 @@ fn memory_is_coherent_before_the_leaf_that_needs_it_can_be_used() {
     );
 }
 
-#[test]
-fn every_page_that_is_replaced_by_other_memory_or_type_is_invalidated() {
-    fn replaced<H: Hardware>(format: H::Format) {
-        each::<H>(
-            format,
-            |_, _, _| (),
-            |_, _, way, events| {
-                if !way.name.contains("by other memory") && !way.name.contains("by another type") {
-                    return;
-                }
-                let executed = invalidations(events);
-                for page in (way.at.start().0..way.at.end().0).step_by(4 << 10) {
-                    let covers = |range: GpaRange| (range.start().0..range.end().0).contains(&page);
-                    let covered = executed.iter().any(|what| what.range.is_none_or(covers));
-                    assert!(covered, "{}: {page:#x}", way.name);
-                }
-            },
-        );
-    }
-    replaced::<Arm<12>>(Arm64K4 { hardware_dirty: true, ..Default::default() });
-    replaced::<Ept<true>>(Ept1G { output_bits: 48, ..Default::default() });
+fn every_page_that_is_replaced_by_other_memory_or_type_is_invalidated<H: Hardware>() {
+    let format = H::usual();
+    each::<H>(
+        format,
+        |_, _, _| (),
+        |_, _, way, events| {
+            if !way.name.contains("by other memory") && !way.name.contains("by another type") {
+                return;
+            }
+            let executed = invalidations(events);
+            for page in (way.at.start().0..way.at.end().0).step_by(4 << 10) {
+                let covers = |range: GpaRange| (range.start().0..range.end().0).contains(&page);
+                let covered = executed.iter().any(|what| what.range.is_none_or(covers));
+                assert!(covered, "{}: {page:#x}", way.name);
+            }
+        },
+    );
 }
+on!(every_page_that_is_replaced_by_other_memory_or_type_is_invalidated);

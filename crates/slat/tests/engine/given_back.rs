@@ -2,61 +2,53 @@
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
-#[cfg(feature = "every-format")]
-use crate::common::hardware::npt::{self, Npt};
-use crate::common::stage::{G, K, M, RAM, range};
+use crate::common::stage::{G, K, M, RAM, arm, range};
 use crate::common::world::{ALL, TablesOf, VMID, cache};
 use crate::common::{Event, TestPlatform, destroy, unmap};
-use crate::obligations::{arm, ept, guest};
+use crate::obligations::guest;
 use slat::{BreakBeforeMake, Gpa, Hpa, PageSize, Place, Vmid};
 
-#[test]
-fn a_table_is_kept_until_no_thread_can_be_in_it() {
-    fn keeps<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(BreakBeforeMake::Never);
-        let tables = guest::<H>(&platform, format, VMID);
-        let other = guest::<H>(&platform, format, Vmid(9));
-        let [mut a, mut b, mut c] = [(); 3].map(|()| platform.join());
-        let mut early = tables.enter(&mut a).unwrap();
-        let mut guard = tables.enter(&mut b).unwrap();
-        let elsewhere = other.enter(&mut c).unwrap();
-        // Unlinks the table of pages while another thread is inside.
-        assert_eq!(unmap(&mut guard, range(16 * M, 2 * M)).len(), 1);
-        let live = platform.live();
-        assert_eq!((tables.reclaim(), platform.live()), (0, live));
-        guard.refresh();
-        assert_eq!(tables.reclaim(), 0, "two are still inside");
-        early.refresh();
-        // The reclaim does not wait for a thread in another guest's tables.
-        platform.take_events();
-        assert_eq!((tables.reclaim(), platform.live()), (1, live - 1));
-        drop(elsewhere);
-        assert_eq!(platform.take_events(), [], "walk caches were invalidated before");
-        assert_eq!((tables.reclaim(), other.reclaim()), (0, 0));
-        // The reclaim waits for a thread that enters after the unlinking and before the reclaim,
-        // but not for one that enters later.
-        let mut storage = Vec::new();
-        let mut frames = cache::<H>(&platform, &mut storage, 4);
-        let page = range(16 * M, 4 * K);
-        assert_eq!(guard.map(page, Hpa(0), RAM, PageSize::SIZE_4K, &mut frames), Ok(4 * K));
-        assert_eq!(unmap(&mut guard, range(16 * M, 2 * M)).len(), 1);
-        drop((early, guard));
-        let inside = tables.enter(&mut a).unwrap();
-        assert_eq!(tables.reclaim(), 0);
-        let late = tables.enter(&mut b).unwrap();
-        drop(inside);
-        assert_eq!(tables.reclaim(), 1);
-        drop((late, frames));
-        destroy(tables);
-        destroy(other);
-        assert_eq!(platform.live(), 0);
-    }
-    keeps::<Arm<12>>(arm());
-    keeps::<Ept<true>>(ept());
-    #[cfg(feature = "every-format")]
-    keeps::<Npt<true>>(npt::FORMAT);
+fn a_table_is_kept_until_no_thread_can_be_in_it<H: Hardware>() {
+    let format = H::usual();
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let tables = guest::<H>(&platform, format, VMID);
+    let other = guest::<H>(&platform, format, Vmid(9));
+    let [mut a, mut b, mut c] = [(); 3].map(|()| platform.join());
+    let mut early = tables.enter(&mut a).unwrap();
+    let mut guard = tables.enter(&mut b).unwrap();
+    let elsewhere = other.enter(&mut c).unwrap();
+    // Unlinks the table of pages while another thread is inside.
+    assert_eq!(unmap(&mut guard, range(16 * M, 2 * M)).len(), 1);
+    let live = platform.live();
+    assert_eq!((tables.reclaim(), platform.live()), (0, live));
+    guard.refresh();
+    assert_eq!(tables.reclaim(), 0, "two are still inside");
+    early.refresh();
+    // The reclaim does not wait for a thread in another guest's tables.
+    platform.take_events();
+    assert_eq!((tables.reclaim(), platform.live()), (1, live - 1));
+    drop(elsewhere);
+    assert_eq!(platform.take_events(), [], "walk caches were invalidated before");
+    assert_eq!((tables.reclaim(), other.reclaim()), (0, 0));
+    // The reclaim waits for a thread that enters after the unlinking and before the reclaim,
+    // but not for one that enters later.
+    let mut storage = Vec::new();
+    let mut frames = cache::<H>(&platform, &mut storage, 4);
+    let page = range(16 * M, 4 * K);
+    assert_eq!(guard.map(page, Hpa(0), RAM, PageSize::SIZE_4K, &mut frames), Ok(4 * K));
+    assert_eq!(unmap(&mut guard, range(16 * M, 2 * M)).len(), 1);
+    drop((early, guard));
+    let inside = tables.enter(&mut a).unwrap();
+    assert_eq!(tables.reclaim(), 0);
+    let late = tables.enter(&mut b).unwrap();
+    drop(inside);
+    assert_eq!(tables.reclaim(), 1);
+    drop((late, frames));
+    destroy(tables);
+    destroy(other);
+    assert_eq!(platform.live(), 0);
 }
+on!(a_table_is_kept_until_no_thread_can_be_in_it; npt);
 
 /// Unmaps what is in the first 2 MiB, and a page that is mapped there: its table is unlinked, and
 /// its invalidation completed.
@@ -103,44 +95,36 @@ fn one_thread_at_a_time_gives_tables_back() {
     assert_eq!(platform.live(), 0);
 }
 
-#[test]
-fn tables_whose_invalidation_has_completed_and_others_are_given_back_together() {
-    fn gives<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(BreakBeforeMake::Never);
-        let tables = guest::<H>(&platform, format, VMID);
-        unlink_both::<H>(&tables, &platform);
-        let live = platform.live();
-        platform.take_events();
-        assert_eq!((tables.reclaim(), platform.live()), (2, live - 2));
-        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-        destroy(tables);
-        assert_eq!(platform.live(), 0);
-    }
-    gives::<Arm<12>>(arm());
-    gives::<Ept<true>>(ept());
+fn tables_whose_invalidation_has_completed_and_others_are_given_back_together<H: Hardware>() {
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let tables = guest::<H>(&platform, H::usual(), VMID);
+    unlink_both::<H>(&tables, &platform);
+    let live = platform.live();
+    platform.take_events();
+    assert_eq!((tables.reclaim(), platform.live()), (2, live - 2));
+    assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+    destroy(tables);
+    assert_eq!(platform.live(), 0);
 }
+on!(tables_whose_invalidation_has_completed_and_others_are_given_back_together);
 
-#[test]
-fn a_prune_says_how_many_tables_it_gave_back() {
-    fn prunes<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(BreakBeforeMake::Never);
-        let tables = guest::<H>(&platform, format, VMID);
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
-        let mut storage = Vec::new();
-        let mut frames = cache::<H>(&platform, &mut storage, 8);
-        // Faults that were given up: two tables of pages and the one above them.
-        for at in [G, G + 2 * M] {
-            drop(guard.reserve(Gpa(at), PageSize::SIZE_4K, &mut frames).unwrap());
-        }
-        let live = platform.live();
-        assert_eq!(guard.prune(range(0, 2 * G)), Ok(3));
-        assert_eq!(tables.reclaim(), 0, "the guard may be in them");
-        guard.refresh();
-        assert_eq!((tables.reclaim(), platform.live()), (3, live - 3));
-        drop((guard, frames));
-        destroy(tables);
+fn a_prune_says_how_many_tables_it_gave_back<H: Hardware>() {
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let tables = guest::<H>(&platform, H::usual(), VMID);
+    let mut member = platform.join();
+    let mut guard = tables.enter(&mut member).unwrap();
+    let mut storage = Vec::new();
+    let mut frames = cache::<H>(&platform, &mut storage, 8);
+    // Faults that were given up: two tables of pages and the one above them.
+    for at in [G, G + 2 * M] {
+        drop(guard.reserve(Gpa(at), PageSize::SIZE_4K, &mut frames).unwrap());
     }
-    prunes::<Arm<12>>(arm());
-    prunes::<Ept<true>>(ept());
+    let live = platform.live();
+    assert_eq!(guard.prune(range(0, 2 * G)), Ok(3));
+    assert_eq!(tables.reclaim(), 0, "the guard may be in them");
+    guard.refresh();
+    assert_eq!((tables.reclaim(), platform.live()), (3, live - 3));
+    drop((guard, frames));
+    destroy(tables);
 }
+on!(a_prune_says_how_many_tables_it_gave_back);

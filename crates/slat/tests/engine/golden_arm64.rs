@@ -3,7 +3,7 @@
 //! `arch/arm64/include/asm/kvm_pgtable.h` and `memory.h`, and what QEMU's walker was seen to do.
 
 use crate::common::hardware::arm::{Arm, Descriptor, Leaf};
-use crate::common::hardware::{Access, Hardware};
+use crate::common::hardware::{Access, Hardware, all_attributes};
 use crate::common::{TestPlatform, destroy, unmap};
 use slat::format::arm64::{Arm64, Arm64K4, Arm64K16, Arm64K64, Shareability};
 use slat::{
@@ -177,20 +177,6 @@ fn manual(a: Attributes, fwb: bool, hd: bool, sh: u64) -> Leaf {
     }
 }
 
-fn all_attributes() -> impl Iterator<Item = Attributes> {
-    let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
-    let executes = [Execute::All, Execute::None, Execute::User, Execute::Kernel];
-    (0..1024usize).map(move |n| Attributes {
-        read: n & 1 != 0,
-        write: n & 2 != 0,
-        accessed: n & 4 != 0,
-        dirty: n & 8 != 0,
-        software: Software::new(n & 16 != 0, n & 512 != 0),
-        execute: executes[n >> 5 & 3],
-        memory: memories[n >> 7 & 3],
-    })
-}
-
 /// Every leaf size of a granule, with the highest address that fits: no bit is in the wrong place.
 pub fn leaves_are_the_manuals<const G: u32, const WIDE: bool>() {
     let (bits, sh) = (Arm::<G, WIDE>::OUTPUT, if WIDE && G < 16 { 0 } else { 0b11 });
@@ -292,7 +278,7 @@ fn roots_of_every_width_are_walked_by_hardware_as_by_the_engine() {
 fn start_levels_are_those_of_vtcr_sl0_with_concatenated_roots() {
     let of = |geometry: slat::format::Geometry| (3 - geometry.root_level, geometry.root_entries);
     let k4 = |bits| of(Arm64K4::default().geometry(bits).unwrap());
-    assert_eq!((k4(34), k4(35), k4(40)), ((2, 8192), (1, 32), (1, 1024)));
+    assert_eq!((k4(34), k4(35), k4(39), k4(40)), ((2, 8192), (1, 32), (1, 512), (1, 1024)));
     assert_eq!((k4(43), k4(44), k4(48)), ((1, 8192), (0, 32), (0, 512)));
     let k16 = |bits| of(Arm64K16::default().geometry(bits).unwrap());
     assert_eq!((k16(26), k16(40), k16(41)), ((2, 2), (2, 16 * 2048), (1, 32)));

@@ -3,6 +3,7 @@
 //! names that Linux gives to bits in `arch/x86/include/asm/vmx.h`.
 
 use crate::common::hardware::ept::{Cpu, Entry, Page, Rights, XEON};
+use crate::common::hardware::{all_attributes, comes_back};
 use slat::format::ept::{Ept, Ept1G, Ept2M};
 use slat::format::{Access, AttributeError, Format, Kind};
 use slat::{Attributes, Execute, Hpa, Memory, Software};
@@ -166,20 +167,6 @@ fn capabilities_are_read_from_the_bits_that_linux_names() {
     assert!(Ept2M::from_capabilities(no_1g, 39).is_ok());
 }
 
-fn all_attributes() -> impl Iterator<Item = Attributes> {
-    let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
-    let executes = [Execute::All, Execute::None, Execute::User, Execute::Kernel];
-    (0..1024usize).map(move |n| Attributes {
-        read: n & 1 != 0,
-        write: n & 2 != 0,
-        accessed: n & 4 != 0,
-        dirty: n & 8 != 0,
-        software: Software::new(n & 16 != 0, n & 512 != 0),
-        execute: executes[n >> 5 & 3],
-        memory: memories[n >> 7 & 3],
-    })
-}
-
 /// Every format that a user can configure, with the CPU that it suits.
 fn machines<const HUGE_1G: bool>() -> impl Iterator<Item = (Ept<HUGE_1G>, Cpu)> {
     [39, 46, 52].into_iter().flat_map(|maxphyaddr| {
@@ -216,18 +203,33 @@ fn manual(a: Attributes, forced_write_back: bool, address: u64, size: u64) -> Pa
     Page { address, size, rights, memory_type, ignore_pat, accessed, dirty, features: 0 }
 }
 
+/// Returns why no entry has these attributes: 110b is a misconfiguration, 100b one without the
+/// capability, 000b is not present.
+fn refusal<const HUGE_1G: bool>(format: &Ept<HUGE_1G>, a: Attributes) -> Option<AttributeError> {
+    let split = matches!(a.execute, Execute::User | Execute::Kernel);
+    match () {
+        () if !a.read => Some(AttributeError::NeedsRead),
+        () if a.write && !a.dirty && !format.accessed_dirty => {
+            Some(AttributeError::CleanNeedsHardwareDirty)
+        }
+        () if split && !format.split_execute => Some(AttributeError::ExecuteNeedsSplitRights),
+        () => None,
+    }
+}
+
 fn leaves_are_the_manuals<const HUGE_1G: bool>(sizes: &[u64]) {
     for (format, cpu) in machines::<HUGE_1G>() {
         let mut seen = BTreeSet::new();
         for (level, a) in (0u8..).zip(sizes).flat_map(|s| all_attributes().map(move |a| (s, a))) {
             let (level, size) = (level.0, *level.1);
+            assert_eq!(format.encode(a).err(), refusal(&format, a));
             let Ok(bits) = format.encode(a) else { continue };
             // The highest address: all of its bits are set.
             let hpa = (1 << cpu.maxphyaddr) - size;
             let raw = Ept::<HUGE_1G>::leaf(bits, level, Hpa(hpa));
             let expected = manual(a, format.forced_write_back, hpa, size);
             assert_eq!(cpu.decode(raw, level + 1), Entry::Page(expected), "{raw:#x}");
-            assert_eq!(format.decode(raw, level), a);
+            comes_back(&format, raw, level, a, hpa);
             assert!(seen.insert(raw), "two meanings of {raw:#x}");
 
             // Sealed: for hardware, nothing changes.
@@ -330,24 +332,4 @@ fn what_only_software_may_see_is_not_present_to_any_cpu() {
             assert_eq!(cpu.decode(raw, level), Entry::NotPresent, "{raw:#x}");
         }
     }
-}
-
-#[test]
-fn what_hardware_or_the_markers_cannot_bear_is_refused() {
-    let plain = Ept1G { accessed_dirty: false, ..Default::default() };
-    let refused = |a| plain.encode(a).unwrap_err();
-    // 110b is a misconfiguration, 100b one without the capability, 000b is not present.
-    for (write, execute) in
-        [(true, Execute::All), (false, Execute::All), (true, Execute::None), (false, Execute::None)]
-    {
-        let a = Attributes { read: false, write, execute, ..Attributes::RAM };
-        assert_eq!(refused(a), AttributeError::NeedsRead);
-    }
-    let clean = Attributes { dirty: false, ..Attributes::RAM };
-    assert_eq!(refused(clean), AttributeError::CleanNeedsHardwareDirty);
-    let user = Attributes { execute: Execute::User, ..Attributes::RAM };
-    assert_eq!(refused(user), AttributeError::ExecuteNeedsSplitRights);
-    let kernel = Attributes { execute: Execute::Kernel, ..Attributes::RAM };
-    assert_eq!(refused(kernel), AttributeError::ExecuteNeedsSplitRights);
-    assert!(plain.encode(Attributes::RAM).is_ok());
 }

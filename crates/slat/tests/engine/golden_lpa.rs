@@ -1,21 +1,15 @@
 //! FEAT_LPA's 52-bit addresses on the 64K granule, against values from the manual (DDI 0487,
 //! D8.3.1) and Linux's names (`PTE_ADDR_HIGH`, bits 15:12, from `PTE_ADDR_HIGH_SHIFT`, 36, up).
 
-use crate::common::TestPlatform;
 use crate::common::hardware::arm::{Arm, Descriptor};
-use crate::common::hardware::{Access, Hardware};
-use crate::common::stage::{BBM, CLEAN, range};
+use crate::common::stage::BBM;
 use crate::golden_arm64::{
     children_keep_everything, leaves_are_the_manuals, widths_are_the_manuals,
 };
-use crate::golden_lpa2::across;
+use crate::golden_lpa2::{across, is_marked};
 use slat::format::Format;
 use slat::format::arm64::{Arm64K64, Arm64LpaK64};
-use slat::{Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Gpa, Hpa, PageSize};
-use slat::{TableCache, Tables, Vmid};
-use std::sync::atomic::Ordering;
-
-const PAGE: PageSize = PageSize::from_bytes(0x1_0000).unwrap();
+use slat::{Attributes, Batched, Bounded, EveryEntry, Hpa};
 
 #[test]
 fn address_bits_51_to_48_stand_in_bits_15_to_12_of_leaves_and_tables() {
@@ -80,26 +74,8 @@ fn a_run_of_leaves_goes_on_where_address_bit_48_changes() {
 
 #[test]
 fn hardware_marks_a_leaf_and_a_protection_forgets_nothing_of_its_address() {
-    let format = Arm64LpaK64 { hardware_dirty: true, ..Default::default() };
-    let platform = TestPlatform::new(BreakBeforeMake::Always);
-    let mut tables = Tables::new(format, Vmid(1), 52, &platform).unwrap();
-    let mut storage = [const { None }; 4];
-    let mut cache = TableCache::new(&platform, &mut storage);
-    cache.fill(4).unwrap();
-    let regime = Arm::<16, true>::of(&tables);
-    let (gpa, hpa) = (0x8_1234_5678_0000, 0xc_0000_7c20_0000);
-    let page = range(gpa, 0x1_0000);
-    let mut guard = tables.exclusive();
-    assert_eq!(guard.map(page, Hpa(hpa), CLEAN, PAGE, &mut cache), Ok(0x1_0000));
-    let now = || regime.pte(&platform, gpa).0.load(Ordering::SeqCst);
     // AF=0, S2AP=01, DBM=1, inner shareable, normal write-back; bits 51:48 of the address are 0xc.
-    assert_eq!(now(), 0x0008_0000_7c20_c37f);
-    assert!(matches!(regime.access(&platform, regime.root(), gpa, true), Access::Done { .. }));
-    assert_eq!(now(), 0x0008_0000_7c20_c7ff);
-    assert_eq!(guard.write_protect(page), Ok(0x1_0000));
-    assert_eq!(now(), 0x0100_0000_7c20_c77f);
-    assert_eq!(guard.translate(Gpa(gpa + 5)).unwrap().unwrap().hpa, Hpa(hpa + 5));
-    drop(guard);
-    drop(cache);
-    crate::common::destroy(tables);
+    let words = [0xc37f, 0xc77f, 0xc7ff].map(|low| 0x0008_0000_7c20_0000 | low);
+    let words = [words[0], words[1], words[2], 0x0100_0000_7c20_c77f];
+    is_marked::<16>((0x8_1234_5678_0000, 0xc_0000_7c20_0000), words);
 }

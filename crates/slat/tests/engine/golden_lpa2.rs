@@ -9,6 +9,7 @@ use crate::golden_arm64::{
     BBM, CLEAN, children_keep_everything, leaves_are_the_manuals, one_leaf, range, size,
     widths_are_the_manuals,
 };
+use slat::format::Kind;
 use slat::format::arm64::{Arm64, Arm64Lpa2K4, Arm64Lpa2K16, Shareability};
 use slat::{
     Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Format, Gpa, Hpa, Inactive,
@@ -52,6 +53,9 @@ fn a_table_descriptor_has_its_address_in_the_same_places() {
     ] {
         assert_eq!(Arm64Lpa2K4::table(Hpa(hpa), 1), raw);
         assert_eq!(Arm::<12, true>::fields(raw, 0), Descriptor::Table(hpa));
+        let markers = [Arm64Lpa2K4::frozen(Hpa(hpa)), Arm64Lpa2K4::retired(Hpa(hpa))];
+        assert_eq!(markers.map(|raw| Arm64Lpa2K4::kind(raw, 1)), [Kind::Frozen, Kind::Retired]);
+        assert_eq!(markers.map(Arm64Lpa2K4::table_address), [Hpa(hpa); 2]);
     }
     let hpa = 0xf_ffff_ffff_c000;
     assert_eq!(Arm64Lpa2K16::table(Hpa(hpa), 1), 0x0003_ffff_ffff_c303);
@@ -82,32 +86,40 @@ fn children_of_a_split_block_keep_address_bits_51_and_50() {
     }
 }
 
-#[test]
-fn hardware_marks_a_leaf_and_a_protection_forgets_nothing_of_its_address() {
-    let format = Arm64Lpa2K4 { hardware_dirty: true, ..Default::default() };
+/// Hardware marks a leaf of the highest addresses, which has `words` clean, read, written, and
+/// protected.
+pub fn is_marked<const G: u32>((gpa, hpa): (u64, u64), words: [u64; 4]) {
+    let format = Arm64::<G, true> { hardware_dirty: true, ..Default::default() };
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut tables = Tables::new(format, Vmid(1), 52, &platform).unwrap();
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
-    let regime = Arm::<12, true>::of(&tables);
-    let (gpa, hpa) = (0x8_1234_5678_9000, 0xc_0000_7c20_6000);
-    let page = range(gpa, 0x1000);
+    let regime = Arm::<G, true>::of(&tables);
+    let page = range(gpa, 1 << G);
     let mut guard = tables.exclusive();
-    assert_eq!(guard.map(page, Hpa(hpa), CLEAN, PageSize::SIZE_4K, &mut cache), Ok(0x1000));
+    assert_eq!(guard.map(page, Hpa(hpa), CLEAN, size(1 << G), &mut cache), Ok(1 << G));
     let now = || regime.pte(&platform, gpa).0.load(Ordering::SeqCst);
-    // AF=0, S2AP=01, DBM=1, normal write-back; bits 51:50 of the address are 11.
-    assert_eq!(now(), 0x0008_0000_7c20_637f);
-    assert!(matches!(regime.access(&platform, regime.root(), gpa, false), Access::Done { .. }));
-    assert_eq!(now(), 0x0008_0000_7c20_677f);
-    assert!(matches!(regime.access(&platform, regime.root(), gpa, true), Access::Done { .. }));
-    assert_eq!(now(), 0x0008_0000_7c20_67ff);
-    assert_eq!(guard.write_protect(page), Ok(0x1000));
-    assert_eq!(now(), 0x0100_0000_7c20_677f);
+    assert_eq!(now(), words[0]);
+    for (write, marked) in [(false, words[1]), (true, words[2])] {
+        let access = regime.access(&platform, regime.root(), gpa, write);
+        assert!(matches!(access, Access::Done { .. }));
+        assert_eq!(now(), marked);
+    }
+    assert_eq!(guard.write_protect(page), Ok(1 << G));
+    assert_eq!(now(), words[3]);
     assert_eq!(guard.translate(Gpa(gpa + 5)).unwrap().unwrap().hpa, Hpa(hpa + 5));
     drop(guard);
     drop(cache);
     destroy(tables);
+}
+
+#[test]
+fn hardware_marks_a_leaf_and_a_protection_forgets_nothing_of_its_address() {
+    // AF=0, S2AP=01, DBM=1, normal write-back; bits 51:50 of the address are 11.
+    let words = [0x637f, 0x677f, 0x67ff].map(|low| 0x0008_0000_7c20_0000 | low);
+    let words = [words[0], words[1], words[2], 0x0100_0000_7c20_677f];
+    is_marked::<12>((0x8_1234_5678_9000, 0xc_0000_7c20_6000), words);
 }
 
 /// Maps `count` leaves across a host address at which a part of the address changes that a

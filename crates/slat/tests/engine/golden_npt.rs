@@ -5,6 +5,7 @@
 use crate::common::hardware::npt::{
     Cpu, EPYC, Entry, Page, RESET_PAT, Rights, UC, UC_MINUS, WB, memory_type,
 };
+use crate::common::hardware::{all_attributes, comes_back};
 use slat::format::npt::{Npt, Npt1G, Npt2M};
 use slat::format::{Access, AttributeError, Format, Kind};
 use slat::{Attributes, Execute, Hpa, Memory, Software};
@@ -155,20 +156,6 @@ fn features_are_read_from_the_bits_that_the_manual_names() {
     assert_eq!(Npt2M::from_cpuid(!0, 0x302b, !1).unwrap_err().svm, 1);
 }
 
-fn all_attributes() -> impl Iterator<Item = Attributes> {
-    let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
-    let executes = [Execute::All, Execute::None, Execute::User, Execute::Kernel];
-    (0..1024usize).map(move |n| Attributes {
-        read: n & 1 != 0,
-        write: n & 2 != 0,
-        accessed: n & 4 != 0,
-        dirty: n & 8 != 0,
-        software: Software::new(n & 16 != 0, n & 512 != 0),
-        execute: executes[n >> 5 & 3],
-        memory: memories[n >> 7 & 3],
-    })
-}
-
 /// The fields that the manual gives for attributes, as numbers.
 fn manual(a: Attributes, address: u64, size: u64) -> Page {
     let pat_index = match a.memory {
@@ -181,6 +168,15 @@ fn manual(a: Attributes, address: u64, size: u64) -> Page {
     Page { address, size, rights, pat_index, accessed, dirty, features: 0 }
 }
 
+/// Returns why no entry has these attributes.
+fn refusal(a: Attributes) -> Option<AttributeError> {
+    match a.execute {
+        _ if !a.read => Some(AttributeError::NeedsRead),
+        Execute::User | Execute::Kernel => Some(AttributeError::ExecuteNeedsSplitRights),
+        Execute::All | Execute::None => None,
+    }
+}
+
 fn leaves_are_the_manuals<const HUGE_1G: bool>(sizes: &[u64]) {
     for physical_bits in [40, 48, 52] {
         let format = Npt::<HUGE_1G> { output_bits: physical_bits, ..Default::default() };
@@ -188,13 +184,14 @@ fn leaves_are_the_manuals<const HUGE_1G: bool>(sizes: &[u64]) {
         let mut seen = BTreeSet::new();
         for (level, a) in (0u8..).zip(sizes).flat_map(|s| all_attributes().map(move |a| (s, a))) {
             let (level, size) = (level.0, *level.1);
+            assert_eq!(format.encode(a).err(), refusal(a));
             let Ok(bits) = format.encode(a) else { continue };
             // The highest address: all of its bits are set.
             let hpa = (1 << physical_bits) - size;
             let raw = Npt::<HUGE_1G>::leaf(bits, level, Hpa(hpa));
             let expected = manual(a, hpa, size);
             assert_eq!(cpu.decode(raw, level + 1), Entry::Page(expected), "{raw:#x}");
-            assert_eq!(format.decode(raw, level), a);
+            comes_back(&format, raw, level, a, hpa);
             assert!(seen.insert(raw), "two meanings of {raw:#x}");
 
             // Sealed: for hardware, nothing changes.
@@ -279,20 +276,5 @@ fn what_only_software_may_see_is_not_present_to_any_cpu() {
     assert_eq!(raws.len(), 2 * frames.len() + tokens.len() + 1, "all are different");
     for (raw, level) in raws.iter().flat_map(|&raw| (1..=4).map(move |level| (raw, level))) {
         assert_eq!(EPYC.decode(raw, level), Entry::NotPresent, "{raw:#x}");
-    }
-}
-
-#[test]
-fn what_hardware_or_the_markers_cannot_bear_is_refused() {
-    let refused = |a| Npt1G::default().encode(a).unwrap_err();
-    for (write, execute) in
-        [(true, Execute::All), (false, Execute::All), (true, Execute::None), (false, Execute::None)]
-    {
-        let a = Attributes { read: false, write, execute, ..Attributes::RAM };
-        assert_eq!(refused(a), AttributeError::NeedsRead);
-    }
-    for execute in [Execute::User, Execute::Kernel] {
-        let a = Attributes { execute, ..Attributes::RAM };
-        assert_eq!(refused(a), AttributeError::ExecuteNeedsSplitRights);
     }
 }

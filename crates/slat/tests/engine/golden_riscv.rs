@@ -3,7 +3,7 @@
 //! `arch/riscv/include/asm/pgtable-bits.h`, `pgtable-64.h` and `csr.h`.
 
 use crate::common::hardware::riscv::{Cpu, Hart, Page, Pte};
-use crate::common::hardware::{Access as Used, Hardware};
+use crate::common::hardware::{Access as Used, Hardware, all_attributes, comes_back};
 use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range};
 use crate::common::{TestPlatform, destroy};
 use slat::format::riscv::{Mode, RiscV};
@@ -148,19 +148,6 @@ fn sv57x4_reaches_its_last_page_and_its_last_block() {
     destroy(tables);
 }
 
-fn all_attributes() -> impl Iterator<Item = Attributes> {
-    let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device];
-    (0..384usize).map(move |n| Attributes {
-        read: n & 1 != 0,
-        write: n & 2 != 0,
-        accessed: n & 4 != 0,
-        dirty: n & 8 != 0,
-        software: Software::new(n & 16 != 0, n & 32 != 0),
-        execute: if n & 64 != 0 { Execute::All } else { Execute::None },
-        memory: memories[n >> 7],
-    })
-}
-
 /// The fields that the manual gives for attributes, as numbers.
 fn manual(a: Attributes, address: u64, size: u64) -> Page {
     let pbmt = match a.memory {
@@ -182,16 +169,37 @@ fn manual(a: Attributes, address: u64, size: u64) -> Page {
     }
 }
 
+/// Returns why no entry has these attributes.
+fn refusal(format: &RiscV, a: Attributes) -> Option<AttributeError> {
+    let split = matches!(a.execute, Execute::User | Execute::Kernel);
+    let typed = matches!(a.memory, Memory::NonCacheable | Memory::Device) && format.memory_types;
+    match () {
+        () if a.write && !a.read => Some(AttributeError::NeedsRead),
+        () if split => Some(AttributeError::ExecuteNeedsSplitRights),
+        () if a.memory != Memory::Normal && !typed => Some(AttributeError::MemoryType),
+        () => None,
+    }
+}
+
+#[test]
+fn without_svpbmt_leaves_have_no_memory_type() {
+    let format = RiscV { memory_types: false, ..Default::default() };
+    for a in all_attributes() {
+        assert_eq!(
+            format.encode(a).map(|bits| format.decode(bits, 0)),
+            refusal(&format, a).map_or(Ok(a), Err)
+        );
+    }
+}
+
 #[test]
 fn leaves_are_the_manuals_in_every_combination() {
     let format = RiscV { memory_types: true, ..Default::default() };
     let mut seen = BTreeSet::new();
     let sizes = (0u8..).zip([4 * K, 2 * M, G]);
     for ((level, size), a) in sizes.flat_map(|s| all_attributes().map(move |a| (s, a))) {
-        let Ok(bits) = format.encode(a) else {
-            assert!(a.write && !a.read);
-            continue;
-        };
+        assert_eq!(format.encode(a).err(), refusal(&format, a));
+        let Ok(bits) = format.encode(a) else { continue };
         let page = |raw| match CPU.decode(raw, u32::from(level)) {
             Pte::Page(page) => page,
             other => panic!("{raw:#x} at {level}: {other:?}"),
@@ -200,7 +208,7 @@ fn leaves_are_the_manuals_in_every_combination() {
         let raw = RiscV::leaf(bits, level, Hpa(hpa));
         let expected = manual(a, hpa, size);
         assert_eq!(page(raw), expected, "{raw:#x}");
-        assert_eq!(format.decode(raw, level), a);
+        comes_back(&format, raw, level, a, hpa);
         assert!(seen.insert((level, raw)), "two meanings of {raw:#x}");
         // Sealed: for hardware, nothing changes.
         assert_eq!(page(raw | RiscV::MARK), expected);
@@ -241,19 +249,6 @@ fn what_only_software_may_see_is_invalid_at_every_level() {
     for (raw, i) in raws.iter().flat_map(|&raw| (0..5).map(move |i| (raw, i))) {
         assert_eq!(CPU.decode(raw, i), Pte::Invalid, "{raw:#x}");
     }
-}
-
-#[test]
-fn what_the_manual_reserves_is_refused() {
-    let format = RiscV { memory_types: true, ..Default::default() };
-    let refused = |a| format.encode(a).unwrap_err();
-    assert_eq!(refused(Attributes { read: false, ..RAM }), AttributeError::NeedsRead);
-    for execute in [Execute::User, Execute::Kernel] {
-        let why = AttributeError::ExecuteNeedsSplitRights;
-        assert_eq!(refused(Attributes { execute, ..RAM }), why);
-    }
-    let strict = Attributes { memory: Memory::DeviceStrict, ..RAM };
-    assert_eq!(refused(strict), AttributeError::MemoryType);
 }
 
 /// The pages of a table are filled by a run of stores: each value is the one before plus a page, in

@@ -2,22 +2,11 @@
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
-#[cfg(feature = "every-format")]
-use crate::common::hardware::npt::{self, Npt};
-#[cfg(feature = "every-format")]
-use crate::common::hardware::power::Core;
-#[cfg(feature = "every-format")]
-use crate::common::hardware::riscv::Hart;
 use crate::common::stage::{CLEAN, G, K, M, RAM, range};
 use crate::common::world::{VMID, cache, size};
 use crate::common::{Event, TestPlatform};
 use proptest::prelude::*;
 use slat::{Access, Attributes, BreakBeforeMake, Hpa, Inactive, PageSize, Tables};
-
-fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
-    slat::format::ept::Ept { output_bits: 48, ..Default::default() }
-}
 
 /// A range and what to map there: the place, the number of pages, the largest leaf, the kind of
 /// memory.
@@ -102,82 +91,59 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
     assert_eq!(platform.live(), 0);
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..slat_seed::config() })]
-
-    #[test]
-    fn inactive_tables_are_mapped_protected_and_unmapped_as_live_ones(
-        steps in prop::collection::vec(step(), 1..8)
-    ) {
-        same::<Arm<12>>(
-            slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() }, &steps);
-        #[cfg(feature = "every-format")]
-        same::<Arm<14>>(
-            slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() }, &steps);
-        same::<Ept<true>>(ept(), &steps);
-        #[cfg(feature = "every-format")]
-        same::<Npt<true>>(npt::FORMAT, &steps);
-        #[cfg(feature = "every-format")]
-        same::<Hart<true>>(
-            slat::format::riscv::RiscV { output_bits: 48, ..Default::default() }, &steps);
-        #[cfg(feature = "every-format")]
-        same::<Core<12, true>>(slat::format::power::Power { output_bits: 48 }, &steps);
-        #[cfg(feature = "every-format")]
-        same::<Core<16, true>>(slat::format::power::Power { output_bits: 48 }, &steps);
-        #[cfg(feature = "every-format")]
-        same::<Ept<false>>(ept(), &steps);
-    }
+fn inactive_tables_are_mapped_protected_and_unmapped_as_live_ones<H: Hardware>() {
+    let config = slat_seed::config();
+    let config = ProptestConfig { cases: 64, source_file: Some(file!()), ..config };
+    proptest!(config, |(steps in prop::collection::vec(step(), 1..8))| {
+        same::<H>(H::usual(), &steps);
+    });
 }
+on!(
+    inactive_tables_are_mapped_protected_and_unmapped_as_live_ones;
+    arm_16k, npt, riscv, radix_4k, radix_64k, ept_2m
+);
 
-#[test]
-fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart() {
-    fn apart<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let mut live = Tables::new(format, VMID, 40, &platform).unwrap();
-        let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
-        let page = 1 << H::PAGE;
-        let mut guard = live.exclusive();
-        // There are holes in the guest but none in memory; two ranges that continue each other in
-        // both; one that does so in the guest only.
-        for (gpa, hpa) in [(0, 0), (2, 1), (5, 7), (6, 8), (8, 9), (9, 30)] {
-            let (mut one, mut two) = (Vec::new(), Vec::new());
-            let mut one = cache::<H>(&platform, &mut one, 4);
-            let mut two = cache::<H>(&platform, &mut two, 4);
-            let (at, hpa) = (range(gpa * page, page), Hpa(4 * G + hpa * page));
-            let leaf = size(H::sizes()[0]);
-            assert_eq!(guard.map(at, hpa, RAM, leaf, &mut one), Ok(page));
-            assert_eq!(inactive.map(at, hpa, RAM, leaf, &mut two), Ok(page));
-        }
-        for whole in [false, true] {
-            // Unmaps part of the table, and all of it.
-            let at = if whole { range(0, 512 * page * 512) } else { range(0, 3 * page) };
-            let mut taken = Vec::new();
-            let bytes = inactive.unmap(at, |removed| taken.push(removed)).unwrap();
-            let found = crate::common::unmap(&mut guard, at);
-            assert_eq!(taken, found);
-            let runs: Vec<_> = taken.iter().map(|r| (r.gpa.0 / page, r.bytes / page)).collect();
-            let expected = if whole { vec![(5, 2), (8, 1), (9, 1)] } else { vec![(0, 1), (2, 1)] };
-            assert_eq!(
-                (runs, bytes),
-                (expected.clone(), expected.iter().map(|r| r.1).sum::<u64>() * page)
-            );
-        }
-        guard.complete();
-        drop(guard);
-        crate::common::destroy(live);
-        inactive.destroy();
-        assert_eq!(platform.live(), 0);
+fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart<H: Hardware>() {
+    let format = H::usual();
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut live = Tables::new(format, VMID, 40, &platform).unwrap();
+    let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
+    let page = 1 << H::PAGE;
+    let mut guard = live.exclusive();
+    // There are holes in the guest but none in memory; two ranges that continue each other in
+    // both; one that does so in the guest only.
+    for (gpa, hpa) in [(0, 0), (2, 1), (5, 7), (6, 8), (8, 9), (9, 30)] {
+        let (mut one, mut two) = (Vec::new(), Vec::new());
+        let mut one = cache::<H>(&platform, &mut one, 4);
+        let mut two = cache::<H>(&platform, &mut two, 4);
+        let (at, hpa) = (range(gpa * page, page), Hpa(4 * G + hpa * page));
+        let leaf = size(H::sizes()[0]);
+        assert_eq!(guard.map(at, hpa, RAM, leaf, &mut one), Ok(page));
+        assert_eq!(inactive.map(at, hpa, RAM, leaf, &mut two), Ok(page));
     }
-    apart::<Arm<12>>(slat::format::arm64::Arm64::default());
-    #[cfg(feature = "every-format")]
-    apart::<Arm<14>>(slat::format::arm64::Arm64::default());
-    apart::<Ept<true>>(ept());
-    #[cfg(feature = "every-format")]
-    apart::<Npt<true>>(npt::FORMAT);
+    for whole in [false, true] {
+        // Unmaps part of the table, and all of it.
+        let at = if whole { range(0, 512 * page * 512) } else { range(0, 3 * page) };
+        let mut taken = Vec::new();
+        let bytes = inactive.unmap(at, |removed| taken.push(removed)).unwrap();
+        let found = crate::common::unmap(&mut guard, at);
+        assert_eq!(taken, found);
+        let runs: Vec<_> = taken.iter().map(|r| (r.gpa.0 / page, r.bytes / page)).collect();
+        let expected = if whole { vec![(5, 2), (8, 1), (9, 1)] } else { vec![(0, 1), (2, 1)] };
+        assert_eq!(
+            (runs, bytes),
+            (expected.clone(), expected.iter().map(|r| r.1).sum::<u64>() * page)
+        );
+    }
+    guard.complete();
+    drop(guard);
+    crate::common::destroy(live);
+    inactive.destroy();
+    assert_eq!(platform.live(), 0);
 }
+on!(leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart; arm_16k, npt);
 
-#[test]
-fn pages_of_inactive_tables_are_protected_in_runs_and_one_by_one() {
+fn pages_of_inactive_tables_are_protected_in_runs_and_one_by_one<H: Hardware>() {
     fn protects<H: Hardware>(format: H::Format, before: u64) {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
@@ -194,12 +160,11 @@ fn pages_of_inactive_tables_are_protected_in_runs_and_one_by_one() {
         drop(frames);
         inactive.destroy();
     }
-    let arm = slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() };
     for before in [4 * K, 8 * K] {
-        protects::<Arm<12>>(arm, before);
-        protects::<Ept<true>>(ept(), before);
+        protects::<H>(H::usual(), before);
     }
 }
+on!(pages_of_inactive_tables_are_protected_in_runs_and_one_by_one);
 
 /// Where a field of the descriptor overflows, the step between consecutive pages is another.
 #[test]
@@ -243,53 +208,46 @@ fn memory_is_handed_out_as_it_was_mapped_on_both_sides_of_a_multiple_of_2_to_the
     }
 }
 
-#[test]
-fn tables_that_become_inactive_are_changed_and_loaded_again() {
-    fn cycles<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let mut world =
-            crate::common::world::World::<H>::new(&platform, BreakBeforeMake::Always, format, 40);
-        let what =
-            crate::common::world::Mapping { hpa: G, attributes: RAM, largest: PageSize::SIZE_2M };
-        assert_eq!(world.map(range(0, 4 * M), what, 4), None);
-        platform.observe();
-        let crate::common::world::World { tables, .. } = world;
-        platform.machine.borrow_mut().as_mut().unwrap().unload();
-        // SAFETY: the machine has just unloaded the root.
-        let mut inactive = unsafe { tables.deactivate() };
-        platform.take_events();
-        assert_eq!(inactive.write_protect(range(0, 2 * M)), Ok(2 * M));
-        let mut storage = Vec::new();
-        let mut frames = cache::<H>(&platform, &mut storage, 4);
-        // All operations are available, and none owes anything.
-        let mut guard = inactive.guard();
-        let page = PageSize::SIZE_4K;
-        assert_eq!(guard.split(range(0, 4 * K), page, &mut frames), Ok(2 * M));
-        assert_eq!(
-            guard.relax(range(0, 4 * K), Access::Write).map(slat::Granted::elsewhere),
-            Ok(4 * K)
-        );
-        assert_eq!(crate::common::unmap(&mut guard, range(2 * M, 2 * M)).len(), 1);
-        assert_eq!(guard.write_protect(range(0, 2 * M)), Ok(4 * K));
-        assert_eq!(guard.owed(), None);
-        drop(guard);
-        let moved = range(2 * M, 2 * M);
-        let done = inactive.map(moved, Hpa(8 * G), RAM, PageSize::SIZE_2M, &mut frames);
-        assert_eq!(done, Ok(2 * M));
-        drop(frames);
-        let tables = inactive.activate();
-        let tree = H::of(&tables).tree(&platform);
-        let found: Vec<_> =
-            tree.runs.iter().map(|run| (run.start, run.size, run.leaf.oa)).collect();
-        assert_eq!(found, [(0, 4 * K, G), (2 * M, 2 * M, 8 * G)]);
-        crate::common::destroy(tables);
-        assert_eq!(platform.live(), 0);
-    }
-    cycles::<Arm<12>>(slat::format::arm64::Arm64::default());
-    cycles::<Ept<true>>(ept());
-    #[cfg(feature = "every-format")]
-    cycles::<Npt<true>>(npt::FORMAT);
+fn tables_that_become_inactive_are_changed_and_loaded_again<H: Hardware>() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut world =
+        crate::common::world::World::<H>::new(&platform, BreakBeforeMake::Always, H::usual(), 40);
+    let what =
+        crate::common::world::Mapping { hpa: G, attributes: RAM, largest: PageSize::SIZE_2M };
+    assert_eq!(world.map(range(0, 4 * M), what, 4), None);
+    platform.observe();
+    let crate::common::world::World { tables, .. } = world;
+    platform.machine.borrow_mut().as_mut().unwrap().unload();
+    // SAFETY: the machine has just unloaded the root.
+    let mut inactive = unsafe { tables.deactivate() };
+    platform.take_events();
+    assert_eq!(inactive.write_protect(range(0, 2 * M)), Ok(2 * M));
+    let mut storage = Vec::new();
+    let mut frames = cache::<H>(&platform, &mut storage, 4);
+    // All operations are available, and none owes anything.
+    let mut guard = inactive.guard();
+    let page = PageSize::SIZE_4K;
+    assert_eq!(guard.split(range(0, 4 * K), page, &mut frames), Ok(2 * M));
+    assert_eq!(
+        guard.relax(range(0, 4 * K), Access::Write).map(slat::Granted::elsewhere),
+        Ok(4 * K)
+    );
+    assert_eq!(crate::common::unmap(&mut guard, range(2 * M, 2 * M)).len(), 1);
+    assert_eq!(guard.write_protect(range(0, 2 * M)), Ok(4 * K));
+    assert_eq!(guard.owed(), None);
+    drop(guard);
+    let moved = range(2 * M, 2 * M);
+    let done = inactive.map(moved, Hpa(8 * G), RAM, PageSize::SIZE_2M, &mut frames);
+    assert_eq!(done, Ok(2 * M));
+    drop(frames);
+    let tables = inactive.activate();
+    let tree = H::of(&tables).tree(&platform);
+    let found: Vec<_> = tree.runs.iter().map(|run| (run.start, run.size, run.leaf.oa)).collect();
+    assert_eq!(found, [(0, 4 * K, G), (2 * M, 2 * M, 8 * G)]);
+    crate::common::destroy(tables);
+    assert_eq!(platform.live(), 0);
 }
+on!(tables_that_become_inactive_are_changed_and_loaded_again; npt);
 
 #[test]
 fn a_discard_unfolds_the_groups_that_its_ends_cut_and_leaves_the_rest_of_them() {

@@ -129,8 +129,8 @@ fn a_page_may_be_written_where_it_is_mapped_and_no_other() {
     granted::<Ept<true>>(Default::default());
 }
 
-fn blocks<H: Hardware>(format: H::Format) {
-    on_stage::<H>((format, 40, 8), |_, guard, cache| {
+fn blocks_do_not_become_executable_with_pages_and_keep_their_bits<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
         let how = Attributes { software: A.union(B), execute: Execute::None, ..RAM };
         let (block, size) = (range(2 * M, 2 * M), PageSize::SIZE_2M);
         guard.map(block, Hpa(2 * M), how, size, cache).unwrap();
@@ -152,12 +152,7 @@ fn blocks<H: Hardware>(format: H::Format) {
         assert_eq!(attributes::<H>(guard, 2 * M).software, A.union(B));
     });
 }
-
-#[test]
-fn blocks_do_not_become_executable_with_pages_and_keep_their_bits() {
-    blocks::<Arm<12>>(arm(true));
-    blocks::<Ept<true>>(Default::default());
-}
+on!(blocks_do_not_become_executable_with_pages_and_keep_their_bits);
 
 #[test]
 fn what_another_may_owe_can_be_owed_as_well() {

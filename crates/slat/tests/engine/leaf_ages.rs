@@ -2,10 +2,8 @@
 //! address.
 
 use crate::common::hardware::Hardware;
-use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::Grouped;
-use crate::common::stage::{CLEAN, K, M, RAM, on_stage, range, refused};
+use crate::common::stage::{CLEAN, K, M, RAM, arm, on_stage, range, refused};
 use crate::common::world::{GuardOf, TablesOf};
 use slat::{Aged, Ageing, Ages, ChangeError, Gpa, GpaRange, Hpa, PageSize, RangeError};
 use std::sync::atomic::Ordering::SeqCst;
@@ -66,16 +64,8 @@ fn held<H: Hardware>(
     assert_eq!(pte.swap(raw, SeqCst), raw | H::MARK, "somebody else's entry was changed");
 }
 
-fn arm() -> slat::format::arm64::Arm64<12> {
-    slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() }
-}
-
-fn ept() -> slat::format::ept::Ept<true> {
-    slat::format::ept::Ept { accessed_dirty: true, output_bits: 48, ..Default::default() }
-}
-
-fn a_page<H: Hardware>(format: H::Format) {
-    on_stage::<H>((format, 39, 8), |tables, guard, cache| {
+fn a_page_is_aged_without_its_neighbours_and_counts_its_way<H: Hardware>() {
+    on_stage::<H>((H::usual(), 39, 8), |tables, guard, cache| {
         let way = u64::from(guard.geometry().root_level) + 1;
         let page = |number: u64| range(number * 4 * K, 4 * K);
         for (number, attributes) in [(1, RAM), (2, CLEAN), (3, RAM)] {
@@ -101,15 +91,10 @@ fn a_page<H: Hardware>(format: H::Format) {
         });
     });
 }
+on!(a_page_is_aged_without_its_neighbours_and_counts_its_way);
 
-#[test]
-fn a_page_is_aged_without_its_neighbours_and_counts_its_way() {
-    a_page::<Arm<12>>(arm());
-    a_page::<Ept<true>>(ept());
-}
-
-fn leaves<H: Hardware>(format: H::Format) {
-    on_stage::<H>((format, 39, 8), |tables, guard, cache| {
+fn the_leaf_around_an_address_is_aged_whole_and_counts_its_way<H: Hardware>() {
+    on_stage::<H>((H::usual(), 39, 8), |tables, guard, cache| {
         let way = u64::from(guard.geometry().root_level) + 1;
         guard.map(range(4 * K, 4 * K), Hpa(4 * K), RAM, PAGE, cache).unwrap();
         guard.map(range(8 * K, 4 * K), Hpa(8 * K), CLEAN, PAGE, cache).unwrap();
@@ -138,12 +123,7 @@ fn leaves<H: Hardware>(format: H::Format) {
         refused(guard.age_leaf(Gpa(last + 5), true), last + 5, ChangeError::Range(why));
     });
 }
-
-#[test]
-fn the_leaf_around_an_address_is_aged_whole_and_counts_its_way() {
-    leaves::<Arm<12>>(arm());
-    leaves::<Ept<true>>(ept());
-}
+on!(the_leaf_around_an_address_is_aged_whole_and_counts_its_way);
 
 #[test]
 fn a_group_is_aged_whole_by_the_leaf_around_any_of_its_addresses() {

@@ -42,8 +42,8 @@ fn until_done<H: Hardware, R, E: Debug + PartialEq>(
     }
 }
 
-fn each_operation<H: Hardware>(format: H::Format) {
-    on_stage::<H>((format, 40, 64), |tables, guard, cache: &mut CacheOf<'_, H>| {
+fn a_limited_operation_stops_at_an_address_and_goes_on_from_there_to_the_same_end<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 64), |tables, guard, cache: &mut CacheOf<'_, H>| {
         let all = range(START, BYTES);
         let mapped = |guard: &GuardOf<'_, '_, H>| -> Vec<_> {
             guard.leaves(all).unwrap().map(|leaf| leaf.unwrap()).collect()
@@ -130,17 +130,12 @@ fn each_operation<H: Hardware>(format: H::Format) {
         assert_eq!(guard.prune(all), Ok(0));
     });
 }
-
-#[test]
-fn a_limited_operation_stops_at_an_address_and_goes_on_from_there_to_the_same_end() {
-    each_operation::<Arm<12>>(Arm64K4 { hardware_dirty: true, ..Default::default() });
-    each_operation::<Ept<true>>(Default::default());
-}
+on!(a_limited_operation_stops_at_an_address_and_goes_on_from_there_to_the_same_end);
 
 /// Blocks of a GiB are split outside the walk, which may pause after each of them.
-fn gigabytes<H: Hardware>(format: H::Format) {
+fn a_split_is_paused_behind_each_block_that_takes_long<H: Hardware>() {
     const G: u64 = 1 << 30;
-    on_stage::<H>((format, 40, 8), |_, guard, cache: &mut CacheOf<'_, H>| {
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache: &mut CacheOf<'_, H>| {
         let (start, end) = (510 * G, 514 * G);
         let all = range(start, end - start);
         guard.map(all, Hpa(0), RAM, PageSize::SIZE_1G, cache).unwrap();
@@ -158,12 +153,7 @@ fn gigabytes<H: Hardware>(format: H::Format) {
         assert_eq!(guard.leaves(all).unwrap().count() as u64, (end - start) / (2 * M));
     });
 }
-
-#[test]
-fn a_split_is_paused_behind_each_block_that_takes_long() {
-    gigabytes::<Arm<12>>(Arm64K4::default());
-    gigabytes::<Ept<true>>(Default::default());
-}
+on!(a_split_is_paused_behind_each_block_that_takes_long);
 
 #[test]
 fn a_collapse_that_is_paused_behind_a_block_has_made_it() {

@@ -3,6 +3,7 @@
 #![cfg_attr(not(feature = "every-format"), allow(unused, reason = "of the variants left out"))]
 #![cfg(not(any(loom, shuttle)))]
 
+#[macro_use]
 mod common;
 
 mod accounts;

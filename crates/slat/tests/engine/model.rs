@@ -7,11 +7,6 @@
 use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
-use crate::common::hardware::npt::{self, Npt};
-use crate::common::hardware::power::Core;
-#[cfg(feature = "every-format")]
-use crate::common::hardware::riscv::Hart;
 use crate::common::history::history;
 use crate::common::space::Space;
 use crate::common::world::{Mapping, World};
@@ -22,192 +17,81 @@ use slat::{
     Removals,
 };
 
-proptest! {
-    #![proptest_config(slat_seed::config())]
-
-    #[test]
-    fn any_history_on_the_4k_granule_agrees_with_the_flat_model(history in history()) {
-        // Roots of 2m entries, of 1g entries (31 bits need sixteen tables of 2m), of 512g entries.
-        let bits = [25, 31, 36, 44][history.bits];
-        Space::<Arm<12>>::new(bits, 600).play(&history);
-    }
-
-    #[cfg(feature = "every-format")]
-    #[test]
-    fn any_history_on_the_16k_granule_agrees_with_the_flat_model(history in history()) {
-        let bits = [27, 30, 37, 41][history.bits];
-        Space::<Arm<14>>::new(bits, 40).play(&history);
-    }
-
-    #[cfg(feature = "every-format")]
-    #[test]
-    fn any_history_on_the_64k_granule_agrees_with_the_flat_model(history in history()) {
-        let bits = [31, 33, 43, 47][history.bits];
-        Space::<Arm<16>>::new(bits, 20).play(&history);
-    }
-
-    #[cfg(feature = "every-format")]
-    #[test]
-    fn any_history_with_lpa2_agrees_with_the_flat_model(history in history()) {
-        // The last has sixteen tables of 512g entries.
-        let bits = [26, 36, 48, 52][history.bits];
-        Space::<Arm<12, true>>::new(bits, 40).play(&history);
-    }
-
-    #[cfg(feature = "every-format")]
-    #[test]
-    fn any_history_on_the_16k_granule_with_lpa2_agrees_with_the_flat_model(history in history()) {
-        // Blocks of 64g; the last has a root above them.
-        let bits = [28, 41, 47, 52][history.bits];
-        Space::<Arm<14, true>>::new(bits, 20).play(&history);
-    }
-
-    #[cfg(feature = "every-format")]
-    #[test]
-    fn any_history_on_the_64k_granule_with_lpa_agrees_with_the_flat_model(history in history()) {
-        // The last two have roots above blocks of 512m.
-        let bits = [31, 46, 48, 52][history.bits];
-        Space::<Arm<16, true>>::new(bits, 20).play(&history);
-    }
-
-    #[cfg(feature = "every-format")]
-    #[test]
-    fn any_history_on_ept_with_five_levels_agrees_with_the_flat_model(history in history()) {
-        // Four levels where these suffice.
-        let bits = [31, 48, 49, 52][history.bits];
-        Space::<Ept<true, true>>::new(bits, 40).play(&history);
-    }
-
-    #[cfg(feature = "every-format")]
-    #[test]
-    fn any_history_on_npt_with_five_levels_agrees_with_the_flat_model(history in history()) {
-        let bits = [24, 40, 49, 52][history.bits];
-        Space::<Npt<true, true>>::new(bits, 40).play(&history);
-    }
-
-    #[test]
-    fn any_history_on_ept_agrees_with_the_flat_model(history in history()) {
-        // A root of one entry, of two entries, of all.
-        let bits = [24, 31, 40, 48][history.bits];
-        Space::<Ept<true>>::new(bits, 600).play(&history);
-    }
-
-    #[cfg(feature = "every-format")]
-    #[test]
-    fn any_history_on_ept_without_1g_blocks_agrees_with_the_flat_model(history in history()) {
-        let bits = [25, 32, 39, 41][history.bits];
-        Space::<Ept<false>>::new(bits, 40).play(&history);
-    }
-
-    #[cfg(feature = "every-format")]
-    #[test]
-    fn any_history_on_the_g_stage_with_svadu_agrees_with_the_flat_model(history in history()) {
-        // Part of Sv39x4, and all of it; Sv48x4; Sv57x4.
-        let bits = [24, 41, 48, 59][history.bits];
-        Space::<Hart<true>>::new(bits, 40).play(&history);
-    }
-
-    #[cfg(feature = "every-format")]
-    #[test]
-    fn any_history_on_npt_agrees_with_the_flat_model(history in history()) {
-        let bits = [24, 31, 40, 48][history.bits];
-        Space::<Npt<true>>::new(bits, 600).play(&history);
-    }
-
-    #[cfg(feature = "every-format")]
-    #[test]
-    fn any_history_on_the_g_stage_without_svadu_agrees_with_the_flat_model(history in history()) {
-        let bits = [24, 41, 48, 59][history.bits];
-        Space::<Hart<false>>::new(bits, 40).play(&history);
-    }
-
-    #[cfg(feature = "every-format")]
-    #[test]
-    fn any_history_on_radix_with_4k_pages_agrees_with_the_flat_model(history in history()) {
-        // The root is the same for all: of 512g entries.
-        let bits = [24, 32, 41, 52][history.bits];
-        Space::<Core<12, false>>::new(bits, 600).play(&history);
-    }
-
-    #[test]
-    fn any_history_on_radix_with_64k_pages_agrees_with_the_flat_model(history in history()) {
-        let bits = [25, 32, 41, 52][history.bits];
-        Space::<Core<16, true>>::new(bits, 40).play(&history);
-    }
-
-    #[cfg(feature = "every-format")]
-    #[test]
-    fn any_history_on_npt_without_1g_blocks_agrees_with_the_flat_model(history in history()) {
-        let bits = [25, 32, 39, 41][history.bits];
-        Space::<Npt<false>>::new(bits, 40).play(&history);
-    }
+fn any_history_agrees_with_the_flat_model<H: Hardware>(bits: [u32; 4], frames: usize) {
+    let config = ProptestConfig { source_file: Some(file!()), ..slat_seed::config() };
+    proptest!(config, |(history in history())| {
+        Space::<H>::new(bits[history.bits], frames).play(&history);
+    });
 }
+on!(
+    any_history_agrees_with_the_flat_model:
+    // Roots of 2m entries, of 1g entries (31 bits need sixteen tables of 2m), of 512g entries.
+    arm_4k([25, 31, 36, 44], 600),
+    // A root of one entry, of two entries, of all.
+    ept([24, 31, 40, 48], 600),
+    radix_64k([25, 32, 41, 52], 40);
+    arm_16k([27, 30, 37, 41], 40),
+    arm_64k([31, 33, 43, 47], 20),
+    // The last has sixteen tables of 512g entries.
+    arm_4k_lpa2([26, 36, 48, 52], 40),
+    // Blocks of 64g; the last has a root above them.
+    arm_16k_lpa2([28, 41, 47, 52], 20),
+    // The last two have roots above blocks of 512m.
+    arm_64k_lpa([31, 46, 48, 52], 20),
+    // Four levels where these suffice.
+    ept_five_levels([31, 48, 49, 52], 40),
+    npt_five_levels([24, 40, 49, 52], 40),
+    ept_2m([25, 32, 39, 41], 40),
+    npt([24, 31, 40, 48], 600),
+    npt_2m([25, 32, 39, 41], 40),
+    // Part of Sv39x4, and all of it; Sv48x4; Sv57x4.
+    riscv([24, 41, 48, 59], 40),
+    riscv_without_svadu([24, 41, 48, 59], 40),
+    // The root is the same for all: of 512g entries.
+    radix_4k_where_software_sets_r_and_c([24, 32, 41, 52], 600)
+);
 
-#[test]
-fn hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten() {
-    fn split<H: Hardware>(format: H::Format, bbm: BreakBeforeMake, way: u8, large: usize) {
-        let platform = TestPlatform::new(bbm);
-        let mut world = World::<H>::new(&platform, bbm, format, 40);
-        let size = H::sizes()[large];
-        let (blocks, page) = (GpaRange::new(Gpa(size), 3 * size).unwrap(), 1 << H::PAGE);
-        let attributes = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
-        let largest = PageSize::from_bytes(size).unwrap();
-        assert_eq!(world.map(blocks, Mapping { hpa: 8 * size, attributes, largest }, 3), None);
-        // A read of the first block, then writes to it and to the last.
-        let late = false;
-        world.meanwhile(vec![
-            (size, false, late),
-            (2 * size - 1, true, late),
-            (3 * size + 5, true, late),
-        ]);
-        let (to, at) = (PageSize::from_bytes(page).unwrap(), Gpa(2 * size - page));
-        let cut = GpaRange::new(at, size + 2 * page).unwrap();
-        let split = match way {
-            0 => World::split::<EveryEntry>,
-            1 => World::split::<Bounded>,
-            3 => World::split::<slat::Tested>,
-            _ => World::split::<Batched>,
-        };
-        assert_eq!(split(&mut world, cut, to, 600, usize::MAX), None);
-        world.platform.meanwhile(None);
-        world.destroy();
-    }
-    fn arm<const G: u32, const DS: bool>() -> Arm64<G, DS> {
-        Arm64 { hardware_dirty: true, ..Default::default() }
-    }
+fn hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten<H: Hardware>(
+    sizes: std::ops::Range<usize>,
+) {
     use BreakBeforeMake::{Always, ConflictHandled, Never};
     for (bbm, way) in
         [Always, ConflictHandled, Never].into_iter().zip(0..3).chain([(Never, 0), (Always, 2)])
     {
-        split::<Arm<12>>(arm(), bbm, way, 0);
-        split::<Arm<12>>(arm(), bbm, way, 1);
-        #[cfg(feature = "every-format")]
-        split::<Arm<12, true>>(arm(), bbm, way, 1);
-        #[cfg(feature = "every-format")]
-        split::<Arm<14>>(arm(), bbm, way, 0);
-        #[cfg(feature = "every-format")]
-        split::<Arm<16>>(arm(), bbm, way, 0);
-        split::<Ept<true>>(
-            slat::format::ept::Ept { output_bits: 48, ..Default::default() },
-            bbm,
-            way,
-            0,
-        );
-        #[cfg(feature = "every-format")]
-        split::<Ept<false>>(
-            slat::format::ept::Ept { output_bits: 48, ..Default::default() },
-            bbm,
-            way,
-            0,
-        );
-        #[cfg(feature = "every-format")]
-        split::<Hart<true>>(slat::format::riscv::RiscV::default(), bbm, way, 0);
-        split::<Npt<true>>(npt::FORMAT, bbm, way, 0);
-        #[cfg(feature = "every-format")]
-        split::<Core<12, true>>(slat::format::power::Power { output_bits: 48 }, bbm, way, 0);
-        split::<Core<16, true>>(slat::format::power::Power { output_bits: 48 }, bbm, way, 0);
+        for large in sizes.clone() {
+            let platform = TestPlatform::new(bbm);
+            let mut world = World::<H>::new(&platform, bbm, H::usual(), 40);
+            let size = H::sizes()[large];
+            let (blocks, page) = (GpaRange::new(Gpa(size), 3 * size).unwrap(), 1 << H::PAGE);
+            let attributes = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
+            let largest = PageSize::from_bytes(size).unwrap();
+            assert_eq!(world.map(blocks, Mapping { hpa: 8 * size, attributes, largest }, 3), None);
+            // A read of the first block, then writes to it and to the last.
+            let late = false;
+            world.meanwhile(vec![
+                (size, false, late),
+                (2 * size - 1, true, late),
+                (3 * size + 5, true, late),
+            ]);
+            let (to, at) = (PageSize::from_bytes(page).unwrap(), Gpa(2 * size - page));
+            let cut = GpaRange::new(at, size + 2 * page).unwrap();
+            let split = match way {
+                0 => World::split::<EveryEntry>,
+                1 => World::split::<Bounded>,
+                3 => World::split::<slat::Tested>,
+                _ => World::split::<Batched>,
+            };
+            assert_eq!(split(&mut world, cut, to, 600, usize::MAX), None);
+            world.platform.meanwhile(None);
+            world.destroy();
+        }
     }
 }
+on!(
+    hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten:
+    arm_4k(0..2), ept(0..1), npt(0..1), radix_64k(0..1);
+    arm_4k_lpa2(1..2), arm_16k(0..1), arm_64k(0..1), ept_2m(0..1), riscv(0..1), radix_4k(0..1)
+);
 
 #[test]
 fn a_table_is_given_back_only_when_no_walk_cache_can_hold_it() {

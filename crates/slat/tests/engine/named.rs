@@ -3,11 +3,9 @@
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::Grouped;
-use crate::common::stage::{K, M, RAM, on_stage, range, refused};
+use crate::common::stage::{K, M, RAM, arm, on_stage, range, refused};
 use crate::common::world::GuardOf;
-use crate::obligations::{arm, ept};
 use slat::{
     Access, ChangeError, Gpa, GpaRange, Granted, Hpa, Owner, PageSize, Pages, Place, RangeError,
     UnmapError,
@@ -35,150 +33,124 @@ fn protect<H: Hardware>(
     (read, after.entries_written - before.entries_written, bytes / (4 * K))
 }
 
-#[test]
-fn the_way_to_a_table_is_not_read_for_each_short_run_and_long_runs_are_walked() {
-    fn reads<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 39, 8), |_, guard, cache| {
-            let up = u64::from(guard.geometry().root_level);
-            guard.map(range(0, 2 * M), Hpa(0), RAM, PAGE, cache).unwrap();
-            assert_eq!(protect::<H>(guard, 1, &[0b1011]), (3, 3, 3));
-            assert_eq!(protect::<H>(guard, 1, &[0, u64::MAX]), (up + 64, 64, 64));
-        });
-    }
-    reads::<Arm<12>>(arm());
-    reads::<Ept<true>>(ept());
+fn the_way_to_a_table_is_not_read_for_each_short_run_and_long_runs_are_walked<H: Hardware>() {
+    on_stage::<H>((H::usual(), 39, 8), |_, guard, cache| {
+        let up = u64::from(guard.geometry().root_level);
+        guard.map(range(0, 2 * M), Hpa(0), RAM, PAGE, cache).unwrap();
+        assert_eq!(protect::<H>(guard, 1, &[0b1011]), (3, 3, 3));
+        assert_eq!(protect::<H>(guard, 1, &[0, u64::MAX]), (up + 64, 64, 64));
+    });
 }
+on!(the_way_to_a_table_is_not_read_for_each_short_run_and_long_runs_are_walked);
 
-#[test]
-fn a_bitmap_that_begins_inside_a_page_is_refused_where_pages_are_mapped() {
-    fn odd<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |_, guard, cache| {
-            guard.map(range(0, 2 * M), Hpa(0), RAM, PAGE, cache).unwrap();
-            let before = guard.counts().entries_written;
-            let odd = Pages { start: Gpa(8), bits: &[0b101] };
-            let why = RangeError::Unaligned { range: range(8, 4 * K), page: 4 * K };
-            refused(guard.write_protect_pages(&odd), 8, ChangeError::Range(why));
-            refused(guard.clean_pages(&odd), 8, ChangeError::Range(why));
-            assert_eq!(guard.counts().entries_written, before);
-        });
-    }
-    odd::<Arm<12>>(arm());
-    odd::<Ept<true>>(ept());
+fn a_bitmap_that_begins_inside_a_page_is_refused_where_pages_are_mapped<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
+        guard.map(range(0, 2 * M), Hpa(0), RAM, PAGE, cache).unwrap();
+        let before = guard.counts().entries_written;
+        let odd = Pages { start: Gpa(8), bits: &[0b101] };
+        let why = RangeError::Unaligned { range: range(8, 4 * K), page: 4 * K };
+        refused(guard.write_protect_pages(&odd), 8, ChangeError::Range(why));
+        refused(guard.clean_pages(&odd), 8, ChangeError::Range(why));
+        assert_eq!(guard.counts().entries_written, before);
+    });
 }
+on!(a_bitmap_that_begins_inside_a_page_is_refused_where_pages_are_mapped);
 
 /// Entries that have an owner are left to the walk, which reads the whole run again.
-#[test]
-fn pages_before_and_behind_one_that_has_an_owner_count_once() {
-    fn owned<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |_, guard, cache| {
-            for number in [0, 2, 4, 6, 8] {
-                guard.map(page(number), Hpa(number * 4 * K), RAM, PAGE, cache).unwrap();
-            }
-            for number in [1, 7] {
-                guard.set_owner(page(number), None, Owner::new(7), cache).unwrap();
-            }
-            // The run that finds the table, one without an owner, and one more with an owner.
-            let (_, written, pages) = protect::<H>(guard, 0, &[0b1_1101_0111]);
-            assert_eq!((written, pages), (5, 5));
-        });
-    }
-    owned::<Arm<12>>(arm());
-    owned::<Ept<true>>(ept());
+fn pages_before_and_behind_one_that_has_an_owner_count_once<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
+        for number in [0, 2, 4, 6, 8] {
+            guard.map(page(number), Hpa(number * 4 * K), RAM, PAGE, cache).unwrap();
+        }
+        for number in [1, 7] {
+            guard.set_owner(page(number), None, Owner::new(7), cache).unwrap();
+        }
+        // The run that finds the table, one without an owner, and one more with an owner.
+        let (_, written, pages) = protect::<H>(guard, 0, &[0b1_1101_0111]);
+        assert_eq!((written, pages), (5, 5));
+    });
 }
+on!(pages_before_and_behind_one_that_has_an_owner_count_once);
 
-#[test]
-fn a_limit_ends_what_a_bitmap_names_between_two_tables_and_only_if_it_is_reached() {
-    fn limited<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |_, guard, cache| {
-            guard.map(range(0, 4 * M), Hpa(0), RAM, PAGE, cache).unwrap();
-            // Two pages of one table.
-            guard.limit(1);
-            assert_eq!(protect::<H>(guard, 0, &[0b101]).2, 2);
-            // Two tables within the limit.
-            guard.limit(1000);
-            assert_eq!(protect::<H>(guard, 4, &[1, 0, 0, 0, 0, 0, 0, 0, 1]).2, 2);
-            // The last page of a table, and a page of the next.
-            guard.limit(1);
-            let named = Pages { start: page(511).start(), bits: &[0b101] };
-            let next = page(513).start().0;
-            refused(guard.write_protect_pages(&named), next, ChangeError::Paused);
-            guard.limit(u64::MAX);
-            assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(4 * M - 5 * 4 * K));
-        });
-    }
-    limited::<Arm<12>>(arm());
-    limited::<Ept<true>>(ept());
+fn a_limit_ends_what_a_bitmap_names_between_two_tables_and_only_if_it_is_reached<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
+        guard.map(range(0, 4 * M), Hpa(0), RAM, PAGE, cache).unwrap();
+        // Two pages of one table.
+        guard.limit(1);
+        assert_eq!(protect::<H>(guard, 0, &[0b101]).2, 2);
+        // Two tables within the limit.
+        guard.limit(1000);
+        assert_eq!(protect::<H>(guard, 4, &[1, 0, 0, 0, 0, 0, 0, 0, 1]).2, 2);
+        // The last page of a table, and a page of the next.
+        guard.limit(1);
+        let named = Pages { start: page(511).start(), bits: &[0b101] };
+        let next = page(513).start().0;
+        refused(guard.write_protect_pages(&named), next, ChangeError::Paused);
+        guard.limit(u64::MAX);
+        assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(4 * M - 5 * 4 * K));
+    });
 }
+on!(a_limit_ends_what_a_bitmap_names_between_two_tables_and_only_if_it_is_reached);
 
-#[test]
-fn a_fault_gives_no_right_where_no_page_is_mapped() {
-    fn nothing<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-            guard.map(page(0), Hpa(0), RAM, PAGE, cache).unwrap();
-            let _ = guard.reserve(page(1).start(), PAGE, cache).unwrap();
-            guard.set_owner(page(2), None, Owner::new(7), cache).unwrap();
-            let (hardware, platform) = (H::of(tables), guard.platform());
-            let before = guard.counts().entries_written;
-            for number in 1..=3 {
-                let pte = hardware.pte(platform, number * 4 * K).0;
-                let was = pte.load(SeqCst);
-                for access in [Access::Read, Access::Write, Access::Execute] {
-                    let given = guard.relax(page(number), access).map(Granted::elsewhere);
-                    assert_eq!(given, Ok(0), "{access:?} of page {number}");
-                }
-                assert_eq!(guard.write_protect(page(number)), Ok(0));
-                assert_eq!(pte.load(SeqCst), was);
+fn a_fault_gives_no_right_where_no_page_is_mapped<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+        guard.map(page(0), Hpa(0), RAM, PAGE, cache).unwrap();
+        let _ = guard.reserve(page(1).start(), PAGE, cache).unwrap();
+        guard.set_owner(page(2), None, Owner::new(7), cache).unwrap();
+        let (hardware, platform) = (H::of(tables), guard.platform());
+        let before = guard.counts().entries_written;
+        for number in 1..=3 {
+            let pte = hardware.pte(platform, number * 4 * K).0;
+            let was = pte.load(SeqCst);
+            for access in [Access::Read, Access::Write, Access::Execute] {
+                let given = guard.relax(page(number), access).map(Granted::elsewhere);
+                assert_eq!(given, Ok(0), "{access:?} of page {number}");
             }
-            assert_eq!(guard.counts().entries_written, before);
-        });
-    }
-    nothing::<Arm<12>>(arm());
-    nothing::<Ept<true>>(ept());
+            assert_eq!(guard.write_protect(page(number)), Ok(0));
+            assert_eq!(pte.load(SeqCst), was);
+        }
+        assert_eq!(guard.counts().entries_written, before);
+    });
 }
+on!(a_fault_gives_no_right_where_no_page_is_mapped);
 
-#[test]
-fn a_block_that_a_range_cuts_at_its_end_is_found_before_pages_of_another_table_change() {
-    fn cut<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |_, guard, cache| {
-            guard.map(page(1), Hpa(0), RAM, PAGE, cache).unwrap();
-            guard.map(range(2 * M, 2 * M), Hpa(2 * M), RAM, BLOCK, cache).unwrap();
-            let before = guard.counts().entries_written;
-            let pages = range(4 * K, 2 * M);
-            refused(guard.write_protect(pages), 4 * K, ChangeError::CutsBlock { size: BLOCK });
-            let mut places = [const { Place::EMPTY }; 2];
-            let mut removals = guard.removals(&mut places);
-            let result = guard.unmap(pages, &mut removals);
-            refused(result, 4 * K, UnmapError::CutsBlock { size: BLOCK });
-            assert_eq!(removals.complete().count(), 0);
-            assert_eq!(guard.counts().entries_written, before);
-        });
-    }
-    cut::<Arm<12>>(arm());
-    cut::<Ept<true>>(ept());
+fn a_block_that_a_range_cuts_at_its_end_is_found_before_pages_of_another_table_change<
+    H: Hardware,
+>() {
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
+        guard.map(page(1), Hpa(0), RAM, PAGE, cache).unwrap();
+        guard.map(range(2 * M, 2 * M), Hpa(2 * M), RAM, BLOCK, cache).unwrap();
+        let before = guard.counts().entries_written;
+        let pages = range(4 * K, 2 * M);
+        refused(guard.write_protect(pages), 4 * K, ChangeError::CutsBlock { size: BLOCK });
+        let mut places = [const { Place::EMPTY }; 2];
+        let mut removals = guard.removals(&mut places);
+        let result = guard.unmap(pages, &mut removals);
+        refused(result, 4 * K, UnmapError::CutsBlock { size: BLOCK });
+        assert_eq!(removals.complete().count(), 0);
+        assert_eq!(guard.counts().entries_written, before);
+    });
 }
+on!(a_block_that_a_range_cuts_at_its_end_is_found_before_pages_of_another_table_change);
 
 /// The ends of a range of one page are not looked up before.
-#[test]
-fn a_walk_to_one_page_that_cuts_a_block_reads_down_to_the_block() {
-    fn reads<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 39, 8), |_, guard, cache| {
-            guard.map(range(2 * M, 2 * M), Hpa(0), RAM, BLOCK, cache).unwrap();
-            let (at, up) = (2 * M + 4 * K, u64::from(guard.geometry().root_level));
-            let before = guard.counts().entries_read;
-            let result = guard.write_protect(range(at, 4 * K));
-            refused(result, at, ChangeError::CutsBlock { size: BLOCK });
-            assert_eq!(guard.counts().entries_read - before, up);
-            let mut places = [const { Place::EMPTY }; 1];
-            let mut removals = guard.removals(&mut places);
-            let result = guard.unmap(range(at, 4 * K), &mut removals);
-            refused(result, at, UnmapError::CutsBlock { size: BLOCK });
-            assert_eq!(removals.complete().count(), 0);
-            assert_eq!(guard.counts().entries_read - before, 2 * up);
-        });
-    }
-    reads::<Arm<12>>(arm());
-    reads::<Ept<true>>(ept());
+fn a_walk_to_one_page_that_cuts_a_block_reads_down_to_the_block<H: Hardware>() {
+    on_stage::<H>((H::usual(), 39, 8), |_, guard, cache| {
+        guard.map(range(2 * M, 2 * M), Hpa(0), RAM, BLOCK, cache).unwrap();
+        let (at, up) = (2 * M + 4 * K, u64::from(guard.geometry().root_level));
+        let before = guard.counts().entries_read;
+        let result = guard.write_protect(range(at, 4 * K));
+        refused(result, at, ChangeError::CutsBlock { size: BLOCK });
+        assert_eq!(guard.counts().entries_read - before, up);
+        let mut places = [const { Place::EMPTY }; 1];
+        let mut removals = guard.removals(&mut places);
+        let result = guard.unmap(range(at, 4 * K), &mut removals);
+        refused(result, at, UnmapError::CutsBlock { size: BLOCK });
+        assert_eq!(removals.complete().count(), 0);
+        assert_eq!(guard.counts().entries_read - before, 2 * up);
+    });
 }
+on!(a_walk_to_one_page_that_cuts_a_block_reads_down_to_the_block);
 
 #[test]
 fn pages_of_a_group_that_are_named_are_protected_and_no_other_of_its_members() {

@@ -3,25 +3,12 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
-#[cfg(feature = "every-format")]
-use crate::common::hardware::npt::{self, Npt};
-#[cfg(feature = "every-format")]
-use crate::common::hardware::power::Core;
-use crate::common::stage::{K, M, RAM, range};
+use crate::common::stage::{K, M, RAM, arm, ept, range};
 use crate::common::world::{ALL, TablesOf, VMID, cache};
 use crate::common::{Event, TestPlatform, destroy, unmap};
-use slat::format::arm64::Arm64K4;
 use slat::{
     Access, BreakBeforeMake, Gpa, GpaRange, Hpa, Invalidation, PageSize, Pages, Place, Tables, Vmid,
 };
-
-pub fn arm() -> Arm64K4 {
-    Arm64K4 { hardware_dirty: true, ..Default::default() }
-}
-
-pub fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
-    slat::format::ept::Ept { output_bits: 48, ..Default::default() }
-}
 
 /// A guest with eight blocks, followed by eight pages.
 pub fn guest<H: Hardware>(
@@ -47,199 +34,173 @@ fn one(vmid: Vmid, start: u64, bytes: u64, leaf: Option<PageSize>) -> Invalidati
     Invalidation { vmid, range: Some(range(start, bytes)), leaf, tables: false }
 }
 
-#[test]
-fn what_a_guard_owes_is_the_hull_of_all_that_it_did() {
-    fn hull<H: Hardware>(format: H::Format) {
-        for bbm in crate::common::stage::BBM {
-            let platform = TestPlatform::new(bbm);
-            let tables = guest::<H>(&platform, format, VMID);
-            let mut member = platform.join();
-            let mut guard = tables.enter(&mut member).unwrap();
-            let hint = |size| (bbm == BreakBeforeMake::Always).then_some(size);
-            assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
-            let small = one(VMID, 2 * M, 2 * M, hint(PageSize::SIZE_2M));
-            assert_eq!(guard.owed(), Some(small));
-            // A call that changes nothing owes nothing more.
-            assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(2 * M));
-            assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(0));
-            assert_eq!(guard.owed(), Some(one(VMID, 0, 4 * M, hint(PageSize::SIZE_2M))));
-            // A page in addition to blocks: there is no hint, and the range covers all.
-            let page = range(16 * M + 4 * K, 4 * K);
-            assert_eq!(guard.execute_protect(page), Ok(4 * K));
-            let all = one(VMID, 0, 16 * M + 8 * K, None);
-            assert_eq!(guard.owed(), Some(all));
-            let counts = guard.counts();
-            assert_eq!(guard.relax(page, Access::Execute).map(slat::Granted::elsewhere), Ok(4 * K));
-            assert_eq!(guard.owed(), Some(all), "who gives rights owes nothing");
-            guard.complete();
-            let events = platform.take_events();
-            assert_eq!(events.last(), Some(&Event::Invalidate(all)));
-            // The page became executable, so it was made coherent before.
-            let maintained =
-                |event: &&Event| matches!(event, Event::Maintain { bytes: 0x1000, .. });
-            assert_eq!(events.iter().filter(maintained).count(), 1, "{events:?}");
-            let others = events.iter().filter(|event| **event != Event::Publish);
-            assert_eq!(others.count(), 2, "{events:?}");
-            assert_eq!(guard.counts().entries_written, counts.entries_written + 1);
-            guard.complete();
-            drop(guard);
-            assert_eq!((tables.reclaim(), platform.take_events()), (0, vec![]));
-            destroy(tables);
-        }
-    }
-    hull::<Arm<12>>(arm());
-    hull::<Ept<true>>(ept());
-    #[cfg(feature = "every-format")]
-    hull::<Npt<true>>(npt::FORMAT);
-}
-
-#[test]
-fn what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes() {
-    fn drops<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let tables = guest::<H>(&platform, format, VMID);
-        let (mut first, mut second) = (platform.join(), platform.join());
-        let mut guard = tables.enter(&mut first).unwrap();
-        assert_eq!(guard.write_protect(range(0, 2 * M)), Ok(2 * M));
-        drop(tables.shootdown(&mut guard).unwrap());
-        drop(guard);
-        assert_eq!(platform.take_events(), []);
-        // A thread that owes nothing covers it, once.
-        let mut guard = tables.enter(&mut second).unwrap();
-        guard.complete();
-        guard.complete();
-        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-        // A thread that owes something executes one invalidation, not two.
-        let mut dropped = tables.enter(&mut first).unwrap();
-        assert_eq!(dropped.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
-        drop(tables.shootdown(&mut dropped).unwrap());
-        drop(dropped);
-        assert_eq!(guard.write_protect(range(4 * M, 2 * M)), Ok(2 * M));
-        guard.complete();
-        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-        // A guard that has completed, or changed nothing, leaves nothing behind.
-        drop(guard);
-        tables.enter(&mut first).unwrap().complete();
-        assert_eq!(platform.take_events(), []);
-        // A harvest covers what was dropped as well, as it says which pages are clean.
-        let mut dropped = tables.enter(&mut first).unwrap();
-        assert_eq!(dropped.clean(range(6 * M, 2 * M)), Ok(2 * M));
-        drop(tables.shootdown(&mut dropped).unwrap());
-        drop(dropped);
-        let mut guard = tables.enter(&mut second).unwrap();
-        assert_eq!(guard.harvest(range(6 * M, 2 * M), &mut [0; 8]), Ok(0));
-        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-        drop(guard);
-        destroy(tables);
-    }
-    drops::<Arm<12>>(arm());
-    drops::<Ept<true>>(ept());
-    #[cfg(feature = "every-format")]
-    drops::<Npt<true>>(npt::FORMAT);
-}
-
-#[test]
-fn removals_that_are_dropped_are_covered_by_the_next_that_completes() {
-    fn drops<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(BreakBeforeMake::Never);
-        let tables = guest::<H>(&platform, format, VMID);
+fn what_a_guard_owes_is_the_hull_of_all_that_it_did<H: Hardware>() {
+    for bbm in crate::common::stage::BBM {
+        let platform = TestPlatform::new(bbm);
+        let tables = guest::<H>(&platform, H::usual(), VMID);
         let mut member = platform.join();
         let mut guard = tables.enter(&mut member).unwrap();
-        let mut storage = [const { Place::EMPTY }; 2];
-        let mut removals = guard.removals(&mut storage);
-        assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
-        assert_eq!(guard.owed(), None, "what is owed is in the removals");
+        let hint = |size| (bbm == BreakBeforeMake::Always).then_some(size);
+        assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
+        let small = one(VMID, 2 * M, 2 * M, hint(PageSize::SIZE_2M));
+        assert_eq!(guard.owed(), Some(small));
+        // A call that changes nothing owes nothing more.
+        assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(2 * M));
+        assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(0));
+        assert_eq!(guard.owed(), Some(one(VMID, 0, 4 * M, hint(PageSize::SIZE_2M))));
+        // A page in addition to blocks: there is no hint, and the range covers all.
+        let page = range(16 * M + 4 * K, 4 * K);
+        assert_eq!(guard.execute_protect(page), Ok(4 * K));
+        let all = one(VMID, 0, 16 * M + 8 * K, None);
+        assert_eq!(guard.owed(), Some(all));
+        let counts = guard.counts();
+        assert_eq!(guard.relax(page, Access::Execute).map(slat::Granted::elsewhere), Ok(4 * K));
+        assert_eq!(guard.owed(), Some(all), "who gives rights owes nothing");
         guard.complete();
-        assert_eq!(platform.take_events(), []);
-        drop(removals);
+        let events = platform.take_events();
+        assert_eq!(events.last(), Some(&Event::Invalidate(all)));
+        // The page became executable, so it was made coherent before.
+        let maintained = |event: &&Event| matches!(event, Event::Maintain { bytes: 0x1000, .. });
+        assert_eq!(events.iter().filter(maintained).count(), 1, "{events:?}");
+        let others = events.iter().filter(|event| **event != Event::Publish);
+        assert_eq!(others.count(), 2, "{events:?}");
+        assert_eq!(guard.counts().entries_written, counts.entries_written + 1);
         guard.complete();
-        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-        // Removals also cover what others dropped, before they hand anything out.
-        let mut other = platform.join();
-        let mut dropped = tables.enter(&mut other).unwrap();
-        assert_eq!(dropped.write_protect(range(8 * M, 2 * M)), Ok(2 * M));
-        drop(tables.shootdown(&mut dropped).unwrap());
-        drop(dropped);
-        let removed = unmap(&mut guard, range(2 * M, 2 * M));
-        assert_eq!((removed.len(), removed[0].hpa), (1, Hpa(2 * M)));
-        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-        // Empty removals leave nothing behind.
-        let mut removals = guard.removals(&mut storage);
-        assert_eq!(guard.unmap(range(0, 4 * M), &mut removals), Ok(0));
-        drop(removals);
-        guard.complete();
-        assert_eq!(platform.take_events(), []);
         drop(guard);
+        assert_eq!((tables.reclaim(), platform.take_events()), (0, vec![]));
         destroy(tables);
     }
-    drops::<Arm<12>>(arm());
-    drops::<Ept<true>>(ept());
-    #[cfg(feature = "every-format")]
-    drops::<Npt<true>>(npt::FORMAT);
 }
+on!(what_a_guard_owes_is_the_hull_of_all_that_it_did; npt);
 
-#[test]
-fn memory_is_free_once_its_range_was_unmapped_regardless_of_which_thread_removed_it() {
-    fn frees<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let tables = guest::<H>(&platform, format, VMID);
-        let (mut first, mut second) = (platform.join(), platform.join());
-        let mut guard = tables.enter(&mut first).unwrap();
-        let mut other = tables.enter(&mut second).unwrap();
-        let (mut one_storage, mut two) = ([Place::EMPTY; 1], [Place::EMPTY; 1]);
-        let mut taken = guard.removals(&mut one_storage);
-        assert_eq!(guard.unmap(range(0, 2 * M), &mut taken), Ok(2 * M));
-        // It has not been invalidated: a thread that finds it unmapped invalidates for that, too.
-        let mut none = other.removals(&mut two);
-        assert_eq!(other.unmap(range(0, 2 * M), &mut none), Ok(0));
-        assert_eq!(none.complete().count(), 0);
-        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-        assert_eq!(taken.complete().count(), 1);
-        let own = one(VMID, 0, 2 * M, Some(PageSize::SIZE_2M));
-        assert_eq!(platform.take_events(), [Event::Invalidate(own)]);
-        // When no other thread is unmapping, there is nothing to invalidate.
-        assert_eq!(other.unmap(range(0, 2 * M), &mut none), Ok(0));
-        assert_eq!(none.complete().count(), 0);
-        assert_eq!(platform.take_events(), []);
-        drop((taken, none));
-        drop((guard, other));
-        destroy(tables);
-    }
-    frees::<Arm<12>>(arm());
-    frees::<Ept<true>>(ept());
+fn what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes<H: Hardware>() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let tables = guest::<H>(&platform, H::usual(), VMID);
+    let (mut first, mut second) = (platform.join(), platform.join());
+    let mut guard = tables.enter(&mut first).unwrap();
+    assert_eq!(guard.write_protect(range(0, 2 * M)), Ok(2 * M));
+    drop(tables.shootdown(&mut guard).unwrap());
+    drop(guard);
+    assert_eq!(platform.take_events(), []);
+    // A thread that owes nothing covers it, once.
+    let mut guard = tables.enter(&mut second).unwrap();
+    guard.complete();
+    guard.complete();
+    assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+    // A thread that owes something executes one invalidation, not two.
+    let mut dropped = tables.enter(&mut first).unwrap();
+    assert_eq!(dropped.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
+    drop(tables.shootdown(&mut dropped).unwrap());
+    drop(dropped);
+    assert_eq!(guard.write_protect(range(4 * M, 2 * M)), Ok(2 * M));
+    guard.complete();
+    assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+    // A guard that has completed, or changed nothing, leaves nothing behind.
+    drop(guard);
+    tables.enter(&mut first).unwrap().complete();
+    assert_eq!(platform.take_events(), []);
+    // A harvest covers what was dropped as well, as it says which pages are clean.
+    let mut dropped = tables.enter(&mut first).unwrap();
+    assert_eq!(dropped.clean(range(6 * M, 2 * M)), Ok(2 * M));
+    drop(tables.shootdown(&mut dropped).unwrap());
+    drop(dropped);
+    let mut guard = tables.enter(&mut second).unwrap();
+    assert_eq!(guard.harvest(range(6 * M, 2 * M), &mut [0; 8]), Ok(0));
+    assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+    drop(guard);
+    destroy(tables);
 }
+on!(what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes; npt);
 
-#[test]
-fn removals_of_several_calls_share_a_place_where_they_continue_each_other() {
-    fn shares<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(BreakBeforeMake::Never);
-        let tables = guest::<H>(&platform, format, VMID);
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
-        let mut storage = [Place::EMPTY; 1];
-        let mut removals = guard.removals(&mut storage);
-        for at in [0, 2 * M, 4 * M] {
-            assert_eq!(guard.unmap(range(at, 2 * M), &mut removals), Ok(2 * M));
-        }
-        let halted = guard.unmap(range(8 * M, 2 * M), &mut removals).unwrap_err();
-        assert_eq!(halted.at, Gpa(8 * M));
-        let removed: Vec<_> = removals.complete().collect();
-        assert_eq!((removed.len(), removed[0].bytes), (1, 6 * M));
-        assert_eq!(platform.take_events(), [Event::Invalidate(one(VMID, 0, 6 * M, None))]);
-        drop((removals, guard));
-        destroy(tables);
-    }
-    shares::<Arm<12>>(arm());
-    shares::<Ept<true>>(ept());
+fn removals_that_are_dropped_are_covered_by_the_next_that_completes<H: Hardware>() {
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let tables = guest::<H>(&platform, H::usual(), VMID);
+    let mut member = platform.join();
+    let mut guard = tables.enter(&mut member).unwrap();
+    let mut storage = [const { Place::EMPTY }; 2];
+    let mut removals = guard.removals(&mut storage);
+    assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
+    assert_eq!(guard.owed(), None, "what is owed is in the removals");
+    guard.complete();
+    assert_eq!(platform.take_events(), []);
+    drop(removals);
+    guard.complete();
+    assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+    // Removals also cover what others dropped, before they hand anything out.
+    let mut other = platform.join();
+    let mut dropped = tables.enter(&mut other).unwrap();
+    assert_eq!(dropped.write_protect(range(8 * M, 2 * M)), Ok(2 * M));
+    drop(tables.shootdown(&mut dropped).unwrap());
+    drop(dropped);
+    let removed = unmap(&mut guard, range(2 * M, 2 * M));
+    assert_eq!((removed.len(), removed[0].hpa), (1, Hpa(2 * M)));
+    assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+    // Empty removals leave nothing behind.
+    let mut removals = guard.removals(&mut storage);
+    assert_eq!(guard.unmap(range(0, 4 * M), &mut removals), Ok(0));
+    drop(removals);
+    guard.complete();
+    assert_eq!(platform.take_events(), []);
+    drop(guard);
+    destroy(tables);
 }
+on!(removals_that_are_dropped_are_covered_by_the_next_that_completes; npt);
+
+fn memory_is_free_once_its_range_was_unmapped_regardless_of_which_thread_removed_it<H: Hardware>() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let tables = guest::<H>(&platform, H::usual(), VMID);
+    let (mut first, mut second) = (platform.join(), platform.join());
+    let mut guard = tables.enter(&mut first).unwrap();
+    let mut other = tables.enter(&mut second).unwrap();
+    let (mut one_storage, mut two) = ([Place::EMPTY; 1], [Place::EMPTY; 1]);
+    let mut taken = guard.removals(&mut one_storage);
+    assert_eq!(guard.unmap(range(0, 2 * M), &mut taken), Ok(2 * M));
+    // It has not been invalidated: a thread that finds it unmapped invalidates for that, too.
+    let mut none = other.removals(&mut two);
+    assert_eq!(other.unmap(range(0, 2 * M), &mut none), Ok(0));
+    assert_eq!(none.complete().count(), 0);
+    assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+    assert_eq!(taken.complete().count(), 1);
+    let own = one(VMID, 0, 2 * M, Some(PageSize::SIZE_2M));
+    assert_eq!(platform.take_events(), [Event::Invalidate(own)]);
+    // When no other thread is unmapping, there is nothing to invalidate.
+    assert_eq!(other.unmap(range(0, 2 * M), &mut none), Ok(0));
+    assert_eq!(none.complete().count(), 0);
+    assert_eq!(platform.take_events(), []);
+    drop((taken, none));
+    drop((guard, other));
+    destroy(tables);
+}
+on!(memory_is_free_once_its_range_was_unmapped_regardless_of_which_thread_removed_it);
+
+fn removals_of_several_calls_share_a_place_where_they_continue_each_other<H: Hardware>() {
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let tables = guest::<H>(&platform, H::usual(), VMID);
+    let mut member = platform.join();
+    let mut guard = tables.enter(&mut member).unwrap();
+    let mut storage = [Place::EMPTY; 1];
+    let mut removals = guard.removals(&mut storage);
+    for at in [0, 2 * M, 4 * M] {
+        assert_eq!(guard.unmap(range(at, 2 * M), &mut removals), Ok(2 * M));
+    }
+    let halted = guard.unmap(range(8 * M, 2 * M), &mut removals).unwrap_err();
+    assert_eq!(halted.at, Gpa(8 * M));
+    let removed: Vec<_> = removals.complete().collect();
+    assert_eq!((removed.len(), removed[0].bytes), (1, 6 * M));
+    assert_eq!(platform.take_events(), [Event::Invalidate(one(VMID, 0, 6 * M, None))]);
+    drop((removals, guard));
+    destroy(tables);
+}
+on!(removals_of_several_calls_share_a_place_where_they_continue_each_other);
 
 /// Where a CPU must not hold two translations, an emptied entry is filled again only after an
 /// invalidation, as long as the unmap's own has not completed.
-#[test]
-fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again() {
-    fn refills<H: Hardware>(format: H::Format, bbm: BreakBeforeMake, breaks: bool) {
+fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again<H: Hardware>(
+    cases: &[(BreakBeforeMake, bool)],
+) {
+    for &(bbm, breaks) in cases {
         let platform = TestPlatform::new(bbm);
-        let tables = guest::<H>(&platform, format, VMID);
+        let tables = guest::<H>(&platform, H::usual(), VMID);
         let mut storage = Vec::new();
         let mut cache = cache::<H>(&platform, &mut storage, 4);
         let mut member = platform.join();
@@ -319,93 +280,83 @@ fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again() {
         drop((guard, cache));
         destroy(tables);
     }
-    refills::<Arm<12>>(arm(), BreakBeforeMake::Never, true);
-    refills::<Ept<true>>(ept(), BreakBeforeMake::Never, false);
-    #[cfg(feature = "every-format")]
-    refills::<Npt<true>>(npt::FORMAT, BreakBeforeMake::Never, false);
-    #[cfg(feature = "every-format")]
-    refills::<Core<12, true>>(
-        slat::format::power::Power { output_bits: 48 },
-        BreakBeforeMake::Never,
-        true,
-    );
-    // A CPU that must not hold two sizes.
-    refills::<Ept<true>>(ept(), BreakBeforeMake::Always, true);
-    #[cfg(feature = "every-format")]
-    refills::<Npt<true>>(npt::FORMAT, BreakBeforeMake::Always, true);
 }
+on!(
+    an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again:
+    arm_4k(&[(BreakBeforeMake::Never, true)]), ept(&TWO_SIZES);
+    npt(&TWO_SIZES), radix_4k(&[(BreakBeforeMake::Never, true)])
+);
+/// On x86, only a CPU that must not hold two sizes.
+const TWO_SIZES: [(BreakBeforeMake, bool); 2] =
+    [(BreakBeforeMake::Never, false), (BreakBeforeMake::Always, true)];
 
 /// Deactivation invalidates everything, including invalidations that were dropped or forgotten: all
 /// that is owed afterwards is new.
-#[test]
-fn what_was_dropped_before_tables_became_inactive_is_owed_no_more() {
-    fn drops<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let tables = guest::<H>(&platform, format, VMID);
-        let mut storage = [const { Place::EMPTY }; 2];
-        {
-            let mut member = platform.join();
-            let mut guard = tables.enter(&mut member).unwrap();
-            assert_eq!(guard.write_protect(range(8 * M, 2 * M)), Ok(2 * M));
-            drop(tables.shootdown(&mut guard).unwrap());
-            let mut removals = guard.removals(&mut storage);
-            assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
-            drop(removals);
-            let mut more = [const { Place::EMPTY }; 2];
-            let mut forgotten = guard.removals(&mut more);
-            assert_eq!(guard.unmap(range(2 * M, 2 * M), &mut forgotten), Ok(2 * M));
-            std::mem::forget(forgotten);
-        }
-        // SAFETY: no test of this file gives the root to a machine.
-        let mut inactive = unsafe { tables.deactivate() };
-        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-        // Operations on inactive tables owe nothing.
-        let mut guard = inactive.guard();
-        assert_eq!(guard.write_protect(range(10 * M, 2 * M)), Ok(2 * M));
-        assert_eq!(guard.owed(), None);
-        guard.complete();
-        assert_eq!(guard.write_protect(range(12 * M, 2 * M)), Ok(2 * M));
-        drop(guard);
-        assert_eq!(platform.take_events(), []);
-        let tables = inactive.activate();
-        assert_eq!(platform.take_events(), [Event::Publish]);
+fn what_was_dropped_before_tables_became_inactive_is_owed_no_more<H: Hardware>() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let tables = guest::<H>(&platform, H::usual(), VMID);
+    let mut storage = [const { Place::EMPTY }; 2];
+    {
         let mut member = platform.join();
         let mut guard = tables.enter(&mut member).unwrap();
-        guard.complete();
-        assert_eq!(platform.take_events(), [], "it was covered");
-        // Entries that were emptied before are filled without an invalidation.
-        let mut frames = Vec::new();
-        let mut frames = cache::<H>(&platform, &mut frames, 4);
-        let block = PageSize::SIZE_2M;
-        assert_eq!(guard.map(range(0, 4 * M), Hpa(0), RAM, block, &mut frames), Ok(4 * M));
-        let executed = |events: Vec<Event>| {
-            let quiet = |event: &Event| !matches!(event, Event::Invalidate(_));
-            events.into_iter().filter(|event| !quiet(event)).collect::<Vec<_>>()
-        };
-        assert_eq!(executed(platform.take_events()), []);
-        // The count of removals under way starts again: only the invalidation of these is executed,
-        // or that of what was dropped.
-        for dropped in [false, true] {
-            let mut removals = guard.removals(&mut storage);
-            assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
-            let expected = if dropped {
-                drop(removals);
-                guard.complete();
-                ALL
-            } else {
-                assert_eq!(removals.complete().count(), 1);
-                one(VMID, 0, 2 * M, Some(block))
-            };
-            assert_eq!(executed(platform.take_events()), [Event::Invalidate(expected)]);
-            assert_eq!(guard.map(range(0, 2 * M), Hpa(0), RAM, block, &mut frames), Ok(2 * M));
-            assert_eq!(executed(platform.take_events()), [], "no removal is under way");
-        }
-        drop((guard, frames));
-        destroy(tables);
+        assert_eq!(guard.write_protect(range(8 * M, 2 * M)), Ok(2 * M));
+        drop(tables.shootdown(&mut guard).unwrap());
+        let mut removals = guard.removals(&mut storage);
+        assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
+        drop(removals);
+        let mut more = [const { Place::EMPTY }; 2];
+        let mut forgotten = guard.removals(&mut more);
+        assert_eq!(guard.unmap(range(2 * M, 2 * M), &mut forgotten), Ok(2 * M));
+        std::mem::forget(forgotten);
     }
-    drops::<Arm<12>>(arm());
-    drops::<Ept<true>>(ept());
+    // SAFETY: no test of this file gives the root to a machine.
+    let mut inactive = unsafe { tables.deactivate() };
+    assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+    // Operations on inactive tables owe nothing.
+    let mut guard = inactive.guard();
+    assert_eq!(guard.write_protect(range(10 * M, 2 * M)), Ok(2 * M));
+    assert_eq!(guard.owed(), None);
+    guard.complete();
+    assert_eq!(guard.write_protect(range(12 * M, 2 * M)), Ok(2 * M));
+    drop(guard);
+    assert_eq!(platform.take_events(), []);
+    let tables = inactive.activate();
+    assert_eq!(platform.take_events(), [Event::Publish]);
+    let mut member = platform.join();
+    let mut guard = tables.enter(&mut member).unwrap();
+    guard.complete();
+    assert_eq!(platform.take_events(), [], "it was covered");
+    // Entries that were emptied before are filled without an invalidation.
+    let mut frames = Vec::new();
+    let mut frames = cache::<H>(&platform, &mut frames, 4);
+    let block = PageSize::SIZE_2M;
+    assert_eq!(guard.map(range(0, 4 * M), Hpa(0), RAM, block, &mut frames), Ok(4 * M));
+    let executed = |events: Vec<Event>| {
+        let quiet = |event: &Event| !matches!(event, Event::Invalidate(_));
+        events.into_iter().filter(|event| !quiet(event)).collect::<Vec<_>>()
+    };
+    assert_eq!(executed(platform.take_events()), []);
+    // The count of removals under way starts again: only the invalidation of these is executed,
+    // or that of what was dropped.
+    for dropped in [false, true] {
+        let mut removals = guard.removals(&mut storage);
+        assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
+        let expected = if dropped {
+            drop(removals);
+            guard.complete();
+            ALL
+        } else {
+            assert_eq!(removals.complete().count(), 1);
+            one(VMID, 0, 2 * M, Some(block))
+        };
+        assert_eq!(executed(platform.take_events()), [Event::Invalidate(expected)]);
+        assert_eq!(guard.map(range(0, 2 * M), Hpa(0), RAM, block, &mut frames), Ok(2 * M));
+        assert_eq!(executed(platform.take_events()), [], "no removal is under way");
+    }
+    drop((guard, frames));
+    destroy(tables);
 }
+on!(what_was_dropped_before_tables_became_inactive_is_owed_no_more);
 
 #[test]
 fn shootdowns_of_one_guest_merge_and_those_of_another_complete_at_once() {

@@ -50,7 +50,8 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => (span.clone(), prop::bool::weighted(0.2), rights(), memory, largest).prop_map(
             |((at, pages), odd, Rights { read, write, execute }, memory, largest)| Op::Map {
-                at, pages, odd, largest, attributes: Attributes { read, write, execute, memory, ..RAM }
+                at, pages, odd, largest,
+                attributes: Attributes { read, write, execute, memory, ..RAM },
             }
         ),
         2 => (span.clone(), rights()).prop_map(

@@ -8,10 +8,10 @@ use crate::common::hardware::npt::{self, Npt};
 #[cfg(feature = "every-format")]
 use crate::common::hardware::power::Core;
 use crate::common::hardware::riscv::Hart;
-use crate::common::stage::{CLEAN, G, K, M, RAM, host, idle, on_stage, range, refused, says};
+use crate::common::stage::{CLEAN, G, K, M, RAM, ept, host, idle, on_stage, range, refused, says};
 use crate::common::world::{CacheOf, GuardOf};
 use crate::common::{TestPlatform, destroy, unmap};
-use slat::format::arm64::{Arm64, Arm64K4, Arm64K16, Arm64K64};
+use slat::format::arm64::{Arm64, Arm64K4};
 use slat::format::ept::{Ept1G, Ept2M};
 use slat::format::{AttributeError, GeometryError};
 use slat::{
@@ -24,10 +24,6 @@ use slat::{
 const SIZE_512G: PageSize = PageSize::from_bytes(512 * G).unwrap();
 
 /// Output addresses as wide as Arm's, so that one test serves both.
-fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
-    slat::format::ept::Ept { output_bits: 48, ..Default::default() }
-}
-
 /// Every operation that changes the leaves of a range, except unmap.
 fn changes<H: Hardware>(
     guard: &mut GuardOf<'_, '_, H>,
@@ -61,8 +57,8 @@ fn a_range_is_refused_if_it_is_empty_or_wraps_and_says_where() {
     says(&wraps.to_string(), &["0x2000", "0xffffffffffffffff"]);
 }
 
-fn every_operation_refuses<H: Hardware>(format: H::Format) {
-    on_stage::<H>((format, 40, 4), |_, guard, cache| {
+fn every_operation_refuses_the_same_ranges<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 4), |_, guard, cache| {
         let hostile = [
             (range(0x1001, 0x1000), "0x1001..0x2001", "4k"),
             (range(0x1000, 0x800), "0x1000..0x1800", "4k"),
@@ -101,40 +97,26 @@ fn every_operation_refuses<H: Hardware>(format: H::Format) {
         idle::<H>(guard);
     });
 }
+on!(every_operation_refuses_the_same_ranges; npt, ept_2m);
 
-#[test]
-fn every_operation_refuses_the_same_ranges() {
-    every_operation_refuses::<Arm<12>>(Arm64K4::default());
-    every_operation_refuses::<Ept<true>>(ept());
-    #[cfg(feature = "every-format")]
-    every_operation_refuses::<Npt<true>>(npt::FORMAT);
-    #[cfg(feature = "every-format")]
-    every_operation_refuses::<Ept<false>>(ept());
+fn a_fault_outside_the_guest_is_refused<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 4), |_, guard, cache| {
+        for (gpa, page) in [(1 << 40, 1 << 40), ((1 << 48) + 5, 1 << 48)] {
+            let end = Gpa(page + 0x1000);
+            let why = MapError::Range(RangeError::BeyondAddressSize { end, bits: 40 });
+            let result = guard.reserve(Gpa(gpa), PageSize::SIZE_4K, cache);
+            says(&refused(result, gpa, why), &["40-bit"]);
+        }
+        let why = RangeError::Overflow { start: Gpa(!0xfff), size: 0x1000 };
+        let result = guard.reserve(Gpa(u64::MAX), PageSize::SIZE_2M, cache);
+        refused(result, u64::MAX, MapError::Range(why));
+        idle::<H>(guard);
+    });
 }
+on!(a_fault_outside_the_guest_is_refused; npt);
 
-#[test]
-fn a_fault_outside_the_guest_is_refused() {
-    fn outside<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 4), |_, guard, cache| {
-            for (gpa, page) in [(1 << 40, 1 << 40), ((1 << 48) + 5, 1 << 48)] {
-                let end = Gpa(page + 0x1000);
-                let why = MapError::Range(RangeError::BeyondAddressSize { end, bits: 40 });
-                let result = guard.reserve(Gpa(gpa), PageSize::SIZE_4K, cache);
-                says(&refused(result, gpa, why), &["40-bit"]);
-            }
-            let why = RangeError::Overflow { start: Gpa(!0xfff), size: 0x1000 };
-            let result = guard.reserve(Gpa(u64::MAX), PageSize::SIZE_2M, cache);
-            refused(result, u64::MAX, MapError::Range(why));
-            idle::<H>(guard);
-        });
-    }
-    outside::<Arm<12>>(Arm64K4::default());
-    outside::<Ept<true>>(ept());
-    #[cfg(feature = "every-format")]
-    outside::<Npt<true>>(npt::FORMAT);
-}
-
-fn host_addresses<H: Hardware>(format: H::Format) {
+fn a_host_address_is_refused_if_unaligned_or_beyond_the_output_size<H: Hardware>() {
+    let format = H::usual();
     on_stage::<H>((format, 40, 8), |_, guard, cache| {
         let at = range(0x2000, 0x2000);
         for hpa in [1, 0x800, (1 << 48) - 0x1000, 1 << 48, !0xfff, u64::MAX] {
@@ -161,22 +143,15 @@ fn host_addresses<H: Hardware>(format: H::Format) {
         assert_eq!(reservation.commit(Hpa((1 << 48) - 2 * M), RAM), Ok(Some(2 * M)));
     });
 }
+on!(a_host_address_is_refused_if_unaligned_or_beyond_the_output_size; npt, radix_4k);
 
-#[test]
-fn a_host_address_is_refused_if_unaligned_or_beyond_the_output_size() {
-    host_addresses::<Arm<12>>(Arm64K4::default());
-    host_addresses::<Ept<true>>(ept());
-    #[cfg(feature = "every-format")]
-    host_addresses::<Npt<true>>(npt::FORMAT);
-    #[cfg(feature = "every-format")]
-    host_addresses::<Core<12, true>>(slat::format::power::Power { output_bits: 48 });
-}
-
-fn leaf_sizes<H: Hardware>(format: H::Format, names: [&str; 2]) {
+fn a_leaf_size_that_the_format_lacks_is_refused_with_those_that_it_has<H: Hardware>(
+    names: [&str; 2],
+) {
     let all = H::sizes();
     let of = |bytes| PageSize::from_bytes(bytes).unwrap();
     let (smallest, largest) = (of(all[all.len() - 1]), of(all[0]));
-    on_stage::<H>((format, 40, 4), |_, guard, cache| {
+    on_stage::<H>((H::usual(), 40, 4), |_, guard, cache| {
         let others = [PageSize::from_bytes(1).unwrap(), of(2 * smallest.bytes()), SIZE_512G];
         let more = (all[0] < G).then_some(PageSize::SIZE_1G);
         for size in others.into_iter().chain(more).filter(|size| !all.contains(&size.bytes())) {
@@ -196,22 +171,12 @@ fn leaf_sizes<H: Hardware>(format: H::Format, names: [&str; 2]) {
         idle::<H>(guard);
     });
 }
-
-#[test]
-fn a_leaf_size_that_the_format_lacks_is_refused_with_those_that_it_has() {
-    leaf_sizes::<Arm<12>>(Arm64K4::default(), ["4k", "1g"]);
-    #[cfg(feature = "every-format")]
-    leaf_sizes::<Arm<14>>(Arm64K16::default(), ["16k", "32m"]);
-    #[cfg(feature = "every-format")]
-    leaf_sizes::<Arm<16>>(Arm64K64::default(), ["64k", "512m"]);
-    leaf_sizes::<Ept<true>>(ept(), ["4k", "1g"]);
-    #[cfg(feature = "every-format")]
-    leaf_sizes::<Npt<true>>(npt::FORMAT, ["4k", "1g"]);
-    #[cfg(feature = "every-format")]
-    leaf_sizes::<Core<16, true>>(slat::format::power::Power { output_bits: 48 }, ["64k", "1g"]);
-    #[cfg(feature = "every-format")]
-    leaf_sizes::<Ept<false>>(ept(), ["4k", "2m"]);
-}
+on!(
+    a_leaf_size_that_the_format_lacks_is_refused_with_those_that_it_has:
+    arm_4k(["4k", "1g"]), ept(["4k", "1g"]);
+    arm_16k(["16k", "32m"]), arm_64k(["64k", "512m"]), npt(["4k", "1g"]), radix_64k(["64k", "1g"]),
+    ept_2m(["4k", "2m"])
+);
 
 fn attributes_are_refused<H: Hardware>(
     format: H::Format,
@@ -264,33 +229,27 @@ fn attributes_that_the_cpu_lacks_are_refused_with_what_would_do() {
     attributes_are_refused::<Core<12, true>>(slat::format::power::Power { output_bits: 48 }, &all);
 }
 
-#[test]
-fn a_cache_of_another_platform_is_refused_before_its_frames_are_touched() {
-    fn foreign<H: Hardware>(format: H::Format) {
-        let other = TestPlatform::new(BreakBeforeMake::Always);
-        on_stage::<H>((format, 40, 4), |_, guard, own| {
-            assert_eq!(guard.map(range(0, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M, own), Ok(2 * M));
-            let mut storage = [const { None }; 4];
-            let mut foreign = CacheOf::<H>::new(&other, &mut storage);
-            foreign.fill(4).unwrap();
-            let result = guard.map(range(G, 4 * K), Hpa(0), RAM, PageSize::SIZE_4K, &mut foreign);
-            says(&refused(result, G, MapError::ForeignCache), &["another platform"]);
-            let result = guard.split(range(0, 4 * K), PageSize::SIZE_4K, &mut foreign);
-            says(&refused(result, 0, SplitError::ForeignCache), &["another platform"]);
-            // It is refused even if there is nothing to split.
-            let result = guard.split(range(0, 4 * K), PageSize::SIZE_2M, &mut foreign);
-            says(&refused(result, 0, SplitError::ForeignCache), &["another platform"]);
-            let result = guard.reserve(Gpa(G + 1), PageSize::SIZE_4K, &mut foreign);
-            says(&refused(result, G + 1, MapError::ForeignCache), &["another platform"]);
-            assert_eq!(foreign.len(), 4);
-        });
-        assert_eq!(other.live(), 0);
-    }
-    foreign::<Arm<12>>(Arm64K4::default());
-    foreign::<Ept<true>>(ept());
-    #[cfg(feature = "every-format")]
-    foreign::<Npt<true>>(npt::FORMAT);
+fn a_cache_of_another_platform_is_refused_before_its_frames_are_touched<H: Hardware>() {
+    let other = TestPlatform::new(BreakBeforeMake::Always);
+    on_stage::<H>((H::usual(), 40, 4), |_, guard, own| {
+        assert_eq!(guard.map(range(0, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M, own), Ok(2 * M));
+        let mut storage = [const { None }; 4];
+        let mut foreign = CacheOf::<H>::new(&other, &mut storage);
+        foreign.fill(4).unwrap();
+        let result = guard.map(range(G, 4 * K), Hpa(0), RAM, PageSize::SIZE_4K, &mut foreign);
+        says(&refused(result, G, MapError::ForeignCache), &["another platform"]);
+        let result = guard.split(range(0, 4 * K), PageSize::SIZE_4K, &mut foreign);
+        says(&refused(result, 0, SplitError::ForeignCache), &["another platform"]);
+        // It is refused even if there is nothing to split.
+        let result = guard.split(range(0, 4 * K), PageSize::SIZE_2M, &mut foreign);
+        says(&refused(result, 0, SplitError::ForeignCache), &["another platform"]);
+        let result = guard.reserve(Gpa(G + 1), PageSize::SIZE_4K, &mut foreign);
+        says(&refused(result, G + 1, MapError::ForeignCache), &["another platform"]);
+        assert_eq!(foreign.len(), 4);
+    });
+    assert_eq!(other.live(), 0);
 }
+on!(a_cache_of_another_platform_is_refused_before_its_frames_are_touched; npt);
 
 #[test]
 fn members_removals_and_guards_of_others_are_refused() {
@@ -327,142 +286,126 @@ fn a_platform_has_as_many_members_as_seats() {
     assert!(Participant::register(&platform).is_ok());
 }
 
-#[test]
-fn what_is_mapped_otherwise_is_refused_with_its_size_and_address() {
-    fn otherwise<H: Hardware>(format: H::Format, reads: bool) {
-        on_stage::<H>((format, 40, 8), |_, guard, cache| {
-            let mut map =
-                |at, hpa, attributes| guard.map(at, Hpa(hpa), attributes, PageSize::SIZE_2M, cache);
-            assert_eq!(map(range(2 * M, 2 * M), 6 * M, RAM), Ok(2 * M));
-            let why = MapError::Occupied { size: PageSize::SIZE_2M, hpa: Hpa(6 * M) };
-            // The pages before the block stay unmapped: the map looks for obstacles first.
-            let result = map(range(2 * M - 8 * K, 4 * M), 0, RAM);
-            let words = ["2m", "0x600000", "unmap it first", "0x200000"];
-            says(&refused(result, 2 * M, why), &words);
-            let inside = range(2 * M + 4 * K, 4 * K);
-            let read_only = Attributes { write: false, ..RAM };
-            let others = [
-                read_only,
-                Attributes { write: false, dirty: false, ..RAM },
-                Attributes { execute: Execute::None, ..RAM },
-                Attributes { software: Software::A, ..RAM },
-                Attributes { memory: Memory::Device, ..RAM },
-            ];
-            let unread = (!reads).then_some(Attributes { read: false, ..RAM });
-            for other in others.into_iter().chain(unread) {
-                refused(map(inside, 6 * M + 4 * K, other), 2 * M + 4 * K, why);
-            }
-            let unused = Attributes { accessed: false, ..RAM };
-            for same in [RAM, unused] {
-                assert_eq!(map(inside, 6 * M + 4 * K, same), Ok(0), "left as it is");
-            }
-            // The other way round: a map does not add the right to write to a leaf.
-            assert_eq!(map(range(8 * M, 4 * K), 0, read_only), Ok(4 * K));
-            let why = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(0) };
-            refused(map(range(8 * M, 4 * K), 0, RAM), 8 * M, why);
-            assert_eq!(host::<H>(guard, 2 * M - 4 * K), None);
-            // A fault finds the leaf as well, and calls `relax`.
-            let result = guard.reserve(Gpa(8 * M + 5), PageSize::SIZE_2M, cache);
-            refused(result, 8 * M + 5, why);
-        });
-    }
-    otherwise::<Arm<12>>(Arm64K4::default(), false);
-    otherwise::<Arm<12>>(Arm64K4 { hardware_dirty: true, ..Default::default() }, false);
-    otherwise::<Ept<true>>(ept(), true);
-    #[cfg(feature = "every-format")]
-    otherwise::<Npt<true>>(npt::FORMAT, true);
-    #[cfg(feature = "every-format")]
-    otherwise::<Ept<false>>(ept(), true);
+fn what_is_mapped_otherwise_is_refused_with_its_size_and_address<H: Hardware>(reads: bool) {
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
+        let mut map =
+            |at, hpa, attributes| guard.map(at, Hpa(hpa), attributes, PageSize::SIZE_2M, cache);
+        assert_eq!(map(range(2 * M, 2 * M), 6 * M, RAM), Ok(2 * M));
+        let why = MapError::Occupied { size: PageSize::SIZE_2M, hpa: Hpa(6 * M) };
+        // The pages before the block stay unmapped: the map looks for obstacles first.
+        let result = map(range(2 * M - 8 * K, 4 * M), 0, RAM);
+        let words = ["2m", "0x600000", "unmap it first", "0x200000"];
+        says(&refused(result, 2 * M, why), &words);
+        let inside = range(2 * M + 4 * K, 4 * K);
+        let read_only = Attributes { write: false, ..RAM };
+        let others = [
+            read_only,
+            Attributes { write: false, dirty: false, ..RAM },
+            Attributes { execute: Execute::None, ..RAM },
+            Attributes { software: Software::A, ..RAM },
+            Attributes { memory: Memory::Device, ..RAM },
+        ];
+        let unread = (!reads).then_some(Attributes { read: false, ..RAM });
+        for other in others.into_iter().chain(unread) {
+            refused(map(inside, 6 * M + 4 * K, other), 2 * M + 4 * K, why);
+        }
+        let unused = Attributes { accessed: false, ..RAM };
+        for same in [RAM, unused] {
+            assert_eq!(map(inside, 6 * M + 4 * K, same), Ok(0), "left as it is");
+        }
+        // The other way round: a map does not add the right to write to a leaf.
+        assert_eq!(map(range(8 * M, 4 * K), 0, read_only), Ok(4 * K));
+        let why = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(0) };
+        refused(map(range(8 * M, 4 * K), 0, RAM), 8 * M, why);
+        assert_eq!(host::<H>(guard, 2 * M - 4 * K), None);
+        // A fault finds the leaf as well, and calls `relax`.
+        let result = guard.reserve(Gpa(8 * M + 5), PageSize::SIZE_2M, cache);
+        refused(result, 8 * M + 5, why);
+    });
 }
+on!(
+    what_is_mapped_otherwise_is_refused_with_its_size_and_address:
+    arm_4k(false), ept(true);
+    npt(true), ept_2m(true)
+);
 
-#[test]
-fn a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done() {
-    fn cuts<H: Hardware>(format: H::Format, huge: bool) {
-        on_stage::<H>((format, 40, 8), |_, guard, cache| {
-            let block = range(0, 4 * M);
-            let (write, dirty, execute) = (false, false, Execute::None);
-            // The leaf lacks the right to each access that is tried below.
-            let unfit = Attributes { write, dirty, execute, ..RAM };
-            assert_eq!(guard.map(block, Hpa(0), unfit, PageSize::SIZE_2M, cache), Ok(4 * M));
-            let size = PageSize::SIZE_2M;
-            for cut in [range(0, 2 * M + 4 * K), range(4 * K, 4 * M - 4 * K), range(4 * K, 4 * K)] {
-                let at = cut.start().0;
-                let mut storage = [const { Place::EMPTY }; 2];
-                let mut removals = guard.removals(&mut storage);
-                let result = guard.unmap(cut, &mut removals);
-                let text = refused(result, at, UnmapError::CutsBlock { size });
+fn a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done<H: Hardware>(
+    huge: bool,
+) {
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
+        let block = range(0, 4 * M);
+        let (write, dirty, execute) = (false, false, Execute::None);
+        // The leaf lacks the right to each access that is tried below.
+        let unfit = Attributes { write, dirty, execute, ..RAM };
+        assert_eq!(guard.map(block, Hpa(0), unfit, PageSize::SIZE_2M, cache), Ok(4 * M));
+        let size = PageSize::SIZE_2M;
+        for cut in [range(0, 2 * M + 4 * K), range(4 * K, 4 * M - 4 * K), range(4 * K, 4 * K)] {
+            let at = cut.start().0;
+            let mut storage = [const { Place::EMPTY }; 2];
+            let mut removals = guard.removals(&mut storage);
+            let result = guard.unmap(cut, &mut removals);
+            let text = refused(result, at, UnmapError::CutsBlock { size });
+            says(&text, &["2m", "split it first, or cover it"]);
+            assert_eq!(removals.complete().next(), None);
+            changes::<H>(guard, cut, false, |result| {
+                let text = refused(result, at, ChangeError::CutsBlock { size });
                 says(&text, &["2m", "split it first, or cover it"]);
-                assert_eq!(removals.complete().next(), None);
-                changes::<H>(guard, cut, false, |result| {
-                    let text = refused(result, at, ChangeError::CutsBlock { size });
-                    says(&text, &["2m", "split it first, or cover it"]);
-                });
-                let found = guard.translate(Gpa(0)).unwrap().unwrap();
-                assert_eq!(found.attributes, unfit);
-            }
-            // The pages of a bitmap are runs: the first run is done, the one that cuts a block is
-            // not.
-            assert_eq!(guard.map(range(6 * M, 4 * K), Hpa(0), RAM, size, cache), Ok(4 * K));
-            let bits = [1, 1];
-            let pages = Pages { start: Gpa(6 * M), bits: &bits };
-            assert_eq!(guard.write_protect_pages(&pages), Ok(4 * K));
-            let pages = Pages { start: Gpa(0), bits: &bits };
-            refused(guard.write_protect_pages(&pages), 0, ChangeError::CutsBlock { size });
-            refused(guard.clean_pages(&pages), 0, ChangeError::CutsBlock { size });
-            if huge {
-                assert_eq!(guard.map(range(G, G), Hpa(0), RAM, PageSize::SIZE_1G, cache), Ok(G));
-                let why = ChangeError::CutsBlock { size: PageSize::SIZE_1G };
-                says(&refused(guard.write_protect(range(0, G + 2 * M)), 0, why), &["1g"]);
-            }
-        });
-    }
-    cuts::<Arm<12>>(Arm64K4::default(), true);
-    cuts::<Ept<true>>(ept(), true);
-    #[cfg(feature = "every-format")]
-    cuts::<Npt<true>>(npt::FORMAT, true);
-    #[cfg(feature = "every-format")]
-    cuts::<Ept<false>>(ept(), false);
+            });
+            let found = guard.translate(Gpa(0)).unwrap().unwrap();
+            assert_eq!(found.attributes, unfit);
+        }
+        // The pages of a bitmap are runs: the first run is done, the one that cuts a block is
+        // not.
+        assert_eq!(guard.map(range(6 * M, 4 * K), Hpa(0), RAM, size, cache), Ok(4 * K));
+        let bits = [1, 1];
+        let pages = Pages { start: Gpa(6 * M), bits: &bits };
+        assert_eq!(guard.write_protect_pages(&pages), Ok(4 * K));
+        let pages = Pages { start: Gpa(0), bits: &bits };
+        refused(guard.write_protect_pages(&pages), 0, ChangeError::CutsBlock { size });
+        refused(guard.clean_pages(&pages), 0, ChangeError::CutsBlock { size });
+        if huge {
+            assert_eq!(guard.map(range(G, G), Hpa(0), RAM, PageSize::SIZE_1G, cache), Ok(G));
+            let why = ChangeError::CutsBlock { size: PageSize::SIZE_1G };
+            says(&refused(guard.write_protect(range(0, G + 2 * M)), 0, why), &["1g"]);
+        }
+    });
 }
+on!(
+    a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done:
+    arm_4k(true), ept(true);
+    npt(true), ept_2m(false)
+);
 
-#[test]
-fn a_bitmap_that_is_too_short_is_refused_with_what_is_needed() {
-    fn short<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 4), |_, guard, cache| {
-            let all = range(0, 65 * 4 * K);
-            let done = guard.map(range(0, 66 * 4 * K), Hpa(0), RAM, PageSize::SIZE_4K, cache);
-            assert_eq!(done, Ok(66 * 4 * K));
-            let before = guard.counts();
-            let why = ChangeError::Bitmap { needed: 2, given: 1 };
-            let mut one = [0];
-            says(&refused(guard.harvest(all, &mut one), 0, why), &["1 words", "needs 2"]);
-            let mut two = [0; 2];
-            for swapped in [false, true] {
-                let (young, unanswered) = if swapped {
-                    (&mut one[..], &mut two[..])
-                } else {
-                    (&mut two[..], &mut one[..])
-                };
-                let mut ages = Ages { young, unanswered };
-                refused(guard.age(all, &mut ages, Ageing::LEAVES), 0, why);
-            }
-            assert_eq!((one, two), ([0], [0; 2]));
-            assert_eq!(guard.counts().entries_written, before.entries_written);
-            let none = ChangeError::Bitmap { needed: 1, given: 0 };
-            refused(guard.harvest(range(0, 4 * K), &mut []), 0, none);
-            // Just large enough: the word's other bits stay as they are.
-            let mut bits = [1 << 63];
-            assert_eq!(guard.harvest(range(0, 63 * 4 * K), &mut bits), Ok(63));
-            assert_eq!(bits, [u64::MAX]);
-            // A range of all addresses: no bitmap is that long, and nothing overflows.
-            let most = ChangeError::Bitmap { needed: 1 << 22, given: 2 };
-            refused(guard.harvest(range(0, 1 << 40), &mut two), 0, most);
-        });
-    }
-    short::<Arm<12>>(Arm64K4::default());
-    short::<Ept<true>>(ept());
-    #[cfg(feature = "every-format")]
-    short::<Npt<true>>(npt::FORMAT);
+fn a_bitmap_that_is_too_short_is_refused_with_what_is_needed<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 4), |_, guard, cache| {
+        let all = range(0, 65 * 4 * K);
+        let done = guard.map(range(0, 66 * 4 * K), Hpa(0), RAM, PageSize::SIZE_4K, cache);
+        assert_eq!(done, Ok(66 * 4 * K));
+        let before = guard.counts();
+        let why = ChangeError::Bitmap { needed: 2, given: 1 };
+        let mut one = [0];
+        says(&refused(guard.harvest(all, &mut one), 0, why), &["1 words", "needs 2"]);
+        let mut two = [0; 2];
+        for swapped in [false, true] {
+            let (young, unanswered) =
+                if swapped { (&mut one[..], &mut two[..]) } else { (&mut two[..], &mut one[..]) };
+            let mut ages = Ages { young, unanswered };
+            refused(guard.age(all, &mut ages, Ageing::LEAVES), 0, why);
+        }
+        assert_eq!((one, two), ([0], [0; 2]));
+        assert_eq!(guard.counts().entries_written, before.entries_written);
+        let none = ChangeError::Bitmap { needed: 1, given: 0 };
+        refused(guard.harvest(range(0, 4 * K), &mut []), 0, none);
+        // Just large enough: the word's other bits stay as they are.
+        let mut bits = [1 << 63];
+        assert_eq!(guard.harvest(range(0, 63 * 4 * K), &mut bits), Ok(63));
+        assert_eq!(bits, [u64::MAX]);
+        // A range of all addresses: no bitmap is that long, and nothing overflows.
+        let most = ChangeError::Bitmap { needed: 1 << 22, given: 2 };
+        refused(guard.harvest(range(0, 1 << 40), &mut two), 0, most);
+    });
 }
+on!(a_bitmap_that_is_too_short_is_refused_with_what_is_needed; npt);
 
 #[test]
 fn ages_are_refused_where_nothing_records_them() {

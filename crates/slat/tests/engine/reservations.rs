@@ -3,8 +3,6 @@
 
 use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
-use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
 use crate::common::stage::{K, M, RAM, on_stage, range};
 use crate::common::world::cache;
 use slat::{Aged, Ageing, Ages, BreakBeforeMake, Gpa, Hpa, PageSize, Place, Skip, Tables, Vmid};
@@ -12,8 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 
-#[test]
-fn a_void_reservation_stays_void_however_often_its_entry_is_reserved_and_emptied() {
+fn a_void_reservation_stays_void_however_often_its_entry_is_reserved_and_emptied<H: Hardware>() {
     fn voids<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let platform = TestPlatform::new(bbm);
         let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
@@ -42,101 +39,92 @@ fn a_void_reservation_stays_void_however_often_its_entry_is_reserved_and_emptied
         crate::common::destroy(tables);
     }
     for bbm in crate::common::stage::BBM {
-        voids::<Arm<12>>(Default::default(), bbm);
-        voids::<Ept<true>>(Default::default(), bbm);
+        voids::<H>(H::usual(), bbm);
     }
 }
+on!(a_void_reservation_stays_void_however_often_its_entry_is_reserved_and_emptied);
 
 /// So threads share no counter, except for one step in many.
-#[test]
-fn a_thread_numbers_its_reservations_one_after_the_other() {
-    fn numbers<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 4), |tables, guard, cache| {
-            for number in 0..5 {
-                let at = number * 4 * K;
-                let _ = guard.reserve(Gpa(at), PAGE, cache).unwrap();
-                let pte = H::of(tables).pte(guard.platform(), at).0;
-                let token = <H::Format as slat::Format>::reserved(number);
-                assert_eq!(pte.load(SeqCst), token, "{number}");
-            }
-        });
-    }
-    numbers::<Arm<12>>(Default::default());
-    numbers::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+fn a_thread_numbers_its_reservations_one_after_the_other<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 4), |tables, guard, cache| {
+        for number in 0..5 {
+            let at = number * 4 * K;
+            let _ = guard.reserve(Gpa(at), PAGE, cache).unwrap();
+            let pte = H::of(tables).pte(guard.platform(), at).0;
+            let token = <H::Format as slat::Format>::reserved(number);
+            assert_eq!(pte.load(SeqCst), token, "{number}");
+        }
+    });
 }
+on!(
+    a_thread_numbers_its_reservations_one_after_the_other:
+    arm_4k, ept
+);
 
 /// This holds for a token of any bits.
-#[test]
-fn a_reservation_is_never_taken_for_a_leaf() {
-    fn apart<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-            let pages = range(2 * M, 64 * K);
-            let platform = guard.platform();
-            let pte = |gpa| H::of(tables).pte(platform, gpa).0;
-            // This page keeps the table while other pages are unmapped.
-            guard.map(range(3 * M, 4 * K), Hpa(M), RAM, PAGE, cache).unwrap();
-            for number in 0..64 {
-                // Leaves that were used and written, with a reservation among them.
-                let at = 2 * M + number % 8 * 4 * K;
-                let first = if at > 2 * M {
-                    guard.map(range(2 * M, at - 2 * M), Hpa(0), RAM, PAGE, cache).unwrap()
-                } else {
-                    0
-                };
-                let _ = guard.reserve(Gpa(at), PAGE, cache).unwrap();
-                let after = range(at + 4 * K, 60 * K - first);
-                let hpa = Hpa(first + 4 * K);
-                assert_eq!(guard.map(after, hpa, RAM, PAGE, cache), Ok(60 * K - first));
-                let reserved = pte(at).load(SeqCst);
-                assert_ne!(reserved, 0);
-                let named = 0xffff & !(1 << (number % 8));
-                let (mut young, mut unanswered) = ([0], [0]);
-                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                let how = Ageing { clear: true, skip: Skip::Nothing, fresh: false };
-                let aged = guard.age(pages, &mut ages, how);
-                assert_eq!(aged, Ok(Aged { young: 15, unanswered: 0 }));
-                assert_eq!((young, unanswered), ([named], [0]));
-                let mut dirty = [0];
-                assert_eq!(guard.harvest(pages, &mut dirty), Ok(15));
-                assert_eq!(dirty, [named]);
-                assert_eq!(guard.write_protect(pages), Ok(60 * K));
-                assert_eq!(
-                    guard.relax(pages, slat::Access::Write).map(slat::Granted::elsewhere),
-                    Ok(60 * K)
-                );
-                assert_eq!(guard.execute_protect(pages), Ok(60 * K));
-                assert_eq!(pte(at).load(SeqCst), reserved);
-                assert_eq!(guard.leaves(pages).unwrap().count(), 15);
-                let removed = crate::common::unmap(guard, pages);
-                assert_eq!(removed.iter().map(|run| run.bytes).sum::<u64>(), 60 * K);
-            }
-        });
-    }
-    apart::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
-    apart::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+fn a_reservation_is_never_taken_for_a_leaf<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+        let pages = range(2 * M, 64 * K);
+        let platform = guard.platform();
+        let pte = |gpa| H::of(tables).pte(platform, gpa).0;
+        // This page keeps the table while other pages are unmapped.
+        guard.map(range(3 * M, 4 * K), Hpa(M), RAM, PAGE, cache).unwrap();
+        for number in 0..64 {
+            // Leaves that were used and written, with a reservation among them.
+            let at = 2 * M + number % 8 * 4 * K;
+            let first = if at > 2 * M {
+                guard.map(range(2 * M, at - 2 * M), Hpa(0), RAM, PAGE, cache).unwrap()
+            } else {
+                0
+            };
+            let _ = guard.reserve(Gpa(at), PAGE, cache).unwrap();
+            let after = range(at + 4 * K, 60 * K - first);
+            let hpa = Hpa(first + 4 * K);
+            assert_eq!(guard.map(after, hpa, RAM, PAGE, cache), Ok(60 * K - first));
+            let reserved = pte(at).load(SeqCst);
+            assert_ne!(reserved, 0);
+            let named = 0xffff & !(1 << (number % 8));
+            let (mut young, mut unanswered) = ([0], [0]);
+            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let how = Ageing { clear: true, skip: Skip::Nothing, fresh: false };
+            let aged = guard.age(pages, &mut ages, how);
+            assert_eq!(aged, Ok(Aged { young: 15, unanswered: 0 }));
+            assert_eq!((young, unanswered), ([named], [0]));
+            let mut dirty = [0];
+            assert_eq!(guard.harvest(pages, &mut dirty), Ok(15));
+            assert_eq!(dirty, [named]);
+            assert_eq!(guard.write_protect(pages), Ok(60 * K));
+            assert_eq!(
+                guard.relax(pages, slat::Access::Write).map(slat::Granted::elsewhere),
+                Ok(60 * K)
+            );
+            assert_eq!(guard.execute_protect(pages), Ok(60 * K));
+            assert_eq!(pte(at).load(SeqCst), reserved);
+            assert_eq!(guard.leaves(pages).unwrap().count(), 15);
+            let removed = crate::common::unmap(guard, pages);
+            assert_eq!(removed.iter().map(|run| run.bytes).sum::<u64>(), 60 * K);
+        }
+    });
 }
+on!(a_reservation_is_never_taken_for_a_leaf);
 
-#[test]
-fn a_table_that_came_too_late_for_a_fault_goes_back_to_the_cache() {
-    fn late<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-            let there = range(2 * M, 4 * K);
-            assert_eq!(guard.map(there, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
-            let (hardware, platform) = (H::of(tables), guard.platform());
-            let left = cache.len();
-            // While the table is filled, another thread reserves the entry that is to link it.
-            let mut first = true;
-            platform.meanwhile(Some(Box::new(move |platform, _| {
-                if std::mem::take(&mut first) {
-                    let (pte, _) = hardware.pte(platform, 4 * M);
-                    pte.store(<H::Format as slat::Format>::reserved(77), SeqCst);
-                }
-            })));
-            assert_eq!(guard.reserve(Gpa(4 * M), PAGE, cache).unwrap().range().size(), 4 * K);
-            platform.meanwhile(None);
-            assert_eq!(cache.len(), left - 1);
-        });
-    }
-    late::<Arm<12>>(Default::default());
-    late::<Ept<true>>(Default::default());
+fn a_table_that_came_too_late_for_a_fault_goes_back_to_the_cache<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+        let there = range(2 * M, 4 * K);
+        assert_eq!(guard.map(there, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
+        let (hardware, platform) = (H::of(tables), guard.platform());
+        let left = cache.len();
+        // While the table is filled, another thread reserves the entry that is to link it.
+        let mut first = true;
+        platform.meanwhile(Some(Box::new(move |platform, _| {
+            if std::mem::take(&mut first) {
+                let (pte, _) = hardware.pte(platform, 4 * M);
+                pte.store(<H::Format as slat::Format>::reserved(77), SeqCst);
+            }
+        })));
+        assert_eq!(guard.reserve(Gpa(4 * M), PAGE, cache).unwrap().range().size(), 4 * K);
+        platform.meanwhile(None);
+        assert_eq!(cache.len(), left - 1);
+    });
 }
+on!(a_table_that_came_too_late_for_a_fault_goes_back_to_the_cache);

@@ -3,9 +3,8 @@
 use crate::common::TestPlatform;
 use crate::common::destroy;
 use crate::common::hardware::arm::Arm;
-use crate::common::stage::{K, range};
+use crate::common::stage::{K, arm, range};
 use crate::common::world::TablesOf;
-use crate::obligations::arm;
 use slat::{BreakBeforeMake, NoSeat, Participant, Platform, Vmid};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -77,7 +76,7 @@ fn a_thread_knows_the_guests_whose_tables_it_is_inside() {
     assert_eq!(inside(), [false, true, false], "a guard that is forgotten is not left");
     drop(member);
     assert_eq!(inside(), [false; 3]);
-    [tables, other, same].map(destroy);
+    [tables, other, same].into_iter().for_each(destroy);
 }
 
 #[test]

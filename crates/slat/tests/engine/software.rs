@@ -4,8 +4,6 @@
 use crate::common::hardware::arm::{self, Arm};
 use crate::common::hardware::ept::{self, Ept};
 use crate::common::hardware::npt::{self, Npt};
-use crate::common::hardware::power::Core;
-use crate::common::hardware::riscv::Hart;
 use crate::common::hardware::{Descriptor, Hardware, Leaf};
 use crate::common::stage::{CLEAN, RAM, host, idle, on_stage, range, refused, says};
 use crate::common::world::GuardOf;
@@ -35,30 +33,15 @@ fn lacks<H: Hardware>() -> Option<(Software, AttributeError)> {
     Some((first, H::lacks(first).unwrap()))
 }
 
-/// Runs the same test on hardware of every kind, with every size of leaf.
+/// Makes a test for hardware of every kind, with every size of leaf.
 macro_rules! on_every_format {
     ($test:ident) => {
-        $test::<Arm<12>>(slat::format::arm64::Arm64::default());
-        $test::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
-        #[cfg(feature = "every-format")]
-        $test::<Npt<true>>(npt::FORMAT);
-        #[cfg(feature = "every-format")]
-        $test::<Hart<true>>(slat::format::riscv::RiscV::default());
-        #[cfg(feature = "every-format")]
-        $test::<Core<16, true>>(slat::format::power::Power { output_bits: 48 });
-        #[cfg(feature = "every-format")]
-        {
-            #[cfg(feature = "every-format")]
-            $test::<Arm<14, true>>(slat::format::arm64::Arm64::default());
-            #[cfg(feature = "every-format")]
-            $test::<Arm<16>>(slat::format::arm64::Arm64::default());
-            #[cfg(feature = "every-format")]
-            $test::<Core<12, true>>(slat::format::power::Power { output_bits: 48 });
-        }
+        on!($test; npt, riscv, radix_64k, radix_4k, arm_16k_lpa2, arm_64k);
     };
 }
 
-fn ignored<H: Hardware>(format: H::Format) {
+fn each_software_bit_is_one_that_hardware_ignores_in_leaves_of_every_size<H: Hardware>() {
+    let format = H::usual();
     on_stage::<H>((format, 40, 8), |tables, _, _| {
         let hardware = H::of(tables);
         let places = H::Format::SOFTWARE;
@@ -92,20 +75,20 @@ fn ignored<H: Hardware>(format: H::Format) {
         }
     });
 }
+on_every_format!(each_software_bit_is_one_that_hardware_ignores_in_leaves_of_every_size);
 
 #[test]
-fn each_software_bit_is_one_that_hardware_ignores_in_leaves_of_every_size() {
+fn the_model_has_all_software_bits_that_each_format_has() {
     assert_eq!(arm::USERS.len(), Arm::<12>::SOFTWARE_BITS as usize);
     assert_eq!(ept::USERS.len(), Ept::<true>::SOFTWARE_BITS as usize);
     assert_eq!(npt::USERS.len(), Npt::<true>::SOFTWARE_BITS as usize);
-    on_every_format!(ignored);
 }
 
-fn kept<H: Hardware>(format: H::Format) {
+fn every_software_bit_goes_through_split_ageing_protection_and_collapse<H: Hardware>() {
     let [.., large, page] = H::sizes()[..] else { unreachable!() };
     let (block, count) = (range(large, large), large / page);
     for software in each::<H>() {
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+        on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
             let how = Attributes { software, accessed: false, ..RAM };
             guard.map(block, Hpa(large), how, size(large), cache).unwrap();
             assert_eq!(guard.split(block, size(page), cache), Ok(large));
@@ -138,13 +121,10 @@ fn kept<H: Hardware>(format: H::Format) {
         });
     }
 }
+on_every_format!(every_software_bit_goes_through_split_ageing_protection_and_collapse);
 
-#[test]
-fn every_software_bit_goes_through_split_ageing_protection_and_collapse() {
-    on_every_format!(kept);
-}
-
-fn in_place<H: Hardware>(format: H::Format) {
+fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed<H: Hardware>() {
+    let format = H::usual();
     let page = 1 << H::PAGE;
     let last = Software::bit(H::SOFTWARE_BITS - 1);
     on_stage::<H>((format, 40, 8), |_, guard, cache| {
@@ -194,16 +174,12 @@ fn in_place<H: Hardware>(format: H::Format) {
         assert_eq!(of::<H>(guard, large), last);
     });
 }
+on_every_format!(software_bits_are_set_and_cleared_in_place_and_nothing_is_owed);
 
-#[test]
-fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed() {
-    on_every_format!(in_place);
-}
-
-fn refuses<H: Hardware>(format: H::Format) {
+fn a_bit_that_the_format_lacks_is_refused_and_nothing_is_done<H: Hardware>() {
     let page = 1 << H::PAGE;
     let Some((software, why)) = lacks::<H>() else { return };
-    on_stage::<H>((format, 40, 8), |_, guard, cache| {
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
         let (at, attributes) = (range(page, page), Attributes { software, ..RAM });
         let said = refused(
             guard.map(at, Hpa(0), attributes, size(page), cache),
@@ -224,8 +200,4 @@ fn refuses<H: Hardware>(format: H::Format) {
         refused(guard.set_software(beyond, Software::A, Software::B), 1 << 40, out.why);
     });
 }
-
-#[test]
-fn a_bit_that_the_format_lacks_is_refused_and_nothing_is_done() {
-    on_every_format!(refuses);
-}
+on_every_format!(a_bit_that_the_format_lacks_is_refused_and_nothing_is_done);

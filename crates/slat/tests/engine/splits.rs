@@ -5,9 +5,8 @@ use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::power::Core;
-use crate::common::stage::{G, K, M, RAM, on_stage, range, refused};
+use crate::common::stage::{G, K, M, RAM, arm, ept, on_stage, range, refused};
 use crate::common::{Event, Moment};
-use crate::obligations::{arm, ept};
 use slat::format::power::PowerK64;
 use slat::{
     Access, Attributes, Execute, Format, Gpa, Granted, Hpa, PageSize, Software, SplitError,
@@ -20,27 +19,23 @@ const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 const READ: Attributes = Attributes { write: false, ..RAM };
 
-#[test]
-fn a_split_of_what_one_table_of_pages_has_takes_nothing_of_a_limit() {
-    fn splits<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 39, 8), |_, guard, cache| {
-            let up = u64::from(guard.geometry().root_level);
-            let pages = range(0, 4 * M);
-            guard.map(pages, Hpa(0), RAM, PAGE, cache).unwrap();
-            // Enough for one of the two tables, and for one entry.
-            guard.limit(513);
-            let before = guard.counts().entries_read;
-            assert_eq!(guard.split(range(4 * M - 4 * K, 4 * K), PAGE, cache), Ok(0));
-            assert_eq!(guard.counts().entries_read - before, up);
-            assert_eq!(guard.split(range(2 * M, 4 * K), PAGE, cache), Ok(0));
-            assert_eq!(guard.split(range(4 * M - 8 * K, 8 * K), PAGE, cache), Ok(0));
-            assert_eq!(guard.counts().entries_read - before, 3 * up);
-            assert_eq!(guard.write_protect(pages), Ok(4 * M));
-        });
-    }
-    splits::<Arm<12>>(arm());
-    splits::<Ept<true>>(ept());
+fn a_split_of_what_one_table_of_pages_has_takes_nothing_of_a_limit<H: Hardware>() {
+    on_stage::<H>((H::usual(), 39, 8), |_, guard, cache| {
+        let up = u64::from(guard.geometry().root_level);
+        let pages = range(0, 4 * M);
+        guard.map(pages, Hpa(0), RAM, PAGE, cache).unwrap();
+        // Enough for one of the two tables, and for one entry.
+        guard.limit(513);
+        let before = guard.counts().entries_read;
+        assert_eq!(guard.split(range(4 * M - 4 * K, 4 * K), PAGE, cache), Ok(0));
+        assert_eq!(guard.counts().entries_read - before, up);
+        assert_eq!(guard.split(range(2 * M, 4 * K), PAGE, cache), Ok(0));
+        assert_eq!(guard.split(range(4 * M - 8 * K, 8 * K), PAGE, cache), Ok(0));
+        assert_eq!(guard.counts().entries_read - before, 3 * up);
+        assert_eq!(guard.write_protect(pages), Ok(4 * M));
+    });
 }
+on!(a_split_of_what_one_table_of_pages_has_takes_nothing_of_a_limit);
 
 #[test]
 fn a_split_to_the_largest_blocks_that_a_root_can_have_reads_nothing() {
@@ -53,10 +48,13 @@ fn a_split_to_the_largest_blocks_that_a_root_can_have_reads_nothing() {
     });
 }
 
-#[test]
-fn a_large_block_that_is_split_is_read_once_by_the_walk_and_once_more_before_its_table() {
-    fn reads<H: Hardware>(format: H::Format, bits: u32) {
-        on_stage::<H>((format, bits, 8), |_, guard, cache| {
+fn a_large_block_that_is_split_is_read_once_by_the_walk_and_once_more_before_its_table<
+    H: Hardware,
+>(
+    widths: [u32; 2],
+) {
+    for bits in widths {
+        on_stage::<H>((H::usual(), bits, 8), |_, guard, cache| {
             let way = u64::from(guard.geometry().root_level) - 1;
             let block = range(G, G);
             guard.map(block, Hpa(G), RAM, PageSize::SIZE_1G, cache).unwrap();
@@ -65,11 +63,11 @@ fn a_large_block_that_is_split_is_read_once_by_the_walk_and_once_more_before_its
             assert_eq!(guard.counts().entries_read - before, 2 * way);
         });
     }
-    reads::<Arm<12>>(arm(), 40);
-    reads::<Arm<12>>(arm(), 44);
-    reads::<Ept<true>>(ept(), 39);
-    reads::<Ept<true>>(ept(), 40);
 }
+on!(
+    a_large_block_that_is_split_is_read_once_by_the_walk_and_once_more_before_its_table:
+    arm_4k([40, 44]), ept([39, 40])
+);
 
 #[test]
 fn a_large_block_that_goes_before_it_is_read_again_is_not_split() {
@@ -97,56 +95,44 @@ fn a_large_block_that_goes_before_it_is_read_again_is_not_split() {
     });
 }
 
-#[test]
-fn blocks_far_from_each_other_in_a_table_are_broken_one_after_the_other() {
-    fn breaks<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |_, guard, cache| {
-            for at in [0, 200 * M] {
-                guard.map(range(at, 2 * M), Hpa(at), RAM, BLOCK, cache).unwrap();
-            }
-            assert_eq!(guard.split(range(0, 202 * M), PAGE, cache), Ok(4 * M));
-            assert_eq!((guard.counts().broken, guard.counts().invalidations), (2, 2));
+fn blocks_far_from_each_other_in_a_table_are_broken_one_after_the_other<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
+        for at in [0, 200 * M] {
+            guard.map(range(at, 2 * M), Hpa(at), RAM, BLOCK, cache).unwrap();
+        }
+        assert_eq!(guard.split(range(0, 202 * M), PAGE, cache), Ok(4 * M));
+        assert_eq!((guard.counts().broken, guard.counts().invalidations), (2, 2));
+    });
+}
+on!(blocks_far_from_each_other_in_a_table_are_broken_one_after_the_other);
+
+fn neighbours_are_broken_together_in_any_table<H: Hardware>() {
+    for start in [0, G, 3 * G + 64 * M] {
+        on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
+            let blocks = range(start, 4 * M);
+            guard.map(blocks, Hpa(start), RAM, BLOCK, cache).unwrap();
+            assert_eq!(guard.split(blocks, PAGE, cache), Ok(4 * M));
+            let counts = guard.counts();
+            assert_eq!((counts.broken, counts.invalidations), (2, 1), "{start:#x}");
         });
     }
-    breaks::<Arm<12>>(arm());
-    breaks::<Ept<true>>(ept());
 }
+on!(neighbours_are_broken_together_in_any_table);
 
-#[test]
-fn neighbours_are_broken_together_in_any_table() {
-    fn breaks<H: Hardware>(format: H::Format) {
-        for start in [0, G, 3 * G + 64 * M] {
-            on_stage::<H>((format, 40, 8), |_, guard, cache| {
-                let blocks = range(start, 4 * M);
-                guard.map(blocks, Hpa(start), RAM, BLOCK, cache).unwrap();
-                assert_eq!(guard.split(blocks, PAGE, cache), Ok(4 * M));
-                let counts = guard.counts();
-                assert_eq!((counts.broken, counts.invalidations), (2, 1), "{start:#x}");
-            });
-        }
+fn neighbours_of_two_tables_or_sizes_are_broken_one_after_the_other_and_each_once<H: Hardware>() {
+    for (second, tables) in [(BLOCK, 2), (PageSize::SIZE_1G, 3)] {
+        on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
+            guard.map(range(G - 2 * M, 2 * M), Hpa(0), RAM, BLOCK, cache).unwrap();
+            guard.map(range(G, second.bytes()), Hpa(G), RAM, second, cache).unwrap();
+            let (at, before) = (range(G - 2 * M, 2 * M + 4 * K), guard.counts().tables_built);
+            assert_eq!(guard.split(at, PAGE, cache), Ok(2 * M + second.bytes()));
+            let counts = guard.counts();
+            assert_eq!((counts.broken, counts.invalidations), (2, 2), "{second}");
+            assert_eq!(counts.tables_built - before, tables, "{second}");
+        });
     }
-    breaks::<Arm<12>>(arm());
-    breaks::<Ept<true>>(ept());
 }
-
-#[test]
-fn neighbours_of_two_tables_or_sizes_are_broken_one_after_the_other_and_each_once() {
-    fn breaks<H: Hardware>(format: H::Format) {
-        for (second, tables) in [(BLOCK, 2), (PageSize::SIZE_1G, 3)] {
-            on_stage::<H>((format, 40, 8), |_, guard, cache| {
-                guard.map(range(G - 2 * M, 2 * M), Hpa(0), RAM, BLOCK, cache).unwrap();
-                guard.map(range(G, second.bytes()), Hpa(G), RAM, second, cache).unwrap();
-                let (at, before) = (range(G - 2 * M, 2 * M + 4 * K), guard.counts().tables_built);
-                assert_eq!(guard.split(at, PAGE, cache), Ok(2 * M + second.bytes()));
-                let counts = guard.counts();
-                assert_eq!((counts.broken, counts.invalidations), (2, 2), "{second}");
-                assert_eq!(counts.tables_built - before, tables, "{second}");
-            });
-        }
-    }
-    breaks::<Arm<12>>(arm());
-    breaks::<Ept<true>>(ept());
-}
+on!(neighbours_of_two_tables_or_sizes_are_broken_one_after_the_other_and_each_once);
 
 #[test]
 fn a_split_gives_up_on_a_block_that_changes_whenever_its_table_is_built() {
@@ -177,42 +163,34 @@ fn a_split_gives_up_on_a_block_that_changes_whenever_its_table_is_built() {
     });
 }
 
-#[test]
-fn a_split_for_an_access_that_is_no_fetch_gives_no_right() {
-    fn gives<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |_, guard, cache| {
-            guard.map(range(0, 2 * M), Hpa(0), READ, BLOCK, cache).unwrap();
-            let page = range(4 * K, 4 * K);
-            let done = guard.split_to_execute(page, cache, Access::Write, Software::NONE);
-            assert_eq!(done.map(Granted::elsewhere), Ok(2 * M));
-            let found = guard.translate(Gpa(4 * K)).unwrap().unwrap();
-            assert_eq!((found.size, found.attributes), (PAGE, READ));
-        });
-    }
-    gives::<Arm<12>>(arm());
-    gives::<Ept<true>>(ept());
+fn a_split_for_an_access_that_is_no_fetch_gives_no_right<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
+        guard.map(range(0, 2 * M), Hpa(0), READ, BLOCK, cache).unwrap();
+        let page = range(4 * K, 4 * K);
+        let done = guard.split_to_execute(page, cache, Access::Write, Software::NONE);
+        assert_eq!(done.map(Granted::elsewhere), Ok(2 * M));
+        let found = guard.translate(Gpa(4 * K)).unwrap().unwrap();
+        assert_eq!((found.size, found.attributes), (PAGE, READ));
+    });
 }
+on!(a_split_for_an_access_that_is_no_fetch_gives_no_right);
 
-#[test]
-fn a_block_whose_pages_become_executable_is_invalidated_once_and_whole() {
-    fn invalidates<H: Hardware>(format: H::Format) {
-        let data = Attributes { execute: Execute::None, software: Software::A, ..RAM };
-        on_stage::<H>((format, 40, 8), |_, guard, cache| {
-            let block = range(4 * G, 2 * M);
-            guard.map(block, Hpa(4 * G), data, BLOCK, cache).unwrap();
-            guard.platform().take_events();
-            let page = range(4 * G + 4 * K, 4 * K);
-            let done = guard.split_to_execute(page, cache, Access::Execute, Software::A);
-            assert_eq!(done.map(Granted::elsewhere), Ok(2 * M));
-            let range = |event: Event| match event {
-                Event::Invalidate(what) => Some(what.range),
-                _ => None,
-            };
-            let events = guard.platform().take_events().into_iter().filter_map(range);
-            assert_eq!(events.collect::<Vec<_>>(), [Some(block)]);
-            assert_eq!((guard.counts().broken, guard.counts().invalidations), (1, 1));
-        });
-    }
-    invalidates::<Arm<12>>(arm());
-    invalidates::<Ept<true>>(ept());
+fn a_block_whose_pages_become_executable_is_invalidated_once_and_whole<H: Hardware>() {
+    let data = Attributes { execute: Execute::None, software: Software::A, ..RAM };
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
+        let block = range(4 * G, 2 * M);
+        guard.map(block, Hpa(4 * G), data, BLOCK, cache).unwrap();
+        guard.platform().take_events();
+        let page = range(4 * G + 4 * K, 4 * K);
+        let done = guard.split_to_execute(page, cache, Access::Execute, Software::A);
+        assert_eq!(done.map(Granted::elsewhere), Ok(2 * M));
+        let range = |event: Event| match event {
+            Event::Invalidate(what) => Some(what.range),
+            _ => None,
+        };
+        let events = guard.platform().take_events().into_iter().filter_map(range);
+        assert_eq!(events.collect::<Vec<_>>(), [Some(block)]);
+        assert_eq!((guard.counts().broken, guard.counts().invalidations), (1, 1));
+    });
 }
+on!(a_block_whose_pages_become_executable_is_invalidated_once_and_whole);

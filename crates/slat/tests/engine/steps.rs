@@ -7,32 +7,28 @@ use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 #[cfg(feature = "every-format")]
 use crate::common::hardware::npt::{self, Npt};
-use crate::common::stage::{BBM, CLEAN, G, K, M, RAM, host, idle, on_stage, range, refused};
+use crate::common::stage::{
+    BBM, CLEAN, G, K, M, RAM, arm, ept, host, idle, on_stage, range, refused,
+};
 use crate::common::world::{GuardOf, Mapping, World, cache, size};
-use slat::format::arm64::Arm64K4;
 use slat::{
     Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Execute, Gpa, GpaRange, Halted, Hpa,
     MapError, PageSize, Place, Removed, Software, SplitWalk, UnmapError,
 };
 
-fn arm() -> Arm64K4 {
-    Arm64K4 { hardware_dirty: true, ..Default::default() }
-}
-
-fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
-    slat::format::ept::Ept { output_bits: 48, ..Default::default() }
-}
-
 /// Maps with every number of frames from none to enough, and then fetches the missing frames one by
 /// one.
-fn maps_dry<H: Hardware>(format: H::Format, enough: usize, runs: usize) {
+fn a_map_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same_end<H: Hardware>(
+    enough: usize,
+    runs: usize,
+) {
     // Pages at both ends, blocks of 2m and 1g between.
     let at = range(G - 4 * M - 8 * K, 2 * G + 12 * M + 16 * K);
     let largest = size(H::sizes()[0]);
     let what = Mapping { hpa: 8 * G - 4 * M - 8 * K, attributes: RAM, largest };
     let map_all = |frames: usize| {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let mut world = World::<H>::new(&platform, BreakBeforeMake::Always, format, 40);
+        let mut world = World::<H>::new(&platform, BreakBeforeMake::Always, H::usual(), 40);
         let mut stopped = world.map(at, what, frames);
         let mut stops = 0;
         while let Some(from) = stopped {
@@ -56,17 +52,12 @@ fn maps_dry<H: Hardware>(format: H::Format, enough: usize, runs: usize) {
         assert_eq!(runs, expected, "with {frames} frames at first");
     }
 }
-
-#[test]
-fn a_map_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same_end() {
-    maps_dry::<Arm<12>>(arm(), 4, 5);
-    maps_dry::<Ept<true>>(ept(), 5, 5);
-    #[cfg(feature = "every-format")]
-    maps_dry::<Npt<true>>(npt::FORMAT, 5, 5);
-    // Two more tables, which 1g blocks would not need.
-    #[cfg(feature = "every-format")]
-    maps_dry::<Ept<false>>(ept(), 7, 3);
-}
+// Without 1g blocks it takes two more tables.
+on!(
+    a_map_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same_end:
+    arm_4k(4, 5), ept(5, 5);
+    npt(5, 5), ept_2m(7, 3)
+);
 
 fn splits_dry<H: Hardware, W: SplitWalk>(format: H::Format, bbm: BreakBeforeMake, every: usize) {
     let whole = range(G, G);
@@ -112,7 +103,8 @@ fn a_split_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same
 }
 
 /// A fault in an empty tree, with fewer and fewer frames.
-fn reserves_dry<H: Hardware>(format: H::Format, enough: usize) {
+fn a_fault_that_runs_dry_at_any_step_goes_on_with_what_it_has_built<H: Hardware>(enough: usize) {
+    let format = H::usual();
     for frames in 0..=enough {
         on_stage::<H>((format, 40, frames), |_, guard, cache| {
             let at = Gpa(5 * G + 7);
@@ -145,16 +137,11 @@ fn reserves_dry<H: Hardware>(format: H::Format, enough: usize) {
         assert_eq!(platform.live(), 0);
     }
 }
-
-#[test]
-fn a_fault_that_runs_dry_at_any_step_goes_on_with_what_it_has_built() {
-    reserves_dry::<Arm<12>>(arm(), 2);
-    reserves_dry::<Ept<true>>(ept(), 3);
-    #[cfg(feature = "every-format")]
-    reserves_dry::<Npt<true>>(npt::FORMAT, 3);
-    #[cfg(feature = "every-format")]
-    reserves_dry::<Ept<false>>(ept(), 3);
-}
+on!(
+    a_fault_that_runs_dry_at_any_step_goes_on_with_what_it_has_built:
+    arm_4k(2), ept(3);
+    npt(3), ept_2m(3)
+);
 
 fn unmap_by<H: Hardware>(
     guard: &mut GuardOf<'_, '_, H>,
@@ -179,60 +166,53 @@ fn unmap_by<H: Hardware>(
     }
 }
 
-#[test]
-fn an_unmap_that_fills_its_room_at_any_step_goes_on_to_the_same_end() {
-    fn fills<H: Hardware>(format: H::Format) {
-        let all = range(0, 6 * M);
-        // Runs: two pages, two more with other rights, a gap, and two blocks whose memory is not
-        // contiguous.
-        let mut expected = None;
-        for room in 1..8 {
-            on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-                let data = Attributes { execute: Execute::None, ..RAM };
-                let (page, block) = (PageSize::SIZE_4K, PageSize::SIZE_2M);
-                let mut map = |at, bytes, hpa, attributes, largest| {
-                    let done = guard.map(range(at, bytes), Hpa(hpa), attributes, largest, cache);
-                    assert_eq!(done, Ok(bytes));
-                };
-                map(0, 8 * K, G, RAM, page);
-                map(8 * K, 8 * K, G + 8 * K, data, page);
-                map(2 * M, 2 * M, 2 * G, RAM, block);
-                map(4 * M, 2 * M, 2 * G + 4 * M, RAM, block);
-                let (gone, stops) = unmap_by::<H>(guard, all, room);
-                assert_eq!(stops, 4usize.div_ceil(room) - 1, "{room} places");
-                let bytes: Vec<_> = gone.iter().map(|run| (run.gpa.0, run.bytes)).collect();
-                let runs = [(0, 8 * K), (8 * K, 8 * K), (2 * M, 2 * M), (4 * M, 2 * M)];
-                assert_eq!(bytes, runs);
-                assert_eq!(expected.get_or_insert(gone.clone()), &gone);
-                assert_eq!(tables.reclaim(), 0, "somebody is inside");
-                guard.refresh();
-                // The table of pages, and those above it, whichever of the calls emptied them.
-                let below_the_root = tables.geometry().root_level.into();
-                assert_eq!(tables.reclaim(), below_the_root, "{room} places");
-            });
-        }
-        // One place holds any number of neighbours; without a place, nothing is unmapped.
-        on_stage::<H>((format, 40, 8), |_, guard, cache| {
-            let done = guard.map(range(0, 4 * M), Hpa(0), RAM, PageSize::SIZE_4K, cache);
-            assert_eq!(done, Ok(4 * M));
-            let mut removals = guard.removals(&mut []);
-            refused(guard.unmap(all, &mut removals), 0, UnmapError::Full);
-            assert_eq!(removals.complete().next(), None);
-            assert_eq!(host::<H>(guard, 0), Some(Hpa(0)));
-            let (gone, stops) = unmap_by::<H>(guard, all, 1);
-            assert_eq!((gone.len(), gone[0].bytes, stops), (1, 4 * M, 0));
-            let before = guard.counts();
-            let mut removals = guard.removals(&mut []);
-            assert_eq!(guard.unmap(all, &mut removals), Ok(0), "nothing needs no room");
-            assert_eq!(removals.complete().next(), None);
-            assert_eq!(guard.counts().entries_written, before.entries_written);
+fn an_unmap_that_fills_its_room_at_any_step_goes_on_to_the_same_end<H: Hardware>() {
+    let format = H::usual();
+    let all = range(0, 6 * M);
+    // Runs: two pages, two more with other rights, a gap, and two blocks whose memory is not
+    // contiguous.
+    let mut expected = None;
+    for room in 1..8 {
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            let data = Attributes { execute: Execute::None, ..RAM };
+            let (page, block) = (PageSize::SIZE_4K, PageSize::SIZE_2M);
+            let mut map = |at, bytes, hpa, attributes, largest| {
+                let done = guard.map(range(at, bytes), Hpa(hpa), attributes, largest, cache);
+                assert_eq!(done, Ok(bytes));
+            };
+            map(0, 8 * K, G, RAM, page);
+            map(8 * K, 8 * K, G + 8 * K, data, page);
+            map(2 * M, 2 * M, 2 * G, RAM, block);
+            map(4 * M, 2 * M, 2 * G + 4 * M, RAM, block);
+            let (gone, stops) = unmap_by::<H>(guard, all, room);
+            assert_eq!(stops, 4usize.div_ceil(room) - 1, "{room} places");
+            let bytes: Vec<_> = gone.iter().map(|run| (run.gpa.0, run.bytes)).collect();
+            let runs = [(0, 8 * K), (8 * K, 8 * K), (2 * M, 2 * M), (4 * M, 2 * M)];
+            assert_eq!(bytes, runs);
+            assert_eq!(expected.get_or_insert(gone.clone()), &gone);
+            assert_eq!(tables.reclaim(), 0, "somebody is inside");
+            guard.refresh();
+            // The table of pages, and those above it, whichever of the calls emptied them.
+            let below_the_root = tables.geometry().root_level.into();
+            assert_eq!(tables.reclaim(), below_the_root, "{room} places");
         });
-        on_stage::<H>((format, 40, 0), |_, guard, _| idle::<H>(guard));
     }
-    fills::<Arm<12>>(arm());
-    fills::<Ept<true>>(ept());
-    #[cfg(feature = "every-format")]
-    fills::<Npt<true>>(npt::FORMAT);
-    #[cfg(feature = "every-format")]
-    fills::<Ept<false>>(ept());
+    // One place holds any number of neighbours; without a place, nothing is unmapped.
+    on_stage::<H>((format, 40, 8), |_, guard, cache| {
+        let done = guard.map(range(0, 4 * M), Hpa(0), RAM, PageSize::SIZE_4K, cache);
+        assert_eq!(done, Ok(4 * M));
+        let mut removals = guard.removals(&mut []);
+        refused(guard.unmap(all, &mut removals), 0, UnmapError::Full);
+        assert_eq!(removals.complete().next(), None);
+        assert_eq!(host::<H>(guard, 0), Some(Hpa(0)));
+        let (gone, stops) = unmap_by::<H>(guard, all, 1);
+        assert_eq!((gone.len(), gone[0].bytes, stops), (1, 4 * M, 0));
+        let before = guard.counts();
+        let mut removals = guard.removals(&mut []);
+        assert_eq!(guard.unmap(all, &mut removals), Ok(0), "nothing needs no room");
+        assert_eq!(removals.complete().next(), None);
+        assert_eq!(guard.counts().entries_written, before.entries_written);
+    });
+    on_stage::<H>((format, 40, 0), |_, guard, _| idle::<H>(guard));
 }
+on!(an_unmap_that_fills_its_room_at_any_step_goes_on_to_the_same_end; npt, ept_2m);

@@ -3,12 +3,7 @@
 
 use crate::common::hardware::Config;
 use crate::common::hardware::Hardware;
-use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
-#[cfg(feature = "every-format")]
-use crate::common::hardware::npt::Npt;
-use crate::common::hardware::power::Core;
-use crate::common::hardware::riscv::Hart;
 use crate::common::stage::{RAM, on_stage, range};
 use crate::common::unmap;
 use proptest::prelude::*;
@@ -105,61 +100,43 @@ fn takes<H: Hardware>(case: &Case, bits: u32) {
 
 const MOST: usize = 40;
 
-proptest! {
-    #![proptest_config(slat_seed::config())]
-
-    #[test]
-    fn no_operation_takes_more_table_pages_than_its_bound(case in case()) {
-        takes::<Arm<12>>(&case, 40);
-        takes::<Arm<12>>(&case, 48);
-        takes::<Ept<true>>(&case, 48);
-        #[cfg(feature = "every-format")]
-        takes::<Hart<true>>(&case, 50);
-        #[cfg(feature = "every-format")]
-        takes::<Core<16, true>>(&case, 52);
-        #[cfg(feature = "every-format")]
-        {
-            #[cfg(feature = "every-format")]
-            takes::<Arm<14>>(&case, 48);
-            #[cfg(feature = "every-format")]
-            takes::<Arm<16, true>>(&case, 52);
-            takes::<Ept<true, true>>(&case, 52);
-            #[cfg(feature = "every-format")]
-            takes::<Npt<true, true>>(&case, 52);
-            #[cfg(feature = "every-format")]
-            takes::<Hart<true>>(&case, 59);
-        }
-    }
+fn no_operation_takes_more_table_pages_than_its_bound<H: Hardware>(widths: &[u32]) {
+    let config = ProptestConfig { source_file: Some(file!()), ..slat_seed::config() };
+    proptest!(config, |(case in case())| {
+        widths.iter().for_each(|&bits| takes::<H>(&case, bits));
+    });
 }
+on!(
+    no_operation_takes_more_table_pages_than_its_bound:
+    arm_4k(&[40, 48]), ept(&[48]);
+    ept_five_levels(&[52]), riscv(&[50, 59]), radix_64k(&[52]), arm_16k(&[48]), arm_64k_lpa(&[52]),
+    npt_five_levels(&[52])
+);
 
-#[test]
-fn a_split_of_the_largest_blocks_takes_as_many_table_pages_as_its_bound() {
-    fn splits<H: Hardware>(bits: u32) {
-        let sizes = H::sizes();
-        let (large, page) = (sizes[0], PageSize::from_bytes(H::size(0)).unwrap());
-        on_stage::<H>((H::format(&CONFIG), bits, MOST), |tables, guard, cache| {
-            let all = range(0, 4 * large);
-            let largest = PageSize::from_bytes(large).unwrap();
-            let geometry = tables.geometry();
-            guard.map(all, Hpa(0), RAM, largest, cache).unwrap();
-            // Both ends of the range lie in blocks that it covers in part.
-            let part = range(large - page.bytes(), 2 * page.bytes());
-            let most = geometry.tables_to_split::<H::Format>(part, page);
-            assert_eq!(most, 2 * (sizes.len() as u64 - 1));
-            cache.fill(MOST).unwrap();
-            guard.split(part, page, cache).unwrap();
-            assert_eq!((MOST - cache.len()) as u64, most);
-            guard.complete();
-            unmap(guard, all);
-        });
-    }
-    splits::<Arm<12>>(48);
-    splits::<Ept<true>>(48);
-    #[cfg(feature = "every-format")]
-    splits::<Hart<true>>(50);
-    #[cfg(feature = "every-format")]
-    splits::<Core<16, true>>(52);
+fn a_split_of_the_largest_blocks_takes_as_many_table_pages_as_its_bound<H: Hardware>(bits: u32) {
+    let sizes = H::sizes();
+    let (large, page) = (sizes[0], PageSize::from_bytes(H::size(0)).unwrap());
+    on_stage::<H>((H::format(&CONFIG), bits, MOST), |tables, guard, cache| {
+        let all = range(0, 4 * large);
+        let largest = PageSize::from_bytes(large).unwrap();
+        let geometry = tables.geometry();
+        guard.map(all, Hpa(0), RAM, largest, cache).unwrap();
+        // Both ends of the range lie in blocks that it covers in part.
+        let part = range(large - page.bytes(), 2 * page.bytes());
+        let most = geometry.tables_to_split::<H::Format>(part, page);
+        assert_eq!(most, 2 * (sizes.len() as u64 - 1));
+        cache.fill(MOST).unwrap();
+        guard.split(part, page, cache).unwrap();
+        assert_eq!((MOST - cache.len()) as u64, most);
+        guard.complete();
+        unmap(guard, all);
+    });
 }
+on!(
+    a_split_of_the_largest_blocks_takes_as_many_table_pages_as_its_bound:
+    arm_4k(48), ept(48);
+    riscv(50), radix_64k(52)
+);
 
 #[test]
 fn with_one_table_page_less_than_the_bound_an_operation_runs_dry() {

@@ -4,12 +4,8 @@
 use crate::common::Event;
 use crate::common::beside::{guest, inside, meanwhile};
 use crate::common::hardware::Hardware;
-use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
-use crate::common::hardware::grouped::Grouped;
 use crate::common::stage::{BBM, K, M, RAM, range};
 use crate::common::world::{ALL, GuardOf, TablesOf, invalidations};
-use slat::format::arm64::Arm64K4;
 use slat::{
     Attributes, BreakBeforeMake, Consumer, Gpa, GpaRange, Hpa, PageSize, Pages, Place, Removals,
     Software,
@@ -22,14 +18,6 @@ const BLOCK: PageSize = PageSize::SIZE_2M;
 const UNWRITTEN: Attributes = Attributes { dirty: false, ..RAM };
 
 type Guest<H> = &'static TablesOf<'static, H>;
-
-fn arm() -> Arm64K4 {
-    Arm64K4 { hardware_dirty: true, ..Default::default() }
-}
-
-fn ept() -> slat::format::ept::Ept1G {
-    slat::format::ept::Ept1G { output_bits: 48, ..Default::default() }
-}
 
 fn with_consumer<H: Hardware>(format: H::Format) -> (Guest<H>, Consumer) {
     let mut consumer = None;
@@ -73,28 +61,24 @@ fn cleans<H: Hardware>() -> [(&'static str, Clean<H>); 6] {
     ]
 }
 
-#[test]
-fn a_page_that_is_unmapped_during_the_invalidation_of_any_clean_counts_as_dirty() {
-    fn counts<H: Hardware>(format: H::Format) {
-        for (name, clean) in cleans::<H>() {
-            let (tables, consumer) = with_consumer::<H>(format);
-            map::<H>(tables, range(0, PAGES), RAM, PAGE);
-            let said = Rc::new(Cell::new(false));
-            let says = said.clone();
-            let unmaps = move || says.set(dirty::<H>(tables, range(0, 4 * K)));
-            meanwhile(tables.platform(), unmaps, || {
-                inside::<H, _>(tables, |guard, _| {
-                    clean(guard, consumer);
-                    guard.complete();
-                });
+fn a_page_that_is_unmapped_during_the_invalidation_of_any_clean_counts_as_dirty<H: Hardware>() {
+    for (name, clean) in cleans::<H>() {
+        let (tables, consumer) = with_consumer::<H>(H::usual());
+        map::<H>(tables, range(0, PAGES), RAM, PAGE);
+        let said = Rc::new(Cell::new(false));
+        let says = said.clone();
+        let unmaps = move || says.set(dirty::<H>(tables, range(0, 4 * K)));
+        meanwhile(tables.platform(), unmaps, || {
+            inside::<H, _>(tables, |guard, _| {
+                clean(guard, consumer);
+                guard.complete();
             });
-            assert!(said.get(), "{name}: written through a TLB, and said to be clean");
-            assert!(!dirty::<H>(tables, range(4 * K, 4 * K)), "{name} has completed");
-        }
+        });
+        assert!(said.get(), "{name}: written through a TLB, and said to be clean");
+        assert!(!dirty::<H>(tables, range(4 * K, 4 * K)), "{name} has completed");
     }
-    counts::<Arm<12>>(arm());
-    counts::<Ept<true>>(ept());
 }
+on!(a_page_that_is_unmapped_during_the_invalidation_of_any_clean_counts_as_dirty);
 
 /// Maps, cleans what `clean` names by another thread, and unmaps; returns whether all of it is said
 /// to be dirty.
@@ -173,27 +157,23 @@ fn between_tables<H: Hardware>(tables: Guest<H>, clean: &Rc<dyn Fn(GpaRange)>, m
     runs[0].attributes.dirty
 }
 
-#[test]
-fn what_any_unmap_takes_while_a_clean_is_under_way_counts_as_dirty() {
-    fn counts<H: Hardware>(format: H::Format) {
-        for dropped in [false, true] {
-            for (name, unmap) in unmaps::<H>() {
-                let tables = guest::<H>(BreakBeforeMake::Never, format, |_| ());
-                let member = Box::leak(Box::new(tables.platform().join()));
-                let log = RefCell::new(tables.enter(member).unwrap());
-                let clean: Rc<dyn Fn(GpaRange)> = Rc::new(move |at| {
-                    log.borrow_mut().clean(at).unwrap();
-                    if dropped {
-                        drop(tables.shootdown(&mut log.borrow_mut()).unwrap());
-                    }
-                });
-                assert!(unmap(tables, &clean), "{name}, handed on and dropped: {dropped}");
-            }
+fn what_any_unmap_takes_while_a_clean_is_under_way_counts_as_dirty<H: Hardware>() {
+    for dropped in [false, true] {
+        for (name, unmap) in unmaps::<H>() {
+            let tables = guest::<H>(BreakBeforeMake::Never, H::usual(), |_| ());
+            let member = Box::leak(Box::new(tables.platform().join()));
+            let log = RefCell::new(tables.enter(member).unwrap());
+            let clean: Rc<dyn Fn(GpaRange)> = Rc::new(move |at| {
+                log.borrow_mut().clean(at).unwrap();
+                if dropped {
+                    drop(tables.shootdown(&mut log.borrow_mut()).unwrap());
+                }
+            });
+            assert!(unmap(tables, &clean), "{name}, handed on and dropped: {dropped}");
         }
     }
-    counts::<Grouped<12>>(arm());
-    counts::<Ept<true>>(ept());
 }
+on!(what_any_unmap_takes_while_a_clean_is_under_way_counts_as_dirty: arm_4k_groups, ept);
 
 /// Drops what is owed, so that the next thread that completes invalidates all of the guest; during
 /// that, another thread does `late`.
@@ -207,8 +187,7 @@ fn late<H: Hardware>(tables: Guest<H>, late: impl FnOnce() + 'static) {
 }
 
 /// The invalidation had begun before the drop, so it covers nothing of what was dropped.
-#[test]
-fn what_is_dropped_during_an_invalidation_of_all_is_not_covered_by_it() {
+fn what_is_dropped_during_an_invalidation_of_all_is_not_covered_by_it<H: Hardware>() {
     fn uncovered<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let page = |number: u64| range(number * 4 * K, 4 * K);
         let new = || {
@@ -250,13 +229,12 @@ fn what_is_dropped_during_an_invalidation_of_all_is_not_covered_by_it() {
         assert!(dirty::<H>(tables, page(1)), "it may be written through a TLB");
     }
     for bbm in BBM {
-        uncovered::<Arm<12>>(arm(), bbm);
-        uncovered::<Ept<true>>(ept(), bbm);
+        uncovered::<H>(H::usual(), bbm);
     }
 }
+on!(what_is_dropped_during_an_invalidation_of_all_is_not_covered_by_it);
 
-#[test]
-fn an_entry_is_filled_during_the_invalidation_of_its_unmap_only_behind_another() {
+fn an_entry_is_filled_during_the_invalidation_of_its_unmap_only_behind_another<H: Hardware>() {
     fn fills<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let tables = guest::<H>(bbm, format, |_| ());
         map::<H>(tables, range(0, 8 * K), RAM, PAGE);
@@ -277,46 +255,42 @@ fn an_entry_is_filled_during_the_invalidation_of_its_unmap_only_behind_another()
         assert_eq!(count.get(), usize::from(breaks), "{bbm:?}");
     }
     for bbm in BBM {
-        fills::<Arm<12>>(arm(), bbm);
-        fills::<Ept<true>>(ept(), bbm);
+        fills::<H>(H::usual(), bbm);
     }
 }
+on!(an_entry_is_filled_during_the_invalidation_of_its_unmap_only_behind_another);
 
 /// A guard that is dropped, with what each operation took.
-#[test]
-fn a_guard_that_is_dropped_with_any_right_taken_completes() {
+fn a_guard_that_is_dropped_with_any_right_taken_completes<H: Hardware>() {
     type Take<H> = fn(&mut GuardOf<'_, 'static, H>);
-    fn takes<H: Hardware>(format: H::Format) {
-        let all = range(0, 2 * M);
-        let calls: [(&str, Take<H>); 8] = [
-            ("write_protect", |guard| _ = guard.write_protect(range(0, 8 * K)).unwrap()),
-            ("write_protect, a page", |guard| _ = guard.write_protect(range(0, 4 * K)).unwrap()),
-            ("write_protect_pages", |guard| {
-                let pages = Pages { start: Gpa(0), bits: &[0b101] };
-                _ = guard.write_protect_pages(&pages).unwrap();
-            }),
-            ("write_protect_subtrees", |guard| {
-                _ = guard.write_protect_subtrees(range(0, 2 * M)).unwrap();
-            }),
-            ("execute_protect", |guard| _ = guard.execute_protect(range(0, 8 * K)).unwrap()),
-            ("protect", |guard| {
-                _ = guard.protect(range(0, 4 * K), slat::Rights::READ).unwrap();
-            }),
-            ("clean", |guard| _ = guard.clean(range(0, 4 * K)).unwrap()),
-            ("clean_pages", |guard| {
-                _ = guard.clean_pages(&Pages { start: Gpa(0), bits: &[0b101] }).unwrap();
-            }),
-        ];
-        for (name, take) in calls {
-            let tables = guest::<H>(BreakBeforeMake::Never, format, |_| ());
-            map::<H>(tables, all, RAM, PAGE);
-            tables.platform().take_events();
-            inside::<H, _>(tables, |guard, _| take(guard));
-            let events = tables.platform().take_events();
-            let found = events.iter().filter(|event| matches!(event, Event::Invalidate(_)));
-            assert_eq!(found.count(), 1, "{name}");
-        }
+    let all = range(0, 2 * M);
+    let calls: [(&str, Take<H>); 8] = [
+        ("write_protect", |guard| _ = guard.write_protect(range(0, 8 * K)).unwrap()),
+        ("write_protect, a page", |guard| _ = guard.write_protect(range(0, 4 * K)).unwrap()),
+        ("write_protect_pages", |guard| {
+            let pages = Pages { start: Gpa(0), bits: &[0b101] };
+            _ = guard.write_protect_pages(&pages).unwrap();
+        }),
+        ("write_protect_subtrees", |guard| {
+            _ = guard.write_protect_subtrees(range(0, 2 * M)).unwrap();
+        }),
+        ("execute_protect", |guard| _ = guard.execute_protect(range(0, 8 * K)).unwrap()),
+        ("protect", |guard| {
+            _ = guard.protect(range(0, 4 * K), slat::Rights::READ).unwrap();
+        }),
+        ("clean", |guard| _ = guard.clean(range(0, 4 * K)).unwrap()),
+        ("clean_pages", |guard| {
+            _ = guard.clean_pages(&Pages { start: Gpa(0), bits: &[0b101] }).unwrap();
+        }),
+    ];
+    for (name, take) in calls {
+        let tables = guest::<H>(BreakBeforeMake::Never, H::usual(), |_| ());
+        map::<H>(tables, all, RAM, PAGE);
+        tables.platform().take_events();
+        inside::<H, _>(tables, |guard, _| take(guard));
+        let events = tables.platform().take_events();
+        let found = events.iter().filter(|event| matches!(event, Event::Invalidate(_)));
+        assert_eq!(found.count(), 1, "{name}");
     }
-    takes::<Arm<12>>(arm());
-    takes::<Ept<true>>(ept());
 }
+on!(a_guard_that_is_dropped_with_any_right_taken_completes);

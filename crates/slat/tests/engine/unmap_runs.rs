@@ -2,12 +2,9 @@
 //! and prunes count.
 
 use crate::common::hardware::Hardware;
-use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::Grouped;
-use crate::common::stage::{CLEAN, K, M, RAM, on_stage, range};
+use crate::common::stage::{CLEAN, K, M, RAM, arm, on_stage, range};
 use crate::common::world::{CacheOf, GuardOf};
-use crate::obligations::{arm, ept};
 use slat::{Attributes, Counts, Gpa, GpaRange, Hpa, PageSize, Place};
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -71,33 +68,29 @@ fn unmap<H: Hardware>(
     (runs, counts)
 }
 
-#[test]
-fn runs_of_pages_are_handed_out_as_one_only_where_they_continue_each_other() {
-    fn runs<H: Hardware>(format: H::Format) {
-        let all = [(0, 16, 0, RAM), (16, 8, 16, CLEAN), (24, 16, 124, CLEAN), (48, 8, 140, CLEAN)];
-        on_stage::<H>((format, 39, 8), |_, guard, cache| {
-            let up = u64::from(guard.geometry().root_level);
-            keep::<H>(guard, cache);
-            map_runs::<H>(guard, cache);
-            let (removed, counts) = unmap::<H>(guard, pages(0, 100));
-            assert_eq!(removed, all);
-            assert_eq!((counts.entries_written, counts.bytes_changed), (48, 48 * 4 * K));
-            // The table stays, as it has another page.
-            let (removed, counts) = unmap::<H>(guard, pages(300, 1));
-            assert_eq!(removed, [(300, 1, 300, RAM)]);
-            let table = 512 + 1;
-            assert_eq!((counts.entries_read, counts.entries_written), (up + 1, 1 + table));
-            // The whole table.
-            map_runs::<H>(guard, cache);
-            let (removed, counts) = unmap::<H>(guard, range(0, 2 * M));
-            assert_eq!(removed[..4], all);
-            assert_eq!(removed[4..], [(300, 1, 300, RAM)]);
-            assert_eq!((counts.entries_written, counts.bytes_changed), (table, 49 * 4 * K));
-        });
-    }
-    runs::<Arm<12>>(arm());
-    runs::<Ept<true>>(ept());
+fn runs_of_pages_are_handed_out_as_one_only_where_they_continue_each_other<H: Hardware>() {
+    let all = [(0, 16, 0, RAM), (16, 8, 16, CLEAN), (24, 16, 124, CLEAN), (48, 8, 140, CLEAN)];
+    on_stage::<H>((H::usual(), 39, 8), |_, guard, cache| {
+        let up = u64::from(guard.geometry().root_level);
+        keep::<H>(guard, cache);
+        map_runs::<H>(guard, cache);
+        let (removed, counts) = unmap::<H>(guard, pages(0, 100));
+        assert_eq!(removed, all);
+        assert_eq!((counts.entries_written, counts.bytes_changed), (48, 48 * 4 * K));
+        // The table stays, as it has another page.
+        let (removed, counts) = unmap::<H>(guard, pages(300, 1));
+        assert_eq!(removed, [(300, 1, 300, RAM)]);
+        let table = 512 + 1;
+        assert_eq!((counts.entries_read, counts.entries_written), (up + 1, 1 + table));
+        // The whole table.
+        map_runs::<H>(guard, cache);
+        let (removed, counts) = unmap::<H>(guard, range(0, 2 * M));
+        assert_eq!(removed[..4], all);
+        assert_eq!(removed[4..], [(300, 1, 300, RAM)]);
+        assert_eq!((counts.entries_written, counts.bytes_changed), (table, 49 * 4 * K));
+    });
 }
+on!(runs_of_pages_are_handed_out_as_one_only_where_they_continue_each_other);
 
 #[test]
 fn a_group_in_a_table_that_is_retired_is_taken_out_and_counts_as_its_entries() {
@@ -116,41 +109,33 @@ fn a_group_in_a_table_that_is_retired_is_taken_out_and_counts_as_its_entries() {
     });
 }
 
-#[test]
-fn a_prune_counts_what_it_reads_and_one_invalidation_if_a_table_goes() {
-    fn prunes<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 39, 8), |tables, guard, cache| {
-            map_runs::<H>(guard, cache);
-            // A fault that gave up has built a table.
-            drop(guard.reserve(Gpa(2 * M), PAGE, cache).unwrap());
-            let before = guard.counts();
-            assert_eq!(guard.prune(range(0, 2 * M)), Ok(0));
-            assert_eq!(guard.counts().invalidations, before.invalidations);
-            assert!(guard.counts().entries_read > before.entries_read);
-            assert_eq!(guard.prune(range(0, 4 * M)), Ok(1));
-            let after = guard.counts();
-            assert_eq!(after.invalidations, before.invalidations + 1);
-            assert_eq!(after.entries_written, before.entries_written + 512 + 1);
-            assert_eq!(tables.reclaim(), 0, "the guard may still be in it");
-        });
-    }
-    prunes::<Arm<12>>(arm());
-    prunes::<Ept<true>>(ept());
+fn a_prune_counts_what_it_reads_and_one_invalidation_if_a_table_goes<H: Hardware>() {
+    on_stage::<H>((H::usual(), 39, 8), |tables, guard, cache| {
+        map_runs::<H>(guard, cache);
+        // A fault that gave up has built a table.
+        drop(guard.reserve(Gpa(2 * M), PAGE, cache).unwrap());
+        let before = guard.counts();
+        assert_eq!(guard.prune(range(0, 2 * M)), Ok(0));
+        assert_eq!(guard.counts().invalidations, before.invalidations);
+        assert!(guard.counts().entries_read > before.entries_read);
+        assert_eq!(guard.prune(range(0, 4 * M)), Ok(1));
+        let after = guard.counts();
+        assert_eq!(after.invalidations, before.invalidations + 1);
+        assert_eq!(after.entries_written, before.entries_written + 512 + 1);
+        assert_eq!(tables.reclaim(), 0, "the guard may still be in it");
+    });
 }
+on!(a_prune_counts_what_it_reads_and_one_invalidation_if_a_table_goes);
 
-#[test]
-fn a_prune_leaves_the_entries_of_a_table_that_is_not_empty_as_they_are() {
-    fn leaves<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-            let page = range(8 * K, 4 * K);
-            guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
-            let memory = guard.platform();
-            let raws = || [0, 4 * K, 8 * K].map(|at| H::of(tables).pte(memory, at).0.load(SeqCst));
-            let before = raws();
-            assert_eq!(guard.prune(range(0, 4 * M)), Ok(0));
-            assert_eq!(raws(), before);
-        });
-    }
-    leaves::<Arm<12>>(arm());
-    leaves::<Ept<true>>(ept());
+fn a_prune_leaves_the_entries_of_a_table_that_is_not_empty_as_they_are<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+        let page = range(8 * K, 4 * K);
+        guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
+        let memory = guard.platform();
+        let raws = || [0, 4 * K, 8 * K].map(|at| H::of(tables).pte(memory, at).0.load(SeqCst));
+        let before = raws();
+        assert_eq!(guard.prune(range(0, 4 * M)), Ok(0));
+        assert_eq!(raws(), before);
+    });
 }
+on!(a_prune_leaves_the_entries_of_a_table_that_is_not_empty_as_they_are);

@@ -6,13 +6,10 @@ use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::power::Core;
-use crate::common::hardware::riscv::Hart;
-use crate::common::stage::{G, K, M, RAM, range};
+use crate::common::stage::{G, K, M, RAM, arm, ept, range};
 use crate::common::world::{CacheOf, cache};
-use crate::obligations::{arm, ept};
 use slat::format::ept::Ept1G;
-use slat::format::power::{PowerK4, PowerK64};
-use slat::format::riscv::RiscV;
+use slat::format::power::PowerK64;
 use slat::{
     Attributes, BreakBeforeMake, Gpa, GpaRange, Hpa, Inactive, Owner, PageSize, Software, Vmid,
 };
@@ -52,57 +49,51 @@ fn mapped<H: Hardware>(inactive: &mut InactiveOf<'_, H>, gpa: u64) -> Option<Pag
     inactive.guard().translate(Gpa(gpa)).unwrap().map(|found| found.size)
 }
 
-#[test]
-fn addresses_with_an_owner_keep_it_and_their_table_and_what_is_mapped_beside_them_goes() {
-    fn keeps<H: Hardware>(format: H::Format) {
-        on_inactive::<H>((format, 40), |_, inactive, cache| {
-            let owned = range(4 * K, 4 * K);
-            inactive.guard().set_owner(owned, None, ONE, cache).unwrap();
-            let parts = [range(0, 12 * K), range(0, 2 * M), range(0, 4 * M)];
-            for (part, discards) in parts.iter().flat_map(|part| [(*part, false), (*part, true)]) {
-                for at in [0, 8 * K] {
-                    inactive.map(range(at, 4 * K), Hpa(G + at), RAM, PAGE, cache).unwrap();
-                }
-                if part.size() == 4 * M {
-                    inactive.map(range(2 * M, 2 * M), Hpa(2 * M), RAM, BLOCK, cache).unwrap();
-                }
-                if discards {
-                    inactive.discard(part).unwrap();
-                } else {
-                    let runs = unmap::<H>(inactive, part);
-                    assert_eq!(runs[..2], [(0, 4 * K, G), (8 * K, 4 * K, G + 8 * K)]);
-                    assert_eq!(runs.len(), if part.size() == 4 * M { 3 } else { 2 });
-                }
-                let found = [0, 4 * K, 8 * K, 2 * M].map(|at| mapped::<H>(inactive, at));
-                assert_eq!(found, [None; 4], "{part:?}, {discards}");
-                assert_eq!(inactive.guard().owner(Gpa(4 * K)), Ok(ONE), "{part:?}, {discards}");
+fn addresses_with_an_owner_keep_it_and_their_table_and_what_is_mapped_beside_them_goes<
+    H: Hardware,
+>() {
+    on_inactive::<H>((H::usual(), 40), |_, inactive, cache| {
+        let owned = range(4 * K, 4 * K);
+        inactive.guard().set_owner(owned, None, ONE, cache).unwrap();
+        let parts = [range(0, 12 * K), range(0, 2 * M), range(0, 4 * M)];
+        for (part, discards) in parts.iter().flat_map(|part| [(*part, false), (*part, true)]) {
+            for at in [0, 8 * K] {
+                inactive.map(range(at, 4 * K), Hpa(G + at), RAM, PAGE, cache).unwrap();
             }
-        });
-    }
-    keeps::<Arm<12>>(arm());
-    keeps::<Ept<true>>(ept());
+            if part.size() == 4 * M {
+                inactive.map(range(2 * M, 2 * M), Hpa(2 * M), RAM, BLOCK, cache).unwrap();
+            }
+            if discards {
+                inactive.discard(part).unwrap();
+            } else {
+                let runs = unmap::<H>(inactive, part);
+                assert_eq!(runs[..2], [(0, 4 * K, G), (8 * K, 4 * K, G + 8 * K)]);
+                assert_eq!(runs.len(), if part.size() == 4 * M { 3 } else { 2 });
+            }
+            let found = [0, 4 * K, 8 * K, 2 * M].map(|at| mapped::<H>(inactive, at));
+            assert_eq!(found, [None; 4], "{part:?}, {discards}");
+            assert_eq!(inactive.guard().owner(Gpa(4 * K)), Ok(ONE), "{part:?}, {discards}");
+        }
+    });
 }
+on!(addresses_with_an_owner_keep_it_and_their_table_and_what_is_mapped_beside_them_goes);
 
-#[test]
-fn a_block_is_unmapped_also_where_nobody_owns_anything() {
-    fn unmaps<H: Hardware>(format: H::Format) {
-        on_inactive::<H>((format, 40), |_, inactive, cache| {
-            for discards in [false, true] {
-                inactive.map(range(2 * M, 4 * M), Hpa(G), RAM, BLOCK, cache).unwrap();
-                if discards {
-                    inactive.discard(range(2 * M, 2 * M)).unwrap();
-                } else {
-                    assert_eq!(unmap::<H>(inactive, range(2 * M, 2 * M)), [(2 * M, 2 * M, G)]);
-                }
-                let found = [2 * M, 4 * M].map(|at| mapped::<H>(inactive, at));
-                assert_eq!(found, [None, Some(BLOCK)]);
-                inactive.discard(range(4 * M, 2 * M)).unwrap();
+fn a_block_is_unmapped_also_where_nobody_owns_anything<H: Hardware>() {
+    on_inactive::<H>((H::usual(), 40), |_, inactive, cache| {
+        for discards in [false, true] {
+            inactive.map(range(2 * M, 4 * M), Hpa(G), RAM, BLOCK, cache).unwrap();
+            if discards {
+                inactive.discard(range(2 * M, 2 * M)).unwrap();
+            } else {
+                assert_eq!(unmap::<H>(inactive, range(2 * M, 2 * M)), [(2 * M, 2 * M, G)]);
             }
-        });
-    }
-    unmaps::<Arm<12>>(arm());
-    unmaps::<Ept<true>>(ept());
+            let found = [2 * M, 4 * M].map(|at| mapped::<H>(inactive, at));
+            assert_eq!(found, [None, Some(BLOCK)]);
+            inactive.discard(range(4 * M, 2 * M)).unwrap();
+        }
+    });
 }
+on!(a_block_is_unmapped_also_where_nobody_owns_anything);
 
 #[test]
 fn each_table_that_a_discard_covers_whole_is_met_once() {
@@ -152,36 +143,27 @@ fn a_group_behind_what_is_discarded_stays_whole() {
     });
 }
 
-#[test]
-fn a_table_of_the_hosts_first_memory_is_one_run() {
-    fn one<H: Hardware>(format: H::Format) {
-        on_inactive::<H>((format, 40), |_, inactive, cache| {
-            let all = range(0, 2 * M);
-            inactive.map(all, Hpa(0), RAM, PAGE, cache).unwrap();
-            assert_eq!(unmap::<H>(inactive, all), [(0, 2 * M, 0)]);
-        });
-    }
-    one::<Arm<12>>(arm());
-    one::<Ept<true>>(ept());
+fn a_table_of_the_hosts_first_memory_is_one_run<H: Hardware>() {
+    on_inactive::<H>((H::usual(), 40), |_, inactive, cache| {
+        let all = range(0, 2 * M);
+        inactive.map(all, Hpa(0), RAM, PAGE, cache).unwrap();
+        assert_eq!(unmap::<H>(inactive, all), [(0, 2 * M, 0)]);
+    });
 }
+on!(a_table_of_the_hosts_first_memory_is_one_run);
 
-#[test]
-fn a_page_64g_behind_a_run_does_not_continue_it() {
-    fn apart<H: Hardware>(format: H::Format) {
-        on_inactive::<H>((format, 40), |_, inactive, cache| {
-            for (at, hpa) in [(0, G), (64 * G, G + 4 * K)] {
-                inactive.map(range(at, 4 * K), Hpa(hpa), RAM, PAGE, cache).unwrap();
-            }
-            let runs = unmap::<H>(inactive, range(0, 128 * G));
-            assert_eq!(runs, [(0, 4 * K, G), (64 * G, 4 * K, G + 4 * K)]);
-        });
-    }
-    apart::<Arm<12>>(arm());
-    apart::<Ept<true>>(ept());
+fn a_page_64g_behind_a_run_does_not_continue_it<H: Hardware>() {
+    on_inactive::<H>((H::usual(), 40), |_, inactive, cache| {
+        for (at, hpa) in [(0, G), (64 * G, G + 4 * K)] {
+            inactive.map(range(at, 4 * K), Hpa(hpa), RAM, PAGE, cache).unwrap();
+        }
+        let runs = unmap::<H>(inactive, range(0, 128 * G));
+        assert_eq!(runs, [(0, 4 * K, G), (64 * G, 4 * K, G + 4 * K)]);
+    });
 }
+on!(a_page_64g_behind_a_run_does_not_continue_it);
 
-#[test]
-fn pages_that_share_memory_are_handed_out_apart() {
+fn pages_that_share_memory_are_handed_out_apart<H: Hardware>() {
     fn apart<H: Hardware>(format: H::Format) {
         on_inactive::<H>((format, 41), |_, inactive, cache| {
             let pages = [(0, G), (4 * K, G + 8 * K), (8 * K, G + 8 * K), (12 * K, G + 8 * K)];
@@ -197,30 +179,23 @@ fn pages_that_share_memory_are_handed_out_apart() {
     fn run((at, hpa): &(u64, u64)) -> (u64, u64, u64) {
         (*at, 4 * K, *hpa)
     }
-    apart::<Arm<12>>(arm());
-    apart::<Ept<true>>(ept());
-    apart::<Hart<true>>(RiscV::default());
+    apart::<H>(H::usual());
 }
+on!(pages_that_share_memory_are_handed_out_apart: arm_4k, ept, riscv);
 
 /// In some formats the descriptor of a block is that of a page.
-#[test]
-fn a_block_is_no_part_of_the_run_of_pages_before_it() {
-    fn apart<H: Hardware>(format: H::Format, bits: u32) {
-        on_inactive::<H>((format, bits), |_, inactive, cache| {
-            let (page, block) = (range(2 * M - 4 * K, 4 * K), range(2 * M, 2 * M));
-            for (at, size) in [(page, PAGE), (block, BLOCK)] {
-                inactive.map(at, Hpa(G + at.start().0), RAM, size, cache).unwrap();
-            }
-            let runs = unmap::<H>(inactive, range(2 * M - 4 * K, 2 * M + 4 * K));
-            let expected = [page, block].map(|at| (at.start().0, at.size(), G + at.start().0));
-            assert_eq!(runs, expected);
-        });
-    }
-    apart::<Arm<12>>(arm(), 40);
-    apart::<Ept<true>>(ept(), 40);
-    apart::<Hart<true>>(RiscV::default(), 41);
-    apart::<Core<12, true>>(PowerK4 { output_bits: 48 }, 48);
+fn a_block_is_no_part_of_the_run_of_pages_before_it<H: Hardware>(bits: u32) {
+    on_inactive::<H>((H::usual(), bits), |_, inactive, cache| {
+        let (page, block) = (range(2 * M - 4 * K, 4 * K), range(2 * M, 2 * M));
+        for (at, size) in [(page, PAGE), (block, BLOCK)] {
+            inactive.map(at, Hpa(G + at.start().0), RAM, size, cache).unwrap();
+        }
+        let runs = unmap::<H>(inactive, range(2 * M - 4 * K, 2 * M + 4 * K));
+        let expected = [page, block].map(|at| (at.start().0, at.size(), G + at.start().0));
+        assert_eq!(runs, expected);
+    });
 }
+on!(a_block_is_no_part_of_the_run_of_pages_before_it: arm_4k(40), ept(40), riscv(41), radix_4k(48));
 
 /// Behind the highest address of all is the lowest, with one software bit more.
 #[test]

@@ -4,10 +4,9 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::Grouped;
-use crate::common::stage::{G, K, M, RAM, on_stage, range, refused};
+use crate::common::stage::{G, K, M, RAM, ept, on_stage, range, refused};
 use crate::common::world::GuardOf;
 use slat::format::arm64::Arm64K4;
-use slat::format::ept::Ept1G;
 use slat::{Access, Attributes, ChangeError, Gpa, GpaRange, Hpa, PageSize, Rights, Software};
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -16,10 +15,6 @@ type Intel = Ept<true>;
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 const A: Software = Software::A;
-
-fn ept() -> Ept1G {
-    Ept1G { output_bits: 48, ..Default::default() }
-}
 
 fn page(number: u64) -> GpaRange {
     range(number * 4 * K, 4 * K)

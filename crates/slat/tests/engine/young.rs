@@ -2,7 +2,6 @@
 //! skips a table without a mark, so each table above needs one, whichever had one before.
 
 use crate::common::hardware::ept::Ept;
-use crate::common::hardware::npt::{self, Npt};
 use crate::common::hardware::{Descriptor, Hardware};
 use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range};
 use crate::common::world::{ALL, CacheOf, GuardOf};
@@ -96,43 +95,38 @@ fn steps<H: Hardware>() -> Vec<Step<H>> {
     ]
 }
 
-#[test]
-fn every_operation_that_makes_a_leaf_accessed_marks_each_table_above_it() {
-    fn marks<H: Hardware>(format: H::Format) {
-        let mark = <H::Format as Format>::TABLE_ACCESSED;
-        for (name, at, step) in steps::<H>() {
-            // Each combination of tables that had lost their marks before.
-            for lost in 1u32..8 {
-                on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-                    for page in [range(0, 4 * K), range(2 * M, 4 * K)] {
-                        let hpa = Hpa(page.start().0);
-                        assert_eq!(guard.map(page, hpa, CLEAN, PAGE, cache), Ok(4 * K));
+fn every_operation_that_makes_a_leaf_accessed_marks_each_table_above_it<H: Hardware>() {
+    let mark = <H::Format as Format>::TABLE_ACCESSED;
+    for (name, at, step) in steps::<H>() {
+        // Each combination of tables that had lost their marks before.
+        for lost in 1u32..8 {
+            on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+                for page in [range(0, 4 * K), range(2 * M, 4 * K)] {
+                    let hpa = Hpa(page.start().0);
+                    assert_eq!(guard.map(page, hpa, CLEAN, PAGE, cache), Ok(4 * K));
+                }
+                let (hardware, platform) = (H::of(tables), guard.platform());
+                for &at in at {
+                    for (number, pte) in links(hardware, platform, at).iter().enumerate() {
+                        pte.fetch_or(mark, SeqCst);
+                        let clear = if lost >> number & 1 == 1 { mark } else { 0 };
+                        pte.fetch_and(!clear, SeqCst);
                     }
-                    let (hardware, platform) = (H::of(tables), guard.platform());
-                    for &at in at {
-                        for (number, pte) in links(hardware, platform, at).iter().enumerate() {
-                            pte.fetch_or(mark, SeqCst);
-                            let clear = if lost >> number & 1 == 1 { mark } else { 0 };
-                            pte.fetch_and(!clear, SeqCst);
-                        }
-                    }
-                    step(guard, cache);
-                    for &at in at {
-                        assert!(guard.translate(Gpa(at)).unwrap().unwrap().attributes.accessed);
-                        let links = links(hardware, platform, at);
-                        assert!(links.len() >= 2);
-                        let marked = links.iter().map(|pte| pte.load(SeqCst) & mark == mark);
-                        let marked: Vec<_> = marked.collect();
-                        assert!(!marked.contains(&false), "{name}, {lost:#b}: {marked:?}");
-                    }
-                });
-            }
+                }
+                step(guard, cache);
+                for &at in at {
+                    assert!(guard.translate(Gpa(at)).unwrap().unwrap().attributes.accessed);
+                    let links = links(hardware, platform, at);
+                    assert!(links.len() >= 2);
+                    let marked = links.iter().map(|pte| pte.load(SeqCst) & mark == mark);
+                    let marked: Vec<_> = marked.collect();
+                    assert!(!marked.contains(&false), "{name}, {lost:#b}: {marked:?}");
+                }
+            });
         }
     }
-    marks::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
-    #[cfg(feature = "every-format")]
-    marks::<Npt<true>>(npt::FORMAT);
 }
+on!(every_operation_that_makes_a_leaf_accessed_marks_each_table_above_it: ept; npt);
 
 #[test]
 fn tables_of_all_five_levels_are_marked() {
@@ -169,8 +163,7 @@ fn an_operation_that_makes_no_leaf_accessed_marks_no_table() {
 }
 
 /// A walk that stops early has made leaves before that address accessed.
-#[test]
-fn what_was_made_accessed_before_an_early_end_is_below_marked_tables() {
+fn what_was_made_accessed_before_an_early_end_is_below_marked_tables<H: Hardware>() {
     fn stops<H: Hardware>(format: H::Format, bytes: u64) {
         let mark = <H::Format as Format>::TABLE_ACCESSED;
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
@@ -193,14 +186,12 @@ fn what_was_made_accessed_before_an_early_end_is_below_marked_tables() {
         });
     }
     for bytes in [64 * K, 2 * M, 4 * M, 2 * G] {
-        stops::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() }, bytes);
-        #[cfg(feature = "every-format")]
-        stops::<Npt<true>>(npt::FORMAT, bytes);
+        stops::<H>(H::usual(), bytes);
     }
 }
+on!(what_was_made_accessed_before_an_early_end_is_below_marked_tables: ept; npt);
 
-#[test]
-fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters() {
+fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters<H: Hardware>() {
     fn takes<H: Hardware>(format: H::Format, skip: Skip) {
         const TABLES: u64 = 21;
         on_stage::<H>((format, 40, 32), |tables, guard, cache| {
@@ -253,34 +244,27 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters()
         });
     }
     for skip in [Skip::Exact, Skip::Hint] {
-        takes::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() }, skip);
-        #[cfg(feature = "every-format")]
-        takes::<Npt<true>>(npt::FORMAT, skip);
+        takes::<H>(H::usual(), skip);
     }
 }
+on!(an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters: ept; npt);
 
-#[test]
-fn a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest() {
-    fn hides<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |_, guard, cache| {
-            let pages = range(0, 64 * K);
-            assert_eq!(guard.map(pages, Hpa(0), RAM, PAGE, cache), Ok(64 * K));
-            let how = Ageing { clear: true, skip: Skip::Hint, fresh: false };
-            // The end of the table, with the next table; then all of the first.
-            for (part, pages) in [(range(32 * K, 4 * M), 8), (range(0, 2 * M), 8)] {
-                let (mut young, mut unanswered) = ([0; 16], [0; 16]);
-                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                assert_eq!(guard.age(part, &mut ages, how).unwrap().young, pages);
-            }
-        });
-    }
-    hides::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
-    #[cfg(feature = "every-format")]
-    hides::<Npt<true>>(npt::FORMAT);
+fn a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
+        let pages = range(0, 64 * K);
+        assert_eq!(guard.map(pages, Hpa(0), RAM, PAGE, cache), Ok(64 * K));
+        let how = Ageing { clear: true, skip: Skip::Hint, fresh: false };
+        // The end of the table, with the next table; then all of the first.
+        for (part, pages) in [(range(32 * K, 4 * M), 8), (range(0, 2 * M), 8)] {
+            let (mut young, mut unanswered) = ([0; 16], [0; 16]);
+            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            assert_eq!(guard.age(part, &mut ages, how).unwrap().young, pages);
+        }
+    });
 }
+on!(a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest: ept; npt);
 
-#[test]
-fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan() {
+fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan<H: Hardware>() {
     fn keeps<H: Hardware>(format: H::Format, skip: Skip, sealed: bool) {
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
             assert_eq!(guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache), Ok(4 * K));
@@ -301,86 +285,70 @@ fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan() {
         });
     }
     for (skip, sealed) in [(Skip::Exact, false), (Skip::Hint, false), (Skip::Exact, true)] {
-        let format = slat::format::ept::Ept { output_bits: 48, ..Default::default() };
-        keeps::<Ept<true>>(format, skip, sealed);
-        #[cfg(feature = "every-format")]
-        keeps::<Npt<true>>(npt::FORMAT, skip, sealed);
+        keeps::<H>(H::usual(), skip, sealed);
     }
 }
+on!(a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan: ept; npt);
 
 /// Another thread's exact scan has taken the mark, and has not looked at the leaves yet.
-#[test]
-fn a_scan_that_only_tests_looks_below_tables_that_a_concurrent_exact_scan_has_noted() {
-    fn looks<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-            let page = range(0, 4 * K);
-            assert_eq!(guard.map(page, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
-            for pte in links(H::of(tables), guard.platform(), 0) {
-                pte.fetch_and(!<H::Format as Format>::TABLE_ACCESSED, SeqCst);
-                pte.fetch_or(<H::Format as Format>::AGEING, SeqCst);
-            }
-            for skip in [Skip::Exact, Skip::Hint] {
-                let (mut young, mut unanswered) = ([0; 8], [0; 8]);
-                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                let how = Ageing { clear: false, skip, fresh: false };
-                let aged = guard.age(range(0, 2 * M), &mut ages, how).unwrap();
-                assert_eq!(aged.young, 1, "{skip:?}");
-            }
-        });
-    }
-    looks::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
-    #[cfg(feature = "every-format")]
-    looks::<Npt<true>>(npt::FORMAT);
+fn a_scan_that_only_tests_looks_below_tables_that_a_concurrent_exact_scan_has_noted<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+        let page = range(0, 4 * K);
+        assert_eq!(guard.map(page, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
+        for pte in links(H::of(tables), guard.platform(), 0) {
+            pte.fetch_and(!<H::Format as Format>::TABLE_ACCESSED, SeqCst);
+            pte.fetch_or(<H::Format as Format>::AGEING, SeqCst);
+        }
+        for skip in [Skip::Exact, Skip::Hint] {
+            let (mut young, mut unanswered) = ([0; 8], [0; 8]);
+            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let how = Ageing { clear: false, skip, fresh: false };
+            let aged = guard.age(range(0, 2 * M), &mut ages, how).unwrap();
+            assert_eq!(aged.young, 1, "{skip:?}");
+        }
+    });
 }
+on!(a_scan_that_only_tests_looks_below_tables_that_a_concurrent_exact_scan_has_noted: ept; npt);
 
 /// A hint clears marks while walk caches may hold the tables. The CPU then marks a leaf below
 /// without marking the tables.
-#[test]
-fn after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest() {
-    fn looks<H: Hardware>(format: H::Format) {
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-            for at in [0, G] {
-                assert_eq!(guard.map(range(at, 4 * K), Hpa(at), RAM, PAGE, cache), Ok(4 * K));
-            }
-            let mut bits = [vec![0; 1 << 22], vec![0; 1 << 22]];
-            let mut scan = |guard: &mut GuardOf<'_, '_, H>, at: u64, end: u64, clear, skip| {
-                let [young, unanswered] = &mut bits;
-                young.fill(0);
-                let before = guard.counts().entries_read;
-                let how = Ageing { clear, skip, fresh: false };
-                let aged = guard.age(range(at, end - at), &mut Ages { young, unanswered }, how);
-                (aged.unwrap().young, guard.counts().entries_read - before)
-            };
-            let (hardware, platform) = (H::of(tables), guard.platform());
-            let used = |at| {
-                let leaf = hardware.pte(platform, at).0;
-                leaf.fetch_or(<H::Format as Format>::ACCESSED, SeqCst);
-            };
-            let (exact, end) = (Skip::Exact, 1 << 40);
-            assert_eq!(scan(guard, 0, end, true, Skip::Hint).0, 2);
-            used(0);
-            assert_eq!(scan(guard, 0, end, false, exact).0, 1, "a test finds it");
-            assert_eq!(scan(guard, 0, 64 * K, true, exact).0, 1, "in a part of a table");
-            used(0);
-            assert_eq!(scan(guard, 0, 2 * M, true, exact).0, 1);
-            used(G);
-            assert_eq!(
-                scan(guard, G, end, true, exact).0,
-                1,
-                "the scan before was of another part"
-            );
-            used(0);
-            assert_eq!(scan(guard, 0, G, true, exact).0, 1, "so it was again");
-            used(G);
-            assert_eq!(scan(guard, 0, end, true, exact).0, 1);
-            // All of the guest was covered: from here on the scan relies on marks.
-            for clear in [false, true] {
-                let (young, read) = scan(guard, 0, end, clear, exact);
-                assert!(young == 0 && read < 512, "{read} entries were read");
-            }
-        });
-    }
-    looks::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
-    #[cfg(feature = "every-format")]
-    looks::<Npt<true>>(npt::FORMAT);
+fn after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+        for at in [0, G] {
+            assert_eq!(guard.map(range(at, 4 * K), Hpa(at), RAM, PAGE, cache), Ok(4 * K));
+        }
+        let mut bits = [vec![0; 1 << 22], vec![0; 1 << 22]];
+        let mut scan = |guard: &mut GuardOf<'_, '_, H>, at: u64, end: u64, clear, skip| {
+            let [young, unanswered] = &mut bits;
+            young.fill(0);
+            let before = guard.counts().entries_read;
+            let how = Ageing { clear, skip, fresh: false };
+            let aged = guard.age(range(at, end - at), &mut Ages { young, unanswered }, how);
+            (aged.unwrap().young, guard.counts().entries_read - before)
+        };
+        let (hardware, platform) = (H::of(tables), guard.platform());
+        let used = |at| {
+            let leaf = hardware.pte(platform, at).0;
+            leaf.fetch_or(<H::Format as Format>::ACCESSED, SeqCst);
+        };
+        let (exact, end) = (Skip::Exact, 1 << 40);
+        assert_eq!(scan(guard, 0, end, true, Skip::Hint).0, 2);
+        used(0);
+        assert_eq!(scan(guard, 0, end, false, exact).0, 1, "a test finds it");
+        assert_eq!(scan(guard, 0, 64 * K, true, exact).0, 1, "in a part of a table");
+        used(0);
+        assert_eq!(scan(guard, 0, 2 * M, true, exact).0, 1);
+        used(G);
+        assert_eq!(scan(guard, G, end, true, exact).0, 1, "the scan before was of another part");
+        used(0);
+        assert_eq!(scan(guard, 0, G, true, exact).0, 1, "so it was again");
+        used(G);
+        assert_eq!(scan(guard, 0, end, true, exact).0, 1);
+        // All of the guest was covered: from here on the scan relies on marks.
+        for clear in [false, true] {
+            let (young, read) = scan(guard, 0, end, clear, exact);
+            assert!(young == 0 && read < 512, "{read} entries were read");
+        }
+    });
 }
+on!(after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest: ept; npt);

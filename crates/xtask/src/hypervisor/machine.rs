@@ -86,7 +86,8 @@ impl Guest<'_> {
             let bytes = initrd.metadata().with_context(|| initrd.display().to_string())?.len();
             if INITRD + bytes > self.options.memory {
                 bail!(
-                    "an initramfs of {} MiB does not fit into a guest of {} MiB; take a larger --memory",
+                    "an initramfs of {} MiB does not fit into a guest of {} MiB; take a larger \
+                     --memory",
                     bytes >> 20,
                     self.options.memory >> 20
                 );

@@ -253,7 +253,8 @@ pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending
     let report = serde_json::json!({
         "format": "slat-hypervisor", "version": 1,
         "command": std::env::args().collect::<Vec<_>>(),
-        "cpu": args.cpu(), "granule": args.granule.to_string(), "lpa2": args.lpa2, "options": words, "guest": args.guest_words(), "emulator": AARCH64.version()?,
+        "cpu": args.cpu(), "granule": args.granule.to_string(), "lpa2": args.lpa2,
+        "options": words, "guest": args.guest_words(), "emulator": AARCH64.version()?,
         "limits": "an emulator: counts are the guest's, times are not a machine's",
         "records": ending.records,
     });

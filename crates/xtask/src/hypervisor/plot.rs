@@ -26,12 +26,14 @@ pub fn page(migration: &Value, words: &str) -> anyhow::Result<String> {
     let title = "A guest's live migration in place";
     Ok(format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title>\
-         <style>body{{font:15px/1.5 sans-serif;max-width:46em;margin:2em auto;padding:0 1em}}</style>\
+         <style>body{{font:15px/1.5 sans-serif;max-width:46em;margin:2em auto;padding:0 1em}}\
+         </style>\
          <h1>{title}</h1><p><code>{words}</code></p>\
          <p>{} pages; {} rounds; {left} pages were left for the downtime of {ticks} ticks \
          ({:.1} ms of the emulator's counter, which is no machine's time).</p>\
          <h2>Pages copied, by round</h2><p>Round 0 is all memory; the last is the downtime's.</p>{}\
-         <h2>Stage-2 faults, by vCPU</h2><p>In each round, and while huge pages were recovered.</p>{}",
+         <h2>Stage-2 faults, by vCPU</h2><p>In each round, and while huge pages were \
+         recovered.</p>{}",
         migration["pages"],
         rounds.len() - 2,
         ticks as f64 / frequency as f64 * 1e3,

@@ -195,7 +195,10 @@ impl Probe {
                     }
                     self.expect(
                         after == value,
-                        format_args!("{}: {value:#x} written, {after:#x} read, {before:#x} before", $name),
+                        format_args!(
+                            "{}: {value:#x} written, {after:#x} read, {before:#x} before",
+                            $name
+                        ),
                     );
                 })*
             };

@@ -7,7 +7,8 @@
 //! ```text
 //! cargo build --release -p slat-programs --no-default-features --features riscv \
 //!     --bin slat-walker-riscv --target riscv64gc-unknown-none-elf
-//! qemu-system-riscv64 -M virt -cpu rv64 -bios none -nographic -kernel target/riscv64gc-unknown-none-elf/release/slat-walker-riscv
+//! qemu-system-riscv64 -M virt -cpu rv64 -bios none -nographic \
+//!     -kernel target/riscv64gc-unknown-none-elf/release/slat-walker-riscv
 //! ```
 //!
 //! QEMU drops all translations at each entry of a guest, so this program cannot show a missing

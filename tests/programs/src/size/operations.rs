@@ -84,15 +84,18 @@ operations! {
         -> Result<Tables<'static, F, Machine>, NewError> {
         Tables::new(format, Vmid(1), bits, machine)
     }
-    op_enter(tables: &'static Tables<'static, F, Machine>, participant: &'static mut Participant<'static, Machine>)
+    op_enter(tables: &'static Tables<'static, F, Machine>,
+             participant: &'static mut Participant<'static, Machine>)
         -> Result<On<'static>, Foreign> {
         tables.enter(participant)
     }
-    op_map(guard: &mut On<'_>, at: GpaRange, hpa: Hpa, how: Attributes, size: PageSize, cache: &mut Cache<'static>)
+    op_map(guard: &mut On<'_>, at: GpaRange, hpa: Hpa,
+           how: Attributes, size: PageSize, cache: &mut Cache<'static>)
         -> Result<u64, Halted<MapError>> {
         guard.map(at, hpa, how, size, cache)
     }
-    op_reserve_commit(guard: &mut On<'_>, gpa: Gpa, hpa: Hpa, how: Attributes, size: PageSize, cache: &mut Cache<'static>)
+    op_reserve_commit(guard: &mut On<'_>, gpa: Gpa, hpa: Hpa,
+                      how: Attributes, size: PageSize, cache: &mut Cache<'static>)
         -> Option<u64> {
         guard.reserve(gpa, size, cache).ok()?.commit(hpa, how).ok()?
     }
@@ -118,7 +121,8 @@ operations! {
     op_relax(guard: &mut On<'_>, at: GpaRange, access: Access) -> Changed {
         guard.relax(at, access).map(slat::Granted::elsewhere)
     }
-    op_relax_where(guard: &mut On<'_>, at: GpaRange, access: Access, software: Software) -> Changed {
+    op_relax_where(guard: &mut On<'_>, at: GpaRange, access: Access, software: Software)
+        -> Changed {
         guard.relax_where(at, access, software).map(slat::Granted::elsewhere)
     }
     op_allow_write(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
@@ -135,14 +139,16 @@ operations! {
         -> Result<u64, Halted<ReplaceError>> {
         guard.replace(at, from, to, how)
     }
-    op_set_owner(guard: &mut On<'_>, at: GpaRange, from: Option<Owner>, to: Option<Owner>, cache: &mut Cache<'static>)
+    op_set_owner(guard: &mut On<'_>, at: GpaRange, from: Option<Owner>,
+                 to: Option<Owner>, cache: &mut Cache<'static>)
         -> Result<u64, Halted<OwnerError>> {
         guard.set_owner(at, from, to, cache)
     }
     op_prune(guard: &mut On<'_>, at: GpaRange) -> Result<usize, Halted<ChangeError>> {
         guard.prune(at)
     }
-    op_collapse(guard: &mut On<'_>, at: GpaRange, size: PageSize) -> Result<u64, Halted<SplitError>> {
+    op_collapse(guard: &mut On<'_>, at: GpaRange, size: PageSize)
+        -> Result<u64, Halted<SplitError>> {
         guard.collapse(at, size)
     }
     op_age(guard: &mut On<'_>, at: GpaRange, ages: &mut Ages<'_>, how: Ageing)

@@ -155,7 +155,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<(Vec<Use>, u32)> {
         }
         let page: u64 = line.parse().map_err(|_| {
             bad_input(format!(
-                "{name}, line {}: “{line}” is no page; write its number, with w in front if it is written",
+                "{name}, line {}: “{line}” is no page; write its number, with w in front if it is \
+                 written",
                 index + 1
             ))
         })?;

@@ -375,14 +375,14 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
             };
             match outcome {
                 Outcome::Retry(Retry::NotYet(_)) => {
+                    use ReclaimError::{InUse, Nothing, Thrashing};
                     let host = Hva(HOST_BASE + (gpa.0 - GUEST_BASE));
                     let mut pager = Pager::gated(self.vcpu.worker(), &self.locking);
                     match pager.bring_in(host, how) {
                         Ok(()) => {}
-                        Err(PageError::NoRoom {
-                            why:
-                                ReclaimError::Thrashing | ReclaimError::Nothing | ReclaimError::InUse,
-                        }) => std::thread::yield_now(),
+                        Err(PageError::NoRoom { why: Thrashing | Nothing | InUse }) => {
+                            std::thread::yield_now();
+                        }
                         Err(error) => bail!("{error}"),
                     }
                 }

@@ -124,7 +124,8 @@ mod tests {
 
     fn measurement(samples: &[f64]) -> Measurement {
         let params = json!({
-            "part": "age", "of": "young", "format": "ept", "memory": 8u64 << 30, "asked": 1.25, "against": "cas",
+            "part": "age", "of": "young", "format": "ept", "memory": 8u64 << 30,
+            "asked": 1.25, "against": "cas",
         });
         let serde_json::Value::Object(params) = params else { unreachable!() };
         Measurement {

@@ -1,23 +1,10 @@
 use super::*;
+use crate::format::entries::entries;
 
-#[test]
-fn start_level_is_the_lowest_that_sixteen_tables_reach() {
-    let of = |bits| {
-        let g = Arm64K4::default().geometry(bits).unwrap();
-        (Arm64K4::level_name(g.root_level), g.root_entries / 512)
-    };
-    // DDI 0487, D8.2.8, "Concatenated translation tables", 4 KiB granule.
-    assert_eq!(of(34), (2, 16));
-    assert_eq!(of(35), (1, 0), "32 entries of 1 GiB");
-    assert_eq!(of(39), (1, 1));
-    assert_eq!(of(40), (1, 2));
-    assert_eq!(of(43), (1, 16));
-    assert_eq!(of(44), (0, 0), "32 entries of 512 GiB");
-    assert_eq!(of(48), (0, 1));
-    let g = Arm64K64::default().geometry(40).unwrap();
-    assert_eq!((Arm64K64::level_name(g.root_level), g.root_entries), (2, 2048));
-    let g = Arm64K16::default().geometry(40).unwrap();
-    assert_eq!((Arm64K16::level_name(g.root_level), g.root_entries), (2, 16 * 2048));
+entries!(configurations(), 2, 1);
+
+fn configurations() -> [Arm64K4; 2] {
+    [false, true].map(|hardware_dirty| Arm64K4 { hardware_dirty, ..Default::default() })
 }
 
 #[test]
@@ -73,66 +60,6 @@ fn widths_beyond_lpa2_are_refused_with_the_allowed_ones() {
     let small = Arm64Lpa2K16 { output_bits: 48, ..Default::default() };
     let error = small.geometry(49).unwrap_err();
     assert_eq!((error.min, error.max), (26, 48));
-}
-
-#[test]
-fn address_bits_51_and_50_stand_where_the_shareability_was() {
-    let bits = Arm64Lpa2K4::default().encode(Attributes::RAM).unwrap();
-    assert_eq!(bits >> SH_SHIFT & 0b11, 0);
-    for high in 0..4u64 {
-        let hpa = Hpa(high << 50 | 0x2_5a5a_4000_0000);
-        let held = high << 8 | 0x2_5a5a_4000_0000;
-        for level in 0..3 {
-            let leaf = Arm64Lpa2K4::leaf(bits, level, hpa);
-            assert_eq!(leaf, bits | held | if level == 0 { 0b11 } else { 0b01 });
-            assert_eq!(Arm64Lpa2K4::leaf_address(leaf, level), hpa);
-            assert_eq!(Arm64Lpa2K4::attribute_bits(leaf, level), bits);
-        }
-        assert_eq!(Arm64Lpa2K4::table(hpa, 1), held | 0b11);
-        let frozen = Arm64Lpa2K4::frozen(hpa);
-        assert_eq!(Arm64Lpa2K4::kind(frozen, 1), Kind::Frozen);
-        let retired = Arm64Lpa2K4::retired(hpa);
-        assert_eq!(Arm64Lpa2K4::kind(retired, 1), Kind::Retired);
-        for raw in [Arm64Lpa2K4::table(hpa, 1), frozen, retired] {
-            assert_eq!((Arm64Lpa2K4::table_address(raw), raw & DBM), (hpa, 0));
-        }
-    }
-}
-
-#[test]
-fn attributes_survive_encoding_in_every_combination() {
-    attributes_survive::<false>();
-    attributes_survive::<true>();
-}
-
-fn attributes_survive<const DS: bool>() {
-    let bools = [false, true];
-    for fwb in bools {
-        let format =
-            Arm64::<12, DS> { forced_write_back: fwb, hardware_dirty: true, ..Default::default() };
-        use Memory::{Device, DeviceStrict, NonCacheable, Normal};
-        for memory in [Normal, NonCacheable, Device, DeviceStrict] {
-            for execute in [Execute::All, Execute::User, Execute::None, Execute::Kernel] {
-                for bits in 0..64u8 {
-                    let on = |i: u8| bits >> i & 1 == 1;
-                    let attributes = Attributes {
-                        read: on(0),
-                        write: on(1),
-                        execute,
-                        memory,
-                        accessed: on(2),
-                        dirty: on(3),
-                        software: Software::new(on(4), on(5)),
-                    };
-                    let raw = format.encode(attributes).unwrap();
-                    let top = Hpa((1 << format.output_bits()) - 0x1000);
-                    for raw in [raw, Arm64::<12, DS>::leaf(raw, 0, top)] {
-                        assert_eq!(format.decode(raw, 0), attributes);
-                    }
-                }
-            }
-        }
-    }
 }
 
 #[test]

@@ -2,52 +2,21 @@
 
 use super::vtd::{MissingVtd, Vtd};
 use super::*;
-use crate::format::long_mode::{ADDRESS, TOKEN_SHIFT};
-use crate::format::{RUN, links_tables};
-use std::vec::Vec;
+use crate::format::entries::{entries, invalid, leaves};
+use crate::format::long_mode::ADDRESS;
 
-const PRESENT: u64 = R | W | X | XU;
-const TOKENS: [u64; 5] = [0, 1, 0x5555_5555_5555, 1 << 47, (1 << 48) - 1];
-const FRAMES: [Hpa; 4] = [Hpa(0), Hpa(0x1000), Hpa(1 << 51), Hpa(ADDRESS)];
-
-fn configurations() -> impl Iterator<Item = Ept1G> {
-    (0..24u8).map(|n| Ept1G {
+fn configurations() -> [Ept1G; 24] {
+    core::array::from_fn(|n| Ept1G {
         accessed_dirty: n & 1 != 0,
         split_execute: n & 2 != 0,
         forced_write_back: n & 4 != 0,
         five_levels: false,
         output_bits: 52,
-        vtd: [None, Some(Vtd { snoop: false }), Some(Vtd { snoop: true })][n as usize % 3],
+        vtd: [None, Some(Vtd { snoop: false }), Some(Vtd { snoop: true })][n % 3],
     })
 }
 
-fn all_attributes() -> impl Iterator<Item = Attributes> {
-    let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
-    let executes = [Execute::All, Execute::None, Execute::User, Execute::Kernel];
-    (0..1024usize).map(move |n| Attributes {
-        read: n & 1 != 0,
-        write: n & 2 != 0,
-        accessed: n & 4 != 0,
-        dirty: n & 8 != 0,
-        software: Software::new(n & 16 != 0, n & 512 != 0),
-        execute: executes[n >> 5 & 3],
-        memory: memories[n >> 7 & 3],
-    })
-}
-
-fn leaves(format: Ept1G, level: u8) -> impl Iterator<Item = u64> {
-    all_attributes()
-        .filter_map(move |attributes| format.encode(attributes).ok())
-        .map(move |bits| Ept1G::leaf(bits, level, Hpa(ADDRESS & !0u64 << Ept1G::shift(level))))
-}
-
-fn not_present() -> Vec<(u64, Kind)> {
-    let markers = FRAMES.iter().flat_map(|&frame| {
-        [(Ept1G::frozen(frame), Kind::Frozen), (Ept1G::retired(frame), Kind::Retired)]
-    });
-    let reserved = TOKENS.iter().map(|&token| (Ept1G::reserved(token), Kind::Reserved));
-    markers.chain(reserved).chain([(0, Kind::Empty)]).collect()
-}
+entries!(configurations(), 3, R | W | X | XU);
 
 #[test]
 fn the_root_is_the_pml4_of_which_the_width_selects_entries() {
@@ -91,40 +60,6 @@ fn without_1g_blocks_a_leaf_of_1g_is_none() {
 }
 
 #[test]
-fn attributes_survive_encoding_in_every_combination_or_are_refused_for_a_reason() {
-    for format in configurations() {
-        for a in all_attributes() {
-            let split = matches!(a.execute, Execute::User | Execute::Kernel);
-            let expected = match () {
-                () if !a.read => Err(AttributeError::NeedsRead),
-                () if a.write && !a.dirty && !format.accessed_dirty => {
-                    Err(AttributeError::CleanNeedsHardwareDirty)
-                }
-                () if split && !format.split_execute => {
-                    Err(AttributeError::ExecuteNeedsSplitRights)
-                }
-                () => Ok(a),
-            };
-            assert_eq!(format.encode(a).map(|raw| format.decode(raw, 0)), expected);
-        }
-    }
-}
-
-#[test]
-fn attributes_and_address_of_a_leaf_come_back_at_every_level() {
-    for format in configurations() {
-        for (level, a) in (0..=2).flat_map(|level| all_attributes().map(move |a| (level, a))) {
-            let Ok(bits) = format.encode(a) else { continue };
-            let hpa = Hpa(ADDRESS & !0u64 << Ept1G::shift(level));
-            let raw = Ept1G::leaf(bits, level, hpa);
-            assert_eq!(Ept1G::leaf_address(raw, level), hpa);
-            assert_eq!(Ept1G::attribute_bits(raw, level), bits);
-            assert_eq!(Ept1G::attribute_bits(raw | MARK, level), bits);
-        }
-    }
-}
-
-#[test]
 fn foreign_memory_types_decode_to_one_that_encodes() {
     for format in configurations() {
         for raw in (0..16u64).map(|n| R | n << MEMORY_SHIFT) {
@@ -132,114 +67,6 @@ fn foreign_memory_types_decode_to_one_that_encodes() {
             let twice = format.decode(format.encode(once).unwrap(), 0);
             assert_eq!(once, twice);
         }
-    }
-}
-
-#[test]
-fn a_relaxed_leaf_is_as_one_mapped_for_that_access() {
-    for format in configurations() {
-        let ram = format.encode(Attributes::RAM).unwrap();
-        let old = Ept1G::write_protected(ram) & !(A | D);
-        assert_eq!(format.relaxed(old, Access::Write), ram);
-        let read = Attributes { write: false, dirty: false, ..Attributes::RAM };
-        assert_eq!(format.relaxed(old, Access::Read), format.encode(read).unwrap());
-        let data = Ept1G::execute_protected(ram) & !A;
-        assert_eq!(format.decode(data, 0).execute, Execute::None);
-        assert_eq!(format.relaxed(data, Access::Execute), ram);
-    }
-}
-
-#[test]
-fn protection_keeps_everything_else_and_is_idempotent() {
-    for raw in configurations().flat_map(|format| leaves(format, 0)) {
-        let protected = Ept1G::write_protected(raw);
-        assert_eq!(protected | raw & Ept1G::WRITE, raw);
-        assert_eq!(protected & Ept1G::WRITE, 0);
-        assert_eq!(Ept1G::write_protected(protected), protected);
-        let protected = Ept1G::execute_protected(raw);
-        assert_eq!(protected | raw & (X | XU), raw);
-        assert_eq!(Ept1G::execute_protected(protected), protected);
-    }
-}
-
-#[test]
-fn a_cleaned_leaf_is_dirty_only_where_nothing_would_mark_the_next_write() {
-    for format in configurations() {
-        for raw in leaves(format, 0) {
-            let (before, after) = (format.decode(raw, 0), format.decode(format.cleaned(raw), 0));
-            let dirty = before.dirty && before.write && !format.accessed_dirty;
-            assert_eq!(after, Attributes { dirty, ..before });
-        }
-    }
-}
-
-#[test]
-fn every_value_has_its_kind_at_every_level_regardless_of_the_bits_that_hardware_sets() {
-    let flips = [0, A, D, A | D];
-    for (flip, level) in flips.into_iter().flat_map(|flip| (0..=3).map(move |l| (flip, l))) {
-        for (raw, kind) in not_present() {
-            assert_eq!(Ept1G::kind(raw ^ flip, level), kind, "{raw:#x} ^ {flip:#x}");
-        }
-        for raw in configurations().flat_map(|format| leaves(format, level)) {
-            let above = level > Ept1G::LARGEST_LEAF;
-            let (kind, marked) =
-                if above { (Kind::Frozen, Kind::Frozen) } else { (Kind::Leaf, Kind::Sealed) };
-            for changed in [raw, Ept1G::write_protected(raw), Ept1G::execute_protected(raw)] {
-                assert_eq!(Ept1G::kind(changed ^ flip, level), kind);
-                assert_eq!(Ept1G::kind(changed ^ flip | MARK, level), marked);
-            }
-        }
-        for table in FRAMES.map(|frame| Ept1G::table(frame, 1)).into_iter().filter(|_| level > 0) {
-            for bits in [0, W, MARK, SW_RENEWED, SW_AGEING, W | MARK | SW_RENEWED | SW_AGEING] {
-                assert_eq!(Ept1G::kind(table ^ flip ^ bits, level), Kind::Table);
-                assert_eq!(Ept1G::table_address(table ^ flip ^ bits), Hpa(table & ADDRESS));
-            }
-        }
-    }
-}
-
-#[test]
-fn no_marker_is_present_to_hardware_with_or_without_mode_based_execution() {
-    for (raw, kind) in not_present() {
-        assert_eq!(raw & PRESENT, 0, "{raw:#x}");
-        let marked = matches!(kind, Kind::Frozen | Kind::Retired);
-        assert_eq!(raw & MARK != 0, marked, "{raw:#x}");
-    }
-    for frame in FRAMES {
-        assert_eq!(Ept1G::table_address(Ept1G::frozen(frame)), frame);
-        assert_eq!(Ept1G::table_address(Ept1G::retired(frame)), frame);
-    }
-}
-
-#[test]
-fn different_tokens_are_different_entries_and_none_is_empty() {
-    let raws = TOKENS.map(Ept1G::reserved);
-    for (i, &raw) in raws.iter().enumerate() {
-        assert_eq!((raw >> TOKEN_SHIFT, raw & MARK), (TOKENS[i], 0));
-        assert!(raw != 0 && !raws[..i].contains(&raw));
-    }
-}
-
-#[test]
-fn a_run_is_all_tables_only_if_each_entry_is() {
-    let tables = [Ept1G::table(Hpa(0x1000), 1); RUN];
-    assert!(!links_tables::<Ept1G>(&tables, 0), "level 0 has none");
-    let mut others = not_present();
-    others.extend(leaves(Ept1G::default(), 1).map(|raw| (raw, Kind::Leaf)));
-    others.push((Ept1G::table(Hpa(0), 1) & !(A | W) | MARK, Kind::Table));
-    for (i, (raw, kind)) in (0..RUN).flat_map(|i| others.iter().map(move |other| (i, other))) {
-        let mut run = tables;
-        run[i] = *raw;
-        assert_eq!(links_tables::<Ept1G>(&run, 1), *kind == Kind::Table, "{raw:#x}");
-    }
-}
-
-#[test]
-fn the_pointer_says_four_levels_through_the_cache() {
-    for (accessed_dirty, bits) in [(false, 0x1e), (true, 0x5e)] {
-        let format = Ept1G { accessed_dirty, ..Default::default() };
-        let geometry = format.geometry(40).unwrap();
-        assert_eq!(format.eptp(&geometry, Hpa(0x1234_5000)), 0x1234_5000 | bits);
     }
 }
 
@@ -296,7 +123,7 @@ fn vt_d_finds_snp_in_leaves_and_no_bit_that_it_reserves() {
         assert_eq!(Ept1G::table(Hpa(ADDRESS), level) & reserved(true), 0);
     }
     // With neither R nor W an entry is not present, and VT-d ignores the rest.
-    assert!(not_present().iter().all(|(raw, _)| raw & 0b11 == 0));
+    assert!(invalid(Ept1G::default()).iter().all(|(raw, _)| raw & 0b11 == 0));
 }
 
 #[test]

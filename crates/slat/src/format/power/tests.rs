@@ -3,48 +3,33 @@
 
 use super::*;
 use crate::addr::PageSize;
-use crate::format::{RUN, links_tables};
-use std::vec::Vec;
-
-const TOKENS: [u64; 5] = [0, 1, 0x5555_5555_5555, 1 << 47, (1 << 48) - 1];
-const FRAMES: [Hpa; 4] = [Hpa(0), Hpa(0x1000), Hpa(1 << 56), Hpa((1 << 57) - 0x1000)];
+use crate::format::entries::{entries, invalid};
 
 /// Returns the manual's word of a raw value, byte by byte.
 fn word(raw: u64) -> u64 {
     raw.to_ne_bytes().iter().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
-fn all_attributes() -> impl Iterator<Item = Attributes> {
-    let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
-    let executes = [Execute::All, Execute::None, Execute::User, Execute::Kernel];
-    (0..1024usize).map(move |n| Attributes {
-        read: n & 1 != 0,
-        write: n & 2 != 0,
-        accessed: n & 4 != 0,
-        dirty: n & 8 != 0,
-        software: Software::new(n & 16 != 0, n & 512 != 0),
-        execute: executes[n >> 5 & 3],
-        memory: memories[n >> 7 & 3],
-    })
+mod pages_of_4k {
+    use super::*;
+
+    entries!([PowerK4::default()], 3, V);
 }
 
-fn highest<const P: u32>(level: u8) -> Hpa {
-    Hpa((1 << 57) - (1 << Power::<P>::shift(level)))
+mod pages_of_64k {
+    use super::*;
+
+    entries!([PowerK64::default()], 3, V);
 }
 
-fn leaves<const P: u32>(level: u8) -> impl Iterator<Item = u64> {
-    let format = Power::<P>::default();
-    all_attributes().filter_map(move |a| {
-        Some(Power::<P>::leaf(format.encode(a).ok()?, level, highest::<P>(level)))
-    })
-}
-
-fn invalid<const P: u32>() -> Vec<(u64, Kind)> {
-    let markers = FRAMES.iter().flat_map(|&frame| {
-        [(Power::<P>::frozen(frame), Kind::Frozen), (Power::<P>::retired(frame), Kind::Retired)]
-    });
-    let reserved = TOKENS.iter().map(|&token| (Power::<P>::reserved(token), Kind::Reserved));
-    markers.chain(reserved).chain([(0, Kind::Empty)]).collect()
+#[test]
+fn markers_have_no_bit_that_walks_look_for_and_a_run_of_pages_is_of_leaves() {
+    for (raw, _) in invalid(PowerK64::default()) {
+        assert_eq!(raw & (WRITE | R | C | EXECUTE), 0, "walks pass it quickly");
+    }
+    let table = PowerK64::table(Hpa(0x1000), 1);
+    assert_eq!(PowerK64::kind(table, 0), Kind::Frozen);
+    assert!(!PowerK64::all_pages(table) && PowerK64::all_pages(PowerK64::leaf(0, 0, Hpa(0))));
 }
 
 #[test]
@@ -104,37 +89,6 @@ fn every_bit_lies_in_memory_where_the_manual_has_it() {
 }
 
 #[test]
-fn what_was_encoded_is_decoded_or_refused() {
-    let format = PowerK4::default();
-    for a in all_attributes() {
-        match format.encode(a) {
-            Ok(bits) => assert_eq!(format.decode(PowerK4::leaf(bits, 0, Hpa(0)), 0), a),
-            Err(AttributeError::NeedsRead) => assert!(a.write && !a.read),
-            Err(AttributeError::MemoryType) => assert_eq!(a.memory, Memory::DeviceStrict),
-            Err(AttributeError::ExecuteNeedsSplitRights) => {
-                assert!(matches!(a.execute, Execute::User | Execute::Kernel));
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
-
-#[test]
-fn leaves_give_back_their_address_and_attributes_at_every_level() {
-    fn check<const P: u32>() {
-        for level in 0..=2 {
-            for raw in leaves::<P>(level) {
-                assert_eq!(Power::<P>::leaf_address(raw, level), highest::<P>(level));
-                let bits = Power::<P>::attribute_bits(raw, level);
-                assert_eq!(Power::<P>::leaf(bits, level, highest::<P>(level)), raw);
-            }
-        }
-    }
-    check::<12>();
-    check::<16>();
-}
-
-#[test]
 fn a_leaf_that_points_further_is_that_of_the_next_address_across_every_byte() {
     for shift in (12..52).rev() {
         let (here, next) = (Hpa((1 << shift) - 0x1000), Hpa(1 << shift));
@@ -158,107 +112,6 @@ fn descriptors_go_up_by_one_step_up_to_each_end_of_a_field() {
     }
     check::<12>();
     check::<16>();
-}
-
-#[test]
-fn a_fault_gets_what_it_asks_for_and_nothing_else() {
-    let format = PowerK64::default();
-    for raw in leaves::<16>(0) {
-        let before = format.decode(raw, 0);
-        let after = |access| format.decode(format.relaxed(raw, access), 0);
-        let used = Attributes { accessed: true, ..before };
-        assert_eq!(after(Access::Read), used);
-        assert_eq!(after(Access::Execute), Attributes { execute: Execute::All, ..used });
-        let written = Attributes { read: true, write: true, dirty: true, ..used };
-        assert_eq!(after(Access::Write), written);
-    }
-}
-
-#[test]
-fn protection_and_cleaning_keep_everything_else() {
-    let format = PowerK4::default();
-    for raw in leaves::<12>(1) {
-        let before = format.decode(raw, 1);
-        let protected = PowerK4::write_protected(raw);
-        assert_eq!(format.decode(protected, 1), Attributes { write: false, ..before });
-        assert_eq!(
-            (protected & PowerK4::WRITE, PowerK4::write_protected(protected)),
-            (0, protected)
-        );
-        let protected = PowerK4::execute_protected(raw);
-        assert_eq!(format.decode(protected, 1), Attributes { execute: Execute::None, ..before });
-        let cleaned = format.decode(format.cleaned(raw), 1);
-        assert_eq!(cleaned, Attributes { dirty: false, ..before });
-    }
-}
-
-#[test]
-fn every_value_has_its_kind_at_every_level_regardless_of_the_bits_that_hardware_sets() {
-    fn check<const P: u32>(flip: u64, level: u8) {
-        for (raw, kind) in invalid::<P>() {
-            assert_eq!(Power::<P>::kind(raw, level), kind, "{raw:#x}");
-        }
-        let above = level > Power::<P>::LARGEST_LEAF;
-        let (kind, marked) =
-            if above { (Kind::Frozen, Kind::Frozen) } else { (Kind::Leaf, Kind::Sealed) };
-        for raw in leaves::<P>(level) {
-            for changed in
-                [raw, Power::<P>::write_protected(raw), Power::<P>::execute_protected(raw)]
-            {
-                assert_eq!(Power::<P>::kind(changed ^ flip, level), kind);
-                assert_eq!(Power::<P>::kind(changed ^ flip | MARK, level), marked);
-            }
-        }
-        for frame in FRAMES {
-            let table = Power::<P>::table(frame, level.max(1));
-            let kind = if level == 0 { Kind::Frozen } else { Kind::Table };
-            for raw in [table, table | MARK] {
-                assert_eq!(Power::<P>::kind(raw, level), kind);
-                assert_eq!(Power::<P>::table_address(raw), frame);
-            }
-        }
-    }
-    for (flip, level) in [0, R, C, R | C].into_iter().flat_map(|f| (0..=3).map(move |l| (f, l))) {
-        check::<12>(flip, level);
-        check::<16>(flip, level);
-    }
-}
-
-#[test]
-fn markers_are_invalid_to_hardware_and_carry_an_address() {
-    for (raw, kind) in invalid::<16>() {
-        assert_eq!(word(raw) >> 63, 0, "{raw:#x}");
-        let marked = matches!(kind, Kind::Frozen | Kind::Retired);
-        assert_eq!(raw & MARK != 0, marked, "{raw:#x}");
-        assert_eq!(raw & (WRITE | R | C | EXECUTE), 0, "walks pass it quickly");
-    }
-    for frame in FRAMES {
-        assert_eq!(PowerK64::table_address(PowerK64::frozen(frame)), frame);
-        assert_eq!(PowerK64::table_address(PowerK64::retired(frame)), frame);
-    }
-}
-
-#[test]
-fn different_tokens_are_different_entries_and_none_is_empty() {
-    let raws = TOKENS.map(PowerK4::reserved);
-    for (i, &raw) in raws.iter().enumerate() {
-        assert!(raw != 0 && !raws[..i].contains(&raw));
-    }
-}
-
-#[test]
-fn a_run_is_all_tables_only_if_each_entry_is_and_all_pages_only_of_leaves() {
-    let tables = [PowerK64::table(Hpa(0x1000), 1); RUN];
-    assert!(!links_tables::<PowerK64>(&tables, 0), "level 0 has none");
-    assert!(!PowerK64::all_pages(tables[0]) && PowerK64::all_pages(PowerK64::leaf(0, 0, Hpa(0))));
-    let mut others = invalid::<16>();
-    others.extend(leaves::<16>(1).map(|raw| (raw, Kind::Leaf)));
-    others.push((PowerK64::table(Hpa(0), 2), Kind::Table));
-    for (i, (raw, kind)) in (0..RUN).flat_map(|i| others.iter().map(move |other| (i, other))) {
-        let mut run = tables;
-        run[i] = *raw;
-        assert_eq!(links_tables::<PowerK64>(&run, 1), *kind == Kind::Table, "{raw:#x}");
-    }
 }
 
 #[test]

@@ -34,7 +34,7 @@ pub enum MapError {
         /// The host address that the leaf maps to.
         hpa: Hpa,
     },
-    /// The address has an owner ([`Guard::set_owner`]).
+    /// The address has an owner ([`Guard::set_owner`](crate::Guard::set_owner)).
     Owned {
         /// The owner.
         owner: Owner,
@@ -43,7 +43,7 @@ pub enum MapError {
     CacheEmpty,
     /// Another thread held an entry for too long.
     Contended,
-    /// As many entries were read as [`Guard::limit`] allows.
+    /// As many entries were read as [`Guard::limit`](crate::Guard::limit) allows.
     Paused,
 }
 
@@ -62,7 +62,8 @@ impl fmt::Display for MapError {
             Self::Occupied { size, hpa } => {
                 write!(
                     f,
-                    "a {size} leaf that points elsewhere or has other attributes ({hpa}) is mapped there; unmap it first"
+                    "a {size} leaf that points elsewhere or has other attributes ({hpa}) is mapped \
+                     there; unmap it first"
                 )
             }
             Self::Owned { owner } => write!(

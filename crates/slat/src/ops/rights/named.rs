@@ -13,8 +13,8 @@ use crate::walk::Tally;
 use core::marker::PhantomData;
 
 impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
-    /// [`Guard::rewrite`] of each page that a bitmap names: entry by entry where there is a table of
-    /// pages and a word of the bitmap is not full, otherwise run by run.
+    /// [`Guard::rewrite`] of each page that a bitmap names: entry by entry where there is a table
+    /// of pages and a word of the bitmap is not full, otherwise run by run.
     #[inline]
     pub(in crate::ops) fn rewrite_pages<R: Rule<F> + Copy>(
         &mut self,
@@ -102,8 +102,8 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
         self.sums.settle::<F>(0, &tally, R::STALE);
     }
 
-    /// As [`Guard::rewrite_pages`], run by run, with the guard's limit checked before each table but
-    /// the first.
+    /// As [`Guard::rewrite_pages`], run by run, with the guard's limit checked before each table
+    /// but the first.
     #[cold]
     #[inline(never)]
     fn rewrite_pages_limited<R: Rule<F> + Copy>(

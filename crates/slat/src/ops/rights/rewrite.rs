@@ -1,12 +1,12 @@
 //! The walk that changes leaves by a rule.
 
 use super::gives_nothing;
-use crate::addr::{GpaRange, Levels};
+use crate::addr::{GpaRange, Levels, PageSize};
 use crate::format::{Format, Kind, RUN};
 use crate::guard::Sums;
 use crate::ops::push_down::{Pushed, push_down};
 use crate::ops::rules::Rule;
-use crate::ops::{Change, ChangeError, folded};
+use crate::ops::{Change, folded};
 use crate::platform::Platform;
 use crate::table::Pte;
 use crate::tables::{Found, Tables};
@@ -19,7 +19,8 @@ pub(super) struct Rewrite<'t, 'g, F: Format, P: Platform, R, C> {
     pub(super) range: GpaRange,
     pub(super) sums: &'g mut Sums,
     pub(super) down: Pushed<'t>,
-    pub(super) why: ChangeError,
+    /// The size of a block that the range cuts, where the walk stopped.
+    pub(super) cut: Option<PageSize>,
     pub(super) change: PhantomData<C>,
 }
 
@@ -41,7 +42,7 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
             Kind::Frozen | Kind::Retired | Kind::Table => return None,
         }
         if level > 0 && (R::WHOLE || R::PAGES) {
-            self.why = ChangeError::CutsBlock { size: F::size(level) };
+            self.cut = Some(F::size(level));
             return Some(Flow::Stop);
         }
         None
@@ -104,7 +105,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
         let cuts =
             R::WHOLE && !entry.whole::<F>(level) && !given || R::PAGES && changed != entry.raw;
         if level > 0 && cuts {
-            self.why = ChangeError::CutsBlock { size: F::size(level) };
+            self.cut = Some(F::size(level));
             return Flow::Stop;
         }
         if changed == entry.raw {

@@ -21,7 +21,7 @@ pub enum UnmapError {
     ForeignRemovals,
     /// Another thread held an entry for too long.
     Contended,
-    /// As many entries were read as [`Guard::limit`] allows.
+    /// As many entries were read as [`Guard::limit`](crate::Guard::limit) allows.
     Paused,
 }
 

@@ -6,6 +6,8 @@
 
 pub mod beside;
 pub mod flat;
+#[macro_use]
+pub mod formats;
 pub mod hardware;
 pub mod history;
 pub mod machine;

@@ -3,6 +3,7 @@
 use super::hardware::Hardware;
 use super::world::{CacheOf, GuardOf, TablesOf, cache, check_sizes};
 use super::{TestPlatform, destroy};
+use slat::format::{arm64::Arm64, ept::Ept};
 use slat::{Attributes, BreakBeforeMake, Counts, Gpa, GpaRange, Halted, Hpa, Vmid};
 use std::fmt::{Debug, Display};
 
@@ -14,6 +15,14 @@ pub const CLEAN: Attributes = Attributes { accessed: false, dirty: false, ..RAM 
 pub const BBM: [BreakBeforeMake; 3] =
     [BreakBeforeMake::Always, BreakBeforeMake::ConflictHandled, BreakBeforeMake::Never];
 
+pub fn arm<const G: u32, const WIDE: bool>() -> Arm64<G, WIDE> {
+    Arm64 { hardware_dirty: true, ..Default::default() }
+}
+
+pub fn ept<const HUGE_1G: bool>() -> Ept<HUGE_1G> {
+    Ept { output_bits: 48, ..Default::default() }
+}
+
 pub fn range(start: u64, size: u64) -> GpaRange {
     GpaRange::new(Gpa(start), size).unwrap()
 }
@@ -22,16 +31,16 @@ pub fn range(start: u64, size: u64) -> GpaRange {
 /// and that the guard has counted all leaves that are there.
 pub fn on_stage<H: Hardware>(
     stage: (H::Format, u32, usize),
-    body: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
+    run: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
 ) {
-    on_stage_of::<H>(BreakBeforeMake::Always, stage, body);
+    on_stage_of::<H>(BreakBeforeMake::Always, stage, run);
 }
 
 /// As [`on_stage`], on CPUs that demand so much.
 pub fn on_stage_of<H: Hardware>(
     bbm: BreakBeforeMake,
     (format, bits, frames): (H::Format, u32, usize),
-    body: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
+    run: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
 ) {
     let platform = TestPlatform::new(bbm);
     let platform = &platform;
@@ -41,7 +50,7 @@ pub fn on_stage_of<H: Hardware>(
     {
         let mut cache = cache::<H>(platform, &mut storage, frames);
         let mut guard = tables.enter(&mut member).unwrap();
-        body(&tables, &mut guard, &mut cache);
+        run(&tables, &mut guard, &mut cache);
         check_sizes::<H>(&H::of(&tables).tree(platform), *guard.sizes());
     }
     drop(member);

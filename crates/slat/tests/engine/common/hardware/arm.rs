@@ -211,6 +211,10 @@ impl<const G: u32, const WIDE: bool> Hardware for Arm<G, WIDE> {
         }
     }
 
+    fn usual() -> Arm64<G, WIDE> {
+        Arm64 { hardware_dirty: true, ..Default::default() }
+    }
+
     fn address_bits(&self) -> u32 {
         self.address_bits
     }

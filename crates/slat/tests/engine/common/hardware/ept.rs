@@ -165,6 +165,11 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Ept<HUGE_1G, FIVE> {
         }
     }
 
+    fn usual() -> Self::Format {
+        let output_bits = Self::OUTPUT;
+        slat::format::ept::Ept { five_levels: FIVE, output_bits, ..Default::default() }
+    }
+
     fn address_bits(&self) -> u32 {
         self.address_bits
     }

@@ -101,6 +101,10 @@ impl<const G: u32> Hardware for Grouped<G> {
         Arm::<G>::format(config)
     }
 
+    fn usual() -> Arm64<G> {
+        Arm::<G>::usual()
+    }
+
     fn address_bits(&self) -> u32 {
         self.0.address_bits()
     }

@@ -131,6 +131,10 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Npt<HUGE_1G, FIVE> {
     }
 
     fn format(_: &Config) -> Self::Format {
+        Self::usual()
+    }
+
+    fn usual() -> Self::Format {
         slat::format::npt::Npt { five_levels: FIVE, output_bits: Self::OUTPUT }
     }
 

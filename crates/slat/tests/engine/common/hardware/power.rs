@@ -146,6 +146,10 @@ impl<const PAGE: u32, const SETS: bool> Hardware for Core<PAGE, SETS> {
     }
 
     fn format(_: &Config) -> Power<PAGE> {
+        Self::usual()
+    }
+
+    fn usual() -> Power<PAGE> {
         Power { output_bits: 48 }
     }
 

@@ -140,6 +140,10 @@ impl<const SVADU: bool> Hardware for Hart<SVADU> {
         RiscV { widest: Mode::Sv57x4, memory_types: config.forced_write_back, output_bits: 48 }
     }
 
+    fn usual() -> RiscV {
+        RiscV { widest: Mode::Sv57x4, output_bits: 48, ..Default::default() }
+    }
+
     fn address_bits(&self) -> u32 {
         self.address_bits
     }

@@ -2,6 +2,7 @@
 //! compared through the independent walker and the lazy TLB.
 
 mod age;
+mod collapse;
 mod dirty;
 mod links;
 mod look;

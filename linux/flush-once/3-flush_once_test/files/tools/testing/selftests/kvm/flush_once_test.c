@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Each vCPU of a VM switches its MMU and caches on. Without FEAT_S2FWB, KVM
- * flushes the VM's memory for each of them, or with KVM_CAP_ARM_FLUSH_ONCE for
- * the first alone. The test checks the rules of the capability and that each
- * way of switching goes through, and prints how long each switch takes. How
- * often KVM flushes is for a probe of stage2_flush_vm() or the tracepoint
- * kvm_toggle_cache to count.
+ * Each vCPU of a VM enables its MMU and caches. Without FEAT_S2FWB, KVM flushes
+ * all guest memory for each of them, or only for the first one if
+ * KVM_CAP_ARM_FLUSH_ONCE is enabled. Check the rules of the capability and all
+ * ways to switch the caches, and print how long each switch takes. Use a probe
+ * of stage2_flush_vm() or the tracepoint kvm_toggle_cache to count the flushes.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,14 +24,14 @@
 #define EXIT_GPA	0x70000000ul
 #define CODE_SLOT	1
 
-/* SCTLR_EL1 with its RES1 bits, and M and C off; both bits. */
+/* SCTLR_EL1 with RES1 bits set and M and C clear; M and C. */
 #define SCTLR_OFF	0x30d00800ul
 #define SCTLR_M_C	0x5ul
 
 /*
- * Writes a word to each page from x4 up to x5, x6 apart; changes the bits x0 of
- * SCTLR_EL1; leaves by a write to x3, which is no memory. Runs with the MMU off
- * and on, at the same address, and without a stack.
+ * Write a word every x6 bytes from x4 to x5, toggle the bits x0 of SCTLR_EL1,
+ * and exit with an MMIO write to x3. Runs with the MMU off and on, at the same
+ * address, and without a stack.
  */
 extern unsigned char switch_begin[], switch_end[];
 asm(".pushsection .rodata\n"
@@ -57,7 +56,7 @@ static void begin(struct kvm_vcpu *vcpu)
 	vcpu_set_reg(vcpu, KVM_ARM64_SYS_REG(SYS_SCTLR_EL1), SCTLR_OFF);
 }
 
-/* The time that the vCPU takes to write @bytes of memory and to switch. */
+/* Return the time that the vCPU takes to write @bytes and to switch. */
 static double run_switch(struct kvm_vcpu *vcpu, size_t bytes)
 {
 	struct timespec start, took;
@@ -118,13 +117,13 @@ static void run_test(int nr_vcpus, size_t bytes, bool once)
 	for (i = 1; i < nr_vcpus; i++)
 		rest += run_switch(vcpus[i], 0);
 
-	/* The last vCPU begins anew, which arms the flush, and is the first again. */
+	/* Reset the last vCPU. It has to flush again when it enables its caches. */
 	i = nr_vcpus - 1;
 	aarch64_vcpu_setup(vcpus[i], NULL);
 	begin(vcpus[i]);
 	again = run_switch(vcpus[i], bytes);
 
-	/* Off is not seen, as registers are not trapped any more: no flush either way. */
+	/* The registers are no longer trapped, so disabling never flushes here. */
 	off = run_switch(vcpus[i], 0);
 	on = run_switch(vcpus[i], 0);
 

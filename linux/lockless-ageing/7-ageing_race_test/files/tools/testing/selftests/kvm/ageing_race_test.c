@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Ageing beside unmapping. One thread asks KVM for the accessed bit of each page
- * of a guest, by idle page tracking, all the time. The other unmaps the pages in
- * one of two ways, and has the memory used for something else at once:
+ * Ageing that races with unmapping. One thread ages all guest pages in a loop,
+ * using idle page tracking. The other thread unmaps the pages in one of two ways
+ * and reuses the memory immediately:
  *
- * - madvise() frees the pages, and writing gives the VM others. A vCPU, which
- *   runs in this very thread, must read what was written: an entry that ageing
- *   has put back after it was removed leads to a page that was freed.
+ * - madvise() frees the pages, and a write allocates new ones. A vCPU in the
+ *   same thread must read the new data. If ageing restores an entry that was
+ *   removed, the vCPU reads a page that was freed.
  *
- * - A second vCPU is initialised again. Without FEAT_S2FWB KVM unmaps all of the
- *   VM for this, without a lock that ageing takes, and frees the tables. Pages of
- *   pipes are allocated as tables are. What is written to a pipe looks like valid
- *   entries with the accessed bit: a walk that is in a freed table takes the bit
- *   out of it.
+ * - A second vCPU is reinitialised. Without FEAT_S2FWB, KVM then unmaps all
+ *   guest memory and frees the tables. Pages of pipes are allocated in the same
+ *   way as tables. The data written to a pipe looks like valid entries with the
+ *   accessed bit set, so a walk in a freed table clears this bit in the data.
  *
- * Both races are narrow: it takes two CPUs, and luck or a kernel that is slow
- * where they are.
+ * Both races are narrow. They need two CPUs, and a kernel with delays in the
+ * ageing walk to be hit reliably.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -34,7 +33,7 @@
 #define MEMORY_SLOT	1
 #define PAGES		64
 
-/* The descriptor of a page, with the accessed bit, on level 3. */
+/* A level 3 page descriptor with the accessed bit set. */
 #define LOOKS_YOUNG	0x7fful
 
 /* Written by the host while no vCPU runs. */
@@ -116,7 +115,7 @@ static void *age(void *cpu)
 	return NULL;
 }
 
-/* Until the walk that may be under way has ended, and one more has. */
+/* Wait for the current walk and for one more complete walk. */
 static void wait_for_ager(void)
 {
 	unsigned long before = READ_ONCE(asked);
@@ -179,7 +178,7 @@ int main(int argc, char **argv)
 	TEST_ASSERT(data && !pipe(pipes), "No memory, or no pipe");
 	TEST_ASSERT(fcntl(pipes[1], F_SETPIPE_SZ, bytes) >= (int)bytes, "The pipe is too small");
 
-	/* A vCPU that never ran may be initialised as often as one likes. */
+	/* A vCPU that never ran can be reinitialised any number of times. */
 	run_vcpu(vcpus[1]);
 	pin_to(0);
 	pthread_create(&ager, NULL, age, (void *)(cpus > 1 ? 1l : 0l));
@@ -204,7 +203,7 @@ int main(int argc, char **argv)
 			check("a pipe", data, round);
 			check("the guest's memory", memory, round);
 		} else {
-			/* The last page stays, and with it their table. */
+			/* Keep the last page, so that the table is not freed. */
 			TEST_ASSERT(!madvise(memory, bytes - getpagesize(), MADV_DONTNEED),
 				    "madvise() failed");
 		}

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * How long vCPUs take to execute from memory that is mapped already.
+ * Measure how long vCPUs take to execute from memory that is already mapped.
  *
- * The vCPUs write a return instruction to the start of each guest page, which
- * has KVM map the memory writable, with huge pages where it can. Then they call
- * each of these instructions. Where KVM maps huge pages without execute rights
- * (x86 with nx_huge_pages), it has to map each page that is executed on its own:
- * this is what the second phase is about. A third reads all of it, on request
- * after the worker had time to recover huge pages.
+ * First, the vCPUs write a return instruction to the start of each guest page,
+ * so that KVM maps the memory writable, with huge pages if possible. Then they
+ * call all of these instructions. If KVM maps huge pages without execute
+ * permission (x86 with nx_huge_pages), it has to map each executed page with a
+ * small page. Finally, the vCPUs read all pages, optionally after the NX
+ * recovery worker had time to recover huge pages.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -32,7 +32,7 @@ static const char * const phase_names[NR_PHASES] = {
 	"Reading memory",
 };
 
-/* What the vCPUs do now. Written by the host while none of them runs. */
+/* The current phase. Written by the host while no vCPU runs. */
 static enum phase phase;
 
 struct test_params {
@@ -67,7 +67,7 @@ static void write_return(unsigned long at, unsigned long ctr)
 {
 	*(volatile unsigned int *)at = 0xd65f03c0;	/* ret */
 
-	/* The caches are not coherent unless CTR_EL0 says so: bits IDC and DIC. */
+	/* Without CTR_EL0.IDC and DIC, the caches have to be maintained. */
 	if (!(ctr & (1ul << 28)))
 		asm volatile("dc cvau, %0" :: "r"(at) : "memory");
 	asm volatile("dsb ish" ::: "memory");
@@ -83,7 +83,7 @@ static void guest_code(unsigned int vcpu_idx)
 {
 	struct memstress_args *all = &memstress_args;
 	struct memstress_vcpu_args *args = &all->vcpu_args[vcpu_idx];
-	/* Once: KVM may trap the read. */
+	/* Read it only once, KVM may trap the read. */
 	unsigned long ctr = cache_type();
 	unsigned long i, at;
 
@@ -105,7 +105,7 @@ static void guest_code(unsigned int vcpu_idx)
 	}
 }
 
-/* All vCPU threads and the host meet before and after each phase. */
+/* Synchronises all vCPU threads and the host around each phase. */
 static pthread_barrier_t meet;
 
 static void vcpu_thread(struct memstress_vcpu_args *args)
@@ -123,7 +123,7 @@ static void vcpu_thread(struct memstress_vcpu_args *args)
 	}
 }
 
-/* Reads a binary statistic, if KVM has it. */
+/* Read a binary statistic, if KVM has it. */
 static bool read_stat(int fd, const char *name, unsigned long *value)
 {
 	struct kvm_stats_header header;
@@ -143,7 +143,7 @@ static bool read_stat(int fd, const char *name, unsigned long *value)
 	return found;
 }
 
-/* Prints what KVM maps by now, and the faults that the vCPUs took so far. */
+/* Print the mapped pages, and the faults of the vCPUs so far. */
 static void print_stats(struct kvm_vm *vm, int nr_vcpus)
 {
 	static const char * const of_vm[] = {
@@ -212,7 +212,7 @@ static void run_test(enum vm_guest_mode mode, void *arg)
 	run_phase(vm, p->nr_vcpus, WRITE_RETURNS);
 	run_phase(vm, p->nr_vcpus, EXECUTE);
 	if (p->recovery_ms) {
-		/* As many periods as nx_huge_pages_test waits for. */
+		/* nx_huge_pages_test waits for the same number of periods. */
 		usleep(p->recovery_ms * 1000 * 5);
 		printf("After %d periods of recovery\n", 5);
 		print_stats(vm, p->nr_vcpus);
@@ -226,7 +226,7 @@ static void run_test(enum vm_guest_mode mode, void *arg)
 
 #define PARAMETERS "/sys/module/kvm/parameters/nx_huge_pages_recovery_"
 
-/* Sets a parameter of the recovery worker, and tells what it was. */
+/* Set a parameter of the recovery worker and return the old value. */
 static void set_recovery(const char *name, const char *value, char *old, size_t len)
 {
 	char path[128];
@@ -252,10 +252,10 @@ static void help(const char *name)
 	guest_modes_help();
 	printf(" -b: memory of each vCPU, e.g. 10M or 3G (default: 1G)\n");
 	printf(" -v: number of vCPUs (default: 1)\n");
-	printf(" -o: all vCPUs use all of the memory\n");
+	printf(" -o: overlap the memory of all vCPUs\n");
 	backing_src_help("-s");
 	printf(" -x: number of memslots for the memory (default: 1)\n");
-	printf(" -r: have KVM recover huge pages, each so many ms, between executing and reading (x86, root)\n");
+	printf(" -r: period in ms of huge page recovery between executing and reading (x86, root)\n");
 }
 
 int main(int argc, char *argv[])
