@@ -142,8 +142,8 @@ mod with {
         let (entered, id) = unsafe { (Entered::new(space)?, IdRegisters::from(load(id)?)) };
         macro_rules! of {
             ($space:expr) => {{
-                let (format, geometry) = ($space.format(), $space.geometry());
-                (id.vttbr(format, $space.root(), $space.vmid()), id.vtcr(format, &geometry))
+                let root = $space.guest_root();
+                (root.vttbr(&id), root.vtcr(&id))
             }};
         }
         let (root, control) = match entered.space() {

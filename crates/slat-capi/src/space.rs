@@ -463,22 +463,19 @@ pub unsafe extern "C" fn slat_root_register(
     };
     let register: Option<u64> = match entered.space() {
         #[cfg(feature = "ept")]
-        Any::Ept1G(space) => Some(space.format().eptp(&space.geometry(), space.root())),
+        Any::Ept1G(space) => Some(space.guest_root().eptp()),
         #[cfg(feature = "ept")]
-        Any::Ept2M(space) => Some(space.format().eptp(&space.geometry(), space.root())),
+        Any::Ept2M(space) => Some(space.guest_root().eptp()),
         #[cfg(feature = "npt")]
-        Any::Npt1G(space) => Some(space.format().ncr3(space.root())),
+        Any::Npt1G(space) => Some(space.guest_root().ncr3()),
         #[cfg(feature = "npt")]
-        Any::Npt2M(space) => Some(space.format().ncr3(space.root())),
+        Any::Npt2M(space) => Some(space.guest_root().ncr3()),
         #[cfg(feature = "power")]
-        Any::PowerK4(space) => slat::format::power::PowerK4::partition_entry(space.root()).ok(),
+        Any::PowerK4(space) => space.guest_root().partition_entry().ok(),
         #[cfg(feature = "power")]
-        Any::PowerK64(space) => slat::format::power::PowerK64::partition_entry(space.root()).ok(),
+        Any::PowerK64(space) => space.guest_root().partition_entry().ok(),
         #[cfg(feature = "riscv")]
-        Any::RiscV(space) => {
-            let (geometry, root, vmid) = (space.geometry(), space.root(), space.vmid());
-            slat::format::riscv::RiscV::hgatp(&geometry, root, vmid).ok()
-        }
+        Any::RiscV(space) => space.guest_root().hgatp().ok(),
         _ => None,
     };
     match register {

@@ -3,53 +3,7 @@
 use slat::format::ept::Ept1G;
 use slat::*;
 use slat_guest::*;
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::error::Error;
-use std::ptr::NonNull;
-use std::time::Instant;
-
-/// Table pages come from the allocator; a frame's address is the address of its memory.
-struct Machine {
-    grace: Grace<[Seat; 4]>,
-    start: Instant,
-}
-
-fn layout(bytes: usize) -> Layout {
-    Layout::from_size_align(bytes, bytes).expect("the engine asks for powers of two")
-}
-
-// SAFETY: by the numbers of `Platform`'s contract. 1, 2: `allocate` returns memory of that size and
-// alignment that no other code uses, whose address is the frame's, and which stays until `free`. 3:
-// no CPU loads these tables. 4: `grace` is a field.
-unsafe impl Platform for Machine {
-    fn allocate(&self, bytes: usize) -> Option<Frame> {
-        // SAFETY: the size of the layout is not zero; the memory is the frame's alone.
-        unsafe { Frame::from_hpa(Hpa(alloc_zeroed(layout(bytes)) as u64)) }
-    }
-    unsafe fn free(&self, frame: Frame, bytes: usize) {
-        // SAFETY: the frame came from `allocate` with this size.
-        unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
-    }
-    fn entries(&self, table: Hpa) -> NonNull<Pte> {
-        NonNull::new(table.0 as *mut Pte).expect("a frame is not at address 0")
-    }
-    fn publish(&self) {}
-    fn invalidate(&self, what: &Invalidation) {
-        println!("  every CPU that runs the guest: INVEPT, for {what:?}");
-    }
-    fn break_before_make(&self) -> BreakBeforeMake {
-        BreakBeforeMake::Never
-    }
-    fn grace(&self) -> &Grace {
-        &self.grace
-    }
-}
-
-impl Host for Machine {
-    fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
-    }
-}
 
 /// Contiguous memory: address 0 of the VMM is at 8 GiB of the machine.
 struct OnePiece;
@@ -62,8 +16,9 @@ impl Backing for OnePiece {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let grace = Grace::new([const { Seat::new() }; 4]);
-    let machine = Machine { grace, start: Instant::now() };
+    let machine = AllocPlatform::with(|what| {
+        println!("  every CPU that runs the guest: INVEPT, for {what:?}");
+    });
     let config = Config::new(1, PageSize::SIZE_1G);
     let guest = Guest::new(Ept1G::default(), Vmid(1), 40, &machine, OnePiece, config)?;
     let mut room = [const { None }; TABLE_PAGES];
@@ -94,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for &kind in FaultKind::ALL {
         let spent = guest.stats().faults(kind);
         if spent.count != 0 {
-            println!("{}: {} in {} ns", kind.name(), spent.count, spent.ticks);
+            println!("{}: {}", kind.name(), spent.count);
         }
     }
     drop(vcpu);

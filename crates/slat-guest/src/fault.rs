@@ -51,7 +51,8 @@ impl From<Outcome> for Step {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
-    /// Handles a fault of the guest: its MMU refused `access` to `gpa`.
+    /// Handles a fault of the guest: its MMU refused `access` to `gpa`. The module `fault` of each
+    /// [format](slat::format) decodes both from the CPU's registers.
     ///
     /// If the fault gives a leaf a right, the calling CPU invalidates its own TLB entries of the
     /// leaf ([`slat::Platform::invalidate_local`], which this calls); other CPUs may fault once

@@ -39,16 +39,22 @@ use slat::{Attributes, Format, Gpa, GpaRange, LeafSizeError, NewError, PageSize,
 /// # use slat::format::ept::Ept1G;
 /// # use slat::*;
 /// # use slat_guest::*;
-/// # fn run<H: Host, B: Backing>(host: &H, backing: B) -> Result<(), Box<dyn std::error::Error>> {
-/// let config = Config::new(1, PageSize::SIZE_1G);
-/// let guest = Guest::new(Ept1G::default(), Vmid(1), 40, host, backing, config)?;
+/// # struct Ram;
+/// # impl Backing for Ram {
+/// #     fn page(&self, host: Hva, _: Access) -> Result<Page, NoPage> {
+/// #         let (hpa, block) = (Hpa((8 << 30) + host.0), PageSize::SIZE_2M);
+/// #         Ok(Page { hpa, block, write: true, execute: true, memory: Memory::Normal })
+/// #     }
+/// # }
+/// let (host, config) = (AllocPlatform::new(), Config::new(1, PageSize::SIZE_1G));
+/// let guest = Guest::new(Ept1G::default(), Vmid(1), 40, &host, Ram, config)?;
 /// let mut room = [const { None }; TABLE_PAGES];
 /// let mut vcpu = Vcpu::new(&guest, 0, &mut room)?;
 /// let ram = MemslotSpec::new(MemslotId(0), Gpa(0), 64 << 20, Hva(0));
 /// vcpu.worker().set_memslot(ram)?;
-/// println!("{:?}, {:?}", vcpu.fault(Gpa(0x1234), Access::Write), guest.stats().mapped);
-/// # Ok(())
-/// # }
+/// vcpu.fault(Gpa(0x1234), Access::Write);
+/// assert_eq!(guest.stats().mapped.bytes(), 2 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Guest<'p, F: Format, H: Host, B: Backing> {

@@ -3,6 +3,8 @@
 use crate::events::Events;
 use crate::follow::{DeviceTables, NoDevices};
 use crate::private::{NoHooks, PrivateHooks};
+#[cfg(not(loom))]
+use slat::{AllocPlatform, Invalidation};
 use slat::{Platform, Vmid};
 
 /// The machine: a [`Platform`] with a clock. Threads share it, so it is `Sync` if there is more
@@ -15,20 +17,40 @@ use slat::{Platform, Vmid};
 /// and [`Host::wait`] are called while work is half done, so they must not panic; where they do, no
 /// memory is used after it was freed. [`Platform`] methods do not panic: its contract says so.
 ///
+/// A machine that has a platform of its own passes the methods of [`Platform`] on to it, and adds
+/// the clock. [`AllocPlatform`](slat::AllocPlatform) is a host as it is; its clock stands still.
+///
 /// ```
-/// # use slat::*;
-/// # use slat_guest::*;
-/// # struct Machine { start: std::time::Instant }
-/// # // SAFETY: nothing calls it.
-/// # unsafe impl Platform for Machine {
-/// #     fn allocate(&self, _: usize) -> Option<Frame> { unimplemented!() }
-/// #     unsafe fn free(&self, _: Frame, _: usize) { unimplemented!() }
-/// #     fn entries(&self, _: Hpa) -> core::ptr::NonNull<Pte> { unimplemented!() }
-/// #     fn publish(&self) {}
-/// #     fn invalidate(&self, _: &Invalidation) {}
-/// #     fn break_before_make(&self) -> BreakBeforeMake { BreakBeforeMake::Never }
-/// #     fn grace(&self) -> &Grace { unimplemented!() }
-/// # }
+/// use slat::*;
+/// use slat_guest::Host;
+///
+/// struct Machine {
+///     pages: AllocPlatform,
+///     start: std::time::Instant,
+/// }
+///
+/// // SAFETY: each method is that of a platform.
+/// unsafe impl Platform for Machine {
+///     fn allocate(&self, bytes: usize) -> Option<Frame> {
+///         self.pages.allocate(bytes)
+///     }
+///     unsafe fn free(&self, frame: Frame, bytes: usize) {
+///         // SAFETY: the caller's promise is the callee's.
+///         unsafe { self.pages.free(frame, bytes) }
+///     }
+///     fn entries(&self, table: Hpa) -> core::ptr::NonNull<Pte> {
+///         self.pages.entries(table)
+///     }
+///     fn publish(&self) {}
+///     fn invalidate(&self, _: &Invalidation) {} // no CPU loads these tables
+///     fn break_before_make(&self) -> BreakBeforeMake {
+///         BreakBeforeMake::Never
+///     }
+///     fn grace(&self) -> &Grace {
+///         self.pages.grace()
+///     }
+/// }
+///
 /// impl Host for Machine {
 ///     fn now(&self) -> u64 {
 ///         self.start.elapsed().as_nanos() as u64
@@ -94,5 +116,14 @@ pub trait Host: Platform {
     /// Lets other threads run while the caller waits for them.
     fn wait(&self) {
         core::hint::spin_loop();
+    }
+}
+
+/// A host for tests and user space. Its clock stands still, so times in [`Stats`](crate::Stats) are
+/// 0.
+#[cfg(not(loom))]
+impl<I: Fn(&Invalidation)> Host for AllocPlatform<I> {
+    fn now(&self) -> u64 {
+        0
     }
 }

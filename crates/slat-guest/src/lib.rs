@@ -1,5 +1,36 @@
 //! The memory of one guest, on the second-stage tables of [`slat`].
 //!
+//! ```
+//! use slat::format::ept::Ept1G;
+//! use slat::*;
+//! use slat_guest::*;
+//!
+//! /// The guest's memory: contiguous memory of the host, from 8 GiB on, in blocks of 2 MiB.
+//! struct Ram;
+//!
+//! impl Backing for Ram {
+//!     fn page(&self, host: Hva, _access: Access) -> Result<Page, NoPage> {
+//!         let (hpa, block) = (Hpa((8 << 30) + host.0), PageSize::SIZE_2M);
+//!         Ok(Page { hpa, block, write: true, execute: true, memory: Memory::Normal })
+//!     }
+//! }
+//!
+//! let (host, config) = (AllocPlatform::new(), Config::new(1, PageSize::SIZE_2M));
+//! let guest = Guest::new(Ept1G::default(), Vmid(1), 40, &host, Ram, config)?;
+//! let mut room = [const { None }; TABLE_PAGES];
+//! let mut vcpu = Vcpu::new(&guest, 0, &mut room)?;
+//! let ram = MemslotSpec::new(MemslotId(0), Gpa(0), 64 << 20, Hva(0));
+//! vcpu.worker().set_memslot(ram)?;
+//! assert_eq!(vcpu.fault(Gpa(0x1234), Access::Write), Outcome::Mapped(PageSize::SIZE_2M));
+//! // A dirty log begins. The next write faults, splits the block, and is logged.
+//! vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..ram })?;
+//! vcpu.fault(Gpa(0x5678), Access::Write);
+//! let mut log = [0; 256];
+//! assert_eq!(vcpu.worker().read_log(ram.id, &mut log)?, 1);
+//! vcpu.worker().clear_log(ram.id, 0, 64, &log[..1])?; // then copy page 5
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! It implements memslots, faults, dirty logging (by write protection, by hardware dirty bits, into
 //! rings), eager splits, huge pages that may not be executed, ageing, invalidations by the host,
 //! and the cache maintenance that is due when vCPUs switch their caches on or off. Any number of
@@ -14,35 +45,7 @@
 //! The machine is a [`Host`]: the engine's [`Platform`](slat::Platform) with a clock. The host
 //! memory behind the guest's addresses is a [`Backing`]. `examples/guest.rs` is a complete program
 //! that uses the crate; `docs/guest.md` compares the crate with Linux's KVM.
-//!
-//! No two names of this crate and of [`slat`] are the same:
-//! ```
-//! use slat::*;
-//! use slat_guest::*;
-//!
-//! fn both<F: Format, H: Host, B: Backing>(worker: &mut Worker<'_, F, H, B>, what: &Invalidation) {
-//!     let host = HvaRange { start: Hva(0), bytes: 0x1000 };
-//!     let taken: InvalidationInProgress<'_> = worker.invalidate(host, |_| {});
-//!     worker.guest().tables().platform().invalidate(what);
-//!     drop(taken);
-//! }
-//! ```
-//!
-//! # What does not compile
-//! A guest is destroyed only when no thread can be inside its tables: a worker borrows its guest.
-//! ```compile_fail,E0505
-//! # use slat::{Access, Format, Gpa};
-//! # use slat_guest::*;
-//! fn end<'g, F: Format, H: Host, B: Backing>(
-//!     guest: Guest<'_, F, H, B>,
-//!     room: &'g mut TableStorage,
-//! ) {
-//!     let mut vcpu = Vcpu::new(&guest, 0, room).unwrap();
-//!     // SAFETY: no CPU has the tables loaded.
-//!     unsafe { guest.destroy() };
-//!     vcpu.fault(Gpa(0), Access::Read);
-//! }
-//! ```
+
 #![no_std]
 // On docs.rs, which builds with a nightly compiler, each item's page names the feature it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -84,6 +87,8 @@ mod prefault;
 mod private;
 mod ranges;
 mod recovery;
+#[cfg(doctest)]
+mod refusals;
 mod replacing;
 mod ring;
 mod seats;

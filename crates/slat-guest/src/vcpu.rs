@@ -7,18 +7,18 @@ use crate::waits::Places;
 use crate::worker::Worker;
 use core::fmt;
 use core::sync::atomic::Ordering;
-use slat::{Format, Frame, Hpa, NoSeat};
+use slat::{Format, Frame, GuestRoot, Hpa, NoSeat};
 
 /// A thread that runs one of the guest's vCPUs and handles its faults.
 ///
 /// ```
 /// # use slat::*;
 /// # use slat_guest::*;
-/// # fn load(_root: Hpa) {}
+/// # fn load<F: Format>(_root: GuestRoot<F>) {}
 /// # fn enter_guest() -> (Gpa, Access) { (Gpa(0), Access::Read) }
 /// # fn emulate(_gpa: Gpa) {}
 /// fn run<F: Format, H: Host, B: Backing>(vcpu: &mut Vcpu<'_, F, H, B>) -> Refused {
-///     load(vcpu.root());
+///     load(vcpu.guest_root()); // into VTTBR_EL2, EPTP, N_CR3, hgatp
 ///     loop {
 ///         let (gpa, access) = enter_guest();
 ///         match vcpu.fault(gpa, access) {
@@ -126,6 +126,13 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// dropped.
     pub fn root(&self) -> Hpa {
         self.worker.guest.space(self.view).root()
+    }
+
+    /// Returns [`Vcpu::root`] with the guest's VMID, format and geometry, for the registers of the
+    /// CPU that runs the vCPU. It is made anew where `root` is read anew, and after
+    /// [`Guest::renew`].
+    pub fn guest_root(&self) -> GuestRoot<F> {
+        self.worker.guest.space(self.view).guest_root()
     }
 
     #[inline]

@@ -7,20 +7,23 @@ use crate::table::Frame;
 
 /// Table pages that an operation may take; its caller fills the cache beforehand.
 ///
-/// The caller provides the storage, as the engine allocates nothing. Pages that are left over stay
-/// in the cache, and go back to the platform when it is dropped.
+/// The caller provides the storage ([`TableCache::new`]), as the engine allocates nothing. With the
+/// feature `alloc`, [`TableCache::filled`] makes a cache that owns it. Pages that are left over
+/// stay in the cache, and go back to the platform when it is dropped.
 #[derive(Debug)]
 pub struct TableCache<'a, F: Format, P: Platform> {
     platform: &'a P,
     storage: &'a mut [Option<Frame>],
     len: usize,
+    /// Gives the storage back, if the cache owns it.
+    pub(crate) release: Option<unsafe fn(*mut [Option<Frame>])>,
     format: core::marker::PhantomData<F>,
 }
 
 impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
     /// Makes an empty cache over the caller's storage, whose content is overwritten.
     pub fn new(platform: &'a P, storage: &'a mut [Option<Frame>]) -> Self {
-        Self { platform, storage, len: 0, format: core::marker::PhantomData }
+        Self { platform, storage, len: 0, release: None, format: core::marker::PhantomData }
     }
 
     /// Allocates table pages until the cache has `pages` of them, or the storage is full.
@@ -107,6 +110,10 @@ impl<F: Format, P: Platform> Drop for TableCache<'_, F, P> {
         while let Some(frame) = self.take() {
             // SAFETY: as in `put`.
             unsafe { self.platform.free(frame, F::TABLE_BYTES) };
+        }
+        if let Some(release) = self.release {
+            // SAFETY: only the cache that owns the storage has the function; this is its end.
+            unsafe { release(self.storage) };
         }
     }
 }

@@ -7,6 +7,38 @@
 //! `alloc`, and executes no instruction of any architecture: every effect beyond the tables goes
 //! through [`Platform`].
 //!
+//! ```
+//! use slat::format::ept::Ept1G;
+//! use slat::*;
+//!
+//! // A platform has the table pages and the invalidations. This one is for tests and user space.
+//! let host = AllocPlatform::new();
+//! let mut space = AddressSpace::new(Ept1G::default(), Vmid(1), 48, &host)?;
+//! // Map 2 MiB of guest memory, as one block.
+//! let ram = GpaRange::new(Gpa(0), 2 << 20)?;
+//! space.map(ram, Hpa(8 << 30), Attributes::RAM, PageSize::SIZE_2M)?;
+//! assert_eq!(space.query(Gpa(0x1234)).unwrap().hpa, Hpa(0x2_0000_1234));
+//! // Begin a dirty log: split the block into pages, and protect them. No write goes unnoticed now.
+//! let mut cache = TableCache::filled(&host, 1)?;
+//! let mut guest = space.guard();
+//! guest.split(ram, PageSize::SIZE_4K, &mut cache)?;
+//! guest.write_protect(ram)?;
+//! guest.harvest(ram, &mut [0; 8])?;
+//! // The guest writes to page 5, and faults: allow it.
+//! let page = GpaRange::new(Gpa(0x5000), 0x1000)?;
+//! guest.relax(page, Access::Write)?.flush_local();
+//! // Read the log, which has a bit for each page.
+//! let mut log = [0; 8];
+//! assert_eq!(guest.harvest(ram, &mut log)?, 1);
+//! assert_eq!(log[0], 1 << 5);
+//! # drop(guest);
+//! # // SAFETY: no CPU has ever loaded these tables.
+//! # unsafe { space.destroy() };
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`AddressSpace`] is for one owner. Where threads share tables:
+//!
 //! - [`Tables`] are the tables of one guest, and a [`Format`] has the bits of one architecture
 //!   (each is a cargo feature).
 //! - A thread takes a seat once ([`Participant::register`]), and enters the tables by
@@ -20,97 +52,19 @@
 //!   ([`Removals::complete`]). A harvest reports dirty pages only after no later write can go
 //!   unrecorded ([`Guard::harvest`]).
 //! - [`Inactive`] tables, which no CPU has loaded, change by plain stores.
+//! - [`GuestRoot`] has the values of a CPU's registers. The module `fault` of each format decodes
+//!   why a guest stopped, into an address and an [`Access`].
 //!
-//! Levels count upwards from 0, the level of pages. `examples/minimal.rs` is a complete user.
-//!
-//! # What does not compile
-//! A caller cannot read the memory behind an unmapped leaf before the invalidation has completed:
-//! ```
-//! # use slat::*;
-//! fn memory<F: Format, P: Platform>(removals: &mut Removals<'_, '_, F, P>) -> Option<Hpa> {
-//!     removals.complete().next().map(|leaves| leaves.hpa)
-//! }
-//! ```
-//! ```compile_fail,E0616
-//! # use slat::*;
-//! fn memory<F: Format, P: Platform>(removals: &mut Removals<'_, '_, F, P>) -> Option<Hpa> {
-//!     removals.storage[0].0.map(|leaves| leaves.hpa)
-//! }
-//! ```
-//! ```compile_fail,E0616
-//! # use slat::*;
-//! fn memory(storage: &[Place]) -> Option<Hpa> {
-//!     storage[0].0.map(|leaves| leaves.hpa)
-//! }
-//! ```
-//! A caller cannot free live tables. It can free inactive ones, and to make tables inactive it
-//! promises that no CPU has them loaded:
-//! ```
-//! # use slat::*;
-//! fn end<F: Format, P: Platform>(tables: Inactive<'_, F, P>) {
-//!     tables.destroy();
-//! }
-//! ```
-//! ```compile_fail,E0599
-//! # use slat::*;
-//! fn end<F: Format, P: Platform>(tables: Tables<'_, F, P>) {
-//!     tables.destroy();
-//! }
-//! ```
-//! ```compile_fail,E0133
-//! # use slat::*;
-//! fn end<F: Format, P: Platform>(tables: Tables<'_, F, P>) {
-//!     tables.deactivate().destroy();
-//! }
-//! ```
-//! A caller cannot free tables while any thread is inside them:
-//! ```compile_fail,E0505
-//! # use slat::*;
-//! fn end<F: Format, P: Platform>(tables: Tables<'_, F, P>, participant: &mut Participant<'_, P>) {
-//!     let walker = tables.enter(participant).unwrap();
-//!     // SAFETY: no CPU has the root loaded.
-//!     unsafe { tables.deactivate() }.destroy();
-//!     walker.dump();
-//! }
-//! ```
-//! A guard cannot refresh, and so let its tables go, while a reservation holds one of their
-//! entries:
-//! ```
-//! # use slat::*;
-//! fn fault<F: Format, P: Platform>(
-//!     guard: &mut Guard<'_, '_, F, P>,
-//!     cache: &mut TableCache<'_, F, P>,
-//! ) {
-//!     let entry = guard.reserve(Gpa(0), PageSize::SIZE_4K, cache).unwrap();
-//!     entry.commit(Hpa(0), Attributes::RAM).unwrap();
-//!     guard.refresh();
-//! }
-//! ```
-//! ```compile_fail,E0499
-//! # use slat::*;
-//! fn fault<F: Format, P: Platform>(
-//!     guard: &mut Guard<'_, '_, F, P>,
-//!     cache: &mut TableCache<'_, F, P>,
-//! ) {
-//!     let entry = guard.reserve(Gpa(0), PageSize::SIZE_4K, cache).unwrap();
-//!     guard.refresh();
-//!     entry.commit(Hpa(0), Attributes::RAM).unwrap();
-//! }
-//! ```
-//! Only the engine gives a table page back to the platform: a [`Frame`] cannot be copied, nor taken
-//! out of a cache or a table.
-//! ```compile_fail,E0599
-//! # use slat::*;
-//! fn twice(frame: Frame) -> (Frame, Frame) {
-//!     (frame.clone(), frame)
-//! }
-//! ```
+//! Levels count upwards from 0, the level of pages. `examples/minimal.rs` is a similar program,
+//! which prints what it does.
 
 #![no_std]
 // docs.rs, which builds with a nightly compiler, says which feature brings an item.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs)]
 
+#[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
+extern crate alloc;
 #[cfg(any(
     test,
     loom,
@@ -136,6 +90,8 @@ pub mod format;
 mod grace;
 mod granted;
 mod guard;
+#[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
+mod heap;
 mod inactive;
 mod invalidation;
 #[cfg(feature = "observed")]
@@ -147,6 +103,8 @@ mod participant;
 mod platform;
 mod pte;
 mod ran;
+#[cfg(doctest)]
+mod refusals;
 mod retired;
 mod shootdown;
 mod sizes;
@@ -169,10 +127,12 @@ pub use addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 pub use any::AnyAddressSpace;
 pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
-pub use format::{Access, Attributes, Execute, Format, Memory, Rights, Software};
+pub use format::{Access, Attributes, Execute, Format, GuestRoot, Memory, Rights, Software};
 pub use grace::{Grace, Moment, NoSeat, Seat};
 pub use granted::Granted;
 pub use guard::{Foreign, Guard};
+#[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
+pub use heap::AllocPlatform;
 pub use inactive::Inactive;
 pub use invalidation::{BreakBeforeMake, Invalidation, Vmid};
 pub use ops::{

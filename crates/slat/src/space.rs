@@ -11,7 +11,7 @@ use self::cursor::Cursor;
 use self::empty::Empty;
 use self::fill::Fill;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize, RangeError};
-use crate::format::{Attributes, Format, Geometry, Rights, Software};
+use crate::format::{Attributes, Format, Geometry, GuestRoot, Rights, Software};
 use crate::guard::Guard;
 use crate::invalidation::{Owed, Vmid};
 use crate::ops::{
@@ -34,6 +34,30 @@ use core::fmt;
 /// uses [`AddressSpace::guard`], or [`Tables`] from the start.
 ///
 /// Dropping it leaks its tables, as hardware may be walking them: see [`AddressSpace::destroy`].
+///
+/// ```
+/// use slat::format::npt::Npt1G;
+/// use slat::*;
+///
+/// let host = AllocPlatform::new();
+/// let mut space = AddressSpace::new(Npt1G::default(), Vmid(1), 48, &host)?;
+/// let ram = GpaRange::new(Gpa(0), 4 << 20)?;
+/// space.map(ram, Hpa(8 << 30), Attributes::RAM, PageSize::SIZE_2M)?;
+///
+/// // A range of pages cuts a block, which is split.
+/// let code = GpaRange::new(Gpa(0x20_0000), 0x3000)?;
+/// space.protect(code, Rights { read: true, write: false, execute: Execute::All })?;
+/// let found = space.query(Gpa(0x20_1234)).expect("it is mapped");
+/// assert_eq!((found.hpa, found.size), (Hpa(0x2_0020_1234), PageSize::SIZE_4K));
+/// assert!(!found.attributes.write);
+///
+/// let mut bytes = 0;
+/// space.unmap(ram, |gone| bytes += gone.bytes)?; // no CPU reaches the memory now
+/// assert_eq!(bytes, 4 << 20);
+/// // SAFETY: no CPU has the root loaded.
+/// unsafe { space.destroy() };
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// Only calls that take `&mut self` give tables back. So lookups and guards, which borrow it, need
 /// no seat. [`Tables`], which several threads may reclaim, are not available at the same time:
@@ -103,6 +127,11 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     ) -> Result<Self, NewError> {
         let tables = Tables::new(format, vmid, address_bits, platform)?;
         Ok(Self { tables, cursor: Cursor::nowhere() })
+    }
+
+    /// As [`Tables::guest_root`].
+    pub fn guest_root(&self) -> GuestRoot<F> {
+        self.tables.guest_root()
     }
 
     /// Returns the address of the root, as [`Tables::root`].

@@ -9,7 +9,7 @@ mod tokens;
 
 use crate::addr::{GpaRange, Hpa, PageSize, RangeError};
 use crate::build::dismantle;
-use crate::format::{Attributes, Format, Geometry, Kind};
+use crate::format::{Attributes, Format, Geometry, GuestRoot, Kind};
 use crate::grace::Moment;
 use crate::invalidation::{Invalidation, Owed, Vmid};
 use crate::platform::Platform;
@@ -34,6 +34,33 @@ pub(crate) use tokens::Tokens;
 ///
 /// Dropping the tables leaks their frames, as hardware may still be walking them.
 /// [`Tables::deactivate`] and [`Inactive::destroy`](crate::Inactive::destroy) give them back.
+///
+/// ```
+/// use slat::format::ept::Ept1G;
+/// use slat::*;
+///
+/// let host = AllocPlatform::new();
+/// let tables = Tables::new(Ept1G::default(), Vmid(1), 48, &host)?;
+/// std::thread::scope(|scope| {
+///     for cpu in 0..2 {
+///         let (tables, host) = (&tables, &host);
+///         scope.spawn(move || {
+///             let mut participant = Participant::register(host).expect("a seat is free");
+///             let mut cache = TableCache::filled(host, 3).expect("the host has memory");
+///             let mut guest = tables.enter(&mut participant).expect("its own platform's");
+///             // A fault of each thread's vCPU: reserve the entry, find the memory, map it.
+///             let gpa = Gpa(cpu << 12);
+///             let entry = guest.reserve(gpa, PageSize::SIZE_4K, &mut cache).expect("it is empty");
+///             entry.commit(Hpa((8 << 30) + gpa.0), Attributes::RAM).expect("it is reserved");
+///         });
+///     }
+/// });
+/// // SAFETY: no CPU has the root loaded.
+/// let mut tables = unsafe { tables.deactivate() };
+/// assert_eq!(tables.guard().translate(Gpa(0x1abc))?.unwrap().hpa, Hpa(0x2_0000_1abc));
+/// tables.destroy();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "dropped, the tables leak their frames"]
 #[derive(Debug)]
 pub struct Tables<'p, F: Format, P: Platform> {
@@ -100,8 +127,14 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         })
     }
 
-    /// Returns the address of the root, for a register such as VTTBR_EL2. The caller that loads it
-    /// is responsible for what is mapped: the guest reaches all of that memory.
+    /// Returns the root with the format, the geometry and the present VMID, for the registers of a
+    /// CPU.
+    pub fn guest_root(&self) -> GuestRoot<F> {
+        let (format, geometry) = (self.format, self.geometry);
+        GuestRoot { format, geometry, root: self.root(), vmid: self.vmid() }
+    }
+
+    /// Returns the address of the root. [`Tables::guest_root`] has the values of registers.
     pub const fn root(&self) -> Hpa {
         self.root.hpa()
     }

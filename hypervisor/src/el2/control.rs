@@ -4,24 +4,25 @@
 use super::cpu::Registers;
 use super::guest::Control;
 use core::sync::atomic::Ordering;
+use slat::Gpa;
+use slat::format::arm64::fault::Abort;
 use slat_hypervisor::layout::{
     CONTROL, CONTROL_CONVERT, CONTROL_DECLARE, CONTROL_EVENT, CONTROL_PAGES, CONTROL_SIZE,
 };
-use slat_hypervisor::syndrome::Abort;
 
 /// Emulates a load or store of the guest. Registers that do not exist read as zero and ignore
 /// writes. `convert` does a conversion, and returns its result.
 pub fn access(
     control: &Control,
     abort: &Abort,
-    gpa: u64,
+    gpa: Gpa,
     registers: &mut Registers,
     convert: impl FnOnce(u64) -> u64,
 ) {
-    let Some(data) = abort.data else { return };
-    let register = gpa - CONTROL.base;
+    let Some(transfer) = abort.transfer else { return };
+    let register = gpa.0 - CONTROL.base;
     if abort.write {
-        let value = registers.get(data.register) & u64::from(u32::MAX);
+        let value = registers.get(transfer.register) & u64::from(u32::MAX);
         match register {
             CONTROL_EVENT => control.event.store(value, Ordering::Release),
             CONTROL_DECLARE => control.declared.store(value, Ordering::Release),
@@ -37,5 +38,5 @@ pub fn access(
         CONTROL_SIZE => control.size.load(Ordering::Acquire),
         _ => 0,
     };
-    registers.set(data.register, value);
+    registers.set(transfer.register, value);
 }

@@ -190,7 +190,7 @@ impl Hypervisor {
         let guest =
             Guest::new(format, Vmid(1), bits, machine, behind(&options)?, config(&options)?);
         let memory = guest.map_err(|error| format!("{error}"))?;
-        let vtcr = id.vtcr(&format, &memory.tables().geometry());
+        let vtcr = memory.tables().guest_root().vtcr(&id);
         let vtcr = vtcr.map_err(|error| format!("{error}"))?;
         slots(&memory, &options).map_err(|error| format!("{error}"))?;
         devicetree::write(&options).map_err(|error| format!("the guest's device tree: {error}"))?;

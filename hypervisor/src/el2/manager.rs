@@ -25,7 +25,7 @@ pub type Thread<'w> = Vcpu<'w, Stage2, super::platform::El2, Behind>;
 pub fn run(hypervisor: &'static Hypervisor) -> ! {
     // TLB invalidations act on the VMID that is loaded, so this CPU loads the guest's.
     HCR_EL2.write(HCR_EL2::VM::Enable + HCR_EL2::RW::EL1IsAarch64);
-    vcpu::load(hypervisor, &hypervisor.memory, hypervisor.memory.tables().root());
+    vcpu::load(hypervisor, hypervisor.memory.tables().guest_root());
     let mut room = [const { None }; TABLE_PAGES];
     match Vcpu::new(&hypervisor.memory, hypervisor.options.vcpus as u16, &mut room) {
         Ok(mut thread) => {

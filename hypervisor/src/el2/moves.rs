@@ -222,7 +222,7 @@ fn renew(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<u64
     let old = unsafe { hypervisor.memory.renew(RENEWED) };
     let left = Invalidation { vmid: old, range: None, leaf: None, tables: true };
     hypervisor.machine.invalidate(&left);
-    vcpu::load(hypervisor, &hypervisor.memory, hypervisor.memory.tables().root());
+    vcpu::load(hypervisor, hypervisor.memory.tables().guest_root());
     drop(invalidation);
     hypervisor.stopped.store(false, Ordering::Release);
     let still = cpu::now() - begin;

@@ -1,7 +1,7 @@
 //! A vCPU: runs the guest, and handles its exits.
 
 use super::cpu::{self, Left, Registers, read, write};
-use super::guest::{Behind, Hypervisor, Memory, Stage2};
+use super::guest::{Behind, Hypervisor, Stage2};
 use super::inject::{self, Told};
 use super::psci::{self, Answer};
 use super::report::say;
@@ -10,12 +10,13 @@ use aarch64_cpu::registers::*;
 use alloc::format;
 use alloc::string::String;
 use core::sync::atomic::Ordering;
-use slat::{Access, Gpa};
+use slat::format::arm64::fault::{self, Abort, Kind};
+use slat::{Access, Gpa, GuestRoot};
 use slat_guest::{CacheSwitch, Outcome, Refused, Retry, TABLE_PAGES, Vcpu};
 use slat_hypervisor::layout::CONTROL;
 use slat_hypervisor::options::Trap;
 use slat_hypervisor::progress::{Place, Progress};
-use slat_hypervisor::syndrome::{self, Abort, Exit, Kind, Need};
+use slat_hypervisor::syndrome::{self, Exit};
 
 /// The vCPU of `slat-guest` that a CPU runs.
 type Thread<'w> = Vcpu<'w, Stage2, super::platform::El2, Behind>;
@@ -76,7 +77,7 @@ impl<'w> Running<'w> {
     /// own while its caches are off. Both have the same VMID, so [`load`] also invalidates what
     /// this CPU's TLB has of the other tables.
     fn load_root(&mut self) {
-        load(self.hypervisor, &self.hypervisor.memory, self.vcpu.root());
+        load(self.hypervisor, self.vcpu.guest_root());
     }
 
     /// Sets HCR_EL2. `caches` says whether writes of the registers that switch caches are trapped.
@@ -128,8 +129,11 @@ impl<'w> Running<'w> {
     }
 
     fn synchronous(&mut self) -> Next {
-        match syndrome::decode(read!("esr_el2")) {
-            Exit::Abort(abort) => self.abort(abort),
+        let esr = read!("esr_el2");
+        if let Some(abort) = Abort::decode(esr, read!("far_el2"), read!("hpfar_el2")) {
+            return self.abort(abort);
+        }
+        match syndrome::decode(esr) {
             Exit::Call { smc, immediate } => {
                 if smc {
                     skip();
@@ -194,7 +198,7 @@ impl<'w> Running<'w> {
                 self.hypervisor.machine.forget_all(self.hypervisor.memory.tables().vmid());
                 return Next::Run;
             }
-            Kind::Other(_) => {
+            Kind::AddressSize | Kind::External | Kind::Other(_) => {
                 inject::take(Told::ExternalAbort { fetch: abort.fetch, write: abort.write, far });
                 return Next::Run;
             }
@@ -202,14 +206,10 @@ impl<'w> Running<'w> {
         }
         // If the guest has changed its tables since the fault, there may be no address; the guest
         // retries.
-        let Some(gpa) = address(&abort, far) else { return Next::Run };
-        let access = match abort.need() {
-            Need::Read => Access::Read,
-            Need::Write => Access::Write,
-            Need::Execute => Access::Execute,
-        };
+        let Some(gpa) = abort.gpa.or_else(|| translated(far)) else { return Next::Run };
+        let access = abort.access();
         let begin = self.waits_since.take().unwrap_or_else(cpu::now);
-        let outcome = self.vcpu.fault(Gpa(gpa), access);
+        let outcome = self.vcpu.fault(gpa, access);
         match outcome {
             Outcome::Retry(_) => self.waits_since = Some(begin),
             Outcome::Mmio | Outcome::Refused(_) => {}
@@ -230,7 +230,7 @@ impl<'w> Running<'w> {
                 }
                 Next::Run
             }
-            Outcome::Mmio if CONTROL.contains(gpa) && abort.data.is_some() => {
+            Outcome::Mmio if CONTROL.contains(gpa.0) && abort.transfer.is_some() => {
                 let Self { hypervisor, vcpu, registers, .. } = self;
                 let convert = |word| super::private::asked(vcpu.worker(), word);
                 control::access(&hypervisor.control, &abort, gpa, registers, convert);
@@ -242,7 +242,7 @@ impl<'w> Running<'w> {
                 self.moved_on(far, gpa, access, at)
             }
             Outcome::Refused(why) => {
-                Next::End(format!("vCPU {}: {access:?} at {gpa:#x}: {why:?}", self.vcpu.id()))
+                Next::End(format!("vCPU {}: {access:?} at {gpa}: {why:?}", self.vcpu.id()))
             }
             _ => self.moved_on(far, gpa, access, at),
         }
@@ -250,13 +250,13 @@ impl<'w> Running<'w> {
 
     /// Continues the guest, unless it faults forever. `pc` and `pstate` are those of the fault,
     /// because an injected exception may have changed the registers since.
-    fn moved_on(&mut self, far: u64, gpa: u64, access: Access, (pc, pstate): (u64, u64)) -> Next {
-        let place = Place { far, gpa, pc, pstate, x: self.registers.x };
+    fn moved_on(&mut self, far: u64, gpa: Gpa, access: Access, (pc, pstate): (u64, u64)) -> Next {
+        let place = Place { far, gpa: gpa.0, pc, pstate, x: self.registers.x };
         if !self.progress.faults_for_ever(place) {
             return Next::Run;
         }
         Next::End(format!(
-            "vCPU {} faults for ever: {access:?} at {gpa:#x} (virtual {far:#x})",
+            "vCPU {} faults for ever: {access:?} at {gpa} (virtual {far:#x})",
             self.vcpu.id()
         ))
     }
@@ -283,14 +283,12 @@ impl<'w> Running<'w> {
 }
 
 /// Loads the guest's tables on this CPU, and invalidates what its TLB has of the guest's VMID.
-pub fn load(hypervisor: &Hypervisor, memory: &Memory, root: slat::Hpa) {
-    let vmid = memory.tables().vmid();
-    let vttbr = hypervisor.id.vttbr(memory.tables().format(), root, vmid);
-    let vttbr = vttbr.expect("a root below 1 TiB, and a VMID of 8 bits");
+pub fn load(hypervisor: &Hypervisor, root: GuestRoot<Stage2>) {
+    let vttbr = root.vttbr(&hypervisor.id).expect("a root below 1 TiB, and a VMID of 8 bits");
     write!("vtcr_el2", hypervisor.vtcr);
     write!("vttbr_el2", vttbr);
     cpu::isb();
-    hypervisor.machine.forget_all(vmid);
+    hypervisor.machine.forget_all(root.vmid);
 }
 
 /// Skips the instruction that left the guest, which may be at the end of all addresses.
@@ -298,14 +296,9 @@ fn skip() {
     write!("elr_el2", read!("elr_el2").wrapping_add(4));
 }
 
-/// Returns the guest physical address of an abort. HPFAR_EL2 has it, except for a permission fault
-/// of the access itself; then this CPU walks the guest's stage-1 tables again. Returns `None` if
-/// that walk finds no translation.
-fn address(abort: &Abort, far: u64) -> Option<u64> {
-    const PAGE: u64 = 0xfff;
-    if abort.kind != Kind::Permission || abort.stage1_walk {
-        return Some((read!("hpfar_el2") & !0xf) << 8 | far & PAGE);
-    }
+/// Translates a virtual address of the guest by its stage 1 on this CPU, for an abort whose guest
+/// physical address HPFAR_EL2 does not have.
+fn translated(far: u64) -> Option<Gpa> {
     let before = read!("par_el1");
     // SAFETY: the instruction translates by the guest's stage 1, and changes only PAR_EL1, which is
     // restored below.
@@ -315,5 +308,5 @@ fn address(abort: &Abort, far: u64) -> Option<u64> {
     cpu::isb();
     let found = read!("par_el1");
     write!("par_el1", before);
-    (found & 1 == 0).then_some(found & 0x000f_ffff_ffff_f000 | far & PAGE)
+    fault::translated(far, found)
 }

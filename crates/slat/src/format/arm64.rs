@@ -10,6 +10,7 @@
 //! which read bits 62:59 of a leaf; AssuredOnly (bit 58, FEAT_THE); 128-bit descriptors and
 //! permission indirection. [`id::IdRegisters::vtcr`] leaves them disabled.
 
+pub mod fault;
 pub mod id;
 pub mod tlbi;
 

@@ -11,6 +11,7 @@
 //! EPT-violation #VE (bit 63), sub-page permissions (61), supervisor shadow stacks (60),
 //! paging-write (58), guest-paging verification (57).
 
+pub mod fault;
 pub mod invept;
 pub mod vtd;
 
@@ -19,8 +20,8 @@ use super::long_mode::{
     long_mode,
 };
 use super::{
-    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software, TOKEN_BITS, software,
+    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, GuestRoot, Kind,
+    Memory, Software, TOKEN_BITS, software,
 };
 use crate::addr::Hpa;
 use core::fmt;
@@ -136,6 +137,14 @@ impl<const HUGE_1G: bool> Ept<HUGE_1G> {
         // The field is the number of levels of a walk, less one.
         let length = geometry.root_level as u64;
         root.0 | bit(self.accessed_dirty, 1 << 6) | length << 3 | WRITE_BACK
+    }
+}
+
+impl<const HUGE_1G: bool> GuestRoot<Ept<HUGE_1G>> {
+    /// Returns the EPT pointer for the VMCS ([`Ept::eptp`]; SDM 3C, "Extended-Page-Table Pointer").
+    /// The VMID is not part of it: the CPU tags what it caches with the pointer.
+    pub const fn eptp(&self) -> u64 {
+        self.format.eptp(&self.geometry, self.root)
     }
 }
 

@@ -7,6 +7,7 @@ mod entries;
 #[cfg(feature = "ept")]
 pub mod ept;
 mod geometry;
+mod guest_root;
 #[cfg(any(feature = "ept", feature = "npt"))]
 mod long_mode;
 #[cfg(feature = "npt")]
@@ -20,6 +21,7 @@ mod software;
 pub mod tiny;
 
 pub use geometry::{Geometry, GeometryError};
+pub use guest_root::GuestRoot;
 pub use software::Software;
 
 use crate::addr::{Hpa, LeafSizeError, PageSize};

@@ -10,14 +10,15 @@
 //! stacks in the VMCB, and memory encryption (its C-bit lies among the bits of the address).
 
 pub mod asid;
+pub mod fault;
 
 use super::long_mode::{
     self, Bits, FIVE_LEVELS_BITS, FOUR_LEVELS_BITS, MAX_OUTPUT_BITS, PRESENT as P, W, bit,
     long_mode,
 };
 use super::{
-    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software, TOKEN_BITS, software,
+    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, GuestRoot, Kind,
+    Memory, Software, TOKEN_BITS, software,
 };
 use crate::addr::Hpa;
 use core::fmt;
@@ -112,6 +113,19 @@ impl<const HUGE_1G: bool> Npt<HUGE_1G> {
     /// Returns the VMCB's N_CR3: tables at `root`, with write-back walks.
     pub const fn ncr3(&self, root: Hpa) -> u64 {
         root.0
+    }
+}
+
+impl<const HUGE_1G: bool> GuestRoot<Npt<HUGE_1G>> {
+    /// Returns the VMCB's N_CR3, at offset 0xb0 ([`Npt::ncr3`]; APM 2, 15.25.3 and appendix B).
+    pub const fn ncr3(&self) -> u64 {
+        self.format.ncr3(self.root)
+    }
+
+    /// Returns the VMCB's quadword at offset 0x58: the VMID as ASID, and `control` for the TLB (APM
+    /// 2, 15.16). The CPU has to have that ASID ([`Asids::can_be`](asid::Asids::can_be)).
+    pub const fn asid(&self, control: asid::TlbControl) -> u64 {
+        control.with_asid(self.vmid.0 as u32)
     }
 }
 

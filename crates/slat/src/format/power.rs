@@ -20,7 +20,7 @@
 //!
 //! - **Reference and change.** An entry means the same where hardware sets R and C (which it does
 //!   atomically) and where software has to set them. In the second case the CPU raises a hypervisor
-//!   data or instruction storage interrupt with bit 45 of HDSISR, or of SRR1, which
+//!   data or instruction storage interrupt with bit 45 of HDSISR, or of HSRR1 ([`fault`]), which
 //!   [`Guard::relax`](crate::Guard::relax) handles, with a write if the access was a store. No
 //!   write goes unmarked on either CPU, so no configuration is needed, and a writable leaf may be
 //!   clean.
@@ -41,11 +41,12 @@
 //!
 //! No emulated machine has walked these tables so far.
 
+pub mod fault;
 pub mod tlbie;
 
 use super::{
-    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software, TOKEN_BITS, software,
+    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, GuestRoot, Kind,
+    Memory, Software, TOKEN_BITS, software,
 };
 use crate::addr::Hpa;
 use core::fmt;
@@ -148,6 +149,17 @@ impl<const PAGE_SHIFT: u32> Power<PAGE_SHIFT> {
     /// Returns the NLS field of an entry at `level`: the index bits of the table that it links.
     const fn next_level_size(level: u8) -> u64 {
         be(if level == 1 { Self::LAST_INDEX_BITS } else { Self::INDEX_BITS } as u64)
+    }
+}
+
+impl<const PAGE_SHIFT: u32> GuestRoot<Power<PAGE_SHIFT>> {
+    /// Returns the first doubleword of the partition table entry whose number is the VMID, which
+    /// LPIDR holds while the guest runs ([`Power::partition_entry`]; Book III, "In-Memory Tables").
+    ///
+    /// # Errors
+    /// [`RootError`] if the entry cannot hold the root.
+    pub const fn partition_entry(&self) -> Result<u64, RootError> {
+        Power::<PAGE_SHIFT>::partition_entry(self.root)
     }
 }
 

@@ -23,11 +23,12 @@
 //!   Instruction"): [`BreakBeforeMake::Never`](crate::BreakBeforeMake::Never).
 //! - **sstatus.MXR** of the hypervisor stays clear: it would make execute-only leaves readable.
 
+pub mod fault;
 pub mod hfence;
 
 use super::{
-    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software, TOKEN_BITS, software,
+    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, GuestRoot, Kind,
+    Memory, Software, TOKEN_BITS, software,
 };
 use crate::addr::Hpa;
 use crate::invalidation::Vmid;
@@ -154,6 +155,16 @@ impl RiscV {
             return Err(HgatpError::Vmid { vmid });
         }
         Ok((mode as u64) << 60 | u64::from(vmid.0) << 44 | root.0 >> RiscV::PAGE_SHIFT)
+    }
+}
+
+impl GuestRoot<RiscV> {
+    /// Returns the value of hgatp ([`RiscV::hgatp`]).
+    ///
+    /// # Errors
+    /// [`HgatpError`] if a field cannot hold its value.
+    pub fn hgatp(&self) -> Result<u64, HgatpError> {
+        RiscV::hgatp(&self.geometry, self.root, self.vmid)
     }
 }
 

@@ -1,9 +1,10 @@
 //! The cases: accesses of the guest, and the exits that they must cause.
 
 use crate::machine::{Machine, Memory, Serial, end};
-use crate::svm::{self, Does, EXIT_NPF, EXIT_VMMCALL, Exit, GUEST_TABLES, VMMCALL};
+use crate::svm::{self, Does, EXIT_VMMCALL, Exit, GUEST_TABLES, VMMCALL};
 use core::arch::x86_64::__cpuid;
 use core::fmt::Write;
+use slat::format::npt::fault::NestedPageFault;
 use slat::format::npt::{Npt, Npt1G};
 use slat::{
     Access, Ageing, Ages, Attributes, Gpa, GpaRange, Guard, Hpa, PageSize, Participant, Skip,
@@ -67,7 +68,15 @@ impl Fixture<'_> {
     /// Checks that a nested page fault at `gpa` stopped the guest.
     fn faults(&mut self, what: &str, does: Does, error: u64, gpa: u64) {
         let exit = self.run(does);
-        let right = exit.code == EXIT_NPF && exit.info == [error, gpa];
+        let access = match does {
+            _ if error & GUEST_WALK != 0 => Access::Write,
+            Does::Read(_) => Access::Read,
+            Does::Write(..) => Access::Write,
+            Does::Execute(_) => Access::Execute,
+        };
+        let fault = NestedPageFault::decode(exit.code, exit.info[0], exit.info[1]);
+        let fault = fault.and_then(|fault| fault.fault());
+        let right = exit.info == [error, gpa] && fault == Some((Gpa(gpa), access));
         if !right {
             let _ = writeln!(Serial, "  {exit:x?}, not {error:#x} at {gpa:#x}");
         }
@@ -241,7 +250,7 @@ extern "C" fn main() -> ! {
     let (block, at) = (range(BLOCK, 2 * M), Hpa(hpa.0 + BLOCK));
     guest.map(block, at, unused, PageSize::SIZE_2M, &mut cache).expect("frames");
     svm::prepare(&MEMORY);
-    let ncr3 = tables.format().ncr3(tables.root());
+    let ncr3 = tables.guest_root().ncr3();
     svm::create(ncr3);
     let mut fixture = Fixture { machine: &machine, ncr3, right: true };
     marks(&mut fixture, &mut guest);

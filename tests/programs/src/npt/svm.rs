@@ -13,7 +13,6 @@ const PROGRAMS: [(u64, u64); 3] =
 pub const VMMCALL: u64 = 0xd9_010f;
 
 pub const EXIT_VMMCALL: u64 = 0x81;
-pub const EXIT_NPF: u64 = 0x400;
 
 /// An action of the guest, at a linear address that equals the physical one.
 #[derive(Clone, Copy)]

@@ -1,8 +1,7 @@
 //! Checks of claims about the tables, each by the behaviour of the hart.
 
 use crate::machine::{
-    CALL, FETCH_FAULT, FREE, Guest, LOAD_FAULT, Machine, Outcome, STORE_FAULT, end, load_root, say,
-    word, write_code,
+    CALL, FREE, Guest, Machine, Outcome, Stop, end, load_root, say, word, write_code,
 };
 use slat::format::Kind;
 use slat::format::riscv::{Mode, RiscV};
@@ -42,8 +41,8 @@ fn range(gpa: u64, bytes: u64) -> GpaRange {
     GpaRange::new(Gpa(gpa), bytes).expect("a range of the checks' own")
 }
 
-fn fault(cause: u64, gpa: u64) -> Outcome {
-    Err((cause, gpa >> 2))
+fn fault(access: Access, gpa: u64) -> Outcome {
+    Err(Stop::Fault(Gpa(gpa), access))
 }
 
 fn put(hpa: u64, value: u64) {
@@ -91,7 +90,7 @@ impl Checks {
         let bits = self.mode.address_bits();
         let before = machine.live.get();
         let tables = Tables::new(format, VMID, bits, machine).expect("memory for the root");
-        let hgatp = RiscV::hgatp(&tables.geometry(), tables.root(), VMID).expect("a value");
+        let hgatp = tables.guest_root().hgatp().expect("a value");
         self.is("hgatp holds what it is given", load_root(hgatp), hgatp);
         let mut storage = [const { None }; 16];
         let mut cache = TableCache::new(machine, &mut storage);
@@ -124,13 +123,13 @@ impl Checks {
 
     fn translates(&mut self, guest: &Guest, guard: &mut In<'_, '_>, cache: &mut Cache<'_>) {
         let at = guest.code + 8 * K4;
-        self.is("what is not mapped faults when read", guest.load(at), fault(LOAD_FAULT, at));
+        self.is("what is not mapped faults when read", guest.load(at), fault(Access::Read, at));
         let last = at + K4 - 8;
-        self.is("or written", guest.store(last, 1), fault(STORE_FAULT, last));
-        self.is("or executed", guest.jump(at), fault(FETCH_FAULT, at));
+        self.is("or written", guest.store(last, 1), fault(Access::Write, last));
+        self.is("or executed", guest.jump(at), fault(Access::Execute, at));
         let beyond = 1 << self.mode.address_bits();
         let found = guest.load(beyond);
-        self.is("so does what the mode does not reach", found, fault(LOAD_FAULT, beyond));
+        self.is("so does what the mode does not reach", found, fault(Access::Read, beyond));
         map(guard, range(at, K4), PAGE, RAM, cache);
         put(PAGE + 8, 0x1234);
         self.is("a page is read where it was mapped", guest.load(at + 8), Ok(0x1234));
@@ -143,7 +142,7 @@ impl Checks {
         guard.write_protect(page).expect("a page");
         guard.complete();
         self.is("a protected page is read", guest.load(at + 8), Ok(0x1234));
-        self.is("and not written", guest.store(at, 1), fault(STORE_FAULT, at));
+        self.is("and not written", guest.store(at, 1), fault(Access::Write, at));
         guard.relax(page, Access::Write).expect("a page").flush_local();
         self.is("until the fault is answered", guest.store(at, 2), Ok(2));
 
@@ -153,15 +152,15 @@ impl Checks {
         let (block, call) = (range(at, M2), at + CALL);
         map(guard, block, CODE, Attributes { read: false, write: false, ..RAM }, cache);
         self.is("a block may be executed and not read", guest.jump(call), Ok(0));
-        self.is("read, it faults", guest.load(call), fault(LOAD_FAULT, call));
+        self.is("read, it faults", guest.load(call), fault(Access::Read, call));
         guard.execute_protect(block).expect("a block");
         guard.complete();
         let found = [guest.load(call), guest.store(call, 1), guest.jump(call)];
-        let all = [LOAD_FAULT, STORE_FAULT, FETCH_FAULT].map(|cause| fault(cause, call));
+        let all = [Access::Read, Access::Write, Access::Execute].map(|access| fault(access, call));
         self.is("a block without rights is for nothing", found, all);
         guard.relax(block, Access::Execute).expect("a block").flush_local();
         let found = (guest.jump(call), guest.load(call));
-        self.is("executable again, and no more", found, (Ok(0), fault(LOAD_FAULT, call)));
+        self.is("executable again, and no more", found, (Ok(0), fault(Access::Read, call)));
     }
 
     /// Checks accessed and dirty, which the hart sets, or the handler of its fault.
@@ -176,9 +175,9 @@ impl Checks {
         };
         self.is("a new page is neither accessed nor dirty", state(guard), (false, false));
         let mut faults = 0;
-        let mut used = |guard: &mut In<'_, '_>, access, cause, used: &dyn Fn() -> Outcome| {
+        let mut used = |guard: &mut In<'_, '_>, access, used: &dyn Fn() -> Outcome| {
             let mut outcome = used();
-            if outcome == fault(cause, at) {
+            if outcome == fault(access, at) {
                 faults += 1;
                 guard.relax(page, access).expect("a page").flush_local();
                 outcome = used();
@@ -186,14 +185,14 @@ impl Checks {
             (outcome.is_ok(), state(guard))
         };
         let (load, store) = (|| guest.load(at), || guest.store(at, 3));
-        let found = used(guard, Access::Read, LOAD_FAULT, &load);
+        let found = used(guard, Access::Read, &load);
         self.is("a read makes it accessed", found, (true, (true, false)));
-        let found = used(guard, Access::Write, STORE_FAULT, &store);
+        let found = used(guard, Access::Write, &store);
         self.is("a write makes it dirty", found, (true, (true, true)));
         let mut bitmap = [0];
         let found = (guard.harvest(page, &mut bitmap), bitmap, state(guard));
         self.is("a harvest hands it out, clean", found, (Ok(1), [1], (true, false)));
-        let found = used(guard, Access::Write, STORE_FAULT, &store);
+        let found = used(guard, Access::Write, &store);
         self.is("the next write is not lost", found, (true, (true, true)));
         guard.write_protect(page).expect("a page");
         guard.complete();
@@ -224,7 +223,7 @@ impl Checks {
         self.is("an unmapped page says where it was", freed, Some(BLOCK + 5 * K4));
         let gone = at + 5 * K4;
         let found = (pages(), guest.store(gone, 0));
-        self.is("and it alone is gone", found, (511, fault(STORE_FAULT, gone)));
+        self.is("and it alone is gone", found, (511, fault(Access::Write, gone)));
         map(guard, hole, BLOCK + 5 * K4, RAM, cache);
         self.is("filled again", pages(), 512);
         guard.collapse(block, PageSize::SIZE_2M).expect("all leaves agree");

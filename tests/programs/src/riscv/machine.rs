@@ -4,7 +4,8 @@ use core::arch::{asm, global_asm};
 use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Pte, Seat};
+use slat::format::riscv::fault::GuestPageFault;
+use slat::{Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Platform, Pte, Seat};
 
 global_asm!(include_str!("boot.s"));
 
@@ -79,12 +80,16 @@ pub fn word(hpa: u64) -> *mut u64 {
     hpa as *mut u64
 }
 
-/// Result of an access: the value read, or scause and htval.
-pub type Outcome = Result<u64, (u64, u64)>;
+/// Result of an access: the value read, or what stopped it.
+pub type Outcome = Result<u64, Stop>;
 
-pub const FETCH_FAULT: u64 = 20;
-pub const LOAD_FAULT: u64 = 21;
-pub const STORE_FAULT: u64 = 23;
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stop {
+    /// The G-stage refused the access.
+    Fault(Gpa, Access),
+    /// Another trap, by its scause.
+    Trap(u64),
+}
 
 /// The guest, whose code is mapped at `code`.
 #[derive(Clone, Copy)]
@@ -111,9 +116,11 @@ impl Guest {
         // in memory that its tables map; none of it belongs to this program, whose image ends far
         // below.
         let value = unsafe { enter(self.code + piece, a0, a1) };
-        match csr!("scause") {
-            10 => Ok(value),
-            cause => Err((cause, csr!("0x643"))),
+        let cause = csr!("scause");
+        match GuestPageFault::decode(cause, csr!("stval"), csr!("0x643"), csr!("0x64a")) {
+            Some(fault) => Err(Stop::Fault(fault.gpa, fault.access)),
+            None if cause == 10 => Ok(value),
+            None => Err(Stop::Trap(cause)),
         }
     }
 }

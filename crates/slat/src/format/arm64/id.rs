@@ -7,9 +7,8 @@
 use super::tlbi::Tlbi;
 use super::{Arm64, Shareability};
 use crate::addr::Hpa;
-use crate::format::{Format, Geometry};
-use crate::invalidation::BreakBeforeMake;
-use crate::invalidation::Vmid;
+use crate::format::{Format, Geometry, GuestRoot};
+use crate::invalidation::{BreakBeforeMake, Vmid};
 use core::fmt;
 
 /// Translation granule: the page size of a format.
@@ -390,6 +389,24 @@ impl IdRegisters {
         }
         let supported = Granule::ALL.map(|granule| self.has_granule(granule).then_some(granule));
         Err(Unsupported::Granule { wanted, supported })
+    }
+}
+
+impl<const PAGE_SHIFT: u32, const WIDE: bool> GuestRoot<Arm64<PAGE_SHIFT, WIDE>> {
+    /// Returns the value of VTTBR_EL2 for a CPU ([`IdRegisters::vttbr`]; D24.2, "VTTBR_EL2").
+    ///
+    /// # Errors
+    /// The errors of [`IdRegisters::vttbr`].
+    pub fn vttbr(&self, cpu: &IdRegisters) -> Result<u64, Unsupported> {
+        cpu.vttbr(&self.format, self.root, self.vmid)
+    }
+
+    /// Returns the value of VTCR_EL2 for a CPU ([`IdRegisters::vtcr`]; D24.2, "VTCR_EL2").
+    ///
+    /// # Errors
+    /// The errors of [`IdRegisters::vtcr`].
+    pub fn vtcr(&self, cpu: &IdRegisters) -> Result<u64, Unsupported> {
+        cpu.vtcr(&self.format, &self.geometry)
     }
 }
 
