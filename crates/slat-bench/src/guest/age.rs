@@ -107,7 +107,7 @@ impl Scenario for Age {
     const NAME: &'static str = "age";
     const ABOUT: &'static str = "Look for used pages beside faults";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = reader!(FIGURES, MEANING);
+    const READER: Reader = reader!([FIGURES], MEANING);
     type Settings = AgeArgs;
 
     fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -197,7 +197,7 @@ impl Scenario for CacheToggle {
     const ABOUT: &'static str =
         "Switch the caches of an Arm guest's vCPUs on, and maintain what each policy says";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = reader!(FIGURES, MEANING);
+    const READER: Reader = reader!([FIGURES], MEANING);
     type Settings = CacheToggleArgs;
 
     fn run(args: &CacheToggleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

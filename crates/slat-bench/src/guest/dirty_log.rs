@@ -10,7 +10,7 @@ use super::{density, parallel};
 use crate::guest::fixture::{Fixture, Shape, room};
 use crate::guest::lock::FairLock;
 use crate::guest::runner::{Locks, Runner};
-use crate::guest::tables::{Figures, MEANING};
+use crate::guest::tables::{Figures, MEANING, reader};
 use crate::guest::times::Times;
 use crate::guest::turns::{Counts, Recorder, counts, ratios, take_turns};
 use crate::guest::vcpus::faults_between;
@@ -63,12 +63,7 @@ impl Scenario for DirtyLog {
     const NAME: &'static str = "dirty-log";
     const ABOUT: &'static str = "Log the dirty pages of a guest, in six ways";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = Reader {
-        reads: |m| TABLES.iter().any(|table| table.has(m)),
-        tables: |results| TABLES.iter().filter_map(|table| table.table(results)).collect(),
-        meaning: MEANING,
-        ..Reader::NONE
-    };
+    const READER: Reader = reader!(TABLES, MEANING);
     type Settings = DirtyLogArgs;
 
     fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -115,7 +115,7 @@ impl Scenario for Execute {
     const NAME: &'static str = "execute";
     const ABOUT: &'static str = "Execute from huge pages that may not be executed";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = reader!(FIGURES, MEANING);
+    const READER: Reader = reader!([FIGURES], MEANING);
     type Settings = ExecuteArgs;
 
     fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

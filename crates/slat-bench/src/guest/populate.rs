@@ -9,7 +9,7 @@ use crate::format::TablesArgs;
 use crate::guest::fixture::{Fixture, GUEST_BASE, Shape};
 use crate::guest::lock::FairLock;
 use crate::guest::runner::Locks;
-use crate::guest::tables::{Figures, MEANING};
+use crate::guest::tables::{Figures, MEANING, reader};
 use crate::guest::turns::{Recorder, ratios, take_turns};
 use crate::guest::vcpus::{PhaseRun, run_phases};
 use crate::on_machine;
@@ -109,12 +109,7 @@ impl Scenario for Populate {
     const ABOUT: &'static str =
         "Touch memory for the first time: faults, without a lock and with one";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = Reader {
-        reads: |m| TABLES.iter().any(|figures| figures.has(m)),
-        tables: |results| TABLES.iter().filter_map(|figures| figures.table(results)).collect(),
-        meaning: MEANING,
-        ..Reader::NONE
-    };
+    const READER: Reader = reader!(TABLES, MEANING);
     type Settings = PopulateArgs;
 
     fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -70,12 +70,12 @@ fn digits(value: f64) -> String {
 /// A count that a table shows: the figure of its measurement, its name, its heading.
 pub type Count = (&'static str, &'static str, &'static str);
 
-/// The reader of a scenario whose results are one table of figures.
+/// The reader of a scenario whose results are tables of figures.
 macro_rules! reader {
-    ($figures:expr, $meaning:expr) => {
+    ($tables:expr, $meaning:expr) => {
         ::slat_lab::reader::Reader {
-            reads: |m| $figures.has(m),
-            tables: |results| $figures.table(results).into_iter().collect(),
+            reads: |m| $tables.iter().any(|table| table.has(m)),
+            tables: |results| $tables.iter().filter_map(|table| table.table(results)).collect(),
             meaning: $meaning,
             ..::slat_lab::reader::Reader::NONE
         }

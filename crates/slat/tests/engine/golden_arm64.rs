@@ -3,7 +3,8 @@
 //! `arch/arm64/include/asm/kvm_pgtable.h` and `memory.h`, and what QEMU's walker was seen to do.
 
 use crate::common::hardware::arm::{Arm, Descriptor, Leaf};
-use crate::common::hardware::{Access, Hardware, all_attributes};
+use crate::common::hardware::leaves::all_attributes;
+use crate::common::hardware::{Access, Hardware};
 use crate::common::{TestPlatform, destroy, unmap};
 use slat::format::arm64::{Arm64, Arm64K4, Arm64K16, Arm64K64, Shareability};
 use slat::{

@@ -3,13 +3,14 @@
 //! bits in `arch/powerpc/include/asm/book3s/64/pgtable.h`, `mmu.h` and `radix.h`. Entries are
 //! compared as bytes, the first of which is the most significant.
 
+use crate::common::hardware::leaves::{Marks, check_leaves};
 use crate::common::hardware::power::{Core, Cpu, Entry, Page, Word};
-use crate::common::hardware::{Access as Used, Hardware, all_attributes, comes_back};
+use crate::common::hardware::{Access as Used, Hardware};
 use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range};
 use crate::common::world::size;
 use crate::common::{TestPlatform, destroy};
 use slat::format::power::{Power, PowerK4, PowerK64};
-use slat::format::{Access, AttributeError, Format, Kind};
+use slat::format::{Access, AttributeError, Format};
 use slat::{
     Attributes, BreakBeforeMake, Execute, Gpa, Hpa, Inactive, Memory, PageSize, Pte, Software,
     TableCache, Tables, Vmid,
@@ -146,63 +147,24 @@ fn manual(a: Attributes, address: u64) -> Page {
     }
 }
 
-/// Returns whether this is a reason why no entry has these attributes.
-fn is_refused(a: Attributes, why: AttributeError) -> bool {
-    match why {
-        AttributeError::NeedsRead => a.write && !a.read,
-        AttributeError::MemoryType => a.memory == Memory::DeviceStrict,
-        AttributeError::ExecuteNeedsSplitRights => {
-            matches!(a.execute, Execute::User | Execute::Kernel)
-        }
-        _ => false,
-    }
-}
-
 fn leaves_of<const P: u32>() {
-    let format = Power::<P>::default();
-    let mut seen = BTreeSet::new();
-    for (level, a) in (0..3).flat_map(|level| all_attributes().map(move |a| (level, a))) {
-        let bits = match format.encode(a) {
-            Ok(bits) => bits,
-            Err(why) => {
-                assert!(is_refused(a, why), "{why}");
-                continue;
-            }
-        };
-        let page_of = |raw, level| match CPU.decode(bytes(raw), Power::<P>::shift(level)) {
-            Entry::Page(page) => page,
-            other => panic!("{raw:#x} at {level}: {other:?}"),
-        };
-        let page = |raw| page_of(raw, level);
-        let hpa = (1 << 57) - (1 << Power::<P>::shift(level));
-        let raw = Power::<P>::leaf(bits, level, Hpa(hpa));
-        let expected = manual(a, hpa);
-        assert_eq!(page(raw), expected, "{raw:#x}");
-        comes_back(&format, raw, level, a, hpa);
-        assert!(seen.insert((level, raw)), "two meanings of {raw:#x}");
-        // Sealed: no field that hardware reads changes.
-        let sealed = Page { software: expected.software | 8, ..expected };
-        assert_eq!(page(raw | Power::<P>::MARK), sealed);
-        assert_eq!(Power::<P>::kind(raw | Power::<P>::MARK, level), Kind::Sealed);
-        assert_eq!(page(Power::<P>::write_protected(raw)), Page { write: false, ..expected });
-        assert_eq!(page(Power::<P>::execute_protected(raw)), Page { execute: false, ..expected });
-        for read in [false, true].into_iter().filter(|read| *read || !a.write) {
-            assert_eq!(page(Power::<P>::readable(raw, read)), Page { read, ..expected });
+    // Without the engine's own bit.
+    let page = |raw, level| match CPU.decode(bytes(raw), Power::<P>::shift(level)) {
+        Entry::Page(page) => Page { software: page.software & !8, ..page },
+        other => panic!("{raw:#x} at {level}: {other:?}"),
+    };
+    let marks = Marks { split: false, dirty: true };
+    let manual = |a, hpa, _| manual(a, hpa);
+    let leaves = check_leaves(Power::<P>::default(), marks, page, manual, |a, why| match why {
+        Some(AttributeError::NeedsRead) => assert!(a.write && !a.read),
+        Some(AttributeError::MemoryType) => assert_eq!(a.memory, Memory::DeviceStrict),
+        Some(AttributeError::ExecuteNeedsSplitRights) => {
+            assert!(matches!(a.execute, Execute::User | Execute::Kernel));
         }
-        let used = Page { reference: true, ..expected };
-        assert_eq!(page(format.relaxed(raw, Access::Read)), used);
-        assert_eq!(page(format.relaxed(raw, Access::Execute)), Page { execute: true, ..used });
-        let written = Page { read: true, write: true, change: true, ..used };
-        assert_eq!(page(format.relaxed(raw, Access::Write)), written);
-        assert_eq!(page(format.cleaned(raw)), Page { change: false, ..expected });
-        if level > 0 {
-            let bits = Power::<P>::attribute_bits(raw, level);
-            let hpa = (1 << 57) - (1 << Power::<P>::shift(level - 1));
-            let child = Power::<P>::leaf(bits, level - 1, Hpa(hpa));
-            assert_eq!(page_of(child, level - 1), manual(a, hpa), "{child:#x}");
-        }
-    }
-    assert_eq!(seen.len(), 3 * 384 * 3 / 4);
+        Some(why) => panic!("{why}"),
+        None => {}
+    });
+    assert_eq!(leaves, 3 * 384 * 3 / 4);
 }
 
 #[test]

@@ -2,12 +2,13 @@
 //! Physical Address Translation", "Sv39", "Svpbmt"), and the names that Linux gives to bits in
 //! `arch/riscv/include/asm/pgtable-bits.h`, `pgtable-64.h` and `csr.h`.
 
+use crate::common::hardware::leaves::{Marks, all_attributes, check_leaves};
 use crate::common::hardware::riscv::{Cpu, Hart, Page, Pte};
-use crate::common::hardware::{Access as Used, Hardware, all_attributes, comes_back};
+use crate::common::hardware::{Access as Used, Hardware};
 use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range};
 use crate::common::{TestPlatform, destroy};
 use slat::format::riscv::{Mode, RiscV};
-use slat::format::{Access, AttributeError, Format, Kind};
+use slat::format::{Access, AttributeError, Format};
 use slat::{
     Attributes, BreakBeforeMake, Execute, Gpa, Hpa, Memory, PageSize, Software, TableCache, Tables,
     Vmid,
@@ -195,48 +196,15 @@ fn without_svpbmt_leaves_have_no_memory_type() {
 #[test]
 fn leaves_are_the_manuals_in_every_combination() {
     let format = RiscV { memory_types: true, ..Default::default() };
-    let mut seen = BTreeSet::new();
-    let sizes = (0u8..).zip([4 * K, 2 * M, G]);
-    for ((level, size), a) in sizes.flat_map(|s| all_attributes().map(move |a| (s, a))) {
-        assert_eq!(format.encode(a).err(), refusal(&format, a));
-        let Ok(bits) = format.encode(a) else { continue };
-        let page = |raw| match CPU.decode(raw, u32::from(level)) {
-            Pte::Page(page) => page,
-            other => panic!("{raw:#x} at {level}: {other:?}"),
-        };
-        let hpa = (1 << 56) - size;
-        let raw = RiscV::leaf(bits, level, Hpa(hpa));
-        let expected = manual(a, hpa, size);
-        assert_eq!(page(raw), expected, "{raw:#x}");
-        comes_back(&format, raw, level, a, hpa);
-        assert!(seen.insert((level, raw)), "two meanings of {raw:#x}");
-        // Sealed: for hardware, nothing changes.
-        assert_eq!(page(raw | RiscV::MARK), expected);
-        assert_eq!(RiscV::kind(raw | RiscV::MARK, level), Kind::Sealed);
-        assert_eq!(page(RiscV::write_protected(raw)), Page { write: false, ..expected });
-        assert_eq!(page(RiscV::execute_protected(raw)), Page { execute: false, ..expected });
-        for read in [false, true].into_iter().filter(|read| *read || !a.write) {
-            let readable = RiscV::readable(raw, read);
-            assert_eq!(page(readable), Page { read, ..expected });
-            assert_eq!(
-                (RiscV::kind(readable, level), RiscV::leaf_address(readable, level)),
-                (Kind::Leaf, Hpa(hpa))
-            );
-        }
-        let used = Page { accessed: true, ..expected };
-        assert_eq!(page(format.relaxed(raw, Access::Read)), used);
-        assert_eq!(page(format.relaxed(raw, Access::Execute)), Page { execute: true, ..used });
-        let written = Page { read: true, write: true, dirty: true, ..used };
-        assert_eq!(page(format.relaxed(raw, Access::Write)), written);
-        assert_eq!(page(format.cleaned(raw)), Page { dirty: false, ..expected });
-        if level > 0 {
-            let (bits, size) = (RiscV::attribute_bits(raw, level), size >> 9);
-            let child = RiscV::leaf(bits, level - 1, Hpa((1 << 56) - size));
-            let decoded = CPU.decode(child, u32::from(level) - 1);
-            assert_eq!(decoded, Pte::Page(manual(a, (1 << 56) - size, size)), "{child:#x}");
-        }
-    }
-    assert_eq!(seen.len(), 3 * 384 * 3 / 4);
+    let page = |raw, level| match CPU.decode(raw, u32::from(level)) {
+        Pte::Page(page) => page,
+        other => panic!("{raw:#x} at {level}: {other:?}"),
+    };
+    let marks = Marks { split: false, dirty: true };
+    let leaves = check_leaves(format, marks, page, manual, |a, why| {
+        assert_eq!(why, refusal(&format, a));
+    });
+    assert_eq!(leaves, 3 * 384 * 3 / 4);
 }
 
 #[test]

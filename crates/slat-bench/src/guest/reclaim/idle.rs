@@ -12,7 +12,7 @@ use super::{Case, cases, params};
 use crate::format::TableFormat;
 use crate::format::TablesArgs;
 use crate::guest::fixture::room;
-use crate::guest::tables::{Figures, MEANING};
+use crate::guest::tables::{Figures, MEANING, reader};
 use crate::guest::turns::{Counts, Recorder, counts};
 use crate::on_machine;
 use anyhow::{Context, ensure};
@@ -163,12 +163,7 @@ impl Scenario for IdlePages {
     const ABOUT: &'static str =
         "Ask which pages of a guest are idle, take what could be taken, and see what comes back";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = Reader {
-        reads: |m| TABLES.iter().any(|table| table.has(m)),
-        tables: |results| TABLES.iter().filter_map(|table| table.table(results)).collect(),
-        meaning: MEANING,
-        ..Reader::NONE
-    };
+    const READER: Reader = reader!(TABLES, MEANING);
     type Settings = IdleArgs;
 
     fn run(args: &IdleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

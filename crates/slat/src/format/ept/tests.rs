@@ -114,6 +114,7 @@ fn vt_d_finds_snp_in_leaves_and_no_bit_that_it_reserves() {
             assert_eq!(leaf >> 11 & 1 == 1, format.vtd.unwrap().snoop);
             // The children of a split keep SNP, and so does a leaf whose rights change.
             let bits = Ept1G::attribute_bits(leaf, 1);
+            assert_eq!(format.encode(format.decode(leaf, 1)), Ok(bits));
             assert_eq!((bits ^ leaf) >> 11 & 1, 0);
             let relaxed = format.relaxed(Ept1G::write_protected(leaf), Access::Write);
             assert_eq!((relaxed ^ leaf) & (1 << 11 | 1 << 62), 0);

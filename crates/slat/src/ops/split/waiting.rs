@@ -24,17 +24,20 @@ pub(super) struct Waiting<'t> {
 
 impl Waiting<'_> {
     /// Returns the place of the block at `base`.
+    #[inline]
     pub fn place<F: Format>(&self, base: u64) -> usize {
         ((base - self.start) >> F::shift(self.level)) as usize
     }
 
     /// Returns whether a place from this one on is in use.
+    #[inline]
     pub const fn reaches(&self, place: usize) -> bool {
         self.places >> place != 0
     }
 
     /// Returns whether a block may wait with these, at most `together` of them. A walk that began
     /// anew may bring one that waits already, or one before the last.
+    #[inline]
     pub fn joins<F: Format>(&self, level: u8, entry: &Entry<'_>, together: usize) -> bool {
         let (base, start) = (entry.base::<F>(level), self.start);
         level == self.level
@@ -47,6 +50,7 @@ impl Waiting<'_> {
 
 /// Returns the block at `level` that an unlinked table was built from, if its pages have its
 /// attributes.
+#[inline]
 pub(super) fn block_of<F: Format>(platform: &impl Platform, table: &mut Frame, level: u8) -> u64 {
     let mut below = level - 1;
     let mut raw = table.entries_mut::<F>(platform, below)[0].get();

@@ -4,13 +4,14 @@
 pub mod arm;
 pub mod ept;
 pub mod grouped;
+pub mod leaves;
 pub mod npt;
 pub mod power;
 pub mod riscv;
 
 use super::TestPlatform;
 use slat::format::AttributeError;
-use slat::{Attributes, Execute, Format, Hpa, Memory, Software, Tables};
+use slat::{Attributes, Format, Software, Tables};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -199,36 +200,6 @@ pub struct Root {
 pub fn software(raw: u64, places: &[u32]) -> Software {
     let numbered = (0..).zip(places).filter(|(_, place)| raw >> **place & 1 == 1);
     numbered.fold(Software::NONE, |all, (number, _)| all.union(Software::bit(number)))
-}
-
-/// Attributes in every combination, with the first two software bits.
-pub fn all_attributes() -> impl Iterator<Item = Attributes> {
-    let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
-    let executes = [Execute::All, Execute::None, Execute::User, Execute::Kernel];
-    (0..1024usize).map(move |n| Attributes {
-        read: n & 1 != 0,
-        write: n & 2 != 0,
-        accessed: n & 4 != 0,
-        dirty: n & 8 != 0,
-        software: Software::new(n & 16 != 0, n & 512 != 0),
-        execute: executes[n >> 5 & 3],
-        memory: memories[n >> 7 & 3],
-    })
-}
-
-/// What the walk relies on in each leaf at `level`: its parts come back, and changes of rights that
-/// are made twice are made once.
-pub fn comes_back<F: Format>(format: &F, raw: u64, level: u8, a: Attributes, hpa: u64) {
-    assert_eq!((format.decode(raw, level), F::leaf_address(raw, level)), (a, Hpa(hpa)));
-    let bits = format.encode(a).unwrap();
-    assert_eq!(F::attribute_bits(raw, level), bits);
-    assert_eq!(F::attribute_bits(raw | F::MARK, level), bits);
-    let protected = F::write_protected(raw);
-    assert_eq!((protected & F::WRITE, F::write_protected(protected)), (0, protected));
-    assert_eq!(format.decode(protected, level), Attributes { write: false, ..a });
-    let data = F::execute_protected(raw);
-    assert_eq!(F::execute_protected(data), data);
-    assert_eq!(format.decode(data, level), Attributes { execute: Execute::None, ..a });
 }
 
 /// The options of a user, in terms that fit every format.
