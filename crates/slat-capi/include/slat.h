@@ -710,7 +710,7 @@ extern "C" {
 
  Returns `SLAT_STATUS_UNSUPPORTED` where stage 2 lacks the granule, or its FEAT_LPA2;
  `SLAT_STATUS_ARGUMENT` for a kind that is not Arm's; `SLAT_STATUS_FORMAT` in a build without
- Arm's formats.
+ that format.
 
  # Safety
  `id` is null or points to a value, `format` is null or may be written.
@@ -753,7 +753,7 @@ enum slat_status slat_arm64_registers(struct slat_space *space,
  has to execute them on a CPU whose VTTBR_EL2 holds the guest's VMID.
 
  Returns `SLAT_STATUS_ARGUMENT` for a kind that is not Arm's or a leaf size that is not a power
- of two, `SLAT_STATUS_FORMAT` in a build without Arm's formats, `SLAT_STATUS_UNSUPPORTED` for a
+ of two, `SLAT_STATUS_FORMAT` in a build without that format, `SLAT_STATUS_UNSUPPORTED` for a
  kind that the CPU lacks, `SLAT_STATUS_RANGE` for a range that is not valid: it calls nothing
  then.
 

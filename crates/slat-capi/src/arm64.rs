@@ -1,6 +1,6 @@
 //! Arm's registers and instructions.
 
-#[cfg(feature = "arm64")]
+#[cfg(feature = "arm64-4k")]
 use crate::abi::slat_format_kind as kind;
 use crate::abi::{slat_format, slat_invalidation, slat_status};
 use crate::handle::slat_space;
@@ -61,7 +61,7 @@ pub enum slat_tlbi {
 }
 
 /// Provides the granule and FEAT_LPA2 as constants, for each kind of Arm format.
-#[cfg(feature = "arm64")]
+#[cfg(feature = "arm64-4k")]
 macro_rules! of_kind {
     ($number:expr, |$shift:ident, $ds:ident| $body:expr) => {{
         macro_rules! with {
@@ -78,16 +78,22 @@ macro_rules! of_kind {
         const LPA2_K16: u32 = kind::Arm64Lpa2K16 as u32;
         match $number {
             K4 => with!(12, false),
+            #[cfg(feature = "arm64")]
             K16 => with!(14, false),
+            #[cfg(feature = "arm64")]
             K64 => with!(16, false),
+            #[cfg(feature = "arm64")]
             LPA2_K4 => with!(12, true),
+            #[cfg(feature = "arm64")]
             LPA2_K16 => with!(14, true),
+            #[cfg(not(feature = "arm64"))]
+            K16 | K64 | LPA2_K4 | LPA2_K16 => Err(slat_status::Format),
             _ => Err(slat_status::Argument),
         }
     }};
 }
 
-#[cfg(feature = "arm64")]
+#[cfg(feature = "arm64-4k")]
 mod with {
     use super::{c_void, kind, slat_arm64_id, slat_format, slat_invalidation, slat_status};
     use super::{slat_space, slat_tlbi};
@@ -244,7 +250,7 @@ mod with {
 ///
 /// Returns `SLAT_STATUS_UNSUPPORTED` where stage 2 lacks the granule, or its FEAT_LPA2;
 /// `SLAT_STATUS_ARGUMENT` for a kind that is not Arm's; `SLAT_STATUS_FORMAT` in a build without
-/// Arm's formats.
+/// that format.
 ///
 /// # Safety
 /// `id` is null or points to a value, `format` is null or may be written.
@@ -255,10 +261,10 @@ pub unsafe extern "C" fn slat_arm64_format(
     kind: u32,
     format: *mut slat_format,
 ) -> slat_status {
-    #[cfg(feature = "arm64")]
+    #[cfg(feature = "arm64-4k")]
     // SAFETY: the caller's promises are the callee's.
     return unsafe { with::format(id, kind, format) }.err().unwrap_or(slat_status::Ok);
-    #[cfg(not(feature = "arm64"))]
+    #[cfg(not(feature = "arm64-4k"))]
     {
         _ = (id, kind, format);
         slat_status::Format
@@ -277,10 +283,10 @@ pub unsafe extern "C" fn slat_arm64_break_before_make(
     handles_conflicts: bool,
     answer: *mut u32,
 ) -> slat_status {
-    #[cfg(feature = "arm64")]
+    #[cfg(feature = "arm64-4k")]
     // SAFETY: the caller's promises are the callee's.
     return unsafe { with::break_before_make(id, handles_conflicts, answer) };
-    #[cfg(not(feature = "arm64"))]
+    #[cfg(not(feature = "arm64-4k"))]
     {
         _ = (id, handles_conflicts, answer);
         slat_status::Format
@@ -303,10 +309,10 @@ pub unsafe extern "C" fn slat_arm64_registers(
     vttbr: *mut u64,
     vtcr: *mut u64,
 ) -> slat_status {
-    #[cfg(feature = "arm64")]
+    #[cfg(feature = "arm64-4k")]
     // SAFETY: the caller's promises are the callee's.
     return unsafe { with::registers(space, id, vttbr, vtcr) }.err().unwrap_or(slat_status::Ok);
-    #[cfg(not(feature = "arm64"))]
+    #[cfg(not(feature = "arm64-4k"))]
     {
         _ = (space, id, vttbr, vtcr);
         slat_status::Format
@@ -317,7 +323,7 @@ pub unsafe extern "C" fn slat_arm64_registers(
 /// has to execute them on a CPU whose VTTBR_EL2 holds the guest's VMID.
 ///
 /// Returns `SLAT_STATUS_ARGUMENT` for a kind that is not Arm's or a leaf size that is not a power
-/// of two, `SLAT_STATUS_FORMAT` in a build without Arm's formats, `SLAT_STATUS_UNSUPPORTED` for a
+/// of two, `SLAT_STATUS_FORMAT` in a build without that format, `SLAT_STATUS_UNSUPPORTED` for a
 /// kind that the CPU lacks, `SLAT_STATUS_RANGE` for a range that is not valid: it calls nothing
 /// then.
 ///
@@ -335,12 +341,12 @@ pub unsafe extern "C" fn slat_arm64_tlbi(
     >,
     context: *mut c_void,
 ) -> slat_status {
-    #[cfg(feature = "arm64")]
+    #[cfg(feature = "arm64-4k")]
     // SAFETY: the caller's promises are the callee's.
     return unsafe { with::sequence(id, kind, what, execute, context, false) }
         .err()
         .unwrap_or(slat_status::Ok);
-    #[cfg(not(feature = "arm64"))]
+    #[cfg(not(feature = "arm64-4k"))]
     {
         _ = (id, kind, what, execute, context);
         slat_status::Format
@@ -365,12 +371,12 @@ pub unsafe extern "C" fn slat_arm64_tlbi_local(
     >,
     context: *mut c_void,
 ) -> slat_status {
-    #[cfg(feature = "arm64")]
+    #[cfg(feature = "arm64-4k")]
     // SAFETY: the caller's promises are the callee's.
     return unsafe { with::sequence(id, kind, what, execute, context, true) }
         .err()
         .unwrap_or(slat_status::Ok);
-    #[cfg(not(feature = "arm64"))]
+    #[cfg(not(feature = "arm64-4k"))]
     {
         _ = (id, kind, what, execute, context);
         slat_status::Format

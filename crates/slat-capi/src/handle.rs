@@ -104,7 +104,7 @@ macro_rules! formats {
 }
 
 formats! {
-    #[cfg(feature = "arm64")] Arm64K4: slat::format::arm64::Arm64K4;
+    #[cfg(feature = "arm64-4k")] Arm64K4: slat::format::arm64::Arm64K4;
     #[cfg(feature = "arm64")] Arm64K16: slat::format::arm64::Arm64K16;
     #[cfg(feature = "arm64")] Arm64K64: slat::format::arm64::Arm64K64;
     #[cfg(feature = "arm64")] Arm64Lpa2K4: slat::format::arm64::Arm64Lpa2K4;

@@ -15,13 +15,15 @@
 #![allow(non_camel_case_types, reason = "they are C's names")]
 
 #[cfg(not(any(
-    feature = "arm64",
+    feature = "arm64-4k",
     feature = "ept",
     feature = "npt",
     feature = "power",
     feature = "riscv"
 )))]
-compile_error!("choose a format: turn on one of the features arm64, ept, npt, power, riscv");
+compile_error!(
+    "choose a format: turn on one of the features arm64, arm64-4k, ept, npt, power, riscv"
+);
 
 pub mod abi;
 pub mod arm64;

@@ -87,7 +87,7 @@ const fn narrowed(of: &slat_format, widest: u32) -> u32 {
     }
 }
 
-#[cfg(feature = "arm64")]
+#[cfg(feature = "arm64-4k")]
 pub(crate) fn arm64<const SHIFT: u32, const DS: bool>(
     of: &slat_format,
 ) -> slat::format::arm64::Arm64<SHIFT, DS> {
@@ -161,7 +161,7 @@ fn create(
         )*};
     }
     of_kind! {
-        "arm64": Arm64K4 => arm64::<12, false>(of);
+        "arm64-4k": Arm64K4 => arm64::<12, false>(of);
         "arm64": Arm64K16 => arm64::<14, false>(of);
         "arm64": Arm64K64 => arm64::<16, false>(of);
         "arm64": Arm64Lpa2K4 => arm64::<12, true>(of);

@@ -45,9 +45,11 @@ pub fn bare() -> anyhow::Result<Outcome> {
             check.env("CARGO_PROFILE_DEV_PANIC", "abort");
             ran(&mut check)?;
         }
-        let mut check = cargo(&["check", "--target", setup::BARE, "--package", "slat-capi"]);
-        check.args(["--no-default-features", "--features", "arm64,panic-handler"]);
-        ran(check.env("CARGO_PROFILE_DEV_PANIC", "abort"))?;
+        for format in ["arm64", "arm64-4k"] {
+            let mut check = cargo(&["check", "--target", setup::BARE, "--package", "slat-capi"]);
+            check.args(["--no-default-features", "--features", &format!("{format},panic-handler")]);
+            ran(check.env("CARGO_PROFILE_DEV_PANIC", "abort"))?;
+        }
         ran(&mut cargo(&[
             "check",
             "--target",
