@@ -44,8 +44,12 @@ fn cpu_quota(evidence: &Evidence) -> Finding {
         "A quota stops all threads for the rest of each period: waits that nothing measured explains.",
     );
     match evidence.files().cpu_quota() {
-        None => subject.ok("none"),
-        Some(cpus) => subject.limited(
+        Ok(None) => subject.ok("none"),
+        Err(file) => subject.limited(
+            format!("/{} does not tell", file.display()),
+            Change::by_hand("let this user read the file"),
+        ),
+        Ok(Some(cpus)) => subject.limited(
             format!("{} CPUs", three_digits(cpus)),
             Change::by_hand(
                 "raise the quota of the container or unit (systemctl set-property UNIT CPUQuota=)",
@@ -62,12 +66,45 @@ fn swap(evidence: &Evidence) -> Finding {
         "A guest's memory is anonymous: without swap none of it can be reclaimed, under any pressure.",
     );
     match evidence.files().swap() {
-        0 => subject.missing(
+        None => subject.limited(
+            "/proc/swaps does not tell",
+            Change::by_hand("let this user read the file"),
+        ),
+        Some(0) => subject.missing(
             "none",
             Change::command(
                 "fallocate -l 4G /swapfile && chmod 600 /swapfile && mkswap /swapfile && swapon /swapfile",
             ),
         ),
-        total => subject.ok(bytes(total)),
+        Some(total) => subject.ok(bytes(total)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Returns what is found of one subject on a host that has these files.
+    fn found(subject: fn(&Evidence) -> Finding, files: &[(&str, &str)]) -> (&'static str, String) {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let file = root.path().join(path);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+        let kvm = Err(slat_kvm::Error::NoKvm);
+        let finding = subject(&Evidence::below(root.path().to_owned(), kvm, Vec::new()));
+        (finding.status.word(), finding.found)
+    }
+
+    #[test]
+    fn a_limit_that_cannot_be_read_is_not_said_to_be_missing() {
+        let own = ("proc/self/cgroup", "0::/a\n");
+        // A folder in the file's place, as root may read any file.
+        let told = found(cpu_quota, &[own, ("sys/fs/cgroup/a/cpu.max/x", "")]);
+        assert_eq!(told, ("limited", "/sys/fs/cgroup/a/cpu.max does not tell".to_owned()));
+        let told = found(swap, &[own, ("proc/swaps/x", "")]);
+        assert_eq!(told, ("limited", "/proc/swaps does not tell".to_owned()));
     }
 }

@@ -36,10 +36,15 @@ fn available(evidence: &Evidence) -> Finding {
             bytes(free),
             Change::by_hand("end what uses the rest, or take a smaller --memory"),
         ),
-        None => subject.limited(
-            "/proc/meminfo does not tell",
-            Change::by_hand("mount /proc, or take a small --memory"),
-        ),
+        None => {
+            let files = evidence.files();
+            let untold = files.available_memory(&files.memory_bounds()).err();
+            let file = untold.unwrap_or_else(|| "proc/meminfo".into());
+            subject.limited(
+                format!("/{} does not tell", file.display()),
+                Change::by_hand("mount /proc, or let this user read the file"),
+            )
+        }
     }
 }
 
