@@ -26,7 +26,8 @@ fn within(files: Files<'_>) -> Result<Available, Error> {
 /// kernel.
 ///
 /// # Errors
-/// [`Error::NotEnoughMemory`] if too little is available; [`Error::MemoryUntold`] as for [`available`].
+/// [`Error::NotEnoughMemory`] if too little is available; [`Error::MemoryUntold`] as for
+/// [`available`].
 pub fn check(bytes: u64) -> Result<(), Error> {
     let available = available()?;
     let needed = bytes.saturating_add(bytes / 64).saturating_add(64 << 20);
