@@ -256,7 +256,7 @@ mod tests {
             ("x86-v2", "cgroup CPU quota", "limited", "0.50 CPUs"),
             ("arm-16k-hybrid", "cgroup memory", "limited", "version 1"),
             ("arm-16k-hybrid", "memory available", "limited", "256 MiB"),
-            ("arm-64k-v1", "hugetlb 2m", "missing", "this kernel has no such pool"),
+            ("arm-64k-v1", "hugetlb 2m", "missing", "has no such pool, but of 512 MiB"),
             ("locked-down", "debugfs", "limited", "locked down (confidentiality)"),
             ("odd-bytes", "KVM's debugfs", "ok", "mounted"),
         ] {

@@ -267,3 +267,20 @@ fn the_cost_of_a_watch_is_measured_while_the_second_of_two_command_lines_runs() 
     beside("doctor").code(1).stderr(contains("ended before"));
     refused(&[&both[..], &["--while-second", "watch '"]].concat(), &["a quote is not closed"]);
 }
+
+#[test]
+fn a_report_over_a_file_of_the_invoking_user_is_refused_with_what_to_do() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can make files of another user");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("watch.json");
+    std::fs::write(&path, "old").unwrap();
+    std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+    let file = path.to_str().unwrap();
+    for option in ["--json", "--html"] {
+        let told = ["belongs to another user (number 65534)", "remove it, or name another", file];
+        refused(&["watch", "--for", "1s", option, file], &told);
+    }
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
+}

@@ -31,6 +31,7 @@ impl MemoryLimit {
     ///
     /// # Errors
     /// [`Error::NotEnoughSwap`] if the swap is smaller than the part of `needed` beyond the limit;
+    /// [`Error::MemoryUntold`] if a group's limit of swap cannot be read;
     /// [`Error::NoControlGroup`] if there is none whose children can be limited; [`Error::Os`]
     /// without root.
     pub fn new(bytes: u64, needed: u64) -> Result<Self, Error> {
@@ -38,7 +39,8 @@ impl MemoryLimit {
         let bounds = files.memory_bounds();
         let host = rustix::system::sysinfo();
         let swap = host.freeswap * u64::from(host.mem_unit);
-        let swap = bounds.iter().filter_map(|bound| bound.swap).fold(swap, u64::min);
+        let limits: Result<Vec<_>, _> = bounds.iter().map(|bound| bound.swap.clone()).collect();
+        let swap = limits.map_err(Error::untold)?.into_iter().flatten().fold(swap, u64::min);
         // 64 MiB for this program itself.
         let beyond = needed.saturating_add(64 << 20).saturating_sub(bytes);
         if swap < beyond {
@@ -66,8 +68,8 @@ impl MemoryLimit {
                 Err(busy @ Error::NoControlGroup { .. }) => refused.get_or_insert(busy),
                 result => return result,
             };
-            // A group beside this one would escape its limit.
-            if bound.memory.is_some() || bound.swap.is_some() {
+            // A group beside this one would escape its limit, which it may have if that is unknown.
+            if bound.memory != Ok(None) || bound.swap != Ok(None) {
                 break;
             }
         }
@@ -194,5 +196,8 @@ mod tests {
         let (_root, made) = tree(&[unit, inner, none, limit]);
         let told = made.unwrap_err().to_string();
         assert!(told.contains("delegated"), "{told}");
+        let unread = ("sys/fs/cgroup/unit/inner/memory.max/folder", "");
+        let (_root, made) = tree(&[unit, inner, none, unread]);
+        assert!(made.unwrap_err().to_string().contains("delegated"));
     }
 }

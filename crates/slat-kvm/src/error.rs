@@ -1,6 +1,7 @@
 //! Errors. Where a remedy is known, the message names it.
 
 use std::io;
+use std::path::PathBuf;
 
 /// Why a guest could not be run or measured.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +53,15 @@ pub enum Error {
         available: u64,
         /// What says so: the machine or a control group.
         by: String,
+    },
+    /// A file of the host's memory, or of a control group's limit, does not tell how much is left.
+    #[error(
+        "/{file} does not tell how much memory is left for a guest: let this user read it, or run \
+         outside of this control group"
+    )]
+    MemoryUntold {
+        /// The file.
+        file: String,
     },
     /// The NUMA nodes to which the guest's memory is bound have too little memory.
     #[error(
@@ -245,6 +255,11 @@ impl std::fmt::Display for Advice {
 }
 
 impl Error {
+    /// Returns the error for a file that does not tell how much memory is left.
+    pub(crate) fn untold(file: PathBuf) -> Self {
+        Self::MemoryUntold { file: file.display().to_string() }
+    }
+
     /// Wraps the error of a call, for use with `map_err`.
     pub(crate) fn os<E: Into<io::Error>>(call: &'static str) -> impl FnOnce(E) -> Error {
         move |answer| Error::Os { call, answer: answer.into() }
@@ -282,6 +297,7 @@ impl Error {
                 self,
                 Error::MissingCapability { .. }
                     | Error::NotEnoughMemory { .. }
+                    | Error::MemoryUntold { .. }
                     | Error::NotEnoughOnNodes { .. }
                     | Error::NoHugePages { .. }
                     | Error::NoTransparentHugePages

@@ -1,20 +1,21 @@
 //! Memory that this process can have: of the machine, and of its control groups.
 
 use crate::{Error, cgroup};
-use rustix::io::Errno;
 use slat_procfs::{Available, Files};
 
 /// Returns the memory that is available without swapping. A group that this process made to limit
 /// itself does not count.
 ///
 /// # Errors
-/// [`Error::Os`] if neither `/proc/meminfo` nor a control group tells.
+/// [`Error::MemoryUntold`] if `/proc/meminfo` or the limit of a control group does not tell.
 pub fn available() -> Result<Available, Error> {
-    let files = Files::here();
+    within(Files::here())
+}
+
+fn within(files: Files<'_>) -> Result<Available, Error> {
     let mut bounds = files.memory_bounds();
     bounds.retain(|bound| !bound.group.ends_with(cgroup::name()));
-    let available = files.available_memory(&bounds);
-    available.ok_or_else(|| Error::os("MemAvailable of /proc/meminfo")(Errno::NOENT))
+    files.available_memory(&bounds).map_err(Error::untold)
 }
 
 /// Checks that `bytes` of guest memory are available, and the memory that KVM allocates to map
@@ -25,7 +26,8 @@ pub fn available() -> Result<Available, Error> {
 /// kernel.
 ///
 /// # Errors
-/// [`Error::NotEnoughMemory`] if too little is available; [`Error::Os`] as for [`available`].
+/// [`Error::NotEnoughMemory`] if too little is available; [`Error::MemoryUntold`] as for
+/// [`available`].
 pub fn check(bytes: u64) -> Result<(), Error> {
     let available = available()?;
     let needed = bytes.saturating_add(bytes / 64).saturating_add(64 << 20);
@@ -49,6 +51,19 @@ pub(crate) fn second_level_tables() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_guest_below_a_limit_that_cannot_be_read_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        // A folder in the file's place, as root may read any file.
+        for folder in ["proc/self", "sys/fs/cgroup/a/memory.max"] {
+            std::fs::create_dir_all(root.path().join(folder)).unwrap();
+        }
+        std::fs::write(root.path().join("proc/self/cgroup"), "0::/a\n").unwrap();
+        std::fs::write(root.path().join("proc/meminfo"), "MemAvailable: 4194304 kB\n").unwrap();
+        let told = within(Files(root.path())).unwrap_err().to_string();
+        assert!(told.starts_with("/sys/fs/cgroup/a/memory.max does not tell"), "{told}");
+    }
 
     #[test]
     fn more_than_any_machine_has_is_refused() {

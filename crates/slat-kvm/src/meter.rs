@@ -87,7 +87,8 @@ impl<'a> Meter<'a> {
         after[vcpu].times.since(&before[vcpu].times)
     }
 
-    /// Returns the stalls that a vCPU's clock showed, or `None` before `set_warm`.
+    /// Returns the stalls that a vCPU's clock showed, or `None` before `set_warm`, and where the
+    /// kernel does not count waits for a CPU.
     pub fn stalls(&self, vcpu: usize, done: &Done) -> Option<Stalls> {
         let warm = *self.warm.get(vcpu)?;
         let [before, after] = [0, 1].map(|when| &self.clocks[when][vcpu]);
@@ -97,10 +98,10 @@ impl<'a> Meter<'a> {
             idle: after.idle - before.idle,
             longest: self.guest.take_longest(vcpu),
             faults: self.faults(vcpu),
-            waits: done.waits.unwrap_or_default(),
+            waits: done.waits,
             stolen: self.stolen(),
         };
-        Some(Stalls::new(&self.times(vcpu), known))
+        Stalls::new(&self.times(vcpu), known)
     }
 
     /// Returns the number of a vCPU's faults, where the kernel counts them. A counter that did not

@@ -154,8 +154,8 @@ pub(crate) struct Known {
     pub longest: u64,
     /// The kernel's count of the vCPU's faults.
     pub faults: Option<u64>,
-    /// The waits for a CPU of the vCPU's thread.
-    pub waits: Waits,
+    /// The waits for a CPU of the vCPU's thread, where the kernel counts them.
+    pub waits: Option<Waits>,
     /// Seconds of steal time, averaged over the host's CPUs.
     pub stolen: f64,
 }
@@ -214,9 +214,11 @@ pub struct Stalls {
 }
 
 impl Stalls {
-    /// Finds the stalls among the times between accesses of a phase.
-    pub(crate) fn new(times: &Histogram, known: Known) -> Self {
+    /// Finds the stalls among the times between accesses of a phase. Without the waits for a CPU
+    /// they are unknown: a time that the thread was preempted would be one.
+    pub(crate) fn new(times: &Histogram, known: Known) -> Option<Self> {
         let Known { warm, ticks_per_second, idle, longest, faults, waits, stolen } = known;
+        let waits = waits?;
         let seconds = |ticks: u64| ticks.saturating_sub(warm) as f64 / ticks_per_second;
         let floor = if faults.is_some() { warm * 2 } else { warm * STALL_FACTOR };
         let idle = idle as f64 / ticks_per_second;
@@ -235,7 +237,7 @@ impl Stalls {
             let found = stalls.quantile(share).filter(|_| stalls.count() > 0);
             found.map_or(0.0, |ticks| seconds(ticks.min(longest)))
         };
-        Self {
+        Some(Self {
             accesses: times.count(),
             warm: warm as f64 / ticks_per_second,
             stalls: stalls.count(),
@@ -246,7 +248,7 @@ impl Stalls {
             p95: quantile(0.95),
             p99: quantile(0.99),
             longest: quantile(1.0),
-        }
+        })
     }
 }
 
@@ -319,30 +321,47 @@ mod tests {
 
     /// A clock of a million ticks per second, on which an access usually takes 100 ticks.
     fn known(faults: Option<u64>, longest: u64) -> Known {
-        Known { warm: 100, ticks_per_second: 1e6, faults, longest, ..Known::default() }
+        Known {
+            warm: 100,
+            ticks_per_second: 1e6,
+            faults,
+            longest,
+            waits: Some(Waits::default()),
+            ..Known::default()
+        }
+    }
+
+    fn stalls_of(times: &Histogram, known: Known) -> Stalls {
+        Stalls::new(times, known).expect("the waits are known")
+    }
+
+    #[test]
+    fn stalls_are_unknown_where_the_kernel_counts_no_waits() {
+        let known = Known { waits: None, ..known(Some(3), 5000) };
+        assert!(Stalls::new(&with_warm(&[5000; 3]), known).is_none());
     }
 
     #[test]
     fn as_many_of_the_longest_times_are_stalls_as_the_kernel_counts_faults() {
         // 900 ticks are a cache miss.
         let times = with_warm(&[900, 900, 5000, 5000, 5000]);
-        let stalls = Stalls::new(&times, known(Some(3), 5000));
+        let stalls = stalls_of(&times, known(Some(3), 5000));
         assert_eq!((stalls.stalls, stalls.counted, stalls.accesses), (3, true, 1005));
         assert!((stalls.seconds / 0.0147 - 1.0).abs() < 0.06, "{stalls:?}");
         assert_eq!((stalls.p50, stalls.longest), (0.0049, 0.0049));
         // Without a count of faults, the misses count as stalls.
-        let stalls = Stalls::new(&times, known(None, 5000));
+        let stalls = stalls_of(&times, known(None, 5000));
         assert_eq!((stalls.stalls, stalls.counted), (5, false));
         // More faults than times: several faults can lie between two accesses, and usual times are
         // no stalls.
-        assert_eq!(Stalls::new(&times, known(Some(500), 5000)).stalls, 5);
-        assert_eq!(Stalls::new(&with_warm(&[]), known(Some(0), 100)).longest, 0.0);
+        assert_eq!(stalls_of(&times, known(Some(500), 5000)).stalls, 5);
+        assert_eq!(stalls_of(&with_warm(&[]), known(Some(0), 100)).longest, 0.0);
     }
 
     #[test]
     fn stalls_that_the_guests_code_did_not_take_for_stalls_have_a_length() {
         // Its threshold is above these times, so it has no longest time.
-        let stalls = Stalls::new(&with_warm(&[400; 3]), known(Some(3), 0));
+        let stalls = stalls_of(&with_warm(&[400; 3]), known(Some(3), 0));
         assert_eq!(stalls.stalls, 3);
         for ticks in [stalls.p50, stalls.longest].map(|seconds| seconds * 1e6) {
             assert!((300.0..=350.0).contains(&ticks), "{stalls:?}");
@@ -352,9 +371,10 @@ mod tests {
     #[test]
     fn what_the_scheduler_is_known_to_have_made_is_no_stall() {
         let times = with_warm(&[5000, 5000, 5000, 400_000, 800_000]);
-        let with =
-            |waits, stolen| Stalls::new(&times, Known { waits, stolen, ..known(Some(3), 800_000) });
-        let alone = Stalls::new(&with_warm(&[5000; 3]), known(Some(3), 5000));
+        let with = |waits, stolen| {
+            stalls_of(&times, Known { waits: Some(waits), stolen, ..known(Some(3), 800_000) })
+        };
+        let alone = stalls_of(&with_warm(&[5000; 3]), known(Some(3), 5000));
         let preempted = with(Waits { seconds: 1.2, times: 2 }, 0.0);
         assert_eq!((preempted.stalls, preempted.seconds), (alone.stalls, alone.seconds));
         assert!((preempted.longest / alone.longest - 1.0).abs() < 0.13, "{preempted:?}");
@@ -370,11 +390,12 @@ mod tests {
         // The kernel did not report how often the thread waited.
         let times = with_warm(&[5000; 3]);
         let waits = Waits { seconds: 0.003, times: 0 };
-        let stalls = Stalls::new(&times, Known { waits, ..known(Some(3), 5000) });
-        let alone = Stalls::new(&times, known(Some(3), 5000));
+        let stalls = stalls_of(&times, Known { waits: Some(waits), ..known(Some(3), 5000) });
+        let alone = stalls_of(&times, known(Some(3), 5000));
         assert!((alone.seconds - stalls.seconds - 0.003).abs() < 1e-9, "{stalls:?}");
         // A wait while no step was due is in no stall.
-        let stalls = Stalls::new(&times, Known { waits, idle: 3000, ..known(Some(3), 5000) });
+        let stalls =
+            stalls_of(&times, Known { waits: Some(waits), idle: 3000, ..known(Some(3), 5000) });
         assert_eq!(stalls.seconds, alone.seconds);
     }
 

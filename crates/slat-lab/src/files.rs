@@ -227,9 +227,10 @@ impl Target {
                 "the file belongs to another user (number {}); remove it, or name another",
                 found.st_uid
             ))),
-            FileType::Fifo if !own && found.st_uid != 0 => {
-                Err(refused(format!("the FIFO belongs to another user (number {})", found.st_uid)))
-            }
+            FileType::Fifo if !own && found.st_uid != 0 => Err(refused(format!(
+                "the FIFO belongs to another user (number {}); name another",
+                found.st_uid
+            ))),
             _ => Ok(Self::Opened(Node { folder, name, found, is_descriptor: false })),
         }
     }
@@ -458,7 +459,8 @@ mod tests {
         fs::write(&path, "old").unwrap();
         chown(&path, OTHER, None).unwrap();
         let error = check(&path).unwrap_err().to_string();
-        assert!(error.contains("belongs to another user (number 65534)"), "{error}");
+        let wanted = "belongs to another user (number 65534); remove it, or name another";
+        assert!(error.contains(wanted), "{error}");
         assert!(write_whole(&path, b"report").is_err());
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");
     }

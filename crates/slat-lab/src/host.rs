@@ -262,17 +262,27 @@ fn own_words(command_line: String) -> String {
 }
 
 /// Returns the bytes of memory that are available now: the kernel's estimate, or what is left below
-/// the limit of this process's control groups, if that is less.
+/// the limit of this process's control groups, if that is less. It is 0 if such a limit cannot be
+/// read, as every other number may be too large.
 pub fn memory_available() -> u64 {
-    available_memory(Files::here()).unwrap_or_else(|| {
+    available_to(Files::here())
+}
+
+fn available_to(files: Files<'_>) -> u64 {
+    let bounds = files.memory_bounds();
+    let known = files.available_memory(&bounds);
+    known.map(|it| it.bytes).unwrap_or_else(|_| match bounds.iter().all(|it| it.memory.is_ok()) {
         // Without /proc, the kernel tells what is free, and not what it would free.
-        let host = rustix::system::sysinfo();
-        host.freeram.saturating_mul(host.mem_unit.into())
+        true => {
+            let host = rustix::system::sysinfo();
+            host.freeram.saturating_mul(host.mem_unit.into())
+        }
+        false => 0,
     })
 }
 
 fn available_memory(files: Files<'_>) -> Option<u64> {
-    Some(files.available_memory(&files.memory_bounds())?.bytes)
+    Some(files.available_memory(&files.memory_bounds()).ok()?.bytes)
 }
 
 fn kvm_parameters(files: Files<'_>) -> BTreeMap<String, BTreeMap<String, Known<String>>> {
@@ -382,5 +392,19 @@ mod tests {
     #[test]
     fn this_host_has_memory() {
         assert!(memory_available() > 0);
+    }
+
+    #[test]
+    fn nothing_is_available_below_a_limit_that_cannot_be_read() {
+        let root = tempfile::tempdir().unwrap();
+        // A folder in the file's place, as root may read any file.
+        for folder in ["proc/self", "sys/fs/cgroup/a/memory.max"] {
+            std::fs::create_dir_all(root.path().join(folder)).unwrap();
+        }
+        std::fs::write(root.path().join("proc/self/cgroup"), "0::/a\n").unwrap();
+        std::fs::write(root.path().join("proc/meminfo"), "MemAvailable: 4096 kB\n").unwrap();
+        assert_eq!(available_to(Files(root.path())), 0);
+        std::fs::remove_dir(root.path().join("sys/fs/cgroup/a/memory.max")).unwrap();
+        assert_eq!(available_to(Files(root.path())), 4 << 20);
     }
 }

@@ -1,9 +1,10 @@
 //! The control groups of this process, and what their limits leave it
 //! (admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
 
-use crate::{Files, all, value_of};
+use crate::{Files, all, value_of, whole};
 use std::ffi::OsString;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Component, Path, PathBuf};
 
@@ -25,6 +26,10 @@ pub struct Groups {
     pub folders: Vec<PathBuf>,
 }
 
+/// A number that the kernel tells, or nothing if there is none; or the file that is there and does
+/// not tell it. Such a file is not one without a limit.
+pub type Told<T = u64> = Result<Option<T>, PathBuf>;
+
 /// What a control group leaves of memory, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
@@ -32,9 +37,9 @@ pub struct Bound {
     pub group: PathBuf,
     /// What is left below its limit, if it has one. Page cache counts as left, as the kernel
     /// reclaims it before it refuses memory.
-    pub memory: Option<u64>,
+    pub memory: Told,
     /// What may be swapped beyond, if that is limited.
-    pub swap: Option<u64>,
+    pub swap: Told,
 }
 
 /// Available memory.
@@ -110,7 +115,10 @@ impl Files<'_> {
             is_inside.then(|| path.to_owned())
         };
         let mut candidates = paths.iter().filter_map(relative).chain([PathBuf::new()]);
-        let own = candidates.find(|path| self.0.join(at).join(path).join(file).exists())?;
+        let own = candidates.find(|path| {
+            // One that may not be looked at may be there: its limits are unknown.
+            self.0.join(at).join(path).join(file).try_exists().unwrap_or(true)
+        })?;
         // Components, as joining an empty path would leave a slash at the end.
         Some(own.ancestors().map(|group| at.join(group).components().collect()).collect())
     }
@@ -118,36 +126,71 @@ impl Files<'_> {
     /// Returns the bounds that this process's control groups put on its memory, its own group's
     /// first.
     pub fn memory_bounds(&self) -> Vec<Bound> {
+        if let Err(file) = self.told("proc/self/cgroup") {
+            return vec![Bound {
+                group: PathBuf::new(),
+                memory: Err(file.clone()),
+                swap: Err(file),
+            }];
+        }
         let groups = self.control_groups("memory", "memory.limit_in_bytes");
         let Some(Groups { version, folders }) = groups else { return Vec::new() };
         folders.into_iter().map(|group| self.bound(version, group)).collect()
     }
 
+    /// Returns a file's text, or nothing if there is no such file.
+    ///
+    /// # Errors
+    /// The file, if it cannot be read.
+    pub fn told(&self, path: impl AsRef<Path>) -> Told<String> {
+        let path = path.as_ref();
+        match File::open(self.0.join(path)) {
+            Ok(file) => whole(&file).map(Some).ok_or_else(|| path.to_owned()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(_) => Err(path.to_owned()),
+        }
+    }
+
+    /// Returns the number in a file, unless there is no such file or it says `max`.
+    fn told_number(&self, path: PathBuf) -> Told {
+        let text = self.told(&path)?;
+        let number = |text: &str| text.trim().parse().map_err(|_| path.clone());
+        text.as_deref().filter(|text| text.trim() != "max").map(number).transpose()
+    }
+
     fn bound(&self, version: Version, group: PathBuf) -> Bound {
-        // Without a limit, a file of version 2 contains `max`, which is no number.
-        let number = |name: &str| self.number(group.join(name));
+        let number = |name: &str| self.told_number(group.join(name));
+        // Without a number of the cache, less counts as left.
         let stat = self.text(group.join("memory.stat")).unwrap_or_default();
         let stat = |name: &str| value_of(&stat, name).unwrap_or(0);
+        let left = |limit: Option<u64>, used: &str, cache: u64| -> Told {
+            let Some(limit) = limit else { return Ok(None) };
+            // A limit bounds even if there is no file of the use.
+            let used = number(used)?.unwrap_or(0).saturating_sub(cache);
+            Ok(Some(limit.saturating_sub(used)))
+        };
+        // Without a limit, the number of version 1 is the largest multiple of a page.
+        let limit = |name: &str| number(name).map(|it| it.filter(|bytes| *bytes < 1 << 62));
         let (memory, swap) = match version {
             Version::Two => {
-                let limit = number("memory.max").into_iter().chain(number("memory.high")).min();
                 let cache = ["inactive_file", "active_file", "slab_reclaimable"].map(stat);
                 let cache = cache.into_iter().fold(0, u64::saturating_add);
-                // A limit bounds even if the use is unknown.
-                let used = number("memory.current").unwrap_or(0).saturating_sub(cache);
-                let swapped = number("memory.swap.current").unwrap_or(0);
-                let swap = number("memory.swap.max").map(|most| most.saturating_sub(swapped));
-                (limit.map(|limit| limit.saturating_sub(used)), swap)
+                let memory = number("memory.max").and_then(|max| {
+                    let limit = max.into_iter().chain(number("memory.high")?).min();
+                    left(limit, "memory.current", cache)
+                });
+                let swap = number("memory.swap.max");
+                (memory, swap.and_then(|most| left(most, "memory.swap.current", 0)))
             }
             Version::One => {
-                // Without a limit, the number is the largest multiple of a page.
-                let limit = |name: &str| number(name).filter(|bytes| *bytes < 1 << 62);
                 let cache = stat("total_inactive_file").saturating_add(stat("total_active_file"));
-                let used = number("memory.usage_in_bytes").unwrap_or(0).saturating_sub(cache);
-                let memory = limit("memory.limit_in_bytes");
-                let both = limit("memory.memsw.limit_in_bytes");
-                let swap = both.map(|both| both.saturating_sub(memory.unwrap_or(both)));
-                (memory.map(|limit| limit.saturating_sub(used)), swap)
+                let most = limit("memory.limit_in_bytes");
+                let memory = most.clone().and_then(|it| left(it, "memory.usage_in_bytes", cache));
+                let swap = limit("memory.memsw.limit_in_bytes").and_then(|both| {
+                    let Some(both) = both else { return Ok(None) };
+                    Ok(Some(both.saturating_sub(most?.unwrap_or(both))))
+                });
+                (memory, swap)
             }
         };
         Bound { group, memory, swap }
@@ -155,33 +198,58 @@ impl Files<'_> {
 
     /// Returns the memory that this process can have without swapping: what the host has available
     /// (`MemAvailable`), or what `bounds` leave, if that is less.
-    pub fn available_memory(&self, bounds: &[Bound]) -> Option<Available> {
-        let host = self.meminfo("MemAvailable").map(|bytes| Available { bytes, group: None });
-        let left = |bound: &Bound| {
-            Some(Available { bytes: bound.memory?, group: Some(bound.group.clone()) })
-        };
-        host.into_iter().chain(bounds.iter().filter_map(left)).min_by_key(|it| it.bytes)
+    ///
+    /// # Errors
+    /// The file that does not tell, of the host's memory or of a bound: what is left of it may be
+    /// less than any other.
+    pub fn available_memory(&self, bounds: &[Bound]) -> Result<Available, PathBuf> {
+        const HOST: &str = "proc/meminfo";
+        let text = self.told(HOST)?;
+        let host = text.and_then(|text| crate::bytes(&text, "MemAvailable"));
+        let mut least = host.map(|bytes| Available { bytes, group: None });
+        for bound in bounds {
+            if let Some(bytes) = bound.memory.clone()?
+                && least.as_ref().is_none_or(|least| bytes < least.bytes)
+            {
+                least = Some(Available { bytes, group: Some(bound.group.clone()) });
+            }
+        }
+        least.ok_or_else(|| HOST.into())
     }
 
     /// Returns the CPU time that this process's control groups allow it, in CPUs, if they limit it.
-    pub fn cpu_quota(&self) -> Option<f64> {
-        let Groups { version, folders } = self.control_groups("cpu", "cpu.cfs_quota_us")?;
-        let quota = |group: PathBuf| {
-            let (quota, period) = match version {
-                Version::Two => {
-                    let text = self.text(group.join("cpu.max"))?;
-                    let (quota, period) = text.split_once(' ')?;
-                    (quota.parse::<f64>().ok()?, period.parse::<f64>().ok()?)
-                }
-                // Without a quota, this is -1, which is not one of these numbers.
-                Version::One => {
-                    let number = |name| self.number(group.join(name)).map(|it| it as f64);
-                    (number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?)
-                }
+    ///
+    /// # Errors
+    /// The file that does not tell: its quota may be less than any other.
+    pub fn cpu_quota(&self) -> Told<f64> {
+        self.told("proc/self/cgroup")?;
+        let groups = self.control_groups("cpu", "cpu.cfs_quota_us");
+        let Some(Groups { version, folders }) = groups else { return Ok(None) };
+        let quota = |group: &PathBuf| -> Told<f64> {
+            let read = |name: &str| {
+                let path = group.join(name);
+                Ok::<_, PathBuf>(self.told(&path)?.map(|text| (text, path)))
             };
-            (period > 0.0).then_some(quota / period)
+            let number = |(text, path): &(String, PathBuf), nth| {
+                let word = text.split_whitespace().nth(nth).and_then(|word| word.parse().ok());
+                word.ok_or_else(|| path.clone())
+            };
+            let (quota, period): (f64, f64) = match version {
+                Version::Two => match read("cpu.max")? {
+                    Some((text, _)) if text.starts_with("max") => return Ok(None),
+                    Some(file) => (number(&file, 0)?, number(&file, 1)?),
+                    None => return Ok(None),
+                },
+                Version::One => match (read("cpu.cfs_quota_us")?, read("cpu.cfs_period_us")?) {
+                    (Some((text, _)), _) if text.trim() == "-1" => return Ok(None),
+                    (Some(quota), Some(period)) => (number(&quota, 0)?, number(&period, 0)?),
+                    _ => return Ok(None),
+                },
+            };
+            Ok((period > 0.0).then_some(quota / period))
         };
-        folders.into_iter().filter_map(quota).min_by(f64::total_cmp)
+        let quotas: Result<Vec<_>, _> = folders.iter().map(quota).collect();
+        Ok(quotas?.into_iter().flatten().min_by(f64::total_cmp))
     }
 }
 
@@ -214,10 +282,45 @@ mod tests {
         root
     }
 
-    fn left(files: &[(&str, &str)]) -> Option<Available> {
+    fn told(files: &[(&str, &str)]) -> Result<Available, PathBuf> {
         let root = host(files);
         let files = Files(root.path());
         files.available_memory(&files.memory_bounds())
+    }
+
+    fn left(files: &[(&str, &str)]) -> Option<Available> {
+        told(files).ok()
+    }
+
+    #[test]
+    fn a_limit_that_cannot_be_read_is_unknown_and_not_missing() {
+        let own = ("proc/self/cgroup", "4:cpu,memory:/a\n0::/a\n");
+        let host = ("proc/meminfo", "MemAvailable: 4096 kB\n");
+        // Root may read any file, and no user can read a folder as one.
+        for file in ["memory.max/x", "memory.high/x", "memory.swap.max/x", "cpu.max/x"] {
+            let unread = format!("sys/fs/cgroup/a/{}", file.trim_end_matches("/x"));
+            let root = self::host(&[own, host, (&format!("{unread}/x"), "")]);
+            let files = Files(root.path());
+            let bounds = files.memory_bounds();
+            let wanted = |part: &str| match file.starts_with(part) {
+                true => Err(PathBuf::from(&unread)),
+                false => Ok(None),
+            };
+            let memory = wanted("memory.max").and(wanted("memory.high"));
+            assert_eq!(bounds[0].memory, memory, "{file}");
+            assert_eq!(files.available_memory(&bounds).is_err(), memory.is_err(), "{file}");
+            assert_eq!(bounds[0].swap, wanted("memory.swap"), "{file}");
+            assert_eq!(files.cpu_quota().map(|_| None), wanted("cpu"), "{file}");
+        }
+        let limit = ("sys/fs/cgroup/a/memory.max", "1048576\n");
+        let used = ("sys/fs/cgroup/a/memory.current/x", "");
+        assert_eq!(told(&[own, host, limit, used]), Err("sys/fs/cgroup/a/memory.current".into()));
+        let odd = ("sys/fs/cgroup/a/memory.max", "many\n");
+        assert_eq!(told(&[own, host, odd]), Err("sys/fs/cgroup/a/memory.max".into()));
+        let one = "sys/fs/cgroup/memory/a/memory.limit_in_bytes";
+        assert_eq!(told(&[own, host, (&format!("{one}/x"), "")]), Err(one.into()));
+        let unread = ("proc/self/cgroup/x", "");
+        assert_eq!(told(&[host, unread]), Err("proc/self/cgroup".into()));
     }
 
     #[test]
@@ -271,7 +374,7 @@ mod tests {
         write(b"\xff cg/cgroup.procs", b"");
         let files = Files(root.path());
         let available = files.available_memory(&files.memory_bounds());
-        assert_eq!(available.map(|it| it.bytes), Some(MIB));
+        assert_eq!(available.map(|it| it.bytes), Ok(MIB));
     }
 
     #[test]
@@ -281,7 +384,7 @@ mod tests {
             ("sys/fs/cgroup/cgroup.procs", ""),
             ("sys/fs/cgroup/cpu.max", "150000 100000\n"),
         ]);
-        assert_eq!(Files(two.path()).cpu_quota(), Some(1.5));
+        assert_eq!(Files(two.path()).cpu_quota(), Ok(Some(1.5)));
         let one = |quota| {
             host(&[
                 ("proc/self/cgroup", "3:cpu,cpuacct:/a\n"),
@@ -289,7 +392,7 @@ mod tests {
                 ("sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n"),
             ])
         };
-        assert_eq!(Files(one("50000\n").path()).cpu_quota(), Some(0.5));
-        assert_eq!(Files(one("-1\n").path()).cpu_quota(), None);
+        assert_eq!(Files(one("50000\n").path()).cpu_quota(), Ok(Some(0.5)));
+        assert_eq!(Files(one("-1\n").path()).cpu_quota(), Ok(None));
     }
 }

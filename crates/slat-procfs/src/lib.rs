@@ -6,7 +6,7 @@
 
 mod cgroup;
 
-pub use cgroup::{Available, Bound, Groups, Version};
+pub use cgroup::{Available, Bound, Groups, Told, Version};
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -165,12 +165,14 @@ impl Files<'_> {
         self.text("proc/loadavg")?.split_whitespace().next()?.parse().ok()
     }
 
-    /// Returns the size of all swap areas, in bytes.
-    pub fn swap(&self) -> u64 {
+    /// Returns the size of all swap areas, in bytes, unless it is not told of one of them. A kernel
+    /// without swap has no such file.
+    pub fn swap(&self) -> Option<u64> {
         // Columns: name, type, size and used size in KiB, priority.
-        let areas = self.text("proc/swaps").unwrap_or_default();
+        let areas = self.told("proc/swaps").ok()?.unwrap_or_default();
         let size = |line: &str| line.split_whitespace().nth(2)?.parse::<u64>().ok();
-        areas.lines().skip(1).filter_map(size).sum::<u64>() << 10
+        let kib: Option<u64> = areas.lines().skip(1).map(size).sum();
+        kib?.checked_mul(1024)
     }
 
     /// Returns how all CPUs spent their time.
@@ -363,7 +365,7 @@ mod tests {
                 (files.meminfo("MemTotal"), files.ticks(), files.waits()),
                 (None, None, None)
             );
-            assert_eq!((files.swap(), files.group("memory")), (0, "/".to_owned()));
+            assert_eq!((files.swap(), files.group("memory")), (Some(0), "/".to_owned()));
             assert_eq!(files.control_groups("cpu", "cpu.cfs_quota_us"), None);
             assert!(!files.is_capable(0) && !files.is_mounted("proc") && files.load().is_none());
             assert!(files.huge_pools().is_empty() && files.numa_maps(0..1).is_none());
@@ -390,7 +392,7 @@ mod tests {
     fn swap_is_summed_over_areas() {
         let text =
             "Filename Type Size Used Priority\n/dev/a partition 1024 24 -2\n/b file 10 10 -3\n";
-        assert_eq!(with("proc/swaps", text, |files| files.swap()), 1034 << 10);
+        assert_eq!(with("proc/swaps", text, |files| files.swap()), Some(1034 << 10));
     }
 
     #[test]

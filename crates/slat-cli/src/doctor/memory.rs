@@ -36,10 +36,15 @@ fn available(evidence: &Evidence) -> Finding {
             bytes(free),
             Change::by_hand("end what uses the rest, or take a smaller --memory"),
         ),
-        None => subject.limited(
-            "/proc/meminfo does not tell",
-            Change::by_hand("mount /proc, or take a small --memory"),
-        ),
+        None => {
+            let files = evidence.files();
+            let untold = files.available_memory(&files.memory_bounds()).err();
+            let file = untold.unwrap_or_else(|| "proc/meminfo".into());
+            subject.limited(
+                format!("/{} does not tell", file.display()),
+                Change::by_hand("mount /proc, or let this user read the file"),
+            )
+        }
     }
 }
 
@@ -50,10 +55,16 @@ fn transparent(evidence: &Evidence) -> Finding {
         BACKED,
         "--backing 2m asks for them by madvise.",
     );
+    // Their size follows that of base pages: 2 MiB is that of 4 KiB only.
+    let size = evidence.files().transparent_huge_page().filter(|size| *size != 2 << 20);
+    let told = |choice: &str| match size {
+        Some(size) => format!("{choice}, of {}", bytes(size)),
+        None => choice.to_owned(),
+    };
     let change = || Change::command("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
     match evidence.host.thp.enabled.0.as_deref() {
-        Some(choice @ ("always" | "madvise")) => subject.ok(choice),
-        Some(other) => subject.missing(other, change()),
+        Some(choice @ ("always" | "madvise")) => subject.ok(told(choice)),
+        Some(other) => subject.missing(told(other), change()),
         None => subject.missing(
             "this kernel has none",
             Change::nothing("a kernel with CONFIG_TRANSPARENT_HUGEPAGE has them"),
@@ -70,10 +81,16 @@ fn pool(evidence: &Evidence, name: &'static str, page_size: u64) -> Finding {
     );
     let pool = evidence.host.hugetlb.iter().find(|pool| pool.page_size == page_size);
     let Some(pool) = pool else {
-        return subject.missing(
-            "this kernel has no such pool",
-            Change::nothing("processor or kernel lack it"),
-        );
+        let sizes = evidence.host.hugetlb.iter().map(|pool| match pool.page_size {
+            // Arm has some of 64 KiB.
+            small if small < 1 << 20 => format!("{} KiB", small >> 10),
+            size => bytes(size),
+        });
+        let found = match sizes.collect::<Vec<_>>() {
+            none if none.is_empty() => "this kernel has no such pool".to_owned(),
+            sizes => format!("this kernel has no such pool, but of {}", sizes.join(", ")),
+        };
+        return subject.missing(found, Change::nothing("processor or kernel lack it"));
     };
     let wanted = DEFAULT_GUEST.div_ceil(page_size);
     let (Some(total), Some(free)) = (pool.total.0, pool.free.0) else {
@@ -118,5 +135,31 @@ fn nodes(evidence: &Evidence) -> Finding {
             Change::command("slat bench … --cpu-node 0 --memory-node 0"),
         ),
         (None, _) => subject.ok("this kernel knows no nodes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn huge_pages_have_the_size_that_the_kernel_tells() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("sys/kernel/mm/transparent_hugepage");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("enabled"), "always [madvise] never\n").unwrap();
+        for (size, wanted) in [
+            (None, "madvise"),
+            (Some("2097152\n"), "madvise"),
+            (Some("33554432\n"), "madvise, of 32 MiB"),
+            (Some("536870912\n"), "madvise, of 512 MiB"),
+        ] {
+            if let Some(size) = size {
+                std::fs::write(folder.join("hpage_pmd_size"), size).unwrap();
+            }
+            let kvm = Err(slat_kvm::Error::NoKvm);
+            let evidence = Evidence::below(root.path().to_owned(), kvm, Vec::new());
+            assert_eq!(transparent(&evidence).found, wanted);
+        }
     }
 }

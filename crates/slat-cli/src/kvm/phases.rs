@@ -111,12 +111,13 @@ fn counts(run: &PhaseRun) -> BTreeMap<String, u64> {
         add("pages", run.vcpus.iter().map(|vcpu| vcpu.pages).sum());
         // What the time of the vCPUs went into, if the usual time is known for each of them.
         let stalls: Vec<_> = run.vcpus.iter().filter_map(|vcpu| vcpu.stalls).collect();
-        if stalls.len() == run.vcpus.len() {
+        let waited: Option<f64> = run.vcpus.iter().map(|vcpu| vcpu.waited).sum();
+        if let Some(waited) = waited.filter(|_| stalls.len() == run.vcpus.len()) {
             let sum = |of: &dyn Fn(&VcpuRun) -> f64| nanoseconds(run.vcpus.iter().map(of).sum());
             add("accesses", stalls.iter().map(|stalls| stalls.accesses).sum());
             add("stalls", stalls.iter().map(|stalls| stalls.stalls).sum());
             add("vcpu_ns", sum(&|vcpu| vcpu.seconds));
-            add("waited_ns", sum(&|vcpu| vcpu.waited.unwrap_or(0.0)));
+            add("waited_ns", nanoseconds(waited));
             let of_stalls = |of: fn(&slat_kvm::stall::Stalls) -> f64| {
                 nanoseconds(stalls.iter().map(of).sum::<f64>())
             };

@@ -43,8 +43,10 @@ pub fn measurements(
 pub fn figures(run: &PhaseRun) -> Option<[f64; 8]> {
     let stolen = run.stolen;
     let worst = |of: &dyn Fn(&VcpuRun, Stalls) -> f64| {
-        let each = run.vcpus.iter().filter_map(|vcpu| Some(of(vcpu, vcpu.stalls?)));
-        each.reduce(f64::max)
+        // The worst may be the one of which nothing is known.
+        let each: Option<Vec<f64>> =
+            run.vcpus.iter().map(|vcpu| Some(of(vcpu, vcpu.stalls?))).collect();
+        each?.into_iter().reduce(f64::max)
     };
     let per_second = |seconds: f64, vcpu: &VcpuRun| {
         if vcpu.seconds > 0.0 { seconds / vcpu.seconds * 1e3 } else { 0.0 }
@@ -145,6 +147,7 @@ mod tests {
     fn without_knowing_what_is_usual_there_is_nothing_to_say() {
         let unknown = VcpuRun { stalls: None, ..vcpu(1.0, 0.0, 1.0) };
         assert!(figures(&run(vec![unknown.clone()])).is_none());
+        assert!(figures(&run(vec![vcpu(1.0, 0.0, 1.0), unknown.clone()])).is_none());
         assert!(measurements("x", &Map::new(), &[&run(vec![unknown])]).is_empty());
         let known = measurements("x", &Map::new(), &[&run(vec![vcpu(0.5, 0.1, 0.01)])]);
         let names: Vec<_> = known.iter().map(|m| (&*m.variant, m.unit.name())).collect();

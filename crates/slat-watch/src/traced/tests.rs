@@ -193,3 +193,27 @@ fn a_process_that_has_anothers_number_has_its_own_name() {
     let by = [("first".to_owned(), 3), ("second".to_owned(), 5)];
     assert_eq!(traced.invalidated_by(10), by.into());
 }
+
+#[test]
+fn too_many_places_of_a_process_are_of_its_guest_or_without_one_of_any() {
+    let host = Made::new();
+    for pid in [10, 11, 12] {
+        host.process(pid, "vmm", &["anon_inode:kvm-vm"]);
+    }
+    host.process(2, "reclaimer", &[]);
+    let notices = Notices { unmaps: 3, unmapped_bytes: 3 << 12, ages: 0 };
+    let mut traced = watching(&[10, 11]);
+    let unknown = |traced: &Traced| {
+        [10, 11].map(|pid| traced.lost_of_notices(pid, Metric::Invalidations).is_some())
+    };
+    traced.take_anywhere(&host.files(), 10, notices);
+    // A guest that is not watched unmaps of its own memory.
+    traced.take_anywhere(&host.files(), 12, notices);
+    assert_eq!((unknown(&traced), of(&traced, 10)[0], of(&traced, 11)[0]), ([false; 2], 3, 0));
+    // The kernel tells the process, and not whose memory it was.
+    traced.take_anywhere(&host.files(), 2, notices);
+    assert_eq!(unknown(&traced), [true; 2]);
+    let why = traced.lost_of_notices(11, Metric::Invalidations).unwrap();
+    assert!(why.contains("process 2 (reclaimer)"), "{why}");
+    assert!(traced.lost_of_notices(11, Metric::Ageings).is_none());
+}
