@@ -61,11 +61,15 @@ fn a_clear_that_its_slot_left_half_done_gives_its_bits_back() {
 #[test]
 fn a_mark_that_a_clear_takes_as_its_slot_moves_reaches_the_host() {
     bounded("clear, by marks || its slot moves", 2, || {
-        let (fixture, mut worker) = Fixture::new(Logging::Hardware, logs());
-        fixture.writer(&[(FIRST, 1)])();
-        worker.mark_written(GpaRange::new(Gpa(FIRST), PAGE).unwrap());
-        let clears = clears(fixture.guest, fixture.ram, (2, 1));
-        worker.set_memslot(moved(logs())).unwrap();
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+        let guest = marked(world, ram);
+        let mut worker = worker(guest);
+        let spec = MemslotSpec { bytes: PAGE, ..slot(true) };
+        worker.set_memslot(spec).unwrap();
+        vcpu(guest).fault(Gpa(0), slat::Access::Write);
+        worker.mark_written(GpaRange::new(Gpa(0), PAGE).unwrap());
+        let clears = clears(guest, ram, (1, 1));
+        worker.set_memslot(MemslotSpec { gpa: Gpa(BLOCK), ..spec }).unwrap();
         clears.join().unwrap();
         let (mut dirty, host) = (false, HvaRange { start: Hva(HOST), bytes: PAGE });
         drop(worker.invalidate(host, |part| dirty |= part.dirty));
