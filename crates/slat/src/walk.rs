@@ -218,6 +218,12 @@ pub(crate) trait Visitor<'t, F: Format> {
         Flow::Wait
     }
 
+    /// Returns for how many turns the visitor has waited by itself: the walk waits for so many fewer.
+    #[inline(always)]
+    fn waited(&self) -> u32 {
+        0
+    }
+
     /// Returns whether the walk may pass through a table that covers more than the range without
     /// calling `enter`.
     #[inline(always)]
@@ -320,7 +326,7 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
                 Flow::Stop | Flow::Aside => return Err(Gpa(at)),
             }
         }
-        if !budget.wait() {
+        if !budget.wait(visitor.waited()) {
             return Err(Gpa(from));
         }
     }
@@ -589,7 +595,7 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
                 }
             }
             Flow::Wait => {
-                if !budget.wait() {
+                if !budget.wait(visitor.waited()) {
                     break;
                 }
             }

@@ -11,8 +11,8 @@ use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::{
     Access, AddressSpace, Ageing, Ages, Attributes, BreakBeforeMake, Contended, Format, Gpa,
-    GpaRange, Granted, Hpa, Owner, PageSize, Pages, Place, Rights, Skip, Software, TableCache,
-    Vmid,
+    GpaRange, Granted, Hpa, Owner, PageSize, Pages, Place, Rights, Skip, Software, SplitError,
+    TableCache, Vmid,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -214,6 +214,39 @@ fn waits<H: Hardware>(format: H::Format) {
 
 #[test]
 fn an_operation_waits_one_patience_for_a_holder_that_never_comes_back() {
+    waits::<Arm<12>>(Arm64K4 { hardware_dirty: true, ..Default::default() });
+    waits::<Ept<true>>(ept());
+}
+
+/// A leaf of one table is held, and the entry behind that table.
+#[test]
+fn a_collapse_waits_one_patience_for_leaves_and_links_together() {
+    fn waits<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 40, 16), |tables, guard, cache| {
+            guard.map(range(0, 2 * M), Hpa(0), RAM, PAGE, cache).unwrap();
+            guard.map(all(), Hpa(2 * M), RAM, BLOCK, cache).unwrap();
+            let hardware = H::of(tables);
+            let hold = |at, held: fn(u64) -> u64| {
+                let (pte, _) = hardware.pte(guard.platform(), at);
+                let raw = pte.load(SeqCst);
+                pte.store(held(raw), SeqCst);
+                (pte, raw)
+            };
+            let held = [hold(4 * K, |raw| raw | H::MARK), hold(2 * M, |_| H::MARK)];
+            let looks = Arc::new(AtomicU64::new(0));
+            let seen = looks.clone();
+            guard.platform().entered(Some(Box::new(move |_, _| {
+                seen.fetch_add(1, SeqCst);
+            })));
+            let stopped = guard.collapse(range(0, 4 * M), BLOCK).unwrap_err();
+            guard.platform().entered(None);
+            assert_eq!((stopped.at, stopped.why), (Gpa(0), SplitError::Contended));
+            let looks = looks.load(SeqCst);
+            assert!(looks < PATIENCE / 2, "{looks} tables, after all turns were waited for a leaf");
+            held.into_iter().for_each(|(pte, raw)| pte.store(raw, SeqCst));
+            assert_eq!(guard.collapse(range(0, 4 * M), BLOCK), Ok(2 * M));
+        });
+    }
     waits::<Arm<12>>(Arm64K4 { hardware_dirty: true, ..Default::default() });
     waits::<Ept<true>>(ept());
 }
