@@ -101,8 +101,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     /// As [`Worker::age`], for the memory at `host`: bit 0 of `young` is its first page. Pages that
     /// are in no memslot are old; a page that is in several memslots is young if it is young in one
-    /// of them. If a memslot is deleted, or moved, before ageing looks at it, its pages have no
-    /// answer.
+    /// of them. If a memslot is being deleted or moved, or was before ageing looks at it, its pages
+    /// have no answer.
     ///
     /// # Errors
     /// [`AgeError`]; nothing was done.
@@ -124,15 +124,22 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
         }
         let parts = self.look(|view| {
-            let parts = view.backed_by(host).filter(|(slot, _)| !slot.deleting);
-            parts.map(|(slot, range)| (slot.spec, range)).collect::<Vec<_>>()
+            let parts = view.backed_by(host);
+            parts.map(|(slot, range)| (slot.spec, slot.deleting, range)).collect::<Vec<_>>()
         });
         let mut aged = Aged::default();
-        for (spec, range) in parts {
+        for (spec, going, range) in parts {
             let first = (spec.host_of(range.start().0).0 - host.start.0) >> F::PAGE_SHIFT;
             let pages = range.size() >> F::PAGE_SHIFT;
             let mut found = vec![0; pages.div_ceil(64) as usize];
             let part = selected.map(|selected| cut(selected, first, pages));
+            if going {
+                // Marks of its leaves may be on their way to the memslot.
+                let count =
+                    |bits: &[u64]| bits.iter().map(|bits| u64::from(bits.count_ones())).sum();
+                aged.unanswered += part.as_deref().map_or(pages, count);
+                continue;
+            }
             let there = |view: &View| {
                 view.named(spec.id).is_some_and(|slot| !slot.deleting && slot.spec.is_where(&spec))
             };

@@ -22,6 +22,8 @@ mod invalidation;
 mod late;
 #[path = "loom/log.rs"]
 mod log;
+#[path = "loom/moved.rs"]
+mod moved;
 #[path = "loom/paused.rs"]
 mod paused;
 #[path = "loom/replacing.rs"]

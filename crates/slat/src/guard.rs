@@ -28,10 +28,9 @@ use core::fmt;
 ///
 /// A call waits for entries that other threads hold, but in all of it for at most 4,096 pauses of
 /// the CPU, some 100 microseconds: then it ends as *contended*, with everything before an address
-/// done. [`Guard::collapse`] waits for so long once for leaves and once for tables, and a call that
-/// gets a bitmap for each of its runs of pages. [`Guard::translate`] does not wait for a leaf, and
-/// [`Guard::age`] for nothing. A caller whose call was contended should let the thread run that
-/// holds the entry.
+/// done. A call that gets a bitmap waits for so long for each of its runs of pages.
+/// [`Guard::translate`] does not wait for a leaf, and [`Guard::age`] for nothing. A caller whose
+/// call was contended should let the thread run that holds the entry.
 ///
 /// A guard that lives long keeps unlinked tables allocated; [`Guard::refresh`] lets them go.
 ///

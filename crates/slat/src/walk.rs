@@ -123,7 +123,7 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
                 Flow::Stop | Flow::Aside => return Err(Gpa(at)),
             }
         }
-        if !budget.wait() {
+        if !budget.wait(visitor.waited()) {
             return Err(Gpa(from));
         }
     }
@@ -392,7 +392,7 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
                 }
             }
             Flow::Wait => {
-                if !budget.wait() {
+                if !budget.wait(visitor.waited()) {
                     break;
                 }
             }

@@ -7,15 +7,15 @@ use crate::fixture::*;
 use slat::{Access, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Platform, Pte};
 use slat_guest::*;
 
-const FIRST: u64 = 2 * BLOCK - PAGE;
-const SECOND: u64 = 2 * BLOCK;
-const ID: MemslotId = MemslotId(0);
+pub const FIRST: u64 = 2 * BLOCK - PAGE;
+pub const SECOND: u64 = 2 * BLOCK;
+pub const ID: MemslotId = MemslotId(0);
 
-fn is() -> MemslotSpec {
+pub fn is() -> MemslotSpec {
     MemslotSpec::new(ID, Gpa(FIRST), 2 * PAGE, Hva(HOST))
 }
 
-fn logs() -> MemslotSpec {
+pub fn logs() -> MemslotSpec {
     MemslotSpec { log_dirty: true, ..is() }
 }
 
@@ -23,19 +23,19 @@ fn gone() -> MemslotSpec {
     MemslotSpec { bytes: 0, ..is() }
 }
 
-fn moved(spec: MemslotSpec) -> MemslotSpec {
+pub fn moved(spec: MemslotSpec) -> MemslotSpec {
     MemslotSpec { gpa: Gpa(0), ..spec }
 }
 
 /// A guest whose memslot is `spec`.
-struct Fixture {
-    world: &'static World,
-    ram: &'static Ram,
-    guest: &'static TheGuest,
+pub struct Fixture {
+    pub world: &'static World,
+    pub ram: &'static Ram,
+    pub guest: &'static TheGuest,
 }
 
 impl Fixture {
-    fn new(logging: Logging, spec: MemslotSpec) -> (Self, TheWorker) {
+    pub fn new(logging: Logging, spec: MemslotSpec) -> (Self, TheWorker) {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let page = PageSize::from_bytes(PAGE).unwrap();
         let guest = wide(world, ram, Config { logging, largest: page, ..config() });
@@ -54,7 +54,7 @@ impl Fixture {
     }
 
     /// Returns a vCPU that writes these values to these addresses in a thread of its own.
-    fn writer(&self, values: &'static [(u64, u64)]) -> impl FnOnce() -> Sent<TheVcpu> + use<> {
+    pub fn writer(&self, values: &'static [(u64, u64)]) -> impl FnOnce() -> Sent<TheVcpu> + use<> {
         let (world, ram, vcpu) = (self.world, self.ram, Sent(vcpu(self.guest)));
         move || {
             let mut vcpu = vcpu.get();
@@ -65,7 +65,7 @@ impl Fixture {
         }
     }
 
-    fn content(&self) -> [u64; 4] {
+    pub fn content(&self) -> [u64; 4] {
         *self.ram.content.lock().unwrap()
     }
 }
@@ -121,7 +121,7 @@ fn second(work: &MemslotWork, worker: &mut TheWorker) -> MemslotChange {
 }
 
 /// Keeps the copy of the host's memory up to date by means of the log.
-fn follow(fixture: &Fixture, worker: &mut TheWorker, copy: &mut [u64; 4]) {
+pub fn follow(fixture: &Fixture, worker: &mut TheWorker, copy: &mut [u64; 4]) {
     let mut bits = [0];
     worker.read_log(ID, &mut bits).unwrap();
     worker.clear_log(ID, 0, 2, &bits).unwrap();

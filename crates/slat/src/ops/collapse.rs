@@ -65,6 +65,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// a call cost one of their own, and where the CPU demands a break, each 20 do. Until it has
     /// completed, other threads that change these leaves wait, and may find them *contended*.
     ///
+    /// A call waits for entries that other threads hold, leaves and links together, for as long as
+    /// any operation waits for one entry.
+    ///
     /// # Errors
     /// Nothing is done on [`SplitError::Range`], [`SplitError::LeafSize`] and, if a device that
     /// takes the engine's mark for another bit walks the tables, [`SplitError::Shared`]. On
@@ -106,9 +109,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let (contended, result) = {
             let sums = &mut self.sums;
             let (patience, contended, batch) = (PATIENCE, None, None);
-            let (few, spare) = ([0; FEW], None);
+            let (few, spare, waited) = ([0; FEW], None, 0);
             let mut visitor =
-                Collapse { tables, to, fits, sums, patience, contended, batch, few, spare };
+                Collapse { tables, to, fits, sums, patience, waited, contended, batch, few, spare };
             let (start, end) = (range.start().0, range.end().0);
             let result = tables.walk_within(start, end, &mut visitor, &mut budget);
             visitor.finish();
@@ -132,8 +135,10 @@ struct Collapse<'t, 'g, F: Format, P: Platform, W> {
     /// Tells which leaves may become a block.
     fits: W,
     sums: &'g mut Sums,
-    /// How many turns it still waits for leaves, of all tables.
+    /// The turns that the call may still wait: for leaves here, and for entries in the walk.
     patience: u32,
+    /// The turns that it has waited for leaves.
+    waited: u32,
     /// The first table that was skipped because another thread held an entry.
     contended: Option<u64>,
     batch: Option<Batch<'t>>,
@@ -181,13 +186,20 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
 
     #[inline(always)]
     fn held(&mut self, _level: u8, _entry: &Entry<'t>) -> Flow {
+        self.patience = self.patience.saturating_sub(1);
         self.finish();
         Flow::Wait
     }
 
     #[inline(always)]
     fn again(&mut self) {
+        self.patience = self.patience.saturating_sub(1);
         self.finish();
+    }
+
+    #[inline(always)]
+    fn waited(&self) -> u32 {
+        self.waited
     }
 
     #[inline]
@@ -273,8 +285,11 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'t, '_, F,
                 status |= raw & state;
                 continue;
             }
+            let before = self.patience;
             let patience = if alone { Some(&mut self.patience) } else { None };
-            let raw = seal::<F>(child, level - 1, patience).map_err(|unfit| (index, unfit))?;
+            let raw = seal::<F>(child, level - 1, patience);
+            self.waited += before - self.patience;
+            let raw = raw.map_err(|unfit| (index, unfit))?;
             let same = continues::<F>(first, raw, state, level, index);
             // Its state may have been cleared since the first read.
             first = if index == 0 { raw } else { first };

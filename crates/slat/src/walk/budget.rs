@@ -47,15 +47,17 @@ impl Budget {
         self.waited = half.waited;
     }
 
-    /// Waits for one turn; returns false if the call has waited for long enough.
+    /// Waits for one turn; returns false if the call, whose visitor has waited for `others`, has
+    /// waited for long enough.
     #[cold]
     #[inline(never)]
-    pub fn wait(&mut self) -> bool {
+    pub fn wait(&mut self, others: u32) -> bool {
         self.waited = PATIENCE.min(self.waited + 1);
-        if self.waited < PATIENCE {
+        let waits = self.waited + others < PATIENCE;
+        if waits {
             relax();
         }
-        self.waited < PATIENCE
+        waits
     }
 
     /// Returns whether a caller set it: no walk reads as many entries as an unbounded budget has.

@@ -160,6 +160,13 @@ pub(crate) trait Visitor<'t, F: Format> {
         Flow::Wait
     }
 
+    /// Returns for how many turns the visitor has waited by itself: the walk waits for so many
+    /// fewer.
+    #[inline(always)]
+    fn waited(&self) -> u32 {
+        0
+    }
+
     /// Returns whether the walk may pass through a table that covers more than the range without
     /// calling `enter`.
     #[inline(always)]

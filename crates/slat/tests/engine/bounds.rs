@@ -8,8 +8,8 @@ use crate::common::world::{CacheOf, GuardOf};
 use crate::common::{Moment, TestPlatform};
 use slat::{
     Access, AddressSpace, Ageing, Ages, Attributes, BreakBeforeMake, Contended, Format, Gpa,
-    GpaRange, Granted, Hpa, Owner, PageSize, Pages, Place, Rights, Skip, Software, TableCache,
-    Vmid,
+    GpaRange, Granted, Hpa, Owner, PageSize, Pages, Place, Rights, Skip, Software, SplitError,
+    TableCache, Vmid,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -209,6 +209,31 @@ fn an_operation_waits_one_patience_for_a_holder_that_never_comes_back<H: Hardwar
     waits::<H>(H::usual());
 }
 on!(an_operation_waits_one_patience_for_a_holder_that_never_comes_back);
+
+/// A leaf of one table is held, and the entry behind that table.
+fn a_collapse_waits_one_patience_for_leaves_and_links_together<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 16), |tables, guard, cache| {
+        guard.map(range(0, 2 * M), Hpa(0), RAM, PAGE, cache).unwrap();
+        guard.map(all(), Hpa(2 * M), RAM, BLOCK, cache).unwrap();
+        let hardware = H::of(tables);
+        let hold = |at, held: fn(u64) -> u64| {
+            let (pte, _) = hardware.pte(guard.platform(), at);
+            let raw = pte.load(SeqCst);
+            pte.store(held(raw), SeqCst);
+            (pte, raw)
+        };
+        let held = [hold(4 * K, |raw| raw | H::MARK), hold(2 * M, |_| H::MARK)];
+        // Each turn of a walk reads the entry again.
+        let before = guard.counts().entries_read;
+        let stopped = guard.collapse(range(0, 4 * M), BLOCK).unwrap_err();
+        let read = guard.counts().entries_read - before;
+        assert_eq!((stopped.at, stopped.why), (Gpa(0), SplitError::Contended));
+        assert!(read < PATIENCE / 2, "{read} entries, after all turns were waited for a leaf");
+        held.into_iter().for_each(|(pte, raw)| pte.store(raw, SeqCst));
+        assert_eq!(guard.collapse(range(0, 4 * M), BLOCK), Ok(2 * M));
+    });
+}
+on!(a_collapse_waits_one_patience_for_leaves_and_links_together);
 
 #[test]
 fn a_query_ends_while_a_mapping_of_that_address_is_told() {
