@@ -20,8 +20,8 @@
 //!
 //! No thread ever waits: tables that cannot be freed yet are freed later.
 //!
-//! A seat also hands out tokens ([`crate::tables::Tokens`]), from a block of numbers that it took from
-//! [`Grace`]. So threads that fault in disjoint ranges write no common cache line for tokens.
+//! A seat also hands out tokens ([`crate::tables::Tokens`]), from a block of numbers that it took
+//! from [`Grace`]. So threads that fault in disjoint ranges write no common cache line for tokens.
 
 use crate::format::TOKEN_BITS;
 use crate::invalidation::Vmid;
@@ -68,9 +68,9 @@ pub struct Seat {
     /// The next token; a multiple of `BLOCK` once the block is used up. Only the seat's thread uses
     /// it.
     token: AtomicU64,
-    /// The number of the thread that was inside last ([`Platform::thread`](crate::Platform::thread)); 0 if it has none.
-    /// Relaxed: a thread looks for its own number, and the entry's store to `place` has released
-    /// those of other threads.
+    /// The number of the thread that was inside last
+    /// ([`Platform::thread`](crate::Platform::thread)); 0 if it has none. Relaxed: a thread looks
+    /// for its own number, and the entry's store to `place` has released those of other threads.
     #[cfg(debug_assertions)]
     thread: AtomicUsize,
 }
