@@ -152,9 +152,9 @@ impl Frame {
     /// "none".
     ///
     /// # Safety
-    /// The frame is memory that [`Platform::entries`](crate::Platform::entries) of the platform that
-    /// it is used with can reach. It has the size and alignment that were asked for, its address
-    /// fits into an entry of the format, and no other code uses it.
+    /// The frame is memory that [`Platform::entries`](crate::Platform::entries) of the platform
+    /// that it is used with can reach. It has the size and alignment that were asked for, its
+    /// address fits into an entry of the format, and no other code uses it.
     pub const unsafe fn from_hpa(hpa: Hpa) -> Option<Self> {
         match NonZeroU64::new(hpa.0) {
             Some(hpa) => Some(Self(hpa)),

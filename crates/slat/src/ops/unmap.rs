@@ -185,8 +185,7 @@ pub(super) struct Unmap<'r, 's, 't, 'm, F: Format, P: Platform> {
     /// The value left in an entry that was emptied, unless it is retired.
     empty: u64,
     marks: Option<Marks<'m>>,
-    /// The descriptor of the leaf that would continue the last one, and its address and level in
-    /// one word; 0 is none.
+    /// The descriptor of a leaf that would continue the last one; its address and level; 0 is none.
     next: (u64, u64),
     sums: &'r mut Sums,
     why: Stop,
@@ -469,9 +468,8 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     #[cold]
     #[inline(never)]
     fn group(&mut self, level: u8, gpa: u64) -> Flow {
-        let tables = self.tables;
+        let (tables, full) = (self.tables, self.removals.is_full());
         let Some(group) = tables.group(gpa, level) else { return Flow::Again };
-        let full = self.removals.is_full();
         if full {
             let Some(first) = group.state() else { return Flow::Wait };
             if !self.continued(&group, first, gpa) {
@@ -515,8 +513,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
         self.removals.push(removed);
     }
 
-    /// Returns the part from `start` on of a group, if its first member, with the state of all, is
-    /// `first`.
+    /// Returns the part from `start` on of a group whose first member, with all state, is `first`.
     #[inline(always)]
     fn removed(&self, group: &Group<'_, F>, first: u64, start: u64) -> Removed {
         let level = group.level();
