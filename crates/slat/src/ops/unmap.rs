@@ -468,8 +468,9 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     #[cold]
     #[inline(never)]
     fn group(&mut self, level: u8, gpa: u64) -> Flow {
-        let (tables, full) = (self.tables, self.removals.is_full());
+        let tables = self.tables;
         let Some(group) = tables.group(gpa, level) else { return Flow::Again };
+        let full = self.removals.is_full();
         if full {
             let Some(first) = group.state() else { return Flow::Wait };
             if !self.continued(&group, first, gpa) {
@@ -505,7 +506,6 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
         self.removals.continued(&self.removed(group, first, start)).is_some()
     }
 
-    /// Adds a group that was taken out.
     #[inline(always)]
     fn push(&mut self, group: &Group<'_, F>, first: u64) {
         let mut removed = self.removed(group, first, group.start);
