@@ -76,9 +76,10 @@ fn home<'t>(root: &'t str, item: &str) -> Option<Vec<&'t str>> {
 }
 
 fn uses(name: &str) -> Uses {
+    let hypervisor = crate::root().join("hypervisor");
     let root = match name {
-        "slat-hypervisor" => crate::root().join("hypervisor/src"),
-        "slat-work" => crate::root().join("hypervisor/work/src"),
+        "slat-hypervisor" => hypervisor.join("src"),
+        "slat-work" => hypervisor.join("work").join("src"),
         name => crate::root().join("crates").join(name).join("src"),
     };
     let mut files = Vec::new();
