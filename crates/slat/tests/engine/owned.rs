@@ -424,7 +424,7 @@ fn map_page<F: Format>(space: &mut AddressSpace<'_, F, TestPlatform>, gpa: u64) 
 fn the_next_page_is_mapped_into_a_linked_table_regardless_of_what_removed_the_last_one() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut space = owned(&platform);
-    let first = range(0, 4 * K);
+    let first = range(0, 8 * K);
     let by_guard = |space: &AddressSpace<'_, _, TestPlatform>| {
         let mut places = [Place::EMPTY];
         let mut guard = space.guard();
@@ -444,11 +444,16 @@ fn the_next_page_is_mapped_into_a_linked_table_regardless_of_what_removed_the_la
         tables.reclaim();
     };
     for way in 0..5 {
+        // The first page builds its tables; the second goes into one that is there.
         map_page(&mut space, 0);
+        map_page(&mut space, 4 * K);
         match way {
-            0 => assert_eq!(space.unmap(first, drop), Ok(4 * K)),
+            0 => assert_eq!(space.unmap(first, drop), Ok(8 * K)),
             1 => space.discard(first).unwrap(),
-            2 => assert!(space.unmap_leaf(Gpa(0)).unwrap().is_some()),
+            2 => {
+                assert!(space.unmap_leaf(Gpa(0)).unwrap().is_some());
+                assert!(space.unmap_leaf(Gpa(4 * K)).unwrap().is_some());
+            }
             3 => {
                 by_guard(&space);
                 assert_eq!(space.reclaim(), 2);
@@ -456,7 +461,7 @@ fn the_next_page_is_mapped_into_a_linked_table_regardless_of_what_removed_the_la
             _ => by_tables(&mut space),
         }
         assert_eq!(platform.live(), 1, "way {way}: the root is left");
-        map_page(&mut space, 4 * K);
+        map_page(&mut space, 8 * K);
         space.discard(range(0, 2 * M)).unwrap();
     }
     // SAFETY: no machine has the root.
@@ -477,9 +482,10 @@ fn a_page_that_is_mapped_next_to_the_last_one_is_young_to_a_scan_that_skips_tabl
         space.guard().age(all, &mut ages, Ageing { clear, skip, fresh: true }).unwrap();
         young[0]
     };
-    assert_eq!(young_pages(&space), 0b1);
     map_page(&mut space, 4 * K);
-    assert_eq!(young_pages(&space), 0b10);
+    assert_eq!(young_pages(&space), 0b11);
+    map_page(&mut space, 8 * K);
+    assert_eq!(young_pages(&space), 0b100);
     // SAFETY: no machine has the root.
     unsafe { space.destroy() };
 }
