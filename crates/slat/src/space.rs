@@ -11,6 +11,7 @@ use self::cursor::Cursor;
 use self::empty::Empty;
 use self::fill::Fill;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize, RangeError};
+use crate::build::Plan;
 use crate::format::{Attributes, Format, Geometry, GuestRoot, Rights, Software};
 use crate::guard::Guard;
 use crate::invalidation::{Owed, Vmid};
@@ -18,7 +19,7 @@ use crate::ops::{
     ChangeError, Consumer, ConsumerError, Exactly, MapError, Marked, Removed, Rule, UnmapError,
     maintenance,
 };
-use crate::platform::Platform;
+use crate::platform::{Maintenance, Platform};
 use crate::retired::Chain;
 use crate::sync::relax;
 use crate::tables::{Contended, Halted, NewError, Tables, Translation};
@@ -209,6 +210,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// # Errors
     /// [`SpaceError::Map`]: nothing is mapped. [`SpaceError::OutOfFrames`]: what precedes the
     /// address is.
+    #[inline]
     pub fn map(
         &mut self,
         range: GpaRange,
@@ -216,18 +218,33 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         attributes: Attributes,
         largest: PageSize,
     ) -> Result<(), Halted<SpaceError>> {
-        let Self { tables, cursor } = self;
         let refused = |why| Halted { at: range.start(), why: SpaceError::Map(why) };
-        let plan = tables.plan(&range, hpa, attributes, largest).map_err(refused)?;
+        let plan = self.tables.plan(&range, hpa, attributes, largest).map_err(refused)?;
+        let maintenance = maintenance(&attributes);
+        if self.cursor.map_page(&self.tables, &plan, maintenance) {
+            return Ok(());
+        }
+        self.fill(plan, maintenance)
+    }
+
+    #[inline(never)]
+    fn fill(
+        &mut self,
+        plan: Plan,
+        maintenance: Option<Maintenance>,
+    ) -> Result<(), Halted<SpaceError>> {
+        let Self { tables, cursor } = self;
         let bounds = (plan.start, plan.end);
         // A single page cannot be half done.
-        let fills = range.size() == 1 << F::PAGE_SHIFT;
-        let mut fill = Fill { tables, plan, maintenance: maintenance(&attributes), fills };
-        if !fills {
-            tables.each(cursor, bounds, &mut fill)?;
+        let fills = plan.end - plan.start == 1 << F::PAGE_SHIFT;
+        let mut fill = Fill { tables, plan, maintenance, fills };
+        let result = loop {
+            let result = tables.each(cursor, bounds, &mut fill);
+            if fill.fills || result.is_err() {
+                break result;
+            }
             fill.fills = true;
-        }
-        let result = tables.each(cursor, bounds, &mut fill);
+        };
         tables.platform.publish();
         result
     }
@@ -312,26 +329,27 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// # Errors
     /// [`SpaceError::Unmap`], and [`SpaceError::OutOfFrames`] where a block that the range cuts
     /// cannot be split: nothing is unmapped.
+    #[inline]
     pub fn unmap(
         &mut self,
         range: GpaRange,
         mut removed: impl FnMut(Removed),
     ) -> Result<u64, Halted<SpaceError>> {
-        // A page makes one run.
-        if range.size() == 1 << F::PAGE_SHIFT {
-            self.empty(range, &mut [None], Some(&mut removed))
-        } else {
-            self.empty(range, &mut [const { None }; RUNS], Some(&mut removed))
+        if let Some(page) = self.cursor.unmap_page(&self.tables, &range) {
+            removed(page);
+            return Ok(page.bytes);
         }
+        self.empty(&range, &mut [const { None }; RUNS], Some(&mut removed))
     }
 
+    #[inline(never)]
     fn empty<'a>(
         &'a mut self,
-        range: GpaRange,
+        range: &GpaRange,
         runs: &'a mut [Option<Removed>],
         removed: Option<&'a mut dyn FnMut(Removed)>,
     ) -> Result<u64, Halted<SpaceError>> {
-        let bounds = self.bounds(&range, |why| SpaceError::Unmap(UnmapError::Range(why)))?;
+        let bounds = self.bounds(range, |why| SpaceError::Unmap(UnmapError::Range(why)))?;
         let Self { tables, cursor } = self;
         let mut owed = Owed::NOTHING;
         let split = match cursor.covers::<F>(bounds) {
@@ -362,13 +380,16 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// cannot be split: nothing is unmapped.
     pub fn discard(&mut self, range: GpaRange) -> Result<(), Halted<SpaceError>> {
         let bounds = self.bounds(&range, |why| SpaceError::Unmap(UnmapError::Range(why)))?;
-        let mut owed = Owed::NOTHING;
-        let split = self.tables.cut(bounds, |_| false, &mut owed);
-        self.tables.complete_alone(&owed);
-        split?;
-        self.cursor.forget();
-        self.tables.drop_tables(&range);
-        self.empty(range, &mut [], None).map(drop)
+        // Inside one table of pages nothing is cut, and no table is covered whole.
+        if range.size() >= 1 << F::shift(1) || !self.cursor.covers::<F>(bounds) {
+            let mut owed = Owed::NOTHING;
+            let split = self.tables.cut(bounds, |_| false, &mut owed);
+            self.tables.complete_alone(&owed);
+            split?;
+            self.cursor.forget();
+            self.tables.drop_tables(&range);
+        }
+        self.empty(&range, &mut [], None).map(drop)
     }
 
     /// Unmaps the leaf that translates `gpa`, and returns its address, size, memory and attributes;

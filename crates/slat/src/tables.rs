@@ -263,10 +263,17 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// fence. A clean is no work of such a caller.
     #[inline]
     pub(crate) fn complete_alone(&self, owed: &Owed) {
+        match self.pending.is_covered() {
+            true => self.invalidate_alone(owed),
+            false => self.complete_all(),
+        }
+    }
+
+    /// [`Tables::complete_alone`] where nothing that was dropped is left.
+    #[inline(always)]
+    pub(crate) fn invalidate_alone(&self, owed: &Owed) {
         let breaks = self.platform.break_before_make().breaks_size_change();
-        if !self.pending.is_covered() {
-            self.complete_all();
-        } else if let Some(what) = owed.invalidation(self.vmid(), breaks) {
+        if let Some(what) = owed.invalidation(self.vmid(), breaks) {
             self.platform.invalidate(&what);
         }
     }

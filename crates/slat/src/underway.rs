@@ -33,6 +33,12 @@ impl Pending {
         self.dropped.is_covered()
     }
 
+    /// Returns whether no work is under way, and none was dropped that is not covered.
+    #[inline]
+    pub fn is_none(&self) -> bool {
+        self.is_covered() && self.removals.count() | self.cleans.count() == 0
+    }
+
     /// Counts what was owed by a dropped value.
     #[inline]
     pub fn owe(&self, owed: Owed) {

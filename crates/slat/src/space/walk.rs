@@ -80,7 +80,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             };
             if let Some((pte, raw)) = link {
                 accessed &= raw & F::TABLE_ACCESSED == F::TABLE_ACCESSED;
-                if level == 1 && accessed {
+                if level == 1 && accessed && self.pending.is_none() {
                     cursor.set::<F>(at, F::table_address(raw));
                 }
                 let children = self.children(raw, level);

@@ -47,6 +47,7 @@ mod named;
 mod numbered;
 mod obligations;
 mod owned;
+mod owned_pages;
 mod owners;
 mod promises;
 mod protect;
