@@ -28,7 +28,7 @@ use crate::invalidation::Owed;
 use crate::platform::Platform;
 use crate::table::{Frame, Pte, folded, pte};
 use crate::tables::{Halted, Tables};
-use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor};
+use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
 pub use error::SplitError;
 use waiting::{Waiting, block_of};
@@ -179,7 +179,6 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             way: PhantomData,
         };
         let mut from = start;
-        let mut patience = PATIENCE;
         let mut budget = Budget::of(self.limit);
         let result = loop {
             let result = tables.walk_within(from, end, &mut visitor, &mut budget);
@@ -191,10 +190,10 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             from = lost.max(start);
             // The reason of the earlier stop does not hold for this walk.
             (visitor.dry, visitor.empty) = (None, false);
-            if patience == 0 {
+            // A block that was lost counts as a turn of the one wait of this call.
+            if !budget.wait(0) {
                 break Err(Gpa(from));
             }
-            patience -= 1;
         };
         let Split { dry, empty, .. } = visitor;
         let why = if empty { SplitError::CacheEmpty } else { SplitError::Contended };
