@@ -9,7 +9,7 @@ use crate::memslots::spec::MemslotSpec;
 use crate::ranges::pieces;
 use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
-use alloc::vec::{self, Vec};
+use alloc::vec::Vec;
 use core::marker::PhantomData;
 use slat::{Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Granted, Guard, Halted, Leaf};
 
@@ -42,69 +42,80 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for (spec, logs, splits) in slots {
             let mut tables = Vec::new();
             splits.turn::<F>(&spec, |gpa| tables.push(gpa));
-            // Neighbouring blocks become a larger block, as tables come in ascending order.
-            let mut larger = None;
-            let mut tables = Untried {
-                tables: tables.into_iter(),
-                of: (&splits, spec),
-                format: PhantomData::<F>,
-            };
-            for gpa in tables.tables.by_ref() {
-                let bytes = if logs { None } else { self.recover(&spec, &splits, gpa) };
-                let Some(bytes) = bytes else {
-                    splits.add::<F>(&spec, gpa);
-                    recovered.left += 1;
-                    continue;
-                };
-                recovered.bytes += bytes;
-                if larger.is_some_and(|last| (last ^ gpa) >> F::shift(2) != 0) {
-                    recovered.bytes += larger.map_or(0, |last| self.enlarge(&spec, &splits, last));
+            let mut untried = Untried { tables, of: (&splits, spec), format: PhantomData::<F> };
+            while let Some(piece) = untried.piece() {
+                let tried = untried.tables.partition_point(|gpa| *gpa < piece.end().0);
+                let tables = &untried.tables[..tried];
+                let mut left = Vec::new();
+                match logs {
+                    true => left.extend_from_slice(tables),
+                    false => recovered.bytes += self.recover(&spec, &splits, tables, &mut left),
                 }
-                larger = Some(gpa);
+                // Neighbouring blocks become a larger block.
+                if let Some(last) = tables.iter().rfind(|gpa| !left.contains(gpa)) {
+                    recovered.bytes += self.enlarge(&spec, &splits, *last);
+                }
+                left.iter().for_each(|gpa| splits.add::<F>(&spec, *gpa));
+                recovered.left += left.len() as u64;
+                untried.tables.drain(..tried);
             }
-            recovered.bytes += larger.map_or(0, |last| self.enlarge(&spec, &splits, last));
         }
         recovered
     }
 
-    /// Makes the table at `gpa` a block; returns the bytes, 0 if it is one already. `None`: another
-    /// thread held an entry, or the pages cannot be a block yet; a later try may succeed.
-    fn recover(&mut self, spec: &MemslotSpec, splits: &Arc<Splits>, gpa: u64) -> Option<u64> {
+    /// Makes `tables`, which are in one piece and in ascending order, blocks; returns the bytes.
+    /// Neighbours are invalidated at once. `left` gets those that another thread held, or whose
+    /// pages cannot be a block yet: a later try may succeed.
+    fn recover(
+        &mut self,
+        spec: &MemslotSpec,
+        splits: &Arc<Splits>,
+        tables: &[u64],
+        left: &mut Vec<u64>,
+    ) -> u64 {
         let guest = self.guest;
         let size = F::size(1);
         // A block cannot extend beyond the memslot, nor be larger than the guest's largest leaf.
         // Recovery does not try such a table again.
-        if !spec.fits(gpa, size.bytes()) || guest.config.largest < size {
-            return Some(0);
-        }
-        let range = GpaRange::new(Gpa(gpa), size.bytes()).expect("a block is not empty");
-        if guest.pins.overlap(&range) {
-            return None;
-        }
+        let fits = |gpa: u64| spec.fits(gpa, size.bytes()) && size <= guest.config.largest;
         let theirs =
             |slot: &Memslot| slot.splits.as_ref().is_some_and(|it| Arc::ptr_eq(it, splits));
-        // Checked before any right is taken: pages that cannot be a block should not fault for
-        // nothing.
-        let fits =
-            self.inside(&guest.tables, |Inside { guard, .. }| like_a_block::<F, H>(guard, range))?;
-        match fits {
-            Fits::IsBlock => return Some(0),
-            Fits::Table { execute, write } => {
-                if execute {
-                    let change =
-                        |guard: &mut Guard<'_, 'w, F, H>, rest| guard.execute_protect(rest);
-                    self.until_done(&guest.tables, range, change);
-                }
-                if write {
-                    self.even_out(spec, range, theirs);
-                }
+        let mut ready = Vec::new();
+        for &gpa in tables.iter().filter(|gpa| fits(**gpa)) {
+            let range = GpaRange::new(Gpa(gpa), size.bytes()).expect("a block is not empty");
+            // Checked before any right is taken: pages that cannot be a block should not fault for
+            // nothing.
+            match self.fits(range).filter(|_| !guest.pins.overlap(&range)) {
+                Some(Fits::IsBlock) => {}
+                Some(Fits::Table { write, .. }) => ready.push((range, write)),
+                None => left.push(gpa),
             }
         }
-        // Checks the memslot once more: it may have begun to log by now, or be another.
-        match self.collapse_if(range, size, theirs) {
-            0 => None,
-            bytes => Some(bytes),
+        for run in runs(ready.iter()) {
+            let change = |guard: &mut Guard<'_, 'w, F, H>, rest| guard.execute_protect(rest);
+            self.until_done(&guest.tables, run, change);
         }
+        for run in runs(ready.iter().filter(|(_, write)| *write)) {
+            self.even_out(spec, run, theirs);
+        }
+        let mut bytes = 0;
+        for run in runs(ready.iter()) {
+            // Looks at the memslots once more: one may have begun to log by now.
+            let new = self.collapse_if(run, size, |_| true);
+            bytes += new;
+            if new < run.size() {
+                let tables = ready.iter().map(|(table, _)| *table);
+                let in_run = tables.filter(|at| (run.start()..run.end()).contains(&at.start()));
+                let stay = in_run.filter(|table| !matches!(self.fits(*table), Some(Fits::IsBlock)));
+                left.extend(stay.map(|table| table.start().0));
+            }
+        }
+        bytes
+    }
+
+    /// Returns what is mapped in `range` of the tables that vCPUs share, as [`like_a_block`].
+    fn fits(&mut self, range: GpaRange) -> Option<Fits> {
+        self.inside(&self.guest.tables, |Inside { guard, .. }| like_a_block::<F, H>(guard, range))
     }
 
     /// Makes the right to write the same in pages of which some are write-protected since a log,
@@ -114,7 +125,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     fn even_out(&mut self, spec: &MemslotSpec, range: GpaRange, theirs: impl Fn(&Memslot) -> bool) {
         let guest = self.guest;
         self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
-            let slot = view.named(spec.id).filter(|slot| !slot.deleting && slot.log.is_none());
+            let slot = view.named(spec.id).filter(|slot| slot.log.is_none());
             if !slot.is_some_and(theirs) {
                 return;
             }
@@ -125,7 +136,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             };
             guard.complete();
             match result {
-                // Pages that another thread held may still differ: the table is tried again later.
+                // Pages that another thread held, and those behind, may still differ: their tables
+                // are tried again later.
                 Ok(_) | Err(Halted { why: ChangeError::Contended, .. }) => {}
                 Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {}
                 Err(Halted { why, .. }) => unreachable!("a slot's pages: {why}"),
@@ -145,9 +157,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             let start = Gpa(gpa & !(size.bytes() - 1));
             let range = GpaRange::new(start, size.bytes()).expect("a block is not empty");
-            let fits = self
-                .inside(&guest.tables, |Inside { guard, .. }| like_a_block::<F, H>(guard, range));
-            match fits {
+            match self.fits(range) {
                 Some(Fits::IsBlock) => continue,
                 Some(Fits::Table { execute: false, write }) => {
                     if write {
@@ -179,7 +189,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 // If an entry is being changed, its neighbours show that there is a table.
                 for leaf in leaves.flatten().filter(|leaf| leaf.size < F::size(1)) {
                     let may_execute = leaf.attributes.software.contains(MAY_EXECUTE);
-                    if may_execute && spec.fits(leaf.gpa.0, F::size(1).bytes()) {
+                    if may_execute {
                         splits.add::<F>(spec, leaf.gpa.0);
                     }
                 }
@@ -188,19 +198,40 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// Tables that this turn has not tried yet. If the host panics between pieces, a later turn tries
-/// them.
+/// Tables that this turn has not tried yet, in ascending order. If the host panics between pieces,
+/// a later turn tries them.
 struct Untried<'s, F: Format> {
-    tables: vec::IntoIter<u64>,
+    tables: Vec<u64>,
     of: (&'s Splits, MemslotSpec),
     format: PhantomData<F>,
+}
+
+impl<F: Format> Untried<'_, F> {
+    /// Returns the piece of the memslot that begins with the first of them.
+    fn piece(&self) -> Option<GpaRange> {
+        let first = Gpa(*self.tables.first()?);
+        let rest = GpaRange::new(first, self.of.1.range().end().0.checked_sub(first.0)?).ok()?;
+        pieces(rest, F::size(F::LARGEST_LEAF)).next()
+    }
 }
 
 impl<F: Format> Drop for Untried<'_, F> {
     fn drop(&mut self) {
         let (splits, spec) = &self.of;
-        self.tables.by_ref().for_each(|gpa| splits.add::<F>(spec, gpa));
+        self.tables.iter().for_each(|gpa| splits.add::<F>(spec, *gpa));
     }
+}
+
+/// Joins tables that are neighbours.
+fn runs<'t>(tables: impl Iterator<Item = &'t (GpaRange, bool)>) -> Vec<GpaRange> {
+    let mut runs: Vec<GpaRange> = Vec::new();
+    for (table, _) in tables {
+        match runs.last_mut() {
+            Some(last) if last.end() == table.start() => *last = last.hull(table),
+            _ => runs.push(*table),
+        }
+    }
+    runs
 }
 
 /// What is mapped in a range of a block's size.
@@ -231,18 +262,18 @@ fn like_a_block<F: Format, H: Host>(guard: &Guard<'_, '_, F, H>, range: GpaRange
     }
     let mut execute = first.attributes.execute != Execute::None;
     let (mut write, mut bytes) = (false, first.size.bytes());
-    if first.gpa != range.start() || first.hpa.0 & (range.size() - 1) != 0 {
+    if first.hpa.0 & (range.size() - 1) != 0 {
         return None;
     }
     for leaf in leaves {
         let leaf = leaf.ok()?;
-        let follows = leaf.gpa.0 == first.gpa.0 + bytes && leaf.hpa.0 == first.hpa.0 + bytes;
-        if !follows || kind(&leaf) != kind(&first) {
+        if leaf.hpa.0 != first.hpa.0 + bytes || kind(&leaf) != kind(&first) {
             return None;
         }
         bytes += leaf.size.bytes();
         execute |= leaf.attributes.execute != Execute::None;
         write |= leaf.attributes.write != first.attributes.write;
     }
+    // Only if no page is missing.
     (bytes == range.size()).then_some(Fits::Table { execute, write })
 }

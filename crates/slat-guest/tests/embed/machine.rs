@@ -9,7 +9,7 @@ use slat_guest::*;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub const K4: u64 = 4 << 10;
 pub const M2: u64 = 2 << 20;
@@ -52,7 +52,12 @@ impl<E: Events> Counted<E> {
     }
 
     pub fn between(&self, work: impl FnMut() + Send + 'static) {
-        *self.between.lock().unwrap() = Some(Box::new(work));
+        *self.hook() = Some(Box::new(work));
+    }
+
+    /// A hook that panicked is replaced.
+    fn hook(&self) -> MutexGuard<'_, Option<Box<dyn FnMut() + Send>>> {
+        self.between.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn events(&self) -> &E {
@@ -119,7 +124,7 @@ unsafe impl<E: Events> Platform for Counted<E> {
 
 impl<E: Events> DeviceTables for Counted<E> {
     fn mapped(&self, _: DeviceLeaf) {
-        if let Some(work) = &mut *self.between.lock().unwrap() {
+        if let Some(work) = &mut *self.hook() {
             work();
         }
     }
@@ -139,7 +144,7 @@ impl<E: Events> Host for Counted<E> {
     }
 
     fn between_pieces(&self) {
-        if let Some(work) = &mut *self.between.lock().unwrap() {
+        if let Some(work) = &mut *self.hook() {
             let grace = Platform::grace(self);
             let moment = grace.moment();
             assert!(grace.is_past(moment), "nobody is inside tables");

@@ -1,7 +1,8 @@
 //! Work on a whole memslot pauses between pieces, outside the tables.
 
 use crate::machine::*;
-use slat::{Access, Gpa, PageSize};
+use slat::format::ept::Ept1G as Ept;
+use slat::{Access, Gpa, GpaRange, PageSize};
 use slat_guest::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -69,6 +70,66 @@ fn the_end_of_a_log_invalidates_for_each_gib_and_not_for_each_block() {
             });
         }
     }
+}
+
+/// Makes a guest of `bytes` where each block has an executable page, in a period that has ended.
+fn split_by_fetches(
+    machine: &Arc<Counted>,
+    bytes: u64,
+) -> (Shared, SharedVcpu<Ept, Counted, OnePiece>) {
+    let config = Config { execute_huge: ExecuteHuge::Split, ..Config::new(1, PageSize::SIZE_2M) };
+    let guest = shared(machine, 1, OnePiece(PageSize::SIZE_2M), config);
+    let mut vcpu = guest.vcpu(0).unwrap();
+    vcpu.with(|vcpu| {
+        vcpu.worker().set_memslot(slot(bytes)).unwrap();
+        for gpa in (0..bytes).step_by(M2 as usize) {
+            vcpu.fault(Gpa(BASE + gpa), Access::Read);
+            vcpu.fault(Gpa(BASE + gpa), Access::Execute);
+        }
+        vcpu.worker().recover_huge_pages();
+    });
+    (guest, vcpu)
+}
+
+#[test]
+fn recovery_invalidates_for_each_gib_and_not_for_each_table() {
+    for (bytes, most) in [(M2, 2), (32 * M2, 4), (G1, 4), (3 * G1, 12)] {
+        let machine = Counted::new();
+        let (_guest, mut vcpu) = split_by_fetches(&machine, bytes);
+        machine.invalidations();
+        let recovered = vcpu.with(|vcpu| vcpu.worker().recover_huge_pages());
+        assert_eq!(recovered, Recovered { bytes, left: 0 });
+        let count = machine.invalidations();
+        assert!(count <= most, "{bytes:#x}: {count}");
+    }
+}
+
+#[test]
+fn recovery_leaves_a_table_that_is_pinned_meanwhile_and_takes_its_neighbours() {
+    let machine = Counted::new();
+    let (guest, mut vcpu) = split_by_fetches(&machine, 3 * M2);
+    let (mut other, mut pins) = (guest.worker().unwrap(), true);
+    machine.between(move || {
+        if std::mem::take(&mut pins) {
+            let page = GpaRange::new(Gpa(BASE + M2), K4).unwrap();
+            other.with(|worker| std::mem::forget(worker.pin(page).unwrap()));
+        }
+    });
+    let recovered = vcpu.with(|vcpu| vcpu.worker().recover_huge_pages());
+    assert_eq!(recovered, Recovered { bytes: 2 * M2, left: 1 });
+    machine.between(|| ());
+}
+
+#[test]
+fn tables_that_a_panic_kept_recovery_from_are_tried_again() {
+    let machine = Counted::new();
+    let (_guest, mut vcpu) = split_by_fetches(&machine, 2 * M2);
+    machine.between(|| panic!("a VMM's callback"));
+    let recover = || vcpu.with(|vcpu| vcpu.worker().recover_huge_pages());
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(recover)).is_err());
+    machine.between(|| ());
+    let bytes = [(); 2].map(|()| vcpu.with(|vcpu| vcpu.worker().recover_huge_pages().bytes));
+    assert_eq!(bytes.iter().sum::<u64>(), 2 * M2);
 }
 
 /// While a deletion pauses, everything else goes on, except other changes of memslots.

@@ -141,6 +141,8 @@ fn recovery_leaves_pinned_tables() {
     vcpu.worker().recover_huge_pages();
     let left = vcpu.worker().recover_huge_pages();
     assert_eq!(left, Recovered { bytes: M2, left: 1 });
+    let (_, outcomes) = attempt::<Intel>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
+    assert_eq!(outcomes, [], "a pinned page keeps its rights");
     drop(pinned);
     vcpu.worker().recover_huge_pages();
     assert_eq!(vcpu.worker().recover_huge_pages().bytes, M2);

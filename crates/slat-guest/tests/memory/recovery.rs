@@ -119,4 +119,92 @@ on_all! {
         let (_, outcomes) = attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
         assert_eq!(outcomes, []);
     }
+
+    fn what_is_fetched_in_a_table_that_cannot_be_a_block_is_not_fetched_anew<C: Case>() {
+        type Change = fn(&Ram);
+        let changes: [Change; 3] = [
+            // Contiguous pages, at another offset in a block than the guest's.
+            |ram| (0..512).for_each(|page| ram.change(HOST + page * K4, |page| page.hpa += K4)),
+            |ram| ram.change(HOST + 7 * K4, |page| page.execute = false),
+            |ram| ram.remove(HOST + 511 * K4),
+        ];
+        for change in changes {
+            let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
+            with_guest!(C, config, logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            change(&ram);
+            for page in (0..512).filter(|page| *page != 7) {
+                // One of them may have no memory.
+                let _ = attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Execute);
+            }
+            attempt::<C>(&machine, &mut vcpu, BASE + 7 * K4, Access::Read).unwrap();
+            vcpu.worker().set_memslot(slot(M2)).unwrap();
+            assert_eq!(recover::<C>(&mut vcpu), 0);
+            let (_, outcomes) = attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
+            assert_eq!(outcomes, []);
+            assert!(machine.finish().is_empty());
+        }
+    }
+
+    fn a_page_that_may_be_written_is_writable_in_the_block_too<C: Case>() {
+        let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
+        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
+        for page in 0..512 {
+            attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+        }
+        assert_eq!(recover::<C>(&mut vcpu), M2);
+        let (_, outcomes) = attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+        assert_eq!(outcomes, []);
+    }
+
+    fn tables_that_are_no_blocks_of_their_slot_or_guest_are_not_tried<C: Case>() {
+        for (bytes, largest, comes) in
+            [(M2 + K4, PageSize::SIZE_1G, M2), (M2, PageSize::SIZE_4K, 0)]
+        {
+            let config =
+                Config { execute_huge: ExecuteHuge::Split, ..Config::new(2, largest) };
+            with_guest!(C, config, logged(bytes), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            for page in 0..bytes / K4 {
+                attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Execute).unwrap();
+            }
+            vcpu.worker().set_memslot(slot(bytes)).unwrap();
+            let turns = [(); 3].map(|()| vcpu.worker().recover_huge_pages());
+            assert_eq!(turns.iter().map(|turn| turn.bytes).sum::<u64>(), comes);
+            assert_eq!(turns.map(|turn| turn.left), [0; 3]);
+            assert_eq!(blocks::<C>(&mut vcpu, 1), comes / M2);
+        }
+    }
+
+    fn pages_that_may_not_be_executed_are_not_tried<C: Case>() {
+        let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
+        with_guest!(C, config, logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        (0..512).for_each(|page| ram.change(HOST + page * K4, |page| page.execute = false));
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
+        vcpu.worker().set_memslot(slot(M2)).unwrap();
+        let left = [(); 3].map(|()| vcpu.worker().recover_huge_pages().left);
+        assert_eq!(left, [0; 3]);
+    }
+
+    fn a_larger_block_comes_back_once_none_of_its_pages_is_pinned<C: Case>() {
+        let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
+        with_guest!(C, config, slot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
+        attempt::<C>(&machine, &mut vcpu, BASE + 3 * M2, Access::Execute).unwrap();
+        let pinned = vcpu.worker().pin(range(BASE + 9 * M2, K4)).unwrap();
+        assert_eq!(recover::<C>(&mut vcpu), M2);
+        drop(pinned);
+        let turns = [(); 3].map(|()| vcpu.worker().recover_huge_pages());
+        assert_eq!(turns.map(|turn| turn.left), [0; 3]);
+        assert_eq!(blocks::<C>(&mut vcpu, 2), 1);
+    }
+
+    fn a_memslot_that_goes_is_not_tried<C: Case>() {
+        let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
+        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
+        let gone = MemslotSpec { bytes: 0, ..slot(M2) };
+        let _work = vcpu.worker().begin_memslot(gone).unwrap();
+        let turns = [(); 3].map(|()| vcpu.worker().recover_huge_pages());
+        assert_eq!(turns, [Recovered::default(); 3]);
+    }
 }
