@@ -8,6 +8,7 @@ use crate::pool::{Pool, PoolError, Ram};
 use crate::slots::Owner;
 use crate::stats::Counters;
 use crate::swap::Swap;
+use crate::undo::Undo;
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use slat::{Access, Memory, Skip};
@@ -315,32 +316,36 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
     }
 
     /// Gives all memory and slots of the guest back to the pool. Swap has forgotten their content
-    /// when this returns, except what it could not forget ([`Pool::trouble`]).
+    /// when this returns, except what it could not forget ([`Pool::trouble`]). If swap unwinds, so
+    /// does this: all is given back, and the rest is forgotten or overwritten later.
     ///
     /// # Safety
     /// No CPU can reach the pages any more: the guest whose backing this was has been destroyed
     /// ([`Guest::destroy`](slat_guest::Guest::destroy)), and that function's own conditions held.
     pub unsafe fn release(self) {
-        _ = self.pool.protect(self.protected(), 0);
-        let mut slots = self.pool.withheld(self.owner);
-        for word in &self.words {
+        let Self { pool, owner, words, .. } = &self;
+        _ = pool.protect(self.protected(), 0);
+        for word in words {
             let slot = match word.load() {
                 Place::Here { frame, copy } => {
-                    self.pool.frames.give(frame);
+                    pool.frames.give(frame);
                     copy
                 }
                 Place::Away { slot, .. } => Some(slot),
                 // No page is claimed: a thread that moves one borrows this.
                 Place::Nowhere | Place::Moving => None,
             };
-            slot.into_iter().for_each(|slot| slots.add(slot));
+            slot.into_iter().for_each(|slot| pool.give_slot(slot, *owner));
         }
-        slots.wipe();
-        // Older copies of the guest's pages may be in slots that no page has. No thread of this
-        // guest has one in flight.
-        _ = self.pool.slots.in_flight(self.owner);
-        self.pool.wipe_stale(self.owner);
-        self.pool.slots.leave(self.owner);
+        // Swap is called once all is given back: if it unwinds, the next owner of this number has
+        // the rest forgotten.
+        let left = Undo::new(|| {
+            // No thread of this guest has a slot in flight; others may have some with its content.
+            _ = pool.slots.in_flight(*owner);
+            pool.slots.leave(*owner);
+        });
+        pool.wipe_stale(*owner);
+        drop(left);
     }
 
     /// Gives `frame`, which no page has any more, back to the pool.

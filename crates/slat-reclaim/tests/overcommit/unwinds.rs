@@ -38,7 +38,7 @@ fn burn(fuse: &Fuse, call: Call) {
         Some((kind, 0)) if *kind == call => {
             *left = None;
             drop(left);
-            resume_unwind(Box::new("a callback"));
+            resume_unwind(Box::new(Unwound));
         }
         Some((kind, left)) if *kind == call => *left -= 1,
         _ => {}
@@ -120,5 +120,26 @@ fn a_callback_that_unwinds_loses_no_page_frame_or_slot() {
     for name in WORKS.map(|work| work.0.into()).into_iter().chain(KINDS.map(|it| format!("{it:?}")))
     {
         assert!(unwound.contains_key(&name), "{name} did not unwind: {unwound:?}");
+    }
+}
+
+/// The guest has more slots than swap forgets in one call, and pages in memory behind those.
+#[test]
+fn a_guest_that_goes_gives_back_all_even_if_swap_unwinds() {
+    for after in [0, 1] {
+        let fuse = Fuse::default();
+        let hook = |call| burn(&fuse, call);
+        let config = slat_reclaim::Config::new(2048);
+        hooked(&hook, 2048, 2048, &[(2048, config)], |_, _, mut threads| {
+            let [mut it, _] = threads.pop().unwrap();
+            let bring = |it: &mut Thread<'_, '_>, of: std::ops::Range<u64>| {
+                of.for_each(|page| _ = Pager::new(it).bring_in(at(page), Access::Write).unwrap());
+            };
+            bring(&mut it, 0..1500);
+            send_all(&mut it);
+            bring(&mut it, 1500..1600);
+            *fuse.lock().unwrap() = Some((Call::SwapForget, after));
+        });
+        assert!(fuse.lock().unwrap().is_none(), "swap was not called {after} times");
     }
 }
