@@ -5,7 +5,7 @@ use crate::hardware::Use;
 use crate::machine::*;
 use loom::thread::spawn;
 use slat::format::tiny::{Tiny, TinyEpt};
-use slat::{Access, Attributes, Gpa, Hpa, Removals, ReplaceError};
+use slat::{Access, Attributes, Gpa, Hpa, Removals, ReplaceError, Software};
 
 const NEW: u64 = 2 * MEMORY;
 /// The state of a page while it is moved.
@@ -118,6 +118,34 @@ fn an_unmap<F: crate::hardware::Walked>(name: &str) {
 fn an_unmap_during_a_move_hands_out_the_memory_that_was_mapped_last() {
     an_unmap::<Tiny>("replace || unmap, Arm");
     an_unmap::<TinyEpt>("replace || unmap, Intel");
+}
+
+fn a_mark<F: crate::hardware::Walked>(name: &str) {
+    explore(name, || {
+        let guest = On::<F>::new(14, NEVER).mapped(0..PAGE, HELD, PAGE);
+        let marks = spawn(move || guest.mark(0..PAGE).is_none());
+        let moved = moves(guest, NEW);
+        let marked = marks.join().unwrap();
+        let leaf = guest.inside().guard.translate(Gpa(0)).expect("a marker was left behind");
+        let leaf = leaf.expect("a mapping was lost");
+        let has = leaf.attributes.software.contains(Software::B);
+        assert!(leaf.attributes.accessed && (marked || !has));
+        match moved {
+            // The mark came before the move, and went with the old leaf, or after it.
+            Ok(true) => assert_eq!(leaf.hpa, Hpa(NEW)),
+            Err(ReplaceError::Contended) => assert_eq!((leaf.hpa, has), (Hpa(MEMORY), marked)),
+            odd => panic!("{odd:?}"),
+        }
+        assert!(guest.mark(0..PAGE).is_none());
+        assert_eq!(stands(guest), Some(leaf.hpa.0));
+        guest.close();
+    });
+}
+
+#[test]
+fn a_software_bit_that_is_set_during_a_move_brings_no_old_memory_back() {
+    a_mark::<Tiny>("replace || set_software, Arm");
+    a_mark::<TinyEpt>("replace || set_software, Intel");
 }
 
 #[test]
