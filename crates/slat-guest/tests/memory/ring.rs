@@ -4,6 +4,8 @@ use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Gpa, PageSize};
 use slat_guest::*;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const NONE: DirtyPage = DirtyPage { slot: MemslotId(u16::MAX), page: u64::MAX };
 
@@ -105,4 +107,60 @@ on_all! {
         assert!([64, 100, 105, 110, 130].iter().all(|&page| !writable(&mut vcpu, page)));
         assert!(machine.finish().is_empty());
     }
+}
+
+/// One thread harvests, and both reset, while a vCPU writes.
+fn harvested_beside_a_second_reset<C: Case>() {
+    let seed = slat_seed::seed();
+    with_guest!(C, ringed(), logged(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    let mut rooms = [room(), room()];
+    let [first, second] = &mut rooms;
+    let (done, mut random) = (AtomicBool::new(false), fastrand::Rng::with_seed(seed));
+    let mut written = BTreeSet::new();
+    let harvested = std::thread::scope(|scope| {
+        let (guest, done) = (&guest, &done);
+        let harvests = scope.spawn(move || {
+            let mut worker = Worker::new(guest, first).unwrap();
+            let mut harvested = BTreeSet::new();
+            loop {
+                let last = done.load(Ordering::SeqCst);
+                let mut pages = [NONE; 40];
+                let count = worker.harvest_ring(0, &mut pages);
+                harvested.extend(pages[..count].iter().map(|page| page.page));
+                worker.reset_rings().unwrap();
+                if last && count == 0 {
+                    return harvested;
+                }
+            }
+        });
+        scope.spawn(move || {
+            let mut worker = Worker::new(guest, second).unwrap();
+            while !done.load(Ordering::SeqCst) {
+                worker.reset_rings().unwrap();
+                std::thread::yield_now();
+            }
+        });
+        let raised = Raised(done);
+        for _ in 0..1000 {
+            let page = random.u64(..2048);
+            let gpa = BASE + page * K4;
+            machine.here(0);
+            // A ring that is full is emptied soon.
+            while machine.cpu(0).access(gpa, slat_sim::Access::Write).is_err() {
+                vcpu.fault(Gpa(gpa), Access::Write);
+                std::thread::yield_now();
+            }
+            written.insert(page);
+        }
+        drop(raised);
+        harvests.join().unwrap()
+    });
+    assert_eq!(harvested, written, "seed {seed}");
+    assert!(machine.finish().is_empty());
+}
+
+#[test]
+fn a_ring_that_is_harvested_beside_a_second_reset_loses_nothing() {
+    harvested_beside_a_second_reset::<Intel>();
+    harvested_beside_a_second_reset::<ArmPlain>();
 }
