@@ -204,6 +204,37 @@ fn a_first_write_while_its_page_leaves_and_comes_back_is_not_lost() {
     });
 }
 
+/// A page comes back with a copy, while another thread notes arrivals. Then another page leaves,
+/// and the guest may have no more slots: it gets that of the copy.
+#[test]
+fn the_slot_of_a_copy_is_found_once_its_page_has_come_back() {
+    bounded("read of a page that is away || reclaim", 3, || {
+        let (guest, memory) = guest();
+        let mut first = vcpu(guest, 0);
+        write(&mut first, memory, 1);
+        while Pager::new(first.worker()).reclaim(1).is_err() {}
+        Pager::new(first.worker()).bring_in(Hva(HOST + PAGE), Access::Write).unwrap();
+        first.fault(Gpa(PAGE), Access::Write);
+        let second = Sent(vcpu(guest, 1));
+        let thread = spawn(move || {
+            let mut vcpu = second.get();
+            Pager::new(vcpu.worker()).bring_in(Hva(HOST), Access::Read).unwrap();
+            vcpu.fault(Gpa(0), Access::Read);
+        });
+        let _ = Pager::new(first.worker()).reclaim(1);
+        thread.join().unwrap();
+        let paged = guest.backing();
+        let Places { here: 1, copied: 1, .. } = paged.places() else { return };
+        paged.set_swap(1);
+        // The page that came back is in use, and the other is not.
+        let left = (0..3).any(|_| {
+            first.fault(Gpa(0), Access::Read);
+            Pager::new(first.worker()).reclaim(1).is_ok()
+        });
+        assert!(left, "{:?}", paged.places());
+    });
+}
+
 #[test]
 fn two_vcpus_bring_a_page_in_once() {
     bounded("write || read of a page that is away", 3, || {

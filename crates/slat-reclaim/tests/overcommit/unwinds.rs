@@ -133,7 +133,7 @@ fn a_guest_that_goes_gives_back_all_even_if_swap_unwinds() {
         hooked(&hook, 2048, 2048, &[(2048, config)], |_, _, mut threads| {
             let [mut it, _] = threads.pop().unwrap();
             let bring = |it: &mut Thread<'_, '_>, of: std::ops::Range<u64>| {
-                of.for_each(|page| _ = Pager::new(it).bring_in(at(page), Access::Write).unwrap());
+                of.for_each(|page| Pager::new(it).bring_in(at(page), Access::Write).unwrap());
             };
             bring(&mut it, 0..1500);
             send_all(&mut it);
