@@ -23,7 +23,7 @@ on_all! {
             for page in 0..512 {
                 attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
             }
-            vcpu.worker().set_memslot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(memslot(M2)).unwrap();
             assert_eq!(recover::<C>(&mut vcpu), M2, "{execute_huge:?}");
             assert_eq!(blocks::<C>(&mut vcpu, 1), 1);
             assert!(machine.finish().is_empty());
@@ -33,12 +33,12 @@ on_all! {
     fn a_block_that_a_write_split_and_a_fetch_used_comes_back_after_the_log<C: Case>() {
         for execute_huge in NEVER_HUGE {
             let config = Config { execute_huge, ..config() };
-            with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
             vcpu.worker().set_memslot(logged(M2)).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Execute).unwrap();
-            vcpu.worker().set_memslot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(memslot(M2)).unwrap();
             // Some pages that were write-protected are written again.
             attempt::<C>(&machine, &mut vcpu, BASE + 7 * K4, Access::Write).unwrap();
             recover::<C>(&mut vcpu);
@@ -50,7 +50,7 @@ on_all! {
     fn a_table_that_an_eager_split_made_comes_back_after_a_fetch<C: Case>() {
         for execute_huge in [ExecuteHuge::Split, ExecuteHuge::SplitPage] {
             let config = Config { execute_huge, ..config() };
-            with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
             EagerSplit::new(range(BASE, M2), PageSize::SIZE_4K).run(vcpu.worker(), || false);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
@@ -61,13 +61,13 @@ on_all! {
     fn the_largest_blocks_come_back_too<C: Case>() {
         for log in [false, true] {
             let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
-            with_guest!(C, config, slot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
             if log {
                 vcpu.worker().set_memslot(logged(G1)).unwrap();
                 attempt::<C>(&machine, &mut vcpu, BASE + 9 * M2, Access::Write).unwrap();
                 attempt::<C>(&machine, &mut vcpu, BASE + 9 * M2, Access::Execute).unwrap();
-                vcpu.worker().set_memslot(slot(G1)).unwrap();
+                vcpu.worker().set_memslot(memslot(G1)).unwrap();
             }
             attempt::<C>(&machine, &mut vcpu, BASE + 3 * M2, Access::Execute).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + 5 * M2, Access::Execute).unwrap();
@@ -82,7 +82,7 @@ on_all! {
     fn no_block_comes_back_larger_than_configured<C: Case>() {
         let execute_huge = ExecuteHuge::Split;
         let config = Config { execute_huge, ..Config::new(2, PageSize::SIZE_2M) };
-        with_guest!(C, config, slot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
         for block in 0..512 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Read).unwrap();
         }
@@ -98,7 +98,7 @@ on_all! {
         for page in 1..512 {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Execute).unwrap();
         }
-        vcpu.worker().set_memslot(slot(M2)).unwrap();
+        vcpu.worker().set_memslot(memslot(M2)).unwrap();
         for _ in 0..4 {
             vcpu.worker().recover_huge_pages();
             for page in [1, 100, 511] {
@@ -137,7 +137,7 @@ on_all! {
                 let _ = attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Execute);
             }
             attempt::<C>(&machine, &mut vcpu, BASE + 7 * K4, Access::Read).unwrap();
-            vcpu.worker().set_memslot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(memslot(M2)).unwrap();
             assert_eq!(recover::<C>(&mut vcpu), 0);
             let (_, outcomes) = attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
             assert_eq!(outcomes, []);
@@ -147,7 +147,7 @@ on_all! {
 
     fn a_page_that_may_be_written_is_writable_in_the_block_too<C: Case>() {
         let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
-        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
         for page in 0..512 {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
@@ -167,7 +167,7 @@ on_all! {
             for page in 0..bytes / K4 {
                 attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Execute).unwrap();
             }
-            vcpu.worker().set_memslot(slot(bytes)).unwrap();
+            vcpu.worker().set_memslot(memslot(bytes)).unwrap();
             let turns = [(); 3].map(|()| vcpu.worker().recover_huge_pages());
             assert_eq!(turns.iter().map(|turn| turn.bytes).sum::<u64>(), comes);
             assert_eq!(turns.map(|turn| turn.left), [0; 3]);
@@ -180,14 +180,14 @@ on_all! {
         with_guest!(C, config, logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         (0..512).for_each(|page| ram.change(HOST + page * K4, |page| page.execute = false));
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
-        vcpu.worker().set_memslot(slot(M2)).unwrap();
+        vcpu.worker().set_memslot(memslot(M2)).unwrap();
         let left = [(); 3].map(|()| vcpu.worker().recover_huge_pages().left);
         assert_eq!(left, [0; 3]);
     }
 
     fn a_larger_block_comes_back_once_none_of_its_pages_is_pinned<C: Case>() {
         let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
-        with_guest!(C, config, slot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + 3 * M2, Access::Execute).unwrap();
         let pinned = vcpu.worker().pin(range(BASE + 9 * M2, K4)).unwrap();
@@ -200,11 +200,11 @@ on_all! {
 
     fn a_memslot_that_goes_is_not_tried<C: Case>() {
         let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
-        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
-        let gone = MemslotSpec { bytes: 0, ..slot(M2) };
+        let gone = MemslotSpec { bytes: 0, ..memslot(M2) };
         let _work = vcpu.worker().begin_memslot(gone).unwrap();
         let turns = [(); 3].map(|()| vcpu.worker().recover_huge_pages());
-        assert_eq!(turns, [Recovered::default(); 3]);
+        assert_eq!(turns, [RecoveryCounts::default(); 3]);
     }
 }

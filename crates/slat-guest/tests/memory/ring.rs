@@ -7,7 +7,7 @@ use slat_guest::*;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const NONE: DirtyPage = DirtyPage { slot: MemslotId(u16::MAX), page: u64::MAX };
+const NONE: DirtyPage = DirtyPage { memslot: MemslotId(u16::MAX), page: u64::MAX };
 
 fn ringed() -> Config {
     Config { ring: Some(128), ..config() }
@@ -21,7 +21,7 @@ on_all! {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         }
         let mut pages = [NONE; 3];
-        let of = |page| DirtyPage { slot: MemslotId(0), page };
+        let of = |page| DirtyPage { memslot: MemslotId(0), page };
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 3);
         assert_eq!(pages, [of(700), of(3), of(2047)]);
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 1);
@@ -73,7 +73,7 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         let mut pages = [NONE; 8];
         vcpu.worker().harvest_ring(0, &mut pages);
-        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(M2) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(M2) }).unwrap();
         assert_eq!(vcpu.worker().reset_rings().unwrap(), 1);
     }
 
@@ -93,7 +93,7 @@ on_all! {
         write(&mut vcpu, &[100, 110, 130]);
         let mut pages = [NONE; 8];
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 3);
-        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(M2) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(M2) }).unwrap();
         vcpu.worker().set_memslot(logged(128 * K4)).unwrap();
         let (id, gpa, host) = (MemslotId(1), Gpa(BASE + 128 * K4), Hva(HOST + 128 * K4));
         vcpu.worker().set_memslot(MemslotSpec { id, gpa, host, ..logged(128 * K4) }).unwrap();
@@ -113,8 +113,8 @@ on_all! {
 fn harvested_beside_a_second_reset<C: Case>() {
     let seed = slat_seed::seed();
     with_guest!(C, ringed(), logged(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-    let mut rooms = [room(), room()];
-    let [first, second] = &mut rooms;
+    let mut storages = [storage(), storage()];
+    let [first, second] = &mut storages;
     let (done, mut random) = (AtomicBool::new(false), fastrand::Rng::with_seed(seed));
     let mut written = BTreeSet::new();
     let harvested = std::thread::scope(|scope| {

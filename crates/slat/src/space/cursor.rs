@@ -10,8 +10,8 @@
 use crate::addr::{Gpa, GpaRange, Hpa};
 use crate::build::Plan;
 use crate::format::{Format, Kind};
-use crate::invalidation::Owed;
-use crate::ops::Removed;
+use crate::invalidation::PendingFlush;
+use crate::ops::UnmappedRun;
 use crate::platform::{Maintenance, Platform};
 use crate::sync::{AtomicU64, Ordering};
 use crate::table::{self, Pte, folded, pte};
@@ -113,7 +113,7 @@ impl Cursor {
         &self,
         tables: &Tables<'_, F, P>,
         range: &GpaRange,
-    ) -> Option<Removed> {
+    ) -> Option<UnmappedRun> {
         let (start, end) = (range.start().0, range.end().0);
         let ptes = self.of_page(tables, (start, end))?;
         let leaf = |gpa| {
@@ -128,10 +128,10 @@ impl Cursor {
         let pte = pte::<F>(ptes, start, 0);
         // Hardware may have marked it since it was loaded.
         let raw = pte.swap(0);
-        let mut owed = Owed::NOTHING;
+        let mut owed = PendingFlush::NOTHING;
         owed.leaves(start, end, F::size(0));
         tables.invalidate_alone(&owed);
-        Some(Removed {
+        Some(UnmappedRun {
             gpa: Gpa(start),
             bytes: F::size(0).bytes(),
             size: F::size(0),

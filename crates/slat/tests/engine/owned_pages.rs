@@ -4,8 +4,8 @@ use crate::common::stage::{K, M, RAM, range};
 use crate::common::{Event, TestPlatform};
 use slat::format::arm64::Arm64K4;
 use slat::{
-    AddressSpace, Attributes, BreakBeforeMake, Gpa, Hpa, MapError, Owner, PageSize, Place,
-    RangeError, SpaceError, TableCache, UnmapError, Vmid,
+    AddressSpace, Attributes, BreakBeforeMake, Gpa, Hpa, MapError, Owner, PageSize, RangeError,
+    SpaceError, TableCache, UnmapEntry, UnmapError, Vmid,
 };
 
 type Space<'p> = AddressSpace<'p, Arm64K4, TestPlatform>;
@@ -73,9 +73,9 @@ fn a_page_is_unmapped_with_one_invalidation_of_its_size() {
 fn a_range_of_a_pages_size_that_is_not_aligned_is_refused() {
     with_pages(|_, space| {
         let odd = range(4 * K + 2 * K, 4 * K);
-        let why = RangeError::Unaligned { range: odd, page: 4 * K };
-        let refused = space.unmap(odd, |_| unreachable!()).unwrap_err().why;
-        assert_eq!(refused, SpaceError::Unmap(UnmapError::Range(why)));
+        let reason = RangeError::Unaligned { range: odd, page: 4 * K };
+        let refused = space.unmap(odd, |_| unreachable!()).unwrap_err().reason;
+        assert_eq!(refused, SpaceError::Unmap(UnmapError::Range(reason)));
         assert!((0..4).all(|page| space.query(Gpa(page * 4 * K)).is_some()));
     });
 }
@@ -90,8 +90,8 @@ fn an_owners_page_next_to_others_keeps_its_owner() {
         space.guard().set_owner(page, None, Some(owner), &mut cache).unwrap();
         map_from(space, 5);
         assert_eq!(unmap(space, 4), None);
-        let why = space.map(page, Hpa(0), RAM, PAGE).unwrap_err().why;
-        assert_eq!(why, SpaceError::Map(MapError::Owned { owner }));
+        let reason = space.map(page, Hpa(0), RAM, PAGE).unwrap_err().reason;
+        assert_eq!(reason, SpaceError::Map(MapError::Owned { owner }));
         assert_eq!(space.guard().owner(page.start()), Ok(Some(owner)));
     });
 }
@@ -100,9 +100,9 @@ fn an_owners_page_next_to_others_keeps_its_owner() {
 fn a_mapped_page_next_to_others_is_not_mapped_over() {
     with_pages(|_, space| {
         let page = range(4 * K, 4 * K);
-        let why = space.map(page, Hpa(0), RAM, PAGE).unwrap_err().why;
+        let reason = space.map(page, Hpa(0), RAM, PAGE).unwrap_err().reason;
         let hpa = Hpa(4 * K);
-        assert_eq!(why, SpaceError::Map(MapError::Occupied { size: PAGE, hpa }));
+        assert_eq!(reason, SpaceError::Map(MapError::Occupied { size: PAGE, hpa }));
         assert_eq!(space.map(page, hpa, RAM, PAGE), Ok(()));
         assert_eq!(space.query(page.start()).unwrap().hpa, hpa);
     });
@@ -129,15 +129,15 @@ fn what_a_guard_dropped_is_invalidated_by_the_next_unmap_of_a_page() {
         with_pages_on(BreakBeforeMake::Never, |platform, space| {
             let block = range(2 * M, 2 * M);
             space.map(block, Hpa(2 * M), RAM, PageSize::SIZE_2M).unwrap();
-            let mut places = [Place::EMPTY];
+            let mut places = [UnmapEntry::EMPTY];
             let mut storage = [const { None }; 1];
             let mut cache = TableCache::new(platform, &mut storage);
             cache.fill(1).unwrap();
             let mut guard = space.guard();
             if removes {
-                let mut removals = guard.removals(&mut places);
-                guard.unmap(range(0, 4 * K), &mut removals).unwrap();
-                drop(removals);
+                let mut batch = guard.unmap_batch(&mut places);
+                guard.unmap(range(0, 4 * K), &mut batch).unwrap();
+                drop(batch);
             } else {
                 guard.split(block, PAGE, &mut cache).unwrap();
             }
