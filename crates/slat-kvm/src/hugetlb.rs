@@ -4,8 +4,8 @@
 //! beforehand. The check before the mapping reports how many pages are missing, where the kernel
 //! would return `ENOMEM` only.
 
+use crate::procfs::Files;
 use crate::{Advice, Error};
-use slat_procfs::Files;
 
 /// Returns the number of pages of `page_size` bytes that are neither in use nor reserved for a
 /// mapping.

@@ -88,7 +88,7 @@ impl Marker {
             Tracking::Generations => {
                 let path = Path::new("/").join(LRU_GEN);
                 let text = lru_gen(&path)?;
-                let files = slat_procfs::Files::here();
+                let files = crate::procfs::Files::here();
                 if !files.in_first_namespace("cgroup") {
                     // The file has the host's names: another group may have this one's.
                     return Err(Error::invalid(
@@ -177,7 +177,7 @@ fn unlisted() -> Error {
 
 /// Returns the text of lru_gen, in which another group's name may be no UTF-8.
 fn lru_gen(path: &Path) -> Result<String, Error> {
-    std::fs::read(path).map(slat_procfs::lossy).map_err(Error::os("read of lru_gen"))
+    std::fs::read(path).map(crate::procfs::lossy).map_err(Error::os("read of lru_gen"))
 }
 
 /// Returns the number of a cgroup by its path.

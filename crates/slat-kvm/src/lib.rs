@@ -36,6 +36,7 @@ pub mod numa;
 pub mod phase;
 pub mod probe;
 pub mod probes;
+pub mod procfs;
 pub mod scenario;
 mod shape;
 mod stage;

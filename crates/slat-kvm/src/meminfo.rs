@@ -1,7 +1,7 @@
 //! Memory that this process can have: of the machine, and of its control groups.
 
+use crate::procfs::{Available, Files};
 use crate::{Error, cgroup};
-use slat_procfs::{Available, Files};
 
 /// Returns the memory that is available without swapping. A group that this process made to limit
 /// itself does not count.

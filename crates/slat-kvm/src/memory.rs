@@ -1,10 +1,10 @@
 //! Host memory that backs a guest's memory.
 
 use crate::error::size_name;
+use crate::procfs::Files;
 use crate::{Error, hugetlb, meminfo};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
-use slat_procfs::Files;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;

@@ -6,7 +6,7 @@
 
 use crate::Error;
 use crate::memory::{Backing, HostMemory};
-use slat_procfs::Files;
+use crate::procfs::Files;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -79,7 +79,7 @@ fn free(node: u32, backing: Backing) -> Option<u64> {
         return files.number(pool)?.checked_mul(size);
     }
     let text = files.text(folder.join("meminfo"))?;
-    let field = |name| slat_procfs::bytes(&text, &format!("Node {node} {name}"));
+    let field = |name| crate::procfs::bytes(&text, &format!("Node {node} {name}"));
     Some(field("MemFree")? + field("Inactive(file)")?)
 }
 

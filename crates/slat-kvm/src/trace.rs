@@ -34,7 +34,7 @@ impl Events {
 
     /// Returns how often an event occurred.
     pub fn count(&self, event: &str) -> Option<u64> {
-        let text = slat_procfs::lossy(std::fs::read(self.instance.join("trace")).ok()?);
+        let text = crate::procfs::lossy(std::fs::read(self.instance.join("trace")).ok()?);
         count(&text, event)
     }
 }

@@ -5,7 +5,7 @@
 
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
-use slat_procfs::Files;
+use slat_kvm::procfs::Files;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;

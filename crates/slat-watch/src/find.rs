@@ -5,7 +5,7 @@
 //! else has these names: paths of files begin with `/`.
 
 use crate::held::is_same_file;
-use slat_procfs::Files;
+use slat_kvm::procfs::Files;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs;

@@ -7,8 +7,8 @@
 
 use slat_kvm::Error;
 use slat_kvm::ioctl::BinaryStats;
+use slat_kvm::procfs::Files;
 use slat_kvm::stats::{Changes, Reading, Stats};
-use slat_procfs::Files;
 use std::time::{Duration, Instant};
 
 /// The account of a vCPU.

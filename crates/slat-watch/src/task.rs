@@ -2,7 +2,7 @@
 
 use crate::metric::{Metric, Sink, Source};
 use rustix::process::{Resource, getrlimit};
-use slat_procfs::{Files, bytes};
+use slat_kvm::procfs::{Files, bytes};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -35,12 +35,12 @@ impl Kept {
             // The kernel fills each of these files in one read: a short read is the whole file.
             return match file.read_at(&mut bytes, 0).ok()? {
                 0 => None,
-                length @ 1..4096 => Some(slat_procfs::lossy(bytes[..length].to_vec())),
-                _ => slat_procfs::whole(file),
+                length @ 1..4096 => Some(slat_kvm::procfs::lossy(bytes[..length].to_vec())),
+                _ => slat_kvm::procfs::whole(file),
             };
         }
         let file = File::open(files.0.join(&self.folder).join(name)).ok()?;
-        let text = slat_procfs::whole(&file).filter(|text| !text.is_empty());
+        let text = slat_kvm::procfs::whole(&file).filter(|text| !text.is_empty());
         // Half of the descriptors stay free for uses that cannot do without one.
         let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
         if u64::try_from(file.as_raw_fd()).is_ok_and(|fd| fd < most) {

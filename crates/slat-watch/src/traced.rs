@@ -10,7 +10,7 @@ use crate::find;
 use crate::guest::SPARE;
 use crate::metric::{Metric, Scope, Sink, Source};
 use crate::task;
-use slat_procfs::Files;
+use slat_kvm::procfs::Files;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;

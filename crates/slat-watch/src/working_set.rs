@@ -14,7 +14,7 @@ use idle::Idle;
 use referenced::Referenced;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
-use slat_procfs::Files;
+use slat_kvm::procfs::Files;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 

@@ -5,7 +5,7 @@
 mod memory;
 mod other;
 
-use slat_procfs::Files;
+use slat_kvm::procfs::Files;
 use slat_watch::{Events, GuestTotal, Metric, NotFound, Watch, Which, WorkingSets};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates. Each may depend on those before it.
-const CRATES: [&str; 18] = [
+const CRATES: [&str; 17] = [
     "slat-seed",
     "slat",
     "slat-capi",
@@ -13,7 +13,6 @@ const CRATES: [&str; 18] = [
     "slat-sim",
     "slat-axvm",
     "slat-reclaim",
-    "slat-procfs",
     "slat-kvm",
     "slat-watch",
     "slat-kernel",

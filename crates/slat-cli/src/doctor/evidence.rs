@@ -1,8 +1,8 @@
 //! The sources of findings: files below a root, KVM's capabilities, and the folders of programs.
 
 use slat_kvm::HostKvm;
+use slat_kvm::procfs::{Files, value};
 use slat_lab::host::Host;
-use slat_procfs::{Files, value};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;

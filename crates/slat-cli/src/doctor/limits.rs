@@ -2,8 +2,8 @@
 
 use super::Group::Limits;
 use super::{Change, Evidence, Finding, For, Subject};
+use slat_kvm::procfs::Version;
 use slat_lab::numbers::{bytes, three_digits};
-use slat_procfs::Version;
 use std::path::PathBuf;
 
 const PRESSURE: For = For::Only(&["age", "memory-stress"]);

@@ -4,7 +4,7 @@
 use crate::debugfs;
 use rustix::io::Errno;
 use rustix::mount::MountAttrFlags;
-use slat_procfs::Files;
+use slat_kvm::procfs::Files;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -4,7 +4,7 @@ use crate::find::Descriptors;
 use crate::held::{Held, Process};
 use crate::metric::{Metric, Scope, Sink, Source, Values};
 use crate::task::{self, Kept};
-use slat_procfs::Files;
+use slat_kvm::procfs::Files;
 
 #[derive(Debug)]
 pub(super) struct Vcpu {

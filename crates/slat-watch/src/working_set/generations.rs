@@ -5,7 +5,7 @@
 use super::{Seen, page};
 use crate::debugfs;
 use rustix::mount::MountAttrFlags;
-use slat_procfs::Files;
+use slat_kvm::procfs::Files;
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -117,7 +117,7 @@ impl Generations {
 
 /// Returns the text, in which another group's name may be no UTF-8.
 fn text(file: &Path) -> Result<String, String> {
-    fs::read(file).map(slat_procfs::lossy).map_err(|error| format!("lru_gen: {error}"))
+    fs::read(file).map(slat_kvm::procfs::lossy).map_err(|error| format!("lru_gen: {error}"))
 }
 
 /// Returns the file, in the mounted debugfs or in a mount that only this process has.

@@ -3,7 +3,7 @@
 
 use super::{Seen, page};
 use crate::task;
-use slat_procfs::Files;
+use slat_kvm::procfs::Files;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 

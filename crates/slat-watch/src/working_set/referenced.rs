@@ -2,7 +2,7 @@
 //! not show a guest's accesses through KVM's own tables.
 
 use super::Seen;
-use slat_procfs::{Files, bytes};
+use slat_kvm::procfs::{Files, bytes};
 use std::fs;
 
 pub(super) const ERROR: &str = "a lower bound: pages that a guest uses through mappings that KVM \

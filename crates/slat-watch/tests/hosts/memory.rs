@@ -2,7 +2,7 @@
 //! that were used, and files and folders with odd names.
 
 use super::{Host, ONE, PID};
-use slat_procfs::Files;
+use slat_kvm::procfs::Files;
 use slat_watch::{Metric, Source, WorkingSets};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;

@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use slat_kvm::guest::{Guest, Shape, Vcpu};
-use slat_procfs::Files;
+use slat_kvm::procfs::Files;
 use slat_watch::{Debugfs, Events, NotFound, Watch, Which};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

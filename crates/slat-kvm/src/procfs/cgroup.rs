@@ -1,7 +1,7 @@
 //! The control groups of this process, and what their limits leave it
 //! (admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
 
-use crate::{Files, all, value_of, whole};
+use super::{Files, all, value_of, whole};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -205,7 +205,7 @@ impl Files<'_> {
     pub fn available_memory(&self, bounds: &[Bound]) -> Result<Available, PathBuf> {
         const HOST: &str = "proc/meminfo";
         let text = self.told(HOST)?;
-        let host = text.and_then(|text| crate::bytes(&text, "MemAvailable"));
+        let host = text.and_then(|text| super::bytes(&text, "MemAvailable"));
         let mut least = host.map(|bytes| Available { bytes, group: None });
         for bound in bounds {
             if let Some(bytes) = bound.memory.clone()?

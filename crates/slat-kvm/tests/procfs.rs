@@ -1,8 +1,8 @@
-//! Every reader over every host of the folder `hosts`: page sizes of 4K, 16K and 64K, control
+//! Every reader over every host of the folder `procfs`: page sizes of 4K, 16K and 64K, control
 //! groups of version 1, 2 and both, containers, a lockdown, names that are no UTF-8, and text that
 //! the kernel cut.
 
-use slat_procfs::{Files, Version};
+use slat_kvm::procfs::{Files, Version};
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
@@ -102,7 +102,7 @@ fn hosts() -> [(&'static str, Told); 5] {
 #[test]
 fn every_reader_tells_of_every_host_what_its_files_say() {
     for (name, wanted) in hosts() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("hosts").join(name);
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/procfs").join(name);
         let files = Files(&root);
         let bounds = files.memory_bounds();
         let available = files.available_memory(&bounds).ok();
