@@ -92,6 +92,9 @@ mod refusals;
 mod replacing;
 mod ring;
 mod seats;
+#[cfg(test)]
+#[path = "../../../tests/seed.rs"]
+mod seed;
 mod shared;
 mod stalls;
 mod stats;

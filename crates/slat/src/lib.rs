@@ -101,11 +101,17 @@ mod observe;
 mod ops;
 mod participant;
 mod platform;
+#[cfg(test)]
+#[path = "../../../tests/properties.rs"]
+mod properties;
 mod pte;
 mod ran;
 #[cfg(doctest)]
 mod refusals;
 mod retired;
+#[cfg(test)]
+#[path = "../../../tests/seed.rs"]
+mod seed;
 mod shootdown;
 mod sizes;
 mod space;

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates. Each may depend on those before it.
-const CRATES: [&str; 17] = [
-    "slat-seed",
+const CRATES: [&str; 16] = [
     "slat",
     "slat-capi",
     "slat-guest",

@@ -49,12 +49,16 @@ mod obligations;
 mod owned;
 mod owners;
 mod promises;
+#[path = "../../../../tests/properties.rs"]
+mod properties;
 mod protect;
 mod refusals;
 mod replaced;
 mod reservations;
 mod rounds;
 mod seats;
+#[path = "../../../../tests/seed.rs"]
+mod seed;
 mod software;
 mod splits;
 mod steps;
