@@ -10,6 +10,7 @@
 //!   can do.
 //! - [`stall`] finds stalls in the times that the vCPUs' own clocks measured.
 //! - [`ioctl`] has the ioctls of dirty logging, and depends on nothing else in this crate.
+//! - [`watch`] measures guests that run on this host already, under any VMM.
 //! - [`probe()`] reports the capabilities of the host's KVM. It changes nothing and needs no guest.
 //!
 //! On x86, the guest's code runs in ring 3. With VMX and SVM this makes no difference. A KVM
@@ -45,6 +46,7 @@ pub mod stats;
 mod trace;
 mod vcpu;
 mod vcpu_threads;
+pub mod watch;
 pub mod work;
 
 pub use error::{Advice, Error};

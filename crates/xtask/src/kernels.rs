@@ -169,13 +169,13 @@ fn ageing_races(tree: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The test of slat-watch that reads the idle marks of a guest's pages.
+/// The test of slat-kvm that reads the idle marks of a guest's pages.
 const IDLE_PAGES: &str = "idle_pages_report_what_a_guest_used_through_existing_mappings";
 
 /// Compares a working set by idle page tracking, which no kernel of Debian has, with what the guest
 /// touched.
 fn idle_pages(tree: &str) -> anyhow::Result<()> {
-    let test = static_build::test(Architecture::Aarch64, "slat-watch", "working_set")?;
+    let test = static_build::test(Architecture::Aarch64, "slat-kvm", "working_set")?;
     let mut slat = program();
     slat.args(["emulate", "--arch", "aarch64", "--kernel", &format!("tree:{tree}+{ALL}")]);
     slat.arg("--binary").arg(Program::Slat.path(Architecture::Aarch64)).arg("--run").arg(test);

@@ -2,10 +2,10 @@
 
 use crate::forecast::{self, Guest};
 use serde::Serialize;
+use slat_kvm::watch::qmp::{DirtyRate, Migration, Qmp};
+use slat_kvm::watch::{GuestTotal, Metric};
 use slat_lab::numbers::{bytes, seconds};
 use slat_lab::rate::Rate;
-use slat_watch::qmp::{DirtyRate, Migration, Qmp};
-use slat_watch::{GuestTotal, Metric};
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
