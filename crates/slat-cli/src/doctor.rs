@@ -250,7 +250,8 @@ mod tests {
 
     #[test]
     fn the_hosts_of_the_readers_are_found_as_they_are() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../slat-procfs/hosts");
+        let folder =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../slat-kvm/tests/procfs");
         for (host, name, status, found) in [
             ("x86-v2", "memory available", "limited", "768 MiB"),
             ("x86-v2", "cgroup CPU quota", "limited", "0.50 CPUs"),

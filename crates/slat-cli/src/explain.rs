@@ -13,6 +13,7 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value};
+use slat_kvm::phase::Phase;
 use slat_lab::numbers::{seconds, thousands};
 use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
@@ -113,13 +114,15 @@ pub const READER: Reader = Reader {
 };
 
 /// Phases that the sentence is about.
-const ASKED: [&str; 3] = ["dirty", "run", "execute"];
+const ASKED: [Phase; 3] = [Phase::Dirty, Phase::Run, Phase::Execute];
 
 /// Returns the sentence on where the vCPUs' time went, in all guests together.
 fn sentence(explained: &[Explained]) -> Option<String> {
     // A guest with a dirty rate pauses, and no counter has the time of the pauses.
     let paced = |it: &Explained| it.params.contains_key("dirty_rate");
-    let asked = |it: &&Explained| ASKED.contains(&&*it.what[1]) && it.fault > 0.0 && !paced(it);
+    let asked = |it: &&Explained| {
+        ASKED.iter().any(|phase| *phase == *it.what[1]) && it.fault > 0.0 && !paced(it)
+    };
     let asked = || explained.iter().filter(asked);
     let sum = |of: fn(&Explained) -> f64| asked().map(of).sum::<f64>();
     let total = Some(sum(|it| it.total)).filter(|total| *total > 0.0)?;

@@ -22,6 +22,7 @@ pub fn readers() -> Vec<Reader> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use slat_kvm::phase::Phase;
     use slat_lab::fake;
     use slat_lab::record::Measurement;
     use slat_lab::report::{html, tables, text};
@@ -59,7 +60,7 @@ mod tests {
         }
         let splits = report.results.iter().filter(|m| m.scenario == "split");
         let whole_rounds =
-            |m: &&Measurement| m.variant == "dirty" && !m.params.contains_key("vcpu");
+            |m: &&Measurement| Phase::Dirty == *m.variant && !m.params.contains_key("vcpu");
         let rounds = report.results.iter().filter(whole_rounds);
         let legend = rounds.clone().count();
         let dots: usize = splits.chain(rounds).map(|m| m.samples.len()).sum();

@@ -8,6 +8,7 @@
 //! - [`scenario`] has the experiments: dirty logging, execution, a migration, ...
 //! - [`guest`] has the guest itself, for other experiments, and [`work`] the work that its vCPUs
 //!   can do.
+//! - [`figure`] says what the results of a scenario are, and how they are shown.
 //! - [`stall`] finds stalls in the times that the vCPUs' own clocks measured.
 //! - [`ioctl`] has the ioctls of dirty logging, and depends on nothing else in this crate.
 //! - [`watch`] measures guests that run on this host already, under any VMM.
@@ -22,6 +23,7 @@ pub mod bitmap;
 mod boot;
 pub mod cgroup;
 mod error;
+pub mod figure;
 mod gate;
 pub mod guest;
 pub mod hugetlb;

@@ -34,7 +34,7 @@ Examples:
 pub struct DirtyLog;
 
 impl Scenario for DirtyLog {
-    const NAME: &'static str = "dirty-log";
+    const NAME: &'static str = dirty_log::NAME;
     const ABOUT: &'static str = "Log the dirty pages of a guest";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
@@ -98,10 +98,10 @@ impl<'a> Guest<'a> {
     /// Returns the measurements so far.
     pub fn measurements(&self) -> Vec<Measurement> {
         let params = self.kept.params(&params(self.args, &self.config));
-        let mut results = phases::measurements("dirty-log", &params, &self.kept.phases);
+        let mut results = phases::measurements(DirtyLog::NAME, &params, &self.kept.phases);
         if let Some(report) = self.kept.reports.last() {
             let mut add = |phase: Phase, name: &str, count| {
-                let whole = |m: &&mut Measurement| m.variant == phase.name();
+                let whole = |m: &&mut Measurement| phase == *m.variant;
                 if let Some(whole) = results.iter_mut().find(whole) {
                     whole.counts.insert(name.to_owned(), count);
                 }
@@ -296,7 +296,7 @@ mod tests {
             guest.measurements()
         };
         let populated =
-            |results: &Vec<Measurement>| results.iter().any(|m| m.variant == "populate");
+            |results: &Vec<Measurement>| results.iter().any(|m| Phase::Populate == *m.variant);
         let mut waits = (0..8).map(|doubled| std::time::Duration::from_millis(250 << doubled));
         let results = waits.by_ref().map(stopped_after).find(populated).expect("never populated");
         assert!(results.iter().all(|m| m.params["warm_up"] == true), "{results:?}");

@@ -3,6 +3,7 @@
 use super::options::{GuestArgs, LogArgs};
 use super::values::{HotSet, Others};
 use serde_json::{Map, Value, json};
+use slat_kvm::figure::{self, Figure};
 use slat_kvm::guest::Shape;
 use slat_kvm::phase::PhaseRun;
 use slat_kvm::work::{Order, Touch, Work};
@@ -196,19 +197,41 @@ pub fn observe<T>(
 /// Returns a measurement of a guest under KVM.
 pub fn measurement(
     scenario: &str,
-    variant: &str,
+    figure: Figure,
     params: Map<String, Value>,
-    unit: &str,
     samples: Vec<f64>,
 ) -> Measurement {
     Measurement {
         scenario: scenario.to_owned(),
         target: "kvm".to_owned(),
-        variant: variant.to_owned(),
+        variant: figure.name().into_owned(),
         params,
-        unit: unit.into(),
+        unit: figure.unit().into(),
         samples,
         groups: Vec::new(),
         counts: Default::default(),
     }
+}
+
+/// Returns the measurements of figures, with a sample for each run that gave one.
+pub fn figures<R>(
+    scenario: &str,
+    params: &Map<String, Value>,
+    values: &[figure::Value<R>],
+    reports: &[R],
+) -> Vec<Measurement> {
+    let of = |(figure, of): &figure::Value<R>| {
+        (*figure, reports.iter().filter_map(of).collect::<Vec<f64>>())
+    };
+    course(scenario, params, values.iter().map(of))
+}
+
+/// Returns the measurements of figures that one run gave, without those that have no samples.
+pub fn course(
+    scenario: &str,
+    params: &Map<String, Value>,
+    figures: impl IntoIterator<Item = (Figure, Vec<f64>)>,
+) -> Vec<Measurement> {
+    let known = figures.into_iter().filter(|(_, samples)| !samples.is_empty());
+    known.map(|(figure, samples)| measurement(scenario, figure, params.clone(), samples)).collect()
 }

@@ -4,10 +4,11 @@
 use super::kept::Answer;
 use super::options::GuestArgs;
 use super::runs::{Runs, asked};
-use super::tables::{Column, MEANING, WHOLE_PHASES, cost, is, of};
+use super::tables::{Shown, reader};
 use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::cgroup::MemoryLimit;
+use slat_kvm::figure::Results;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::memory_stress;
 use slat_lab::cli::count;
@@ -58,42 +59,21 @@ impl MemoryStressArgs {
     }
 }
 
-/// Columns of its table.
-const COLUMNS: &[Column] = &[
-    ("populate", "fill"),
-    ("write", "write"),
-    ("reset", "reset"),
-    ("refill", "refill"),
-    ("read", "read"),
-];
-
 /// The scenario.
 pub struct MemoryStress;
 
+impl Shown for MemoryStress {
+    const RESULTS: Results = memory_stress::RESULTS;
+}
+
 impl Scenario for MemoryStress {
-    const NAME: &'static str = "memory-stress";
+    const NAME: &'static str = Self::RESULTS.name;
     const ABOUT: &'static str =
         "Fill a guest's memory, take it away, fill it again, and move on to swap if asked";
     const EXAMPLES: &'static str = EXAMPLES;
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("memory", "512M")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const READER: Reader = Reader {
-        reads: |m| is(m, Self::NAME),
-        verdict: |results| {
-            cost(results, Self::NAME, "refill", "Filling memory again that was taken away")
-        },
-        tables: |results| {
-            of(
-                results,
-                Self::NAME,
-                "Memory taken away and filled again (KVM)",
-                COLUMNS,
-                WHOLE_PHASES,
-            )
-        },
-        meaning: MEANING,
-        ..Reader::NONE
-    };
+    const READER: Reader = reader::<Self>();
     type Settings = MemoryStressArgs;
 
     fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
@@ -108,7 +88,7 @@ impl Scenario for MemoryStress {
 fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let args = &args.sized();
     let asked = asked(&args.guest, false);
-    let mut guests = Runs::new("memory-stress", &asked)?;
+    let mut guests = Runs::new(MemoryStress::NAME, &asked)?;
     guests.params.insert("iterations".to_owned(), args.iterations.into());
     let limit = match args.limit {
         Some(limit) => {

@@ -3,11 +3,12 @@
 use super::kept::Answer;
 use super::options::{GuestArgs, RunArgs};
 use super::runs::{Runs, asked};
-use super::tables::{Column, MEANING, WHOLE_PHASES, cost, is, of};
+use super::tables::{Shown, reader};
 use super::values::KvmBacking;
 use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::Error;
+use slat_kvm::figure::Results;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::populate;
 use slat_lab::cli::count;
@@ -63,24 +64,19 @@ pub struct PopulateArgs {
     pub run: RunArgs,
 }
 
-/// Columns of its table.
-const COLUMNS: &[Column] = &[("populate", "populate"), ("warm", "again")];
-
 /// The scenario.
 pub struct Populate;
 
+impl Shown for Populate {
+    const RESULTS: Results = populate::RESULTS;
+}
+
 impl Scenario for Populate {
-    const NAME: &'static str = "populate";
+    const NAME: &'static str = Self::RESULTS.name;
     const ABOUT: &'static str = "Touch memory for the first time";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const READER: Reader = Reader {
-        reads: |m| is(m, Self::NAME),
-        verdict: |results| cost(results, Self::NAME, "populate", "The first touch of memory"),
-        tables: |results| of(results, Self::NAME, "First touches (KVM)", COLUMNS, WHOLE_PHASES),
-        meaning: MEANING,
-        ..Reader::NONE
-    };
+    const READER: Reader = reader::<Self>();
     type Settings = PopulateArgs;
 
     fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
@@ -102,9 +98,9 @@ fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measure
         guest
     });
     let cases: Vec<Runs> = guests
-        .map(|guest| Runs::new("populate", &asked(&guest, args.overlap)))
+        .map(|guest| Runs::new(Populate::NAME, &asked(&guest, args.overlap)))
         .collect::<anyhow::Result<_>>()?;
-    session.start("populate", cases.iter().map(|case| case.steps(2)).sum());
+    session.start(Populate::NAME, cases.iter().map(|case| case.steps(2)).sum());
     let mut results = Vec::new();
     for case in &cases {
         if session.interrupted() {
