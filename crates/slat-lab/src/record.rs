@@ -233,10 +233,47 @@ mod tests {
             std::fs::write(file, &text).unwrap();
         }
         assert_eq!(std::fs::read_to_string(file).unwrap(), text, "UPDATE_SCHEMA=1 writes it anew");
-        let validator = jsonschema::validator_for(&schema).unwrap();
         let mut report = serde_json::to_value(fake::report()).unwrap();
-        validator.validate(&report).unwrap();
+        assert!(fits(&schema, &schema, &report));
         report["results"][0]["samples"][0] = "fast".into();
-        assert!(!validator.is_valid(&report));
+        assert!(!fits(&schema, &schema, &report));
+    }
+
+    /// Returns whether a value fits a part of a schema, by the words that schemas of types have.
+    fn fits(all: &Value, part: &Value, value: &Value) -> bool {
+        if let Some(path) = part["$ref"].as_str() {
+            return fits(all, all.pointer(&path[1..]).unwrap(), value);
+        }
+        let of_type = |name: &Value| match name.as_str().unwrap() {
+            "object" => value.is_object(),
+            "array" => value.is_array(),
+            "string" => value.is_string(),
+            "number" => value.is_number(),
+            "integer" => value.is_i64() || value.is_u64(),
+            "boolean" => value.is_boolean(),
+            "null" => value.is_null(),
+            other => panic!("{other}"),
+        };
+        let types = match &part["type"] {
+            Value::Array(types) => types.iter().any(of_type),
+            Value::Null => true,
+            name => of_type(name),
+        };
+        let inner = |inner: &Value, of: &Value| of.is_boolean() || fits(all, of, inner);
+        let known = |(name, of): (&String, &Value)| match part["properties"].get(name) {
+            Some(known) => inner(of, known),
+            None => part.get("additionalProperties").is_some_and(|others| inner(of, others)),
+        };
+        let mut items = value.as_array().into_iter().flatten();
+        let mut required = part["required"].as_array().into_iter().flatten();
+        types
+            && part.get("const").is_none_or(|constant| constant == value)
+            && part["anyOf"].as_array().is_none_or(|any| any.iter().any(|of| fits(all, of, value)))
+            && part.get("items").is_none_or(|of| items.all(|item| inner(item, of)))
+            && required.all(|name| value.get(name.as_str().unwrap()).is_some())
+            && value.as_object().is_none_or(|object| {
+                (part["properties"].is_null() && part.get("additionalProperties").is_none())
+                    || object.iter().all(known)
+            })
     }
 }
