@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use slat_kvm::phase::Phase;
 use slat_lab::numbers::{seconds, thousands};
 use slat_lab::reader::Reader;
-use slat_lab::record::Measurement;
+use slat_lab::record::{KVM, Measurement};
 use slat_lab::report::tables::{Labels, Row};
 use slat_lab::table::{NOTHING, Table};
 use slat_lab::verdict::Verdict;
@@ -58,8 +58,7 @@ pub struct Explained {
 
 /// Explains every phase that has the counts for it.
 pub fn explain(results: &[Measurement]) -> Vec<Explained> {
-    let of_guests =
-        || results.iter().filter(|m| m.target == "kvm" && !m.params.contains_key("vcpu"));
+    let of_guests = || results.iter().filter(|m| m.target == KVM && !m.is_vcpu());
     // Counters that are 0 are left out of a phase, so all phases are searched for one that shows
     // whether this kernel counts faults.
     let counts_faults =
@@ -107,7 +106,7 @@ fn count(m: &Measurement, name: &str) -> Option<f64> {
 
 /// Reader of all guests' results: a sentence on their time, and on the page the whole table.
 pub const READER: Reader = Reader {
-    reads: |m| m.target == "kvm",
+    reads: |m| m.target == KVM,
     verdict: |results| Verdict::says(sentence(&explain(results))),
     long: |results| tables(&explain(results)),
     ..Reader::NONE

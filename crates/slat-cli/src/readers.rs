@@ -59,8 +59,7 @@ mod tests {
             assert!(page.contains(&table.title), "{}", table.title);
         }
         let splits = report.results.iter().filter(|m| m.scenario == "split");
-        let whole_rounds =
-            |m: &&Measurement| Phase::Dirty == *m.variant && !m.params.contains_key("vcpu");
+        let whole_rounds = |m: &&Measurement| Phase::Dirty == *m.variant && !m.is_vcpu();
         let rounds = report.results.iter().filter(whole_rounds);
         let legend = rounds.clone().count();
         let dots: usize = splits.chain(rounds).map(|m| m.samples.len()).sum();

@@ -11,6 +11,15 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// What was measured, where it is this engine.
+pub const ENGINE: &str = "engine";
+/// What was measured, where it is a limit of the machine.
+pub const MACHINE: &str = "machine";
+/// What was measured, where it is a guest under the host's KVM.
+pub const KVM: &str = "kvm";
+/// What follows a scenario's name in that of its thresholds.
+pub const ASKED: &str = "-asked";
+
 /// One variant of one scenario, with every sample that was taken of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -36,6 +45,27 @@ pub struct Measurement {
 }
 
 impl Measurement {
+    /// Creates a measurement without counts, each of whose samples is of its own.
+    pub fn new(
+        scenario: impl Into<String>,
+        target: impl Into<String>,
+        variant: impl Into<String>,
+        params: Map<String, Value>,
+        unit: impl Into<Unit>,
+        samples: Vec<f64>,
+    ) -> Self {
+        Self {
+            scenario: scenario.into(),
+            target: target.into(),
+            variant: variant.into(),
+            params,
+            unit: unit.into(),
+            samples,
+            groups: Vec::new(),
+            counts: BTreeMap::new(),
+        }
+    }
+
     /// Returns whether the samples are times, ratios of times, or depend on speed.
     pub fn is_timed(&self) -> bool {
         self.unit.is_timed()
@@ -64,9 +94,25 @@ impl Measurement {
         medians.collect()
     }
 
-    /// Returns whether it was made of other results in the same report.
+    /// Returns whether it was made of other results in the same report, to be held against what
+    /// was asked for or published.
     pub fn is_made(&self) -> bool {
-        self.scenario.ends_with("-asked") || ["replay", "ideas"].contains(&&*self.scenario)
+        self.is_asked() || self.params.contains_key("published")
+    }
+
+    /// Returns whether it is a ratio with a threshold, of a scenario's other results.
+    pub fn is_asked(&self) -> bool {
+        self.scenario.ends_with(ASKED)
+    }
+
+    /// Returns whether its samples are a course over time.
+    pub fn is_course(&self) -> bool {
+        self.variant.starts_with("pace") || self.variant.starts_with("pass")
+    }
+
+    /// Returns whether it is the part of a single vCPU.
+    pub fn is_vcpu(&self) -> bool {
+        self.params.contains_key("vcpu")
     }
 }
 
@@ -202,7 +248,7 @@ fn waited(results: &[Measurement]) -> Option<f64> {
 }
 
 fn vcpus(results: &[Measurement]) -> usize {
-    let vcpus = results.iter().filter(|m| m.target == "kvm");
+    let vcpus = results.iter().filter(|m| m.target == KVM);
     let vcpus = vcpus.filter_map(|m| m.params.get("vcpus")?.as_u64());
     vcpus.max().unwrap_or(0) as usize
 }

@@ -47,42 +47,34 @@ impl Scenario for Age {
     type Settings = AgeArgs;
 
     fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
+        let mut guest = args.guest.clone();
+        guest.shrink();
+        let mut guests = Runs::new(Age::NAME, &asked(&guest, false))?;
+        slat_kvm::probe()?;
+        let tracking = Tracking::of_host()?;
+        guests.params.insert("tracking".to_owned(), tracking.to_string().into());
+        session.start(&guests.name(), guests.steps(8));
+        let answer = Answer::Time(Phase::WriteIdle);
+        let measured =
+            guests.measure(session, answer, |shape, setting| age::run(shape, tracking, setting));
+        session.finish();
+        let Measured { mut results, reports, .. } = measured?;
+        let told: [(Phase, &str, Count); 3] = [
+            (Phase::WriteIdle, "idle_after", |report| report.idle_after_writes),
+            (Phase::ReadIdle, "idle_after", |report| report.idle_after_reads),
+            (Phase::MarkIdle, "marked", |report| report.marked),
+        ];
+        for (phase, name, of) in told {
+            let whole = |m: &&mut Measurement| phase == *m.variant && !m.is_vcpu();
+            let samples = reports.iter().filter_map(of);
+            let counts = samples.map(|count| BTreeMap::from([(name.to_owned(), count)]));
+            if let Some(whole) = results.iter_mut().find(whole) {
+                whole.counts.extend(merged_counts(counts));
+            }
+        }
+        Ok(results)
     }
 }
 
 /// Reads a count from the report of a run; the count is missing where the host does not give it.
 type Count = fn(&Report) -> Option<u64>;
-
-/// Ages a guest's memory by the interface that the host has, and measures each phase.
-///
-/// # Errors
-/// Values that cannot be right, what this host lacks, or a guest that went wrong.
-fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let mut guest = args.guest.clone();
-    guest.shrink();
-    let mut guests = Runs::new(Age::NAME, &asked(&guest, false))?;
-    slat_kvm::probe()?;
-    let tracking = Tracking::of_host()?;
-    guests.params.insert("tracking".to_owned(), tracking.to_string().into());
-    session.start(&guests.name(), guests.steps(8));
-    let answer = Answer::Time(Phase::WriteIdle);
-    let measured =
-        guests.measure(session, answer, |shape, setting| age::run(shape, tracking, setting));
-    session.finish();
-    let Measured { mut results, reports, .. } = measured?;
-    let told: [(Phase, &str, Count); 3] = [
-        (Phase::WriteIdle, "idle_after", |report| report.idle_after_writes),
-        (Phase::ReadIdle, "idle_after", |report| report.idle_after_reads),
-        (Phase::MarkIdle, "marked", |report| report.marked),
-    ];
-    for (phase, name, of) in told {
-        let whole = |m: &&mut Measurement| phase == *m.variant && !m.params.contains_key("vcpu");
-        let samples = reports.iter().filter_map(of);
-        let counts = samples.map(|count| BTreeMap::from([(name.to_owned(), count)]));
-        if let Some(whole) = results.iter_mut().find(whole) {
-            whole.counts.extend(merged_counts(counts));
-        }
-    }
-    Ok(results)
-}

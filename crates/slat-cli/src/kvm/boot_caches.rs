@@ -57,26 +57,18 @@ impl Scenario for BootCaches {
     type Settings = BootCachesArgs;
 
     fn run(args: &BootCachesArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
+        let args = &args.sized();
+        let asked = asked(&args.guest, false);
+        let guests = Runs::new(BootCaches::NAME, &asked)?;
+        session.start(&guests.name(), guests.steps(4));
+        let measured = guests.measure(session, Answer::Time(Phase::Toggle), boot_caches::run);
+        session.finish();
+        let Measured { mut results, reports, .. } = measured?;
+        let toggles = reports.iter().filter_map(|report| report.toggles);
+        let counts = toggles.map(|toggles| BTreeMap::from([("cache_toggles".to_owned(), toggles)]));
+        if let Some(whole) = results.iter_mut().find(|m| Phase::Toggle == *m.variant) {
+            whole.counts.extend(merged_counts(counts));
+        }
+        Ok(results)
     }
-}
-
-/// Measures a guest whose vCPUs switch their caches off and on.
-///
-/// # Errors
-/// Values that cannot be right, what this host lacks, or a guest that went wrong.
-fn run(args: &BootCachesArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let args = &args.sized();
-    let asked = asked(&args.guest, false);
-    let guests = Runs::new(BootCaches::NAME, &asked)?;
-    session.start(&guests.name(), guests.steps(4));
-    let measured = guests.measure(session, Answer::Time(Phase::Toggle), boot_caches::run);
-    session.finish();
-    let Measured { mut results, reports, .. } = measured?;
-    let toggles = reports.iter().filter_map(|report| report.toggles);
-    let counts = toggles.map(|toggles| BTreeMap::from([("cache_toggles".to_owned(), toggles)]));
-    if let Some(whole) = results.iter_mut().find(|m| Phase::Toggle == *m.variant) {
-        whole.counts.extend(merged_counts(counts));
-    }
-    Ok(results)
 }

@@ -42,27 +42,17 @@ impl Scenario for DirtyLog {
     type Settings = DirtyLogArgs;
 
     fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
+        let args = &args.sized();
+        if args.duration.is_some() {
+            return super::live::run(args, session);
+        }
+        let mut guest = Guest::new(args)?;
+        session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 0);
+        session.start(&guest.name(), guest.steps());
+        args.guest.run.repeat().run(&mut [&mut guest], session)?;
+        session.finish();
+        Ok(guest.measurements())
     }
-}
-
-/// Measures the phases of dirty logging that `args` asks for.
-///
-/// # Errors
-///
-/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for values that cannot be right; any
-/// other error for what this host lacks, or for a guest or a log that went wrong.
-pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let args = &args.sized();
-    if args.duration.is_some() {
-        return super::live::run(args, session);
-    }
-    let mut guest = Guest::new(args)?;
-    session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 0);
-    session.start(&guest.name(), guest.steps());
-    args.guest.run.repeat().run(&mut [&mut guest], session)?;
-    session.finish();
-    Ok(guest.measurements())
 }
 
 /// One way of logging, which is measured in several runs of a guest; the first run warms up.
@@ -238,9 +228,9 @@ mod tests {
         }
         let small =
             args(&["--memory", "8m", "--clear-chunk", "64", "--iterations", "2", "--runs", "2"]);
-        let results = run(&small, &mut Session::quiet()).unwrap();
+        let results = DirtyLog::run(&small, &mut Session::quiet()).unwrap();
         let samples = |variant: &str| {
-            let of_all = |m: &&Measurement| m.variant == variant && !m.params.contains_key("vcpu");
+            let of_all = |m: &&Measurement| m.variant == variant && !m.is_vcpu();
             results.iter().find(of_all).map(|m| m.samples.len())
         };
         for (variant, count) in [
@@ -309,6 +299,6 @@ mod tests {
         }
         let mut session = Session::quiet();
         session.stop();
-        assert_eq!(run(&args(&["--memory", "8m"]), &mut session).unwrap(), []);
+        assert_eq!(DirtyLog::run(&args(&["--memory", "8m"]), &mut session).unwrap(), []);
     }
 }

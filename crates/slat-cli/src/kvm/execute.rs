@@ -47,25 +47,17 @@ impl Scenario for Execute {
     type Settings = ExecuteArgs;
 
     fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
+        let mut guest = args.guest.clone();
+        guest.shrink();
+        // At least a page for each vCPU.
+        let least = guest.backing.in_kvm().page_size() * u64::from(guest.vcpus);
+        guest.memory = guest.memory.max(Size(least));
+        let guests = Runs::new(Execute::NAME, &asked(&guest, false))?;
+        session.start(&guests.name(), guests.steps(6));
+        let answer = Answer::Time(Phase::Execute);
+        let measured =
+            guests.measure(session, answer, |shape, setting| execute::run(shape, 2, setting));
+        session.finish();
+        Ok(measured?.results)
     }
-}
-
-/// Measures a guest that executes from all of its memory.
-///
-/// # Errors
-/// Values that cannot be right, what this host lacks, or a guest that went wrong.
-fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let mut guest = args.guest.clone();
-    guest.shrink();
-    // At least a page for each vCPU.
-    let least = guest.backing.in_kvm().page_size() * u64::from(guest.vcpus);
-    guest.memory = guest.memory.max(Size(least));
-    let guests = Runs::new(Execute::NAME, &asked(&guest, false))?;
-    session.start(&guests.name(), guests.steps(6));
-    let answer = Answer::Time(Phase::Execute);
-    let measured =
-        guests.measure(session, answer, |shape, setting| execute::run(shape, 2, setting));
-    session.finish();
-    Ok(measured?.results)
 }

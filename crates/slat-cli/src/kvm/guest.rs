@@ -10,7 +10,7 @@ use slat_kvm::work::{Order, Touch, Work};
 use slat_kvm::{Error, Event, Mode, Setting};
 use slat_lab::failure::bad_input;
 use slat_lab::rate::Rate;
-use slat_lab::record::Measurement;
+use slat_lab::record::{KVM, Measurement};
 use slat_lab::session::Session;
 use slat_lab::size::Size;
 
@@ -201,16 +201,7 @@ pub fn measurement(
     params: Map<String, Value>,
     samples: Vec<f64>,
 ) -> Measurement {
-    Measurement {
-        scenario: scenario.to_owned(),
-        target: "kvm".to_owned(),
-        variant: figure.name().into_owned(),
-        params,
-        unit: figure.unit().into(),
-        samples,
-        groups: Vec::new(),
-        counts: Default::default(),
-    }
+    Measurement::new(scenario, KVM, figure.name(), params, figure.unit(), samples)
 }
 
 /// Returns the measurements of figures, with a sample for each run that gave one.

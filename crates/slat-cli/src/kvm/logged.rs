@@ -41,7 +41,7 @@ fn guests(results: &[Measurement]) -> Option<Vec<Logged>> {
                 |figure: Figure| row.whole(figure).and_then(|m| median(&m.samples)).unwrap_or(0.0);
             // Without a log, a read takes as long as a write.
             let page = |phase: Phase| {
-                let each = all(phase).into_iter().filter(|m| m.params.contains_key("vcpu"));
+                let each = all(phase).into_iter().filter(|m| m.is_vcpu());
                 each.filter_map(|m| Some(median(&m.samples)? / touched(m)?)).reduce(f64::max)
             };
             // The stall of each access: what is read is not logged, so writes have all of it.
@@ -153,7 +153,7 @@ pub(super) mod tests {
             m.params.insert("write_percent".to_owned(), 10.into());
             m.params.extend(others.map(|others| ("others".to_owned(), others.into())));
         }
-        let vcpu = all.iter().find(|m| m.params.contains_key("vcpu")).unwrap().clone();
+        let vcpu = all.iter().find(|m| m.is_vcpu()).unwrap().clone();
         let of = |variant: &str, of: &Measurement, time: f64| {
             let (variant, samples) = (variant.to_owned(), vec![time]);
             Measurement { variant, samples, ..of.clone() }

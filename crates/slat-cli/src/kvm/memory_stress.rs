@@ -34,13 +34,8 @@ pub struct MemoryStressArgs {
     pub guest: GuestArgs,
 
     /// Times that memory is written, taken away and filled again
-    #[arg(
-        long,
-        short = 'i',
-        value_name = "N",
-        default_value_t = 2,
-        value_parser = count::iterations()
-    )]
+    #[arg(long, short = 'i', value_name = "N", default_value_t = 2)]
+    #[arg(value_parser = count::iterations())]
     pub iterations: u32,
 
     /// Memory that a cgroup made for the run allows; the rest is swapped (needs root and swap)
@@ -77,31 +72,23 @@ impl Scenario for MemoryStress {
     type Settings = MemoryStressArgs;
 
     fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
+        let args = &args.sized();
+        let asked = asked(&args.guest, false);
+        let mut guests = Runs::new(MemoryStress::NAME, &asked)?;
+        guests.params.insert("iterations".to_owned(), args.iterations.into());
+        let limit = match args.limit {
+            Some(limit) => {
+                guests.params.insert("limit".to_owned(), limit.bytes().into());
+                Some(MemoryLimit::new(limit.bytes(), args.guest.memory.bytes())?)
+            }
+            None => None,
+        };
+        session.start(&guests.name(), guests.steps(2 + 4 * u64::from(args.iterations)));
+        let measured = guests.measure(session, Answer::Time(Phase::Refill), |shape, setting| {
+            memory_stress::run(shape, args.iterations, setting)
+        });
+        drop(limit);
+        session.finish();
+        Ok(measured?.results)
     }
-}
-
-/// Measures a guest that fills its memory repeatedly.
-///
-/// # Errors
-/// Values that cannot be right, what this host lacks, or a guest that went wrong.
-fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let args = &args.sized();
-    let asked = asked(&args.guest, false);
-    let mut guests = Runs::new(MemoryStress::NAME, &asked)?;
-    guests.params.insert("iterations".to_owned(), args.iterations.into());
-    let limit = match args.limit {
-        Some(limit) => {
-            guests.params.insert("limit".to_owned(), limit.bytes().into());
-            Some(MemoryLimit::new(limit.bytes(), args.guest.memory.bytes())?)
-        }
-        None => None,
-    };
-    session.start(&guests.name(), guests.steps(2 + 4 * u64::from(args.iterations)));
-    let measured = guests.measure(session, Answer::Time(Phase::Refill), |shape, setting| {
-        memory_stress::run(shape, args.iterations, setting)
-    });
-    drop(limit);
-    session.finish();
-    Ok(measured?.results)
 }

@@ -52,13 +52,8 @@ pub struct MemslotArgs {
     pub delay: Duration,
 
     /// Times that the slot is added, moved and deleted
-    #[arg(
-        long,
-        short = 'i',
-        value_name = "N",
-        default_value_t = 32,
-        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
-    )]
+    #[arg(long, short = 'i', value_name = "N", default_value_t = 32)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iterations: u32,
 
     /// Bytes that all vCPUs write a second, a page a step: 200MiB/s [default: all they can]
@@ -102,50 +97,42 @@ impl Scenario for Memslot {
     type Settings = MemslotArgs;
 
     fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
-    }
-}
-
-/// Measures a guest while the VMM adds, moves and deletes a memslot, as `args` asks.
-///
-/// # Errors
-/// Values that cannot be right, what this host lacks, or a guest that went wrong.
-pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let args = &args.sized();
-    let asked = asked(&args.guest, args.overlap);
-    let mut guests = Runs::new(SCENARIO, &asked)?;
-    guests.shape.slot_zap_all = !args.disable_slot_zap_all;
-    let pattern = Pattern {
-        write_percent: 100,
-        others: Others::Skip,
-        random: false,
-        hot_set: None,
-        dirty_rate: args.dirty_rate,
-    };
-    let mut add = |name: &str, value: Value| guests.params.insert(name.to_owned(), value);
-    add("slot_size", args.slot_size.bytes().into());
-    add("delay_us", (args.delay.as_micros() as u64).into());
-    add("iterations", args.iterations.into());
-    if args.disable_slot_zap_all {
-        add("slot_zap_all", "off".into());
-    }
-    pattern.add_to(&mut guests.params);
-    let work = pattern.work(args.guest.vcpus);
-    session.start(&guests.name(), guests.steps(PHASES));
-    let measured = guests.measure(session, Answer::Stalls(Phase::Run), |shape, setting| {
-        let config = Config {
-            shape: shape.clone(),
-            work,
-            slot: args.slot_size.bytes(),
-            iterations: args.iterations,
-            delay: args.delay,
+        let args = &args.sized();
+        let asked = asked(&args.guest, args.overlap);
+        let mut guests = Runs::new(SCENARIO, &asked)?;
+        guests.shape.slot_zap_all = !args.disable_slot_zap_all;
+        let pattern = Pattern {
+            write_percent: 100,
+            others: Others::Skip,
+            random: false,
+            hot_set: None,
+            dirty_rate: args.dirty_rate,
         };
-        memslot::run(&config, setting)
-    });
-    session.finish();
-    let Measured { mut results, params, reports } = measured?;
-    results.extend(figures(SCENARIO, &params, memslot::FIGURES, &reports));
-    let pace = reports.last().map(|last| pace::course(&last.samples, last.baseline));
-    results.extend(course(SCENARIO, &params, pace.into_iter().flatten()));
-    Ok(results)
+        let mut add = |name: &str, value: Value| guests.params.insert(name.to_owned(), value);
+        add("slot_size", args.slot_size.bytes().into());
+        add("delay_us", (args.delay.as_micros() as u64).into());
+        add("iterations", args.iterations.into());
+        if args.disable_slot_zap_all {
+            add("slot_zap_all", "off".into());
+        }
+        pattern.add_to(&mut guests.params);
+        let work = pattern.work(args.guest.vcpus);
+        session.start(&guests.name(), guests.steps(PHASES));
+        let measured = guests.measure(session, Answer::Stalls(Phase::Run), |shape, setting| {
+            let config = Config {
+                shape: shape.clone(),
+                work,
+                slot: args.slot_size.bytes(),
+                iterations: args.iterations,
+                delay: args.delay,
+            };
+            memslot::run(&config, setting)
+        });
+        session.finish();
+        let Measured { mut results, params, reports } = measured?;
+        results.extend(figures(SCENARIO, &params, memslot::FIGURES, &reports));
+        let pace = reports.last().map(|last| pace::course(&last.samples, last.baseline));
+        results.extend(course(SCENARIO, &params, pace.into_iter().flatten()));
+        Ok(results)
+    }
 }

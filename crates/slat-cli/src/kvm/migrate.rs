@@ -131,42 +131,34 @@ impl Scenario for Migrate {
     type Settings = MigrateArgs;
 
     fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
-    }
-}
-
-/// Measures the migrations that `args` asks for.
-///
-/// # Errors
-/// Values that cannot be right, what this host lacks, or a guest or a log that went wrong.
-pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let args = &args.sized();
-    let host = slat_kvm::probe()?;
-    let ways = if args.way.is_empty() { KvmWay::value_variants() } else { &args.way[..] };
-    let mut guests = Vec::new();
-    for (&way, rate) in ways.iter().flat_map(|way| args.rates().map(move |rate| (way, rate))) {
-        let guest = prepare(args, way, rate)?;
-        match guest.config.check(&host) {
-            Ok(()) => guests.push(guest),
-            Err(error @ slat_kvm::Error::Invalid { .. }) => {
-                return Err(bad_input(error.to_string()));
+        let args = &args.sized();
+        let host = slat_kvm::probe()?;
+        let ways = if args.way.is_empty() { KvmWay::value_variants() } else { &args.way[..] };
+        let mut guests = Vec::new();
+        for (&way, rate) in ways.iter().flat_map(|way| args.rates().map(move |rate| (way, rate))) {
+            let guest = prepare(args, way, rate)?;
+            match guest.config.check(&host) {
+                Ok(()) => guests.push(guest),
+                Err(error @ slat_kvm::Error::Invalid { .. }) => {
+                    return Err(bad_input(error.to_string()));
+                }
+                // The host may lack a way of logging that was not asked for by name.
+                Err(error @ slat_kvm::Error::MissingCapability { .. }) if args.way.is_empty() => {
+                    session.skip(format!("migrate, {way}"), error.to_string());
+                }
+                Err(error) => return Err(error.into()),
             }
-            // The host may lack a way of logging that was not asked for by name.
-            Err(error @ slat_kvm::Error::MissingCapability { .. }) if args.way.is_empty() => {
-                session.skip(format!("migrate, {way}"), error.to_string());
-            }
-            Err(error) => return Err(error.into()),
         }
+        if guests.is_empty() {
+            bail!("this host's KVM has no way of logging dirty pages that was asked for");
+        }
+        session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
+        let repeat = args.guest.run.repeat();
+        session.start(Migrate::NAME, guests.len() as u64 * repeat.steps() * PHASES);
+        repeat.run(&mut guests.iter_mut().collect::<Vec<_>>(), session)?;
+        session.finish();
+        Ok(guests.iter().flat_map(Migration::measurements).collect())
     }
-    if guests.is_empty() {
-        bail!("this host's KVM has no way of logging dirty pages that was asked for");
-    }
-    session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
-    let repeat = args.guest.run.repeat();
-    session.start(Migrate::NAME, guests.len() as u64 * repeat.steps() * PHASES);
-    repeat.run(&mut guests.iter_mut().collect::<Vec<_>>(), session)?;
-    session.finish();
-    Ok(guests.iter().flat_map(Migration::measurements).collect())
 }
 
 fn prepare(args: &MigrateArgs, way: KvmWay, rate: Rate) -> anyhow::Result<Migration> {

@@ -35,24 +35,13 @@ pub struct PopulateArgs {
     pub memory: Size,
 
     /// vCPUs
-    #[arg(
-        long,
-        short = 'v',
-        value_name = "N,...",
-        value_delimiter = ',',
-        default_value = "1,2",
-        value_parser = count::vcpus()
-    )]
+    #[arg(long, short = 'v', value_name = "N,...", value_delimiter = ',', default_value = "1,2")]
+    #[arg(value_parser = count::vcpus())]
     pub vcpus: Vec<u32>,
 
     /// What backs the guest's memory
-    #[arg(
-        long,
-        short = 's',
-        value_name = "BACKING,...",
-        value_delimiter = ',',
-        default_value = "4k,2m"
-    )]
+    #[arg(long, short = 's', value_name = "BACKING,...", value_delimiter = ',')]
+    #[arg(default_value = "4k,2m")]
     pub backing: Vec<KvmBacking>,
 
     /// All vCPUs touch all of the memory, in the same order, not each its own share
@@ -80,41 +69,37 @@ impl Scenario for Populate {
     type Settings = PopulateArgs;
 
     fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
-    }
-}
-
-/// Measures the first touches of each backing with each number of vCPUs.
-///
-/// # Errors
-/// Values that cannot be right, what this host lacks, or a guest that went wrong.
-fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let pairs =
-        args.backing.iter().flat_map(|&backing| args.vcpus.iter().map(move |&it| (backing, it)));
-    let guests = pairs.map(|(backing, vcpus)| {
-        let (memory, run) = (args.memory, args.run.clone());
-        let mut guest = GuestArgs { memory, vcpus, backing, run };
-        guest.shrink();
-        guest
-    });
-    let cases: Vec<Runs> = guests
-        .map(|guest| Runs::new(Populate::NAME, &asked(&guest, args.overlap)))
-        .collect::<anyhow::Result<_>>()?;
-    session.start(Populate::NAME, cases.iter().map(|case| case.steps(2)).sum());
-    let mut results = Vec::new();
-    for case in &cases {
-        if session.interrupted() {
-            break;
-        }
-        match case.measure(session, Answer::Time(Phase::Populate), populate::run) {
-            Ok(measured) => results.extend(measured.results),
-            // A host that lacks one of several backings may have the others.
-            Err(error) if cases.len() > 1 && error.downcast_ref().is_some_and(Error::is_lack) => {
-                session.skip(case.name(), format!("{error:#}"));
+        let pairs = args
+            .backing
+            .iter()
+            .flat_map(|&backing| args.vcpus.iter().map(move |&it| (backing, it)));
+        let guests = pairs.map(|(backing, vcpus)| {
+            let (memory, run) = (args.memory, args.run.clone());
+            let mut guest = GuestArgs { memory, vcpus, backing, run };
+            guest.shrink();
+            guest
+        });
+        let cases: Vec<Runs> = guests
+            .map(|guest| Runs::new(Populate::NAME, &asked(&guest, args.overlap)))
+            .collect::<anyhow::Result<_>>()?;
+        session.start(Populate::NAME, cases.iter().map(|case| case.steps(2)).sum());
+        let mut results = Vec::new();
+        for case in &cases {
+            if session.interrupted() {
+                break;
             }
-            Err(error) => return Err(error),
+            match case.measure(session, Answer::Time(Phase::Populate), populate::run) {
+                Ok(measured) => results.extend(measured.results),
+                // A host that lacks one of several backings may have the others.
+                Err(error)
+                    if cases.len() > 1 && error.downcast_ref().is_some_and(Error::is_lack) =>
+                {
+                    session.skip(case.name(), format!("{error:#}"));
+                }
+                Err(error) => return Err(error),
+            }
         }
+        session.finish();
+        Ok(results)
     }
-    session.finish();
-    Ok(results)
 }

@@ -4,7 +4,7 @@
 use slat_kvm::figure::{Column, Figure, Results, Said, Stall};
 use slat_kvm::phase::Phase;
 use slat_lab::reader::Reader;
-use slat_lab::record::Measurement;
+use slat_lab::record::{KVM, Measurement};
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::{Summary, median};
 use slat_lab::table::{NOTHING, Table};
@@ -19,7 +19,7 @@ pub const MEANING: &[&str] =
 
 /// Returns whether a result is from a guest under KVM in that scenario.
 pub fn is(m: &Measurement, scenario: &str) -> bool {
-    m.target == "kvm" && m.scenario == scenario
+    m.target == KVM && m.scenario == scenario
 }
 
 /// A scenario whose results are shown in the one way that all guests have in common.
@@ -68,7 +68,7 @@ fn cost(results: &[Measurement], scenario: &str, phase: Phase, said: &str) -> Ve
     };
     let worst = |row: &Row| {
         let parts = row.measurements.iter().filter(|m| phase == *m.variant);
-        let parts = parts.filter(|m| m.params.contains_key("vcpu")).filter_map(|m| by_page(m));
+        let parts = parts.filter(|m| m.is_vcpu()).filter_map(|m| by_page(m));
         Some((Unit::SECONDS, parts.max_by(|a, b| a.median.total_cmp(&b.median))?))
     };
     extremes(results, scenario, &format!("{said} costs a vCPU, for each page,"), worst)

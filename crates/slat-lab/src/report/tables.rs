@@ -94,7 +94,7 @@ impl<'a> Row<'a> {
 
     /// Returns the measurement of one variant for all vCPUs together.
     pub fn whole(&self, variant: impl PartialEq<str>) -> Option<&'a Measurement> {
-        let whole = |m: &&&Measurement| variant == *m.variant && !m.params.contains_key("vcpu");
+        let whole = |m: &&&Measurement| variant == *m.variant && !m.is_vcpu();
         self.measurements.iter().find(whole).copied()
     }
 
