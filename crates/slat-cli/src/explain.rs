@@ -233,14 +233,8 @@ mod tests {
 
     fn phase(variant: &str, counts: &[(&str, u64)]) -> Measurement {
         Measurement {
-            scenario: "dirty-log".to_owned(),
-            target: "kvm".to_owned(),
-            variant: variant.to_owned(),
-            params: Map::new(),
-            unit: Unit::SECONDS,
-            samples: vec![1.0],
-            groups: Vec::new(),
             counts: counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect(),
+            ..Measurement::new("dirty-log", "kvm", variant, Map::new(), Unit::SECONDS, vec![1.0])
         }
     }
 

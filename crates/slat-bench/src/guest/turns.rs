@@ -72,14 +72,8 @@ impl Recorder {
         let mut params = self.params.clone();
         params.insert("figure".to_owned(), json!(figure));
         Measurement {
-            scenario: self.scenario.to_owned(),
-            target: target.to_owned(),
-            variant: variant.to_owned(),
-            params,
-            unit: unit.into(),
-            samples,
-            groups: Vec::new(),
             counts: slat_lab::record::merged_counts(counts),
+            ..Measurement::new(self.scenario, target, variant, params, unit, samples)
         }
     }
 

@@ -396,14 +396,8 @@ mod tests {
         });
         let serde_json::Value::Object(params) = params else { unreachable!() };
         Measurement {
-            scenario: "peers".to_owned(),
-            target: target.to_owned(),
-            variant: variant.to_owned(),
-            params,
-            unit: Unit::SECONDS,
-            samples: samples.to_vec(),
-            groups: Vec::new(),
             counts: [("visits".to_owned(), 524_800), ("leaves_made_young".to_owned(), 3)].into(),
+            ..Measurement::new("peers", target, variant, params, Unit::SECONDS, samples.to_vec())
         }
     }
 
