@@ -17,8 +17,8 @@
 //!
 //! let (host, config) = (AllocPlatform::new(), Config::new(1, PageSize::SIZE_2M));
 //! let guest = Guest::new(Ept1G::default(), Vmid(1), 40, &host, Ram, config)?;
-//! let mut room = [const { None }; TABLE_PAGES];
-//! let mut vcpu = Vcpu::new(&guest, 0, &mut room)?;
+//! let mut storage = [const { None }; TABLE_PAGES];
+//! let mut vcpu = Vcpu::new(&guest, 0, &mut storage)?;
 //! let ram = MemslotSpec::new(MemslotId(0), Gpa(0), 64 << 20, Hva(0));
 //! vcpu.worker().set_memslot(ram)?;
 //! assert_eq!(vcpu.fault(Gpa(0x1234), Access::Write), Outcome::Mapped(PageSize::SIZE_2M));
@@ -56,6 +56,7 @@ extern crate alloc;
 extern crate std;
 
 mod age;
+mod async_fault;
 mod backing;
 mod bits;
 mod blocks;
@@ -64,19 +65,18 @@ mod caches;
 mod config;
 mod convert;
 mod cow;
+mod device_notifier;
 mod devices;
 mod eager;
 mod epochs;
 mod events;
 mod fault;
-mod follow;
+mod freeze;
 mod guest;
-mod hold;
 mod host;
 mod identity;
 mod invalidate;
 mod invalidations;
-mod late;
 mod log;
 mod mapped;
 mod memslots;
@@ -86,12 +86,12 @@ mod postcopy;
 mod prefault;
 mod private;
 mod ranges;
+mod readers;
 mod recovery;
 #[cfg(doctest)]
 mod refusals;
 mod replacing;
 mod ring;
-mod seats;
 #[cfg(test)]
 #[path = "../../../tests/seed.rs"]
 mod seed;
@@ -114,32 +114,32 @@ pub use caches::switch::CacheSwitch;
 pub use config::{CachePolicy, Config, ExecuteHuge, Logging};
 pub use convert::ConvertError;
 pub use cow::{Cow, ForkError, Frames, SharedFrames};
+pub use device_notifier::{DeviceLeaf, DeviceTables, NoDevices};
 pub use devices::PinError;
 pub use eager::EagerSplit;
 pub use epochs::{Epoch, EpochError, Epochs};
 pub use events::{Event, Events};
-pub use follow::{DeviceLeaf, DeviceTables, NoDevices};
 pub use guest::{Guest, GuestError};
 pub use host::Host;
 pub use invalidate::Taken;
 pub use invalidations::InvalidationInProgress;
-pub use log::{Cleared, LogError, PML_ENTRIES, hdbss_addresses, pml_addresses};
-pub use mapped::Mapped;
+pub use log::{ClearCounts, LogError, PML_ENTRIES, hdbss_addresses, pml_addresses};
+pub use mapped::MappedBytes;
 pub use memslots::progress::{MemslotChange, MemslotWork};
 pub use memslots::spec::{Kvm, MemslotError, MemslotId, MemslotSpec};
-pub use outcome::{Outcome, Refused, Retry, SplitReport, SplitStop, TableLimit};
+pub use outcome::{Outcome, Refusal, Retry, SplitReport, SplitStop, TableLimit};
 pub use pins::Pinned;
 pub use postcopy::{Fetch, PostCopied, PostCopy, PostCopyError};
-pub use prefault::{PrefaultStop, Prefaulted};
+pub use prefault::{PrefaultBytes, PrefaultStop};
 pub use private::{
-    Denied, MemoryKind, NoHooks, PrivateAt, PrivateHooks, PrivateLeaves, PrivatePage, PrivateRange,
+    Denial, MemoryKind, NoHooks, PrivateAt, PrivateHooks, PrivateLeaves, PrivatePage, PrivateRange,
 };
-pub use recovery::Recovered;
+pub use readers::OwnReaders;
+pub use recovery::RecoveryCounts;
 pub use ring::{DirtyGfn, DirtyPage};
-pub use seats::OwnSeats;
 pub use shared::{SharedGuest, SharedVcpu, SharedWorker};
 pub use stalls::Stalls;
-pub use stats::{FaultKind, Spent, Stats, Totals, VcpuStats};
+pub use stats::{FaultKind, FaultTime, GuestTotals, Stats, VcpuStats};
 pub use vcpu::{Vcpu, VcpuError};
-pub use waits::Arrival;
+pub use waits::AsyncFault;
 pub use worker::{TableStorage, Worker};

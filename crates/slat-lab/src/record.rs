@@ -96,7 +96,7 @@ impl Measurement {
 
     /// Returns whether it was made of other results in the same report, to be held against what
     /// was asked for or published.
-    pub fn is_made(&self) -> bool {
+    pub fn is_derived(&self) -> bool {
         self.is_asked() || self.params.contains_key("published")
     }
 

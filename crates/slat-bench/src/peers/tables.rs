@@ -4,10 +4,10 @@ use super::known::{DIFFERENCES, SLAT};
 use super::{CRATE, LINUX, Peers};
 use crate::contest::{ENGINE, MACHINE};
 use slat_lab::numbers::{thousands, three_digits};
-use slat_lab::reader::{Chart, Reader};
 use slat_lab::record::Measurement;
+use slat_lab::renderer::{Chart, Renderer};
 use slat_lab::report::charts::ratios;
-use slat_lab::report::tables::asked::{self, parameter};
+use slat_lab::report::tables::thresholds::{self, parameter};
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::scenario::Scenario;
 use slat_lab::size::Size;
@@ -20,27 +20,27 @@ const ASKED: &str = "peers-asked";
 pub const CHECK: &str = "peers-check";
 
 /// How the report presents operations of the engine and others.
-pub const READER: Reader = Reader {
+pub const RENDERER: Renderer = Renderer {
     reads: |m| m.scenario == Peers::NAME || m.scenario == ASKED,
-    verdict: asked::said,
+    verdict: thresholds::said,
     tables: |results| {
         let first = [counts(results), asked(results)];
         first.into_iter().flatten().chain(ratios_of(results)).collect()
     },
     charts: |results| chart(results).into_iter().collect(),
-    ..Reader::NONE
+    ..Renderer::NONE
 };
 
 /// How the report presents random histories.
-pub const HISTORIES: Reader = Reader {
+pub const HISTORIES: Renderer = Renderer {
     reads: |m| m.scenario == CHECK,
     tables: |results| histories(results).into_iter().collect(),
-    ..Reader::NONE
+    ..Renderer::NONE
 };
 
 /// Returns a table with one row for each threshold against others.
 fn asked(results: &[Measurement]) -> Option<Table> {
-    asked::table(
+    thresholds::table(
         results,
         ASKED,
         "The engine against each of the others",

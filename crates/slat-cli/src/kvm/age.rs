@@ -10,8 +10,8 @@ use slat_kvm::figure::Results;
 use slat_kvm::idle::Tracking;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::age::{self, Report};
-use slat_lab::reader::Reader;
 use slat_lab::record::{Measurement, merged_counts};
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ impl Scenario for Age {
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("vcpus", "1")];
     const NEEDS: &'static [&'static [&'static str]] =
         &[&[needs::GUEST_CODE], &[needs::KVM_DEVICE], &[needs::PAGE_IDLE, needs::MGLRU]];
-    const READER: Reader = reader::<Self>();
+    const RENDERER: Renderer = reader::<Self>();
     type Settings = AgeArgs;
 
     fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -9,8 +9,8 @@ use clap::Args;
 use slat_kvm::figure::Results;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::boot_caches;
-use slat_lab::reader::Reader;
 use slat_lab::record::{Measurement, merged_counts};
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use std::collections::BTreeMap;
@@ -53,7 +53,7 @@ impl Scenario for BootCaches {
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("vcpus", "8")];
     const NEEDS: &'static [&'static [&'static str]] =
         &[&[needs::CACHES], &[needs::GUEST_CODE], &[needs::KVM_DEVICE]];
-    const READER: Reader = reader::<Self>();
+    const RENDERER: Renderer = reader::<Self>();
     type Settings = BootCachesArgs;
 
     fn run(args: &BootCachesArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -9,8 +9,8 @@ use clap::Args;
 use slat_kvm::figure::Results;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::execute;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -43,7 +43,7 @@ impl Scenario for Execute {
     const EXAMPLES: &'static str = EXAMPLES;
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("backing", "2m")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const READER: Reader = reader::<Self>();
+    const RENDERER: Renderer = reader::<Self>();
     type Settings = ExecuteArgs;
 
     fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -15,8 +15,8 @@ use slat_kvm::scenario::memslot::{self, Config};
 use slat_kvm::scenario::pace;
 use slat_lab::cli::time;
 use slat_lab::rate::Rate;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -93,7 +93,7 @@ impl Scenario for Memslot {
     const ABOUT: &'static str = "Add, move and delete a memslot beside running vCPUs";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const READER: Reader = reader::<Self>();
+    const RENDERER: Renderer = reader::<Self>();
     type Settings = MemslotArgs;
 
     fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -12,8 +12,8 @@ use slat_kvm::figure::Results;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::populate;
 use slat_lab::cli::count;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -65,7 +65,7 @@ impl Scenario for Populate {
     const ABOUT: &'static str = "Touch memory for the first time";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const READER: Reader = reader::<Self>();
+    const RENDERER: Renderer = reader::<Self>();
     type Settings = PopulateArgs;
 
     fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
@@ -92,7 +92,8 @@ impl Scenario for Populate {
                 Ok(measured) => results.extend(measured.results),
                 // A host that lacks one of several backings may have the others.
                 Err(error)
-                    if cases.len() > 1 && error.downcast_ref().is_some_and(Error::is_lack) =>
+                    if cases.len() > 1
+                        && error.downcast_ref().is_some_and(Error::is_missing_feature) =>
                 {
                     session.skip(case.name(), format!("{error:#}"));
                 }

@@ -3,8 +3,8 @@
 
 use slat_kvm::figure::{Column, Figure, Results, Said, Stall};
 use slat_kvm::phase::Phase;
-use slat_lab::reader::Reader;
 use slat_lab::record::{KVM, Measurement};
+use slat_lab::renderer::Renderer;
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::{Summary, median};
 use slat_lab::table::{NOTHING, Table};
@@ -29,13 +29,13 @@ pub trait Shown {
 }
 
 /// Returns the reader of a scenario's results.
-pub const fn reader<S: Shown>() -> Reader {
-    Reader {
+pub const fn reader<S: Shown>() -> Renderer {
+    Renderer {
         reads: |m| is(m, S::RESULTS.name),
         verdict: |results| said(results, &S::RESULTS),
         tables: |results| of(results, &S::RESULTS),
         meaning: MEANING,
-        ..Reader::NONE
+        ..Renderer::NONE
     }
 }
 
@@ -98,7 +98,7 @@ fn extremes(
         })
         .collect();
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
-    Verdict::says(match &all[..] {
+    Verdict::of_lines(match &all[..] {
         [] => None,
         [(_, only)] => Some(format!("{said} {only}.")),
         [(_, least), .., (_, most)] => Some(format!("{said} {least} to {most}.")),

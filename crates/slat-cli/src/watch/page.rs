@@ -5,7 +5,7 @@ use super::migration::Told;
 use super::report::Report;
 use super::stalls;
 use slat_kvm::watch::{GuestTotal, Metric, Sample};
-use slat_lab::reader::Chart;
+use slat_lab::renderer::Chart;
 use slat_lab::report::charts::series::{self, Line};
 use slat_lab::report::html;
 use slat_lab::table::Table;

@@ -7,7 +7,7 @@
 //! | baseline | the vCPUs run at their pace, logging off: how long an access usually takes |
 //! | run | the vCPUs run with logging on, and the log is fetched at intervals |
 //!
-//! Each log is checked against the model of the vCPUs' writes, step by step ([`Verified`]).
+//! Each log is checked against the model of the vCPUs' writes, step by step ([`Verification`]).
 
 use super::harvest::{Harvester, LOGS, check_chunk};
 use super::pace::{loss, worst, written};
@@ -21,7 +21,7 @@ use crate::{Error, HostKvm};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-pub use super::harvest::Verified;
+pub use super::harvest::Verification;
 
 /// How its results are shown.
 pub const RESULTS: Results = Results {
@@ -167,7 +167,7 @@ pub struct Report {
     /// Calls that cleared the log.
     pub clear: CallTimes,
     /// The result of checking the logs.
-    pub verified: Verified,
+    pub verified: Verification,
     /// Number of times that a vCPU stopped because its ring was full.
     pub full_rings: u64,
 }

@@ -45,7 +45,7 @@ impl Run {
                 .map_err(|error| bad_input(format!("{name}: results: {error}")))?
                 .into_iter()
                 // Results that were made of others are not compared in addition to them.
-                .filter(|m| !m.is_made())
+                .filter(|m| !m.is_derived())
                 // A course over time has no samples to compare.
                 .filter(|m| !m.is_course())
                 // More of a rate is better; the time of the same work is compared instead.

@@ -30,8 +30,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let job = match Job::parse(&arguments) {
         Ok(job) => job,
-        Err(why) => {
-            eprintln!("work: {why}\n\n{USAGE}");
+        Err(reason) => {
+            eprintln!("work: {reason}\n\n{USAGE}");
             return ExitCode::from(2);
         }
     };
