@@ -118,7 +118,7 @@ fn every_reader_tells_of_every_host_what_its_files_say() {
             swap: bounds.iter().filter_map(|bound| bound.swap.clone().unwrap()).min(),
             cpus: files.cpu_quota().unwrap(),
             huge_page: files.transparent_huge_page(),
-            pools: files.huge_pools().iter().map(|pool| pool.page_size).collect(),
+            pools: files.huge_pools().unwrap().iter().map(|pool| pool.page_size).collect(),
             nodes: files.list("sys/devices/system/node/online"),
             placed: files.numa_maps(0..1 << 20).map(|nodes| nodes.values().sum()),
             lockdown: wanted.lockdown,
