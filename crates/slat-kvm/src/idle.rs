@@ -97,7 +97,8 @@ impl Marker {
                         "groups as this namespace of control groups does",
                     ));
                 }
-                let own = files.group("memory");
+                let untold = || Error::untold("proc/self/cgroup".into());
+                let own = files.group("memory").ok_or_else(untold)?;
                 let group = group(&text, &own).ok_or_else(unlisted)?;
                 Ok(Self::Generations { path, group })
             }

@@ -77,12 +77,18 @@ impl Backing {
     /// Checks that the host has `bytes` bytes of this memory available.
     ///
     /// # Errors
-    /// [`Error::NoHugePages`], [`Error::NoTransparentHugePages`] or [`Error::NotEnoughMemory`].
+    /// [`Error::NoHugePages`], [`Error::NoTransparentHugePages`], [`Error::NotEnoughMemory`] or
+    /// [`Error::MemoryUntold`].
     pub fn check(self, bytes: u64) -> Result<(), Error> {
+        self.check_with(bytes, 0)
+    }
+
+    /// Checks the same, and that `more` bytes of ordinary memory are available beside it.
+    pub(crate) fn check_with(self, bytes: u64, more: u64) -> Result<(), Error> {
         if self.is_hugetlb() {
             hugetlb::check(self.page_size(), bytes.div_ceil(self.page_size()))?;
             // MemAvailable no longer counts the pages of the pool, but KVM's tables come from it.
-            return meminfo::check(bytes / 64);
+            return meminfo::check((bytes / 64).saturating_add(more));
         }
         if self == Backing::Thp {
             let enabled = Files::here().choice("sys/kernel/mm/transparent_hugepage/enabled");
@@ -90,7 +96,7 @@ impl Backing {
                 return Err(Error::NoTransparentHugePages);
             }
         }
-        meminfo::check(bytes)
+        meminfo::check(bytes.saturating_add(more))
     }
 }
 

@@ -8,7 +8,7 @@ use crate::Error;
 use crate::memory::{Backing, HostMemory};
 use slat_procfs::Files;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const FOLDER: &str = "sys/devices/system/node";
 
@@ -55,8 +55,7 @@ pub(crate) fn check(asked: &[u32], bytes: u64, backing: Backing) -> Result<(), E
         let rule = format!("has no memory; nodes that have: {}", named(&known));
         return Err(Error::invalid("NUMA node", node, rule));
     }
-    let unknown = || Error::os("read of a NUMA node's free memory")(rustix::io::Errno::NODATA);
-    let free = |node: &u32| free(*node, backing).ok_or_else(unknown);
+    let free = |node: &u32| free(Files::here(), *node, backing).map_err(Error::untold);
     let available = asked.iter().map(free).sum::<Result<u64, _>>()?;
     if bytes > available {
         let (needed, available) = (bytes >> 20, available >> 20);
@@ -67,20 +66,22 @@ pub(crate) fn check(asked: &[u32], bytes: u64, backing: Backing) -> Result<(), E
 
 /// Returns the bytes that a node can provide: those free in its hugetlb pool, or its free memory
 /// and inactive page cache.
-fn free(node: u32, backing: Backing) -> Option<u64> {
-    let (files, folder) = (Files::here(), Path::new(FOLDER).join(format!("node{node}")));
+///
+/// # Errors
+/// The file that does not tell.
+fn free(files: Files<'_>, node: u32, backing: Backing) -> Result<u64, PathBuf> {
+    let folder = Path::new(FOLDER).join(format!("node{node}"));
     if backing.is_hugetlb() {
         let size = backing.page_size();
         let pool = folder.join(format!("hugepages/hugepages-{}kB/free_hugepages", size >> 10));
         // Without this file, the node has no pool of that size.
-        if !files.0.join(&pool).exists() {
-            return Some(0);
-        }
-        return files.number(pool)?.checked_mul(size);
+        return Ok(files.told_number(pool)?.unwrap_or(0).saturating_mul(size));
     }
-    let text = files.text(folder.join("meminfo"))?;
+    let file = folder.join("meminfo");
+    let text = files.told(&file)?.ok_or_else(|| file.clone())?;
     let field = |name| slat_procfs::bytes(&text, &format!("Node {node} {name}"));
-    Some(field("MemFree")? + field("Inactive(file)")?)
+    let both = field("MemFree").zip(field("Inactive(file)"));
+    both.map(|(free, cache)| free + cache).ok_or(file)
 }
 
 /// Binds a memory that is not yet populated to nodes (`mbind`, `MPOL_BIND`). Without nodes, the
@@ -134,6 +135,25 @@ mod tests {
         if let Some(placed) = placement(&memory) {
             assert_eq!(placed, BTreeMap::from([(node, 1 << 20)]));
         }
+    }
+
+    #[test]
+    fn a_pool_of_a_node_that_cannot_be_read_is_not_missing() {
+        let root = tempfile::tempdir().unwrap();
+        let node = root.path().join(FOLDER).join("node0");
+        let pool = node.join("hugepages/hugepages-2048kB");
+        std::fs::create_dir_all(&pool).unwrap();
+        let of = |backing| free(Files(root.path()), 0, backing);
+        assert_eq!(of(Backing::Hugetlb2M), Ok(0), "no pool of that size");
+        let file = pool.join("free_hugepages");
+        std::fs::write(&file, "3\n").unwrap();
+        assert_eq!(of(Backing::Hugetlb2M), Ok(6 << 20));
+        std::fs::write(&file, "?\n").unwrap();
+        assert!(of(Backing::Hugetlb2M).unwrap_err().ends_with("free_hugepages"));
+        assert!(of(Backing::Small).unwrap_err().ends_with("node0/meminfo"));
+        let text = "Node 0 MemFree: 4 kB\nNode 0 Inactive(file): 8 kB\n";
+        std::fs::write(node.join("meminfo"), text).unwrap();
+        assert_eq!(of(Backing::Small), Ok(12 << 10));
     }
 
     #[test]
