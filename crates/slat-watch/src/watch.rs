@@ -404,10 +404,12 @@ impl Watched {
 
     /// Takes a reading.
     fn take(&mut self, at: Duration, mut now: Reading, knowledge: Knowledge) {
+        let mut known = None;
         if !(now.knows_what(&self.last) && now.knows_what(&self.first)) {
+            known = Some(now.clone());
             self.align(&mut now);
         }
-        self.put(at, now, knowledge);
+        self.put(at, now, known, knowledge);
     }
 
     /// Makes the readings of now, of the first sample and of the last sample have the same metrics.
@@ -459,12 +461,20 @@ impl Watched {
         }
     }
 
-    fn put(&mut self, at: Duration, now: Reading, knowledge: Knowledge) {
+    /// Puts a sample. `known` is what was read, if `now` has more: what is not known any more did
+    /// not stand still.
+    fn put(&mut self, at: Duration, now: Reading, known: Option<Reading>, knowledge: Knowledge) {
         let between = |from: &Reading| {
             let vcpus = from.vcpus.iter().zip(&now.vcpus).map(|(from, now)| since(from, now));
             (since(&from.guest, &now.guest), vcpus.collect::<Vec<_>>())
         };
-        let (guest, each) = between(&self.last);
+        let (mut guest, mut each) = between(&self.last);
+        if let Some(known) = known {
+            guest.retain(|metric, _| known.guest.contains_key(metric));
+            for (vcpu, known) in each.iter_mut().zip(&known.vcpus) {
+                vcpu.retain(|metric, _| known.contains_key(metric));
+            }
+        }
         let seconds = at.saturating_sub(self.read_at).as_secs_f64();
         let sample = Sample { at: at.as_secs_f64(), seconds, guest, vcpus: each };
         self.total.samples.push(sample);

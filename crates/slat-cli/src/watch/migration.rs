@@ -122,11 +122,11 @@ impl Monitor {
             let known = self.migration.bytes_per_second > 0.0 || self.migrated.is_none();
             self.migrated = Some(self.migration).filter(|_| known).or(self.migrated);
         }
-        if self.measures
-            && let Some(rate) = self.qmp.dirty_rate()?
-        {
-            self.rates.push(rate);
-            self.measures = false;
+        if self.measures {
+            // After an error, QEMU measures anew, if it does not measure still.
+            let rate = self.qmp.dirty_rate().inspect_err(|_| self.measures = false)?;
+            self.measures = rate.is_none();
+            self.rates.extend(rate);
         }
         // The log of a migration is exact: samples beside it cost the guest, and tell less.
         if self.migration.runs {
@@ -413,7 +413,7 @@ mod tests {
 
     const MIGRATES: &str = "{\"return\": {\"status\": \"active\", \"ram\": \
                             {\"dirty-pages-rate\": 100, \"page-size\": 4096, \
-                            \"dirty-sync-count\": 3}}}";
+                            \"dirty-sync-count\": 3, \"remaining\": 77}}}";
     const NOTHING: &str = "{\"return\": {}}";
     const REFUSED: &str = "{\"error\": {\"class\": \"GenericError\", \"desc\": \"refused\"}}";
 

@@ -78,8 +78,8 @@ impl Vcpu {
                 self.leave();
             }
         }
-        let why = "which thread runs the vCPU cannot be told: it sleeps in no KVM_RUN, and has no \
-                   name of a vCPU's";
+        let why = "which thread runs the vCPU cannot be told: none is seen to sleep in its KVM_RUN \
+                   (to see it may take root), and none has the name of a vCPU's";
         for metric in Metric::of(Scope::Thread) {
             if let Some(value) = now.values.get(&metric) {
                 let base = self.base.get(&metric).copied().unwrap_or(0);
