@@ -50,8 +50,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Makes a guest whose memory is not yet populated, after a check that the host, and the control
-    /// groups of this process, have that memory.
+    /// Makes a guest whose memory is not yet populated, after a check that the host and the control
+    /// groups of this process have that memory.
     ///
     /// # Errors
     /// [`Error::NoKvm`] and others if the host lacks something; the errors of [`Shape::check`];

@@ -46,7 +46,11 @@ fn check_in(files: Files<'_>, page_size: u64, needed: u64) -> Result<(), Error> 
     let path = files.0.join(folder(page_size));
     let lack = |free, advice| Err(Error::NoHugePages { page_size, needed, free, advice });
     match pool(files, page_size)? {
-        None => lack(0, Advice::NoPool { path: path.display().to_string() }),
+        None => {
+            let pools = files.huge_pools().map_err(Error::untold)?;
+            let sizes = pools.into_iter().map(|pool| pool.page_size).collect();
+            lack(0, Advice::NoPool { path: path.display().to_string(), sizes })
+        }
         Some((total, free)) if free < needed => {
             let path = path.join("nr_hugepages").display().to_string();
             lack(free, Advice::Reserve { path, pages: total + needed - free })

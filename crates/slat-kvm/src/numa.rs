@@ -144,12 +144,12 @@ mod tests {
         let pool = node.join("hugepages/hugepages-2048kB");
         std::fs::create_dir_all(&pool).unwrap();
         let of = |backing| free(Files(root.path()), 0, backing);
-        assert_eq!(of(Backing::Hugetlb2M), Ok(0), "no pool of that size");
+        assert_eq!(of(Backing::Hugetlb(2 << 20)), Ok(0), "no pool of that size");
         let file = pool.join("free_hugepages");
         std::fs::write(&file, "3\n").unwrap();
-        assert_eq!(of(Backing::Hugetlb2M), Ok(6 << 20));
+        assert_eq!(of(Backing::Hugetlb(2 << 20)), Ok(6 << 20));
         std::fs::write(&file, "?\n").unwrap();
-        assert!(of(Backing::Hugetlb2M).unwrap_err().ends_with("free_hugepages"));
+        assert!(of(Backing::Hugetlb(2 << 20)).unwrap_err().ends_with("free_hugepages"));
         assert!(of(Backing::Small).unwrap_err().ends_with("node0/meminfo"));
         let text = "Node 0 MemFree: 4 kB\nNode 0 Inactive(file): 8 kB\n";
         std::fs::write(node.join("meminfo"), text).unwrap();

@@ -68,8 +68,8 @@ impl Shape {
         self.backing.check_with(self.memory, self.of_vcpus())
     }
 
-    /// Returns the bytes that the vCPUs take: each has a mailbox, a thread, a ring if there are any,
-    /// and what KVM keeps of it.
+    /// Returns the bytes that the vCPUs take: each has a mailbox, a thread, a ring if there are
+    /// any, and what KVM keeps of it.
     fn of_vcpus(&self) -> u64 {
         const OF_KVM: u64 = 128 << 10;
         let ring = match self.mode {
@@ -150,7 +150,7 @@ mod tests {
         assert!(error.contains("6291456") && error.contains("4194304"), "{error}");
         assert!(check_share(8 << 20, Backing::Thp, 2).is_ok());
         assert!(check_share(0, Backing::Small, 1).is_err());
-        assert!(check_share(1 << 44, Backing::Hugetlb1G, 1).is_err());
+        assert!(check_share(1 << 44, Backing::Hugetlb(1 << 30), 1).is_err());
     }
 
     #[test]

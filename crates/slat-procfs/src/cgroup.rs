@@ -223,8 +223,8 @@ impl Files<'_> {
         least.ok_or_else(|| HOST.into())
     }
 
-    /// Returns what this process's control groups leave of huge pages of a size, if they limit them.
-    /// A page beyond such a limit ends the process, as the pool may have it all the same.
+    /// Returns what this process's control groups leave of huge pages of a size, if they limit
+    /// them. A page beyond such a limit ends the process, as the pool may have it all the same.
     ///
     /// # Errors
     /// The file that does not tell.

@@ -17,7 +17,7 @@ struct Told {
     swap: Option<u64>,
     cpus: Option<f64>,
     huge_page: Option<u64>,
-    pools: Vec<u64>,
+    pools: Option<Vec<u64>>,
     nodes: Option<Vec<usize>>,
     placed: Option<u64>,
     lockdown: Option<&'static str>,
@@ -43,7 +43,7 @@ fn hosts() -> [(&'static str, Told); 5] {
                 swap: Some(0),
                 cpus: Some(0.5),
                 huge_page: Some(2 * MIB),
-                pools: vec![2 * MIB, GIB],
+                pools: Some(vec![2 * MIB, GIB]),
                 nodes: Some(vec![0, 1]),
                 is_root: true,
                 ..Told::default()
@@ -58,7 +58,7 @@ fn hosts() -> [(&'static str, Told); 5] {
                 swap: Some(256 * MIB),
                 cpus: Some(1.5),
                 huge_page: Some(32 * MIB),
-                pools: vec![32 * MIB],
+                pools: Some(vec![32 * MIB]),
                 nodes: Some(vec![0]),
                 ..Told::default()
             },
@@ -69,7 +69,7 @@ fn hosts() -> [(&'static str, Told); 5] {
                 version: Some(Version::One),
                 available: Some(4 * GIB),
                 huge_page: Some(512 * MIB),
-                pools: vec![512 * MIB],
+                pools: Some(vec![512 * MIB]),
                 placed: Some(3 << 16),
                 ..Told::default()
             },
@@ -81,11 +81,14 @@ fn hosts() -> [(&'static str, Told); 5] {
                 available: Some(256 * MIB),
                 limited_by: Some("sys/fs/cgroup"),
                 lockdown: Some("confidentiality"),
+                pools: Some(Vec::new()),
+                is_root: true,
                 ..Told::default()
             },
         ),
         (
-            // Its list of nodes is cut within a number, and its kernel does not count waits.
+            // Its list of nodes is cut within a number, its pools cannot be listed, and its kernel
+            // does not count waits.
             "odd-bytes",
             Told {
                 placed: Some(3 << 12),
@@ -111,6 +114,7 @@ fn every_reader_tells_of_every_host_what_its_files_say() {
         let groups = files.control_groups("memory", "memory.limit_in_bytes");
         assert_eq!(group.as_deref(), wanted.limited_by.map(Path::new), "{name}");
         assert_eq!(lockdown.as_deref(), wanted.lockdown, "{name}");
+        let pools = files.huge_pools().ok();
         let told = Told {
             version: groups.map(|groups| groups.version),
             available: available.map(|it| it.bytes),
@@ -118,7 +122,7 @@ fn every_reader_tells_of_every_host_what_its_files_say() {
             swap: bounds.iter().filter_map(|bound| bound.swap.clone().unwrap()).min(),
             cpus: files.cpu_quota().unwrap(),
             huge_page: files.transparent_huge_page(),
-            pools: files.huge_pools().unwrap().iter().map(|pool| pool.page_size).collect(),
+            pools: pools.map(|pools| pools.iter().map(|pool| pool.page_size).collect()),
             nodes: files.list("sys/devices/system/node/online"),
             placed: files.numa_maps(0..1 << 20).map(|nodes| nodes.values().sum()),
             lockdown: wanted.lockdown,

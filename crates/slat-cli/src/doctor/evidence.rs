@@ -24,9 +24,9 @@ pub struct Evidence {
 pub(super) enum Access {
     /// This process can read it.
     Readable,
-    /// It exists, and this process may not read it.
+    /// It exists, and this process cannot read it.
     Denied,
-    /// It does not exist, or reading it failed otherwise.
+    /// It does not exist.
     Absent,
 }
 
@@ -68,8 +68,8 @@ impl Evidence {
         };
         match opened.map_err(|error| error.kind()) {
             Ok(()) => Access::Readable,
-            Err(ErrorKind::PermissionDenied) => Access::Denied,
-            Err(_) => Access::Absent,
+            Err(ErrorKind::NotFound | ErrorKind::NotADirectory) => Access::Absent,
+            Err(_) => Access::Denied,
         }
     }
 
@@ -97,6 +97,11 @@ impl Evidence {
         let known = self.files().text("proc/filesystems");
         let is_it = |line: &str| line.split_whitespace().last() == Some(file_system);
         known.is_none_or(|known| known.lines().any(is_it)) || self.files().is_mounted(file_system)
+    }
+
+    /// Returns whether debugfs is mounted where this program looks.
+    pub(super) fn has_debugfs(&self) -> bool {
+        self.files().is_mounted_at("debugfs", "/sys/kernel/debug")
     }
 
     /// Returns a parameter of one of KVM's modules.

@@ -145,7 +145,17 @@ fn change_of(evidence: &Evidence, module: &str, name: &str, value: &str) -> Chan
     if evidence.is_writable(&file) {
         return Change::command(format!("echo {value} > /{file}"));
     }
-    let modules = evidence.files().text("proc/modules").unwrap_or_default();
+    let modules = match evidence.files().told("proc/modules") {
+        // A kernel without modules has no such file.
+        Ok(modules) => modules.unwrap_or_default(),
+        Err(file) => {
+            return Change::by_hand(format!(
+                "KVM reads it as its module is loaded, or at boot if it is built in: \
+                 {module}.{name}={value}; /{} does not tell which",
+                file.display()
+            ));
+        }
+    };
     let is_loaded = |name: &str| modules.lines().any(|line| line.split(' ').next() == Some(name));
     if !is_loaded(module) {
         return Change::nothing(format!(
@@ -235,5 +245,27 @@ fn pml(evidence: &Evidence) -> Finding {
             Change::nothing("only Intel's processors have it, through kvm_intel"),
         ),
         _ => switch(evidence, subject, ["kvm_intel", "1"], "off: each first write is a fault"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_lab::fake::files as fake;
+
+    #[test]
+    fn modules_that_cannot_be_read_are_not_said_to_be_built_in() {
+        let told = |files: &[(&str, &str)]| {
+            let root = fake(files);
+            let kvm = Ok(HostKvm::default());
+            let mut evidence = Evidence::below(root.path().to_owned(), kvm, Vec::new());
+            evidence.host.cpu.architecture = "aarch64".into();
+            change_of(&evidence, "kvm", "tdp_mmu", "Y").sentence()
+        };
+        assert!(told(&[]).contains("built into this kernel"));
+        assert!(told(&[("proc/modules", "kvm 1 0 - Live 0x0\n")]).contains("modprobe -r kvm"));
+        // A folder in the file's place, as root may read any file.
+        let unread = told(&[("proc/modules/x", "")]);
+        assert!(unread.contains("/proc/modules does not tell"), "{unread}");
     }
 }

@@ -95,6 +95,9 @@ fn assistance(evidence: &Evidence) -> Finding {
             format!("neither vmx nor svm: {} runs guests in software", module(evidence)),
             Change::nothing("the hypervisor below gives this host no nested virtualisation"),
         ),
+        () if evidence.host.cpu.architecture != "x86_64" => {
+            subject.missing("not known without KVM", Change::See(super::kvm::DEVICE))
+        }
         () => subject.missing("neither vmx nor svm", no_assistance(evidence)),
     }
 }
@@ -106,7 +109,12 @@ pub(super) fn no_assistance(evidence: &Evidence) -> Change {
             "switch nested virtualisation on in the hypervisor below (a cloud: another type of \
              instance)",
         ),
-        false => Change::by_hand("switch VT-x or SVM on in the firmware's setup"),
+        false if evidence.host.cpu.architecture == "x86_64" => {
+            Change::by_hand("switch VT-x or SVM on in the firmware's setup")
+        }
+        false => {
+            Change::by_hand("boot a kernel that has KVM, at the level of a hypervisor (Arm: EL2)")
+        }
     }
 }
 

@@ -109,8 +109,12 @@ fn counters(evidence: &Evidence) -> Finding {
     );
     // Yama's restriction of ptrace: 0 is none, 1 allows only descendants, 2 only root, 3 no
     // process.
-    let restricted = evidence.files().number("proc/sys/kernel/yama/ptrace_scope");
-    match restricted.unwrap_or(0) {
+    let restricted = evidence.files().told_number("proc/sys/kernel/yama/ptrace_scope");
+    let restricted = match restricted {
+        Ok(scope) => scope.unwrap_or(0),
+        Err(file) => return subject.untold(file),
+    };
+    match restricted {
         3.. => subject.missing(
             "ptrace_scope 3: nobody may take a descriptor",
             Change::nothing("it cannot be lowered before the next boot"),
@@ -163,7 +167,7 @@ fn programs(evidence: &Evidence) -> Finding {
         "Sums and histograms of tracepoints in the kernel; without, perf counts events of threads.",
     );
     // This file exists only if the kernel has bpf(2).
-    let there = evidence.files().text("proc/sys/kernel/unprivileged_bpf_disabled").is_some();
+    let there = evidence.files().told("proc/sys/kernel/unprivileged_bpf_disabled") != Ok(None);
     let locked = evidence.files().choice("sys/kernel/security/lockdown");
     match evidence.files().is_capable(SYS_ADMIN) {
         _ if !there => subject.missing(
@@ -186,7 +190,7 @@ fn debugfs(evidence: &Evidence) -> Finding {
         IT,
         "Sums of a VM whose VMM holds no statistics descriptors, and which thread runs which vCPU.",
     );
-    let is_mounted = evidence.files().is_mounted("debugfs");
+    let is_mounted = evidence.has_debugfs();
     let is_root = evidence.files().is_capable(SYS_ADMIN);
     let folder = "sys/kernel/debug/kvm";
     let file = evidence.files().names(folder).into_iter().map(|name| format!("{folder}/{name}"));
@@ -214,7 +218,10 @@ fn pressure(evidence: &Evidence) -> Finding {
         IT,
         "How long a VMM's control group waited for memory: memory.pressure, of version 2.",
     );
-    let counts = evidence.files().text("proc/pressure/memory").is_some();
+    let counts = match evidence.files().told("proc/pressure/memory") {
+        Ok(text) => text.is_some(),
+        Err(file) => return subject.untold(file),
+    };
     let groups = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
     let controllers = groups.map(|group| format!("{group}/cgroup.controllers"));
     match (counts, controllers.iter().any(|file| evidence.files().0.join(file).exists())) {
