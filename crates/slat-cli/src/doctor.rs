@@ -279,6 +279,9 @@ mod tests {
             ("odd-bytes", "MGLRU", "limited", "lru_gen/enabled does not tell"),
             ("locked-down", "debugfs", "limited", "locked down (confidentiality)"),
             ("odd-bytes", "KVM's debugfs", "ok", "mounted"),
+            ("container", "memory available", "limited", "384 MiB"),
+            ("container", "KVM's tracepoints", "missing", "no tracefs"),
+            ("container", "debugfs", "missing", "not mounted"),
         ] {
             let kvm = Err(slat_kvm::Error::NoKvm);
             let evidence = Evidence::below(folder.join(host), kvm, Vec::new());

@@ -42,7 +42,7 @@ fn pool(files: Files<'_>, page_size: u64) -> Result<Option<(u64, u64)>, Error> {
     Ok(Some((total, free.saturating_sub(reserved))))
 }
 
-fn check_in(files: Files<'_>, page_size: u64, needed: u64) -> Result<(), Error> {
+pub(crate) fn check_in(files: Files<'_>, page_size: u64, needed: u64) -> Result<(), Error> {
     let path = files.0.join(folder(page_size));
     let lack = |free, advice| Err(Error::NoHugePages { page_size, needed, free, advice });
     match pool(files, page_size)? {

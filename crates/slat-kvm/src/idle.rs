@@ -40,7 +40,7 @@ impl Tracking {
         Self::below(Path::new("/"))
     }
 
-    fn below(root: &Path) -> Result<Self, Error> {
+    pub(crate) fn below(root: &Path) -> Result<Self, Error> {
         let writable = |path| OpenOptions::new().write(true).open(root.join(path));
         match (writable(BITMAP), writable(LRU_GEN)) {
             (Ok(_), _) => Ok(Self::IdlePages),

@@ -23,6 +23,8 @@ pub mod cgroup;
 mod error;
 mod gate;
 pub mod guest;
+#[cfg(test)]
+mod hosts;
 pub mod hugetlb;
 pub mod idle;
 pub mod ioctl;

@@ -12,7 +12,7 @@ pub fn available() -> Result<Available, Error> {
     within(Files::here())
 }
 
-fn within(files: Files<'_>) -> Result<Available, Error> {
+pub(crate) fn within(files: Files<'_>) -> Result<Available, Error> {
     files.available_memory(&bounds(files)).map_err(Error::untold)
 }
 

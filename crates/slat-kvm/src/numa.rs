@@ -12,26 +12,46 @@ use std::path::{Path, PathBuf};
 
 const FOLDER: &str = "sys/devices/system/node";
 
-fn read_list(file: &str) -> Vec<usize> {
-    Files::here().list(Path::new(FOLDER).join(file)).unwrap_or_default()
+/// Returns the list in a file, which is empty if there is no such file.
+///
+/// # Errors
+/// The file, if it cannot be read, or if the kernel cut it.
+fn read_list(files: Files<'_>, file: &str) -> Result<Vec<usize>, PathBuf> {
+    let file = Path::new(FOLDER).join(file);
+    match files.told(&file)? {
+        Some(text) if !text.trim().is_empty() => files.list(&file).ok_or(file),
+        _ => Ok(Vec::new()),
+    }
 }
 
-/// Returns the nodes that have memory. It is empty where the kernel has no NUMA nodes.
+/// Returns the nodes that have memory. It is empty where the kernel has no NUMA nodes, or tells
+/// none.
 pub fn nodes() -> Vec<u32> {
-    read_list("has_memory").into_iter().map(|node| node as u32).collect()
+    nodes_of(Files::here()).unwrap_or_default()
+}
+
+fn nodes_of(files: Files<'_>) -> Result<Vec<u32>, PathBuf> {
+    Ok(read_list(files, "has_memory")?.into_iter().map(|node| node as u32).collect())
 }
 
 /// Returns the CPUs of a node.
 ///
 /// # Errors
-/// [`Error::Invalid`] if there is no such node, or if it has no CPU.
+/// [`Error::Invalid`] if there is no such node, if it has no CPU, or if the kernel does not tell.
 pub fn cpus(node: u32) -> Result<Vec<usize>, Error> {
-    let cpus = read_list(&format!("node{node}/cpulist"));
-    if cpus.is_empty() {
-        let rule = format!("has no CPU; nodes that have: {}", named(&read_list("has_cpu")));
-        return Err(Error::invalid("NUMA node", node, rule));
-    }
-    Ok(cpus)
+    cpus_of(Files::here(), node)
+}
+
+fn cpus_of(files: Files<'_>, node: u32) -> Result<Vec<usize>, Error> {
+    let rule = match read_list(files, &format!("node{node}/cpulist")) {
+        Ok(cpus) if !cpus.is_empty() => return Ok(cpus),
+        Ok(_) => {
+            let known = read_list(files, "has_cpu").unwrap_or_default();
+            format!("has no CPU; nodes that have: {}", named(&known))
+        }
+        Err(file) => format!("cannot be used: /{} does not tell its CPUs", file.display()),
+    };
+    Err(Error::invalid("NUMA node", node, rule))
 }
 
 fn named(nodes: &[impl ToString]) -> String {
@@ -45,17 +65,27 @@ fn named(nodes: &[impl ToString]) -> String {
 /// nodes without free memory, the kernel kills the process.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a node without memory; [`Error::NotEnoughOnNodes`] if too little is free.
+/// [`Error::Invalid`] for a node without memory; [`Error::NotEnoughOnNodes`] if too little is free;
+/// [`Error::MemoryUntold`] if the kernel does not tell.
 pub(crate) fn check(asked: &[u32], bytes: u64, backing: Backing) -> Result<(), Error> {
+    check_in(Files::here(), asked, bytes, backing)
+}
+
+pub(crate) fn check_in(
+    files: Files<'_>,
+    asked: &[u32],
+    bytes: u64,
+    backing: Backing,
+) -> Result<(), Error> {
     if asked.is_empty() {
         return Ok(());
     }
-    let known = nodes();
+    let known = nodes_of(files).map_err(Error::untold)?;
     if let Some(node) = asked.iter().find(|node| !known.contains(node)) {
         let rule = format!("has no memory; nodes that have: {}", named(&known));
         return Err(Error::invalid("NUMA node", node, rule));
     }
-    let free = |node: &u32| free(Files::here(), *node, backing).map_err(Error::untold);
+    let free = |node: &u32| free(files, *node, backing).map_err(Error::untold);
     let available = asked.iter().map(free).sum::<Result<u64, _>>()?;
     if bytes > available {
         let (needed, available) = (bytes >> 20, available >> 20);
@@ -154,6 +184,31 @@ mod tests {
         let text = "Node 0 MemFree: 4 kB\nNode 0 Inactive(file): 8 kB\n";
         std::fs::write(node.join("meminfo"), text).unwrap();
         assert_eq!(of(Backing::Small), Ok(12 << 10));
+    }
+
+    #[test]
+    fn a_list_that_the_kernel_cut_is_no_node_without_cpus_or_memory() {
+        let root = tempfile::tempdir().unwrap();
+        let files = Files(root.path());
+        let node = root.path().join(FOLDER);
+        std::fs::create_dir_all(node.join("node0")).unwrap();
+        let write = |file: &str, text: &str| std::fs::write(node.join(file), text).unwrap();
+        let cpus = || cpus_of(files, 0).map_err(|error| error.to_string());
+        let memory = || check_in(files, &[0], 4096, Backing::Small).map_err(|it| it.to_string());
+        assert!(cpus().unwrap_err().contains("has no CPU; nodes that have: none that"));
+        assert!(memory().unwrap_err().contains("has no memory"));
+        for file in ["has_memory", "has_cpu", "node0/cpulist"] {
+            write(file, "0,1");
+        }
+        assert!(cpus().unwrap_err().contains("node0/cpulist does not tell its CPUs"));
+        assert!(memory().unwrap_err().contains("has_memory does not tell"));
+        write("has_memory", "0\n");
+        assert!(memory().unwrap_err().contains("node0/meminfo does not tell"));
+        write("node0/cpulist", "\n");
+        write("has_cpu", "1\n");
+        assert!(cpus().unwrap_err().contains("has no CPU; nodes that have: 1"));
+        write("node0/cpulist", "2-3\n");
+        assert_eq!(cpus(), Ok(vec![2, 3]));
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub(crate) fn root() -> Result<PathBuf, String> {
     below(Files::here())
 }
 
-fn below(files: Files<'_>) -> Result<PathBuf, String> {
+pub(crate) fn below(files: Files<'_>) -> Result<PathBuf, String> {
     let mut denied = None;
     for root in ["sys/kernel/tracing", "sys/kernel/debug/tracing"] {
         let root = files.0.join(root);
