@@ -346,3 +346,15 @@ fn nothing_stays_of_a_listener_that_is_killed() {
         std::thread::sleep(Duration::from_millis(10));
     }
 }
+
+#[test]
+fn a_thread_whose_events_are_refused_makes_no_sum_of_the_others() {
+    // No tracepoint has this number; an event that perf does open is not put in its place.
+    let numbers = vec![(USER_EXIT, u64::MAX), (PUSH, u64::MAX)];
+    let mut events = Events::of(How::Counts { numbers, threads: BTreeMap::new() }, BTreeMap::new());
+    events.follow(10, [rustix::thread::gettid().as_raw_pid()].into_iter());
+    assert!(events.roomless(10).is_some_and(|why| why.contains("not counted")));
+    // A thread that ended has no events.
+    events.forget(10);
+    assert_eq!(events.roomless(10), None);
+}

@@ -87,12 +87,14 @@ impl Vcpu {
             }
             let told = self.told.iter().filter_map(|told| told.get(&metric));
             let sum = told.copied().reduce(|before, last| before + last);
+            // What a thread did that is there and cannot be read is not what it did until then.
+            let is_read = self.thread.is_none() || now.values.contains_key(&metric);
             let by = match metric {
                 Metric::GuestNs => Source::Stat,
                 _ => Source::Schedstat,
             };
             let why = now.unknown.get(&metric).map_or(why, |why| why);
-            sink.put(metric, by, sum.ok_or(why));
+            sink.put(metric, by, sum.filter(|_| is_read).ok_or(why));
         }
     }
 }
