@@ -84,19 +84,20 @@ fn a_guest_that_is_forgotten_is_not_heard_and_begins_with_nothing() {
 #[test]
 fn accounts_of_threads_that_ended_are_given_back_and_still_count() {
     let Some(mut events) = events() else { return };
-    let own = std::process::id().cast_signed();
-    events.begin(own, 1);
+    // A process that lives and runs no guest; other tests run some in this one.
+    let first = 1;
+    events.begin(first, 1);
     let mut heard = Heard::default();
     let mut most = 0;
     // A thread's numbers are below 2^22.
     for round in 0..100 {
         let How::Programs(programs) = &events.how else { return };
-        let room = programs.rooms.room(own);
+        let room = programs.rooms.room(first);
         most = room.most();
         for tid in 0..most as i32 / 2 {
-            room.set(key(own, (1 << 23) + round * 1000 + tid), &words(1)).unwrap();
+            room.set(key(first, (1 << 23) + round * 1000 + tid), &words(1)).unwrap();
         }
-        room.set(key(own, rustix::thread::gettid().as_raw_pid()), &words(9)).unwrap();
+        room.set(key(first, first), &words(9)).unwrap();
         events.hear(&mut heard);
     }
     let all: u64 = heard.threads.values().map(|it| it.counts[USER_EXIT]).sum();
@@ -221,7 +222,9 @@ fn times_in_the_kernel_are_those_that_the_thread_stood_still() {
     let all: u128 = felt.iter().map(Duration::as_nanos).sum();
     let asked: u128 = times.iter().map(|ns| *ns as u128).sum();
     assert!((asked..=all).contains(&slept.total_ns.into()), "{asked} {slept:?} {all}");
-    assert!((40_000_000..=felt[3].as_nanos()).contains(&slept.longest_ns.into()), "{slept:?}");
+    // On a busy machine any of them may be the longest.
+    let longest = felt.iter().map(Duration::as_nanos).max().unwrap();
+    assert!((40_000_000..=longest).contains(&slept.longest_ns.into()), "{slept:?}");
 }
 
 #[test]
