@@ -85,10 +85,16 @@ impl Evidence {
         metadata.is_ok_and(|file| file.permissions().mode() & 0o060 == 0o060)
     }
 
-    /// Returns whether /proc/cpuinfo lists a flag of x86, or a feature of Arm.
-    pub(super) fn has_flag(&self, name: &str) -> bool {
-        let cpuinfo = self.files().text("proc/cpuinfo").unwrap_or_default();
+    /// Returns the flags of x86, or the features of Arm, that /proc/cpuinfo lists.
+    pub(super) fn flags(&self) -> Option<String> {
+        let cpuinfo = self.files().text("proc/cpuinfo")?;
         let flags = value(&cpuinfo, "flags").or_else(|| value(&cpuinfo, "Features"));
+        flags.map(str::to_owned)
+    }
+
+    /// Returns whether /proc/cpuinfo lists a flag.
+    pub(super) fn has_flag(&self, name: &str) -> bool {
+        let flags = self.flags();
         flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == name))
     }
 
@@ -109,6 +115,11 @@ impl Evidence {
         self.host.kvm.parameters.get(module)?.get(name)?.0.as_deref()
     }
 
+    /// Returns whether a module has a parameter, readable or not.
+    pub(super) fn has_parameter(&self, module: &str, name: &str) -> bool {
+        self.host.kvm.parameters.get(module).is_some_and(|all| all.contains_key(name))
+    }
+
     /// Returns the path of a program, from the first folder that has it.
     pub(super) fn program(&self, name: &str) -> Option<PathBuf> {
         let within = |folder: &Path| self.root.join(folder.strip_prefix("/").unwrap_or(folder));
@@ -124,9 +135,9 @@ impl Evidence {
         self.host.virtualisation.hypervisor.0 == Some(true)
     }
 
-    /// Returns whether KVM works on this host without hardware virtualisation.
+    /// Returns whether KVM is known to work on this host without hardware virtualisation.
     pub(super) fn is_software_kvm(&self) -> bool {
-        let helped = self.has_flag("vmx") || self.has_flag("svm");
+        let helped = self.has_flag("vmx") || self.has_flag("svm") || self.flags().is_none();
         self.host.cpu.architecture == "x86_64" && self.kvm.is_ok() && !helped
     }
 }

@@ -186,6 +186,9 @@ fn switch(
     with_kvm(evidence, subject, |subject, _| match evidence.parameter(module, name) {
         Some("Y" | "1") => subject.ok("on"),
         Some(_) => subject.limited(off, change_of(evidence, module, name, wanted)),
+        None if evidence.has_parameter(module, name) => {
+            subject.untold(format!("sys/module/{module}/parameters/{name}"))
+        }
         None if evidence.host.cpu.architecture == "x86_64" => subject.limited(
             format!("{module} has no such parameter here"),
             Change::nothing("another kernel or processor has it"),
@@ -267,5 +270,20 @@ mod tests {
         // A folder in the file's place, as root may read any file.
         let unread = told(&[("proc/modules/x", "")]);
         assert!(unread.contains("/proc/modules does not tell"), "{unread}");
+    }
+
+    #[test]
+    fn a_parameter_that_cannot_be_read_is_not_missing() {
+        let found = |files: &[(&str, &str)]| {
+            let root = fake(files);
+            let kvm = Ok(HostKvm::default());
+            let mut evidence = Evidence::below(root.path().to_owned(), kvm, Vec::new());
+            evidence.host.cpu.architecture = "x86_64".into();
+            tdp_mmu(&evidence).found
+        };
+        const FILE: &str = "sys/module/kvm/parameters/tdp_mmu";
+        assert_eq!(found(&[(FILE, "Y\n")]), "on");
+        assert!(found(&[]).contains("no such parameter"));
+        assert!(found(&[(&format!("{FILE}/x"), "")]).contains("tdp_mmu does not tell"));
     }
 }

@@ -98,6 +98,7 @@ fn assistance(evidence: &Evidence) -> Finding {
         () if evidence.host.cpu.architecture != "x86_64" => {
             subject.missing("not known without KVM", Change::See(super::kvm::DEVICE))
         }
+        () if evidence.flags().is_none() => subject.untold("proc/cpuinfo"),
         () => subject.missing("neither vmx nor svm", no_assistance(evidence)),
     }
 }
