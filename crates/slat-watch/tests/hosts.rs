@@ -363,9 +363,13 @@ fn a_vcpu_that_moves_to_another_thread_is_counted_there() {
     host.thread(10, b"worker-1", ASLEEP, "2000 20 2\n");
     watch.step();
     host.thread(11, b"worker-2", &run(1), "5001 1 2\n");
-    for _ in 0..10 {
+    // The time between looks depends on how long they take.
+    for _ in 0..600 {
         std::thread::sleep(Duration::from_millis(50));
         watch.step();
+        if watch.guests()[0].total().vcpus[0].thread == Some(11) {
+            break;
+        }
     }
     host.thread(11, b"worker-2", &run(1), "9001 1 3\n");
     watch.step();
